@@ -1,4 +1,4 @@
-"""Dayfly: lease workers for a while, and call functions on them in microseconds.
+"""Dayfly: lease workers for a limited time, and call functions on them in microseconds.
 
 >>> import dayfly
 >>> def area(width, height):
@@ -107,7 +107,7 @@ __all__ = [
     "run",
 ]
 
-# Imported when they are used: workers start from this package too, and need none of it.
+# Imported on first use: workers also import this package, and need none of these modules.
 _WHERE = {
     "_batch": ("Batch",),
     "_broken": ("InitializerFailed", "WorkerDied"),

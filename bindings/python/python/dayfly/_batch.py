@@ -1,4 +1,4 @@
-"""Durable tasks that belong together, and are found again by their tag."""
+"""Batches: durable tasks with a common tag, by which they are found again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Where tasks may be, in the order of their lives.
+#: States of a task, in the order of its life.
 STATES = ("queued", "waiting", "environment", "running", "done")
-#: How the outcome of a task begins that the manager did not accept; see ``refused`` of the client library.
+#: Prefix of the message of a task that the manager refused; see ``refused`` in the client library.
 REFUSED = "the task was not accepted: "
-#: Tasks that are listed in one request.
+#: Tasks in one page of a listing.
 PAGE = 10_000
 
 
 class Batch:
-    """Tasks with one tag, in the order of their submission. Made by `Client.batch`, `Client.map` and `Client.tasks`.
+    """Tasks with one tag, in the order of submission. Created by `Client.batch`, `Client.map` and `Client.tasks`.
 
-    Leaving it, or the process, leaves the tasks alone: they run to their end, and ``client.tasks(tag)`` finds them.
+    The tasks run to their end even if the batch or the process ends. ``client.tasks(tag)`` finds them again.
+
+    Attributes:
+        futures: the futures of the tasks.
     """
 
     def __init__(self, client: Client, executor: Executor, futures: list[Future[Any]]) -> None:
@@ -43,48 +46,60 @@ class Batch:
 
     @property
     def tag(self) -> str:
-        """What its tasks have in common."""
+        """The common tag of the tasks."""
         return self._executor.tag
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """One more task."""
+        """Submits one more task and returns its future."""
         future = self._executor.submit(fn, *args, **kwargs)
         self.futures.append(future)
         return future
 
     async def asubmit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """One more task, whose result is awaited. Where the wait is cancelled, so is the task."""
+        """Submits one more task and awaits its result. Cancelling the wait cancels the task."""
         from dayfly._async import submitted
 
         return await submitted(lambda: self.submit(fn, *args, **kwargs))
 
     def extend(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> None:
-        """One more task for every item."""
+        """Submits one more task for every item.
+
+        Args:
+            fn: the function. It takes as many arguments as there are iterables.
+            iterables: sources of the arguments. The shortest determines the number of tasks.
+        """
         submit = self._executor.submit
         self.futures.extend([submit(fn, *args) for args in zip(*iterables, strict=False)])
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Returns once the manager has all that was submitted on its disk.
+        """Waits until the manager has stored all submitted tasks on disk.
+
+        Args:
+            timeout: seconds to wait.
 
         Raises:
-            TimeoutError: after so many seconds.
+            TimeoutError: after ``timeout`` seconds.
         """
         if not self._executor._pool.flush(timeout):
             raise TimeoutError(f"the manager did not accept all tasks within {timeout} s")
 
     def _raise_refused(self) -> None:
-        """Raises what the manager refused the tasks for, if it did not accept the first."""
+        """Raises the manager's error if the manager refused the first task."""
         if self.futures and self.futures[0].done() and not self.futures[0].cancelled():
             error = self.futures[0].exception()
             if isinstance(error, Error) and error.message.startswith(REFUSED):
                 raise error
 
     def results(self, timeout: float | None = None, *, progress: bool = False) -> Iterator[Any]:
-        """Results in the order of submission, each as soon as it and all before it are there.
+        """Yields the results in the order of submission, each as soon as it and all before it have arrived.
 
         Args:
-            timeout: seconds until all must have come.
-            progress: whether to draw a bar on standard error.
+            timeout: seconds until all results must have arrived; None for no limit.
+            progress: whether to draw a progress bar on standard error.
+
+        Raises:
+            TimeoutError: if a result is not there in time.
+            Exception: the exception of a task, in place of its result.
         """
         return _drawn(self._results(timeout), len(self.futures) if progress else None)
 
@@ -94,28 +109,34 @@ class Batch:
             yield future.result(None if until is None else until - time.monotonic())
 
     def as_completed(self, timeout: float | None = None, *, progress: bool = False) -> Iterator[Future[Any]]:
-        """Futures in the order in which they are done.
+        """Yields the futures in the order in which they end.
 
         Args:
-            timeout: seconds until all must be.
-            progress: whether to draw a bar on standard error.
+            timeout: seconds until all futures must have ended; None for no limit.
+            progress: whether to draw a progress bar on standard error.
+
+        Raises:
+            TimeoutError: if not all futures have ended in time.
         """
         completed = cf.as_completed(cast(list[cf.Future[Any]], self.futures), timeout)
         return _drawn(cast(Iterator[Future[Any]], completed), len(self.futures) if progress else None)
 
     def done(self) -> int:
-        """How many have ended, as far as is known here."""
+        """Returns the number of ended tasks, as far as this process knows. Does not ask the manager."""
         return len(self.futures) - self._executor._pool.pending()
 
     def counts(self) -> dict[str, int]:
-        """How many are where, by the manager: ``queued``, ``waiting``, ``environment``, ``running``, or ``done``."""
+        """Asks the manager for the number of tasks in each state.
+
+        The states are ``queued``, ``waiting``, ``environment``, ``running`` and ``done``.
+        """
         counts = self._ask_counts()
         return {state: counts[state] for state in STATES}
 
     def times(self) -> dict[str, float]:
-        """Seconds that its tasks have been in each state before ``done``, added up.
+        """Returns the seconds that the tasks have spent in each state before ``done``, in total.
 
-        What came before another attempt of a task counts as queued.
+        Time before the last attempt of a task counts as queued.
         """
         times = self._ask_counts()["times"]
         return {state: times[f"{state}_ms"] / 1000 for state in STATES[:-1]}
@@ -127,15 +148,20 @@ class Batch:
         return counts
 
     def cancel(self) -> dict[str, int]:
-        """Cancels all tasks that no worker has been given. How many never begin (``ended``), and how many run on
-        (``running``). See `kill`.
+        """Cancels all tasks that no worker has received. See `kill` for tasks that run.
+
+        Returns:
+            ``ended``, the number of tasks that never begin, and ``running``, the number of tasks that continue.
         """
         self.flush()
         return self._client._end_tasks({"tag": self.tag, "only_waiting": True})
 
     def kill(self) -> dict[str, int]:
-        """Ends all that have not ended, also those that run. How many never begin (``ended``), and how many are being
-        ended (``told``).
+        """Ends all tasks that have not ended, including those that run.
+
+        Returns:
+            ``ended``, the number of tasks that never begin, and ``told``, the number of running tasks that are being
+            ended.
         """
         self.flush()
         return self._client._end_tasks({"tag": self.tag})
@@ -150,7 +176,7 @@ class Batch:
         return self.results()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        """Results in the order of submission, each awaited. Tasks go on where nobody waits any more."""
+        """Yields the results in the order of submission. The tasks continue if the iteration is abandoned."""
         from dayfly._async import ended
 
         for future in self.futures:
@@ -175,7 +201,7 @@ class Batch:
         try:
             counts = self._ask_counts()
         except Error:
-            # What is known here is shown without a manager, too.
+            # Without a manager, show the local counts only.
             counts = {}
         named = [f"{counts[name]} {name}" for name in ("running", "failed") if counts.get(name)]
         return (
@@ -185,7 +211,7 @@ class Batch:
 
 
 def _drawn(given: Iterator[T], total: int | None) -> Iterator[T]:
-    """The same, with a bar that says how many of so many there were; without one if it is not known."""
+    """Yields the given values, and draws a progress bar if ``total`` is not None."""
     bar = None if total is None else Progress(total)
     try:
         for one in given:
@@ -198,7 +224,7 @@ def _drawn(given: Iterator[T], total: int | None) -> Iterator[T]:
 
 
 def statuses(client: Client, tag: str) -> list[dict[str, Any]]:
-    """All tasks of a tag, the earliest first."""
+    """Returns the statuses of all tasks of a tag, the earliest first."""
     found: list[dict[str, Any]] = []
     before = ""
     while True:

@@ -1,4 +1,4 @@
-"""Clients: where leases come from."""
+"""Clients: connections to a manager, which grant leases and submit durable tasks."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from dayfly._tasks import Executor, Placement, Registered
     from dayfly._trigger import Trigger
 
-#: An hour would surprise who leaves a notebook open over lunch; the manager's policy may allow less.
+#: Default duration of a lease in seconds. A shorter one would end in a notebook left open overnight. The manager's
+#: policy may allow less.
 DAY = 86_400.0
-#: Slots of a channel's rings and their stride: arguments of up to 2 KiB travel inside a slot, and both rings of a
+#: Slots of a channel's rings, and bytes of one slot. Arguments of up to 2 KiB travel inside a slot, and both rings of a
 #: worker fit into a level-2 cache.
 SLOTS = 64
 STRIDE = 2048
-#: Address space for large values, each way and worker.
+#: Bytes of address space for large values, in each direction and for each worker.
 BULK = 8 << 30
 
 
@@ -59,21 +60,27 @@ def connect(
 ) -> Client:
     """Connects to a manager.
 
-    The manager is the one that the arguments name, else the one that the environment variable ``DAYFLY_MANAGER`` names,
-    else the one that ``dayfly up`` left in this user's state directory. If there is none, one is started for this
-    process, and ends with it.
+    The manager is the one that the arguments name, else the one in the environment variable ``DAYFLY_MANAGER``, else
+    the one that ``dayfly up`` recorded in this user's state directory. If there is none, this process starts a manager
+    of its own, which ends with the process.
 
     Args:
-        url: a manager's address such as ``https://host:7070`` (with ``token`` and ``ca``), or the path of a connection
-            file or of the state directory that holds one.
-        config: the same path, by name.
-        token: bearer token, with an address.
-        ca: file with the manager's certificate authority, with an address.
-        node: an allowance file (``allowance.json``) of a node, to lease from it without a manager.
-        trust: other tenants whose results are unpickled in this process, which runs what they like: their names, or
-            True for all. Results of everybody else's functions, and from everybody else's endpoints, are read as data
-            alone: plain values, NumPy arrays, Arrow tables; of what holds more, `dayfly.Untrusted` is raised.
+        url: address of a manager, such as ``https://host:7070`` (requires ``token`` and ``ca``), or path of a
+            connection file or of the state directory that contains one.
+        config: the same path, as a keyword. It takes precedence over ``url`` when both are paths.
+        token: bearer token, when ``url`` is an address.
+        ca: file with the certificate of the manager's certificate authority, when ``url`` is an address.
+        node: allowance file (``allowance.json``) of a node. The client then leases from that node without a manager.
+        trust: names of other tenants whose results this process unpickles, or True for all tenants. Unpickling runs
+            code that they choose. All other foreign results are read as data only: plain values, NumPy arrays and
+            Arrow tables. A result that contains anything else raises `dayfly.Untrusted`.
 
+    Returns:
+        The connected client. Use it as a context manager, or call `Client.close`.
+
+    Raises:
+        ValueError: if ``url`` is an address and ``token`` or ``ca`` is missing.
+        dayfly.Error: if the manager cannot be reached, or refuses the connection.
     >>> with connect() as client:  # doctest: +SKIP
     ...     client
     <dayfly.Client of embedded manager at https://127.0.0.1:40123>
@@ -101,7 +108,7 @@ def _connected(
 
 
 def binary() -> str | None:
-    """The ``dayfly`` program of this package, unless ``DAYFLY_BIN`` names another."""
+    """Returns the path of the ``dayfly`` program: ``DAYFLY_BIN``, else the packaged one, else None."""
     named = os.environ.get("DAYFLY_BIN")
     if named:
         return named
@@ -110,7 +117,7 @@ def binary() -> str | None:
 
 
 def module_path() -> list[str]:
-    """The directories of this interpreter's module path that another start of it would not know of."""
+    """Returns the directories of ``sys.path`` that another start of this interpreter would not search."""
     paths = sysconfig.get_paths()
     own = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     own |= {os.path.realpath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]}
@@ -124,7 +131,7 @@ def module_path() -> list[str]:
 
 
 def runtime(environment: Environment | None = None) -> dict[str, Any]:
-    """What workers must run for this process's functions."""
+    """Returns the description of the interpreter and the packages that workers need for this process's functions."""
     version = sys.version_info
     extra = {} if environment is None else {"environment": described(environment)}
     return {
@@ -137,7 +144,7 @@ def runtime(environment: Environment | None = None) -> dict[str, Any]:
     }
 
 
-#: Digits of a whole id.
+#: Hexadecimal digits of a complete id.
 ID_DIGITS = 32
 
 
@@ -146,24 +153,24 @@ class Client:
 
     def __init__(self, native: _native.Client) -> None:
         self._native = native
-        #: Other tenants whose results are unpickled.
+        #: Other tenants whose results this client unpickles.
         self._trust: Trust = NOBODY
-        #: Those who run the workers that it leases, and are not trusted.
+        #: Untrusted tenants that operate the workers that this client leases.
         self._foreign: list[str] = []
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._pid = os.getpid()
-        # An executor that is made under it registers itself.
+        # Reentrant: an executor registers itself while it is created under this lock.
         self._lock = threading.RLock()
         self._executors: dict[str | None, Executor] = {}
-        #: Names and ids of endpoints that were there.
+        #: Names and ids of endpoints that were found to exist.
         self._known_endpoints: set[str] = set()
-        #: Those of others, which end with this client at the latest.
+        #: Executors that the user created with this client. `close` ends them.
         self._others: weakref.WeakSet[Executor] = weakref.WeakSet()
         _clients.add(self)
 
     @classmethod
     def _own(cls) -> Self:
-        """An embedded manager, whatever is configured."""
+        """Starts an embedded manager, regardless of the configuration."""
         return cls(_native.Client.embedded(binary()))
 
     def lease(
@@ -198,41 +205,52 @@ class Client:
         """Leases workers and opens a channel to each.
 
         Args:
-            workers: how many.
-            mode: ``hot`` workers poll, each on a core of its own; ``warm`` ones sleep while they wait; ``auto`` is hot
-                where there are the cores. The lease says which it got.
-            duration: seconds until it ends, from its first use.
-            memory: bytes for the whole lease; 0 for the node's usual share.
-            cores: cores of each worker; a warm one takes the places of as many.
-            gpus: GPUs of each worker, which ``CUDA_VISIBLE_DEVICES`` names there; it sees no others.
-            hot_for: seconds that a hot worker polls after a call before it sleeps; None for ever.
-            runtime: ``python`` workers call Python functions and shared libraries, ``native`` ones only the latter.
-            transport: how calls travel: ``shm``, ``tcp``, ``tls``, ``libfabric`` or ``libfabric:PROVIDER``; by itself
-                the best of the first three.
-            idle_release: seconds that the lease outlives its last channel, as when this process dies; 0 for as long as
-                it lasts.
-            node: id of the node to lease from.
-            sandbox: ``process`` workers run as the node's own user; ``isolated`` ones see programs, libraries and what
-                is named here, and have no privilege, no network and bounded memory; ``container`` ones are the same
-                with an image in place of the host's programs and libraries. None for the site's default, or
-                ``container`` where an image is named.
-            image: what a container is of: a name or path that the site allows, with ``@sha256:...`` behind it to insist
-                on that version. It brings Python and whatever functions import, of the client's own minor version.
-            environment: what functions import, where that is not what the node's Python has: a list of requirements, a
-                requirements or lock file, or a `dayfly.Environment`. The node builds it once; until then there is no
-                place (see ``wait``).
-            readable: files and directories of the host that isolated workers may read, as far as the site allows.
-            writable: those that they may change too.
-            wait: seconds to wait for a place when there is none.
-            network: whether isolated workers share the host's network, as far as the site allows.
-            slots: outstanding calls of one worker; a power of two.
-            stride: bytes of a slot; smaller arguments and results travel in it.
-            bulk: bytes of address space for larger ones, each way and worker.
-            spin: seconds that a waiting thread polls before it sleeps; None for ever, which takes a core.
-            depth: calls sent ahead to a worker; 0 to let measured times decide.
-            retries: how often a call that was not executed is tried elsewhere.
-            echo: whether to show here what workers print, as they do; `Lease.output` has it in any case. A manager that
-                this client started writes to this terminal by itself.
+            workers: number of workers.
+            mode: ``hot`` workers poll, each on a core of its own. ``warm`` workers sleep while they wait. ``auto`` is
+                ``hot`` if enough cores are free, else ``warm``. `Lease.mode` returns the mode that was granted.
+            duration: seconds until the lease ends, counted from its first use.
+            memory: bytes for the whole lease; 0 for the node's default share.
+            cores: cores of each worker. A warm worker counts as that many workers towards the node's limit.
+            gpus: GPUs of each worker. ``CUDA_VISIBLE_DEVICES`` names them, and the worker sees no others.
+            hot_for: seconds that a hot worker polls after a call before it sleeps; None for no limit.
+            runtime: ``python`` workers call Python functions and shared libraries; ``native`` workers call shared
+                libraries only.
+            transport: ``shm``, ``tcp``, ``tls``, ``libfabric`` or ``libfabric:PROVIDER``. ``auto`` chooses the best of
+                the first three.
+            idle_release: seconds that the lease stays after its last channel has closed, for example because this
+                process died; 0 to keep it for its whole duration.
+            node: id of the node to lease from; None for any node.
+            sandbox: ``process`` workers run as the node's own user. ``isolated`` workers see programs, libraries and
+                the files named here, and have no privileges, no network and bounded memory. ``container`` workers are
+                isolated workers that see an image in place of the host's programs and libraries. None is
+                ``container`` if ``image`` is given, else the site's default.
+            image: container image, as a name or path that the site allows. Append ``@sha256:...`` to require one
+                version. The image provides Python, in the client's minor version, and the modules that functions
+                import.
+            environment: packages that functions import and the node's Python lacks: a list of requirements, a
+                requirements or lock file, or a `dayfly.Environment`. The node builds it once, and grants no lease for
+                it before that (see ``wait``).
+            readable: files and directories of the host that isolated workers may read, if the site allows it.
+            writable: files and directories of the host that isolated workers may read and write, if the site allows it.
+            network: whether isolated workers share the host's network, if the site allows it.
+            wait: seconds to wait for capacity; 0 to fail at once.
+            slots: maximum outstanding calls of one worker; a power of two.
+            stride: bytes of a slot. Smaller arguments and results travel inside the slot.
+            bulk: bytes of address space for larger values, in each direction and for each worker.
+            spin: seconds that a waiting thread polls before it sleeps; None to poll without limit, which occupies a
+                core.
+            depth: calls sent ahead to a worker; 0 to choose it from measured times.
+            retries: how many times a call that was not executed is retried on another worker.
+            echo: whether to print the workers' output here as it appears. `Lease.output` returns it in any case. An
+                embedded manager prints to this terminal without ``echo``.
+
+        Returns:
+            The lease. Use it as a context manager, or call `Lease.shutdown`.
+
+        Raises:
+            ValueError: if ``environment`` is given for a runtime other than ``python``.
+            dayfly.CapacityError: if there is no capacity within ``wait`` seconds, or no quota or budget.
+            dayfly.Error: if the manager refuses the request or cannot be reached.
         """
         wanted = {name: value for name, value in locals().items() if name != "self"}
         [lease] = self._lease(wanted, None)
@@ -241,17 +259,20 @@ class Client:
     def gang(
         self, workers: int, *, placement: Literal["packed", "spread", "together", "fabric"] = "packed", **lease: Any
     ) -> Gang:
-        """Leases all of so many workers or none, on one node or several.
+        """Leases all of the workers or none, on one node or several.
 
         Args:
-            workers: how many, on all nodes together.
-            placement: ``packed`` on as few nodes as possible, ``spread`` evenly over as many as possible,
-                ``together`` on one, ``fabric`` on nodes of one fabric, on as few of them as possible.
-            lease: more of `lease`; ``memory`` is that of all workers together.
+            workers: number of workers on all nodes together.
+            placement: ``packed`` uses as few nodes as possible, ``spread`` distributes evenly over as many nodes as
+                possible, ``together`` uses one node, and ``fabric`` uses nodes of one fabric, as few as possible.
+            lease: further arguments of `lease`; ``memory`` is for all workers together.
+
+        Returns:
+            The gang, with one lease for each node.
 
         Raises:
-            dayfly.Error: ``no_capacity`` when they do not all find room now (see ``wait`` of `lease`),
-                ``too_large`` when they never will.
+            dayfly.Error: ``no_capacity`` if the workers do not fit now (see ``wait`` of `lease`), ``too_large`` if they
+                never fit.
         """
         from dayfly._gang import Gang
 
@@ -262,7 +283,7 @@ class Client:
         return Gang(self._lease(wanted, placement))
 
     def _lease(self, wanted: dict[str, Any], placement: str | None) -> list[Lease]:
-        """Leases what the arguments of `lease` say, and opens the channels."""
+        """Leases according to the arguments of `lease`, and opens the channels."""
         from dayfly._lease import Lease
 
         files = [(path, False) for path in wanted.pop("readable")] + [(path, True) for path in wanted.pop("writable")]
@@ -273,7 +294,7 @@ class Client:
         wanted["runtime"] = json.dumps(runtime(environment)) if wanted["runtime"] == "python" else ""
         wanted["traceparent"] = traceparent()
         wanted["image"] = None if wanted["image"] is None else os.fspath(wanted["image"])
-        # It would be shown twice otherwise.
+        # An embedded manager already writes the workers' output to this terminal.
         echo = wanted.pop("echo") and not (self._native.is_embedded() and sys.stdout is sys.__stdout__)
         channels = {
             name: wanted.pop(name) for name in ("transport", "slots", "stride", "bulk", "spin", "depth", "retries")
@@ -295,17 +316,21 @@ class Client:
         workers_per_node: int = 0,
         sandbox: Literal["process", "isolated"] | None = None,
     ) -> Client:
-        """Leasing straight from nodes: a client whose leases wait for no manager, which hears of them afterwards.
+        """Returns a client that leases directly from nodes, without asking the manager for each lease.
 
-        For many short leases, and for leases while the manager is away. Nodes that have room are asked in turn.
+        Use it for many short leases, and for leases while the manager is unavailable. Nodes report the leases to the
+        manager afterwards. The client tries nodes with capacity in turn.
 
         Args:
-            workers: how many, of all leases at a time together.
-            duration: seconds of the longest lease.
-            memory: bytes for all of them together; 0 to leave it to the nodes.
-            cores: cores of all of them together; 0 for one each.
-            workers_per_node: how many on one node at most; 0 for twice an even share.
-            sandbox: as of `lease`; all leases under it have the same.
+            workers: maximum number of workers of all leases at any time.
+            duration: maximum duration of a lease in seconds.
+            memory: bytes for all leases together; 0 to leave it to the nodes.
+            cores: cores for all leases together; 0 for one for each worker.
+            workers_per_node: maximum number of workers on one node; 0 for twice an even share.
+            sandbox: as for `lease`. All leases of the returned client use it.
+
+        Raises:
+            dayfly.Error: if the manager refuses the allowance or cannot be reached.
         """
         native = self._native.allowance(
             workers=workers,
@@ -339,30 +364,39 @@ class Client:
         placement: Placement | None = None,
         source: bool = False,
     ) -> Registered:
-        """Has the manager keep a function, to be run by its name or id, also by others. The same one again is the same.
+        """Registers a function with the manager, so that you and other tenants can run it by name or id.
+
+        Idempotent: registering the same function again returns the existing one.
 
         Args:
-            fn: a callable, a `Command`, an `EntryPoint` or a `Symbol`; it is kept as it is now.
-            name: functions of one name are versions, of which the last is meant by the name; by default the callable's.
-            description: for people; by default its docstring.
-            cores: of its worker.
-            memory: bytes of its worker; 0 for the node's usual share.
-            gpus: of its worker, which sees no others.
-            walltime: seconds that one execution may take, after which it is ended with all its processes.
-            repeatable: whether it may be executed again when it may have been executed already.
-            share: names of tenants that may run it too, ``"team:NAME"`` for a team, ``"*"`` for everyone.
-            environment: what it imports, where that is not what the nodes' Python has: a list of requirements, a
+            fn: a callable, a `Command`, an `EntryPoint` or a `Symbol`. The manager keeps its present state.
+            name: name of the function; by default the callable's. Functions of one name are versions, and the name
+                means the last one.
+            description: description for people; by default the docstring.
+            cores: cores of the worker that runs it.
+            memory: bytes of memory of the worker; 0 for the node's default share.
+            gpus: GPUs of the worker, which sees no others.
+            walltime: maximum seconds of one execution. The execution is then killed with all its processes.
+            repeatable: whether a task may be executed again if it may have been executed already.
+            share: names of tenants that may also run it, ``"team:NAME"`` for a team, ``"*"`` for all tenants.
+            environment: packages that the function imports and the nodes' Python lacks: a list of requirements, a
                 requirements or lock file, or a `dayfly.Environment`. Nodes build it once for the same content.
-            image: the container image that it runs in instead, as the site names it.
-            ranks: workers that one execution has at once, all of them or none. Each of them calls the function, in
-                which ``MPI.COMM_WORLD`` of `dayfly.MPI` connects them, and the result is the list of theirs, by rank.
-            placement: on which nodes those are, as of `gang`.
-            source: whether it goes as its text, which any version of Python runs, and is called in JSON. It has its
-                own ``def``, imports inside what it needs, and leaves its decorators here. What it raises is heard as
-                `FunctionError`, with the traceback in its text.
+            image: container image to run in, by the name that the site gives it.
+            ranks: number of workers that one execution has at the same time, all or none. Each worker calls the
+                function, where ``MPI.COMM_WORLD`` of `dayfly.MPI` connects them. The result is the list of the ranks'
+                results.
+            placement: placement of the ranks on nodes, as for `gang`.
+            source: whether to send the function as source text, which any version of Python runs, with arguments and
+                results in JSON. The function needs a ``def`` of its own, imports what it needs inside its body, and
+                loses its decorators. An exception that it raises arrives as `FunctionError`, with the traceback in
+                its message.
+
+        Returns:
+            The registered function.
 
         Raises:
-            TypeError: where it is to go as source, and its text is not all of it.
+            TypeError: if ``source`` is True and the source text is not complete without its surroundings.
+            dayfly.Error: if the manager refuses the function or cannot be reached.
         """
         from dayfly._tasks import Registered, register
 
@@ -388,20 +422,22 @@ class Client:
     def function(
         self, name: str, *, owner: str | None = None, version: str | None = None, trust: TrustLike = None
     ) -> Registered:
-        """A registered function: yours by its name, another tenant's as ``"OWNER/NAME"``, in its last version.
+        """Returns the last version of a registered function: your own by name, another tenant's as ``"OWNER/NAME"``.
 
-        A name alone never means another tenant's: anybody may share a function of any name with everybody.
+        A name without an owner never means another tenant's function, because any tenant may share functions of any
+        name.
 
         Args:
-            name: such as ``"resize"`` or ``"ann/resize"``; with ``@ID`` behind it, exactly the version with this id,
-                which is the hash of its code and of what that runs in; or the id alone.
+            name: such as ``"resize"`` or ``"ann/resize"``. With ``@ID`` appended, exactly the version with this id,
+                which is the hash of its code and runtime. The id alone is also valid.
             owner: the same as ``OWNER/`` before the name.
-            version: the same as ``@ID`` behind the name.
-            trust: whose results of it are unpickled, as of `connect`; True for its owner and whoever runs it.
+            version: the same as ``@ID`` after the name.
+            trust: tenants whose results of this function are unpickled, as for `connect`; True for its owner and for
+                any tenant that runs it.
 
         Raises:
-            dayfly.Error: ``not_found`` where there is none: not that version any more, or only others' of that name,
-                which the message names.
+            dayfly.Error: ``not_found`` if there is no such function or version. If only other tenants have functions of
+                this name, the message names them.
         """
         from dayfly._tasks import Registered
 
@@ -410,17 +446,23 @@ class Client:
         return Registered(status, trust=trust_of(trust))
 
     def functions(self) -> list[Registered]:
-        """The functions that you may run, with their owners."""
+        """Returns the functions that you may run, with their owners."""
         from dayfly._tasks import Registered
 
         return [Registered(status) for status in json.loads(self._native.get("/v1/functions"))]
 
     def share(self, function: Registered | str, share: Iterable[str]) -> Registered:
-        """Says who may run a function of yours from now on, instead of those who may so far. Accepted tasks go on.
+        """Replaces the list of tenants that may run a function of yours. Accepted tasks continue.
 
         Args:
-            function: by its name, for all its versions; or one version, also by its id.
-            share: as of `register`; none for nobody but you.
+            function: name of the function, for all its versions; or one version, or its id.
+            share: as for `register`; empty to share it with nobody.
+
+        Returns:
+            The function with its new sharing.
+
+        Raises:
+            dayfly.Error: ``not_found`` if you have no such function.
         """
         from dayfly._tasks import Registered
 
@@ -429,10 +471,16 @@ class Client:
         return Registered(json.loads(self._native.put(f"/v1/functions/{quote(name, safe='')}/sharing", spec)))
 
     def remove_function(self, function: Registered | str) -> list[Registered]:
-        """Forgets a function of yours, once no task, flow or trigger uses it; answers what is gone. Outcomes stay.
+        """Removes a function of yours that no task, flow or trigger uses. Outcomes of its tasks stay.
 
         Args:
-            function: by its name, for all its versions; or one version, also by its id.
+            function: name of the function, for all its versions; or one version, or its id.
+
+        Returns:
+            The removed functions.
+
+        Raises:
+            dayfly.Error: ``not_found`` if you have no such function.
         """
         from dayfly._tasks import Registered
 
@@ -441,19 +489,25 @@ class Client:
         return [Registered(status) for status in gone]
 
     def run(self, fn: Callable[..., Any] | Registered, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submits a durable task and answers its future: it runs whether or not this process goes on."""
+        """Submits a durable task and returns its future. The task runs even if this process ends.
+
+        Args:
+            fn: a callable or a registered function.
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
         return self._executor().submit(fn, *args, **kwargs)
 
     def batch(self, /, tag: str | None = None, *, extend: bool = False, **options: Any) -> Batch:
-        """Durable tasks that belong together: ``with client.batch() as batch: batch.submit(f, x)``.
+        """Returns an empty batch of durable tasks: ``with client.batch() as batch: batch.submit(f, x)``.
 
         Args:
-            tag: by which they are found again; random by default.
-            extend: whether there may be tasks of this tag already, to which these are added.
-            options: as of `Executor`.
+            tag: tag by which `tasks` finds the tasks again; random by default.
+            extend: whether to allow a tag that already has tasks. The batch adds to them.
+            options: as for `Executor`.
 
         Raises:
-            dayfly.TagInUse: if there are tasks of this tag, and ``extend`` does not allow that.
+            dayfly.TagInUse: if the tag already has tasks and ``extend`` is False.
         """
         from dayfly._batch import Batch
         from dayfly._tasks import Executor
@@ -471,18 +525,23 @@ class Client:
         extend: bool = False,
         **options: Any,
     ) -> Batch:
-        """A durable task for every item. When it returns, the manager has all of them on its disk.
+        """Submits a durable task for every item. When it returns, the manager has stored all of them on disk.
 
         Args:
-            fn: the function; it takes as many arguments as there are iterables.
-            iterables: where the arguments come from.
-            tag: by which they are found again; random by default.
-            extend: whether there may be tasks of this tag already, to which these are added.
-            options: as of `Executor`.
+            fn: the function. It takes as many arguments as there are iterables.
+            iterables: sources of the arguments. The shortest determines the number of tasks.
+            tag: tag by which `tasks` finds the tasks again; random by default.
+            extend: whether to allow a tag that already has tasks. The new tasks are added to them.
+            options: as for `Executor`.
+
+        Returns:
+            The batch of the submitted tasks.
 
         Raises:
-            dayfly.TagInUse: if there are tasks of this tag, as of a script that is run again, and ``extend`` does not
-                allow that.
+            dayfly.TagInUse: if the tag already has tasks, for example because a script runs again, and ``extend`` is
+                False.
+            dayfly.Error: if the manager refused the first task.
+            TimeoutError: if the manager has not accepted all tasks within an hour.
         """
         batch = self.batch(tag, extend=extend, **options)
         batch.extend(fn, *iterables)
@@ -491,11 +550,11 @@ class Client:
         return batch
 
     def tasks(self, tag: str, *, trust: TrustLike = None) -> Batch:
-        """The tasks of a tag, wherever and whenever they were submitted: after a crash, or from another machine.
+        """Returns the tasks of a tag, from any process or machine, for example after a crash.
 
         Args:
-            tag: of theirs.
-            trust: whose results are unpickled, as of `connect`.
+            tag: tag of the tasks.
+            trust: tenants whose results are unpickled, as for `connect`.
         """
         from dayfly._batch import statuses
 
@@ -505,11 +564,15 @@ class Client:
         return batch
 
     def task(self, task: str, *, trust: TrustLike = None) -> Future[Any]:
-        """One task, by its id, or by six digits or more of its beginning or end that no other of yours has.
+        """Returns the future of one task.
 
         Args:
-            task: its id, or a beginning or end of it.
-            trust: whose results are unpickled, as of `connect`.
+            task: id of the task, or at least six digits of the beginning or end of its id, if they match only one of
+                your tasks.
+            trust: tenants whose results are unpickled, as for `connect`.
+
+        Raises:
+            dayfly.RequestError: ``not_found`` if no task matches, ``ambiguous`` if several do.
         """
         status = self.task_status(task)
         [future] = self._executor(status["tag"])._adopt([status])
@@ -517,29 +580,39 @@ class Client:
         return future
 
     def task_status(self, task: str | Future[Any]) -> dict[str, Any]:
-        """Where a task is in its life, and since when, by its id or its future; see the API's ``TaskStatus``."""
+        """Returns the state of a task and its timestamps, as the API's ``TaskStatus``.
+
+        Args:
+            task: id or future of the task.
+        """
         status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{_id_of(task)}"))
         return status
 
     def _whole(self, task: str | Future[Any]) -> str:
-        """The id of a task that is named by its future, its id, or a beginning or end of that."""
+        """Returns the complete id of a task, given by its future, its id, or a beginning or end of its id."""
         given = _id_of(task)
         return given if len(given) == ID_DIGITS else str(self.task_status(given)["id"])
 
     def cancel(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
-        """Cancels those tasks that no worker has been given. How many never begin (``ended``), and how many run on
-        (``running``). See `kill`.
+        """Cancels those of the tasks that no worker has received. See `kill` for tasks that run.
 
         Args:
-            tasks: one or several, by their ids, or their futures. All of a tag: `Batch.cancel`.
+            tasks: one or several tasks, by id or future. `Batch.cancel` cancels all tasks of a tag.
+
+        Returns:
+            ``ended``, the number of tasks that never begin, and ``running``, the number of tasks that continue.
         """
         return self._end_tasks({"tasks": [self._whole(task) for task in _ids_of(tasks)], "only_waiting": True})
 
     def kill(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
-        """Ends tasks, also those that run. How many never begin (``ended``), and how many are being ended (``told``).
+        """Ends tasks, including those that run.
 
         Args:
-            tasks: one or several, by their ids, or their futures. All of a tag: `Batch.kill`.
+            tasks: one or several tasks, by id or future. `Batch.kill` ends all tasks of a tag.
+
+        Returns:
+            ``ended``, the number of tasks that never begin, and ``told``, the number of running tasks that are being
+            ended.
         """
         return self._end_tasks({"tasks": [self._whole(task) for task in _ids_of(tasks)]})
 
@@ -548,22 +621,28 @@ class Client:
         return ended
 
     def forget(self, tasks: Iterable[str | Future[Any]] = (), *, tag: str | None = None) -> dict[str, int]:
-        """Forgets tasks that have ended, with their results, before their time. How many, and how many were left alone.
+        """Deletes ended tasks and their results before their retention expires.
 
         Args:
-            tasks: by their ids, or their futures. Those that have not ended, or that others wait for, are left alone.
-            tag: all with this tag.
+            tasks: ids or futures. Tasks that have not ended, or that other tasks depend on, are kept.
+            tag: delete all tasks with this tag.
+
+        Returns:
+            The number of deleted tasks and the number of kept tasks.
         """
         spec = json.dumps({"tasks": [self._whole(task) for task in tasks], "tag": tag})
         forgotten: dict[str, int] = json.loads(self._native.post("/v1/tasks/forget", spec))
         return forgotten
 
     def output(self, task: str | Future[Any], stream: Literal["out", "err"] | None = None) -> str:
-        """What a durable task has printed so far: the last 64 KiB, kept with its outcome.
+        """Returns the output of a durable task so far. The manager keeps the last 64 KiB with the task's outcome.
 
         Args:
-            task: its id, or its future.
-            stream: ``out`` or ``err`` for standard output or error alone.
+            task: id or future of the task.
+            stream: ``out`` for standard output, ``err`` for standard error; both by default.
+
+        Raises:
+            TypeError: if the future belongs to a call of a lease. Use `Lease.output` instead.
         """
         from dayfly._output import of_task
 
@@ -572,12 +651,15 @@ class Client:
     def follow(
         self, task: str | Future[Any], stream: Literal["out", "err"] | None = None
     ) -> Iterator[tuple[Literal["out", "err"], str]]:
-        """What a durable task prints, as it does, until it has ended: where, and what. See `output`."""
+        """Yields the output of a durable task as it appears, until the task ends: pairs of stream and text.
+
+        The arguments are those of `output`.
+        """
         from dayfly._output import of_task
 
         return of_task(self._native, _id_of(task), stream, follow=True)
 
-    # The same for asyncio
+    # Variants for asyncio
 
     aregister = twin(register)
     amap = twin(map)
@@ -587,12 +669,12 @@ class Client:
     akill = twin(kill)
 
     async def arun(self, fn: Callable[..., Any] | Registered, /, *args: Any, **kwargs: Any) -> Any:
-        """Submits a durable task and awaits its result. Where the wait is cancelled, so is the task."""
+        """Submits a durable task and awaits its result. Cancelling the wait cancels the task."""
         return await submitted(lambda: self.run(fn, *args, **kwargs))
 
     @contextlib.asynccontextmanager
     async def abatch(self, tag: str | None = None, *, extend: bool = False, **options: Any) -> AsyncIterator[Batch]:
-        """As `batch`, for ``async with``, at whose end the manager has all tasks."""
+        """As `batch`, for ``async with``. On exit, the manager has accepted all tasks."""
         batch = await twin(Client.batch)(self, tag, extend=extend, **options)
         try:
             yield batch
@@ -605,27 +687,27 @@ class Client:
         """As `follow`, for ``async for``."""
         return items(lambda: self.follow(task, stream))
 
-    # Where, and what starts them
+    # Endpoints, triggers, flows and teams
 
     def endpoints(self) -> list[dict[str, Any]]:
-        """Where tasks can run, and how much they have to do."""
+        """Returns the endpoints that you may use, with their load."""
         endpoints: list[dict[str, Any]] = json.loads(self._native.get("/v1/endpoints"))
         return endpoints
 
     def _check_endpoint(self, name: str) -> None:
-        """Refuses the name of an endpoint that is not there.
+        """Checks that an endpoint exists. Does nothing if the manager cannot be reached.
 
         Raises:
-            dayfly.RequestError: ``not_found``, with the names of those there are.
+            dayfly.RequestError: ``not_found``, with the names of the existing endpoints.
         """
         if name in self._known_endpoints:
             return
         try:
             known = self.endpoints()
         except ConnectionFailed:
-            # What is submitted waits for the manager, which then refuses it.
+            # Submitted tasks wait for the manager, which then refuses the endpoint.
             return
-        # The list is long to make where there are many tasks.
+        # The manager counts tasks to list endpoints, which is expensive if there are many tasks.
         self._known_endpoints |= {str(endpoint[key]) for endpoint in known for key in ("name", "id")}
         if name in self._known_endpoints:
             return
@@ -637,11 +719,11 @@ class Client:
         )
 
     def _check_tag(self, tag: str) -> None:
-        """Refuses a tag that tasks have already."""
+        """Raises `TagInUse` if a tag already has tasks."""
         try:
             counts = json.loads(self._native.get(f"/v1/tasks/counts?tag={quote(tag, safe='')}"))
         except ConnectionFailed:
-            # What is submitted waits for the manager.
+            # Submitted tasks wait for the manager.
             return
         count = sum(counts[state] for state in ("queued", "waiting", "environment", "running", "done"))
         if count:
@@ -652,10 +734,13 @@ class Client:
             )
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:
-        """Forgets an endpoint of yours; answers how it was. Its tasks end.
+        """Removes an endpoint of yours. Its tasks end.
 
         Args:
-            name: as `endpoints` has it.
+            name: name of the endpoint, as in `endpoints`.
+
+        Returns:
+            The last status of the endpoint.
         """
         endpoint: dict[str, Any] = json.loads(self._native.delete(f"/v1/endpoints/{quote(name, safe='')}"))
         return endpoint
@@ -687,40 +772,50 @@ class Client:
         description: str = "",
         paused: bool = False,
     ) -> Trigger:
-        """Has a function started by the clock (``timer``), by files (``files``) or by requests (``webhook``).
+        """Runs a function on a schedule (``timer``), on new files (``files``) or on requests (``webhook``).
 
-        What happens becomes a task at least once, whether or not this process goes on. The function's only argument by
-        place is the event, a dictionary; its tasks have the tag ``trigger:NAME``. A trigger that is made again under
-        its name is changed, and has another token.
+        Each event becomes a task at least once, even if this process ends. The function's only positional argument is
+        the event, a dictionary. The tasks have the tag ``trigger:NAME``. Creating a trigger under an existing name
+        changes it and replaces its token.
 
         Args:
-            name: among your triggers.
-            fn: a callable, which is registered; what `register` answered; or a registered function, named as for
-                `function`.
-            timer: when, in cron syntax: minute, hour, day of month, month, day of week; seconds may stand before them.
-            zone: the time zone of that, such as ``Europe/Berlin``.
-            catch_up: whether the last of the times that passed while the manager was away is made up for.
-            files: a directory, or ``s3://bucket/prefix``, whose files or objects count; such as ``/data/in/*.tif`` for
-                those that fit a pattern.
-            pattern: the same apart: paths below that directory, such as ``*.tif``, or ``**/*.tif`` for those in
-                directories below, too.
-            existing: whether those count that are there already.
-            every: seconds between two looks; by default one in a directory and ten in a bucket.
-            watched_at: the endpoint that looks, which must be yours; by default the one where the tasks run.
-            webhook: whether it waits for requests, to the address that the answer has as ``url``.
-            endpoint: where its tasks run, as of `Executor`.
-            keywords: arguments by name that go along with each event, as JSON can express them.
-            then: what is called with its result: further steps of a flow, of which it is the first, named ``event``.
-            valid_for: seconds that it is good for; by default as long as this client's token, which it cannot outlive.
-            priority: of its tasks, as of `Executor`.
-            deadline: seconds until a task's end, as of `Executor`.
-            retries: how often a task is executed again when the function raises.
-            retry_wait: seconds before the first of these; before each further one, twice as long.
-            walltime: seconds that one execution may take; by default what the function says.
-            repeatable: whether a task may be executed again when it may have been executed already; by default what the
-                function says.
-            description: for people.
-            paused: whether it starts nothing until it is resumed.
+            name: name, unique among your triggers.
+            fn: a callable, which is registered; a registered function; or the name of one, as for `function`.
+            timer: schedule in cron syntax: minute, hour, day of month, month, day of week, optionally preceded by
+                seconds.
+            zone: time zone of the schedule, such as ``Europe/Berlin``.
+            catch_up: whether to run once for times that passed while the manager was down: for the last of them.
+            files: directory or ``s3://bucket/prefix`` to watch. A path with a pattern, such as ``/data/in/*.tif``,
+                selects matching files only.
+            pattern: the pattern as a separate argument: paths below the directory, such as ``*.tif``, or ``**/*.tif``
+                to include subdirectories.
+            existing: whether files that already exist count as events.
+            every: seconds between two scans; by default 1 for a directory and 10 for a bucket.
+            watched_at: the endpoint that scans, which must be yours; by default the endpoint that runs the tasks.
+            webhook: whether to accept requests, at `Trigger.url`.
+            endpoint: the endpoint that runs the tasks, as for `Executor`.
+            keywords: keyword arguments passed with each event, as JSON values.
+            then: further steps, which take the result. The trigger's function is then the first step of a flow, with
+                the name ``event``.
+            valid_for: seconds until the trigger's token expires; by default, and at most, the validity of this client's
+                token.
+            priority: priority of the tasks, as for `Executor`.
+            deadline: seconds until a task must have ended, as for `Executor`.
+            retries: how many times a task is executed again if the function raises.
+            retry_wait: seconds before the first retry. The wait doubles with each further retry.
+            walltime: maximum seconds of one execution; by default the function's.
+            repeatable: whether a task may be executed again if it may have been executed already; by default the
+                function's setting.
+            description: description for people.
+            paused: whether to create the trigger paused.
+
+        Returns:
+            The trigger, with its token.
+
+        Raises:
+            ValueError: if not exactly one of ``timer``, ``files`` and ``webhook`` is given, or an argument does not fit
+                it.
+            dayfly.Error: if the manager refuses the trigger or cannot be reached.
         """
         about = {name: value for name, value in locals().items() if name != "self"}
         from dayfly._trigger import make
@@ -728,74 +823,89 @@ class Client:
         return make(self, **about)
 
     def triggers(self) -> list[Trigger]:
-        """Your triggers."""
+        """Returns your triggers."""
         from dayfly._trigger import Trigger
 
         return [Trigger(self, status) for status in json.loads(self._native.get("/v1/triggers"))]
 
     def flow(self, steps: Iterable[Step], input: Any = None, *, name: str = "") -> Flow:
-        """Has functions called with each other's results, as tasks, whether or not this process goes on.
+        """Starts a flow: functions that take each other's results, as tasks that run even if this process ends.
 
-        What steps are called with, and answer, goes through JSON. Their tasks have the tag ``flow:ID``.
+        Arguments and results of steps travel as JSON. The tasks have the tag ``flow:ID``.
 
         Args:
-            steps: in an order in which each stands behind those whose results it takes; see `dayfly.Step`.
-            input: what it begins with, as JSON can express it.
-            name: for people.
+            steps: the steps. Each stands after the steps whose results it takes; see `dayfly.Step`.
+            input: input of the flow, as a JSON value.
+            name: name for people.
+
+        Raises:
+            dayfly.Error: if the manager refuses the flow or cannot be reached.
         """
         from dayfly._flow import start
 
         return start(self, steps, input, name)
 
     def flows(self, limit: int = 100) -> list[Flow]:
-        """Your flows, the latest first.
+        """Returns your flows, the latest first.
 
         Args:
-            limit: so many at most.
+            limit: maximum number of flows.
         """
         from dayfly._flow import Flow
 
         return [Flow(self, status) for status in json.loads(self._native.get(f"/v1/flows?limit={limit}"))]
 
     def find_flow(self, flow: str) -> Flow:
-        """One flow, by its id: after a crash, or from another machine."""
+        """Returns a flow by its id, from any process or machine, for example after a crash.
+
+        Raises:
+            dayfly.Error: ``not_found`` if you have no such flow.
+        """
         from dayfly._flow import Flow
 
         return Flow(self, json.loads(self._native.get(f"/v1/flows/{quote(flow, safe='')}")))
 
     def team(self, name: str, members: Iterable[str], *, description: str = "") -> dict[str, Any]:
-        """Makes a team, or changes yours: tenants that functions are shared with as ``team:NAME``, as by `register`.
+        """Creates a team of tenants, or changes yours. `register` shares functions with it as ``team:NAME``.
 
         Args:
-            name: among everybody's teams.
+            name: name, unique among the teams of all tenants.
             members: names of tenants.
-            description: for people.
+            description: description for people.
+
+        Returns:
+            The team.
         """
         spec = json.dumps({"members": list(members), "description": description})
         team: dict[str, Any] = json.loads(self._native.put(f"/v1/teams/{quote(name, safe='')}", spec))
         return team
 
     def teams(self) -> list[dict[str, Any]]:
-        """The teams that are yours, and those that you are in."""
+        """Returns the teams that you own or belong to."""
         teams: list[dict[str, Any]] = json.loads(self._native.get("/v1/teams"))
         return teams
 
     def remove_team(self, name: str) -> dict[str, Any]:
-        """Forgets a team of yours; answers how it was. What is shared with it is shared with nobody in it any more."""
+        """Removes a team of yours. Functions shared with the team are no longer shared with its members.
+
+        Returns:
+            The removed team.
+        """
         team: dict[str, Any] = json.loads(self._native.delete(f"/v1/teams/{quote(name, safe='')}"))
         return team
 
     def usage(self, *, everybody: bool = False) -> list[dict[str, Any]]:
-        """What your durable tasks took, by day, function and endpoint; see the API's ``UsageLine``.
+        """Returns the resources that your durable tasks used, by day, function and endpoint; see the API's
+        ``UsageLine``.
 
         Args:
-            everybody: those of all tenants, for operators.
+            everybody: whether to include all tenants. Requires the operator role.
         """
         lines: list[dict[str, Any]] = json.loads(self._native.get(f"/v1/usage?everybody={str(everybody).lower()}"))
         return lines
 
     def _executor(self, tag: str | None = None) -> Executor:
-        """The executor for tasks of this tag, or for those without one of their own."""
+        """Returns the executor for tasks of this tag, or, for None, the one with a tag of its own."""
         from dayfly._tasks import Executor
 
         with self._lock:
@@ -805,22 +915,22 @@ class Client:
         return made
 
     def rendezvous(self) -> dict[str, str]:
-        """Where the ranks of groups meet: ``address`` (``host:port``) and its ``key``."""
+        """Returns the rendezvous for the ranks of groups: its ``address`` (``host:port``) and its ``key``."""
         place: dict[str, str] = json.loads(self._native.get("/v1/rendezvous"))
         return place
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The manager's nodes."""
+        """Returns the manager's nodes."""
         nodes: list[dict[str, Any]] = json.loads(self._native.get("/v1/nodes"))
         return nodes
 
     def leases(self) -> list[dict[str, Any]]:
-        """The manager's leases."""
+        """Returns the manager's leases."""
         leases: list[dict[str, Any]] = json.loads(self._native.get("/v1/leases"))
         return leases
 
     def close(self) -> None:
-        """Shuts this client's leases down, and with them an embedded manager."""
+        """Shuts down this client's executors and leases, and its manager if that is embedded."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -833,7 +943,7 @@ class Client:
         self._native.close()
 
     def _keep(self, executor: Executor) -> None:
-        """An executor that ends with this client, or its process, at the latest."""
+        """Registers an executor that must end with this client or process at the latest."""
         with self._lock:
             self._others.add(executor)
 
@@ -842,7 +952,7 @@ class Client:
             self._leases.discard(lease)
 
     def _abandon(self) -> None:
-        """At the end of the process: what was submitted runs to its end, as with other executors."""
+        """Ends the client at process exit. Submitted work runs to its end, as with other executors."""
         if os.getpid() == self._pid:
             is_interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
             waits = self._native.is_embedded()
@@ -868,12 +978,12 @@ class Client:
         return f"<dayfly.Client of {self._native.describe()}>"
 
 
-#: Seconds that the manager may take to accept a task whose output is asked for.
+#: Seconds to wait until the manager has accepted a task, before its output is read.
 _ACCEPTED = 60.0
 
 
 def _id_of(task: str | Future[Any]) -> str:
-    """The id of a task that the manager knows."""
+    """Returns the id of a task, once the manager has accepted the task."""
     if isinstance(task, str):
         return task
     named = task.id

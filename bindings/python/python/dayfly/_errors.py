@@ -1,5 +1,5 @@
-# ruff: noqa: N818 - one name ends in Error, the others say what happened
-"""Exceptions. Every one has a ``code`` with a section of its own in the documentation of errors."""
+# ruff: noqa: N818 - one name ends in Error, the others describe the failure
+"""Exceptions. Every `Error` has a ``code``, which docs/errors.md documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pickle
 import sys
 from typing import Any
 
-#: Made where they are first needed. Pickles of earlier releases look for them here.
+#: Created on first use. Pickles of earlier releases look for them in this module.
 _BROKEN = ("InitializerFailed", "WorkerDied")
 
 
@@ -21,15 +21,15 @@ def __getattr__(name: str) -> Any:
 
 
 class Error(Exception):
-    """Anything that Dayfly itself reports. The message says what happened and what to do.
+    """Base class of the errors that Dayfly itself reports. The message states what happened and what to do.
 
-    Exceptions of the functions that you call are not among these: they are raised by their own types.
+    Exceptions raised by your functions are not among them: they keep their own types.
 
-    >>> str(Error("the manager does not answer", "unreachable"))
-    'the manager does not answer [unreachable]'
+    >>> str(Error("the manager does not respond", "unreachable"))
+    'the manager does not respond [unreachable]'
     """
 
-    #: Name of what went wrong, stable.
+    #: Stable name of the error.
     code: str
 
     def __init__(self, message: str, code: str = "internal") -> None:
@@ -42,31 +42,31 @@ class Error(Exception):
 
 
 class RequestError(Error):
-    """The request itself must change."""
+    """The request is invalid and must change."""
 
 
 class TagInUse(RequestError):
-    """There are tasks with this tag already, and more would be mixed with them."""
+    """The tag already has tasks, and ``extend`` is False."""
 
 
 class AccessError(Error):
-    """Not accepted: token, its role, signature or version."""
+    """Access is denied: by the token, its role, a signature or a version."""
 
 
 class LeaseError(Error):
-    """The lease is over; lease again."""
+    """The lease has ended. Lease again."""
 
 
 class CapacityError(Error):
-    """Not enough free cores, workers or memory just now, or the tenant has no quota or budget left."""
+    """Not enough free cores, workers or memory at present, or the tenant's quota or budget is exhausted."""
 
 
 class LoadError(Error):
-    """The function could not be loaded by the worker."""
+    """The worker could not load the function."""
 
 
 class InitializerError(LoadError):
-    """An `InitializerFailed`, for those who look for it where there may be none."""
+    """Base class of `InitializerFailed`, for code that must not import ``multiprocessing``."""
 
 
 class CallError(Error):
@@ -74,57 +74,57 @@ class CallError(Error):
 
 
 class FunctionError(CallError):
-    """A C function reported an error of its own."""
+    """A C function reported an error of its own, or a function called through JSON raised one."""
 
 
 class DeadlineExceeded(CallError):
-    """The call ran past its deadline and was ended, with its worker."""
+    """The call exceeded its deadline and was ended, together with its worker."""
 
 
 class StateLost(CallError):
-    """The state that the call depends on died with its worker."""
+    """The state that the call depends on was lost with its worker."""
 
 
 class DependencyFailed(CallError):
-    """A task was not executed, as one whose result it was to get did not end well."""
+    """The task was not executed, because a task whose result it needs failed."""
 
 
 class ResultUnreadable(CallError):
-    """The call ended well, and its result cannot be made here, as where its module is not installed.
+    """The call succeeded, but its result cannot be unpickled here, for example because a module is not installed.
 
-    What was raised as it was unpickled is the ``__cause__``.
+    The ``__cause__`` is the exception that unpickling raised.
     """
 
 
 class Untrusted(CallError):
-    """The result may be of another tenant's making, and holds more than data: to unpickle it would run their code here.
+    """The result may come from another tenant and contains more than data. Unpickling it would run that tenant's code.
 
-    The message says whom to trust, and how.
+    The message names the tenant to trust, and how.
     """
 
 
 class Cancelled(CallError):
-    """Ended by its caller."""
+    """The caller cancelled or killed the call."""
 
 
 class ConnectionFailed(Error):
-    """Manager or node cannot be reached, or does not speak this protocol."""
+    """The manager or the node cannot be reached, or does not speak this protocol."""
 
 
 class GroupError(Error):
-    """An operation of a group failed: a rank is lost, or the ranks did not call what fits together."""
+    """An operation of a group failed: a rank is lost, or the ranks called operations that do not match."""
 
 
 class Forked(Error):
-    """A client that was inherited through a fork. Connect anew in the child."""
+    """The client was inherited through a fork. Connect again in the child process."""
 
 
 class RemoteError(Exception):
-    """Stands for an exception of a function's that cannot be made again here; its name and text are in the message."""
+    """Replaces a function's exception that cannot be unpickled here. The message has the exception's name and text."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception as the worker saw it, as the exception's cause."""
+    """The worker's traceback of an exception, as the ``__cause__`` of that exception."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -185,7 +185,7 @@ _FAMILIES: dict[str, type[Error]] = {
 
 
 def error_for(code: str, message: str) -> Error:
-    """The exception for a code."""
+    """Returns the exception for a code."""
     if code in _DIED:
         from dayfly._broken import WorkerDied
 
@@ -194,7 +194,7 @@ def error_for(code: str, message: str) -> Error:
 
 
 def unpack_exception(packed: bytes) -> BaseException:
-    """The exception that a function raised, with the worker's traceback as its cause."""
+    """Returns the exception that a function raised, with the worker's traceback as its cause."""
     pickled, (module, name, message), text = pickle.loads(packed)
     told = f"{module}.{name}: {message}" if module != builtins.__name__ else f"{name}: {message}"
     made: BaseException
@@ -207,7 +207,7 @@ def unpack_exception(packed: bytes) -> BaseException:
 
 
 def unreadable(failure: BaseException) -> BaseException:
-    """What to raise in place of what was raised as a result was unpickled."""
+    """Returns the exception to raise in place of one that unpickling a result raised."""
     if not isinstance(failure, Exception) or isinstance(failure, (Error, MemoryError)):
         return failure
     made = error_for(
@@ -219,7 +219,7 @@ def unreadable(failure: BaseException) -> BaseException:
 
 
 def _why_not(failure: Exception) -> str:
-    """Why something cannot be unpickled here, and what to do."""
+    """Returns why a value cannot be unpickled here, and what to do."""
     if isinstance(failure, ModuleNotFoundError) and failure.name:
         return f"needs the module {failure.name!r} here: install it for {sys.executable}"
     text = f"cannot be made here: {type(failure).__name__}: {failure}"
@@ -227,7 +227,7 @@ def _why_not(failure: Exception) -> str:
 
 
 def failed_item(failed: Any) -> BaseException:
-    """The exception of one item of a map."""
+    """Returns the exception of one item of a map."""
     packed: bytes = failed.packed
     if failed.is_foreign:
         from dayfly import _trust

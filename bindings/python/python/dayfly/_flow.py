@@ -1,4 +1,4 @@
-"""Flows: functions that are called with each other's results, as tasks that go on while nobody is there."""
+"""Flows: functions that take each other's results, as durable tasks."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from dayfly._tasks import Registered, _milliseconds, _priority, _retries
 if TYPE_CHECKING:
     from dayfly._client import Client
 
-#: Seconds that one request waits for a flow's end.
+#: Maximum seconds that one request waits for the end of a flow.
 WAIT = 30.0
-#: Functions that a flow calls, as they may be given.
+#: The forms in which a step may name its function.
 Function = Callable[..., Any] | Registered | str
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a flow: a function to call, or to call for each of many.
+    """One step of a flow: a function to call, once or for each element of a list.
 
-    What a step is called with, and what it answers, goes through JSON.
+    Arguments and results of a step travel as JSON.
 
     Attributes:
-        name: its name in its flow.
-        fn: what it calls: a callable, which is registered, or a registered function, also named as for
+        name: name of the step, unique in its flow.
+        fn: the function: a callable, which is registered; a registered function; or the name of one, as for
             `Client.function`.
-        of: the steps whose results are its arguments, in this order; ``"input"`` for the flow's input; by default the
-            step before it, or, of the first, the input.
-        map: whether it calls its function for each element of its first argument, a list; its result is the list of
-            theirs.
-        endpoint: where, as for a task.
-        keywords: arguments by name.
-        retries: how often a task is executed again when its function fails.
-        retry_wait: seconds before the first of these; before each further one, twice as long.
-        walltime: seconds that one execution may take.
-        repeatable: whether a task may be executed again when it may have been executed already.
-        memoize: whether a task may have the result of another with the same function and arguments.
-        priority: higher ones of yours run first, from -128 to 127.
-        deadline: seconds from when a task can begin until its end, after which it is ended.
+        of: names of the steps whose results are the arguments, in this order; ``"input"`` for the flow's input. By
+            default the previous step, or the input for the first step.
+        map: whether to call the function for each element of the first argument, a list. The result is the list of
+            the results.
+        endpoint: the endpoint that runs the tasks, as for `Executor`.
+        keywords: keyword arguments, as JSON values.
+        retries: how many times a task is executed again if its function raises.
+        retry_wait: seconds before the first retry. The wait doubles with each further retry.
+        walltime: maximum seconds of one execution.
+        repeatable: whether a task may be executed again if it may have been executed already.
+        memoize: whether a task may take the result of another task with the same function and arguments.
+        priority: tasks of yours with a higher priority run first; -128 to 127.
+        deadline: seconds from when a task can begin until it must have ended. It is then ended.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Step:
 
 
 class Flow:
-    """A flow that was started. Made by `Client.flow`; `Client.flows` has all of yours.
+    """A started flow. Created by `Client.flow`; `Client.flows` returns all of yours.
 
     Attributes:
-        id: which; another process finds it by this, `Client.find_flow`.
-        status: how it did when it was asked last; see the API's ``FlowStatus``.
+        id: id of the flow, by which `Client.find_flow` finds it from any process.
+        status: the status at the last request; see the API's ``FlowStatus``.
     """
 
     def __init__(self, client: Client, status: dict[str, Any]) -> None:
@@ -75,28 +75,32 @@ class Flow:
 
     @property
     def tag(self) -> str:
-        """The tag of its tasks, as in `Client.tasks`."""
+        """The common tag of its tasks, for `Client.tasks`."""
         tag: str = self.status["tag"]
         return tag
 
     def refresh(self, wait: float = 0.0) -> dict[str, Any]:
-        """Asks how it does, or waits so many seconds, 30 at most, until it has ended; answers ``status``."""
+        """Asks the manager for the status, updates ``status`` and returns it.
+
+        Args:
+            wait: seconds to wait for the end of the flow, at most 30; 0 to return at once.
+        """
         self.status = json.loads(self._client._native.get(f"/v1/flows/{self.id}?wait_ms={round(wait * 1000)}"))
         return self.status
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Returns whether the flow has ended, successfully or not."""
         return self._over() or self._over(self.refresh())
 
     def result(self, timeout: float | None = None) -> Any:
-        """What its last step answered, as soon as it has ended.
+        """Waits for the flow and returns the result of its last step.
 
         Args:
-            timeout: seconds to wait; None for ever.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            TimeoutError: it has not ended in time.
-            dayfly.Error: it failed; which, as a task of it did.
+            TimeoutError: if the flow has not ended in time.
+            dayfly.Error: if the flow failed: the error of the task that failed.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -111,7 +115,7 @@ class Flow:
         return status["result"]
 
     def cancel(self) -> None:
-        """Cancels it, with its tasks. One that has ended stays as it is."""
+        """Cancels the flow and its tasks. Has no effect on a flow that has ended."""
         self.status = json.loads(self._client._native.post(f"/v1/flows/{self.id}/cancel", "{}"))
 
     def _over(self, status: Mapping[str, Any] | None = None) -> bool:
@@ -123,14 +127,14 @@ class Flow:
 
 
 def id_of(client: Client, fn: Function) -> str:
-    """The id of a function, which is registered if it is none that was."""
+    """Returns the id of a function. Registers the function if it is a plain callable."""
     if isinstance(fn, str):
         return client.function(fn).id
     return fn.id if isinstance(fn, Registered) else client.register(fn).id
 
 
 def described(client: Client, steps: Iterable[Step]) -> list[dict[str, Any]]:
-    """Steps as in the API's ``FlowStep``."""
+    """Returns steps in the form of the API's ``FlowStep``."""
     return [_described(client, step) for step in steps]
 
 
@@ -155,6 +159,6 @@ def _described(client: Client, step: Step) -> dict[str, Any]:
 
 
 def start(client: Client, steps: Iterable[Step], input: Any, name: str) -> Flow:
-    """Starts a flow; the arguments are those of `Client.flow`."""
+    """Starts a flow. The arguments are those of `Client.flow`."""
     request = {"name": name, "steps": described(client, steps), "input": input}
     return Flow(client, json.loads(client._native.post("/v1/flows", json.dumps(request))))

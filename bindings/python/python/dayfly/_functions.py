@@ -1,4 +1,4 @@
-"""How functions become known to workers: pickled once, by value, and captured anew when what they refer to changes."""
+"""The registry of a lease's functions: each is pickled once, by value, and again when its surroundings change."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import cloudpickle
 
 from dayfly._code import Code, own
 
-#: A function whose surroundings change this often travels with its arguments from then on.
+#: A function that was captured this many times travels with its arguments from then on.
 CAPTURES = 8
-#: Workers number their functions in 16 bits.
+#: Maximum number of functions of one lease. Workers number functions in 16 bits.
 MOST_FUNCTIONS = 60_000
 _MISSING = object()
 
 
 def _by_reference(function: types.FunctionType) -> bool:
-    """Whether a function is pickled by its name in a module that the worker can import."""
+    """Returns whether a function is pickled by name, because the worker can import its module."""
     module = sys.modules.get(function.__module__ or "")
     if (
         module is None
@@ -44,7 +44,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def surroundings(function: types.FunctionType) -> list[tuple[dict[str, Any], str, Any]]:
-    """Every global that the function, and functions that travel with it, refer to, with its present value."""
+    """Returns the globals that the function and the functions that travel with it refer to, with their values."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     seen: set[int] = set()
     todo = [function]
@@ -72,7 +72,7 @@ def surroundings(function: types.FunctionType) -> list[tuple[dict[str, Any], str
 
 
 class Captured:
-    """A function as it was when it was pickled."""
+    """A function together with the values it referred to when it was pickled."""
 
     __slots__ = ("cells", "defaults", "function", "number", "space")
 
@@ -92,7 +92,7 @@ class Captured:
                     self.cells.append((cell, _MISSING))
 
     def is_current(self) -> bool:
-        """Whether everything is still bound to what it was. What changed inside an object does not show."""
+        """Returns whether all names are still bound to the same objects. Does not detect changes inside an object."""
         for space, name, value in self.space:
             if space.get(name, _MISSING) is not value:
                 return False
@@ -109,22 +109,22 @@ class Captured:
 
 
 class Functions:
-    """The functions that one lease knows."""
+    """The functions that are registered on one lease."""
 
     def __init__(self, register: Callable[[Any], int]) -> None:
         self._register = register
         self._known: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
         self._captures: dict[types.CodeType, int] = {}
         self._count = 0
-        #: The client's own code that they were captured with.
+        #: The client's own code at the time of the captures.
         self._code: Code | None = None
         self._fixed: dict[Any, tuple[Code, int]] = {}
-        # Most programs call one function many times.
+        # A shortcut: most programs call one function many times.
         self._last: Any = None
         self._last_captured: Captured | None = None
 
     def number(self, function: Any) -> int | None:
-        """The number to call a function by; none if it must travel with its arguments."""
+        """Returns the number of a registered function, or None if the function must travel with its arguments."""
         code = own.check()
         if code is not self._code:
             self._forget(code)
@@ -134,7 +134,7 @@ class Functions:
                 return last.number
         kind = type(function)
         if kind is not types.FunctionType and kind is not types.BuiltinFunctionType and kind is not type:
-            # A bound method, a partial or an object with state: what it is now goes along with every call.
+            # A bound method, a partial or an object with state travels with every call, in its current state.
             return None
         try:
             known = self._known.get(function)
@@ -146,7 +146,7 @@ class Functions:
         return self._capture(function)
 
     def fixed(self, function: Any) -> int:
-        """The number of a function of Dayfly's own, which calls others."""
+        """Returns the number of one of Dayfly's own functions, which calls other functions."""
         code = own.check()
         known = self._fixed.get(function)
         if known is None or known[0] is not code:
@@ -154,7 +154,7 @@ class Functions:
         return known[1]
 
     def _forget(self, code: Code) -> None:
-        """What was captured came with other code."""
+        """Discards all captures, which belong to other code."""
         self._code = code
         self._known.clear()
         self._captures.clear()
@@ -170,11 +170,11 @@ class Functions:
                 return None
             self._captures[code] = captures + 1
         elif getattr(function, "__self__", None) is not None and not isinstance(function.__self__, types.ModuleType):
-            # A method of a built-in object carries that object's state.
+            # A method of a built-in object contains the state of that object.
             return None
         captured = Captured(function, self._register(function))
         self._count += 1
-        # A weak reference to the function itself would never die if the capture held it.
+        # A strong reference here would keep the function alive, and with it the entry in the weak dictionary.
         captured.function = None if captured.defaults is None else weakref.proxy(function)
         self._known[function] = captured
         return captured.number

@@ -1,4 +1,4 @@
-"""Futures that cost nothing until somebody needs more of them than their result."""
+"""Futures that create their condition and callback lists only when those are needed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds within which a manager accepts what another executor submitted.
+#: Seconds to wait until the manager has accepted tasks of another executor.
 FLUSH = 60.0
-#: Guards the making of conditions and the passage of outcomes; held for some hundred nanoseconds.
+#: Guards the creation of conditions and the hand-over of outcomes. Held for some hundred nanoseconds.
 _lock = threading.Lock()
 _DONE = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
 
 
-#: Of the submission that pickles its arguments on this thread: whose it is, and the tasks whose futures are among them.
+#: The submission whose arguments this thread is pickling: its executor, and the tasks whose futures they contain.
 _submission = threading.local()
 
 
 class taking:  # noqa: N801 (used as a function)
-    """While arguments are pickled in here, futures of tasks stand for their results. Answers the ids of those."""
+    """Replaces futures of tasks by references to their results while arguments are pickled.
+
+    Entering it returns a dictionary, which receives the ids of those tasks.
+    """
 
     __slots__ = ("_before", "_executor")
 
@@ -51,16 +54,17 @@ class taking:  # noqa: N801 (used as a function)
 
 
 class Future(cf.Future[T]):
-    """The future of one call or durable task, as ``concurrent.futures`` has it.
+    """The future of a call or durable task, as a `concurrent.futures.Future`.
 
-    The thread that calls `result` receives the answer itself: nobody has to be woken for it. Only when a callback is
-    added, or ``concurrent.futures.wait`` and its like look at the future, does the lease's helper thread look after it.
+    The thread that calls `result` receives the response itself, without another thread to wake it. The lease's helper
+    thread handles the future only after a callback was added, or ``concurrent.futures.wait`` or a similar function was
+    called.
     """
 
-    #: Whose results may be unpickled, beside those that its executor trusts.
+    #: Tenants whose results may be unpickled, in addition to those that the executor trusts.
     _trust: Trust = NOBODY
 
-    # The base class makes a condition here at once, which costs more than the call.
+    # Does not call the base class, which creates a condition: that costs more than the call.
     def __init__(
         self,
         call: Call | Task,
@@ -69,7 +73,7 @@ class Future(cf.Future[T]):
         decode: Callable[[Any], T] | None = None,
         raw: bool = False,
     ) -> None:
-        # A call goes with a pool, and a task with tasks: they have the same methods.
+        # A Call comes with a Pool, and a Task with Tasks. Both have the same methods.
         self._call: Any = call
         self._pool = pool
         self._lease: Any = lease
@@ -81,16 +85,16 @@ class Future(cf.Future[T]):
         self._exception: BaseException | None = None
 
     def __getattr__(self, name: str) -> Any:
-        # These belong to the base class, which would have made them at once.
+        # The base class would have created these lists in its constructor.
         if name in ("_waiters", "_done_callbacks"):
             with _lock:
                 return self.__dict__.setdefault(name, [])
         raise AttributeError(name)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """``await future`` is its result, in whatever loop of asyncio's runs.
+        """Awaits the result, in any asyncio loop.
 
-        Cancelling the wait ends a durable task, also one that runs, and cancels a call that has not been sent.
+        Cancelling the wait ends a durable task, even one that runs, and cancels a call that has not been sent.
         """
         if type(self._call) is Task:
             from dayfly._async import ended
@@ -101,7 +105,7 @@ class Future(cf.Future[T]):
         return asyncio.wrap_future(self).__await__()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Returns the HTML that a notebook displays."""
         from html import escape
 
         how = "running" if not self.done() else "cancelled" if self.cancelled() else "done"
@@ -111,7 +115,7 @@ class Future(cf.Future[T]):
 
     @property
     def id(self) -> int | str:
-        """The call's number in its lease, or the task's id, by which `Client.task` finds it."""
+        """Number of the call in its lease, or id of the task, for `Client.task`."""
         number: int | str = self._call.id
         return number
 
@@ -139,7 +143,7 @@ class Future(cf.Future[T]):
         return _worker.answer, ((place, trust if trust is True else sorted(trust)) if trust else (place,))
 
     def _watch(self) -> None:
-        """Makes this a future that others are told about."""
+        """Creates the condition, and has the helper thread complete this future."""
         with _lock:
             if self._made is not None:
                 return
@@ -149,7 +153,7 @@ class Future(cf.Future[T]):
             self._lease._watch(self)
 
     def _accept(self, outcome: Any) -> None:
-        """Takes in what the call ended with, once."""
+        """Takes the outcome of the call and finishes the future. Later calls have no effect."""
         try:
             result, error = self._read(outcome)
         except KeyboardInterrupt:
@@ -179,7 +183,7 @@ class Future(cf.Future[T]):
         self._invoke_callbacks()
 
     def _read(self, outcome: Any) -> tuple[Any, BaseException | None]:
-        """Returns the result, and what to raise in its place. Raises `KeyboardInterrupt` on Ctrl-C in this program."""
+        """Returns the result and the exception to raise instead. Raises `KeyboardInterrupt` on Ctrl-C."""
         if type(outcome) is Failure:
             return None, outcome.error
         try:
@@ -193,7 +197,7 @@ class Future(cf.Future[T]):
             return None, raised
 
     def _take_unread(self) -> Any:
-        """Takes the outcome that an interrupted thread did not read; `Ellipsis` if there is none."""
+        """Returns and removes the outcome that an interrupted thread did not read; `Ellipsis` if there is none."""
         return self.__dict__.pop("_unread", Ellipsis)
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
@@ -224,7 +228,7 @@ class Future(cf.Future[T]):
                 return
         if self._state in _DONE:
             return
-        # Another thread took the outcome: it finishes the future, or leaves the outcome unread if it is interrupted.
+        # Another thread took the outcome. It finishes the future, or leaves the outcome unread if it is interrupted.
         condition = self._condition
         with condition:
             while self._state not in _DONE:
@@ -240,11 +244,15 @@ class Future(cf.Future[T]):
         self._accept(outcome)
 
     def result(self, timeout: float | None = None) -> T:
-        """The call's result; waits for it. Raises what the function raised.
+        """Waits for the call and returns its result, or raises the exception of the function.
+
+        Args:
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            TimeoutError: after ``timeout`` seconds; the call goes on.
-            concurrent.futures.CancelledError: if it was cancelled.
+            TimeoutError: after ``timeout`` seconds. The call continues.
+            concurrent.futures.CancelledError: if the call was cancelled.
+            dayfly.Error: if the call failed.
         """
         if self._state is not FINISHED:
             self._await(timeout)
@@ -259,7 +267,15 @@ class Future(cf.Future[T]):
         return self._result  # type: ignore[return-value]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the call raised, or None; waits for it."""
+        """Waits for the call and returns the exception that it raised, or None.
+
+        Args:
+            timeout: seconds to wait; None for no limit.
+
+        Raises:
+            TimeoutError: after ``timeout`` seconds. The call continues.
+            concurrent.futures.CancelledError: if the call was cancelled.
+        """
         if self._state is not FINISHED:
             self._await(timeout)
             if self._state is not FINISHED:
@@ -267,7 +283,7 @@ class Future(cf.Future[T]):
         return self._exception
 
     def _look(self) -> None:
-        """Takes the outcome if it is here."""
+        """Takes the outcome if it has arrived."""
         if self._state not in _DONE:
             outcome = self._call.take(self._pool, self._raw)
             if outcome is Ellipsis:
@@ -276,12 +292,12 @@ class Future(cf.Future[T]):
                 self._accept(outcome)
 
     def done(self) -> bool:
-        """Whether the call has ended or was cancelled."""
+        """Returns whether the call has ended or was cancelled."""
         self._look()
         return self._state in _DONE
 
     def running(self) -> bool:
-        """Whether a worker has the call, which has not ended. Of a durable task, the manager is asked."""
+        """Returns whether a worker has received the call and it has not ended. For a durable task, asks the manager."""
         self._look()
         if self._state is not PENDING:
             return self._state is RUNNING
@@ -292,20 +308,20 @@ class Future(cf.Future[T]):
         try:
             return bool(self._lease._client.task_status(str(self.id))["state"] == "running")
         except Error:
-            # It is not known to run.
+            # The state is unknown.
             return False
 
     def cancelled(self) -> bool:
-        """Whether the call was cancelled."""
+        """Returns whether the call was cancelled."""
         self._look()
         return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def cancel(self) -> bool:
-        """Cancels the call or task unless it runs: returns whether it will never run. See `kill`.
+        """Cancels the call or task unless it runs, and returns whether it will never run. See `kill`.
 
-        It runs from when a worker has been given it. That is decided where the call is, at the manager or the endpoint,
-        so that one for which this returns True certainly never begins. Returns False for a durable task whose manager
-        cannot be reached within 5 s, or does not answer within 10 s: it may run.
+        It runs from the moment a worker receives it. The manager or the endpoint that holds it decides, so True
+        guarantees that it never begins. For a durable task, returns False if the manager cannot be reached within 5 s
+        or does not respond within 10 s: the task may then run.
         """
         if self._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
             return True
@@ -333,9 +349,9 @@ class Future(cf.Future[T]):
         return cancelled
 
     def kill(self) -> bool:
-        """Ends the call or task even if it runs, with its worker; calls that wait behind it go elsewhere.
+        """Ends the call or task even if it runs, together with its worker. Calls queued on that worker move to another.
 
-        Returns False if it has ended already. Otherwise `result` raises ``concurrent.futures.CancelledError`` soon,
+        Returns False if it has already ended. Otherwise `result` soon raises ``concurrent.futures.CancelledError``,
         unless the function returns first. A call that was sent and has not begun ends when it begins.
         """
         self._look()
@@ -343,19 +359,19 @@ class Future(cf.Future[T]):
         return killed
 
     async def acancel(self) -> bool:
-        """As `cancel`, to be awaited."""
+        """As `cancel`, for ``await``."""
         import asyncio
 
         return await asyncio.to_thread(self.cancel)
 
     async def akill(self) -> bool:
-        """As `kill`, to be awaited."""
+        """As `kill`, for ``await``."""
         import asyncio
 
         return await asyncio.to_thread(self.kill)
 
     def add_done_callback(self, fn: Callable[[cf.Future[T]], object]) -> None:
-        """Calls ``fn(future)`` once the call has ended: at once, or later from the lease's helper thread."""
+        """Calls ``fn(future)`` once the call has ended: at once if it has, else from the lease's helper thread."""
         self._look()
         super().add_done_callback(fn)
 
@@ -364,23 +380,23 @@ class Future(cf.Future[T]):
 
 
 class _Unsent:
-    """In place of a call whose arguments could not be pickled."""
+    """Stands for a call whose arguments could not be pickled."""
 
     id = "(not sent)"
 
 
 def failed(error: BaseException, pool: Pool | Tasks, lease: Lease | Executor) -> Future[Any]:
-    """The future of a call that failed before it was sent."""
+    """Returns the future of a call that failed before it was sent."""
     future: Future[Any] = Future(cast(Any, _Unsent), pool, lease)
     future._finish(None, error)
     return future
 
 
 class Watching:
-    """Whoever has futures that others are told about, and a helper thread that runs `serve` for them."""
+    """Base of leases and executors: owns watched futures, and a helper thread that runs `serve` for them."""
 
     _watched: dict[int | str, Future[Any]]
-    #: Why it takes no more calls, if an initializer failed.
+    #: The initializer's failure, after which no calls are accepted.
     _broken: InitializerError | None = None
 
     def _check_whole(self) -> None:
@@ -398,7 +414,7 @@ class Watching:
 
 
 def serve(watching: weakref.ref[Watching], pool: Pool | Tasks) -> None:
-    """Looks after futures that others are told about, until the pool is closed or whoever has them is gone."""
+    """Completes watched futures, until the pool is closed or the owner of the futures is garbage-collected."""
     while True:
         ended = pool.serve()
         if not ended:

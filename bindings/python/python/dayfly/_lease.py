@@ -1,4 +1,4 @@
-"""Leases: the right to some workers, as an executor."""
+"""Leases: the time-limited right to some workers, as an executor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.
 
 
 class Lease(Watching, cf.Executor):
-    """Workers of your own, until the lease ends. Made by `Client.lease`.
+    """Leased workers, until the lease ends. Created by `Client.lease`.
 
     A lease is a `concurrent.futures.Executor`:
 
@@ -52,7 +52,7 @@ class Lease(Watching, cf.Executor):
         self._native = native
         self._pool = pool
         self._client = client
-        # Not a method: a cycle would keep the channels open until the garbage collector comes by.
+        # Not a method: a reference cycle would keep the channels open until garbage collection.
         self._register = functools.partial(_register, native, pool)
         self._functions = Functions(self._register)
         #: Wraps functions whose executor has an initializer.
@@ -63,61 +63,74 @@ class Lease(Watching, cf.Executor):
         self._watched = {}
         self._maps: weakref.WeakSet[_map.Chunks] = weakref.WeakSet()
         self._deadlines: dict[tuple[Any, ...], _native.Options] = {}
-        # A lease that is dropped without a shutdown takes its helper, and then its workers, with it.
+        # Dropping a lease without a shutdown closes the pool, which ends the helper and releases the workers.
         weakref.finalize(self, pool.close).atexit = False
         self._helper = threading.Thread(target=serve, args=(weakref.ref(self), pool), name="dayfly helper", daemon=True)
         self._helper.start()
         self._echo = Echo(native) if echo else None
 
-    # What it is
+    # Properties
 
     @property
     def id(self) -> str:
-        """The lease's id."""
+        """Id of the lease."""
         lease: str = self._grant["lease"]
         return lease
 
     @property
     def workers(self) -> int:
-        """How many workers it has."""
+        """Number of workers."""
         workers: int = self._grant["workers"]
         return workers
 
     @property
     def mode(self) -> str:
-        """``hot`` if its workers poll on cores of their own, ``warm`` if they sleep while they wait."""
+        """``hot`` if the workers poll on cores of their own, ``warm`` if they sleep while they wait."""
         mode: str = self._grant["mode"]
         return mode
 
     @property
     def transport(self) -> str:
-        """How calls travel: ``shm``, ``tcp`` or ``tls``."""
+        """Transport of the calls: ``shm``, ``tcp`` or ``tls``."""
         return self._pool.transport()
 
     @property
     def grant(self) -> dict[str, Any]:
-        """Everything that was granted."""
+        """Everything that the manager granted, as a copy."""
         return dict(self._grant)
 
     def incarnations(self) -> list[int]:
-        """How often each worker has been started; 0 if it is gone. State in a worker lives as long as its number."""
+        """Returns the incarnation of each worker: how many times it was started; 0 if it is lost.
+
+        State in a worker lives as long as its incarnation.
+        """
         return self._pool.incarnations()
 
     def output(self, stream: Literal["out", "err"] | None = None) -> str:
-        """What its workers have printed so far, also for a minute after its end.
+        """Returns the workers' output so far, up to a minute after the end of the lease.
 
-        Their node keeps the last 256 KiB, and 16 KiB of a lease that is over. ``echo=True`` of `Client.lease` shows it
-        as it is printed.
+        The node keeps the last 256 KiB, and 16 KiB after the end of the lease. ``echo=True`` of `Client.lease` prints
+        the output as it appears.
 
         Args:
-            stream: ``out`` or ``err`` for standard output or error alone.
+            stream: ``out`` for standard output, ``err`` for standard error; both by default.
         """
         return _output.text(self._native, stream)
 
-    # Calling
+    # Calls
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Sends a call and answers its future. See `options` for deadlines and the like."""
+        """Sends a call to a worker and returns its future. `options` sets a deadline and other options.
+
+        Args:
+            fn: the function.
+            args: positional arguments.
+            kwargs: keyword arguments.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+            dayfly.Error: if the call cannot be sent. If its arguments cannot be pickled, the future raises instead.
+        """
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
         try:
@@ -128,11 +141,16 @@ class Lease(Watching, cf.Executor):
         except Error:
             raise
         except Exception as error:
-            # As with other executors, what cannot be pickled fails in the future.
+            # As with other executors, a value that cannot be pickled fails in the future.
             return failed(error, self._pool, self)
 
     def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls a function on a worker and waits for its result: the shortest way."""
+        """Calls a function on a worker and returns its result. This has the lowest latency.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+            dayfly.Error: if the call failed. Exceptions of the function keep their own types.
+        """
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
         number = self._functions.number(fn)
@@ -150,13 +168,17 @@ class Lease(Watching, cf.Executor):
         worker: int | None = None,
         incarnation: int | None = None,
     ) -> Calls:
-        """How to treat calls: ``lease.options(deadline=2).submit(f, x)``.
+        """Returns a view of this lease with options for its calls: ``lease.options(deadline=2).submit(f, x)``.
 
         Args:
-            deadline: seconds that the call may run before its worker is ended (`DeadlineExceeded`).
-            idempotent: the call may run again elsewhere if its worker died in the middle of it.
-            worker: the only worker that may run it.
-            incarnation: that worker's incarnation whose state it needs; if that is gone, `StateLost`.
+            deadline: seconds that the call may run. Its worker is then ended, and the call raises `DeadlineExceeded`.
+            idempotent: whether the call may run again on another worker if its worker died during the call.
+            worker: number of the only worker that may run the call.
+            incarnation: incarnation of that worker whose state the call needs. If it is lost, the call raises
+                `StateLost`.
+
+        Raises:
+            ValueError: if ``deadline`` is not positive.
         """
         key = (deadline, idempotent, worker, incarnation)
         made = self._deadlines.get(key)
@@ -169,7 +191,7 @@ class Lease(Watching, cf.Executor):
         return Calls(self, made)
 
     def function(self, fn: Callable[P, T]) -> Function[P, T]:
-        """A handle that calls ``fn`` on a worker, as if it were called here."""
+        """Returns a handle that calls ``fn`` on a worker when it is called."""
         return Function(self, fn)
 
     def map(
@@ -180,15 +202,19 @@ class Lease(Watching, cf.Executor):
         chunksize: int | None = None,
         progress: bool = False,
     ) -> Iterator[T]:
-        """Calls ``fn`` on every item; results come in order, as they are needed.
+        """Calls ``fn`` on every item and returns an iterator over the results, in order.
 
         Args:
-            fn: the function; it takes as many arguments as there are iterables.
-            iterables: where the arguments come from.
-            timeout: seconds until all results must have come.
-            chunksize: items in one invocation; by default as many as make about half a millisecond of work, by what
-                earlier ones cost.
-            progress: whether to draw a bar on standard error.
+            fn: the function. It takes as many arguments as there are iterables.
+            iterables: sources of the arguments.
+            timeout: seconds until all results must have arrived; None for no limit.
+            chunksize: items in one invocation. By default it adapts to about half a millisecond of work, from the
+                measured times of earlier invocations.
+            progress: whether to draw a progress bar on standard error.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+            TimeoutError: from the iterator, if a result is not there in time.
         """
         return _map.results(self._chunks(fn, iterables, chunksize, progress, None), timeout)
 
@@ -229,7 +255,7 @@ class Lease(Watching, cf.Executor):
     # asyncio
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls a function on a worker and awaits its result."""
+        """Calls a function on a worker and awaits its result. See `submit`."""
         return await self.submit(fn, *args, **kwargs)
 
     def amap(
@@ -241,14 +267,22 @@ class Lease(Watching, cf.Executor):
     # Shared libraries, shared memory
 
     def library(self, path: str) -> Library:
-        """Sends a shared library to the workers. Its functions are then called as ``library.name(data)``."""
+        """Sends a shared library to the workers. Call its functions as ``library.name(data)``.
+
+        Args:
+            path: path of the shared library on this host.
+        """
         self._check_open()
         return Library(self, path)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = float) -> np.ndarray[Any, Any]:
-        """An array, not initialised, in memory that the workers see: as an argument it travels without a copy.
+        """Returns an uninitialized array in memory that the workers share. As an argument it travels without a copy.
 
-        What the function writes into it, you see. Do not change it while a call that has it runs.
+        The function's writes to it are visible here. Do not change the array during a call that uses it.
+
+        Args:
+            shape: dimensions of the array.
+            dtype: element type, as for NumPy.
         """
         import math
 
@@ -259,36 +293,39 @@ class Lease(Watching, cf.Executor):
         memory = self._pool.shared_memory(math.prod(dimensions) * kind.itemsize)
         return np.ndarray(dimensions, kind, buffer=memoryview(memory))
 
-    # For others
+    # Delegation
 
     def delegate(
         self, workers: int = 1, *, duration: float = 86_400.0, users: Lease | None = None, wait: float = 60.0
     ) -> Delegation:
-        """Gives some of its workers to a function, which calls functions on them: see `Delegation`.
+        """Delegates some of the workers to a function, which calls functions on them: see `Delegation`.
 
-        This lease does without them until they are taken back.
+        This lease cannot use them until they are returned.
 
         Args:
-            workers: how many.
-            duration: seconds until they come back by themselves; never longer than this lease lasts.
-            users: the lease whose workers shall use them, by default this one; isolated ones see their node only then.
-            wait: seconds that calls on them may take to end first.
+            workers: number of workers.
+            duration: seconds until the workers return by themselves; at most the remaining time of this lease.
+            users: lease whose workers use the delegated ones; by default this lease. Isolated workers can reach only
+                workers of their own node.
+            wait: seconds to wait for calls that run on these workers.
         """
         self._check_open()
         text = self._pool.delegate(workers, duration, (users or self)._native, wait)
         return Delegation(text, self)
 
-    # Its end
+    # Renewal and shutdown
 
     def renew(self, duration: float) -> None:
-        """Makes the lease last ``duration`` seconds from now."""
+        """Extends the lease to end ``duration`` seconds from now."""
         self._native.renew(duration)
         self._grant = json.loads(self._native.grant())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the lease: waits for its calls, unless told otherwise, and gives the workers back.
+        """Ends the lease and returns its workers. Idempotent.
 
-        Without ``wait`` the lease is released in the background, once its calls have ended.
+        Args:
+            wait: whether to wait for the calls. If False, the lease is released in the background once they have ended.
+            cancel_futures: whether to cancel calls that have not begun.
         """
         with self._lock:
             if self._shut:
@@ -307,7 +344,7 @@ class Lease(Watching, cf.Executor):
             threading.Thread(target=self._end, name="dayfly shutdown").start()
 
     def _interrupt(self) -> None:
-        """Cancels what has not begun, and says what an interrupted program waits for."""
+        """Cancels calls that have not begun, and prints how many calls an interrupted program waits for."""
         if self._shut:
             return
         before = self._pool.pending()
@@ -326,15 +363,15 @@ class Lease(Watching, cf.Executor):
         try:
             self._pool.drain()
         finally:
-            # The helper tells those who watch before it goes.
+            # The helper completes watched futures before it exits.
             self._pool.close()
             if self._helper is not threading.current_thread():
                 self._helper.join()
             try:
                 self._native.release()
             except ConnectionFailed:
-                # Neither manager nor node is there to be told. The calls have ended, and the node takes workers that
-                # nobody uses back by itself: nothing that the caller should lose results over.
+                # Neither manager nor node can be reached. The calls have ended, and the node reclaims unused workers
+                # itself, so the caller keeps its results.
                 pass
             finally:
                 self._pool.disconnect()
@@ -358,16 +395,16 @@ class Lease(Watching, cf.Executor):
         state = "shut down" if self._shut else self.mode
         return f"<dayfly.Lease {self.id[:8]} of {self.workers} workers over {self.transport}, {state}>"
 
-    # Inside
+    # Internals
 
     def _initialize_with(self, wrap: Callable[[Any], Any]) -> None:
-        """Has functions that are called from now on wrapped, as an initializer needs it."""
+        """Wraps all functions called from now on, for an initializer."""
         register = self._register
         self._wrap = wrap
         self._functions = Functions(lambda fn: register(wrap(fn)))
 
     def _carried(self, fn: Any) -> Any:
-        """A function as it travels with its arguments."""
+        """Returns a function in the form that travels with its arguments."""
         return fn if self._wrap is None else self._wrap(fn)
 
     @property
@@ -397,14 +434,14 @@ def _register(native: _native.Lease, pool: _native.Pool, fn: Callable[..., Any])
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
-    """What a function is called on the bill."""
+    """Returns the function's name for metering."""
     named = fn if hasattr(fn, "__qualname__") else getattr(fn, "func", type(fn))
     module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", type(fn).__qualname__)
     return name if module in (None, "__main__") else f"{module}.{name}"
 
 
 class Calls:
-    """A lease with options for its calls. Made by `Lease.options`."""
+    """A lease with options for its calls. Created by `Lease.options`."""
 
     def __init__(self, lease: Lease, options: _native.Options) -> None:
         self._lease = lease
@@ -449,12 +486,12 @@ class Calls:
         chunksize: int | None = None,
         progress: bool = False,
     ) -> Iterator[T]:
-        """As `Lease.map`; a deadline is that of one invocation."""
+        """As `Lease.map`. The deadline applies to each invocation."""
         return _map.results(self._lease._chunks(fn, iterables, chunksize, progress, self._options), timeout)
 
 
 class Function(Generic[P, T]):
-    """A function that runs on a lease's workers. Made by `Lease.function`."""
+    """A function that runs on a lease's workers. Created by `Lease.function`."""
 
     def __init__(self, lease: Lease, fn: Callable[P, T]) -> None:
         functools.update_wrapper(self, fn)
@@ -462,11 +499,11 @@ class Function(Generic[P, T]):
         self._fn = fn
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls it on a worker and waits for its result."""
+        """Calls the function on a worker and returns its result."""
         return self._lease.call(self._fn, *args, **kwargs)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Sends a call and answers its future."""
+        """As `Lease.submit`."""
         return self._lease.submit(self._fn, *args, **kwargs)
 
     def map(self, *iterables: Iterable[Any], **options: Any) -> Iterator[T]:

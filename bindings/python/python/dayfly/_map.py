@@ -1,4 +1,4 @@
-"""``map`` over a lease: items are packed into invocations by what they were measured to cost."""
+"""``map`` over a lease: packs items into invocations according to their measured cost."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from dayfly._lease import Lease
     from dayfly._progress import Progress
 
-#: Work in one invocation. Large beside what an invocation costs (a few microseconds), small beside what a worker that
-#: has nothing left to do would waste at the end.
+#: Work in one invocation, in nanoseconds. Large compared to the overhead of an invocation (a few microseconds), small
+#: compared to the time that an idle worker would waste at the end.
 TARGET_NS = 500_000
-#: Chunks under way for each worker: one that runs, some that wait, and results that the slowest of them holds up.
+#: Chunks in flight for each worker: one that runs, some that are queued, and results that wait for a slower chunk.
 WINDOW = 8
-#: A chunk is never this many times larger than the one whose cost was measured.
+#: Maximum factor by which a chunk is larger than the one whose cost was measured.
 GROWTH = 16
 MOST_ITEMS = 1 << 20
-#: Results of chunks up to this size are let go one by one, as the caller takes them: each took a worker 2 us or more.
+#: Results of chunks up to this size are released one by one as the caller takes them: each took a worker 2 us or more.
 LET_GO_ITEMS = 256
 
 
 class Chunks:
-    """The state of one map: what was sent, what is left, and how large the next chunk shall be."""
+    """The state of one map: the chunks in flight, the remaining items, and the size of the next chunk."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Chunks:
         self.started = False
 
     def fill(self, limit: int | None = None) -> None:
-        """Sends chunks until enough are under way."""
+        """Sends chunks until ``limit`` of them are in flight; by default the window."""
         limit = self.window if limit is None else limit
         while not self.exhausted and len(self.sent) < limit:
             chunk = list(itertools.islice(self.items, self.size))
@@ -63,16 +63,16 @@ class Chunks:
             self.sent.append((self.submit(chunk, self.star), len(chunk)))
 
     def learn(self, cost_ns: int, items: int) -> None:
-        """Chooses the next chunk's size by what the last one cost."""
+        """Adapts the size of the next chunk to the measured cost of the last one."""
         if self.fixed:
             return
         each = max(cost_ns / items, 1.0)
         wanted = min(int(TARGET_NS / each), items * GROWTH, MOST_ITEMS)
-        # Halfway at most downwards, so that one slow chunk does not make many tiny ones.
+        # Shrink by half at most, so that one slow chunk does not lead to many tiny ones.
         self.size = max(1, wanted, self.size // 2 if wanted < self.size else 0)
 
     def accept(self, outcome: Any, items: int) -> tuple[bool, list[Any]]:
-        """Whether any item of a chunk failed, and the results."""
+        """Returns whether any item of a chunk failed, and the results. Raises if the whole chunk failed."""
         if type(outcome) is Failure:
             raise outcome.error
         cost_ns, any_failed, results = outcome
@@ -82,7 +82,7 @@ class Chunks:
         return any_failed, results
 
     def abandon(self) -> None:
-        """Takes back what was not sent to a worker yet."""
+        """Cancels chunks that no worker has received."""
         self.exhausted = True
         while self.sent:
             self.sent.popleft()[0].cancel()
@@ -90,12 +90,12 @@ class Chunks:
             self.progress.close()
 
     def send_rest(self) -> None:
-        """Sends everything that is left, for whoever asks for the results later, or never."""
+        """Sends all remaining items, without waiting for results."""
         while not self.exhausted:
             self.fill(len(self.sent) + self.window)
 
     def __del__(self) -> None:
-        # As with other executors, a map whose results nobody looked at runs to its end all the same.
+        # As with other executors, a map whose results nobody requested still runs to its end.
         if not self.started and not self.exhausted:
             try:
                 self.send_rest()
@@ -104,7 +104,7 @@ class Chunks:
 
 
 def results(chunks: Chunks, timeout: float | None) -> Iterator[Any]:
-    """The results in order, each chunk's as soon as it and all before it are there."""
+    """Returns an iterator over the results in order, each chunk as soon as it and all before it have arrived."""
     until = None if timeout is None else time.monotonic() + timeout
     return itertools.chain.from_iterable(_by_chunk(chunks, until, timeout))
 
@@ -123,19 +123,19 @@ def _by_chunk(chunks: Chunks, until: float | None, timeout: float | None) -> Ite
                 chunks.sent.appendleft((call, items))
                 raise TimeoutError(f"the results did not come within {timeout} s")
             any_failed, values = chunks.accept(outcome, items)
-            # Keep the workers busy while the caller looks at these.
+            # Keep the workers busy while the caller processes these results.
             chunks.fill()
             if any_failed:
                 yield from _until_failure(values)
             else:
-                # Cheap items come in large chunks, of which the caller may as well keep a reference each.
+                # Cheap items come in large chunks, for which keeping the references is faster.
                 yield _let_go(values) if len(values) <= LET_GO_ITEMS else values
     finally:
         chunks.abandon()
 
 
 def _let_go(values: list[Any]) -> Iterator[Any]:
-    """The values, none of which this keeps once it is the caller's."""
+    """Yields the values, and drops each reference before the caller receives the next value."""
     values.reverse()
     while values:
         yield values.pop()
@@ -173,6 +173,6 @@ async def async_results(chunks: Chunks) -> AsyncIterator[Any]:
 
 
 def length_of(iterables: tuple[Iterable[Any], ...]) -> int | None:
-    """How many items there are, if that is known."""
+    """Returns the number of items, or None if no iterable has a length."""
     lengths = [len(each) for each in iterables if isinstance(each, Sized)]
     return min(lengths) if lengths else None

@@ -1,4 +1,4 @@
-"""Durable tasks: kept by the manager, run on an endpoint whether or not the submitter is there, fetched when it is."""
+"""Durable tasks: stored by the manager and run on an endpoint, whether or not the submitter stays connected."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Placement = Literal["packed", "spread", "together", "fabric"]
 
-#: What is not called through pickled arguments, by its form in the API.
+#: Classes of programs that are not called with pickled arguments, by the ``form`` in the API.
 _KINDS: dict[str, type[Program]] = {"entry_point": EntryPoint, "plain": Symbol, "checked": Symbol, "source": Source}
 
 
 class Registered:
-    """A function that the manager keeps. Made by `Client.register`.
+    """A function that is registered with the manager. Created by `Client.register`.
 
     Attributes:
-        id: names this version of it everywhere.
-        name: its name; the name alone means its last version.
-        owner: whose it is: the tenant's name.
-        version: from 1; 0 without a name.
+        id: id of this version of the function, the hash of its code and runtime.
+        name: name of the function. The name alone means the last version.
+        owner: name of the tenant that registered it.
+        version: number of the version, from 1; 0 without a name.
+        status: the manager's description of the function.
     """
 
     def __init__(self, status: dict[str, Any], fn: Callable[..., Any] | None = None, *, trust: Trust = NOBODY) -> None:
         self.status = status
-        #: Whose results of it are unpickled, beside one's own.
+        #: Tenants whose results of this function are unpickled.
         self._trust = trust
         self._fn = fn
         self.id: str = status["id"]
@@ -62,13 +63,17 @@ class Registered:
         self._kind = _KINDS.get(status["form"]["form"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls it here, if it was registered here."""
+        """Calls the function in this process.
+
+        Raises:
+            TypeError: if the function was not registered from this process.
+        """
         if self._fn is None:
             raise TypeError(f"{self!r} is kept by the manager; run it there with client.run")
         return self._fn(*args, **kwargs)
 
     def diff(self, earlier: Registered) -> str:
-        """What is different in its source, as lines of ``diff -u``; empty where nothing is."""
+        """Returns the changes since an earlier version's source, as ``diff -u`` prints them; empty if there are none."""
         import difflib
 
         before, after = (str(one.status["source"]).splitlines() for one in (earlier, self))
@@ -82,42 +87,47 @@ class Registered:
 class Executor(Watching, cf.Executor):
     """Durable tasks as a `concurrent.futures.Executor`.
 
-    What was submitted is on the manager's disk, runs on the endpoint whether or not this process goes on, and each task
-    ends in one outcome. All of them have a tag, by which they are found again: `Client.tasks`.
+    The manager stores submitted tasks on disk, and the endpoint runs them even if this process ends. Each task ends in
+    exactly one outcome. All tasks of an executor have the same tag, by which `Client.tasks` finds them.
 
     Args:
-        endpoint: where they run, by name, of those that `Client.endpoints` shows; by default that of ``dayfly up``, or
-            the only one that there is.
-        client: of which manager; by default the one that `dayfly.connect` finds.
-        durable: whether what is submitted outlives this process. Where it need not, calls go straight to ``workers``
-            workers that are leased for this executor, in microseconds, and end with it; what is only for durable tasks
-            (tag, priority, deadline, retries, memoize) is refused then.
-        workers: how many to lease where it is not durable; by default as many as cores are free.
-        tag: a name of your own for all that belongs together; random by default.
-        priority: higher ones of yours run first, from -128 to 127.
-        deadline: seconds from its submission until a task's end, after which it is ended.
-        walltime: seconds that one execution may take, after which it is ended with all its processes.
-        retries: how often a task is executed again when its function raises.
-        retry_wait: seconds before the first of these, an hour at most; before each further one, twice as long.
-        repeatable: whether a task may be executed again when it may have been executed already, as by a node that died.
-        memoize: whether a task may have the result of an earlier one of yours with the same function and arguments;
-            those that come while it runs wait for it.
-        environment: what functions import, as of `Client.register`, for those that are not registered.
-        image: the container image that they run in instead.
-        cores: of the worker that runs one; also for functions that are not registered, as all below.
-        memory: bytes of that worker; 0 for the node's usual share.
-        gpus: of that worker, which sees no others.
-        ranks: workers that each task has at once, all of them or none. Each of them calls the function, in which
-            ``MPI.COMM_WORLD`` of `dayfly.MPI` connects them, and the result is the list of theirs, by rank.
-        placement: on which nodes those are, as of `Client.gang`.
-        source: whether functions go as their text, as of `Client.register`.
-        max_workers: the same as ``workers``, as other executors call it.
-        initializer: what each worker calls before its first call of this executor. If it raises, calls fail as
-            `InitializerFailed`, a ``concurrent.futures.BrokenExecutor``, and the executor takes no more of them.
-        initargs: what the initializer is called with.
-        max_tasks_per_child: refused: workers are not replaced after so many tasks.
-        trust: other tenants whose results are unpickled here, beside those that its client trusts, as of
-            `dayfly.connect`.
+        endpoint: name of the endpoint that runs the tasks, one of `Client.endpoints`; by default the endpoint of
+            ``dayfly up``, or the only one there is.
+        client: client of the manager to use; by default a connection of its own, made as by `dayfly.connect`.
+        durable: whether tasks outlive this process. If False, calls go directly to ``workers`` workers that this
+            executor leases, in microseconds, and end with it. Options for durable tasks only (tag, priority,
+            deadline, retries, memoize) are then refused.
+        workers: number of workers to lease if ``durable`` is False; by default the number of free cores.
+        tag: common tag of the tasks; random by default.
+        priority: tasks of yours with a higher priority run first; -128 to 127.
+        deadline: seconds from submission until a task must have ended. It is then ended.
+        walltime: maximum seconds of one execution. The execution is then killed with all its processes.
+        retries: how many times a task is executed again if the function raises.
+        retry_wait: seconds before the first retry, at most 3600. The wait doubles with each further retry.
+        repeatable: whether a task may be executed again if it may have been executed already, for example by a node
+            that was lost.
+        memoize: whether a task may take the result of an earlier task of yours with the same function and arguments.
+            A task submitted while the earlier one runs waits for it.
+        environment: packages for functions that are not registered, as for `Client.register`.
+        image: container image for functions that are not registered.
+        cores: cores of the worker, for functions that are not registered, as all options below.
+        memory: bytes of memory of the worker; 0 for the node's default share.
+        gpus: GPUs of the worker, which sees no others.
+        ranks: number of workers that each task has at the same time, all or none. Each worker calls the function,
+            where ``MPI.COMM_WORLD`` of `dayfly.MPI` connects them. The result is the list of the ranks' results.
+        placement: placement of the ranks on nodes, as for `Client.gang`.
+        source: whether to send functions as source text, as for `Client.register`.
+        max_workers: the same as ``workers``, as other executors name it.
+        initializer: function that each worker calls before its first call of this executor. If it raises, calls
+            fail with `InitializerFailed`, a ``concurrent.futures.BrokenExecutor``, and the executor accepts no more.
+        initargs: arguments of the initializer.
+        max_tasks_per_child: not supported: workers are not replaced after a number of tasks.
+        trust: other tenants whose results this process unpickles, in addition to those that the client trusts, as
+            for `dayfly.connect`.
+
+    Raises:
+        ValueError: if options do not fit together, or a value is out of range.
+        dayfly.RequestError: ``not_found`` if there is no such endpoint.
     """
 
     def __new__(cls, *_: Any, durable: bool = True, **__: Any) -> Self:
@@ -201,7 +211,7 @@ class Executor(Watching, cf.Executor):
             "source": source,
             "initializer": initializer is not None,
         }
-        #: What it says of functions, which those that are registered say themselves.
+        #: Options that describe functions. Registered functions have their own.
         self._given = [name for name, is_given in given.items() if is_given]
         self._register = functools.partial(
             _register,
@@ -223,9 +233,9 @@ class Executor(Watching, cf.Executor):
             numbers.append(known(fn if wrap is None else wrap(fn)))
             return len(numbers) - 1
 
-        # It knows nothing of this executor, which ends with its last user so, not with a collection of garbage.
+        # Does not refer to this executor, so that the executor is freed with its last reference, without a collection.
         self._functions = Functions(number)
-        #: How many tasks it has futures of.
+        #: Number of tasks that this executor has futures of.
         self._submitted = 0
         self._shut = False
         self._lock = threading.Lock()
@@ -239,15 +249,26 @@ class Executor(Watching, cf.Executor):
 
     @property
     def tag(self) -> str:
-        """What its tasks have in common."""
+        """The common tag of the tasks."""
         return self._pool.tag()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submits a task and answers its future. ``fn`` is a callable, or what `Client.register` answered.
+        """Submits a task and returns its future.
 
-        Futures of other tasks may stand among the arguments, also inside lists and the like: the task waits until those
-        have ended, and gets their results in their place, which do not travel through this process. Where one of them
-        does not end well, neither does this task: `DependencyFailed`.
+        Arguments may contain futures of other tasks, also inside lists and other containers. The task then waits until
+        those have ended, and receives their results, which do not travel through this process. If one of them fails,
+        this task fails with `DependencyFailed`.
+
+        Args:
+            fn: a callable or a registered function.
+            args: positional arguments.
+            kwargs: keyword arguments.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+            ValueError: if an option of this executor conflicts with a registered function.
+            dayfly.Error: if the task cannot be submitted. If its arguments cannot be pickled, the future raises
+            instead.
         """
         return self._submit(fn, args, kwargs, self._options)
 
@@ -265,7 +286,7 @@ class Executor(Watching, cf.Executor):
         except (Error, cf.TimeoutError):
             raise
         except Exception as error:
-            # As with other executors, what cannot be pickled fails in the future.
+            # As with other executors, a value that cannot be pickled fails in the future.
             return failed(error, self._pool, self)
         self._count(1)
         return trusting(Future(task, self._pool, self), fn)
@@ -275,13 +296,13 @@ class Executor(Watching, cf.Executor):
             self._submitted += more
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Submits a task and awaits its result. Where the wait is cancelled, so is the task."""
+        """Submits a task and awaits its result. Cancelling the wait cancels the task."""
         from dayfly._async import submitted
 
         return await submitted(lambda: self.submit(fn, *args, **kwargs))
 
     def _program(self, fn: Any) -> tuple[bytes, type[Program]] | None:
-        """Which one it is and of what kind, if it is one."""
+        """Returns the id and kind of a program, registering it if needed; None for a pickled function."""
         if type(fn) is Registered:
             if self._given:
                 said = ", ".join(f"{name}=" for name in self._given)
@@ -306,7 +327,7 @@ class Executor(Watching, cf.Executor):
         try:
             found = known.get(fn)
         except TypeError:
-            # What cannot be looked up, such as a method, is told what it is.
+            # Not hashable or not weakly referable, such as a method: Source explains the problem to the user.
             return Source(fn)
         if found is None:
             found = known[fn] = Source(fn)
@@ -321,33 +342,42 @@ class Executor(Watching, cf.Executor):
         return self._numbers[number], args
 
     def _carried(self, fn: Any) -> Any:
-        """A function as it travels with its arguments."""
+        """Returns a function in the form that travels with its arguments."""
         return fn if self._wrap is None else self._wrap(fn)
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Submits a task for every item, or for every ``chunksize`` items; results come in order, as they are needed.
+        """Submits a task for every item, or for every ``chunksize`` items, and returns an iterator over the results.
 
-        All are submitted at once: they run to their end even if this process does not.
+        All tasks are submitted at once, and run to their end even if this process ends. Results come in order.
+
+        Args:
+            fn: the function. It takes as many arguments as there are iterables.
+            iterables: sources of the arguments.
+            timeout: seconds until all results must have arrived; None for no limit.
+            chunksize: items in one task.
+
+        Raises:
+            TimeoutError: from the iterator, if a result is not there in time.
         """
         futures, is_chunked = self._mapped(fn, iterables, chunksize)
         return _unchunked(futures, timeout) if is_chunked else _in_order(futures, timeout)
 
     async def amap(self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int = 1) -> AsyncIterator[T]:
-        """As `map`, for ``async for``; all are submitted when the first result is asked for."""
+        """As `map`, for ``async for``. All tasks are submitted when the first result is requested."""
         from dayfly._async import ended, twin
 
         futures, is_chunked = await twin(Executor._mapped)(self, fn, iterables, chunksize)
         futures.reverse()
         while futures:
-            # They go on without anybody who waits.
+            # The tasks continue if the iteration is abandoned.
             result = await ended(futures.pop(), cancels=False)
             for one in _values(result) if is_chunked else (result,):
                 yield one
 
     def _mapped(self, fn: Any, iterables: tuple[Iterable[Any], ...], chunksize: int) -> tuple[list[Future[Any]], bool]:
-        """The tasks of a map, and whether each is of a chunk."""
+        """Submits the tasks of a map. Returns their futures, and whether each task is a chunk of items."""
         self._check_open()
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -377,11 +407,12 @@ class Executor(Watching, cf.Executor):
         return futures
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the executor, not its tasks: with ``wait`` once all have ended, else as soon as the manager has them.
+        """Ends the executor. Its tasks continue unless they are cancelled.
 
         Args:
-            wait: whether to return only once all tasks have ended.
-            cancel_futures: whether to cancel tasks that no worker has been given. Those that run go on.
+            wait: whether to return only when all tasks have ended. If False, it returns as soon as the manager has
+                accepted them.
+            cancel_futures: whether to cancel tasks that no worker has received. Running tasks continue.
         """
         with self._lock:
             if self._shut:
@@ -406,7 +437,7 @@ class Executor(Watching, cf.Executor):
         return None
 
     def _interrupt(self) -> None:
-        """Says what an interrupted program waits for."""
+        """Prints how many tasks an interrupted program waits for."""
         left = 0 if self._shut else self._pool.pending()
         if left:
             print(
@@ -420,7 +451,7 @@ class Executor(Watching, cf.Executor):
             f"<dayfly.Executor {self.tag!r}: {self._submitted - self._pool.pending()} of {self._submitted} tasks done>"
         )
 
-    # Inside
+    # Internals
 
     def _check_open(self) -> None:
         if self._shut:
@@ -445,7 +476,7 @@ class Executor(Watching, cf.Executor):
 
 
 def trusting(future: Future[T], fn: Any) -> Future[T]:
-    """The same, of this function: whoever trusts that unpickles its results."""
+    """Returns the future, which now also trusts the tenants that the registered function trusts."""
     if type(fn) is Registered and fn._trust:
         future._trust = fn._trust
     return future
@@ -461,7 +492,7 @@ def options(
     repeatable: bool,
     memoize: bool,
 ) -> TaskOptions:
-    """How tasks are treated, checked."""
+    """Checks the options of tasks and returns them in native form."""
     return TaskOptions(
         json.dumps(
             {
@@ -469,7 +500,7 @@ def options(
                 "deadline_ms": _milliseconds("deadline", deadline),
                 "walltime_ms": _milliseconds("walltime", walltime),
                 **_retries(retries, retry_wait),
-                # A registered function has its own word on it.
+                # None leaves it to the registered function.
                 "repeatable": True if repeatable else None,
                 "memoize": memoize,
             }
@@ -515,7 +546,7 @@ def describe(
     ranks: int = 0,
     placement: Placement | None = None,
 ) -> dict[str, Any]:
-    """What the manager is told of a function beside its code."""
+    """Returns the description of a function for the manager, without its code."""
     return {
         "name": name,
         "description": kept.about if description is None else description,
@@ -537,7 +568,7 @@ def describe(
 
 
 def register(tasks: NativeTasks, fn: Any, *, source: bool = False, **about: Any) -> dict[str, Any]:
-    """Makes a function known to the manager; answers what it knows of it."""
+    """Registers a function with the manager and returns its status."""
     kept = Source(fn) if source else fn if isinstance(fn, Kept) else Pickled(fn)
     status: dict[str, Any] = json.loads(tasks.register(json.dumps(describe(kept, **about)), kept.code))
     return status

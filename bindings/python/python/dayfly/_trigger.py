@@ -1,4 +1,4 @@
-"""Triggers: what starts a function when something happens."""
+"""Triggers: start a function on a schedule, on new files or on requests."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from dayfly._tasks import _milliseconds, _priority, _retries
 if TYPE_CHECKING:
     from dayfly._client import Client
 
-#: Events that are listed in one request.
+#: Events in one page of a listing.
 PAGE = 1_000
-#: What begins a pattern in a path.
+#: Characters that begin a pattern in a path.
 WILDCARDS = frozenset("*?[{")
 
 
 class Trigger:
-    """What starts a function when something happens. Made by `Client.trigger`; `Client.triggers` has all of yours.
+    """Starts a function on each event. Created by `Client.trigger`; `Client.triggers` returns all of yours.
 
     Attributes:
-        name: its name among yours.
-        status: how it did when it was asked last; see the API's ``TriggerStatus``.
-        token: what it takes to send it an event, and nothing else; None unless it was made just now.
-        url: where programs send events, which has the token in it; None as well.
-        ca_pem: the manager's certificate authority, by which they know that address; None as well.
+        name: name, unique among your triggers.
+        status: the status at the last request; see the API's ``TriggerStatus``.
+        token: token that permits sending events to this trigger and nothing else; None unless `Client.trigger`
+            returned this object.
+        url: address for events, which contains the token; None like ``token``.
+        ca_pem: certificate of the manager's certificate authority, for clients of ``url``; None like ``token``.
     """
 
     def __init__(self, client: Client, status: dict[str, Any], made: Mapping[str, Any] | None = None) -> None:
@@ -42,14 +43,14 @@ class Trigger:
         self.ca_pem: str | None = about.get("ca_pem")
 
     def refresh(self) -> dict[str, Any]:
-        """Asks how it does now; answers ``status``."""
+        """Asks the manager for the status, updates ``status`` and returns it."""
         return self._told(self._client._native.get(self._path))
 
     def history(self, limit: int = 100) -> list[dict[str, Any]]:
-        """What it heard of, the latest first, and the tasks that came of it; see the API's ``EventStatus``.
+        """Returns the trigger's events, the latest first, with their tasks; see the API's ``EventStatus``.
 
         Args:
-            limit: events at most.
+            limit: maximum number of events.
         """
         found: list[dict[str, Any]] = []
         before = ""
@@ -57,33 +58,36 @@ class Trigger:
             page = min(limit - len(found), PAGE)
             some = json.loads(self._client._native.get(f"{self._path}/events?limit={page}{before}"))
             found += some
-            # Those that are long come in short pages.
+            # A page may be shorter than requested if its events are large.
             if not some:
                 break
             before = f"&before={found[-1]['number']}"
         return found
 
     def fire(self, event: Any = None, key: str | None = None) -> dict[str, Any]:
-        """Sends it an event, as a request would; answers its ``number``, ``task`` or ``flow``, and if it is ``known``.
+        """Sends the trigger an event, as a request would.
 
         Args:
-            event: its body: what JSON can express.
-            key: what it is known by: what is sent again with the same key is the same event.
+            event: body of the event, as a JSON value.
+            key: idempotency key. Events with the same key are the same event.
+
+        Returns:
+            The ``number`` of the event, its ``task`` or ``flow``, and whether the event was already ``known``.
         """
         query = "" if key is None else f"?key={quote(key, safe='')}"
         taken: dict[str, Any] = json.loads(self._client._native.post(f"{self._path}/events{query}", json.dumps(event)))
         return taken
 
     def pause(self) -> None:
-        """Has it start nothing for now: times pass, files wait, requests are refused."""
+        """Pauses the trigger: it ignores times, leaves files waiting and refuses requests."""
         self._told(self._client._native.post(f"{self._path}/pause", "{}"))
 
     def resume(self) -> None:
-        """Has it go on."""
+        """Resumes the trigger after `pause`."""
         self._told(self._client._native.post(f"{self._path}/resume", "{}"))
 
     def remove(self) -> None:
-        """Forgets it and its history; its tasks go on."""
+        """Removes the trigger and its history. Its tasks continue."""
         self._told(self._client._native.delete(self._path))
 
     def _told(self, status: str) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def make(
     paused: bool,
     **source: Any,
 ) -> Trigger:
-    """Makes a trigger, or changes the one of this name; the arguments are those of `Client.trigger`."""
+    """Creates a trigger, or changes the one of this name. The arguments are those of `Client.trigger`."""
     if valid_for is not None and valid_for <= 0:
         raise ValueError(f"valid_for={valid_for}: ask for a positive number of seconds")
     registration = {
@@ -133,7 +137,7 @@ def make(
         "paused": paused,
         "valid_for_ms": 0 if valid_for is None else max(1, round(valid_for * 1000)),
         **({} if endpoint is None else {"endpoint": endpoint}),
-        # Last, so that nothing is registered for what makes no sense.
+        # Last, so that no function is registered if another argument is invalid.
         "function": id_of(client, fn),
     }
     made = json.loads(client._native.post("/v1/triggers", json.dumps(registration)))
@@ -152,7 +156,7 @@ def source_of(
     watched_at: str | None = None,
     webhook: bool = False,
 ) -> dict[str, Any]:
-    """What a trigger waits for, as the API's ``EventSource``.
+    """Returns the event source in the form of the API's ``EventSource``.
 
     >>> source_of(timer="30 6 * * 1-5", zone="Europe/Berlin")
     {'kind': 'timer', 'cron': '30 6 * * 1-5', 'zone': 'Europe/Berlin', 'catch_up': True}
@@ -186,7 +190,7 @@ def source_of(
 
 
 def place_of(files: str, pattern: str | None) -> tuple[str, str]:
-    """A directory, from the root, or a bucket, and which paths below it count.
+    """Returns a directory, as an absolute path, or a bucket, and the pattern of paths below it.
 
     >>> place_of("/data/in/*.tif", None)
     ('/data/in', '*.tif')
@@ -199,7 +203,7 @@ def place_of(files: str, pattern: str | None) -> tuple[str, str]:
     if pattern is None:
         parts = files.split("/")
         first = next((index for index, part in enumerate(parts) if WILDCARDS & set(part)), len(parts))
-        # Of `/*.tif`, the root is left.
+        # The directory of `/*.tif` is the root.
         place = "/".join(parts[:first]) or ("/" if files.startswith("/") else "")
         pattern = "/".join(parts[first:]) or "*"
     return (place if files.startswith("s3://") else os.path.abspath(place)), pattern

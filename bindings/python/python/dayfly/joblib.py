@@ -1,10 +1,10 @@
-"""joblib on Dayfly: ``import dayfly.joblib``, and its calls run as durable tasks, or on leased workers.
+"""Backend for joblib: after ``import dayfly.joblib``, joblib's calls run as durable tasks or on leased workers.
 
 >>> import joblib, dayfly.joblib
 >>> with joblib.parallel_config("dayfly", endpoint="cluster"):  # doctest: +SKIP
 ...     joblib.Parallel()(joblib.delayed(abs)(x) for x in range(-10, 0))
 
-So do scikit-learn and all else that takes ``n_jobs``.
+scikit-learn and other libraries with ``n_jobs`` use the backend in the same way.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from joblib.parallel import register_parallel_backend
 
 import dayfly
 
-#: Calls that joblib has under way at a time on an endpoint, whose workers come with them.
+#: Calls that joblib keeps in flight on an endpoint, whose number of workers varies.
 CALLS = 64
 
 
 class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """A backend of joblib's, registered as ``dayfly``.
+    """The joblib backend ``dayfly``.
 
     Args:
-        executor: a `dayfly.Executor` or `dayfly.Lease` to use; it is left open.
-        client: of which manager; by default the one that `dayfly.connect` finds.
-        durable: whether calls are durable tasks. Else they run on workers that are leased while joblib works, as many
-            as ``n_jobs``.
-        options: of the `dayfly.Executor` that is made for durable tasks, such as ``endpoint``, or of
-            `dayfly.Client.lease`.
+        executor: a `dayfly.Executor` or `dayfly.Lease` to use. It stays open.
+        client: client of the manager to use; by default the one that `dayfly.connect` finds.
+        durable: whether calls are durable tasks. If False, they run on ``n_jobs`` workers, which are leased while
+            joblib runs.
+        options: options of the `dayfly.Executor` for durable tasks, such as ``endpoint``, or of `dayfly.Client.lease`.
     """
 
     supports_retrieve_callback = True
@@ -56,11 +55,11 @@ class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._executor: cf.Executor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of use where it was made alone; calls within calls have another backend.
+        # Nested calls use another backend, so a backend with default options is enough.
         return Backend, (self.nesting_level,)
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many calls are under way at a time."""
+        """Returns the number of calls in flight."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is not None and n_jobs > 0:
@@ -73,7 +72,7 @@ class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         return CALLS
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
-        """Called before the first call."""
+        """Prepares the executor. joblib calls it before the first call."""
         self.parallel = parallel
         jobs = self.effective_n_jobs(n_jobs)
         if self._given is not None:
@@ -92,7 +91,7 @@ class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         return self._client
 
     def submit(self, func: Callable[[], Any], callback: Callable[[Any], Any] | None = None) -> cf.Future[Any]:
-        """One batch of calls."""
+        """Submits one batch of calls and returns its future."""
         assert self._executor is not None
         future = self._executor.submit(func)
         if callback is not None:
@@ -100,17 +99,17 @@ class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         return future
 
     def retrieve_result_callback(self, out: cf.Future[Any]) -> Any:
-        """What a batch answered, or raised."""
+        """Returns the result of a batch, or raises its exception."""
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """A call failed: the others are not wanted any more."""
+        """Cancels all calls after one has failed."""
         self._close(cancel=True)
         if ensure_ready:
             self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel)
 
     def terminate(self) -> None:
-        """Called after the last call."""
+        """Releases the executor. joblib calls it after the last call."""
         self._close(cancel=False)
 
     def _close(self, cancel: bool) -> None:

@@ -1,4 +1,4 @@
-"""Apps as Parsl's users write them, as durable tasks: ``from dayfly.parsl import bash_app, python_app``.
+"""Parsl's apps as durable tasks: ``from dayfly.parsl import bash_app, python_app``.
 
 >>> from dayfly.parsl import load, python_app  # in place of `parsl`
 >>> @python_app  # doctest: +SKIP
@@ -7,8 +7,8 @@
 >>> with load(endpoint="cluster"):  # doctest: +SKIP
 ...     area(area(1, 2), 3).result()
 
-A call of an app submits a task, and answers its future; futures among its arguments are waited for, and their results
-take their places. Of Parsl's files (``File``, ``outputs=``) there are none: tasks answer what they have.
+Calling an app submits a task and returns its future. A task waits for the futures among its arguments and receives
+their results. Parsl's files (``File``, ``outputs=``) are not supported: tasks return their results.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ T = TypeVar("T")
 
 
 class Loaded:
-    """Where apps run from now on. Made by `load`; leaving it is `clear`."""
+    """The configuration for apps. Created by `load`; leaving the context calls `clear`."""
 
     def __init__(self, client: Client | None, options: dict[str, Any]) -> None:
         self._client = client
         self._options = options
         self._executors: dict[tuple[str | None, bool], Executor] = {}
         self._lock = threading.Lock()
-        #: A child of a fork has connections of its own.
+        #: The child of a fork needs connections of its own.
         self._pid = os.getpid()
 
     def executor(self, endpoint: str | None, memoize: bool) -> Executor:
-        """That of some apps."""
+        """Returns the executor for apps with these options."""
         from dayfly._client import connect
         from dayfly._tasks import Executor
 
@@ -81,7 +81,7 @@ class Loaded:
 
 
 class _Now:
-    """Where apps run now."""
+    """Holder of the current configuration."""
 
     loaded: Loaded | None = None
 
@@ -90,14 +90,18 @@ _lock = threading.Lock()
 
 
 def load(client: Client | None = None, **options: Any) -> Loaded:
-    """Says where apps run. Without it, they run where `dayfly.connect` leads.
+    """Configures where apps run. Without it, they run on the manager that `dayfly.connect` finds.
 
     Args:
-        client: of which manager.
-        options: of the `dayfly.Executor` of the apps, such as ``endpoint``, ``retries``, ``walltime``, ``environment``.
+        client: client of the manager to use.
+        options: options of the `dayfly.Executor` for the apps, such as ``endpoint``, ``retries``, ``walltime`` or
+            ``environment``.
+
+    Returns:
+        The configuration, as a context manager.
 
     Raises:
-        RuntimeError: they run somewhere already: see `clear`.
+        RuntimeError: if a configuration is already loaded; see `clear`.
     """
     with _lock:
         if _Now.loaded is not None:
@@ -107,7 +111,7 @@ def load(client: Client | None = None, **options: Any) -> Loaded:
 
 
 def clear() -> None:
-    """Waits for what apps have under way, and forgets where they run."""
+    """Waits for all tasks of apps, and discards the configuration."""
     with _lock:
         loaded, _Now.loaded = _Now.loaded, None
     if loaded is not None:
@@ -115,7 +119,7 @@ def clear() -> None:
 
 
 def wait_for_current_tasks() -> None:
-    """Waits for what apps have under way, whatever it ends with."""
+    """Waits for all tasks of apps, successful or not."""
     if _Now.loaded is not None:
         _Now.loaded._end()
 
@@ -128,7 +132,7 @@ def _now() -> Loaded:
 
 
 class App(Generic[P, T]):
-    """A function whose calls are tasks. Made by `python_app` and `bash_app`."""
+    """A function whose calls are tasks. Created by `python_app` and `bash_app`."""
 
     def __init__(self, fn: Callable[P, T], executors: Literal["all"] | Iterable[str], cache: bool) -> None:
         self.fn = fn
@@ -140,7 +144,7 @@ class App(Generic[P, T]):
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submits a task, and answers its future."""
+        """Submits a task and returns its future."""
         return _now().executor(self._endpoint, self._cache).submit(self.fn, *args, **kwargs)
 
     def __repr__(self) -> str:
@@ -165,12 +169,12 @@ def python_app(
     cache: bool = False,
     executors: Literal["all"] | Iterable[str] = "all",
 ) -> App[P, T] | Callable[[Callable[P, T]], App[P, T]]:
-    """Makes a function an app.
+    """Turns a function into an app. Usable as a decorator with or without arguments.
 
     Args:
-        function: which.
-        cache: whether a call may have the result of an earlier one of yours with the same arguments.
-        executors: the endpoint that it runs at, by name, where that is not the one of `load`.
+        function: the function.
+        cache: whether a call may take the result of an earlier call of yours with the same arguments.
+        executors: name of the endpoint to run on, if it differs from that of `load`.
     """
     if function is None:
         return lambda fn: App(fn, executors, cache)
@@ -178,7 +182,7 @@ def python_app(
 
 
 class _Bash:
-    """What runs on a worker for a function that answers a command."""
+    """Runs on a worker for a function that returns a shell command."""
 
     def __init__(self, fn: Callable[..., str]) -> None:
         self._fn = fn
@@ -196,7 +200,7 @@ class _Bash:
                 executable="/bin/bash",
                 check=False,
                 stdin=subprocess.DEVNULL,
-                # Where they are the worker's own, they are heard while the task runs.
+                # If both streams are the worker's own, the output is visible while the task runs.
                 stdout=opened[0],
                 stderr=opened[1],
             )
@@ -223,12 +227,17 @@ def bash_app(
     cache: bool = False,
     executors: Literal["all"] | Iterable[str] = "all",
 ) -> App[..., int] | Callable[[Callable[..., str]], App[..., int]]:
-    """Makes a function that answers a command for bash an app, whose tasks run that, and end with 0.
+    """Turns a function that returns a bash command into an app. Its tasks run the command and return 0.
 
-    ``stdout=`` and ``stderr=`` of a call name files on the node that are written on at their ends, and stay there.
+    The arguments ``stdout=`` and ``stderr=`` of a call name files on the node, which the command appends to.
+
+    Args:
+        function: the function.
+        cache: as for `python_app`.
+        executors: as for `python_app`.
 
     Raises:
-        CommandError: of a task's future, where the command ended with another status.
+        CommandError: from a task's future, if the command exits with a status other than 0.
     """
     if function is None:
         return lambda fn: App(_Bash(fn), executors, cache)

@@ -1,12 +1,12 @@
-"""PyTorch's collectives over the ranks of a group: a backend of ``torch.distributed``.
+"""PyTorch's collectives over the ranks of a group: the ``dayfly`` backend of ``torch.distributed``.
 
 >>> import torch.distributed as dist
 >>> import dayfly.torch  # registers the backend
 >>> dist.init_process_group("dayfly")
 
-Inside a group, started by `dayfly.run` or ``dayfly run``, that is all: rank and size are the group's, and whatever
-stands on ``torch.distributed`` works, such as ``DistributedDataParallel``. Tensors lie in the processor's memory, in
-one piece or not. Operations with ``async_op=True`` move on while this rank waits for others.
+Inside a group, started by `dayfly.run` or ``dayfly run``, nothing else is needed: rank and size are the group's, and
+libraries on top of ``torch.distributed`` work, such as ``DistributedDataParallel``. Tensors must be in CPU memory,
+contiguous or not. Operations with ``async_op=True`` progress while this rank waits for others.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _OPERATIONS = [
     (dist.ReduceOp.BOR, MPI.BOR),
     (dist.ReduceOp.BXOR, MPI.BXOR),
 ]
-#: Operations that are over and kept all the same; PyTorch has at most a few in flight.
+#: Completed operations that are kept alive. PyTorch has at most a few in flight.
 KEPT = 64
 
-#: What ranks do not add up as it is, and what they do instead.
+#: Types that the group cannot reduce, and the wider types that it reduces instead.
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 
 
@@ -50,7 +50,10 @@ def _refusal(message: str) -> RequestError:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements in one piece: its own memory if that is one, and a copy otherwise."""
+    """Returns the elements as a contiguous, flat tensor: a view if possible, else a copy.
+
+    Raises an error if the tensor is not in CPU memory or is sparse.
+    """
     if tensor.device.type != "cpu":
         raise _refusal(f"a tensor on {tensor.device}; the backend dayfly works on tensors of the processor: use .cpu()")
     if tensor.is_sparse:
@@ -59,12 +62,12 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(flat: torch.Tensor) -> Any:
-    """The bytes of a flat tensor, as a buffer: any type travels so."""
+    """Returns the bytes of a flat tensor as a buffer, which works for every type."""
     return [flat.view(torch.uint8), MPI.BYTE]
 
 
 class _Out:
-    """Memory in one piece for what is to come into a tensor."""
+    """A contiguous receive buffer for a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.flat = tensor, _flat(tensor)
@@ -79,18 +82,18 @@ class _Out:
 
 
 class _Work(dist.Work if hasattr(dist, "Work") else dist._Work):  # type: ignore[misc]
-    """An operation under way."""
+    """An operation in flight."""
 
     def __init__(self, requests: Sequence[MPI.Request], finish: Callable[[], Any], result: list[torch.Tensor]) -> None:
         super().__init__()
         self._requests, self._finish = list(requests), finish
-        # Groups keep these for a while, which must not keep what they were about.
+        # Process groups keep operations for a while, which must not keep the tensors alive.
         self._about = [weakref.ref(tensor) for tensor in result]
         self._source = -1
         self._over = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until it is over."""
+        """Waits until the operation is complete."""
         if not self._over:
             status = MPI.Status()
             for request in self._requests:
@@ -105,34 +108,34 @@ class _Work(dist.Work if hasattr(dist, "Work") else dist._Work):  # type: ignore
         self._requests, self._finish = [], lambda: None
 
     def is_completed(self) -> bool:
-        """Whether it is over."""
+        """Returns whether the operation is complete. Raises if it failed."""
         if not self._over and MPI.Request.Testall(self._requests):
             self._end()
         return self._over
 
     def is_success(self) -> bool:
-        """Whether it is over; what fails is raised."""
+        """Returns whether the operation is complete. Raises if it failed."""
         return self.is_completed()
 
     def exception(self) -> None:
-        """None: what fails is raised."""
+        """Returns None: failures are raised."""
 
     def synchronize(self) -> None:
-        """Waits until it is over."""
+        """Waits until the operation is complete."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that it is about."""
+        """Returns the tensors of the operation."""
         return [tensor for about in self._about if (tensor := about()) is not None]
 
     def source_rank(self) -> int:
-        """Who sent what was received."""
+        """Returns the rank that sent the received message."""
         return self._source
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the result. It is complete: nobody would complete it while whoever asked does something else."""
+        """Waits, and returns a completed future of the result. No thread would complete it later."""
         self.wait()
         result = self.result()
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
@@ -147,7 +150,7 @@ def _single(tensors: Sequence[Any], what: str) -> Any:
 
 
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """Ranks of a communicator, as PyTorch wants them."""
+    """A communicator as a PyTorch process group."""
 
     def __init__(self, comm: MPI.Comm, timeout: timedelta | None = None) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())
@@ -156,25 +159,25 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _started(self, requests: Sequence[MPI.Request], finish: Callable[[], Any], result: list[torch.Tensor]) -> _Work:
         work = _Work(requests, finish, result)
-        # What PyTorch holds of it in C++ does not keep the rest of it, without which nothing would ever be over.
+        # PyTorch holds only the C++ part of an operation. The Python part completes it, so it is kept here.
         self._kept.append(work)
         while len(self._kept) > KEPT and self._kept[0].is_completed():
             self._kept.popleft()
         return work
 
     def getBackendName(self) -> str:
-        """What it is registered as."""
+        """Returns the name of the backend."""
         return "dayfly"
 
     def name(self) -> str:
-        """The same."""
+        """Returns the name of the backend."""
         return "dayfly"
 
     _get_backend_name = getBackendName
     supports_coalescing = False
 
     def _get_backend(self, device: Any) -> ProcessGroup:
-        """Itself, on every device: what it cannot do is said by the operations."""
+        """Returns itself for every device. The operations raise an error for unsupported devices."""
         return self
 
     def _set_sequence_number_for_group(self) -> None:
@@ -186,7 +189,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # Reductions
 
     def _combined(self, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, MPI.Op, Callable[[torch.Tensor], Any]]:
-        """What ranks combine for a tensor, how, and what makes the tensor's elements of that."""
+        """Returns the tensor to reduce, the operation, and a function that converts the result to the tensor's type."""
         flat = _flat(tensor)
         wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         for theirs, ours in _OPERATIONS:
@@ -206,11 +209,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return request, lambda: tensor.detach().copy_(narrow(found).view(tensor.shape))
 
     def allreduce(self, tensors: Any, opts: Any = None) -> _Work:
-        """Combines everybody's elements, for everybody."""
+        """Reduces the elements of all ranks, and gives the result to all ranks."""
         return self.allreduce_coalesced([tensors] if isinstance(tensors, torch.Tensor) else tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> _Work:
-        """The same, of several tensors."""
+        """As `allreduce`, for several tensors."""
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         started = [self._allreduce(tensor, op) for tensor in tensors]
 
@@ -221,7 +224,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._started([request for request, _ in started], finish, tensors)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
-        """Combines everybody's elements, for the root."""
+        """Reduces the elements of all ranks, and gives the result to the root."""
         tensor = _single(tensors, "a reduction")
         wide, ours, narrow = self._combined(tensor, opts.reduceOp)
         found = torch.empty_like(wide)
@@ -236,7 +239,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(
         self, output_tensors: list[torch.Tensor], input_tensors: list[list[torch.Tensor]], opts: Any = None
     ) -> _Work:
-        """Combines everybody's elements, and gives each rank its part."""
+        """Reduces the elements of all ranks, and gives each rank its part of the result."""
         output, inputs = _single(output_tensors, "a reduction"), _single(input_tensors, "a reduction")
         return self._scatter_reduced(
             output, torch.cat([_flat(one) for one in inputs]), opts, [len(_flat(one)) for one in inputs]
@@ -252,13 +255,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _reduce_scatter_base(self, output: torch.Tensor, all_of: torch.Tensor, opts: Any = None) -> _Work:
         return self._scatter_reduced(output, all_of, opts, [output.numel()] * self._comm.Get_size())
 
-    # Versions of PyTorch differ in what they call it; so below.
+    # Names in different versions of PyTorch, here and below.
     reduce_scatter_tensor = reduce_scatter_single = _reduce_scatter_base
 
-    # What moves elements as they are
+    # Data movement
 
     def broadcast(self, tensors: Any, opts: Any = None) -> _Work:
-        """Gives everybody the root's elements."""
+        """Sends the root's elements to all ranks."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         out = _Out(_single(tensors, "a broadcast"))
         request = self._comm.Ibcast(out.bytes, root=0 if opts is None else opts.rootRank)
@@ -267,7 +270,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allgather(
         self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any = None
     ) -> _Work:
-        """Gives everybody everybody's elements."""
+        """Gathers the elements of all ranks to all ranks."""
         outputs, own = _single(output_tensors, "a gathering"), _flat(_single(input_tensors, "a gathering"))
         found = torch.empty(sum(out.numel() for out in outputs), dtype=own.dtype)
         request = self._comm.Iallgatherv(_bytes(own), [*_bytes(found)[:1], _lengths(outputs), MPI.BYTE])
@@ -283,13 +286,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allgather_coalesced(
         self, output_lists: list[list[torch.Tensor]], input_list: list[torch.Tensor], opts: Any = None
     ) -> _Work:
-        """Gives everybody everybody's elements, of several tensors."""
+        """As `allgather`, for several tensors."""
         for number, own in enumerate(input_list):
             self.allgather([[outputs[number] for outputs in output_lists]], [own]).wait()
         return self._started([], lambda: None, [tensor for outputs in output_lists for tensor in outputs])
 
     def gather(self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any) -> _Work:
-        """Gives the root everybody's elements."""
+        """Gathers the elements of all ranks to the root."""
         own = _flat(_single(input_tensors, "a gathering"))
         if self._comm.Get_rank() != opts.rootRank:
             return self._started([self._comm.Igatherv(_bytes(own), None, root=opts.rootRank)], lambda: None, [])
@@ -301,13 +304,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._started([request], lambda: _divide(found, outputs), outputs)
 
     def gather_single(self, output: torch.Tensor | None, own: torch.Tensor, opts: Any) -> _Work:
-        """The same, into one tensor."""
+        """As `gather`, into one tensor."""
         if self._comm.Get_rank() != opts.rootRank or output is None:
             return self.gather([], [own], opts)
         return self.gather([list(output.view(self._comm.Get_size(), -1))], [own], opts)
 
     def scatter(self, output_tensors: list[torch.Tensor], input_tensors: list[list[torch.Tensor]], opts: Any) -> _Work:
-        """Gives everybody its part of the root's."""
+        """Sends each rank its part of the root's elements."""
         out, send = _Out(_single(output_tensors, "a scattering")), None
         if self._comm.Get_rank() == opts.rootRank:
             inputs = _single(input_tensors, "a scattering")
@@ -318,7 +321,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def alltoall(
         self, output_tensors: list[torch.Tensor], input_tensors: list[torch.Tensor], opts: Any = None
     ) -> _Work:
-        """Sends everybody a tensor, and receives everybody's."""
+        """Sends a tensor to each rank and receives one from each."""
         sent = torch.cat([_flat(one) for one in input_tensors])
         found = torch.empty(sum(out.numel() for out in output_tensors), dtype=sent.dtype)
         request = self._comm.Ialltoallv(
@@ -334,7 +337,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
     ) -> _Work:
-        """The same, of parts of one tensor, along its first dimension."""
+        """As `alltoall`, for parts of one tensor along its first dimension."""
         out, sent = _Out(output), _flat(own)
 
         def lengths(tensor: torch.Tensor, sizes: list[int] | None) -> list[int]:
@@ -352,23 +355,23 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     all_to_all_single = alltoall_base
 
     def barrier(self, opts: Any = None) -> _Work:
-        """Waits until all ranks are here."""
+        """Waits until all ranks have called it."""
         return self._started([self._comm.Ibarrier()], lambda: None, [])
 
-    # Messages
+    # Point-to-point messages
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> _Work:
-        """Sends a tensor."""
+        """Sends a tensor to a rank."""
         flat = _flat(_single(tensors, "a message"))
         return self._started([self._comm.Isend(_bytes(flat), dst, tag)], lambda: None, tensors)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> _Work:
-        """Receives into a tensor."""
+        """Receives into a tensor from a rank."""
         out = _Out(_single(tensors, "a message"))
         return self._started([self._comm.Irecv(out.bytes, src, tag)], out.finish, tensors)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> _Work:
-        """Receives into a tensor, from anybody."""
+        """Receives into a tensor from any rank."""
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
 
@@ -383,7 +386,7 @@ def _divide(found: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
 
 
 def _make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    """The group of `init_process_group`, which all ranks call, or of `new_group`, where only members come here."""
+    """Creates the group of `init_process_group`, which all ranks call, or of `new_group`, which only members reach."""
     world = MPI.COMM_WORLD
     if size == world.Get_size():
         return ProcessGroup(world.Split(0, key=rank), timeout)  # type: ignore[arg-type]
@@ -391,7 +394,7 @@ def _make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Proces
         return ProcessGroup(MPI.Comm(Communicator.alone()), timeout)
     if MPI._invitation is None:
         raise _refusal(f"a group of {size} ranks in a world of {world.Get_size()}; start as many by dayfly.run")
-    # Those that are no members take no part, so the members meet anew.
+    # Ranks that are not members do not call this, so the members rendezvous again.
     if rank == 0:
         store.set("dayfly", os.urandom(8).hex())
     own = json.loads(MPI._invitation)
@@ -402,7 +405,7 @@ def _make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Proces
 
 
 def _meet(url: str, *args: Any, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """Rank and size are those of the group; the store is a file that all see, or a server of rank 0's."""
+    """Yields the store, with the group's rank and size. The store is a file on one host, else a server at rank 0."""
     world = MPI.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
     path = None
@@ -428,10 +431,10 @@ def _register() -> None:
         dist.Backend.register_backend("dayfly", _make, devices=["cpu"])
     except TypeError:  # before PyTorch 2
         dist.Backend.register_backend("dayfly", _make)
-    # A function of the same name hides it.
+    # A function of the same name hides the module as an attribute.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     rendezvous.register_rendezvous_handler("dayfly", _meet)
-    # What stands in the environment comes first; who started by Dayfly has nothing there, and needs nothing.
+    # Environment variables take precedence. A process that Dayfly started has none, and needs none.
     handlers: dict[str, Any] = rendezvous._rendezvous_handlers
     usual = handlers["env"]
 

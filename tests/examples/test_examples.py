@@ -26,7 +26,7 @@ def rust_examples() -> Path:
     """Directory of the examples in Rust, which cargo builds beside the programs."""
     environment = dict(os.environ, CARGO_TARGET_DIR=str(bin_dir().parent))
     # As `make test` has built them: other choices of packages have other features, and all would be built anew.
-    packages = ("dayfly-cli", "dayfly-executor", "dayfly-c", "dayfly-examples")
+    packages = ("dayfly-cli", "dayfly-bench", "dayfly-executor", "dayfly-c", "dayfly-examples")
     command = ["cargo", "build", "--release", "--locked", "--quiet", *(f"--package={name}" for name in packages)]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
     return bin_dir()

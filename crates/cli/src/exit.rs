@@ -1,76 +1,12 @@
-//! How a command that failed says so: a line on standard error, and an exit status that a script can act on.
+//! Usage errors: what the command line says wrong, without naming what is hidden.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use dayfly_protocol::api::ErrorBody;
+pub use dayfly_command::exit::report;
 use dayfly_protocol::error::{Code, Failure};
-
-use crate::output;
-
-/// The command, its function or Dayfly failed.
-const FAILED: u8 = 1;
-/// The command was not understood.
-const USAGE: u8 = 2;
-/// Nobody answers.
-const UNREACHABLE: u8 = 3;
-/// Somebody answers, and refuses.
-const REFUSED: u8 = 4;
-
-/// The exit status for a code; the table in docs/reference/cli.md says the same.
-pub fn status(code: Code) -> u8 {
-    match code {
-        Code::InvalidRequest => USAGE,
-        Code::Unreachable | Code::TimedOut => UNREACHABLE,
-        Code::NotFound
-        | Code::Ambiguous
-        | Code::Unauthorized
-        | Code::LeaseExpired
-        | Code::LeaseEnded
-        | Code::NoCapacity
-        | Code::TooLarge
-        | Code::VersionMismatch
-        | Code::PythonMismatch
-        | Code::EnvironmentBuilding
-        | Code::EnvironmentFailed
-        | Code::IsolationUnavailable
-        | Code::WorkerBusy
-        | Code::Replayed
-        | Code::TransportRefused
-        | Code::PayloadTooLarge
-        | Code::Rejected
-        | Code::StaleEpoch
-        | Code::QuotaExceeded
-        | Code::Forbidden => REFUSED,
-        _ => FAILED,
-    }
-}
-
-fn tell(line: &str) {
-    // With nobody at the other end there is nobody to tell.
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-/// Tells of a failure.
-pub fn report(failure: &Failure, json: bool) -> ExitCode {
-    if json {
-        let body = ErrorBody { error: failure.clone() };
-        tell(&serde_json::to_string(&body).unwrap_or_else(|error| error.to_string()));
-    } else {
-        tell(&format!(
-            "error [{}]: {}",
-            failure.code.name(),
-            output::lines(&failure.message)
-        ));
-        if let Some(exception) = &failure.exception {
-            tell(output::lines(&exception.traceback).trim_end());
-        }
-    }
-    ExitCode::from(status(failure.code))
-}
 
 /// Removes suggestions of hidden options and commands from an error: clap makes them of all that it knows.
 fn forget_hidden(error: &mut clap::Error, arguments: &[OsString], mut command: &Command) {

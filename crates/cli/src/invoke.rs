@@ -12,7 +12,8 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::text::is_unsafe;
 use serde_json::{Value, json};
 
-use crate::lease::{Level, Wanted};
+use crate::lease::Wanted;
+use crate::values::Level;
 use crate::{Global, connect, output, python, values};
 
 /// How many calls each worker has ahead of it while several workers are kept busy.

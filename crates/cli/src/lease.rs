@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use dayfly_client::{Client, LeaseStatus, Mode};
 use dayfly_lease::SigningKey;
-use dayfly_protocol::api::{Grant, LeaseRequest, Sandbox};
+use dayfly_protocol::api::{Grant, LeaseRequest};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::short::GivenId;
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::manager::write_private;
+use crate::values::Level;
 use crate::{Global, connect, output, status, values};
 
 /// Whoever follows asks again this often at least.
@@ -76,27 +77,6 @@ impl From<Wanted> for Mode {
             Wanted::Hot => Mode::Hot,
             Wanted::Warm => Mode::Warm,
             Wanted::Auto => Mode::Auto,
-        }
-    }
-}
-
-/// How far workers are kept from everything else on their host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Level {
-    /// Processes of the node's own user: for code that is trusted
-    Process,
-    /// Namespaces, no privilege, a system call filter, limits: for other people's code
-    Isolated,
-    /// The same with an image in place of the host's programs and libraries
-    Container,
-}
-
-impl From<Level> for Sandbox {
-    fn from(level: Level) -> Self {
-        match level {
-            Level::Process => Sandbox::Process,
-            Level::Isolated => Sandbox::Isolated,
-            Level::Container => Sandbox::Container,
         }
     }
 }

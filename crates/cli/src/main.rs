@@ -1,7 +1,8 @@
-//! The one binary, `dayfly`: the daemons, and what a person or a script asks of them.
+//! The program `dayfly`: the daemons, and what a person or a script asks of them.
 //!
 //! One file per command. What they share: [`daemon`] (state directories, signals, the parent), [`connect`] (which
-//! manager), [`output`] (tables and JSON), [`values`] (durations, sizes), [`exit`] (how errors are told).
+//! manager), [`output`] (tables and JSON), [`values`] (ids, amounts), [`exit`] (usage errors). What they share with
+//! `dayfly-bench` is in `crates/command`.
 
 mod bench;
 mod bill;
@@ -18,7 +19,6 @@ mod function;
 mod interpreter;
 mod invoke;
 mod lease;
-mod logging;
 mod login;
 mod manager;
 mod node;
@@ -44,13 +44,12 @@ mod values;
 mod version;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+pub use dayfly_command::Global;
+use dayfly_command::logging::{self, Telling};
 use dayfly_protocol::error::Failure;
-
-use crate::logging::{LogFormat, Telling};
 
 /// Lease workers, and invoke functions on them in microseconds.
 #[derive(Debug, Parser)]
@@ -67,37 +66,6 @@ struct Cli {
     global: Global,
     #[command(subcommand)]
     command: Command,
-}
-
-/// What every command takes.
-#[derive(Debug, Args)]
-pub struct Global {
-    /// Print for programs: JSON on standard output, errors as JSON on standard error
-    #[arg(long, global = true, display_order = 900)]
-    json: bool,
-    /// Connection file of the manager, or its state directory [default: $DAYFLY_MANAGER, or that of `dayfly up`]
-    #[arg(long, global = true, value_name = "PATH", display_order = 901)]
-    manager: Option<PathBuf>,
-    /// What to log on standard error: error, warn, info, debug, trace, or directives such as dayfly_node=debug
-    #[arg(
-        long,
-        global = true,
-        value_name = "LEVEL",
-        env = "DAYFLY_LOG",
-        hide_env_values = true,
-        display_order = 902
-    )]
-    log: Option<String>,
-    /// How to log
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        default_value = "text",
-        value_name = "FORMAT",
-        display_order = 903
-    )]
-    log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]
@@ -153,7 +121,7 @@ enum Command {
     #[command(hide = true)]
     Connector(connector::Arguments),
     /// Measure invocations beside the machine's own limits, in the same run
-    Bench(bench::Arguments),
+    Bench(dayfly_command::bench::Arguments),
     /// Say which release this is
     Version(version::Arguments),
     /// Print completions for a shell
@@ -209,7 +177,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Run(arguments) => return run::run(arguments, global),
         Command::Rendezvous(arguments) => rendezvous::run(arguments, global),
         Command::Connector(_) => connector::run(),
-        Command::Bench(arguments) => bench::run(arguments, global.json),
+        Command::Bench(_) => return Err(bench::run().into()),
         Command::Version(arguments) => version::run(arguments, global),
         Command::Completions(arguments) => completions::run(arguments, global),
     }

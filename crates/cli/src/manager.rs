@@ -12,8 +12,8 @@ use serde_json::json;
 
 use crate::contents::ContentArguments;
 use crate::daemon::{self, Ending, StateDir};
-use crate::lease::Level;
 use crate::resources::levels;
+use crate::values::Level;
 use crate::{Global, connect, output, up, values};
 
 /// Nodes that are asked more often have no time for anything else.

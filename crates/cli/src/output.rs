@@ -3,15 +3,11 @@
 use std::io::{IsTerminal, Write};
 use std::os::fd::FromRawFd;
 
+pub use dayfly_command::colours;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::text::{self, Shown};
 use serde::Serialize;
-
-/// Whether a stream shows colours: a terminal does, unless its owner wants none.
-pub fn colours(stream: &impl IsTerminal) -> bool {
-    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
 
 /// Prints a line. A reader that went away, as `head` does, ends the program without a word.
 pub fn line(text: &str) {

@@ -4,9 +4,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use clap::{Command, CommandFactory};
+use dayfly_command::exit;
 use dayfly_protocol::error::Code;
 
-use crate::{Cli, exit};
+use crate::Cli;
 
 const HEAD: &str = "# The command line
 

@@ -13,7 +13,7 @@ use dayfly_protocol::api::{MOST_FABRIC_NAME, RendezvousAddress, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TenantId;
 
-use crate::lease::Level;
+use crate::values::Level;
 use crate::{interpreter, values};
 
 /// What `dayfly up` and `dayfly node` have in common.

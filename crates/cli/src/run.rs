@@ -10,7 +10,7 @@ use dayfly_client::{Placement, Sandbox};
 use dayfly_comm::Channel;
 use dayfly_protocol::error::Failure;
 
-use crate::lease::Level;
+use crate::values::Level;
 use crate::{Global, python, values};
 
 /// Run a script, a folder, a program or a function on many ranks that talk to each other.

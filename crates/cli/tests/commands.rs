@@ -378,7 +378,33 @@ fn a_tenants_people_lease_with_its_token_pay_its_bill_and_stop_at_its_budget() {
 }
 
 #[test]
+fn missing_bench_program_is_refused_with_what_to_do() {
+    let home = tempfile::tempdir().unwrap();
+    let lonely = home.path().join("dayfly");
+    std::fs::hard_link(support::dayfly(), &lonely)
+        .or_else(|_| std::fs::copy(support::dayfly(), &lonely).map(drop))
+        .unwrap();
+    let bench = |more: &[&str]| {
+        let mut command = Command::new(&lonely);
+        command
+            .arg("bench")
+            .args(more)
+            .env("PATH", home.path())
+            .output()
+            .unwrap()
+    };
+    let refused = bench(&["reject"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(4), "{said}");
+    assert!(said.starts_with("error [not_found]: `dayfly-bench`"), "{said}");
+    assert!(said.contains("make build"), "{said}");
+    let help = bench(&["reject", "--help"]);
+    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--calls"));
+}
+
+#[test]
 fn one_manager_grants_leases_on_many_simulated_nodes_and_leaves_nothing() {
+    support::build_bench();
     let home = tempfile::tempdir().unwrap();
     let temporary = home.path().join("tmp");
     std::fs::create_dir(&temporary).unwrap();

@@ -18,6 +18,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("dayfly-storage", 1),
     ("dayfly-scheduling", 1),
     ("dayfly-client", 2),
+    ("dayfly-command", 2),
     ("dayfly-executor", 2),
     ("dayfly-rendezvous", 2),
     ("dayfly-store", 2),
@@ -195,8 +196,19 @@ fn built_for(packages: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
+fn main_program_carries_no_fonts_and_no_plotting() {
+    let built = built_for(&["dayfly-cli"]);
+    for name in ["dayfly-bench", "notosans", "resvg"] {
+        assert!(
+            built.iter().all(|line| line.split(' ').next() != Some(name)),
+            "dayfly-cli links {name}, which belongs to the program dayfly-bench alone"
+        );
+    }
+}
+
+#[test]
 fn what_the_programs_and_the_python_module_share_is_built_once() {
-    let programs = built_for(&["dayfly-cli", "dayfly-executor", "dayfly-c"]);
+    let programs = built_for(&["dayfly-cli", "dayfly-bench", "dayfly-executor", "dayfly-c"]);
     let name = |line: &str| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
     let shared: BTreeSet<_> = programs.iter().map(|line| name(line)).collect();
     for line in built_for(&["dayfly-python"]) {

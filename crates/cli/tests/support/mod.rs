@@ -12,16 +12,28 @@ use dayfly_client::Client;
 /// not have built it.
 pub fn dayfly() -> PathBuf {
     static EXECUTOR: Once = Once::new();
-    let dayfly = PathBuf::from(env!("CARGO_BIN_EXE_dayfly"));
-    EXECUTOR.call_once(|| {
-        let mut command = Command::new(env!("CARGO"));
-        command.args(["build", "--quiet", "-p", "dayfly-executor"]);
-        if dayfly.components().any(|part| part.as_os_str() == "release") {
-            command.arg("--release");
-        }
-        assert!(command.status().unwrap().success(), "the executor did not build");
-    });
-    dayfly
+    EXECUTOR.call_once(|| build("dayfly-executor"));
+    PathBuf::from(env!("CARGO_BIN_EXE_dayfly"))
+}
+
+/// Builds `dayfly-bench` beside `dayfly`, which starts it.
+pub fn build_bench() {
+    static BENCH: Once = Once::new();
+    BENCH.call_once(|| build("dayfly-bench"));
+}
+
+/// Builds the program that is called as its package. `dayfly-cli` is selected too, so that dependencies have the features
+/// with which they are built already.
+fn build(name: &str) {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["build", "--quiet", "-p", "dayfly-cli", "-p", name, "--bin", name]);
+    if Path::new(env!("CARGO_BIN_EXE_dayfly"))
+        .components()
+        .any(|part| part.as_os_str() == "release")
+    {
+        command.arg("--release");
+    }
+    assert!(command.status().unwrap().success(), "{name} did not build");
 }
 
 /// Compiles C source to a shared library.

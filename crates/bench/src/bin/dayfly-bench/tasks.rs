@@ -3,43 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
-use clap::Args;
 use dayfly_bench::busy::Watch;
+use dayfly_command::bench::TasksArguments;
 use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
-use super::{ask, failure, python};
+use crate::failure;
+use crate::python::{ask, python};
 
 /// How long is looked for others' work before.
 const LOOK: Duration = Duration::from_millis(500);
-
-#[derive(Debug, Args)]
-pub struct TasksArguments {
-    /// Tasks of one measurement of the rate
-    #[arg(long, default_value_t = 20_000)]
-    tasks: usize,
-    /// Tasks of one measurement of the latency, one after the other
-    #[arg(long, default_value_t = 500)]
-    calls: usize,
-    /// How often each is measured, in turns with Parsl
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Bytes of each task's argument
-    #[arg(long, default_value_t = 0)]
-    size: usize,
-    /// Workers of Parsl's; Dayfly has one for each core
-    #[arg(long, default_value_t = 2)]
-    workers: u16,
-    /// Python interpreter that has Parsl; without one, Dayfly alone is measured
-    #[arg(long, value_name = "PYTHON", env = "DAYFLY_PARSL_PYTHON")]
-    parsl: Option<String>,
-    /// Report although the machine was busy
-    #[arg(long)]
-    force: bool,
-    /// Python interpreter that has the dayfly module
-    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
-    python: String,
-}
 
 /// What was measured.
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,98 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
 use dayfly_bench::{comm, tune};
 use dayfly_comm::cost::Prices;
 use dayfly_comm::table::{Table, Tables};
+use dayfly_command::bench::{CommArguments, CommOp, CommTransport, Language, PriceOf};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_storage::{Kind, Place};
 
-use super::{Language, failure, print};
-use crate::values;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum CommOp {
-    Pingpong,
-    Bcast,
-    Allreduce,
-    Alltoall,
-    Allgather,
-    Barrier,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum CommTransport {
-    /// Shared memory
-    Shm,
-    /// TCP on the loopback
-    Tcp,
-    /// A store that speaks S3, beside TCP
-    S3,
-    /// A Redis server, beside TCP
-    Redis,
-    /// A directory, beside TCP
-    File,
-}
-
-impl CommTransport {
-    /// The store that it is, if it is one.
-    fn kind(self) -> Option<Kind> {
-        match self {
-            Self::Shm | Self::Tcp => None,
-            Self::S3 => Some(Kind::S3),
-            Self::Redis => Some(Kind::Redis),
-            Self::File => Some(Kind::File),
-        }
-    }
-}
-
-#[derive(Debug, Args)]
-pub struct CommArguments {
-    /// What ranks do
-    #[arg(long, value_enum, default_value = "pingpong")]
-    op: CommOp,
-    /// What they are called from: python for NumPy's arrays, beside mpi4py over Open MPI
-    #[arg(long, value_enum, default_value = "c")]
-    language: Language,
-    /// Python interpreter that has the dayfly module and mpi4py
-    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
-    python: String,
-    /// How many there are
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
-    ranks: u16,
-    /// What they exchange through
-    #[arg(long, value_enum, default_value = "shm")]
-    transport: CommTransport,
-    /// The store: s3://bucket/prefix, redis://host:port, rediss:// or file:///directory
-    #[arg(long, value_name = "URL")]
-    store: Option<String>,
-    /// What things cost, to compute the price of an operation: put=, get=, gb-month=, host-hour= and rank-hour=, in one currency
-    #[arg(long, value_name = "NAME=PRICE,...", value_delimiter = ',', value_parser = price)]
-    prices: Vec<(PriceOf, f64)>,
-    /// Rounds in turns, of which the median counts
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// The smallest message
-    #[arg(long, value_name = "SIZE", default_value = "8", value_parser = values::size)]
-    least: u64,
-    /// The largest message
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = values::size)]
-    most: u64,
-    /// How much larger each is than the one before
-    #[arg(long, default_value_t = 2)]
-    step: usize,
-    /// Measure instead at which sizes collectives of so many ranks should change their algorithms here
-    #[arg(long, conflicts_with_all = ["op", "language", "store"])]
-    tune: bool,
-    /// With --tune: where to write that, for `dayfly run --tables FILE`; what the file says of other numbers of ranks stays
-    #[arg(long, value_name = "FILE", requires = "tune")]
-    output: Option<PathBuf>,
-}
+use crate::{failure, print};
 
 /// Measures, and prints what came of it.
 pub fn run(options: &CommArguments, json: bool) -> Result<(), Failure> {
-    match options.transport.kind() {
+    match kind(options.transport) {
         None if options.tune => {
             let report = tune::run(&comm_plan(options)).map_err(|error| failure(&error))?;
             if let Some(path) = &options.output {
@@ -128,6 +48,16 @@ fn keep_table(path: &Path, ranks: u32, table: Table) -> Result<(), Failure> {
     std::fs::write(path, text + "\n").map_err(failed)
 }
 
+/// The kind of store that a transport is; none for shared memory and TCP.
+fn kind(transport: CommTransport) -> Option<Kind> {
+    match transport {
+        CommTransport::Shm | CommTransport::Tcp => None,
+        CommTransport::S3 => Some(Kind::S3),
+        CommTransport::Redis => Some(Kind::Redis),
+        CommTransport::File => Some(Kind::File),
+    }
+}
+
 fn comm_op(op: CommOp) -> comm::Op {
     match op {
         CommOp::Pingpong => comm::Op::Pingpong,
@@ -137,28 +67,6 @@ fn comm_op(op: CommOp) -> comm::Op {
         CommOp::Allgather => comm::Op::Allgather,
         CommOp::Barrier => comm::Op::Barrier,
     }
-}
-
-/// What has a price.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum PriceOf {
-    Put,
-    Get,
-    GbMonth,
-    HostHour,
-    RankHour,
-}
-
-fn price(text: &str) -> Result<(PriceOf, f64), String> {
-    let (name, value) = text.split_once('=').ok_or("write NAME=PRICE")?;
-    let price = value
-        .parse::<f64>()
-        .ok()
-        .filter(|price| price.is_finite() && *price >= 0.0);
-    Ok((
-        PriceOf::from_str(name, false)?,
-        price.ok_or("a price is a number, and not negative")?,
-    ))
 }
 
 fn prices(said: &[(PriceOf, f64)]) -> Option<Prices> {

@@ -50,7 +50,7 @@ pub fn start(global: &Global, usual: Telling) -> Result<Option<Exporter>, Failur
     let (traces, exporter) = traces.unzip();
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(crate::output::colours(&std::io::stderr()));
+        .with_ansi(crate::colours(&std::io::stderr()));
     let lines = match global.log_format {
         LogFormat::Text => lines.fmt_fields(debug_fn(field).delimited(" ")).boxed(),
         LogFormat::Json => lines.json().boxed(),

@@ -1,0 +1,232 @@
+//! The options of `dayfly bench`. What measures is the program `dayfly-bench`.
+
+mod comm;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use dayfly_fabric::Transport;
+
+pub use self::comm::{CommArguments, CommOp, CommTransport, PriceOf};
+use crate::values::{self, Level};
+
+/// Measure invocations beside the machine's own limits, in the same run.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dayfly bench invoke                                  hot C function over shared memory
+  dayfly bench invoke --transport tcp --mode warm
+  dayfly bench invoke --depth 16                       many invocations in flight
+  dayfly bench cold --language c --sandbox process     from lease to first result
+  dayfly bench reclaim                                 a node given back to its owner, and given again
+  dayfly bench reject                                  a warm call that finds no core
+  dayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
+  dayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
+  dayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
+  dayfly bench comm --language python                  the same from Python, beside mpi4py
+  dayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
+  dayfly bench comm --transport s3 --store s3://bucket through object storage, beside TCP, with predicted time and price
+  dayfly bench table --out build/bench                 everything, with a picture
+
+Nothing else should run meanwhile: a measurement that saw a busy machine is refused (--force prints it all the same).")]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub what: What,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum What {
+    /// One kind of invocation, one number at a time or many in flight
+    Invoke(InvokeArguments),
+    /// From the request for a lease to the first result
+    Cold(ColdArguments),
+    /// From taking a node back to its being empty, and from giving it again to the first call on it
+    Reclaim(ReclaimArguments),
+    /// How soon a caller hears that a warm worker found no core
+    Reject(RejectArguments),
+    /// Leases granted each second while thousands of simulated nodes are registered, and what their heartbeats cost
+    Control(ControlArguments),
+    /// Durable tasks: from submission to result, and how many a second; beside Parsl's
+    Tasks(TasksArguments),
+    /// Messages and collectives between ranks, beside those of Open MPI in the same run
+    Comm(CommArguments),
+    /// Cold, warm and hot over each transport, with a picture of the distributions
+    Table(TableArguments),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    Hot,
+    Warm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Language {
+    C,
+    Python,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// uint32_t f(void*, uint32_t, void*): its output is copied once
+    Plain,
+    /// with capacity and errors: no copy
+    Checked,
+}
+
+#[derive(Debug, Args)]
+pub struct InvokeArguments {
+    /// Transport: shm, tcp, tls or libfabric:PROVIDER[/DOMAIN]
+    #[arg(long, default_value = "shm")]
+    pub transport: Transport,
+    /// Whether the worker polls or sleeps while it waits
+    #[arg(long, value_enum, default_value = "hot")]
+    pub mode: Mode,
+    /// Language of the function
+    #[arg(long, value_enum, default_value = "c")]
+    pub language: Language,
+    /// Form of the C function
+    #[arg(long, value_enum, default_value = "checked")]
+    pub form: Form,
+    /// Bytes in and out
+    #[arg(long, default_value_t = 64)]
+    pub size: usize,
+    /// Invocations in flight per worker when the rate is measured
+    #[arg(long, default_value_t = 1)]
+    pub depth: u32,
+    /// Workers
+    #[arg(long, default_value_t = 1)]
+    pub workers: u16,
+    /// How isolated the workers are
+    #[arg(long, value_enum, default_value = "process")]
+    pub sandbox: Level,
+    /// Measured invocations; 0 for as many as take a second or two
+    #[arg(long, default_value_t = 0)]
+    pub calls: usize,
+    /// Report although the machine was busy
+    #[arg(long)]
+    pub force: bool,
+    /// Items of a `map`, to be held against the standard library's Pool.map (Python only); 0 for none
+    #[arg(long, default_value_t = 0)]
+    pub items: usize,
+    /// Python interpreter that has the dayfly module
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
+    pub python: String,
+}
+
+#[derive(Debug, Args)]
+pub struct ColdArguments {
+    /// Language of the function
+    #[arg(long, value_enum, default_value = "c")]
+    pub language: Language,
+    /// How isolated the worker is
+    #[arg(long, value_enum, default_value = "process")]
+    pub sandbox: Level,
+    /// Image of a container: a name or a path
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<String>,
+    /// Cold starts to measure
+    #[arg(long, default_value_t = 40)]
+    pub calls: usize,
+    /// Start from executors that the node keeps parked
+    #[arg(long)]
+    pub pool: bool,
+    /// Measure also how many starts a second so many clients side by side get; 0 for none
+    #[arg(long, value_name = "CLIENTS", default_value_t = 0)]
+    pub parallel: usize,
+    /// Report although the machine was busy
+    #[arg(long)]
+    pub force: bool,
+    /// Python interpreter that has the dayfly module
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
+    pub python: String,
+}
+
+#[derive(Debug, Args)]
+pub struct ReclaimArguments {
+    /// Warm workers that are there when the node is taken back
+    #[arg(long, default_value_t = 100)]
+    pub workers: u16,
+    /// How isolated they are
+    #[arg(long, value_enum, default_value = "isolated")]
+    pub sandbox: Level,
+    /// How often to measure
+    #[arg(long, default_value_t = 10)]
+    pub rounds: usize,
+    /// Report although the machine was busy
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RejectArguments {
+    /// Calls of each kind
+    #[arg(long, default_value_t = 2_000)]
+    pub calls: usize,
+    /// How isolated the workers are
+    #[arg(long, value_enum, default_value = "process")]
+    pub sandbox: Level,
+    /// Report although the machine was busy
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ControlArguments {
+    /// Simulated nodes, each with a connection of its own to a real manager
+    #[arg(long, default_value_t = 10_000)]
+    pub nodes: u32,
+    /// Clients that ask for leases, each one after the other
+    #[arg(long, default_value_t = 8)]
+    pub clients: u32,
+    /// How long each part is measured
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = values::duration)]
+    pub each: Duration,
+    /// The manager's store, as of `dayfly manager`; a database must be empty [default: SQLite in a directory that is removed]
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// Report although the machine was busy
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct TasksArguments {
+    /// Tasks of one measurement of the rate
+    #[arg(long, default_value_t = 20_000)]
+    pub tasks: usize,
+    /// Tasks of one measurement of the latency, one after the other
+    #[arg(long, default_value_t = 500)]
+    pub calls: usize,
+    /// How often each is measured, in turns with Parsl
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Bytes of each task's argument
+    #[arg(long, default_value_t = 0)]
+    pub size: usize,
+    /// Workers of Parsl's; Dayfly has one for each core
+    #[arg(long, default_value_t = 2)]
+    pub workers: u16,
+    /// Python interpreter that has Parsl; without one, Dayfly alone is measured
+    #[arg(long, value_name = "PYTHON", env = "DAYFLY_PARSL_PYTHON")]
+    pub parsl: Option<String>,
+    /// Report although the machine was busy
+    #[arg(long)]
+    pub force: bool,
+    /// Python interpreter that has the dayfly module
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
+    pub python: String,
+}
+
+#[derive(Debug, Args)]
+pub struct TableArguments {
+    /// Directory for latency.png, latency.svg and bench.json
+    #[arg(long, default_value = "build/bench")]
+    pub out: PathBuf,
+    /// Report although the machine was busy
+    #[arg(long)]
+    pub force: bool,
+    /// Python interpreter that has the dayfly module; without one, Python is left out and the table says so
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
+    pub python: String,
+}

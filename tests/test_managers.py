@@ -68,7 +68,6 @@ class Site:
         """Waits until all are."""
         wait_until(lambda: self.up(manager) == len(self.nodes), f"all nodes up for {manager!r}", timeout)
 
-
     def all_named(self) -> None:
         """Waits until clients of either manager know of the other."""
 

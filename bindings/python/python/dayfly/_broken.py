@@ -1,5 +1,5 @@
-# ruff: noqa: N818 - they say what happened
-"""Errors that ``concurrent.futures`` has as well. They need ``multiprocessing``, which takes long to import."""
+# ruff: noqa: N818 - the names describe the failure
+"""Errors with a base class of ``concurrent.futures``. They need ``multiprocessing``, which takes long to import."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dayfly._errors import CallError, InitializerError
 
 
 class InitializerFailed(InitializerError, BrokenProcessPool):
-    """The initializer of an executor raised in a worker. The executor takes no more calls."""
+    """The initializer of an executor raised in a worker. The executor accepts no more calls."""
 
 
 class WorkerDied(CallError, BrokenProcessPool):
-    """The worker ended. ``maybe_executed`` says that the call may have run, and was not run twice.
+    """The worker died. With the code ``maybe_executed``, the call may have run and was not repeated.
 
-    A ``BrokenProcessPool``, for programs that look for that; the lease goes on with another worker.
+    It is a ``BrokenProcessPool`` for programs that catch that, but the lease continues with another worker.
     """

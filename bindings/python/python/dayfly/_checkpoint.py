@@ -1,4 +1,4 @@
-"""Checkpoints: what the ranks of a group save together, so that a run goes on where it was ended."""
+"""Checkpoints: state that the ranks of a group save together, from which a later run continues."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Where a run's checkpoints are, for ranks that `dayfly.run` and ``dayfly run`` start.
+#: Environment variable with the location of a run's checkpoints, for ranks of `dayfly.run` and ``dayfly run``.
 VARIABLE = "DAYFLY_CHECKPOINT"
 _COMPLETE = "complete.json"
-#: What a place for checkpoints raises where it cannot be used.
+#: Errors of an unusable location.
 _TROUBLE = (OSError, Error)
 
 
 class _Place(Protocol):
-    """Where checkpoints lie: each under its number, as a few files."""
+    """A location of checkpoints. Each checkpoint has a number and consists of a few files."""
 
     def found(self) -> list[tuple[int, bool]]:
-        """The numbers that are there, in order, and whether they are complete."""
+        """Returns the numbers of the checkpoints, in order, and whether each is complete."""
         ...
 
     def write(self, number: int, name: str, data: bytes) -> None:
-        """Puts it there whole or not at all. When this returns, the end of the power does not take it back."""
+        """Stores a file atomically. When this returns, the file survives a power failure."""
         ...
 
     def read(self, number: int, name: str) -> bytes:
-        """What was written."""
+        """Returns the content of a file."""
         ...
 
     def remove(self, number: int) -> None:
-        """Removes a checkpoint; what cannot be removed stays."""
+        """Removes a checkpoint. Files that cannot be removed stay."""
         ...
 
 
 class _Directory:
-    """A directory that all ranks reach."""
+    """A directory that all ranks can access."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class _Directory:
 
 
 class _Bucket:
-    """Object storage, where an object is there whole or not at all, and for all as soon as it is."""
+    """Object storage. Its writes are atomic and immediately visible to all ranks."""
 
     def __init__(self, url: str) -> None:
         from dayfly._native import Objects
@@ -111,11 +111,10 @@ class _Bucket:
 
 
 class Checkpoint:
-    """The checkpoints of one run, in a directory that all its ranks reach, or in object storage.
+    """The checkpoints of one run, in a directory that all its ranks can access, or in object storage.
 
-    A checkpoint is complete when every rank's part is stored; one that was cut short is never read. All methods are
+    A checkpoint is complete when every rank's part is stored. An incomplete one is never loaded. All methods are
     collective: every rank of the communicator calls them, in the same order.
-
     >>> checkpoint = Checkpoint()  # doctest: +SKIP
     >>> step, field = checkpoint.load(default=(0, start))  # doctest: +SKIP
     >>> while step < steps:  # doctest: +SKIP
@@ -127,16 +126,16 @@ class Checkpoint:
     def __init__(
         self, path: str | os.PathLike[str] | None = None, comm: MPI.Comm | None = None, *, keep: int = 2
     ) -> None:
-        """Finds the run's checkpoints.
+        """Opens the run's checkpoints.
 
         Args:
-            path: the run's directory, or ``s3://bucket/prefix``; by default that of ``checkpoint=`` of `dayfly.run` or
+            path: directory or ``s3://bucket/prefix`` of the run; by default ``checkpoint=`` of `dayfly.run` or
                 ``--checkpoint`` of ``dayfly run``.
-            comm: whose ranks save; by default ``MPI.COMM_WORLD``.
-            keep: how many complete checkpoints stay; older ones are removed.
+            comm: communicator of the ranks that save; by default ``MPI.COMM_WORLD``.
+            keep: number of complete checkpoints to keep. Older ones are removed.
 
         Raises:
-            dayfly.Error: ``invalid_request`` without a directory.
+            dayfly.Error: ``invalid_request`` if no path is given.
         """
         from dayfly import MPI
 
@@ -154,14 +153,17 @@ class Checkpoint:
         self._place: _Place = _Directory(self.path) if isinstance(self.path, Path) else _Bucket(self.path)
         self._comm = MPI.COMM_WORLD if comm is None else comm
         self._keep = keep
-        # Never a number that was used before, not even by a checkpoint that was cut short.
+        # Never reuse a number, not even that of an incomplete checkpoint.
         self._next = self._agreed(lambda: max([number for number, _ in self._place.found()], default=-1) + 1)
 
     def save(self, state: Any) -> None:
-        """Saves each rank's ``state``, anything that can be pickled. Returns when all of it is stored.
+        """Saves the state of each rank. Returns when the states of all ranks are stored.
+
+        Args:
+            state: this rank's state, which must be picklable.
 
         Raises:
-            dayfly.Error: ``store_failed`` on every rank, with the first rank's reason, when some rank could not write.
+            dayfly.Error: ``store_failed`` on every rank, with the first failed rank's reason, if any rank cannot write.
         """
         number, self._next = self._next, self._next + 1
         mine: tuple[int, str] | str
@@ -171,7 +173,7 @@ class Checkpoint:
             mine = len(data), hashlib.sha256(data).hexdigest()
         except (*_TROUBLE, pickle.PicklingError, TypeError, AttributeError) as error:
             mine = f"rank {self._comm.rank} could not save its part of checkpoint {self._name(number)}: {error}"
-        # Nobody's part counts before everybody's is there.
+        # The checkpoint is complete only once all parts are stored.
         parts = self._comm.allgather(mine)
         failed = [part for part in parts if isinstance(part, str)]
         if failed:
@@ -179,10 +181,13 @@ class Checkpoint:
         self._agreed(lambda: self._finish(number, parts))
 
     def load(self, default: T | None = None) -> Any:
-        """Each rank's state of the last complete checkpoint; ``default`` where there is none.
+        """Returns this rank's state in the last complete checkpoint.
+
+        Args:
+            default: the value to return if there is no checkpoint.
 
         Raises:
-            dayfly.Error: ``invalid_request`` when another number of ranks saved it.
+            dayfly.Error: ``invalid_request`` if the checkpoint has a different number of ranks.
         """
         complete = self._agreed(lambda: [number for number, is_complete in self._place.found() if is_complete])
         for number in reversed(complete):
@@ -193,13 +198,13 @@ class Checkpoint:
                     "start as many, or name another directory",
                     "invalid_request",
                 )
-            # One that any rank cannot read is nobody's.
+            # If any rank cannot read the checkpoint, no rank uses it.
             if not any(self._comm.allgather(why)):
                 return state
         return default
 
     def _agreed(self, find: Any) -> Any:
-        """What rank 0 finds, on all ranks; what it raises, too."""
+        """Calls ``find`` on rank 0, and returns its result or raises its error on all ranks."""
         found: tuple[Any, str | None] = (None, None)
         if self._comm.rank == 0:
             try:
@@ -224,7 +229,7 @@ class Checkpoint:
                 self._place.remove(known)
 
     def _read(self, number: int) -> tuple[int | None, Any, str | None]:
-        """How many ranks saved it, this rank's state, and why that cannot be read."""
+        """Returns how many ranks saved a checkpoint, this rank's state, and why it cannot be read, or None."""
         ranks: int | None = None
         try:
             parts = json.loads(self._place.read(number, _COMPLETE))["parts"]

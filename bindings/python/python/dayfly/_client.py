@@ -83,7 +83,7 @@ def connect(
         dayfly.Error: if the manager cannot be reached, or refuses the connection.
     >>> with connect() as client:  # doctest: +SKIP
     ...     client
-    <dayfly.Client of embedded manager at https://127.0.0.1:40123>
+    <dayfly.Client of embedded manager at https://127.0.0.1:...>
     """
     client = _connected(url, config, token, ca, node)
     client._trust = trust_of(trust)
@@ -480,7 +480,7 @@ class Client:
             The removed functions.
 
         Raises:
-            dayfly.Error: ``not_found`` if you have no such function.
+            dayfly.Error: if you have no such function (``not_found``), or it is in use.
         """
         from dayfly._tasks import Registered
 

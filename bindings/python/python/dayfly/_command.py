@@ -1,4 +1,4 @@
-"""Shell commands as functions: for programs that are no Python."""
+"""Shell commands as functions, for programs in any language."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import threading
 from collections.abc import Mapping
 from typing import IO, Any
 
-#: Bytes of the end of standard error that an error shows.
+#: Bytes from the end of standard error that an error includes.
 LAST_WORDS = 4 << 10
-#: Bytes that are read at once.
+#: Bytes of one read.
 CHUNK = 64 << 10
-#: Bytes of standard output that a result may have; more belongs into a file.
+#: Maximum bytes of standard output in a result. Larger outputs belong into a file.
 MOST_OUTPUT = 64 << 20
 SHELL = "/bin/sh"
 
 
 class CommandError(Exception):
-    """A shell command ended with another status than 0.
+    """A shell command exited with a status other than 0.
 
     Attributes:
-        command: as the shell got it.
-        status: its exit status; the negative number of the signal that ended it, if one did.
-        stderr: the end of what it wrote on standard error.
+        command: the command line that the shell received.
+        status: the exit status, or the negative number of the signal that ended the command.
+        stderr: the end of its standard error.
     """
 
     def __init__(self, command: str, status: int, stderr: str) -> None:
@@ -39,7 +39,7 @@ class CommandError(Exception):
 
 
 class Command:
-    r"""A shell command as a function, which answers what the command writes on standard output.
+    r"""A shell command as a function that returns the command's standard output.
 
     >>> resize = Command("convert {source} -resize {size} {target}")
     >>> resize.line("my photo.jpg", "64x64", target="small.png")
@@ -47,17 +47,17 @@ class Command:
     >>> Command("echo {what}")("hello; world")
     'hello; world\n'
 
-    What stands in braces are its arguments, in the order in which they first stand there; they are quoted, so that each
-    is one word for the shell whatever is in it. Braces themselves are doubled. Standard error is the worker's own, so
-    that it is heard while a task runs.
+    Names in braces are the arguments, in the order of their first occurrence. Values are quoted, so that each is one
+    word for the shell. Double a brace to use it literally. Standard error is the worker's own, so that it is visible
+    while a task runs.
 
     Args:
-        command: the line, for ``/bin/sh``.
-        directory: where it runs; by default where its worker does.
-        variables: environment variables beside those of the worker.
+        command: the command line, for ``/bin/sh``.
+        directory: working directory; by default the worker's.
+        variables: environment variables, in addition to the worker's.
 
     Raises:
-        CommandError: when called, where the command ends with another status than 0.
+        CommandError: on a call, if the command exits with a status other than 0.
     """
 
     def __init__(
@@ -86,7 +86,11 @@ class Command:
         self.__doc__ = command
 
     def line(self, *args: Any, **kwargs: Any) -> str:
-        """What the shell gets."""
+        """Returns the command line for these arguments.
+
+        Raises:
+            TypeError: if the arguments do not match the command.
+        """
         if len(args) > len(self.arguments):
             raise TypeError(f"{self!r} takes {len(self.arguments)} arguments, and got {len(args)}")
         given = dict(zip(self.arguments, args, strict=False))
@@ -100,7 +104,7 @@ class Command:
         return self.command.format(**{name: shlex.quote(str(value)) for name, value in given.items()})
 
     def __call__(self, *args: Any, **kwargs: Any) -> str:
-        """Runs it, and answers what it writes on standard output."""
+        """Runs the command and returns its standard output."""
         return self._run(self.line(*args, **kwargs), {})
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
@@ -137,7 +141,7 @@ class Command:
 
 
 class _Words:
-    """Passes on what a process writes on standard error, and keeps the end of it."""
+    """Forwards a process's standard error and keeps the end of it."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -151,8 +155,8 @@ class _Words:
             self._last = (self._last + chunk)[-LAST_WORDS:]
 
     def finish(self) -> str:
-        """The end of it, when the process has ended."""
-        # What it left running may hold on to it for ever.
+        """Returns the end of standard error, after the process has ended."""
+        # A process left in the background may keep the pipe open indefinitely.
         self._thread.join(timeout=1.0)
         if not self._thread.is_alive():
             self._stream.close()

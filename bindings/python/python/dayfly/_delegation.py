@@ -1,4 +1,4 @@
-"""Parts of a lease for others: functions that call functions."""
+"""Delegations: parts of a lease for functions that call functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Delegation:
-    """Some workers of a lease, for whoever holds this. Made by `Lease.delegate`; can be pickled.
+    """Workers of a lease, for the use of another process. Created by `Lease.delegate`; picklable.
 
-    Give it to a function as an argument, and the function calls functions of its own:
+    Pass it to a function as an argument, and the function calls other functions on these workers:
 
     >>> def parent(part, numbers):
     ...     with part.open() as workers:
@@ -25,7 +25,7 @@ class Delegation:
     ...     lease.submit(parent, part, [-1, 2, -3]).result()
     6
 
-    It is as good as a password: whoever reads it can use those workers until they are taken back.
+    A delegation is a secret: every process that has it can use the workers until they are taken back.
     """
 
     def __init__(self, text: str, owner: Lease | None = None) -> None:
@@ -35,7 +35,7 @@ class Delegation:
 
     @property
     def workers(self) -> int:
-        """How many workers it is for."""
+        """Number of workers."""
         workers: int = self._grant["workers"]
         return workers
 
@@ -47,7 +47,7 @@ class Delegation:
         depth: int = 0,
         retries: int = 3,
     ) -> Lease:
-        """Opens a channel to each of its workers: a lease like any other, which ends when they are taken back.
+        """Opens a channel to each of the workers. Returns a lease, which ends when the workers are taken back.
 
         The arguments are those of `Client.lease`.
         """
@@ -61,7 +61,11 @@ class Delegation:
         return Lease(native, pool, None)
 
     def take_back(self) -> None:
-        """Takes the workers back. Calls on them may go on for some seconds, and nobody hears of their results."""
+        """Returns the workers to the lease. Calls on them may run for some more seconds. Their results are lost.
+
+        Raises:
+            RuntimeError: if this object is a copy: only the lease that delegated the workers can take them back.
+        """
         if self._owner is None:
             raise RuntimeError("only the lease that delegated these workers can take them back")
         owner, self._owner = self._owner, None
@@ -78,7 +82,7 @@ class Delegation:
         try:
             self.take_back()
         except Error:
-            # What happened inside says more, and the lease may have ended of it.
+            # The error raised inside the block is more informative, and may be why the lease has ended.
             if error is None:
                 raise
 

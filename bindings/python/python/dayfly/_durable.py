@@ -1,4 +1,4 @@
-"""Functions that know where their tasks run: a decorator."""
+"""A decorator for functions that run as durable tasks."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ T = TypeVar("T")
 
 
 class Durable(Generic[P, T]):
-    """A function that can be called here, and submitted as a durable task. Made by `durable`."""
+    """A function that can be called here, or submitted as a durable task. Created by `durable`."""
 
     def __init__(self, fn: Callable[P, T], options: dict[str, Any]) -> None:
         self._fn = fn
         self._given: Client | None = options.pop("client", None)
         self._options = options
         self._lock = threading.Lock()
-        # A child of a fork has connections of its own.
+        # The child of a fork needs connections of its own.
         self._pid = 0
         self._client: Client | None = None
         self._executor: Executor | None = None
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls it here."""
+        """Calls the function in this process."""
         return self._fn(*args, **kwargs)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submits a task, and answers its future."""
+        """Submits a task and returns its future."""
         return self._running()[1].submit(self._fn, *args, **kwargs)
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Submits a task, and awaits its result."""
+        """Submits a task and awaits its result."""
         return await self._running()[1].asubmit(self._fn, *args, **kwargs)
 
     def map(self, *iterables: Iterable[Any], tag: str | None = None, extend: bool = False) -> Batch:
-        """A task for every item: see `Client.map`."""
+        """Submits a task for every item; see `Client.map`."""
         return self._running()[0].map(self._fn, *iterables, tag=tag, extend=extend, **self._options)
 
     def _running(self) -> tuple[Client, Executor]:
@@ -59,11 +59,11 @@ class Durable(Generic[P, T]):
             return self._client, self._executor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What it is connected to stays here.
+        # The connection is not pickled.
         return Durable, (self._fn, dict(self._options))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        # As a method, it is called here like every other.
+        # A method is called in this process, as any other.
         return self if instance is None else self._fn.__get__(instance, owner)
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ def durable(fn: Callable[P, T], /) -> Durable[P, T]: ...
 @overload
 def durable(**options: Any) -> Callable[[Callable[P, T]], Durable[P, T]]: ...
 def durable(fn: Callable[P, T] | None = None, /, **options: Any) -> Any:
-    """Makes a function one that can be submitted, where its tasks are to run and how.
+    """Decorates a function so that it can be submitted as a durable task, with these options.
 
     >>> @durable(endpoint="cluster", walltime=60, repeatable=True)
     ... def area(width, height):
@@ -88,8 +88,8 @@ def durable(fn: Callable[P, T] | None = None, /, **options: Any) -> Any:
     [0, 1, 4]
 
     Args:
-        fn: the function, where the decorator is used without options.
-        options: as of `Executor`.
+        fn: the function, if the decorator is used without options.
+        options: as for `Executor`.
     """
     if fn is not None:
         return Durable(fn, {})

@@ -1,4 +1,4 @@
-"""The programs that container images begin with, as functions."""
+"""The entry points of container images as functions."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ if TYPE_CHECKING:
 
 
 class EntryPoint(Program):
-    """The program that a container image begins with, as a function, which answers what it writes on standard output.
+    """The entry point of a container image as a function that returns the program's standard output.
 
     >>> resize = EntryPoint("--size {size} {files} --quiet")
     >>> resize.words
     ['--size', '{size}', '{files}', '--quiet']
 
-    It is registered, or submitted by an `Executor`, together with its image, which needs no Python:
+    Register it, or submit it to an `Executor`, together with its image. The image needs no Python:
 
         function = client.register(resize, name="resize", image="registry.example.org/resize:2")
         client.run(function, 64, ["a.jpg", "b.jpg"]).result()
 
-    The words come behind those that the image begins with, and take the place of its own command (``CMD``), as with
-    container runtimes. What stands in braces is an argument: a text, a number, a boolean or a path, or, where a word is
-    nothing else, a list of these, which become as many words. No shell looks at them. Where the program ends with
-    another status than 0 the task fails with that, and with its last words on standard error: `FunctionError`.
+    The words follow the image's ``ENTRYPOINT`` and replace its ``CMD``, as with container runtimes. Names in braces are
+    the
+    arguments: strings, numbers, booleans and paths. A word that consists of one name also accepts a list of these,
+        which
+    becomes one word for each element. No shell interprets the words. If the program exits with a status other than 0,
+    the task fails with `FunctionError`, which has the status and the end of standard error.
 
     Args:
-        words: as one text, split as a shell would, or as a list.
+        words: one string, which is split as by a shell, or a list.
 
     Raises:
-        ValueError: where the text has a quote that does not end.
+        ValueError: if the string has an unclosed quote.
     """
 
     def __init__(self, words: str | list[str] = "") -> None:
         self.words = shlex.split(words) if isinstance(words, str) else list(words)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """It runs in its image alone."""
+        """Raises TypeError: an entry point runs only in its image."""
         raise TypeError(f"{self!r} runs in its image: register it, and run it as a durable task")
 
     def form(self, image: str | None) -> dict[str, Any]:
@@ -69,7 +71,7 @@ class EntryPoint(Program):
 
 
 def _exact(value: Any) -> Any:
-    """Numbers as the texts that they become anyway: JSON's need not be as long as Python's."""
+    """Returns numbers as strings, because JSON numbers may have less precision than Python's."""
     match value:
         case bool():
             return value
@@ -83,7 +85,7 @@ def _exact(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Paths, and NumPy's numbers and arrays."""
+    """Converts paths, and NumPy's numbers and arrays, to plain values."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     plain: Callable[[], Any] | None = getattr(value, "tolist", None)

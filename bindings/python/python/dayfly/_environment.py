@@ -1,4 +1,4 @@
-"""What functions import where they run: named, read from a lock file, or captured from here."""
+"""Environments: the packages that functions import, listed, read from a lock file, or captured from this process."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-#: What every worker has.
+#: Packages that every worker has.
 GIVEN = frozenset({"dayfly"})
-#: What builds environments, and is in none.
+#: Tools that build environments and are not part of them.
 TOOLS = frozenset({"pip", "setuptools", "uv", "wheel"})
-#: A lock file that only `uv` itself understands.
+#: A lock file that only `uv` can read.
 UV_LOCK = "uv.lock"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Python packages that functions import: nodes build it with ``uv``, once for the same content, and share it.
+    """Python packages that functions import. Nodes build an environment with ``uv``, once for the same content.
 
-    Packages come as wheels from where the node's ``uv`` finds them. Those without exact versions get what is newest
-    when a node builds it; `locked` and `captured` are the same everywhere.
+    Packages are installed as wheels, from the index of the node's ``uv``. Requirements without exact versions get the
+    newest version at the time of the build. `locked` and `captured` give the same versions on all nodes.
 
     Args:
-        requirements: one package each, as a line of a requirements file: ``numpy>=2``.
-        python: ``major.minor`` of its Python; by default the client's own, which functions that are pickled need. Those
-            registered as source run in any.
+        requirements: lines of a requirements file, one for each package, such as ``numpy>=2``.
+        python: Python version, as ``major.minor``; by default the client's, which pickled functions need. Functions
+            registered as source run in any version.
     """
 
     requirements: tuple[str, ...]
@@ -48,10 +48,10 @@ class Environment:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, python: str = "") -> Self:
-        """Of a requirements file, a ``pylock.toml`` or a ``uv.lock`` (for which the program ``uv`` is needed).
+        """Reads a requirements file, a ``pylock.toml`` or a ``uv.lock``. The latter requires the program ``uv``.
 
         Raises:
-            ValueError: where it has what nodes do not build, such as packages from an address or a directory.
+            ValueError: if the file has entries that nodes do not build, such as packages from a URL or a directory.
         """
         file = Path(path)
         if file.name == UV_LOCK:
@@ -72,13 +72,13 @@ class Environment:
 
     @classmethod
     def captured(cls, *, without: Iterable[str] = ()) -> Self:
-        """What is installed here, in exactly these versions.
+        """Returns the installed packages of this interpreter, in exactly these versions.
 
         Args:
             without: names of packages to leave out.
 
         Raises:
-            ValueError: where a package was installed from a directory or a repository, from where nodes do not get it.
+            ValueError: if a package was installed from a directory or a repository, which nodes cannot access.
         """
         import importlib.metadata
 
@@ -102,7 +102,7 @@ class Environment:
         return cls(found[name] for name in sorted(found))
 
     def locked(self) -> Self:
-        """The same with exact versions of all packages, as the program ``uv`` finds them here and now."""
+        """Returns this environment with exact versions of all packages, as ``uv`` resolves them now."""
         version = self.python or f"{sys.version_info.major}.{sys.version_info.minor}"
         arguments = ("pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:")
         text = _uv(
@@ -111,12 +111,12 @@ class Environment:
         return type(self)(_lines(text, "uv pip compile"), python=self.python)
 
 
-#: How an environment may be named: by itself, its requirements, or the file that has them.
+#: Accepted forms of an environment: an `Environment`, its requirements, or the path of its file.
 EnvironmentLike: TypeAlias = Environment | Iterable[str] | str | os.PathLike[str] | None
 
 
 def environment_of(what: EnvironmentLike) -> Environment | None:
-    """What is named as an environment: a list of requirements, a file, or one that was made before."""
+    """Returns the environment given by a list of requirements, a file or an `Environment`."""
     if what is None or isinstance(what, Environment):
         return what
     if isinstance(what, (str, os.PathLike)):
@@ -125,7 +125,7 @@ def environment_of(what: EnvironmentLike) -> Environment | None:
 
 
 def described(environment: Environment | None) -> dict[str, Any] | None:
-    """As the API has it."""
+    """Returns an environment in the form of the API."""
     if environment is None:
         return None
     return {"python": environment.python, "requirements": list(environment.requirements)}
@@ -136,16 +136,16 @@ def _plain(name: str) -> str:
 
 
 def _is_own(origin: dict[str, Any]) -> bool:
-    """Whether the version of a package that came from there says nothing to others."""
+    """Returns whether a package was installed from a place that nodes cannot access."""
     if origin.get("dir_info", {}).get("editable") or "vcs_info" in origin:
         return True
-    # Builders of distributions, such as conda, leave the directories in which they built what is elsewhere the same.
+    # Distributions such as conda record directories of their build hosts, which do not exist here.
     url = urllib.parse.urlsplit(origin.get("url", ""))
     return url.scheme == "file" and os.path.exists(urllib.parse.unquote(url.path))
 
 
 def _lines(text: str, whence: str) -> list[str]:
-    """The requirements of a requirements file."""
+    """Returns the requirements of a requirements file."""
     lines = []
     for raw in text.replace("\\\n", " ").splitlines():
         line = re.sub(r"(^|\s)#.*$", "", raw).strip()
@@ -160,7 +160,7 @@ def _lines(text: str, whence: str) -> list[str]:
 
 
 def _pylock(text: str, whence: str) -> list[str]:
-    """The requirements of a lock file as PEP 751 has it."""
+    """Returns the requirements of a PEP 751 lock file."""
     import tomllib
 
     lines = []
@@ -178,17 +178,17 @@ def _pylock(text: str, whence: str) -> list[str]:
 
 
 def _uv_settings() -> dict[str, str]:
-    """What `uv` is told, as on nodes, where its user says nothing else: how long to wait, and whom to trust."""
+    """Returns default settings of `uv`, the same as on nodes: timeouts and trusted certificates."""
     settings = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_CONNECT_TIMEOUT": "15"}
     trusted = ssl.get_default_verify_paths()
     if trusted.cafile or trusted.capath:
-        # A site's proxy may have a certificate that only this machine trusts. Older versions know the second name.
+        # A site's proxy may have a certificate that only this machine trusts. Older versions use the second name.
         settings |= {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
     return settings
 
 
 def _uv(*arguments: str, given: str | None = None) -> str:
-    """Runs `uv`, the one beside this Python if there is one."""
+    """Runs `uv`, preferably the one next to this Python interpreter, and returns its output."""
     beside = Path(sys.executable).with_name("uv")
     program = str(beside) if beside.is_file() else "uv"
     try:
@@ -208,7 +208,7 @@ def _uv(*arguments: str, given: str | None = None) -> str:
     return done.stdout
 
 
-#: What an endpoint runs to have an environment: any Python reads it.
+#: Source of a function that an endpoint runs to build an environment. Any version of Python can run it.
 _READY = """
 def ready():
     import importlib.metadata, sys
@@ -218,7 +218,7 @@ def ready():
 
 
 def _build(environment: Environment, endpoint: str | None, wait: float) -> dict[str, Any]:
-    """Has a node build an environment, and answers what is in it."""
+    """Has a node build an environment, and returns the versions of its packages."""
     import time
 
     from dayfly._client import connect, runtime
@@ -229,7 +229,7 @@ def _build(environment: Environment, endpoint: str | None, wait: float) -> dict[
         about = {
             "description": "what an environment has",
             "form": {"form": "source", "entry": "ready"},
-            # Source is for whatever version the environment has.
+            # Source runs in any version that the environment has.
             "runtime": runtime(environment) | ({"version": "", "cloudpickle": ""} if environment.python else {}),
         }
         status = json.loads(batch._executor._pool.register(json.dumps(about), _READY.encode()))
@@ -244,7 +244,7 @@ def _build(environment: Environment, endpoint: str | None, wait: float) -> dict[
 
 
 def _named(words: list[str], version: str) -> Environment:
-    """Of requirements, or of the one file that has them."""
+    """Returns the environment given by requirements, or by the one file that contains them."""
     if len(words) == 1 and os.path.isfile(words[0]):
         return Environment.from_file(words[0], python=version)
     for word in filter(_names_file, words):
@@ -255,12 +255,12 @@ def _named(words: list[str], version: str) -> Environment:
 
 
 def _names_file(word: str) -> bool:
-    """Whether this is a file's name rather than a package's, whether or not the file exists."""
+    """Returns whether a word is a file name rather than a package name, even if no such file exists."""
     return word.endswith((".txt", ".toml", ".lock", ".in")) or (os.sep in word and "://" not in word)
 
 
 def _main() -> None:
-    """What ``dayfly env`` does with an interpreter."""
+    """The part of ``dayfly env`` that needs an interpreter."""
     import argparse
 
     from dayfly._errors import Error

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def at_once(todo: Sequence[Callable[[], T]]) -> list[T]:
-    """Does something on several nodes at the same time, and all of it whatever fails; then raises what failed first."""
+    """Runs the functions in parallel and waits for all of them. Raises the first error, if any."""
     if len(todo) == 1:
         return [todo[0]()]
     with cf.ThreadPoolExecutor(len(todo)) as threads:
@@ -23,7 +23,7 @@ def at_once(todo: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Gang:
-    """All of so many workers, by rank. Made by `Client.gang`.
+    """Workers on one or several nodes, numbered by rank. Created by `Client.gang`.
 
     >>> with client.gang(4, placement="spread") as gang:  # doctest: +SKIP
     ...     futures = [gang.rank(rank).submit(pow, rank, 2) for rank in range(len(gang))]
@@ -38,21 +38,26 @@ class Gang:
 
     @property
     def leases(self) -> list[Lease]:
-        """One for each node, in the order of the ranks."""
+        """The leases, one for each node, in the order of the ranks."""
         return list(self._leases)
 
     @property
     def nodes(self) -> list[str]:
-        """The names of the nodes, by rank."""
+        """Name of the node of each rank."""
         return [lease.grant["node"]["name"] for lease, _ in self._places]
 
     def rank(self, rank: int, **options: Any) -> Calls:
-        """Calls on that rank's worker: ``gang.rank(3).submit(f, x)``. More options as of `Lease.options`."""
+        """Returns calls on one rank's worker: ``gang.rank(3).submit(f, x)``.
+
+        Args:
+            rank: number of the worker, from 0.
+            options: further options, as for `Lease.options`.
+        """
         lease, worker = self._places[rank]
         return lease.options(worker=worker, **options)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Gives all workers back, as `Lease.shutdown` does."""
+        """Ends all leases of the gang, as `Lease.shutdown` does."""
         at_once([functools.partial(lease.shutdown, wait, cancel_futures=cancel_futures) for lease in self._leases])
 
     def __enter__(self) -> Self:

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class NativeFunction:
-    """A symbol of a shared library, as a worker calls it.
+    """A symbol of a shared library, which runs on a worker.
 
-    ``data`` is anything with a contiguous buffer: bytes, a NumPy array. ``out`` says how much room the output needs, as
-    a number of bytes or as a writable buffer that takes it. The output is bytes, a view of shared memory that reads
-    like them (``memoryview``), or what was given as ``out``.
+    ``data`` is an object with a contiguous buffer, such as bytes or a NumPy array. ``out`` is the capacity for the
+    output: a number of bytes, or a writable buffer that receives the output. The call returns bytes, a ``memoryview``
+        of shared
+    memory, or the given ``out``.
     """
 
     def __init__(self, lease: Lease, number: int, name: str) -> None:
@@ -28,7 +29,7 @@ class NativeFunction:
     def submit(
         self, data: Any = b"", *, out: Any = None, deadline: float | None = None, idempotent: bool = False
     ) -> Future[Any]:
-        """As calling it, but answers a future at once."""
+        """As a call, but returns a future immediately."""
         into = None if out is None or isinstance(out, int) else memoryview(out).cast("B")
         room = out if isinstance(out, int) else 0 if into is None else into.nbytes
         options = Options(deadline_ms=self._lease._milliseconds(deadline), idempotent=idempotent, room=room)
@@ -47,7 +48,14 @@ class NativeFunction:
     def __call__(
         self, data: Any = b"", *, out: Any = None, deadline: float | None = None, idempotent: bool = False
     ) -> Any:
-        """Calls it and waits for its output."""
+        """Calls the function on a worker and returns its output.
+
+        Args:
+            data: the input.
+            out: capacity for the output.
+            deadline: seconds that the call may run.
+            idempotent: whether the call may run again on another worker if its worker died during the call.
+        """
         return self.submit(data, out=out, deadline=deadline, idempotent=idempotent).result()
 
     def __repr__(self) -> str:
@@ -55,10 +63,10 @@ class NativeFunction:
 
 
 class Library:
-    """A shared library that was sent to a lease's workers.
+    """A shared library on the workers of a lease. Created by `Lease.library`.
 
-    ``library.name`` is a function of the form ``uint32_t name(void *in, uint32_t size, void *out)``;
-    ``library.checked("name")`` one of the form that is told its output's capacity (``dayfly_function.h``).
+    ``library.name`` is a function ``uint32_t name(void *in, uint32_t size, void *out)``. ``library.checked("name")`` is
+    a function of the checked form of ``dayfly_function.h``, which receives the capacity of its output.
     """
 
     def __init__(self, lease: Lease, path: str | Path) -> None:
@@ -67,11 +75,11 @@ class Library:
         self._hash = lease._native.put_code(self._path.read_bytes())
 
     def plain(self, name: str) -> NativeFunction:
-        """A function of the plain form, as attribute access gives it."""
+        """Returns a function of the plain form, as attribute access does."""
         return NativeFunction(self._lease, self._lease._pool.register_symbol(self._hash, name, False), name)
 
     def checked(self, name: str) -> NativeFunction:
-        """A function of the checked form."""
+        """Returns a function of the checked form."""
         return NativeFunction(self._lease, self._lease._pool.register_symbol(self._hash, name, True), name)
 
     def __getattr__(self, name: str) -> NativeFunction:

@@ -1,4 +1,4 @@
-"""MPI programs as functions: on all ranks of a task, by the ``mpirun`` that their nodes have."""
+"""MPI programs as functions that run on all ranks of a task, started by their nodes' ``mpirun``."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dayfly import _mpi_agent
 from dayfly._command import SHELL, Command
 from dayfly._worker import GROUP_VARIABLE
 
-#: What starts a program on all ranks.
+#: Default command that starts a program on all ranks.
 LAUNCHER = "mpirun -n {ranks}"
-#: Seconds between two looks at what runs.
+#: Seconds between two checks of the running processes.
 LOOK = 0.005
-#: Batch systems tell their jobs by these; ``mpirun`` would have them start what only its ranks may.
+#: Prefixes of the variables of batch systems. With them, ``mpirun`` would start ranks through the batch system.
 BATCH = ("SLURM_", "PBS_", "LSB_", "SGE_", "PMI_", "PMIX_")
 _TO_START, _ENDED = 1, 2
 
 
 class MPICommand(Command):
-    """An MPI program as a function of several ranks, which answers what it writes on standard output.
+    """An MPI program as a function of several ranks, which returns the program's standard output.
 
     >>> solve = MPICommand("./solver {case}")
     >>> solve.line("a case.dat")
@@ -42,20 +42,20 @@ class MPICommand(Command):
     >>> client.run(solver, "case.dat").result()[0]  # doctest: +SKIP
     'converged after 12 steps'
 
-    Its ranks have the workers of one task at once. The task's first worker calls the ``mpirun`` of its node, that of
-    Open MPI or of MPICH, which starts the program's ranks where the task's are: on other hosts through the workers
-    there, so that neither ssh nor a batch system is needed, and what it started ends with the task. Its result stands
-    first in the task's, whose others are None.
+    The ranks are the workers of one task. The task's first worker calls its node's ``mpirun`` (Open MPI or MPICH),
+    which starts the program's ranks on the task's hosts: on other hosts through the workers there, without ssh or a
+    batch system. All processes end with the task. The first element of the task's result is the output; the others are
+    None.
 
     Args:
-        command: as of `Command`, without a launcher.
-        launcher: what starts it instead, as it is: ``srun -n {ranks}`` in jobs of Slurm. ``{ranks}`` is how many there
-            are, ``{hosts}`` their hosts with commas between them, each as often as it has ranks.
-        directory: as of `Command`.
-        variables: as of `Command`.
+        command: as for `Command`, without a launcher.
+        launcher: another command that starts the program, used verbatim, such as ``srun -n {ranks}`` in Slurm jobs.
+            ``{ranks}`` is the number of ranks, and ``{hosts}`` their hosts, separated by commas, one for each rank.
+        directory: as for `Command`.
+        variables: as for `Command`.
 
     Raises:
-        CommandError: when called, where the launcher ends with another status than 0.
+        CommandError: on a call, if the launcher exits with a status other than 0.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class MPICommand(Command):
         self.launcher = launcher
 
     def __call__(self, *args: Any, **kwargs: Any) -> str | None:  # type: ignore[override]
-        """Runs it on all ranks; called on each of them."""
+        """Runs the program on all ranks. Every rank calls it."""
         line = self.line(*args, **kwargs)
         from dayfly import MPI
 
@@ -90,7 +90,7 @@ class MPICommand(Command):
                 return self._run(f"{LAUNCHER.format(**ranks)} {line}", agents.variables())
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        # The group is this task's own, and has its ranks.
+        # The program must not join this task's group, whose ranks all exist already.
         given = {name: value for name, value in os.environ.items() if name != GROUP_VARIABLE}
         if self.launcher is None:
             given = {name: value for name, value in given.items() if not name.startswith(BATCH)}
@@ -101,7 +101,7 @@ class MPICommand(Command):
 
 
 class _Agents:
-    """Has the ranks on other hosts start there what ``mpirun`` wants to have started."""
+    """Has the ranks on other hosts start the processes that ``mpirun`` requests there."""
 
     def __init__(self, comm: Any, hosts: Sequence[str], place: Path) -> None:
         self._comm = comm
@@ -117,7 +117,7 @@ class _Agents:
         self._thread = threading.Thread(target=self._run, name="dayfly mpirun", daemon=True)
 
     def variables(self) -> dict[str, str]:
-        """The environment in which ``mpirun`` takes hosts and agent from here."""
+        """Returns the environment variables that give ``mpirun`` the hosts and the agent."""
         words = shlex.join([sys.executable, "-I", _mpi_agent.__file__, str(self._place / "socket")])
         agent = self._file("agent", f'#!/bin/sh\nexec {words} "$@"\n')
         agent.chmod(0o700)
@@ -128,7 +128,7 @@ class _Agents:
             "plm_rsh_no_tree_spawn": "1",
             "orte_default_hostfile": str(self._file("hosts", "".join(f"{host} slots={n}\n" for host, n in slots))),
             "orte_leave_session_attached": "1",
-            # Which cores the ranks are on, their nodes have seen to.
+            # The nodes have already bound the ranks to cores.
             "hwloc_base_binding_policy": "none",
         }
         given = {f"OMPI_MCA_{name}": value for name, value in open_mpi.items()} | {
@@ -137,7 +137,7 @@ class _Agents:
             "HYDRA_LAUNCHER_EXEC": str(agent),
         }
         if os.geteuid() == 0:
-            # Whoever runs nodes as root has decided so.
+            # The operator chose to run nodes as root.
             given |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         return given
 
@@ -190,14 +190,14 @@ class _Agents:
 
 @contextlib.contextmanager
 def _leading(comm: Any) -> Iterator[None]:
-    """Tells the other ranks when it is over. Where it fails, they see that their first one leaves them."""
+    """Notifies the other ranks at the end. If this rank fails, they detect that it left the group."""
     yield
     for rank in range(1, comm.size):
         comm.send(None, rank, tag=_TO_START)
 
 
 def _serve(comm: Any) -> None:
-    """What the other ranks do: keep cores for the program, and start on their hosts what the first one says."""
+    """Serves the other ranks: reserves cores for the program, and starts the first rank's requests on this host."""
     running: dict[int, subprocess.Popen[bytes]] = {}
     try:
         while True:

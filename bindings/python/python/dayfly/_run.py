@@ -1,4 +1,4 @@
-"""`dayfly.run`: one function on many workers that talk to each other."""
+"""`dayfly.run`: runs one function on many workers that communicate."""
 
 from __future__ import annotations
 
@@ -45,40 +45,43 @@ def run(
     lazily: bool = False,
     **lease: Any,
 ) -> list[Any]:
-    """Calls ``fn(*args, **kwargs)`` on so many workers at once, which form a group, and answers their results, by rank.
+    """Calls ``fn(*args, **kwargs)`` on several workers at the same time, as the ranks of a group.
 
-    Inside, ``dayfly.MPI.COMM_WORLD`` connects them: ``from dayfly import MPI``, as with mpi4py.
+    In the function, ``dayfly.MPI.COMM_WORLD`` connects the ranks: ``from dayfly import MPI``, as with mpi4py.
 
     Args:
         fn: the function.
-        ranks: workers; all or none.
-        args: its arguments, the same for all.
-        kwargs: its keyword arguments.
-        client: where to lease them; by default as `dayfly.connect` finds it.
-        timeout: seconds that all of it may take.
-        spin: seconds that a waiting rank polls before it sleeps; None for always, which answers fastest if every rank
-            has a core of its own.
-        placement: on which nodes, as of `Client.gang`.
-        checkpoint: directory, or ``s3://bucket/prefix``, where `dayfly.Checkpoint` of the ranks saves; the same one
-            goes on with what is there.
-        restarts: how often the run is started again, on new workers, after a node, its lease or a rank was lost or its
-            time was over. It goes on from its last complete checkpoint.
-        tables: file that ``dayfly bench comm --tune`` wrote: which algorithms collectives use.
-        store: URL of a store for ranks that reach each other in no other way: ``s3://bucket/prefix``,
-            ``redis://host:port``, ``rediss://`` or ``file:///directory``. For S3, the ``AWS_*`` variables of this
-            process go along.
-        channel: ``stored`` for ranks that exchange through the store alone.
-        fabric: provider of libfabric over which ranks on different hosts exchange, where both have it, such as
-            ``verbs`` or ``verbs/mlx5_0``. Nothing is encrypted then, whether they have it or not: nobody may listen
-            between the hosts.
-        lazily: whether two ranks are connected when one of them first needs the other, instead of all with all at the
-            start. For many ranks of which each exchanges with few.
-        lease: more of `Client.lease`, such as ``memory`` or ``sandbox``.
+        ranks: number of workers, all or none.
+        args: positional arguments, the same for all ranks.
+        kwargs: keyword arguments, the same for all ranks.
+        client: client to lease the workers with; by default the one that `dayfly.connect` finds.
+        timeout: maximum seconds of the whole run; None for no limit.
+        spin: seconds that a waiting rank polls before it sleeps; None to poll without limit, which has the lowest
+            latency if every rank has a core of its own.
+        placement: placement of the ranks on nodes, as for `Client.gang`.
+        checkpoint: directory or ``s3://bucket/prefix`` for `dayfly.Checkpoint` of the ranks. A later run with the
+            same location continues from its last checkpoint.
+        restarts: how many times the run is restarted on new workers after a node, the lease or a rank was lost or the
+            lease expired. It continues from its last complete checkpoint.
+        tables: file written by ``dayfly bench comm --tune``, with the algorithms of the collectives.
+        store: URL of a store for ranks that cannot connect to each other: ``s3://bucket/prefix``,
+            ``redis://host:port``, ``rediss://`` or ``file:///directory``. For S3, the ranks receive this process's
+            ``AWS_*`` variables.
+        channel: ``stored`` to communicate through the store only; ``direct`` otherwise.
+        fabric: libfabric provider for ranks on different hosts, if both have it, such as ``verbs`` or
+            ``verbs/mlx5_0``. With it, traffic between hosts is never encrypted, whether or not they have the provider:
+            use it on trusted networks only.
+        lazily: whether to connect two ranks when one first needs the other, instead of connecting all ranks at the
+            start. Useful for many ranks that each communicate with few.
+        lease: further arguments of `Client.lease`, such as ``memory`` or ``sandbox``.
+
+    Returns:
+        The results of all ranks, in the order of the ranks.
 
     Raises:
-        GroupError: a rank is lost, or the ranks did not call what fits together.
+        GroupError: if a rank is lost, or the ranks called operations that do not match.
         TimeoutError: after ``timeout`` seconds.
-        Exception: what the function raised, on the lowest rank that raised something of its own.
+        Exception: the exception of the function, from the lowest rank that raised one of its own.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: ask for at least one")
@@ -101,15 +104,15 @@ def run(
     return restarting(once, {"mode": "warm"} | lease, restarts)
 
 
-#: Seconds that a run which starts again waits for room, unless its lease says otherwise.
+#: Seconds that a restarted run waits for capacity, unless its lease has its own ``wait``.
 RESTART_WAIT = 60.0
 
 
 def restarting(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], restarts: int) -> T:
-    """Does something on a new lease each time that it was lost by no fault of its own, so often at most."""
+    """Calls ``once``, and again after failures that the function did not cause, at most ``restarts`` times."""
     from dayfly._broken import WorkerDied
 
-    # What happens to a run from outside, rather than by what it does.
+    # External failures, which a restart can overcome.
     lost = (ConnectionFailed, GroupError, LeaseError, WorkerDied)
     for left in range(restarts, 0, -1):
         try:
@@ -118,21 +121,21 @@ def restarting(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], resta
             if isinstance(error, GroupError) and error.code != "rank_lost":
                 raise
             again = "once more" if left == 1 else f"up to {left} times more"
-            # As text: whoever keeps what was logged would keep the exception, and with that the lease.
+            # As text: a log record with the exception would keep the lease alive.
             _log.warning("the run is started again from its last checkpoint, %s: %s", again, str(error))
-            # What was lost was room, too.
+            # The failure may also have reduced the capacity.
             lease = {"wait": RESTART_WAIT} | lease
     return once(lease)
 
 
 def packed(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> bytes:
-    """A function with its arguments, as it travels."""
+    """Returns a function with its arguments, pickled."""
     work: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})), protocol=5)
     return work
 
 
 def variables(checkpoint: str | os.PathLike[str] | None, store: str | None) -> dict[str, str]:
-    """The environment in which ranks reach where they save and what they exchange through."""
+    """Returns the environment variables with the locations of checkpoints and store, for the ranks."""
     saved = {} if checkpoint is None else {_checkpoint.VARIABLE: _storage.local(checkpoint)}
     return _storage.settings(checkpoint, store) | saved
 
@@ -140,7 +143,7 @@ def variables(checkpoint: str | os.PathLike[str] | None, store: str | None) -> d
 def start(
     gang: Gang, group: Mapping[str, Any], work: bytes, environment: Mapping[str, str] | None = None
 ) -> list[Future[Any]]:
-    """Starts what was packed on all ranks of a gang, as a group."""
+    """Starts a packed function on all ranks of a gang, as a group, and returns the futures."""
     more = dict(environment or {})
     return [gang.rank(rank).submit(_rank, json.dumps({**group, "rank": rank}), work, more) for rank in range(len(gang))]
 
@@ -154,7 +157,7 @@ def choices(
     fabric: str | None = None,
     lazily: bool = False,
 ) -> dict[str, Any]:
-    """What an invitation says of how ranks wait and exchange."""
+    """Returns the part of an invitation that configures how ranks wait and communicate."""
     chosen: dict[str, Any] = _storage.channel(store, channel)
     if spin is not None:
         chosen["spin_us"] = round(spin * 1e6)
@@ -168,9 +171,9 @@ def choices(
 
 
 def invitation_to(client: Client, size: int) -> dict[str, Any]:
-    """What the ranks of a new group need to find each other, all but their numbers."""
+    """Returns the invitation to a new group, without the number of the rank."""
     place = client.rendezvous()
-    # Others meet there too, whose names are not known.
+    # Other groups use the same rendezvous, so the name must be unique.
     name = f"run-{secrets.token_hex(8)}"
     return {
         "rendezvous": place["address"],
@@ -183,7 +186,7 @@ def invitation_to(client: Client, size: int) -> dict[str, Any]:
 
 
 def _rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
-    """What each worker does."""
+    """Runs on each worker: joins the group and calls the function."""
     from dayfly import MPI
 
     with _storage.environment(environment):
@@ -196,15 +199,15 @@ def _rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
 
 
 def kill(futures: Iterable[Future[Any]]) -> None:
-    """Ends calls, whatever state they are in."""
+    """Kills calls, whether or not they have begun."""
     for future in futures:
-        # One that is over meanwhile, or whose lease is, needs no end.
+        # A call that has ended meanwhile, or whose lease has, needs no kill.
         with contextlib.suppress(Error):
             future.kill()
 
 
 def gather(futures: list[Future[Any]], timeout: float | None) -> list[Any]:
-    """The results of all ranks, or what is the cause of a failure, when all have ended."""
+    """Waits for all ranks and returns their results, or raises the cause of a failure."""
     done: Any
     waiting: Any
     done, waiting = cf.wait(futures, timeout=timeout, return_when=cf.FIRST_EXCEPTION)
@@ -213,14 +216,14 @@ def gather(futures: list[Future[Any]], timeout: float | None) -> list[Any]:
         kill(waiting)
         raise TimeoutError(f"{len(waiting)} of {len(futures)} ranks had not ended within {timeout} s")
     if failed:
-        # The others hear that a rank has left as soon as they need it; those that need none go on to their end.
+        # Other ranks detect the loss when they next need the failed rank. The rest run to their end.
         done, waiting = cf.wait(futures, timeout=GRACE)
         kill(waiting)
         cause = _cause([future.exception() for future in futures if future in done])
         try:
             raise cause
         finally:
-            # Otherwise its traceback would keep the futures, and one of those the exception, and all of them the lease.
+            # The traceback would keep the futures, one future the exception, and all of them the lease.
             del cause, futures, failed, done, waiting
     return [future.result() for future in futures]
 
@@ -230,7 +233,7 @@ GRACE = 5.0
 
 
 def _cause(errors: list[BaseException | None]) -> BaseException:
-    """Of several failures that one which is no consequence of another."""
+    """Returns the first failure that is not a consequence of another."""
     raised = [error for error in errors if error is not None]
     own = [error for error in raised if not isinstance(error, GroupError)]
     return (own or raised)[0]

@@ -1,4 +1,4 @@
-"""Functions of shared libraries, as durable functions."""
+"""Functions of shared libraries as durable functions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 
 
 class Symbol(Program):
-    """A function of a shared library, in C, C++ or what else makes one, to be registered or submitted by an `Executor`.
+    """A function of a shared library, written in C, C++ or another language, to register or to submit to an `Executor`.
 
         area = client.register(dayfly.Symbol("area.so", "area"), walltime=60)
         client.run(area, numpy.array([6.0, 7.0])).result()
 
-    It takes one object with a contiguous buffer, such as bytes or a NumPy array, or nothing, which is no bytes; its
-    result is bytes, exactly as it wrote them. Its worker needs no Python. Where the file is no shared library that the
-    node can load, or has no such symbol, its tasks end `LoadError`.
+    It takes one object with a contiguous buffer, such as bytes or a NumPy array, or no argument, which is an empty
+    buffer. It returns the bytes that the function wrote. Its worker needs no Python. If the node cannot load the file
+    or the file does not have the symbol, the tasks fail with `LoadError`.
 
     Args:
-        library: the file, which is read now.
-        name: the symbol, exported, and ``extern "C"`` in C++.
-        checked: whether it has the checked form of ``dayfly_function.h``, which is told how much it may write, and can
-            report an error (`FunctionError`); else it is ``uint32_t name(void *in, uint32_t size, void *out)``.
+        library: path of the file, which is read immediately.
+        name: name of the symbol, which must be exported, and ``extern "C"`` in C++.
+        checked: whether the function has the checked form of ``dayfly_function.h``, which receives the capacity of its
+            output and can report an error (`FunctionError`); otherwise it is
+            ``uint32_t name(void *in, uint32_t size, void *out)``.
     """
 
     raw = True
@@ -40,7 +41,7 @@ class Symbol(Program):
         self.checked = checked
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """It runs on workers alone."""
+        """Raises TypeError: a symbol runs only on workers."""
         raise TypeError(f"{self!r} runs on workers: register it, and run it as a durable task")
 
     def form(self, image: str | None) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Registered:
         return self._fn(*args, **kwargs)
 
     def diff(self, earlier: Registered) -> str:
-        """Returns the changes since an earlier version's source, as ``diff -u`` prints them; empty if there are none."""
+        """Returns the changes to an earlier version's source in the format of ``diff -u``; empty if there are none."""
         import difflib
 
         before, after = (str(one.status["source"]).splitlines() for one in (earlier, self))

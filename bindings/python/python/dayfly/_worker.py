@@ -1,4 +1,4 @@
-"""What runs beside the functions in a worker. Imports little, because every cold start pays for it."""
+"""The code that runs around functions in a worker. It has few imports, because they delay every cold start."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import cloudpickle
 
 from dayfly._native import Foreign
 
-#: How results are marked on the wire; see ``codec.rs``.
+#: Types of results on the wire; see ``codec.rs``.
 VALUE = 0
 MIXED = 3
 
 
-#: What other tasks answered, while the arguments of a call are unpickled in which they stand.
+#: Results of other tasks, while the arguments of a call that refer to them are unpickled.
 answers: list[Any] = []
 
 
 def answer(index: int, trust: Any = None) -> Any:
-    """What stands in the arguments of a call in place of a task's future.
+    """Returns the result of another task. It stands for the task's future in pickled arguments.
 
     Args:
-        index: of the task, among those whose answers go along.
-        trust: whose answers may be unpickled, beside the task's own tenant's; see ``_trust.py``.
+        index: index of the task among those whose results travel with the call.
+        trust: tenants whose results may be unpickled, in addition to the task's own tenant; see ``_trust.py``.
     """
     found = answers[index]
     if type(found) is Foreign:
@@ -39,31 +39,31 @@ def answer(index: int, trust: Any = None) -> Any:
     return found
 
 
-#: Environment variable with the group of this process, and of programs that it starts.
+#: Environment variable with the invitation to the group of this process and of the programs that it starts.
 GROUP_VARIABLE = "DAYFLY_GROUP"
 
 
 def enter_group(invitation: str) -> None:
-    """``MPI.COMM_WORLD`` is this group from now on, here or in a program that the function starts."""
+    """Makes a group ``MPI.COMM_WORLD``, for this process and for programs that the function starts."""
     leave_group()
     os.environ[GROUP_VARIABLE] = invitation
 
 
 def leave_group() -> None:
-    """Forgets the group of a call that is over, or one that a function before it made for itself."""
+    """Leaves the group of a previous call, also one that a function created itself."""
     os.environ.pop(GROUP_VARIABLE, None)
     if "dayfly.MPI" in sys.modules:
         sys.modules["dayfly.MPI"]._leave()
 
 
 class Failed:
-    """An item of a map that raised: the pickled exception in the place of a result."""
+    """An item of a map that raised: its pickled exception takes the place of the result."""
 
     __slots__ = ("is_foreign", "packed")
 
     def __init__(self, packed: bytes) -> None:
         self.packed = packed
-        #: Whether it came from another tenant, and nobody said that they are trusted.
+        #: Whether it comes from another tenant that is not trusted.
         self.is_foreign = False
 
     def __reduce__(self) -> tuple[type[Failed], tuple[bytes]]:
@@ -71,9 +71,9 @@ class Failed:
 
 
 def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple[tuple[int, bool, list[Any]], int]:
-    """Calls a function on every item; one that raises fails alone.
+    """Calls a function on every item. An exception fails only its own item.
 
-    Answers what it cost in nanoseconds, whether any failed, and the results.
+    Returns a tuple of the cost in nanoseconds, whether any item failed, and the results; and the type of the results.
     """
     start = time.perf_counter_ns()
     if star:
@@ -86,7 +86,7 @@ def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple
     kind = VALUE
     while True:
         try:
-            # What came before an exception stays in the list, and the iterator goes on behind it.
+            # The results before the exception stay in the list, and the iterator continues with the next item.
             results.extend(calls)
             if len(results) == len(items):
                 break
@@ -101,18 +101,18 @@ def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple
 
 
 def apply(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function that travels with its arguments."""
+    """Calls a function that traveled with its arguments."""
     return function(*args, **kwargs)
 
 
 class Initialized:
-    """A function that is called in a process in which its executor's initializer has run.
+    """A function that is called after its executor's initializer has run in this process.
 
-    The initializer runs once for each process and token. Functions that are pickled by value have module variables of
-    their own in each pickle, so that variables that the initializer set are copied to those of other functions.
+    The initializer runs once for each process and token. Functions pickled by value have module variables of their own
+    in each pickle, so variables that the initializer sets are copied to those of other functions.
     """
 
-    #: What initializers have set in this process, by token, or the text of what they raised.
+    #: Variables that initializers have set in this process, or the text of their exception, by token.
     ran: ClassVar[dict[str, dict[str, Any] | str]] = {}
     _is_ready = False
 
@@ -159,7 +159,7 @@ class Initialized:
 
 
 def call_json(function: Callable[..., Any], call: bytes) -> bytes:
-    """Calls a function as a program without Python asked for it, and answers in the same language."""
+    """Calls a function with arguments in JSON, from a program without Python, and returns the result in JSON."""
     import json
 
     asked = json.loads(call)
@@ -168,7 +168,7 @@ def call_json(function: Callable[..., Any], call: bytes) -> bytes:
 
 
 def _as_list(value: Any) -> Any:
-    """NumPy's arrays and scalars, and iterables that are no lists."""
+    """Converts NumPy's arrays and scalars, and iterables other than lists, for JSON."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (set, frozenset, range)):
@@ -180,11 +180,11 @@ def _as_list(value: Any) -> Any:
 
 
 def load_source(source: bytes, entry: str) -> Callable[..., Any]:
-    """The function of this name in a module's text."""
+    """Returns the function with this name in a module's source text."""
     import types
 
     module = types.ModuleType("dayfly_source")
-    # What the module defines finds itself there, as pickle and dataclasses want.
+    # pickle and dataclasses look up the module of a definition here.
     sys.modules[module.__name__] = module
     exec(compile(source, f"<source of {entry}>", "exec"), module.__dict__)
     try:
@@ -195,10 +195,10 @@ def load_source(source: bytes, entry: str) -> Callable[..., Any]:
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception with its traceback, for those who do not speak Python."""
+    """Returns an exception with its traceback as text."""
     import traceback
 
-    # The frames of this module say nothing about the user's function.
+    # Skip the frames of this module.
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:
         frames = frames.tb_next
@@ -206,26 +206,27 @@ def describe_exception(error: BaseException) -> str:
 
 
 class Mapper:
-    """Maps a function that is not known to the worker by itself: its pickle travels with every chunk."""
+    """The last function of `apply_map`. Its pickle travels with every chunk."""
 
     last: tuple[bytes, Callable[..., Any]] | None = None
 
 
 def apply_map(pickled: bytes, items: list[Any], star: bool) -> tuple[int, bool, list[Any]]:
-    """As `run_map`, for a pickled function, which is unpickled once for as long as nobody sends another."""
+    """As `run_map`, for a pickled function. The function is unpickled again only when its pickle changes."""
     last = Mapper.last
     if last is None or last[0] != pickled:
         last = Mapper.last = (pickled, pickle.loads(pickled))
     return run_map(last[1], items, star)[0]
 
 
-#: The end of a payload that has an exception as text, and how long its parts may be; see ``protocol::exception``.
+#: The mark at the end of a payload with an exception as text, and maximum lengths of its parts; see
+#: ``protocol::exception``.
 MARK = b"dayfly.x"
 MAX_LENGTHS = {"type": 200, "message": 2_000, "traceback": 8_000}
 
 
 def exception_text(error: BaseException) -> bytes:
-    """An exception as text, for those who unpickle nothing: JSON, its length and `MARK`."""
+    """Returns an exception as text, for readers that do not unpickle: JSON, its length and `MARK`."""
     import json
 
     kind = type(error)
@@ -233,7 +234,7 @@ def exception_text(error: BaseException) -> bytes:
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
     parts = {"type": name, "message": _text(error), "traceback": describe_exception(error)}
-    # Surrogates that stand alone are no text anywhere else.
+    # Lone surrogates cannot be encoded in UTF-8.
     told = {key: _cut(part, MAX_LENGTHS[key]).encode(errors="replace").decode() for key, part in parts.items()}
     packed = json.dumps(told).encode()
     return packed + len(packed).to_bytes(4, "little") + MARK
@@ -244,26 +245,26 @@ def _cut(text: str, length: int) -> str:
 
 
 def report_exception(error: BaseException) -> bytes:
-    """`pack_exception`, and behind the pickle, which ends by itself, `exception_text`."""
+    """Returns `pack_exception` followed by `exception_text`. A pickle marks its own end."""
     packed = pack_exception(error)
     try:
         return packed + exception_text(error)
     except BaseException:
-        # Its own text is code of the function's, too.
+        # The text of an exception may be code of the function, which can raise.
         return packed
 
 
 def pack_exception(error: BaseException) -> bytes:
-    """An exception and its traceback's text, in a form that surely can be unpickled by the caller."""
+    """Returns an exception and its traceback's text, in a form that the caller can unpickle."""
     kind = type(error)
-    # By name, too: the caller may not have its class.
+    # Include the name, because the caller may not have the class.
     about = (kind.__module__, kind.__qualname__, _text(error)), describe_exception(error)
     for dumps in (_dumps_exception, cloudpickle.dumps):
         try:
             pickled: bytes = dumps(error, 5)
             if b"__main__" in pickled and dumps is _dumps_exception:
                 continue
-            # Many an exception is pickled without complaint and cannot be made again.
+            # Many exceptions can be pickled but not unpickled.
             pickle.loads(pickled)
         except BaseException:
             continue
@@ -272,9 +273,9 @@ def pack_exception(error: BaseException) -> bytes:
 
 
 def _dumps_exception(error: BaseException, protocol: int) -> bytes:
-    """`pickle.dumps`, which for Python's own exceptions heeds no library that registers another way to pickle them.
+    """As `pickle.dumps`, but ignores other libraries' reducers for Python's own exceptions.
 
-    The caller may not have that library, and reads nothing of it where it does not trust the function.
+    The caller may not have such a library, and does not read its pickles if it does not trust the function.
     """
     kind = type(error)
     if kind.__module__ != "builtins" or kind not in copyreg.dispatch_table:
@@ -294,7 +295,7 @@ def _text(error: BaseException) -> str:
 
 
 def explain_load(error: BaseException) -> str:
-    """Why a function could not be unpickled, for the caller."""
+    """Returns why a function could not be unpickled, for the caller."""
     text = f"the function cannot be unpickled by the worker: {type(error).__name__}: {_text(error)}"
     if isinstance(error, ImportError):
         text += (
@@ -305,23 +306,23 @@ def explain_load(error: BaseException) -> str:
 
 
 def warm_up() -> None:
-    """What the parent does once, so that no worker has to: it leaves caches filled and pages shared."""
+    """Fills caches and shared pages in the parent, so that workers start faster."""
     import gc
     import traceback  # noqa: F401 - the first exception would import it
 
     pickle.loads(cloudpickle.dumps(lambda argument: argument, protocol=5))(None)
     gc.collect()
-    # A collection in a worker would otherwise write to, and so copy, every page that holds an object.
+    # A collection in a worker would write to, and so copy, every page with an object.
     gc.freeze()
 
 
 def set_variable(name: str, value: str) -> None:
-    """Functions find this in their environment, and programs that they start."""
+    """Sets an environment variable for functions and the programs that they start."""
     os.environ[name] = value
 
 
 def flush() -> None:
-    """What a call has printed leaves Python's own buffers. Streams that it closed are opened for the next one."""
+    """Flushes Python's output buffers after a call, and reopens streams that the call closed."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         try:
             stream = getattr(sys, name)
@@ -331,11 +332,11 @@ def flush() -> None:
             else:
                 stream.flush()
         except Exception:
-            # What a function has put in their place is its own business.
+            # A function may have replaced a stream by any object.
             continue
 
 
 def after_fork() -> None:
-    """What a new worker does first. The interpreter's own hooks have reseeded ``random`` already."""
+    """Initializes a new worker. The interpreter's own hooks have already reseeded ``random``."""
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

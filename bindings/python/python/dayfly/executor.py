@@ -1,4 +1,4 @@
-"""``python -m dayfly.executor``: this interpreter as an executor. A node starts it; nobody does by hand."""
+"""``python -m dayfly.executor``: runs this interpreter as an executor. Only nodes start it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 def main() -> None:
     """Serves the node at descriptor 3 until it closes the connection."""
-    # What functions print must not wait in a buffer for more than a line, for a worker ends without flushing; nor less
-    # than a line (as PYTHONUNBUFFERED has it), for several workers write into one pipe.
+    # Buffer single lines: a worker ends without flushing, and parts of lines (as with PYTHONUNBUFFERED) would mix with
+    # those of other workers on the same pipe.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

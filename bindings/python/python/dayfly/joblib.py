@@ -2,7 +2,8 @@
 
 >>> import joblib, dayfly.joblib
 >>> with joblib.parallel_config("dayfly", endpoint="cluster"):  # doctest: +SKIP
-...     joblib.Parallel()(joblib.delayed(abs)(x) for x in range(-10, 0))
+...     joblib.Parallel()(joblib.delayed(abs)(x) for x in range(-3, 0))
+[3, 2, 1]
 
 scikit-learn and other libraries with ``n_jobs`` use the backend in the same way.
 """

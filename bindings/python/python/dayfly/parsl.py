@@ -6,6 +6,7 @@
 ...     return width * height
 >>> with load(endpoint="cluster"):  # doctest: +SKIP
 ...     area(area(1, 2), 3).result()
+6
 
 Calling an app submits a task and returns its future. A task waits for the futures among its arguments and receives
 their results. Parsl's files (``File``, ``outputs=``) are not supported: tasks return their results.

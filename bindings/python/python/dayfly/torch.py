@@ -1,8 +1,8 @@
 """PyTorch's collectives over the ranks of a group: the ``dayfly`` backend of ``torch.distributed``.
 
->>> import torch.distributed as dist
->>> import dayfly.torch  # registers the backend
->>> dist.init_process_group("dayfly")
+    import torch.distributed as dist
+    import dayfly.torch  # registers the backend
+    dist.init_process_group("dayfly")
 
 Inside a group, started by `dayfly.run` or ``dayfly run``, nothing else is needed: rank and size are the group's, and
 libraries on top of ``torch.distributed`` work, such as ``DistributedDataParallel``. Tensors must be in CPU memory,

@@ -57,6 +57,10 @@ def test_every_test_and_file_that_documents_name_exists() -> None:
     assert not missing, missing
 
 
+def test_architecture_fits_in_ten_kilobytes() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_bytes()) <= 10 * 1024
+
+
 def test_every_make_command_in_the_documents_exists() -> None:
     helped = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     targets = set(re.findall(r"make ([a-z-]+)", helped.stdout))

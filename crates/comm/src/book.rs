@@ -1,7 +1,7 @@
-//! Who waits for what: the requests of this rank, and the matching of messages with receives.
+//! The requests of this rank, and the matching of messages with receives.
 //!
-//! Messages of one rank in one context match receives in the order in which they were sent, and receives are considered in the
-//! order in which they were posted (the rules of MPI 4.0, section 3.5). Ranks here are those of the whole group.
+//! Messages from one rank in one context match receives in the order in which they were sent. Receives are considered
+//! in the order in which they were posted (the rules of MPI 4.0, section 3.5). Ranks are those of the whole group.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ use dayfly_protocol::error::{Code, Failure};
 
 use crate::wire::envelope::{COLLECTIVE, Envelope, Offer};
 
-/// Matches every rank.
+/// Matches every source rank.
 pub const ANY_SOURCE: u32 = u32::MAX;
 /// Matches every tag.
 pub const ANY_TAG: u32 = u32::MAX;
 
 const INDEX_BITS: u32 = 20;
 
-/// How long one waits for the reason why another rank has given up a collective.
+/// How long to wait for the reason why another rank gave up a collective.
 const GIVE_UP_LIMIT: Duration = Duration::from_millis(500);
 
-/// A request, and which of those that have used its place.
+/// Index of a request, and the generation of that index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(u32);
 
@@ -33,29 +33,29 @@ impl RequestId {
         (self.0 & ((1 << INDEX_BITS) - 1)) as usize
     }
 
-    /// As it travels.
+    /// The id as it is sent to another rank.
     pub fn to_wire(self) -> u32 {
         self.0
     }
 
-    /// As it came; whether it names anything remains to be checked.
+    /// An id that another rank sent. It is not checked here.
     pub fn from_wire(token: u32) -> Self {
         Self(token)
     }
 }
 
-/// What a completed receive, or a probe, found.
+/// Result of a completed receive or a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Who sent it.
+    /// Rank of the sender.
     pub source: u32,
-    /// Under which tag.
+    /// The message's tag.
     pub tag: u32,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub length: u64,
 }
 
-/// What a receive wants.
+/// The messages that a receive matches.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     pub context: u32,
@@ -64,7 +64,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Whether this is such a message, and as long as it should be: what is not is for [`Book::match_arrival`] to judge.
+    /// Whether the envelope is such a message and has the required length. [`Book::match_arrival`] handles the others.
     #[inline]
     pub fn fits(&self, envelope: &Envelope, room: usize) -> bool {
         let same = self.context == envelope.context && self.call == envelope.call;
@@ -78,16 +78,16 @@ impl Wanted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Free,
-    /// A receive that nothing has matched.
+    /// A receive without a match.
     Posted,
-    /// A receive whose bytes are on their way.
+    /// A receive whose bytes are arriving.
     Receiving,
-    /// A send that has not been taken.
+    /// A send that is not complete.
     Sending,
     Done,
 }
 
-/// A send or receive under way.
+/// A send or a receive.
 #[derive(Debug)]
 pub struct Request {
     generation: u32,
@@ -98,16 +98,16 @@ pub struct Request {
     pub tag: u32,
     pub call: u64,
     pub start: *mut u8,
-    /// Bytes there are to send, or room for.
+    /// Bytes to send, or bytes of room.
     pub length: usize,
     pub status: Status,
     pub failure: Option<Failure>,
-    /// Bytes received so far, of a message that comes in several parts.
+    /// Bytes received so far, of a message in several parts.
     pub filled: usize,
     post: u64,
 }
 
-/// A message that nobody has wanted yet.
+/// A message without a matching receive.
 #[derive(Debug)]
 pub struct Unexpected {
     pub envelope: Envelope,
@@ -121,21 +121,21 @@ pub enum Body {
     Offer(Offer),
 }
 
-/// Something that concerns a whole communicator.
+/// An event that concerns a whole communicator.
 #[derive(Debug, Clone, Copy)]
 pub struct Note {
-    /// Who caused it.
+    /// The rank that caused it.
     pub source: u32,
     pub kind: NoteKind,
     pub context: u32,
     /// Number of the collective.
     pub tag: u32,
-    /// What the other called.
+    /// The call of the other rank.
     pub call: u64,
 }
 
 impl Note {
-    /// What an envelope of another rank tells.
+    /// A note about another rank's envelope.
     pub fn of(source: u32, kind: NoteKind, envelope: &Envelope) -> Self {
         Self {
             source,
@@ -149,17 +149,17 @@ impl Note {
 
 #[derive(Debug, Clone, Copy)]
 pub enum NoteKind {
-    /// The other's call differs from ours.
+    /// The other rank's call differs from ours.
     Called,
-    /// The other sent so many bytes, where so many were due.
+    /// The other rank sent this many bytes (first) where this many (second) were due.
     Length(u64, u64),
-    /// Two ranks disagree, the other says.
+    /// The other rank reports that two ranks disagree.
     Dissent(crate::wire::Dissent),
-    /// The other leaves.
+    /// The other rank leaves.
     Leaves,
 }
 
-/// All requests of this rank, and messages that wait for one.
+/// All requests of this rank, and messages without a matching receive.
 #[derive(Debug)]
 pub struct Book {
     requests: Vec<Request>,
@@ -171,15 +171,15 @@ pub struct Book {
     waiting_bytes: usize,
     waiting_limit: usize,
     arrivals: u64,
-    /// What the other side has given up, since when and how.
+    /// Requests that the other side gave up: when, and with which error.
     given_up: Vec<(RequestId, Instant, Failure)>,
     pub notes: VecDeque<Note>,
-    /// Bumped whenever a request is completed.
+    /// Incremented when a request completes.
     pub completions: u64,
 }
 
-// SAFETY: the raw pointers of requests point into memory that whoever made the request keeps until it is complete or
-// cancelled; they are tied to no thread.
+// SAFETY: the raw pointers of requests point into memory that the request's creator keeps until the request is complete
+// or cancelled; they are bound to no thread.
 unsafe impl Send for Book {}
 
 impl Book {
@@ -200,7 +200,7 @@ impl Book {
         }
     }
 
-    /// A new request.
+    /// Adds a request.
     fn add(
         &mut self,
         state: State,
@@ -250,7 +250,7 @@ impl Book {
         Ok(RequestId::new(index, request.generation))
     }
 
-    /// A send under way.
+    /// Adds a send.
     pub fn add_send(
         &mut self,
         peer: u32,
@@ -263,7 +263,7 @@ impl Book {
         self.add(State::Sending, peer, address, start.cast_mut(), length)
     }
 
-    /// A receive, to be matched by messages that come.
+    /// Posts a receive, which arriving messages may match.
     pub fn post(&mut self, peer: u32, wanted: Wanted, start: *mut u8, length: usize) -> Result<RequestId, Failure> {
         let id = self.add(State::Posted, peer, wanted, start, length)?;
         match peer {
@@ -273,33 +273,33 @@ impl Book {
         Ok(id)
     }
 
-    /// Whether no other receive could get a message of this rank, and none of it waits.
+    /// Whether no other receive can match a message of this rank, and none of its messages waits.
     #[inline]
     pub fn is_idle(&self, source: u32) -> bool {
         let source = source as usize;
         self.posted_any.is_empty() && self.posted[source].is_empty() && self.unexpected[source].is_empty()
     }
 
-    /// The request of this name, unless it is over.
+    /// The request with this id, unless it has ended.
     pub fn get(&self, id: RequestId) -> Option<&Request> {
         let request = self.requests.get(id.index())?;
         (id == RequestId::new(id.index(), request.generation) && request.state != State::Free).then_some(request)
     }
 
-    /// As [`Book::get`], to change.
+    /// As [`Book::get`], mutable.
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
         let request = self.requests.get_mut(id.index())?;
         (id == RequestId::new(id.index(), request.generation) && request.state != State::Free).then_some(request)
     }
 
-    /// Ids of all requests under way.
+    /// All requests that are not complete.
     pub fn pending(&self) -> impl Iterator<Item = (RequestId, &Request)> {
         let all = self.requests.iter().enumerate();
         all.filter(|(_, request)| !matches!(request.state, State::Free | State::Done))
             .map(|(index, request)| (RequestId::new(index, request.generation), request))
     }
 
-    /// A request that the other side named, if it is in this state and concerns that side.
+    /// The request that the other side named, if it has this state and this peer.
     pub fn named(&mut self, token: u32, state: State, source: u32) -> Option<(RequestId, &mut Request)> {
         let id = RequestId::from_wire(token);
         self.get_mut(id)
@@ -307,7 +307,7 @@ impl Book {
             .map(|request| (id, request))
     }
 
-    /// All of it has been sent or received.
+    /// Completes a request: all its bytes were sent or received.
     #[inline]
     pub fn complete(&mut self, id: RequestId) {
         if let Some(request) = self.get_mut(id) {
@@ -316,7 +316,7 @@ impl Book {
         }
     }
 
-    /// It will not be completed. Links must have let go of its memory.
+    /// Ends a request with an error. Links must have released its memory.
     pub fn fail(&mut self, id: RequestId, failure: Failure) {
         self.unpost(id);
         if let Some(request) = self.get_mut(id) {
@@ -326,8 +326,8 @@ impl Book {
         }
     }
 
-    /// The other side has given it up. In a collective that is the consequence of something that this side will hear of, too, and
-    /// which says more: it fails for this reason only when nothing comes.
+    /// Records that the other side gave a request up. A collective has a cause that will be reported to this side too,
+    /// and is more precise; the request fails with `failure` only if no such report arrives.
     pub fn give_up(&mut self, id: RequestId, failure: Failure) {
         match self.get(id) {
             Some(request) if request.context & COLLECTIVE != 0 => {
@@ -337,7 +337,7 @@ impl Book {
         }
     }
 
-    /// Fails what the other side has given up long ago.
+    /// Fails the requests that the other side gave up more than [`GIVE_UP_LIMIT`] ago.
     pub fn fail_given_up(&mut self) {
         while let Some((_, since, _)) = self.given_up.first()
             && since.elapsed() >= GIVE_UP_LIMIT
@@ -347,7 +347,7 @@ impl Book {
         }
     }
 
-    /// The outcome of a request that is done; the request is over then.
+    /// Returns the outcome of a completed request and frees it; `None` if it is not complete.
     #[inline]
     pub fn take(&mut self, id: RequestId) -> Option<Result<Status, Failure>> {
         let request = self.get_mut(id)?;
@@ -362,7 +362,7 @@ impl Book {
         Some(outcome)
     }
 
-    /// Frees the place of a request.
+    /// Frees a request.
     pub fn forget(&mut self, id: RequestId) {
         self.unpost(id);
         if let Some(request) = self.get_mut(id) {
@@ -393,7 +393,7 @@ impl Book {
         })
     }
 
-    /// Where the receive is that this message belongs to: in the queue for any source or not, and at which place.
+    /// The receive that matches this message: whether it is in the queue for any source, and its place there.
     fn find(&self, source: u32, envelope: &Envelope) -> Option<(bool, usize)> {
         let own = self.find_in(&self.posted[source as usize], envelope);
         if self.posted_any.is_empty() {
@@ -407,19 +407,19 @@ impl Book {
         }
     }
 
-    /// A rank is lost: what was sent for operations that nobody takes part in any more must not stand in the way of what those
-    /// that are left say to each other, so there is room for all of it from now on.
+    /// Removes the bound on unexpected messages. After a loss, messages of abandoned operations must not block messages
+    /// between the remaining ranks.
     pub fn lift_limit(&mut self) {
         self.waiting_limit = usize::MAX;
     }
 
-    /// Whether there is room for this message, wanted or not.
+    /// Whether there is room for this message, matched or not.
     #[inline]
     pub fn admits(&self, source: u32, envelope: &Envelope) -> bool {
         self.waiting_bytes < self.waiting_limit || self.find(source, envelope).is_some()
     }
 
-    /// The receive that a message which comes belongs to, no longer posted. None where there is none yet.
+    /// Takes the receive that matches an arriving message out of its queue.
     #[inline]
     pub fn match_arrival(&mut self, source: u32, envelope: &Envelope) -> Match {
         let Some((any, at)) = self.find(source, envelope) else {
@@ -451,7 +451,7 @@ impl Book {
         Match::Wanted(id)
     }
 
-    /// Whether a message that waited fits the receive that was posted for it, which then is no longer posted.
+    /// Whether a waiting message fits the receive that was posted for it; the receive then leaves its queue.
     pub fn match_with(&mut self, id: RequestId, source: u32, envelope: &Envelope) -> bool {
         let request = &self.requests[id.index()];
         if let Some(kind) = Self::objection(request, envelope) {
@@ -470,7 +470,7 @@ impl Book {
         true
     }
 
-    /// Why a message of a collective does not fit the receive that waits for it.
+    /// Why a message of a collective does not fit its receive.
     #[inline]
     fn objection(request: &Request, envelope: &Envelope) -> Option<NoteKind> {
         if envelope.context & COLLECTIVE == 0 {
@@ -484,7 +484,7 @@ impl Book {
         }
     }
 
-    /// A whole short message has come.
+    /// Delivers a complete short message.
     #[inline]
     pub fn deliver(&mut self, source: u32, envelope: &Envelope, bytes: &[u8]) {
         match self.match_arrival(source, envelope) {
@@ -494,7 +494,7 @@ impl Book {
         }
     }
 
-    /// As [`Book::deliver`], for bytes that have memory of their own.
+    /// As [`Book::deliver`], for owned bytes.
     pub fn deliver_owned(&mut self, source: u32, envelope: &Envelope, bytes: Vec<u8>) {
         match self.match_arrival(source, envelope) {
             Match::Wanted(id) => self.fill(id, &bytes),
@@ -503,12 +503,12 @@ impl Book {
         }
     }
 
-    /// Copies a whole message to where its receive wants it, and completes that.
+    /// Copies a complete message to its receive and completes it.
     #[inline]
     pub fn fill(&mut self, id: RequestId, bytes: &[u8]) {
         let request = &mut self.requests[id.index()];
         let fits = bytes.len().min(request.length);
-        // SAFETY: whoever posted the request keeps room for `length` bytes until it is complete or cancelled.
+        // SAFETY: the creator of the request keeps room for `length` bytes until it is complete or cancelled.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), request.start, fits) };
         if bytes.len() > request.length {
             request.failure = Some(truncated(request));
@@ -517,7 +517,7 @@ impl Book {
         self.completions += 1;
     }
 
-    /// Keeps a message until somebody wants it.
+    /// Keeps a message until a receive matches it.
     pub fn keep(&mut self, source: u32, envelope: Envelope, body: Body) {
         self.arrivals += 1;
         if let Body::Bytes(bytes) = &body {
@@ -550,7 +550,7 @@ impl Book {
             .min_by_key(|(source, at)| self.unexpected[*source as usize][*at].arrival)
     }
 
-    /// What a receive with these wishes would get, of what is here.
+    /// The first waiting message that such a receive would match.
     pub fn probe(&self, source: u32, context: u32, tag: u32) -> Option<Status> {
         let (source, at) = self.find_unexpected(source, context, tag)?;
         let envelope = &self.unexpected[source as usize][at].envelope;
@@ -561,7 +561,7 @@ impl Book {
         })
     }
 
-    /// Takes the first message that is here and fits these wishes.
+    /// Takes the first waiting message that such a receive would match.
     #[inline]
     pub fn take_unexpected(&mut self, source: u32, context: u32, tag: u32) -> Option<(u32, Unexpected)> {
         let (source, at) = self.find_unexpected(source, context, tag)?;
@@ -572,13 +572,13 @@ impl Book {
         Some((source, found))
     }
 
-    /// The sender withdraws an offer.
+    /// Removes an offer that its sender withdrew.
     pub fn withdraw(&mut self, source: u32, token: u64) {
         self.unexpected[source as usize]
             .retain(|waiting| !matches!(waiting.body, Body::Offer(offer) if offer.token == token));
     }
 
-    /// Forgets what waits in a context in which nothing is received any more, so that there is room for the rest.
+    /// Drops the waiting messages of a context without receives, to make room.
     pub fn purge(&mut self, context: u32) {
         for queue in &mut self.unexpected {
             queue.retain(|waiting| waiting.envelope.context != context);
@@ -591,22 +591,22 @@ impl Book {
         self.waiting_bytes = bytes.sum();
     }
 
-    /// Forgets the offers of a rank that is gone, which nobody can accept any more.
+    /// Drops the offers of a lost rank, which cannot be accepted any more.
     pub fn withdraw_all(&mut self, source: u32) {
         self.unexpected[source as usize].retain(|waiting| matches!(waiting.body, Body::Bytes(_)));
     }
 }
 
-/// What became of a message that came.
+/// Result of matching an arriving message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Match {
     Wanted(RequestId),
     Unwanted,
-    /// It contradicts the receive that waits for it; both sides will hear of it.
+    /// It contradicts its receive; the error is reported to both sides.
     Refused,
 }
 
-/// The error of a receive with too little room.
+/// The error of a receive whose buffer is too small.
 pub fn truncated(request: &Request) -> Failure {
     Failure::new(
         Code::Truncated,

@@ -1,14 +1,14 @@
 //! Copying long blocks of memory.
 
-/// From here on the processor's own copy is faster: it does not read what it will overwrite.
+/// From this length on the processor's own copy is faster: it does not read the memory that it will overwrite.
 const LONG_BYTES: usize = 64 << 10;
 
-/// As `copy_from_slice`; both have the same length.
+/// As `copy_from_slice`; both slices have the same length.
 pub fn copy(from: &[u8], into: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if from.len() >= LONG_BYTES && from.len() == into.len() && std::arch::is_x86_feature_detected!("ermsb") {
-        // SAFETY: both ranges have this length, and do not overlap, as one is borrowed exclusively. The direction flag is clear,
-        // as it always is in Rust code.
+        // SAFETY: both ranges have this length, and do not overlap, since one is borrowed exclusively. The direction
+        // flag is clear, as always in Rust code.
         unsafe {
             std::arch::asm!(
                 "rep movsb",

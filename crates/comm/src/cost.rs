@@ -1,11 +1,11 @@
-//! What an operation takes over each channel, in time and money, and so which channel to choose: the model of FMI (Copik et al.,
+//! Predicts time and price of an operation over each channel, and chooses a channel: the model of FMI (Copik et al.,
 //! "FMI: Fast and Cheap Message Passing for Serverless Functions", 2023) for the algorithms of [`Table`].
 //!
-//! A message of `n` bytes takes `latency + n / bandwidth`. An operation is so many messages one after the other, with so many bytes, and
-//! so many messages of all ranks together. What passes a store is paid for by requests, by what lies there, and by the hour of whatever
-//! serves it; and every rank is paid for while it waits, so that what is slow is dear, however cheap its requests are.
+//! A message of `n` bytes takes `latency + n / bandwidth`. An operation has a number of consecutive messages with their
+//! bytes, and a number of messages of all ranks together. A store costs requests, stored bytes, and the hours of its
+//! host. Every rank costs money while it waits, so a slow channel is expensive even if its requests are cheap.
 //!
-//! Pure: no I/O, no clock. `dayfly bench comm` measures latency and bandwidth; prices are the user's to say.
+//! Pure: no I/O, no clock. `dayfly bench comm` measures latency and bandwidth; the user supplies the prices.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use crate::stored::OBJECT_BYTES;
 use crate::table::Table;
 
-/// Seconds of a month, as stores count: 730 hours.
+/// Seconds of a month, as stores bill it: 730 hours.
 const MONTH_S: f64 = 730.0 * 3600.0;
 
-/// What ranks do together.
+/// An operation to predict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// A message from one rank to another, and one back.
+    /// A message to another rank, and one back.
     Pingpong,
     /// The bytes of one rank to all.
     Bcast,
@@ -28,70 +28,69 @@ pub enum Operation {
     Allreduce,
     /// Each rank's bytes to all.
     Allgather,
-    /// From each rank as many bytes for each.
+    /// Equally many bytes from each rank to each rank.
     Alltoall,
-    /// Nothing but waiting for each other.
+    /// Synchronization only.
     Barrier,
 }
 
-/// What things cost, in any one currency; 0 for what costs nothing.
+/// Prices in one currency; 0 for what is free.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prices {
     /// Storing one object.
     pub put: f64,
-    /// Looking for one object, whether it is there or not.
+    /// Looking for one object, whether it exists or not.
     pub get: f64,
-    /// What lies in the store: 10^9 bytes for a month.
+    /// Storage of 10^9 bytes for a month.
     pub gb_month: f64,
-    /// Whatever serves the channel, such as the host of a Redis server or of a relay, for an hour.
+    /// The host of the channel, such as a Redis server or a relay, for an hour.
     pub host_hour: f64,
     /// One rank, for an hour.
     pub rank_hour: f64,
 }
 
-/// A way for bytes between ranks, as measured.
+/// A measured channel between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Of a message without bytes, in seconds.
+    /// Time of an empty message, in seconds.
     pub latency_s: f64,
-    /// Of a long message.
+    /// Bandwidth of a long message, in bytes per second.
     pub bytes_per_s: f64,
-    /// The shortest pause between two looks for an object; none where nobody looks, as a channel that is not a store, or that tells by
-    /// itself.
+    /// Shortest pause between two looks for an object, in seconds; `None` for a channel without polling.
     pub look_s: Option<f64>,
-    /// Whether objects are stored.
+    /// Whether messages are stored as objects.
     pub stored: bool,
 }
 
-/// What an operation takes.
+/// Prediction for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Prediction {
-    /// How long.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Objects that are stored.
+    /// Stored objects.
     pub puts: f64,
-    /// Times that one is looked for.
+    /// Looks for objects.
     pub gets: f64,
-    /// What all of it costs.
+    /// Total price.
     pub price: f64,
 }
 
-/// How an operation goes.
+/// Messages and bytes of an operation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Course {
-    /// Messages one after the other.
+    /// Consecutive messages.
     rounds: f64,
-    /// Bytes of these.
+    /// Bytes of the consecutive messages.
     bytes: f64,
     /// Messages of all ranks.
     messages: f64,
-    /// Bytes of all.
+    /// Bytes of all messages.
     moved: f64,
 }
 
-/// The course of an operation of so many ranks with so many bytes (of a message, or of each rank's part), by the algorithm that the table
-/// chooses.
+/// Messages and bytes of an operation, for the algorithm that the table chooses. `bytes` is the length of a message, or
+/// of each rank's part.
 fn course(operation: Operation, ranks: u32, bytes: u64, table: &Table) -> Course {
     let (n, size) = (f64::from(ranks.max(1)), bytes as f64);
     let steps = n.log2().ceil();
@@ -114,7 +113,7 @@ fn course(operation: Operation, ranks: u32, bytes: u64, table: &Table) -> Course
             rounds: steps + n - 1.0,
             bytes: 2.0 * size * (n - 1.0) / n,
             messages: n - 1.0 + n * (n - 1.0),
-            // Halves of the scatter, then every part to everybody.
+            // Halves of the scatter, then every part to every rank.
             moved: size * steps / 2.0 + size * (n - 1.0),
         },
         Operation::Bcast => Course {
@@ -135,8 +134,8 @@ fn course(operation: Operation, ranks: u32, bytes: u64, table: &Table) -> Course
     }
 }
 
-/// How often an object is looked for that comes after so long: at first as often as the store answers, then at a quarter of the time that
-/// has passed.
+/// Number of looks for an object that arrives after `wait_s` seconds: at first `look_s` apart, later a quarter of the
+/// time that has passed.
 fn looks(wait_s: f64, look_s: f64) -> f64 {
     let (mut at, mut count) = (0.0, 1.0);
     while at < wait_s {
@@ -146,7 +145,7 @@ fn looks(wait_s: f64, look_s: f64) -> f64 {
     count
 }
 
-/// What an operation takes over a channel.
+/// Time and price of an operation over a channel.
 pub fn predict(
     operation: Operation,
     ranks: u32,
@@ -169,7 +168,7 @@ pub fn predict(
         let wait = channel.latency_s + moved / puts / channel.bytes_per_s;
         gets = puts * channel.look_s.map_or(1.0, |look| looks(wait, look.max(1e-4)));
     }
-    // An object lies there for as long as it takes to come across.
+    // An object is stored for the time of its transfer.
     let lies = if channel.stored {
         moved / 1e9 * channel.latency_s / MONTH_S
     } else {
@@ -187,18 +186,18 @@ pub fn predict(
     }
 }
 
-/// What a choice is to be good for.
+/// Aim of a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aim {
     /// The least time.
     Time,
-    /// The least money; among equals the least time.
+    /// The lowest price; among equals the least time.
     Price,
-    /// The least money of what takes no longer than this; the least time where nothing does.
+    /// The lowest price among those within this time; the least time if there are none.
     Within(Duration),
 }
 
-/// The place of the best of several channels' predictions; none of none.
+/// Index of the best prediction; `None` without predictions.
 pub fn choose(predictions: &[Prediction], aim: Aim) -> Option<usize> {
     let by = |key: fn(&Prediction) -> [f64; 2], candidates: &mut dyn Iterator<Item = usize>| {
         candidates.min_by(|one, other| {

@@ -133,7 +133,7 @@ fn waiting_ranks_make_cheap_requests_dear() {
     };
     let both = [&DIRECT, &BUCKET].map(|channel| at(Operation::Allreduce, 64, 1 << 20, channel, &free));
     assert_eq!(choose(&both, Aim::Price), Some(0));
-    // A relay's host that is paid for by the hour, and ranks that cost nothing: requests may be cheaper.
+    // With a relay host that is paid by the hour and free ranks, requests may be cheaper.
     let host = Prices {
         host_hour: 1e6,
         ..Prices::default()

@@ -1,10 +1,10 @@
-//! What the bytes of a message are, for operations that compute with them.
+//! Element types of messages, for operations that compute with them.
 
-/// Type of the elements of a buffer, in the byte order of the machine.
+/// Type of the elements of a buffer, in the machine's byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Datatype {
-    /// Bytes without a meaning, which cannot be reduced with built-in operations.
+    /// Opaque bytes, which built-in operations cannot reduce.
     Bytes = 0,
     I8 = 1,
     I16 = 2,
@@ -16,30 +16,30 @@ pub enum Datatype {
     U64 = 8,
     F32 = 9,
     F64 = 10,
-    /// One byte, false where it is zero.
+    /// One byte; zero is false.
     Bool = 11,
     /// Two `f32`: real and imaginary part.
     Complex64 = 12,
     /// Two `f64`.
     Complex128 = 13,
-    /// A value and its place, for the smallest and the largest of them: `f64` and `i64`.
+    /// A value and its index, for minimum and maximum with location: `f64` and `i64`.
     F64At = 14,
     /// As [`Datatype::F64At`], of two `i64`.
     I64At = 15,
-    /// `f64`, `i32` and four bytes that mean nothing: MPI's `MPI_DOUBLE_INT`.
+    /// `f64`, `i32` and four bytes of padding: MPI's `MPI_DOUBLE_INT`.
     F64At32 = 16,
-    /// `i64`, `i32` and four bytes that mean nothing: `MPI_LONG_INT`.
+    /// `i64`, `i32` and four bytes of padding: `MPI_LONG_INT`.
     I64At32 = 17,
     /// `f32` and `i32`: `MPI_FLOAT_INT`.
     F32At32 = 18,
     /// Two `i32`: `MPI_2INT`.
     I32At32 = 19,
-    /// `i16`, two bytes that mean nothing, and `i32`: `MPI_SHORT_INT`.
+    /// `i16`, two bytes of padding and `i32`: `MPI_SHORT_INT`.
     I16At32 = 20,
 }
 
 impl Datatype {
-    /// Every type there is, by number.
+    /// All types, by number.
     pub const ALL: [Self; 21] = [
         Self::Bytes,
         Self::I8,
@@ -64,7 +64,7 @@ impl Datatype {
         Self::I16At32,
     ];
 
-    /// Bytes of one element.
+    /// Size of one element in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Bytes | Self::I8 | Self::U8 | Self::Bool => 1,
@@ -76,7 +76,7 @@ impl Datatype {
         }
     }
 
-    /// Its name, as in messages.
+    /// Name of the type, for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
@@ -105,13 +105,13 @@ impl Datatype {
 }
 
 mod sealed {
-    /// Implemented here alone.
+    /// Cannot be implemented outside this crate.
     pub trait Sealed: zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable + Copy {}
 }
 
 /// A Rust type whose slices are buffers of a [`Datatype`].
 pub trait Element: sealed::Sealed {
-    /// Which.
+    /// The datatype of its slices.
     const DATATYPE: Datatype;
 }
 
@@ -142,7 +142,7 @@ pub fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     zerocopy::IntoBytes::as_bytes(values)
 }
 
-/// The bytes of a slice, to write.
+/// The bytes of a slice, mutable.
 pub fn bytes_of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     zerocopy::IntoBytes::as_mut_bytes(values)
 }

@@ -1,4 +1,4 @@
-//! The one place where everything moves: links, requests, and what is known of the ranks.
+//! The engine: links, requests, and the state of the ranks.
 
 mod lazily;
 mod troubles;
@@ -24,24 +24,24 @@ use lazily::Lazily;
 pub use troubles::Record;
 pub use wait::Patience;
 
-/// How long a rank that leaves waits for what it has sent to be taken from it.
+/// How long a leaving rank waits for its sent bytes to be taken.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
-/// Sends between two looks at what comes in and what goes wrong.
+/// Sends between two checks for arrivals and failures.
 const SENDS_PER_LOOK: u32 = 1024;
-/// Streams that are asked about at a time.
+/// Events that are read at a time.
 const EVENTS: usize = 64;
 
-/// What a message is addressed by, beside its rank.
+/// Address of a message, beside its rank.
 pub type Address = Wanted;
 
-/// Whether an operation was over at once.
+/// Result of starting an operation: complete, or pending.
 #[derive(Debug)]
 pub enum Started {
     Done(Status),
     Pending(RequestId),
 }
 
-/// Everything that a rank has and knows.
+/// The state of a rank.
 #[derive(Debug)]
 pub struct Engine {
     pub rank: u32,
@@ -53,23 +53,23 @@ pub struct Engine {
     pub next_context: u32,
     links: Vec<Option<Link>>,
     vias: Vec<Option<Via>>,
-    /// Where ranks connect when they need each other.
+    /// Connections on demand, if ranks connect lazily.
     lazily: Option<Box<Lazily>>,
-    /// Ranks that are reached through memory, of which nobody tells that something came.
+    /// Ranks whose links must be polled: no event announces their messages.
     polled: Vec<u32>,
-    /// Ranks that are reached through sockets.
+    /// Ranks whose sockets cause events.
     told: Vec<u32>,
-    /// Streams that may have more to say, by rank.
+    /// Streams that may have more to read, by rank.
     talking: Vec<bool>,
     poller: Option<OwnedFd>,
     lost: Arc<Lost>,
     departed: Vec<bool>,
-    /// Whether anything is known that makes operations fail.
+    /// Whether any failure is known that makes operations fail.
     troubled: bool,
     lost_seen: u64,
     crowded: bool,
     scratch: Vec<Vec<u8>>,
-    /// Sends that were started.
+    /// Number of started sends.
     sends: u32,
 }
 
@@ -116,7 +116,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The provider of libfabric over which bytes to that rank go, if they do.
+    /// The libfabric provider for this rank; `None` if the bytes do not go over libfabric.
     pub fn fabric(&self, rank: u32) -> Option<Choice> {
         match self.links.get(rank as usize)? {
             Some(Link::Stream(link)) => link.fabric(),
@@ -124,7 +124,7 @@ impl Engine {
         }
     }
 
-    /// How bytes to that rank travel.
+    /// How bytes to this rank travel; `None` without a connection.
     pub fn via(&self, rank: u32) -> Option<Via> {
         match self.fabric(rank) {
             Some(_) => Some(Via::Fabric),
@@ -132,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// Where there are several streams, one call tells which of them have something to say.
+    /// Sets an epoll up, if there are several streams.
     fn watch_streams(&mut self) -> Result<(), Failure> {
         if self.told.len() < 2 {
             return Ok(());
@@ -155,7 +155,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves what can be moved. Whether anything did.
+    /// Moves bytes on all links. Returns whether any moved.
     #[inline]
     pub fn progress(&mut self) -> bool {
         let mut moved = self.lazily.is_some() && self.connect_more();
@@ -218,7 +218,7 @@ impl Engine {
     /// Starts a send.
     ///
     /// # Safety
-    /// `length` bytes at `start` must be readable and unchanged until the request is done or cancelled.
+    /// `length` bytes at `start` must be readable and unchanged until the request is complete or cancelled.
     #[inline]
     pub unsafe fn send(
         &mut self,
@@ -244,7 +244,7 @@ impl Engine {
             call,
         };
         if peer == self.rank {
-            // SAFETY: the caller's promise.
+            // SAFETY: required of the caller.
             let bytes = unsafe { std::slice::from_raw_parts(start, length) };
             self.book.deliver(peer, &envelope, bytes);
             return Ok(Started::Done(Status::default()));
@@ -253,7 +253,7 @@ impl Engine {
             return self.send_when_connected(peer, envelope, start, length);
         };
         if length <= link.immediate_bytes() {
-            // SAFETY: the caller's promise.
+            // SAFETY: required of the caller.
             let bytes = unsafe { std::slice::from_raw_parts(start, length) };
             match link.try_send(envelope, bytes) {
                 Ok(true) => return Ok(Started::Done(Status::default())),
@@ -267,15 +267,15 @@ impl Engine {
         self.send_later(peer, envelope, start, length)
     }
 
-    /// Looks at what comes in and what goes wrong, as whoever waits does all the time. Who only sends, to ranks that take everything,
-    /// never waits: it would go on long after a rank is lost.
+    /// Checks for arrivals and failures, as a waiting rank does all the time. A rank that only sends never waits, and
+    /// would go on long after the loss of a rank.
     #[cold]
     fn look_up(&mut self) {
         self.progress();
         self.look_for_trouble();
     }
 
-    /// A send that there is no room for, or that must be offered first.
+    /// Starts a send that finds no room, or that must be offered first.
     #[cold]
     fn send_later(
         &mut self,
@@ -289,7 +289,7 @@ impl Engine {
         Ok(Started::Pending(id))
     }
 
-    /// Hands a send to its link.
+    /// Passes a send to its link.
     fn send_as(
         &mut self,
         id: RequestId,
@@ -331,7 +331,7 @@ impl Engine {
     /// Starts a receive.
     ///
     /// # Safety
-    /// `length` bytes at `start` must be writable and used by nobody else until the request is done or cancelled.
+    /// `length` bytes at `start` must be writable and used by no one else until the request is complete or cancelled.
     #[inline]
     pub unsafe fn receive(
         &mut self,
@@ -365,7 +365,7 @@ impl Engine {
         Ok(Started::Pending(id))
     }
 
-    /// Gives a message that waited to the receive that has just been posted for it.
+    /// Passes a waiting message to the receive that was just posted for it.
     #[cold]
     fn take_waiting(&mut self, id: RequestId, source: u32, message: crate::book::Unexpected) -> Result<(), Failure> {
         if !self.book.match_with(id, source, &message.envelope) {
@@ -387,7 +387,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends a request early; its memory is let go of.
+    /// Ends a request early, and releases its memory.
     pub fn cancel(&mut self, id: RequestId) {
         let concerned = match self.book.get(id).map(|request| (request.state, request.peer)) {
             Some((State::Sending | State::Receiving, peer)) if peer != ANY_SOURCE => Some(peer),
@@ -402,7 +402,7 @@ impl Engine {
         self.book.forget(id);
     }
 
-    /// Ends a request with an error that whoever waits for it gets.
+    /// Ends a request with an error, which the waiting caller receives.
     fn fail(&mut self, id: RequestId, failure: Failure) {
         if let Some(&Request { state, peer, .. }) = self.book.get(id)
             && matches!(state, State::Sending | State::Receiving)
@@ -414,7 +414,7 @@ impl Engine {
         self.book.fail(id, failure);
     }
 
-    /// A control message to another rank. One that cannot be reached hears nothing.
+    /// Sends a control message to another rank, unless that rank is unreachable.
     pub fn tell(&mut self, peer: u32, message: Outgoing) {
         match self.links.get_mut(peer as usize) {
             Some(Some(link)) => {
@@ -426,7 +426,7 @@ impl Engine {
         }
     }
 
-    /// What is known of a new communicator; its place.
+    /// Adds the record of a new communicator. Returns its index.
     pub fn add_record(&mut self, record: Record) -> usize {
         match self.records.iter().position(|record| !record.open) {
             Some(at) => {
@@ -440,7 +440,7 @@ impl Engine {
         }
     }
 
-    /// Memory for a while; what is in it is anything.
+    /// Scratch memory of `length` bytes with undefined contents.
     pub fn borrow_scratch(&mut self, length: usize) -> Vec<u8> {
         let mut memory = self.scratch.pop().unwrap_or_default();
         if memory.len() < length {
@@ -450,7 +450,7 @@ impl Engine {
         memory
     }
 
-    /// Gives it back.
+    /// Returns scratch memory.
     pub fn return_scratch(&mut self, memory: Vec<u8>) {
         const KEPT: usize = 8;
         if self.scratch.len() < KEPT {
@@ -458,7 +458,7 @@ impl Engine {
         }
     }
 
-    /// Says good-bye to everybody.
+    /// Sends a farewell to all ranks.
     fn leave(&mut self) {
         for peer in 0..self.size {
             if self.links[peer as usize].is_some() && !self.departed[peer as usize] {
@@ -483,24 +483,24 @@ impl Engine {
 }
 
 fn online_cores() -> usize {
-    // SAFETY: sysconf reads nothing of ours.
+    // SAFETY: sysconf reads no memory of this process.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
-/// The engine of a rank, which the communicators of that rank share; one thread uses it at a time.
+/// The engine of a rank, which the rank's communicators share. One thread at a time uses it.
 #[derive(Debug)]
 pub struct Core {
     mutex: Mutex<()>,
-    /// Threads that want it.
+    /// Threads that wait for the engine.
     wanted: AtomicU32,
-    /// How often somebody who wanted it got it.
+    /// How often a waiting thread got the engine.
     turns: AtomicU32,
     engine: UnsafeCell<Engine>,
-    /// Collectives in the background; beside the engine, which they use.
+    /// Background collectives. Beside the engine, because they use it.
     tasks: UnsafeCell<Tasks>,
 }
 
-// SAFETY: the engine is reached through `Held` only, which holds the mutex, or by what runs below one (see `Core::with`).
+// SAFETY: the engine is reached only through `Held`, which holds the mutex, or below one (see `Core::with`).
 unsafe impl Sync for Core {}
 
 impl Core {
@@ -536,13 +536,13 @@ impl Core {
         guard
     }
 
-    /// Uses the engine, for futures that are polled and dropped only below a [`Held`].
+    /// Uses the engine, for futures that are polled and dropped only while a [`Held`] exists.
     ///
     /// # Safety
-    /// A `Held` of this thread must exist, and no other reference to the engine may be alive.
+    /// A `Held` of this thread must exist, and no other reference to the engine may exist.
     #[inline]
     pub unsafe fn with<T>(&self, using: impl FnOnce(&mut Engine) -> T) -> T {
-        // SAFETY: the caller's promise.
+        // SAFETY: required of the caller.
         using(unsafe { &mut *self.engine.get() })
     }
 }
@@ -553,7 +553,7 @@ impl Drop for Core {
     }
 }
 
-/// For how long whoever gives way waits until another thread has the engine, at a time and how often.
+/// Pause of a yielding thread until another thread has the engine, and the number of such pauses.
 const PAUSE: Duration = Duration::from_micros(20);
 const MOST_PAUSES: u32 = 50;
 
@@ -571,14 +571,14 @@ impl Held<'_> {
         unsafe { &mut *self.core.engine.get() }
     }
 
-    /// Collectives in the background. They use the engine while they are polled or dropped, of which no reference may be alive.
+    /// Background collectives. Polling or dropping them uses the engine, so no reference to the engine may exist then.
     #[inline]
     pub fn tasks(&mut self) -> &mut Tasks {
         // SAFETY: as for the engine.
         unsafe { &mut *self.core.tasks.get() }
     }
 
-    /// Moves what can be moved, collectives in the background included. Whether anything did.
+    /// Moves bytes and polls background collectives. Returns whether anything moved.
     #[inline]
     pub fn nudge(&mut self) -> bool {
         let moved = self.engine().progress();
@@ -589,14 +589,14 @@ impl Held<'_> {
         moved
     }
 
-    /// Lets another thread in that wants the engine, if there is one, and is then one that wants it itself.
+    /// Yields the engine to a waiting thread, if there is one, and then waits for it.
     fn give_way(&mut self) {
         if self.core.wanted.load(Ordering::Relaxed) == 0 {
             return;
         }
         let turn = self.core.turns.load(Ordering::Relaxed);
         self.guard = None;
-        // The mutex is whoever's comes first, and we are awake: without a pause that would be us again and again.
+        // The mutex is not fair and this thread is awake: without a pause it would get the mutex again and again.
         for _ in 0..MOST_PAUSES {
             std::thread::sleep(PAUSE);
             if self.core.turns.load(Ordering::Relaxed) != turn {

@@ -1,4 +1,4 @@
-//! Communicators: groups of ranks that exchange messages without hearing those of other groups.
+//! Communicators: groups of ranks whose messages are separate from those of other groups.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,31 +14,31 @@ use crate::switchboard::Switchboard;
 use crate::table::Table;
 use crate::wire::{Greeting, Link, StreamLink};
 
-/// A group of ranks, seen from one of them. Any thread may use it, one at a time; others wait meanwhile.
+/// A group of ranks, seen from one of them. Any thread may use it; one thread at a time has it and others wait.
 ///
-/// Dropping the last communicator of a rank tells the others that it leaves.
+/// Dropping the last communicator of a rank announces to the others that it leaves.
 #[derive(Debug)]
 pub struct Communicator {
     pub(crate) core: Arc<Core>,
-    /// Place of what the engine knows of it.
+    /// Index of its record in the engine.
     pub(crate) record: usize,
     pub(crate) context: u32,
     pub(crate) rank: u32,
     /// The ranks, as ranks of the whole group.
     pub(crate) members: Arc<[u32]>,
     pub(crate) table: Table,
-    /// Which of them share hosts, if that makes a difference.
+    /// Which ranks share hosts, if that makes a difference.
     pub(crate) hosts: Option<Arc<Hosts>>,
-    /// The same for the whole group, as [`Options::hosts`] has it.
+    /// The hosts of the whole group, as in [`Options::hosts`].
     pub(crate) hosts_of_all: Arc<[u32]>,
 }
 
 impl Communicator {
-    /// Makes a communicator of all ranks, from a road to each other one (none to itself). All ranks must do so.
+    /// Forms a communicator of all ranks from a road to each other rank (`None` for this one). All ranks must call it.
     ///
     /// # Errors
-    /// When another rank does not answer within the options' deadline, is of another version, or the system has no more memory
-    /// or descriptors.
+    /// When another rank sends no greeting within the options' deadline, has another version, or the system is out of
+    /// memory or descriptors.
     pub fn form(
         rank: u32,
         size: u32,
@@ -79,10 +79,11 @@ impl Communicator {
         Ok(Self::over(Engine::new(rank, links, vias, lost, options)?))
     }
 
-    /// Makes a communicator of all ranks, each of which is connected when one of the two first needs the other. All ranks must do so.
+    /// Forms a communicator of all ranks, in which two ranks connect when one first needs the other. All ranks must
+    /// call it.
     ///
     /// # Errors
-    /// When the system has no more memory or descriptors.
+    /// When the system is out of memory or descriptors.
     pub fn form_lazily(
         rank: u32,
         size: u32,
@@ -115,35 +116,35 @@ impl Communicator {
         }
     }
 
-    /// How the bytes to each of its ranks travel; none to this one, and to those with which it is not connected yet.
+    /// How the bytes to each rank travel; `None` for this rank, and for ranks that are not connected yet.
     pub fn ways(&self) -> Vec<Option<Via>> {
         let mut held = self.core.hold();
         let engine = held.engine();
         self.members.iter().map(|member| engine.via(*member)).collect()
     }
 
-    /// The provider of libfabric over which bytes to that rank of the whole group go, if they do.
+    /// The libfabric provider for a rank of the whole group; `None` if the bytes do not go over libfabric.
     pub fn fabric(&self, rank: u32) -> Option<Choice> {
         self.core.hold().engine().fabric(rank)
     }
 
-    /// This rank.
+    /// This rank in the communicator, from 0.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn size(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// The ranks of this communicator as ranks of the whole group.
+    /// The ranks of this communicator, as ranks of the whole group.
     pub fn members(&self) -> &[u32] {
         &self.members
     }
 }
 
-/// Messages over a road that leads to another process' socket.
+/// A link over the byte stream of a road.
 fn stream(peer: u32, road: Road) -> Result<StreamLink, Failure> {
     match road {
         Road::Remote { socket, session, .. } => StreamLink::new(peer, socket, session),
@@ -153,7 +154,7 @@ fn stream(peer: u32, road: Road) -> Result<StreamLink, Failure> {
     }
 }
 
-/// A link over a road that has just been made; the other rank makes the same.
+/// Makes a link over a new road. The other rank does the same.
 pub(crate) fn link(rank: u32, peer: u32, road: Road, options: &Options, until: Instant) -> Result<Link, Failure> {
     match road {
         Road::Local(socket) => {
@@ -172,7 +173,8 @@ pub(crate) fn link(rank: u32, peer: u32, road: Road, options: &Options, until: I
     }
 }
 
-/// Has the links to these ranks go on over libfabric where both ends can: all at once, as each waits for its other end.
+/// Moves the links to these ranks to libfabric, where both ends have it; all at once, since each waits for its other
+/// end.
 fn over_fabric(links: &mut [Option<Link>], remote: &[u32], fabric: Choice) -> Result<(), Failure> {
     let change = |link| match link {
         Some(Link::Stream(link)) => link.over_fabric(fabric).map(Link::Stream).map(Some),

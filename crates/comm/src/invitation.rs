@@ -1,4 +1,4 @@
-//! What a rank is told by whoever started it: how to find its group.
+//! Invitations: how a rank finds its group. The program that starts a rank passes it one.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,62 +13,61 @@ use crate::connect::Trust;
 use crate::table::{Tables, digest};
 use crate::{Channel, Communicator, JoinOptions, Joined, Options, connector, join};
 
-/// The environment variable that holds an [`Invitation`] as JSON.
+/// Environment variable that holds an [`Invitation`] as JSON.
 pub const GROUP_VARIABLE: &str = "DAYFLY_GROUP";
 
 /// How a rank finds its group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Invitation {
-    /// Where the rendezvous is: `host:port`.
+    /// Address of the rendezvous: `host:port`.
     pub rendezvous: String,
-    /// Its key.
+    /// Public key of the rendezvous.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PublicKey>,
-    /// The manager's word that the rendezvous is its own, as it gives it out with the address. Ranks in a sandbox without a network
-    /// need it, whose node joins for them.
+    /// The manager's signed statement that the rendezvous is its own. Ranks in a sandbox without a network need it:
+    /// their node joins for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub voucher: Option<String>,
     /// Name of the group.
     pub name: String,
-    /// Which run of it.
+    /// Run of the group. Ranks of different runs do not meet.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub run: String,
-    /// What all ranks know and nobody else, in hexadecimal; at least 16 bytes.
+    /// The group's shared secret, in hexadecimal; at least 16 bytes.
     pub secret: String,
-    /// Which rank this is; any that is free if it is not said.
+    /// This rank; `None` takes any free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// How many there are.
+    /// Number of ranks.
     pub size: u32,
-    /// Whether nobody listens between the hosts, so that nothing is encrypted.
+    /// Whether the network between the hosts is trusted, so that nothing is encrypted.
     #[serde(default)]
     pub trust_fabric: bool,
-    /// Seconds within which all ranks must have come and be connected.
+    /// Seconds until all ranks must have arrived and be connected.
     #[serde(default = "half_a_minute")]
     pub patience_s: u64,
-    /// Seconds that one operation may take.
+    /// Longest duration of one operation, in seconds.
     #[serde(default = "an_hour")]
     pub deadline_s: u64,
-    /// Microseconds that a waiting rank polls before it sleeps; for ever if it is not said, not at all
-    /// where it waits for a store.
+    /// Microseconds that a waiting rank polls before it sleeps. `None` polls without end, or not at all while it waits
+    /// for a store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spin_us: Option<u64>,
-    /// Which algorithms collectives use, the same for all ranks; the usual ones if it is not said.
+    /// Tables of collective algorithms, equal on all ranks; `None` for the default tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tables: Option<Tables>,
-    /// The provider of libfabric over which ranks on different hosts exchange, where both have it, such as `verbs` or
-    /// `verbs/mlx5_0`; the same for all, who trust the fabric then.
+    /// The libfabric provider between hosts, for pairs that both have it, such as `verbs` or `verbs/mlx5_0`. Equal on all ranks. Requires `trust_fabric`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<String>,
-    /// URL of a store that ranks exchange through where there is no other way between them, or always: `s3://bucket/prefix`,
-    /// `redis://host:port`, `rediss://`, `file:///directory`. The same for all.
+    /// URL of a store for pairs without another way, or for all pairs: `s3://bucket/prefix`, `redis://host:port`,
+    /// `rediss://`, `file:///directory`. Equal on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// Whether they always do; the same for all.
+    /// Channel between the ranks; equal on all ranks.
     #[serde(default)]
     pub channel: Channel,
-    /// Whether two ranks are connected when one of them first needs the other, instead of all with all at once; the same for all.
+    /// Whether two ranks connect when one first needs the other, instead of all at once; equal on all ranks.
     #[serde(default)]
     pub lazily: bool,
 }
@@ -81,22 +80,22 @@ fn an_hour() -> u64 {
     3600
 }
 
-/// A communicator of all ranks, and the place in the group that it needs.
+/// A communicator of all ranks, and the membership that it needs.
 #[derive(Debug)]
 pub struct World {
-    /// Declared first: ranks say good-bye to each other before they leave the group.
+    /// Declared first: ranks send farewells to each other before they leave the group.
     pub communicator: Communicator,
-    /// For each rank the lowest one that runs on the same host.
+    /// For each rank the lowest rank on the same host.
     pub hosts: Vec<u32>,
-    /// To be kept while the communicator is used.
+    /// Keep it while the communicator is used.
     pub membership: crate::membership::Membership,
 }
 
 impl Invitation {
-    /// Reads what [`GROUP_VARIABLE`] holds; none where there is no such variable.
+    /// Reads the invitation from [`GROUP_VARIABLE`]; `None` if the variable is not set.
     ///
     /// # Errors
-    /// [`Code::InvalidRequest`] when it is no invitation.
+    /// [`Code::InvalidRequest`] when the value is not a valid invitation.
     pub fn from_environment() -> Result<Option<Self>, Failure> {
         match std::env::var(GROUP_VARIABLE) {
             Ok(text) if !text.is_empty() => Self::from_json(&text).map(Some),
@@ -104,7 +103,7 @@ impl Invitation {
         }
     }
 
-    /// Reads JSON.
+    /// Parses an invitation from JSON.
     pub fn from_json(text: &str) -> Result<Self, Failure> {
         serde_json::from_str(text).map_err(|error| {
             Failure::new(
@@ -114,7 +113,8 @@ impl Invitation {
         })
     }
 
-    /// Joins the group: comes back when all ranks are there and connected. In a sandbox without a network its node does so.
+    /// Joins the group. Returns when all ranks have arrived and are connected. In a sandbox without a network the node
+    /// joins.
     ///
     /// # Errors
     /// As [`join`](join()) and [`Communicator::form`].
@@ -134,7 +134,7 @@ impl Invitation {
         self.form(connector::join_through(socket, self)?)
     }
 
-    /// What it says, as [`join`](join()) wants it.
+    /// The invitation as options of [`join`](join()).
     pub(crate) fn options(&self) -> Result<JoinOptions, Failure> {
         let secret = hex::decode(&self.secret)
             .map_err(|_| Failure::new(Code::InvalidRequest, "the group's secret is not hexadecimal"))?;
@@ -188,7 +188,7 @@ impl Invitation {
 }
 
 impl World {
-    /// The communicator of a rank that has joined its group. The options need not say who shares a host.
+    /// Forms the communicator of a rank that has joined its group. The options' `hosts` are ignored.
     ///
     /// # Errors
     /// As [`Communicator::form`].
@@ -204,7 +204,7 @@ impl World {
             membership,
             ..
         } = joined;
-        // Where all exchange through a store, those on one host are no nearer to each other than to the others.
+        // If all pairs exchange through a store, ranks on one host are no nearer to each other.
         let options = Options {
             hosts: if only_stored { Vec::new() } else { hosts.clone() },
             ..options

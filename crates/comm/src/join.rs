@@ -1,4 +1,4 @@
-//! The way into a group: from nothing but a name and a secret to connections with all other ranks.
+//! Joining a group: from a name and a secret to connections with all other ranks.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -24,19 +24,19 @@ use crate::road::{Lost, Road};
 use crate::stored::Stored;
 use crate::switchboard::Switchboard;
 
-/// What ranks exchange through.
+/// Channel between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Channel {
-    /// The best connection that there is between two ranks; the store, if there is one, where there is no other.
+    /// The best connection between two ranks; the store, if there is one, for pairs without any.
     #[default]
     Direct,
-    /// The store alone, within a host too.
+    /// Only the store, even within a host.
     Stored,
 }
 
 impl Channel {
-    /// As users write it.
+    /// The name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -44,7 +44,7 @@ impl Channel {
         }
     }
 
-    /// What users write.
+    /// Parses the name. Returns [`Code::InvalidRequest`] for an unknown one.
     pub fn from_name(name: &str) -> Result<Self, Failure> {
         let known = [Self::Direct, Self::Stored]
             .into_iter()
@@ -58,44 +58,44 @@ impl Channel {
     }
 }
 
-/// Which group, and how to get into it.
+/// The group, and how to join it.
 #[derive(Debug, Clone)]
 pub struct JoinOptions {
-    /// Where the rendezvous is, as `host:port`.
+    /// Address of the rendezvous, as `host:port`.
     pub rendezvous: String,
-    /// Its key, if it is known. Without, whoever answers is spoken to: it can keep the ranks apart, and see who they are, but
-    /// neither be one of them nor read what they say.
+    /// Public key of the rendezvous, if it is known. Without it, an impostor can keep the ranks apart and see who they
+    /// are. It can neither join the group nor read its messages.
     pub server_key: Option<PublicKey>,
-    /// The group's name.
+    /// Name of the group.
     pub name: String,
-    /// Which run of it, where whoever starts the ranks can say so. Ranks of one run do not meet those of another.
+    /// Run of the group. Ranks of different runs do not meet.
     pub run: String,
-    /// What all ranks know and nobody else: at least 16 random bytes.
+    /// The group's shared secret: at least 16 random bytes.
     pub secret: Vec<u8>,
-    /// Which rank this is; any that is free if it is not said.
+    /// This rank; `None` takes any free one.
     pub rank: Option<u32>,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub size: u32,
-    /// What need not be encrypted.
+    /// Which networks need no encryption.
     pub trust: Trust,
-    /// Ways to other ranks that may be tried. Those through a store are what `store` and `channel` say.
+    /// Ways to other ranks that may be tried. `store` and `channel` determine the ways through a store.
     pub ways: Ways,
-    /// Stands for whatever all ranks must have been told alike, such as [`crate::table::Tables::digest`]: ranks of which one has
-    /// another number do not join.
+    /// Digest of all settings that must be equal on all ranks, such as [`crate::table::Tables::digest`]. Ranks with
+    /// different digests do not join.
     pub alike: u64,
-    /// Where ranks store what they cannot send to each other; the same for all.
+    /// The store for pairs without another way; equal on all ranks.
     pub store: Option<Place>,
-    /// What they exchange through; the same for all.
+    /// Channel between the ranks; equal on all ranks.
     pub channel: Channel,
-    /// Whether two ranks are connected when one of them first needs the other, instead of all with all at once; the same for all.
-    /// Ranks in a sandbox without a network, whose node connects for them, are connected with all even so.
+    /// Whether two ranks connect when one first needs the other, instead of all at once; equal on all ranks. Ranks in a
+    /// sandbox without a network always connect at once, since their node connects for them.
     pub lazily: bool,
-    /// How long all of it may take; and where ranks connect lazily, how long connecting two may.
+    /// Time limit of the join; with `lazily`, also of connecting a pair.
     pub patience: Duration,
 }
 
 impl JoinOptions {
-    /// With a rendezvous, a name, a secret and a size; all else as it is usual.
+    /// Options with default values for all other fields.
     pub fn new(rendezvous: impl Into<String>, name: impl Into<String>, secret: impl Into<Vec<u8>>, size: u32) -> Self {
         Self {
             rendezvous: rendezvous.into(),
@@ -116,36 +116,36 @@ impl JoinOptions {
     }
 }
 
-/// A rank that is connected with all others, or will be when it needs them.
+/// A rank that is connected with all others, or connects on demand.
 #[derive(Debug)]
 pub struct Joined {
-    /// Which rank this is.
+    /// This rank.
     pub rank: u32,
-    /// Of how many.
+    /// Number of ranks.
     pub size: u32,
-    /// A road to each rank, none to this one. Sockets block, as the system makes them.
+    /// A road to each rank, `None` for this one. Sockets are blocking.
     pub roads: Vec<Option<Road>>,
-    /// Where roads come from when they are needed; none where all are there.
+    /// Source of roads on demand; `None` if all ranks are connected.
     pub board: Option<Arc<Switchboard>>,
-    /// Whether all exchange through the store, also those of one host.
+    /// Whether all pairs exchange through the store, even within a host.
     pub only_stored: bool,
-    /// For each rank the lowest one that runs on the same host, by its own account.
+    /// For each rank the lowest rank on the same host, as the ranks state it.
     pub hosts: Vec<u32>,
-    /// How long connecting took, from the rendezvous' telling where the others are.
+    /// How long connecting took, since the rendezvous sent the addresses.
     pub connecting: Duration,
-    /// Kept up to date while the membership lasts.
+    /// Lost ranks; updated while the membership lasts.
     pub lost: Arc<Lost>,
-    /// To be kept while the group is used.
+    /// Keep it while the group is used.
     pub membership: Membership,
 }
 
-/// Nobody waits longer for a group.
+/// Upper bound of `patience`.
 pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 3600);
-/// Where another waits for it, the rendezvous is to be reached within this.
+/// Limit for reaching the rendezvous, if another process waits for it.
 const REACH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Joins a group: comes back once all ranks are there and this one is connected with each, unless they connect lazily; or with what
-/// went wrong. It takes no longer than `patience`.
+/// Joins a group. Returns when all ranks have arrived and this one is connected with each (or, with `lazily`, can be),
+/// or an error. Takes at most `patience`.
 pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
     let lost = Arc::new(Lost::default());
     let (met, contact) = meet(options, &lost, None)?;
@@ -173,7 +173,7 @@ pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
     })
 }
 
-/// A rank that is connected with all others, and whose place in the group nobody keeps yet.
+/// A rank that is connected with all others, and whose place in the group has no keeper yet.
 pub(crate) struct Formed {
     pub seat: Seat,
     pub roads: Vec<Option<Road>>,
@@ -183,7 +183,7 @@ pub(crate) struct Formed {
     pub contact: Contact,
 }
 
-/// Joins a group for somebody else, and connects with all; for as long as nobody closes the other end of `asker`.
+/// Joins a group for another process and connects with all ranks. Gives up when the other end of `asker` is closed.
 pub(crate) fn form(options: &JoinOptions, asker: OwnedFd) -> Result<Formed, Failure> {
     let (met, contact) = meet(options, &Arc::new(Lost::default()), Some(asker))?;
     let mut formed = connect_all(met, contact)?;
@@ -191,7 +191,7 @@ pub(crate) fn form(options: &JoinOptions, asker: OwnedFd) -> Result<Formed, Fail
     Ok(formed)
 }
 
-/// A rank that knows of all others.
+/// A rank that has met all others.
 struct Met {
     keys: GroupKeys,
     identity: Identity,
@@ -251,7 +251,7 @@ fn meet(options: &JoinOptions, lost: &Arc<Lost>, asker: Option<OwnedFd>) -> Resu
     }
 }
 
-/// Tells the others why this rank is not one of them.
+/// Sends the others the reason why this rank does not join.
 fn leave(contact: Contact, failure: Failure) -> Failure {
     contact.leave(Some(format!("it could not join: {}", failure.message)));
     failure
@@ -273,7 +273,7 @@ fn connect_all(met: Met, mut contact: Contact) -> Result<Formed, Failure> {
     }
 }
 
-/// A thread connects the rank with those that it needs, or that need it.
+/// Starts a thread that connects the rank on demand.
 fn connect_lazily(options: &JoinOptions, met: Met, mut contact: Contact, lost: Arc<Lost>) -> Result<Joined, Failure> {
     let board = Arc::new(Switchboard::new()?);
     let patience = options.patience.min(LONGEST_PATIENCE);
@@ -291,7 +291,7 @@ fn connect_lazily(options: &JoinOptions, met: Met, mut contact: Contact, lost: A
         match attended {
             Ok(()) => contact.leave(None),
             Err(failure) => {
-                // It connects with nobody any more, and is of the group with those that it is connected with.
+                // No more connections are made; the rank stays in the group with its existing ones.
                 board.fail(failure);
                 membership::attend(contact, lost, stop);
             }
@@ -403,7 +403,7 @@ fn enter(
     })
 }
 
-/// What the others need to find this rank.
+/// Builds the card by which the others find this rank.
 fn introduce(
     identity: &Identity,
     contact: &mut Contact,
@@ -429,7 +429,7 @@ fn introduce(
     for listener in listeners.tcp.iter().filter_map(|listener| listener.local_addr().ok()) {
         let same_family = addresses.iter().filter(|ip| ip.is_ipv4() == listener.is_ipv4());
         locals.extend(same_family.map(|ip| SocketAddr::new(*ip, listener.port())));
-        // A host may have no address but the loopback's, which is of use to ranks beside this one.
+        // A host may have only a loopback address, which helps ranks on the same host.
         let loopback = SocketAddr::new(local.ip(), listener.port());
         if local.ip().is_loopback() && local.is_ipv4() == listener.is_ipv4() {
             locals.push(loopback);
@@ -489,7 +489,7 @@ fn await_world(
     }
 }
 
-/// Reads the cards; one that its rank did not write is refused, whoever passed it on.
+/// Opens the cards. Rejects a card that its rank did not write.
 fn open_cards(keys: &GroupKeys, run: &[u8; 16], seat: &Seat, sealed: &[Sealed]) -> Result<Vec<Card>, Failure> {
     if sealed.len() != seat.size as usize {
         return Err(broken("it told of too few ranks or too many"));
@@ -512,7 +512,7 @@ fn open_cards(keys: &GroupKeys, run: &[u8; 16], seat: &Seat, sealed: &[Sealed]) 
     sealed.iter().zip(0u32..).map(open).collect()
 }
 
-/// All ranks must have the same store, or none.
+/// Returns an error unless all ranks have the same store, or none.
 fn one_store(cards: &[Card], me: u32) -> Result<(), Failure> {
     let shown = |card: &Card| card.store.clone().unwrap_or_else(|| "no store".into());
     let ours = cards.get(me as usize).map(shown).unwrap_or_default();

@@ -1,19 +1,11 @@
-//! Functions that talk to each other: N ranks form a group, connect to each other as well as they can, and exchange messages and
-//! run collectives as MPI ranks do.
+//! Groups of functions that exchange messages as MPI ranks do.
 //!
-//! Connecting:
-//! - [`Invitation`]: what a rank is told by whoever started it, and all of the way to a [`Communicator`].
-//! - [`join`](join()): the way into a group: ranks meet at a rendezvous ([`dayfly_rendezvous`]), then use what follows.
-//! - [`connect`]: from what ranks say of themselves to connections, all at once: sockets of the host, TCP, TCP through NATs by
-//!   simultaneous open, a relay, storage ([`stored`]).
-//! - [`connector`]: joins outside for ranks in a sandbox without a network, and carries their bytes.
-//! - [`membership`]: heartbeats, and news of ranks that are lost.
-//! - [`switchboard`]: between a rank and the thread that connects it, where ranks connect when they first need each other.
-//! - [`road`]: what connecting hands to communicating: one authenticated road for each pair of ranks, and news of lost ranks.
+//! A group has N *ranks*, numbered from 0. Each rank is a function or a process, on any host. The ranks meet, connect
+//! to each other in the best way that works between each two of them, and then send messages and run collectives.
 //!
-//! Communicating:
-//! - [`Communicator`]: ranks that exchange messages ([`Communicator::send`], [`Communicator::recv`]) and compute together
-//!   ([`Communicator::allreduce`] and so on).
+//! The program that starts a rank passes it an [`Invitation`]: the address of a rendezvous, the group's name, secret
+//! and size. [`Invitation::accept`] returns when all ranks have arrived and are connected. This example adds a number
+//! over all ranks:
 //!
 //! ```no_run
 //! use dayfly_comm::{Datatype, Invitation, Operation};
@@ -21,12 +13,38 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let invitation = Invitation::from_environment()?.ok_or("start this with dayfly run")?;
 //! let world = invitation.accept()?; // keep it while the group is used
-//! let mut sum = [0; 8];
 //! let own = f64::from(world.communicator.rank()).to_ne_bytes();
+//! let mut sum = [0; 8];
 //! world.communicator.allreduce(&own, &mut sum, Datatype::F64, &Operation::Sum)?;
+//! println!("{}", f64::from_ne_bytes(sum));
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Communicating
+//!
+//! A [`Communicator`] is a group of ranks seen from one of them. It sends and receives messages
+//! ([`Communicator::send`], [`Communicator::recv`]), runs collectives ([`Communicator::allreduce`] and others), and
+//! starts operations in the background ([`Communicator::scope`]). [`Communicator::split`] makes communicators of some
+//! ranks. Matching and ordering follow MPI 4.0. The [`table`] chooses the algorithm of a collective by its size.
+//!
+//! If a rank is lost, operations that need it return `rank_lost` instead of waiting; [`Communicator::shrink`] continues
+//! with the remaining ranks. Every operation ends by [`Options::deadline`] at the latest. If ranks call different
+//! collectives, all of them get `mismatch`.
+//!
+//! # Connecting
+//!
+//! [`join`](join()) leads from a name and a secret to connections. It has these parts:
+//!
+//! - [`connect`] tries the ways between each two ranks: shared memory within a host, TCP, TCP through NATs by
+//!   simultaneous open, a relay, and a store ([`stored`]). Both ends prove that they know the group's secret, and
+//!   encrypt what leaves a host unless the network is trusted.
+//! - [`road`] is the result: one authenticated connection for each pair of ranks, and the list of lost ranks.
+//! - [`membership`] sends heartbeats to the rendezvous ([`dayfly_rendezvous`]) and receives losses.
+//! - [`switchboard`] connects two ranks only when one first needs the other, if the group connects lazily.
+//! - [`connector`] joins for ranks in a sandbox without a network, and carries their bytes.
+//!
+//! [`cost`] predicts time and price of an operation over each channel.
 
 pub mod connect;
 pub mod connector;

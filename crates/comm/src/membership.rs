@@ -1,4 +1,4 @@
-//! Being of a group: a small thread keeps a rank's connection to the rendezvous, says that the rank lives, and hears who does not.
+//! Membership in a group: a thread keeps the connection to the rendezvous, sends heartbeats, and receives losses.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,37 +14,38 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use crate::road::Lost;
 use crate::stored::Stored;
 
-/// The longest wait of the thread.
+/// Longest wait of the thread.
 const LONG: Duration = Duration::from_secs(60);
-/// Bytes of stack: it calls little.
+/// Stack of the thread in bytes.
 const STACK: usize = 512 << 10;
 
-/// A rank's place in its group. Dropping it leaves: the others take that for the end of the rank's work, not for a loss.
+/// A rank's place in its group. Dropping it leaves the group; the others treat that as the end of the rank's work, not
+/// as a loss.
 ///
-/// When the rendezvous itself is gone the group goes on; then a lost rank shows by its broken roads alone.
+/// If the rendezvous fails, the group goes on; then a lost rank is noticed only by its broken roads.
 #[derive(Debug)]
 pub struct Membership {
-    /// Ends before the rank leaves: while what was sent is stored, it tells who is lost.
+    /// Ends before the rank leaves: while sent bytes are being stored, it reports losses.
     stored: Option<Arc<Stored>>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
-    /// The thread is this process' own; one that was forked off has neither it nor a place in the group.
+    /// The process that started the thread. A forked child has neither the thread nor a place in the group.
     process: u32,
 }
 
 impl Membership {
-    /// Keeps a connection, and puts into `lost` what comes over it; and the store that roads go through.
+    /// Keeps a connection and adds reported losses to `lost`. Also keeps the store of the roads.
     pub(crate) fn keep(contact: Contact, lost: Arc<Lost>, stored: Option<Arc<Stored>>) -> Result<Self, Failure> {
         Ok(Self::attended(move |stopped| attend(contact, &lost, stopped))?.with_store(stored))
     }
 
-    /// With the store that roads go through.
+    /// Sets the store of the roads.
     pub(crate) fn with_store(mut self, stored: Option<Arc<Stored>>) -> Self {
         self.stored = stored;
         self
     }
 
-    /// Keeps what `attend` attends to, until the descriptor that it is given can be read.
+    /// Runs `attend` in a thread. Its descriptor becomes readable when the membership is dropped.
     pub(crate) fn attended(attend: impl FnOnce(&OwnedFd) + Send + 'static) -> Result<Self, Failure> {
         let failed = |error| {
             Failure::new(
@@ -77,7 +78,7 @@ impl Drop for Membership {
         if let Some(stored) = self.stored.take() {
             stored.leave();
         }
-        // It takes one such; and were it full, that would wake the thread too.
+        // One write suffices; a full eventfd would wake the thread too.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -85,11 +86,11 @@ impl Drop for Membership {
     }
 }
 
-/// Until the rank leaves, or the rendezvous is gone.
+/// Keeps the connection until the rank leaves or the rendezvous fails.
 pub(crate) fn attend(mut contact: Contact, lost: &Lost, stop: &OwnedFd) {
     loop {
         let sound = contact.pump();
-        // What it said before it was gone counts.
+        // Messages from before its end count.
         while let Ok(Some(message)) = contact.take() {
             if let ToRank::Lost { rank, reason } = message {
                 lost.add_gone(rank, reason);

@@ -1,4 +1,4 @@
-//! Messages from rank to rank.
+//! Point-to-point messages.
 
 use dayfly_protocol::error::{Code, Failure};
 
@@ -17,7 +17,7 @@ impl Communicator {
         }
     }
 
-    /// A rank of this communicator as one of the whole group.
+    /// A rank of this communicator as a rank of the whole group.
     #[inline]
     fn world(&self, rank: u32) -> Result<u32, Failure> {
         match self.members.get(rank as usize) {
@@ -46,7 +46,7 @@ impl Communicator {
         Ok((self.world_or_any(from)?, self.address(tag)))
     }
 
-    /// A status with ranks of this communicator.
+    /// Translates a status to ranks of this communicator.
     #[inline]
     pub(crate) fn localise(&self, mut status: Status) -> Status {
         if self.members.get(status.source as usize) != Some(&status.source) {
@@ -75,30 +75,31 @@ impl Communicator {
         }
     }
 
-    /// Sends a message. Returns when `bytes` may be changed, which for a long message is when it has been received.
+    /// Sends a message. Returns when `bytes` may be changed; for a long message, that is when it has been received.
     ///
     /// # Errors
-    /// [`Code::RankLost`] when the receiver is gone, [`Code::TimedOut`] when it does not receive, [`Code::InvalidRequest`] when
-    /// there is no such rank.
+    /// [`Code::RankLost`] when the receiver is lost, [`Code::TimedOut`] when it does not receive,
+    /// [`Code::InvalidRequest`] when the rank does not exist.
     #[inline]
     pub fn send(&self, bytes: &[u8], to: u32, tag: u32) -> Result<(), Failure> {
         let to = self.world(to)?;
         check_tag(tag)?;
         let mut held = self.core.hold();
-        // SAFETY: the bytes are borrowed until the request is over.
+        // SAFETY: the bytes are borrowed until the request has ended.
         let started = unsafe { held.engine().send(to, self.address(tag), bytes.as_ptr(), bytes.len()) }?;
         Self::finish(&mut held, started, "send").map(|_| ())
     }
 
-    /// Receives a message, from one rank or [`ANY_SOURCE`], under one tag or [`ANY_TAG`].
+    /// Receives a message from one rank or [`ANY_SOURCE`], with one tag or [`ANY_TAG`].
     ///
     /// # Errors
-    /// As [`Communicator::send`]; [`Code::Truncated`] when the message is longer than `into`, which then holds its beginning.
+    /// As [`Communicator::send`]; [`Code::Truncated`] when the message is longer than `into`, which then holds its
+    /// beginning.
     #[inline]
     pub fn recv(&self, into: &mut [u8], from: u32, tag: u32) -> Result<Status, Failure> {
         let from = self.world_or_any(from)?;
         let mut held = self.core.hold();
-        // SAFETY: the memory is borrowed until the request is over.
+        // SAFETY: the memory is borrowed until the request has ended.
         let started = unsafe {
             held.engine()
                 .receive(from, self.address(tag), into.as_mut_ptr(), into.len())
@@ -106,7 +107,7 @@ impl Communicator {
         Self::finish(&mut held, started, "recv").map(|status| self.localise(status))
     }
 
-    /// Sends one message and receives another at the same time, so that ranks can do this in circles.
+    /// Sends one message and receives another at the same time, so ranks can exchange in a cycle without deadlock.
     pub fn sendrecv(
         &self,
         bytes: &[u8],
@@ -119,7 +120,7 @@ impl Communicator {
         let (to, from) = (self.world(to)?, self.world_or_any(from)?);
         check_tag(send_tag)?;
         let mut held = self.core.hold();
-        // SAFETY: both are borrowed until the requests are over.
+        // SAFETY: both are borrowed until the requests have ended.
         let receiving = unsafe {
             held.engine()
                 .receive(from, self.address(receive_tag), into.as_mut_ptr(), into.len())
@@ -150,7 +151,7 @@ impl Communicator {
         received.map(|status| self.localise(status))
     }
 
-    /// Waits until a message is here that a receive with these wishes would get, without receiving it.
+    /// Waits for a message that such a receive would match, without receiving it.
     pub fn probe(&self, from: u32, tag: u32) -> Result<Status, Failure> {
         let from = self.world_or_any(from)?;
         let mut held = self.core.hold();
@@ -164,7 +165,7 @@ impl Communicator {
         }
     }
 
-    /// As [`Communicator::probe`], for what is here now.
+    /// As [`Communicator::probe`], without waiting; `None` if no such message has arrived.
     pub fn iprobe(&self, from: u32, tag: u32) -> Result<Option<Status>, Failure> {
         let from = self.world_or_any(from)?;
         let mut held = self.core.hold();

@@ -1,7 +1,7 @@
-//! Operations that go on while this rank does something else.
+//! Non-blocking operations.
 //!
-//! They move whenever this rank waits for anything, or asks. As the memory that they read and write must stay, they live in a
-//! [`Scope`], which ends when all of them have.
+//! They progress whenever this rank waits for anything or tests an operation. A [`Scope`] keeps the memory that they
+//! use borrowed until all of them have ended.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -20,18 +20,18 @@ use crate::operation::Operation;
 
 type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-/// A collective in the background.
+/// A background collective.
 enum Task {
     Running(Running),
     Over(Result<(), Failure>),
     Vacant,
 }
 
-/// All collectives in the background of a rank.
+/// All background collectives of a rank.
 #[derive(Default)]
 pub struct Tasks {
     all: Vec<Task>,
-    /// As of which completion of a request they have been polled.
+    /// The engine's number of completions when they were polled last.
     seen: u64,
     running: usize,
 }
@@ -49,7 +49,7 @@ fn poll(running: &mut Running) -> Poll<Result<(), Failure>> {
 }
 
 impl Tasks {
-    /// Polls those that may have something to do. The engine must be held.
+    /// Polls the collectives that may progress. The engine must be held.
     #[cold]
     pub fn poll(&mut self) {
         for task in &mut self.all {
@@ -62,7 +62,7 @@ impl Tasks {
         }
     }
 
-    /// Whether anything has been completed since they were polled, and there are any.
+    /// Whether there are any and a request has completed since the last poll.
     #[inline]
     pub fn are_due(&mut self, completions: u64) -> bool {
         self.running > 0 && std::mem::replace(&mut self.seen, completions) != completions
@@ -88,7 +88,7 @@ impl Tasks {
         }
     }
 
-    /// The outcome of one that is over.
+    /// Takes the outcome of a collective that has ended.
     fn take(&mut self, at: usize) -> Option<Result<(), Failure>> {
         let task = self.all.get_mut(at)?;
         match std::mem::replace(task, Task::Vacant) {
@@ -100,7 +100,7 @@ impl Tasks {
         }
     }
 
-    /// Ends one early. The engine must be held.
+    /// Cancels a collective. The engine must be held.
     fn cancel(&mut self, at: usize) {
         if let Some(task) = self.all.get_mut(at)
             && let Task::Running(_) = std::mem::replace(task, Task::Vacant)
@@ -121,7 +121,7 @@ enum Handle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request(usize);
 
-/// Operations in the background, over memory that is borrowed for `'env`.
+/// Background operations over memory that is borrowed for `'env`.
 #[derive(Debug)]
 pub struct Scope<'env> {
     comm: &'env Communicator,
@@ -129,8 +129,8 @@ pub struct Scope<'env> {
 }
 
 impl Communicator {
-    /// Runs a function that may start operations in the background, and waits for all that it has not waited for. When it fails,
-    /// or one of them does, the others are cancelled.
+    /// Runs a function that may start operations, then waits for those that it did not wait for. If the function or an
+    /// operation fails, the others are cancelled.
     ///
     /// ```no_run
     /// # fn example(comm: &dayfly_comm::Communicator) -> Result<(), dayfly_protocol::error::Failure> {
@@ -144,17 +144,17 @@ impl Communicator {
     /// # }
     /// ```
     pub fn scope<'env, T>(&'env self, run: impl FnOnce(&Scope<'env>) -> Result<T, Failure>) -> Result<T, Failure> {
-        // SAFETY: dropped here, before anything that was borrowed for 'env can be used otherwise.
+        // SAFETY: dropped here, before memory that is borrowed for 'env can be used otherwise.
         let scope = unsafe { self.detached_scope() };
         let outcome = run(&scope)?;
         scope.wait_all()?;
         Ok(outcome)
     }
 
-    /// A scope that ends when it is dropped, which cancels what is under way. For bindings to other languages.
+    /// A scope without a borrowing closure, for bindings to other languages. Dropping it cancels its operations.
     ///
     /// # Safety
-    /// It must be dropped before the memory of its operations is used otherwise, and never be forgotten.
+    /// Drop it before the memory of its operations is used otherwise, and never forget it.
     pub unsafe fn detached_scope(&self) -> Scope<'_> {
         Scope {
             comm: self,
@@ -177,16 +177,16 @@ impl<'env> Scope<'env> {
         })
     }
 
-    /// Starts to send.
+    /// Starts a send.
     pub fn isend(&self, bytes: &'env [u8], to: u32, tag: u32) -> Result<Request, Failure> {
         let (to, address) = self.comm.send_address(to, tag)?;
         let mut held = self.comm.core.hold();
-        // SAFETY: the bytes are borrowed for 'env, before whose end the scope cancels what is not over.
+        // SAFETY: the bytes are borrowed for 'env, and the scope cancels unfinished operations before its end.
         let started = unsafe { held.engine().send(to, address, bytes.as_ptr(), bytes.len()) }?;
         Ok(self.started(started))
     }
 
-    /// Starts to receive.
+    /// Starts a receive.
     pub fn irecv(&self, into: &'env mut [u8], from: u32, tag: u32) -> Result<Request, Failure> {
         let (from, address) = self.comm.receive_address(from, tag)?;
         let mut held = self.comm.core.hold();
@@ -335,7 +335,7 @@ impl<'env> Scope<'env> {
         self.start(self.comm.plan_exscan(own, into, datatype, operation))
     }
 
-    /// The outcome of an operation, if it is over.
+    /// Takes the outcome of an operation that has ended.
     fn take(&self, held: &mut Held<'_>, request: Request) -> Option<Result<Status, Failure>> {
         let mut handles = self.handles.borrow_mut();
         let slot = handles.get_mut(request.0);
@@ -354,7 +354,7 @@ impl<'env> Scope<'env> {
         Some(outcome)
     }
 
-    /// Moves what can be moved, and returns what an operation came to if it is over.
+    /// Moves bytes. Returns the status of an operation if it has ended, and its error if it failed.
     pub fn test(&self, request: Request) -> Result<Option<Status>, Failure> {
         let mut held = self.comm.core.hold();
         held.nudge();
@@ -373,7 +373,7 @@ impl<'env> Scope<'env> {
         }
     }
 
-    /// Waits for one of several operations; which, and what it came to.
+    /// Waits for one of several operations. Returns its index in `requests` and its status.
     pub fn wait_any(&self, requests: &[Request]) -> Result<(usize, Status), Failure> {
         let mut held = self.comm.core.hold();
         let mut patience = Patience::new("wait_any");
@@ -387,7 +387,7 @@ impl<'env> Scope<'env> {
         }
     }
 
-    /// Waits for all that has not been waited for.
+    /// Waits for all operations of the scope.
     pub fn wait_all(&self) -> Result<(), Failure> {
         let count = self.handles.borrow().len();
         for number in 0..count {
@@ -398,7 +398,7 @@ impl<'env> Scope<'env> {
         Ok(())
     }
 
-    /// Ends an operation early; what its memory holds then is anything.
+    /// Cancels an operation. The contents of its memory are undefined afterwards.
     pub fn cancel(&self, request: Request) {
         let mut held = self.comm.core.hold();
         let handle = self.handles.borrow_mut().get_mut(request.0).and_then(Option::take);

@@ -1,4 +1,4 @@
-//! Operations that combine two buffers element by element.
+//! Reduction operations, which combine two buffers element by element.
 
 mod kernels;
 
@@ -12,7 +12,7 @@ use crate::datatype::Datatype;
 /// Combines `left` and `right`, element by element, into `right`: `right = left op right`.
 pub type Combine = dyn Fn(&[u8], &mut [u8], Datatype) + Send + Sync;
 
-/// How a reduction combines elements.
+/// Operation of a reduction.
 #[derive(Clone)]
 pub enum Operation {
     Sum,
@@ -25,15 +25,14 @@ pub enum Operation {
     BitAnd,
     BitOr,
     BitXor,
-    /// The smallest value and the lowest place of it.
+    /// The minimum and its lowest index.
     MinAt,
-    /// The largest value and the lowest place of it.
+    /// The maximum and its lowest index.
     MaxAt,
-    /// The user's own; it must be associative. It must not use the communicator.
+    /// A user's operation. It must be associative, and must not use the communicator.
     User {
-        /// The function.
         combine: Arc<Combine>,
-        /// Whether the order of the ranks may be changed.
+        /// Whether values may be combined in any order of the ranks.
         commutative: bool,
     },
 }
@@ -44,7 +43,7 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// The name of an operation by its number, as it travels.
+/// Name of an operation by its number on the wire.
 pub(crate) fn name(number: u8) -> &'static str {
     const NAMES: [&str; 14] = [
         "no operation",
@@ -66,7 +65,7 @@ pub(crate) fn name(number: u8) -> &'static str {
 }
 
 impl Operation {
-    /// A user's operation.
+    /// A user's operation; see [`Operation::User`].
     pub fn user(combine: impl Fn(&[u8], &mut [u8], Datatype) + Send + Sync + 'static, commutative: bool) -> Self {
         Self::User {
             combine: Arc::new(combine),
@@ -92,12 +91,12 @@ impl Operation {
         }
     }
 
-    /// Whether `a op b` is `b op a`.
+    /// Whether `a op b` equals `b op a`.
     pub fn is_commutative(&self) -> bool {
         !matches!(self, Self::User { commutative: false, .. })
     }
 
-    /// Whether elements of this type can be combined so.
+    /// Returns an error if elements of this type cannot be combined.
     pub fn check(&self, datatype: Datatype) -> Result<(), Failure> {
         if matches!(self, Self::User { .. }) || kernels::of(self, datatype).is_some() {
             return Ok(());
@@ -112,7 +111,7 @@ impl Operation {
         ))
     }
 
-    /// `right = left op right`; both have the same length, a multiple of the element's.
+    /// `right = left op right`. Both have the same length, a multiple of the element's.
     pub fn combine(&self, left: &[u8], right: &mut [u8], datatype: Datatype) {
         match self {
             Self::User { combine, .. } => combine(left, right, datatype),
@@ -124,7 +123,7 @@ impl Operation {
         }
     }
 
-    /// `left = left op right`; `right` is spoiled.
+    /// `left = left op right`. The contents of `right` are undefined afterwards.
     pub fn combine_into_left(&self, left: &mut [u8], right: &mut [u8], datatype: Datatype) {
         if self.is_commutative() {
             self.combine(right, left, datatype);

@@ -1,4 +1,4 @@
-//! What a communicator may be told.
+//! Options of a communicator.
 
 use std::time::Duration;
 
@@ -7,29 +7,27 @@ use dayfly_fabric::libfabric::Choice;
 use crate::join::Channel;
 use crate::table::Table;
 
-/// How a communicator waits, what it keeps, and how it chooses algorithms.
+/// Waiting, buffering and algorithms of a communicator.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How long one operation may take before it ends with [`dayfly_protocol::error::Code::TimedOut`]; forming and shrinking the
-    /// group included.
+    /// Longest duration of one operation, including forming and shrinking the group; then it ends with
+    /// [`dayfly_protocol::error::Code::TimedOut`].
     pub deadline: Duration,
-    /// How long a rank that waits polls before it sleeps. `None` polls on, which answers fastest and keeps a core busy.
+    /// How long a waiting rank polls before it sleeps. `None` polls without end, which is fastest and occupies a core.
     pub spin: Option<Duration>,
-    /// Bytes of messages that nobody has received yet, beyond which no more short messages are taken in until somebody does.
+    /// Bound on unexpected messages in bytes. Above it, a rank takes in no more short messages until it receives some.
     pub unexpected_bytes: usize,
-    /// Which algorithm for which size. The same on all ranks.
+    /// Which algorithm for which size; equal on all ranks.
     pub table: Table,
-    /// The provider of libfabric over which ranks on different hosts exchange, where both have it: in clear, as nobody listens there.
-    /// The same on all ranks.
+    /// The libfabric provider between hosts, for pairs that both have it. Bytes are not encrypted. Equal on all ranks.
     pub fabric: Option<Choice>,
-    /// For each rank the lowest one that shares its host, so that what leaves a host does so once; the same on all ranks, and empty
-    /// where it is not known.
+    /// For each rank the lowest rank on its host, so that bytes leave a host only once. Equal on all ranks; empty if
+    /// unknown.
     pub hosts: Vec<u32>,
 }
 
 impl Options {
-    /// As usual, for ranks that exchange this way. Where they do through storage, who waits sleeps, as nothing comes within
-    /// microseconds.
+    /// Defaults for a channel. Through storage a waiting rank sleeps, since no message arrives within microseconds.
     pub fn of(channel: Channel) -> Self {
         match channel {
             Channel::Direct => Self::default(),
@@ -43,7 +41,7 @@ impl Options {
 }
 
 impl Default for Options {
-    /// An hour at most for one operation, polling, 256 MiB of unexpected messages.
+    /// An hour for one operation, polling without sleep, 256 MiB of unexpected messages.
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(3600),

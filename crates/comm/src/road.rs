@@ -1,4 +1,4 @@
-//! Where connecting ends and communicating begins.
+//! Roads: the authenticated connections that connecting passes to communicating.
 
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -16,18 +16,18 @@ pub enum Via {
     Local,
     /// A connection that one of the two dialled.
     Direct,
-    /// A connection through the NATs of both.
+    /// A connection through both NATs.
     Punched,
-    /// A relay passes them on, and cannot read them.
+    /// Through a relay, which cannot read the bytes.
     Relay,
-    /// A store keeps them in between, and cannot read them.
+    /// Through a store, which cannot read the bytes.
     Stored,
-    /// Remote memory over libfabric, where a connection was before.
+    /// Remote memory over libfabric, in place of a connection.
     Fabric,
 }
 
 impl Via {
-    /// Its name, for people and programs.
+    /// The name in messages and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -43,31 +43,32 @@ impl Via {
 /// An authenticated connection between two ranks of a group.
 #[derive(Debug)]
 pub enum Road {
-    /// Both are on one host: descriptors can be passed, and so memory shared.
+    /// Both ranks are on one host: the socket can pass descriptors, and so shared memory.
     Local(UnixStream),
-    /// A byte stream; with a session, through which all goes, unless the two trust what lies between them.
+    /// A byte stream; through the TLS session if there is one, in clear over a trusted network.
     Remote {
-        /// Connected, and nothing of the group's messages has been read from it.
+        /// Connected; no bytes of the group's messages were read from it.
         socket: TcpStream,
-        /// TLS with the other rank itself, past its handshake.
+        /// TLS session with the other rank, after its handshake.
         session: Option<Box<rustls::Connection>>,
-        /// How it came about.
+        /// How the connection came about.
         via: Via,
     },
-    /// A byte stream through a store, to and from which this process itself carries what passes a socket of its own.
+    /// A byte stream through a store. This process carries the bytes between the store and a local socket.
     Stored {
-        /// The socket.
+        /// The local socket.
         socket: UnixStream,
-        /// TLS with the other rank itself, past its handshake.
+        /// TLS session with the other rank, after its handshake.
         session: Box<rustls::Connection>,
     },
-    /// A byte stream to this host's [connector](crate::connector), which carries it to the other rank: a sandbox has no network.
+    /// A byte stream to this host's [connector](crate::connector), which carries it to the other rank, since a sandbox
+    /// has no network.
     Carried {
         /// To the connector, in clear.
         socket: UnixStream,
         /// How the bytes travel from there.
         via: Via,
-        /// Whether the other rank is on this host after all.
+        /// Whether the other rank is on this host.
         near: bool,
     },
 }
@@ -83,13 +84,13 @@ impl Road {
     }
 }
 
-/// Ranks of a group that are known to be lost, and why. Whoever watches over them adds; operations look before they wait on.
+/// Lost ranks of a group, with reasons. The watching thread adds them; operations check before they wait.
 #[derive(Debug, Default)]
 pub struct Lost {
-    /// Bumped with every loss, so that looking costs a load.
+    /// Incremented with every loss, so that a check costs one load.
     count: AtomicU64,
     ranks: Mutex<Vec<(u32, String)>>,
-    /// Those whose processes are gone.
+    /// Ranks whose processes are gone.
     gone: Mutex<Vec<u32>>,
 }
 
@@ -98,7 +99,7 @@ impl Lost {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A rank is lost; only the first reason counts.
+    /// Marks a rank as lost. Only the first reason is kept.
     pub fn add(&self, rank: u32, reason: impl Into<String>) {
         let mut ranks = self.ranks();
         if ranks.iter().all(|(known, _)| *known != rank) {
@@ -107,29 +108,29 @@ impl Lost {
         }
     }
 
-    /// A rank is lost, and there is nobody any more who would hear what is said to it.
+    /// Marks a rank as lost whose process is gone, so that it receives no more messages.
     pub fn add_gone(&self, rank: u32, reason: impl Into<String>) {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
         self.add(rank, reason);
     }
 
-    /// Whether that is known of this rank.
+    /// Whether this rank's process is gone.
     pub fn is_gone(&self, rank: u32) -> bool {
         let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         gone.contains(&rank)
     }
 
-    /// How many are lost.
+    /// Number of lost ranks.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Which are, in the order in which it was noticed.
+    /// The lost ranks, in the order of their detection.
     pub fn all(&self) -> Vec<(u32, String)> {
         self.ranks().clone()
     }
 
-    /// The error of an operation that needs this rank, if it is lost.
+    /// Returns the error of an operation that needs this rank, if the rank is lost.
     pub fn check(&self, rank: u32) -> Result<(), Failure> {
         if self.count() == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Splitting communicators, and going on without ranks that are lost.
+//! Splitting communicators, and continuing without lost ranks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::group::Communicator;
 use crate::wire::envelope::{Envelope, kind};
 use crate::wire::{Outgoing, Payload};
 
-/// Set in the context of messages by which ranks agree on who is left.
+/// Set in the context of messages that agree on the remaining ranks.
 const AGREEMENT: u32 = 1 << 30;
 
-/// What a rank says when a communicator is split.
+/// A rank's arguments of a split.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Wish {
     key: i64,
     color: u32,
-    /// 0 if the rank wants to be in none.
+    /// 0 if the rank wants no communicator.
     wanted: u32,
     context: u32,
     reserved: u32,
 }
 
-/// What ranks say to each other while they shrink: words of four bytes.
+/// Messages of a shrink, as words of four bytes.
 #[derive(Debug)]
 enum Word {
-    /// A rank tells the leader whom it knows to be lost.
+    /// A rank reports the losses that it knows to the leader.
     Report { context: u32, lost: Vec<u32> },
-    /// The leader's decision, which everybody passes on who gets it.
+    /// The leader's decision, which every receiver forwards to all.
     Decision { context: u32, left: Vec<u32> },
 }
 
@@ -90,8 +90,8 @@ impl Communicator {
         })
     }
 
-    /// Splits the communicator: all ranks that give the same colour are in one new communicator, in the order of their keys, and
-    /// of their ranks where those are equal. Those that give none get none.
+    /// Splits the communicator. Ranks with the same color form a new communicator, in the order of their keys, then of
+    /// their ranks. A rank with color `None` gets none.
     ///
     /// # Errors
     /// As every collective.
@@ -138,7 +138,7 @@ impl Communicator {
         self.part(engine, context, members).map(Some)
     }
 
-    /// Another communicator of the same ranks, whose messages do not mix with this one's.
+    /// A communicator of the same ranks with separate messages.
     ///
     /// # Errors
     /// As every collective.
@@ -147,16 +147,16 @@ impl Communicator {
         dup.ok_or_else(|| Failure::new(Code::Internal, "a communicator of all ranks has no place for this one"))
     }
 
-    /// A communicator of the ranks that are left, on which they have agreed. All that are left must call it; further ranks may be
-    /// lost meanwhile.
+    /// A communicator of the remaining ranks, on which they agree. All remaining ranks must call it; further ranks may
+    /// be lost meanwhile.
     ///
-    /// The lowest rank that is left leads: it hears from all others whom they know to be lost, and decides. Everybody passes the
-    /// decision on to all, so that it reaches either nobody who is left or all, even if the leader is lost over it; in the
-    /// former case the next one leads.
+    /// The lowest remaining rank leads: it collects from all others the losses that they know, and decides. Every rank
+    /// forwards the decision to all. So it reaches either no remaining rank or all of them, even if the leader is lost
+    /// meanwhile; in the former case the next rank leads.
     ///
     /// # Errors
-    /// [`Code::TimedOut`] when a rank that is not lost does not take part; [`Code::RankLost`] when the others take this one for
-    /// lost.
+    /// [`Code::TimedOut`] when a rank that is not lost does not take part; [`Code::RankLost`] when the others consider
+    /// this rank lost.
     pub fn shrink(&self) -> Result<Self, Failure> {
         let mut held = self.core.hold();
         let own = self.members[self.rank as usize];

@@ -1,4 +1,4 @@
-//! Between a rank that needs others and the thread that connects it with them, where ranks connect when they first need each other.
+//! Connects a rank with the thread that makes its connections on demand.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,22 +9,22 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::road::Road;
 
-/// What has become of a wish.
+/// Result of a request.
 #[derive(Debug)]
 pub enum News {
-    /// There is a road to that rank.
+    /// A road to this rank exists.
     Road(u32, Road),
-    /// That rank has ended its work, and will not be connected.
+    /// This rank has left, and will not be connected.
     Left(u32),
-    /// Nobody is connected any more.
+    /// No more connections are made.
     Failed(Failure),
 }
 
-/// Wishes in one direction, news in the other.
+/// Requests in one direction, results in the other.
 #[derive(Debug)]
 pub struct Switchboard {
     wishes: Mutex<Vec<u32>>,
-    /// Tells the thread of wishes.
+    /// Wakes the thread for requests.
     wake: OwnedFd,
     news: Mutex<Vec<News>>,
     is_news: AtomicBool,
@@ -35,10 +35,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Switchboard {
-    /// Without wishes or news.
+    /// An empty switchboard.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// When the process is out of descriptors.
     pub fn new() -> Result<Self, Failure> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Self {
@@ -49,42 +49,42 @@ impl Switchboard {
         })
     }
 
-    /// A rank is to be connected.
+    /// Requests the connection to a rank.
     pub fn wish(&self, peer: u32) {
         locked(&self.wishes).push(peer);
-        // Were it full, that would wake the thread too.
+        // A full eventfd would wake the thread too.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// What can be read when there are wishes.
+    /// Readable when there are requests.
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// All wishes since the last look.
+    /// Takes all requests.
     pub(crate) fn take_wishes(&self) -> Vec<u32> {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         std::mem::take(&mut locked(&self.wishes))
     }
 
-    /// Something has become of a wish.
+    /// Reports a result.
     pub(crate) fn tell(&self, news: News) {
         locked(&self.news).push(news);
         self.is_news.store(true, Ordering::Release);
     }
 
-    /// Nobody is connected any more.
+    /// Reports that no more connections are made.
     pub(crate) fn fail(&self, failure: Failure) {
         self.tell(News::Failed(failure));
     }
 
-    /// Whether there are news; costs a load.
+    /// Whether there are results; costs one load.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.is_news.load(Ordering::Acquire)
     }
 
-    /// All news since the last look.
+    /// Takes all results.
     pub fn take_news(&self) -> Vec<News> {
         self.is_news.store(false, Ordering::Release);
         std::mem::take(&mut locked(&self.news))

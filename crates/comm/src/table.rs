@@ -1,30 +1,31 @@
-//! Which algorithm for which operation, by size and number of ranks.
+//! Chooses algorithms by size and number of ranks.
 //!
-//! The families and where they cross are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-//! Operations in MPICH" (2005). Where exactly they cross is a matter of the machine: `dayfly bench comm --tune` measures it.
+//! Families and crossover points are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+//! Operations in MPICH" (2005). The exact points depend on the machine: `dayfly bench comm --tune` measures them.
 
 use std::collections::BTreeMap;
 
 use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
-/// Sizes in bytes at which one algorithm gives way to the next.
+/// Sizes in bytes from which the next algorithm is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Table {
-    /// Broadcast: a binomial tree below, scatter and allgather from here on, for more than two ranks.
+    /// Broadcast, for more than two ranks: a binomial tree below, scatter and allgather from here on.
     pub bcast_scatter: usize,
-    /// Allgather: Bruck's algorithm below (bytes of the whole result), a ring from here on, for more than two ranks.
+    /// Allgather, for more than two ranks: Bruck's algorithm below (bytes of the whole result), a ring from here on.
     pub allgather_ring: usize,
-    /// Alltoall: Bruck's algorithm below (bytes for each rank), pairwise exchange from here on, for [`BRUCK_RANKS`] or more.
+    /// Alltoall, for [`BRUCK_RANKS`] or more ranks: Bruck's algorithm below (bytes for each rank), pairwise exchange
+    /// from here on.
     pub alltoall_pairwise: usize,
     /// Allreduce: recursive doubling below, reduce-scatter and allgather (Rabenseifner) from here on.
     pub allreduce_halving: usize,
-    /// Bytes that are received and combined at a time in large reductions, so that they are still in the cache.
+    /// Bytes to receive and combine at a time in large reductions, so that they stay in the cache.
     pub reduce_piece: usize,
 }
 
-/// From so many ranks on Bruck's algorithm saves an alltoall more rounds than it costs copies.
+/// Ranks from which on Bruck's algorithm saves an alltoall more rounds than it costs copies.
 pub const BRUCK_RANKS: usize = 8;
 
 impl Default for Table {
@@ -39,12 +40,12 @@ impl Default for Table {
     }
 }
 
-/// What passes a store in the time that one message takes at least: some 20 ms at 100 MB/s, for object storage.
+/// Bytes that pass a store in the minimum time of a message: about 20 ms at 100 MB/s for object storage.
 const STORED_HALF_BYTES: usize = 2 << 20;
 
 impl Table {
-    /// For ranks that exchange through storage, where a message costs as much time as many bytes, and a price of its own: the algorithms
-    /// of fewer messages serve up to where a message takes twice as long as an empty one.
+    /// For ranks that exchange through storage. There a message costs as much time as many bytes, and has a price. So
+    /// the algorithms with fewer messages are used until a message takes twice as long as an empty one.
     pub fn stored() -> Self {
         Self {
             bcast_scatter: STORED_HALF_BYTES,
@@ -56,16 +57,16 @@ impl Table {
     }
 }
 
-/// Tables by the number of ranks for which they were measured.
+/// Tables by the number of ranks that they were measured with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Tables(pub BTreeMap<u32, Table>);
 
 impl Tables {
-    /// Reads what `dayfly bench comm --tune` wrote.
+    /// Parses the output of `dayfly bench comm --tune`.
     ///
     /// # Errors
-    /// [`Code::InvalidRequest`] when it is something else.
+    /// [`Code::InvalidRequest`] for any other input.
     pub fn from_json(text: &str) -> Result<Self, Failure> {
         serde_json::from_str(text).map_err(|error| {
             let advice = "take a file that `dayfly bench comm --tune --output FILE` wrote";
@@ -76,7 +77,8 @@ impl Tables {
         })
     }
 
-    /// That of the most ranks that are not more than these, else that of the fewest; the usual one where there is none.
+    /// The table with the most ranks not above `ranks`, else the one with the fewest; the default table if there is
+    /// none.
     pub fn for_ranks(&self, ranks: u32) -> Table {
         let below = self.0.range(..=ranks).next_back();
         below
@@ -84,13 +86,13 @@ impl Tables {
             .map_or_else(Table::default, |(_, table)| *table)
     }
 
-    /// A number that differs, to all practical purposes, where the tables do.
+    /// A digest of the tables: 64 bits of SHA-256.
     pub fn digest(&self) -> u64 {
         digest(&serde_json::to_vec(self).unwrap_or_default())
     }
 }
 
-/// A number that stands for these bytes.
+/// The first 64 bits of the SHA-256 of these bytes.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
     let first = digest.as_ref().iter().take(8);

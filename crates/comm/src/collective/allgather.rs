@@ -1,4 +1,4 @@
-//! Everybody gets everybody's block.
+//! Allgather.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::gather::{copy, outside};
 use super::{Run, apart, block};
 use crate::table::Table;
 
-/// Bruck's algorithm \[B\] for short blocks, in as many rounds as the size has bits; a ring for long ones \[TRG\].
+/// Bruck's algorithm \[B\] for short blocks, in `ceil(log2(size))` rounds; a ring for long ones \[TRG\].
 pub async fn allgather(run: Run<'_>, own: &[u8], into: &mut [u8], table: Table) -> Result<(), Failure> {
     let length = own.len();
     if run.size > 2 && into.len() < table.allgather_ring {
@@ -31,7 +31,7 @@ pub async fn allgather(run: Run<'_>, own: &[u8], into: &mut [u8], table: Table) 
     allgatherv(run, own, into, |rank| block(rank, length)).await
 }
 
-/// A ring: in each round everybody passes on the block that came in the last one.
+/// A ring: in each round every rank passes on the block that it received in the last round.
 pub async fn allgatherv(
     run: Run<'_>,
     own: &[u8],
@@ -50,7 +50,7 @@ pub async fn allgatherv(
     Ok(())
 }
 
-/// Everybody collects the blocks of those that follow, first the own one, twice as many after each round.
+/// Every rank collects the blocks of the ranks after it, first its own, twice as many after each round.
 async fn bruck(run: Run<'_>, own: &[u8], into: &mut [u8]) -> Result<(), Failure> {
     let (size, length) = (run.size, own.len());
     let mut collected = run.scratch(into.len());

@@ -1,4 +1,4 @@
-//! Everybody sends everybody a block of its own.
+//! All-to-all exchange.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub async fn alltoall(run: Run<'_>, from: &[u8], into: &mut [u8], table: Table) 
     alltoallv(run, from, into, |rank| block(rank, length), |rank| block(rank, length)).await
 }
 
-/// Pairwise: in round `k` everybody sends to the rank `k` further and receives from the one `k` before.
+/// Pairwise exchange: in round `k` every rank sends to the rank `k` after it and receives from the rank `k` before it.
 pub async fn alltoallv(
     run: Run<'_>,
     from: &[u8],
@@ -34,7 +34,7 @@ pub async fn alltoallv(
             run.exchange(next, outgoing, previous, incoming).await?;
             continue;
         }
-        // The own block is copied while the others get ready.
+        // The own block is copied while the other ranks prepare.
         let parts = into.get_disjoint_mut([received(previous), received(run.rank)]);
         let Ok([incoming, own]) = parts else {
             return Err(outside());
@@ -52,11 +52,11 @@ pub async fn alltoallv(
     Ok(())
 }
 
-/// Blocks travel by the bits of their distance: in round `k` all those go 2^k ranks further whose distance has that bit.
+/// Blocks travel by the bits of their distance: in round `k` each block with that bit in its distance moves 2^k ranks.
 async fn bruck(run: Run<'_>, from: &[u8], into: &mut [u8]) -> Result<(), Failure> {
     let (size, length) = (run.size, from.len() / run.size);
     let mut turning = run.scratch(from.len());
-    // Block `d` is the one that has `d` ranks to go.
+    // Block `d` has `d` ranks left to go.
     for distance in 0..size {
         turning[block(distance, length)].copy_from_slice(&from[block((run.rank + distance) % size, length)]);
     }

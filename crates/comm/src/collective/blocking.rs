@@ -1,4 +1,4 @@
-//! Collectives that return when this rank's part is done.
+//! Blocking collectives: they return when this rank's part is done.
 
 use std::future::Future;
 use std::ops::Range;
@@ -14,13 +14,13 @@ use crate::engine::{Held, Patience};
 use crate::group::Communicator;
 use crate::operation::Operation;
 
-/// Polls a future to its end, moving the engine meanwhile.
+/// Polls a future to its end, and drives the engine meanwhile.
 pub fn drive<T>(
     held: &mut Held<'_>,
     what: &'static str,
     future: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    // Dropped before the engine is let go of, by whoever holds it for us.
+    // Dropped before the caller releases the engine.
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());
     let mut patience = Patience::new(what);
@@ -35,11 +35,11 @@ pub fn drive<T>(
     }
 }
 
-/// All of these return [`dayfly_protocol::error::Code::Mismatch`] when the ranks called different things or with arguments that do
-/// not fit together, [`dayfly_protocol::error::Code::RankLost`] when a rank of the communicator is gone,
-/// [`dayfly_protocol::error::Code::TimedOut`] when it takes longer than [`crate::Options::deadline`], and
-/// [`dayfly_protocol::error::Code::InvalidRequest`] when this rank's own arguments make no sense. After an error buffers hold
-/// anything, and further collectives on this communicator may fail.
+/// All collectives return [`dayfly_protocol::error::Code::Mismatch`] when ranks called different collectives or with
+/// arguments that contradict each other, [`dayfly_protocol::error::Code::RankLost`] when a rank of the communicator is
+/// lost, [`dayfly_protocol::error::Code::TimedOut`] after [`crate::Options::deadline`], and
+/// [`dayfly_protocol::error::Code::InvalidRequest`] when this rank's own arguments are invalid. After an error the
+/// contents of buffers are undefined, and further collectives on this communicator may fail.
 impl Communicator {
     pub(crate) fn run<'a, A: Algorithm<'a>>(&'a self, plan: Result<Plan<A>, Failure>) -> Result<(), Failure> {
         let Plan { call, what, run } = plan?;
@@ -49,53 +49,56 @@ impl Communicator {
         drive(&mut held, what, run(own))
     }
 
-    /// Returns when all ranks have called it.
+    /// Waits until all ranks have called it.
     pub fn barrier(&self) -> Result<(), Failure> {
         self.run(self.plan_barrier())
     }
 
-    /// Gives everybody the root's bytes.
+    /// Copies the root's `buffer` to all ranks.
     pub fn bcast(&self, buffer: &mut [u8], root: u32) -> Result<(), Failure> {
         self.run(self.plan_bcast(buffer, root))
     }
 
-    /// Gives the root everybody's bytes, in the order of the ranks; all give equally many. `into` matters at the root only.
+    /// Gathers blocks of equal length at the root, in the order of the ranks. `into` is used at the root only.
     pub fn gather(&self, own: &[u8], into: &mut [u8], root: u32) -> Result<(), Failure> {
         self.run(self.plan_gather(own, into, root))
     }
 
-    /// As [`Communicator::gather`], of blocks of any length: the root says where in `into` each rank's belongs.
+    /// As [`Communicator::gather`], for blocks of any length. At the root, `blocks` gives each rank's byte range in
+    /// `into`.
     pub fn gatherv(&self, own: &[u8], into: &mut [u8], blocks: &[Range<usize>], root: u32) -> Result<(), Failure> {
         self.run(self.plan_gatherv(own, into, blocks, root))
     }
 
-    /// Gives everybody its part of the root's bytes; all get equally many. `all` matters at the root only.
+    /// Scatters blocks of equal length from the root, in the order of the ranks. `all` is used at the root only.
     pub fn scatter(&self, all: &[u8], into: &mut [u8], root: u32) -> Result<(), Failure> {
         self.run(self.plan_scatter(all, into, root))
     }
 
-    /// As [`Communicator::scatter`], of blocks of any length: the root says which part of `all` belongs to whom.
+    /// As [`Communicator::scatter`], for blocks of any length. At the root, `blocks` gives each rank's byte range in
+    /// `all`.
     pub fn scatterv(&self, all: &[u8], blocks: &[Range<usize>], into: &mut [u8], root: u32) -> Result<(), Failure> {
         self.run(self.plan_scatterv(all, blocks, into, root))
     }
 
-    /// Gives everybody everybody's bytes, in the order of the ranks; all give equally many.
+    /// Gathers blocks of equal length from every rank to all ranks, in the order of the ranks.
     pub fn allgather(&self, own: &[u8], into: &mut [u8]) -> Result<(), Failure> {
         self.run(self.plan_allgather(own, into))
     }
 
-    /// As [`Communicator::allgather`], of blocks of any length: where in `into` each rank's belongs, the same on all ranks.
+    /// As [`Communicator::allgather`], for blocks of any length. `blocks` gives each rank's byte range in `into`, equal
+    /// on all ranks.
     pub fn allgatherv(&self, own: &[u8], into: &mut [u8], blocks: &[Range<usize>]) -> Result<(), Failure> {
         self.run(self.plan_allgatherv(own, into, blocks))
     }
 
-    /// Sends everybody the block of `from` that has its number, and receives everybody's; all are equally long.
+    /// Sends block `k` of `from` to rank `k`, and receives a block from every rank. All blocks have one length.
     pub fn alltoall(&self, from: &[u8], into: &mut [u8]) -> Result<(), Failure> {
         self.run(self.plan_alltoall(from, into))
     }
 
-    /// As [`Communicator::alltoall`], of blocks of any length: which part of `from` goes to whom, and where in `into` belongs what
-    /// comes from whom.
+    /// As [`Communicator::alltoall`], for blocks of any length: the byte range in `from` for each receiver, and in
+    /// `into` for each sender.
     pub fn alltoallv(
         &self,
         from: &[u8],
@@ -106,7 +109,7 @@ impl Communicator {
         self.run(self.plan_alltoallv(from, sent, into, received))
     }
 
-    /// Combines everybody's buffers, element by element, in the root's; the others' are spoiled.
+    /// Combines the buffers of all ranks, element by element, in the root's buffer. The other buffers are overwritten.
     pub fn reduce(
         &self,
         buffer: &mut [u8],
@@ -117,7 +120,7 @@ impl Communicator {
         self.run(self.plan_reduce(buffer, datatype, operation, root))
     }
 
-    /// Combines everybody's elements, and gives everybody the result.
+    /// Combines the elements of all ranks, and copies the result to all ranks.
     pub fn allreduce(
         &self,
         own: &[u8],
@@ -128,7 +131,7 @@ impl Communicator {
         self.run(self.plan_allreduce(own, into, datatype, operation))
     }
 
-    /// Combines everybody's elements, and gives everybody a block of the result; `counts` says how many bytes each rank gets.
+    /// Combines the elements of all ranks and scatters the result. `counts` gives the bytes for each rank.
     pub fn reduce_scatter(
         &self,
         from: &[u8],
@@ -140,7 +143,7 @@ impl Communicator {
         self.run(self.plan_reduce_scatter(from, into, counts, datatype, operation))
     }
 
-    /// As [`Communicator::reduce_scatter`], of blocks that are all as long as `into`.
+    /// As [`Communicator::reduce_scatter`], with blocks of `into.len()` bytes for every rank.
     pub fn reduce_scatter_block(
         &self,
         from: &[u8],
@@ -152,12 +155,12 @@ impl Communicator {
         self.reduce_scatter(from, into, &counts, datatype, operation)
     }
 
-    /// Combines the buffers of the ranks up to this one, in this one's.
+    /// Combines the buffers of the ranks up to and including this one, in this rank's buffer.
     pub fn scan(&self, buffer: &mut [u8], datatype: Datatype, operation: &Operation) -> Result<(), Failure> {
         self.run(self.plan_scan(buffer, datatype, operation))
     }
 
-    /// Combines the elements of the ranks before this one. Rank 0's `into` is left alone.
+    /// Combines the elements of the ranks before this one. Rank 0's `into` stays unchanged.
     pub fn exscan(
         &self,
         own: &[u8],

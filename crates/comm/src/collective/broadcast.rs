@@ -5,7 +5,7 @@ use dayfly_protocol::error::Failure;
 use super::{Run, apart, share};
 use crate::table::Table;
 
-/// Dissemination \[HFM\]: after round `k` everybody has heard of 2^k ranks before it.
+/// Dissemination \[HFM\]: after round `k` every rank has a signal from the 2^k ranks before it.
 pub async fn barrier(run: Run<'_>) -> Result<(), Failure> {
     let mut distance = 1;
     while distance < run.size {
@@ -17,7 +17,7 @@ pub async fn barrier(run: Run<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A binomial tree; long ones are scattered along it and then gathered by all around a ring \[TRG\].
+/// A binomial tree. Long messages are scattered along the tree and then gathered around a ring \[TRG\].
 pub async fn bcast(run: Run<'_>, buffer: &mut [u8], root: usize, table: Table) -> Result<(), Failure> {
     if run.size > 2 && buffer.len() >= table.bcast_scatter {
         return scatter_and_gather(run, buffer, root).await;
@@ -40,7 +40,8 @@ pub async fn bcast(run: Run<'_>, buffer: &mut [u8], root: usize, table: Table) -
     Ok(())
 }
 
-/// Every rank gets a share from its parent in the tree, with those of its children; then all shares go around a ring.
+/// Every rank receives its share and those of its children from its parent in the tree; then all shares go around a
+/// ring.
 async fn scatter_and_gather(run: Run<'_>, buffer: &mut [u8], root: usize) -> Result<(), Failure> {
     let (size, length) = (run.size, buffer.len());
     let relative = (run.rank + size - root) % size;

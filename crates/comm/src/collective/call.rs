@@ -1,11 +1,11 @@
-//! What a rank called, in the eight bytes that travel with each message of a collective.
+//! The call of a rank, in the eight bytes that travel with each message of a collective.
 
 use std::fmt;
 
 use crate::datatype::Datatype;
 use crate::operation;
 
-/// Which collective.
+/// Kind of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -47,15 +47,15 @@ const NAMES: [&str; 17] = [
     "split",
 ];
 
-/// A collective and those of its arguments that must be the same on all ranks.
+/// A collective, and those of its arguments that must be equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     kind: u8,
     datatype: u8,
     operation: u8,
-    /// One more than the root; 0 where there is none.
+    /// One more than the root; 0 without a root.
     root: u16,
-    /// Bytes, modulo 2^32; 0 where ranks may differ.
+    /// Bytes modulo 2^32; 0 where ranks may differ.
     bytes: u32,
 }
 

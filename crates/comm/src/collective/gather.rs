@@ -1,4 +1,4 @@
-//! Gather and scatter, of blocks of any length.
+//! Gather and scatter of blocks of any length.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use dayfly_protocol::error::{Code, Failure};
 
 use super::{Op, Run};
 
-/// The root receives all blocks at once, each straight to its place.
+/// The root receives all blocks at once, each directly into its place.
 pub async fn gather(
     run: Run<'_>,
     own: &[u8],
@@ -67,7 +67,7 @@ pub fn outside() -> Failure {
     )
 }
 
-/// Copies a rank's own block.
+/// Copies a rank's own block. Returns an error if the lengths differ.
 pub fn copy(from: &[u8], into: &mut [u8]) -> Result<(), Failure> {
     if from.len() != into.len() {
         return Err(Failure::new(
@@ -83,7 +83,7 @@ pub fn copy(from: &[u8], into: &mut [u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The blocks of a buffer, each to write on its own, with their ranks.
+/// Splits a buffer into the blocks of all ranks, with their ranks.
 fn carve(
     mut buffer: &mut [u8],
     size: usize,

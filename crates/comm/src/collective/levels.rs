@@ -1,28 +1,29 @@
-//! Collectives in two levels, for ranks that share hosts: within each host, and between one rank of each.
+//! Collectives in two levels, for ranks that share hosts: within each host, and between one rank of each host.
 //!
-//! What goes from host to host goes once, and not once for each rank: a host's ranks share its network, and the memory between
-//! them is faster by far. Karonis et al., "Exploiting Hierarchy in Parallel Computer Networks to Optimize Collective Operation
-//! Performance", 2000.
+//! Bytes between hosts travel once, not once for each rank: a host's ranks share its network, and the memory between
+//! them is much faster. Source: Karonis et al., "Exploiting Hierarchy in Parallel Computer Networks to Optimize
+//! Collective Operation Performance", 2000.
 
 use dayfly_protocol::error::Failure;
 
 use super::{Reduction, Run};
 use crate::table::Table;
 
-/// Which ranks of a communicator share hosts.
+/// The ranks of a communicator by host.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// The ranks of each host, as ranks of the whole group, in the communicator's order; hosts in the order of their first ranks.
+    /// The ranks of each host, as ranks of the whole group, in the communicator's order. Hosts are in the order of
+    /// their first ranks.
     ranks: Vec<Vec<u32>>,
-    /// For each rank of the communicator its host, and its place among that host's ranks.
+    /// For each rank of the communicator: its host, and its place among that host's ranks.
     places: Vec<(usize, usize)>,
-    /// Whether the ranks of each host follow each other.
+    /// Whether the ranks of each host are consecutive.
     are_intervals: bool,
 }
 
 impl Hosts {
-    /// Of a communicator's members, given for each rank of the whole group the lowest one that shares its host. None where there are
-    /// no two levels: all share one host, or none shares any.
+    /// The hosts of a communicator's members. `by_rank` gives, for each rank of the whole group, the lowest rank on its
+    /// host. Returns `None` without two levels: if all ranks share one host, or none do.
     pub fn of(members: &[u32], by_rank: &[u32]) -> Option<Self> {
         let mut first: Vec<u32> = Vec::new();
         let mut ranks: Vec<Vec<u32>> = Vec::new();
@@ -45,12 +46,12 @@ impl Hosts {
         })
     }
 
-    /// Whether the values of ranks may be combined host by host: it changes their order unless they follow each other.
+    /// Whether values may be combined host by host. That changes their order unless each host's ranks are consecutive.
     pub fn suit(&self, by: &Reduction<'_>) -> bool {
         self.are_intervals || by.operation.is_commutative()
     }
 
-    /// One rank of each host, the root where it is.
+    /// One rank of each host: the root on its own host, the first rank on the others.
     fn leaders(&self, root: usize) -> Vec<u32> {
         let mut leaders: Vec<u32> = self.ranks.iter().map(|ranks| ranks[0]).collect();
         let (host, place) = self.places[root];
@@ -59,15 +60,15 @@ impl Hosts {
     }
 }
 
-/// One rank's part of both levels.
+/// This rank's part in both levels.
 struct Levels<'a> {
     /// The ranks of this host.
     near: Run<'a>,
-    /// Which of them leads.
+    /// Index of the leader among them.
     leader: usize,
     /// The leaders, if this rank is one.
     far: Option<Run<'a>>,
-    /// Which of them is the root.
+    /// Index of the root's leader among them.
     root: usize,
 }
 
@@ -85,7 +86,7 @@ impl<'a> Levels<'a> {
     }
 }
 
-/// Everybody tells its leader; when all leaders have met, they tell everybody.
+/// Every rank signals its leader. When all leaders have met, they signal their ranks.
 pub async fn barrier(run: Run<'_>, hosts: &Hosts) -> Result<(), Failure> {
     let leaders = hosts.leaders(0);
     let levels = Levels::new(&run, hosts, &leaders, 0);
@@ -109,7 +110,7 @@ pub async fn barrier(run: Run<'_>, hosts: &Hosts) -> Result<(), Failure> {
     Ok(())
 }
 
-/// From the root to the other leaders, and from each leader to its host.
+/// From the root to the other leaders, then from each leader to its host.
 pub async fn bcast(run: Run<'_>, hosts: &Hosts, buffer: &mut [u8], root: usize, table: Table) -> Result<(), Failure> {
     let leaders = hosts.leaders(root);
     let levels = Levels::new(&run, hosts, &leaders, root);
@@ -119,7 +120,7 @@ pub async fn bcast(run: Run<'_>, hosts: &Hosts, buffer: &mut [u8], root: usize, 
     super::bcast(levels.near, buffer, levels.leader, table).await
 }
 
-/// To the leader of each host, and from the leaders to the root.
+/// To the leader of each host, then from the leaders to the root.
 pub async fn reduce(
     run: Run<'_>,
     hosts: &Hosts,
@@ -136,7 +137,7 @@ pub async fn reduce(
     }
 }
 
-/// To the leader of each host, among the leaders, and from each leader to its host.
+/// To the leader of each host, among the leaders, then from each leader to its host.
 pub async fn allreduce(
     run: Run<'_>,
     hosts: &Hosts,

@@ -1,4 +1,4 @@
-//! Sends and receives as algorithms use them.
+//! Sends and receives for algorithms.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use dayfly_protocol::error::Failure;
 use crate::book::{RequestId, Status};
 use crate::engine::{Address, Core, Engine, Started};
 
-/// A send or receive under way, over memory that is borrowed for `'a`. Polled and dropped only while the engine is held.
+/// A send or a receive over memory that is borrowed for `'a`. Polled and dropped only while the engine is held.
 #[derive(Debug)]
 #[must_use = "it is cancelled when dropped"]
 pub struct Op<'a> {
@@ -41,7 +41,7 @@ impl Op<'_> {
     }
 
     fn with<T>(&self, using: impl FnOnce(&mut Engine) -> T) -> T {
-        // SAFETY: operations are polled and dropped below a `Held`, where nobody uses the engine at the same time.
+        // SAFETY: operations are polled and dropped only while a `Held` of this thread exists.
         unsafe { self.core.with(using) }
     }
 }
@@ -73,17 +73,16 @@ impl Drop for Op<'_> {
     }
 }
 
-/// Memory that has been received into.
+/// A part of a buffer that was received into.
 pub type Part<'a> = Result<&'a mut [u8], Failure>;
 
-/// One collective under way on one rank: whom its ranks are, and how its messages are addressed. Used only while the engine is
-/// held.
+/// One collective on one rank: its ranks, and the address of its messages. Used only while the engine is held.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'a> {
     core: &'a Core,
     members: &'a [u32],
     address: Address,
-    /// This rank and the number of ranks, of the communicator.
+    /// This rank in the communicator, and the communicator's size.
     pub rank: usize,
     pub size: usize,
 }
@@ -99,7 +98,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The same collective among some of its ranks, which are given as ranks of the whole group; this one's place among them.
+    /// The same collective among some of its ranks. `members` are ranks of the whole group; `rank` is this rank's index
+    /// in it.
     pub fn among<'b>(&self, members: &'b [u32], rank: usize) -> Run<'b>
     where
         'a: 'b,
@@ -124,12 +124,12 @@ impl<'a> Run<'a> {
         'a: 'b,
     {
         let peer = self.members[peer];
-        // SAFETY: the operation borrows the bytes until it is over or dropped, which cancels it.
+        // SAFETY: the operation borrows the bytes until it is complete; dropping it cancels it.
         let started = self.with(|engine| unsafe { engine.send(peer, self.address, bytes.as_ptr(), bytes.len()) });
         Op::new(self.core, started)
     }
 
-    /// Starts receiving exactly as many bytes from a rank of the communicator.
+    /// Starts receiving exactly `into.len()` bytes from a rank of the communicator.
     #[inline]
     pub fn receive<'b>(&self, peer: usize, into: &'b mut [u8]) -> Op<'b>
     where
@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
         Op::new(self.core, started)
     }
 
-    /// As [`Run::receive`]; when it is over, the memory comes back.
+    /// As [`Run::receive`]; returns the memory when it is complete.
     pub fn receive_part<'b>(
         &self,
         peer: usize,
@@ -154,12 +154,12 @@ impl<'a> Run<'a> {
         let receive = self.receive(peer, into);
         async move {
             receive.await?;
-            // SAFETY: the memory was borrowed for 'b, and the operation that used it is over.
+            // SAFETY: the memory is borrowed for 'b, and the operation that used it is complete.
             Ok(unsafe { std::slice::from_raw_parts_mut(start.into_inner(), length) })
         }
     }
 
-    /// Sends to one rank while receiving from another, or the same.
+    /// Sends to one rank while receiving from another or the same.
     #[inline]
     pub async fn exchange(&self, to: usize, bytes: &[u8], from: usize, into: &mut [u8]) -> Result<(), Failure> {
         let send = self.send(to, bytes);
@@ -169,7 +169,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Memory for a while.
+    /// Scratch memory of `length` bytes with undefined contents.
     pub fn scratch(&self, length: usize) -> Scratch<'a> {
         Scratch {
             core: self.core,
@@ -178,7 +178,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Memory that goes back to the engine when dropped, which must happen while that is held.
+/// Memory that returns to the engine when dropped. Drop it only while the engine is held.
 #[derive(Debug)]
 pub struct Scratch<'a> {
     core: &'a Core,

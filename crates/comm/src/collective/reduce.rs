@@ -1,7 +1,7 @@
 //! Reductions to one rank and to all.
 //!
-//! The result depends on the values, the number of ranks and which of them share hosts, not on who was first. An operation that is not commutative
-//! combines the ranks' values in the order of the ranks.
+//! The result depends on the values, the number of ranks and which of them share hosts, not on timing. An operation
+//! that is not commutative combines the values in the order of the ranks.
 
 use std::ops::Range;
 
@@ -12,17 +12,17 @@ use crate::datatype::Datatype;
 use crate::operation::Operation;
 use crate::table::Table;
 
-/// How elements are combined.
+/// The operation and the elements of a reduction.
 #[derive(Debug, Clone, Copy)]
 pub struct Reduction<'a> {
     pub operation: &'a Operation,
     pub datatype: Datatype,
-    /// Bytes received and combined at a time.
+    /// Bytes to receive and combine at a time.
     pub piece: usize,
 }
 
 impl Reduction<'_> {
-    /// `into = into op other`, where `other` comes from a higher rank, or the other way round.
+    /// `into = into op other` if `other` comes from a higher rank, else `into = other op into`.
     pub fn merge(&self, into: &mut [u8], other: &mut [u8], other_is_higher: bool) {
         match other_is_higher {
             true => self.operation.combine_into_left(into, other, self.datatype),
@@ -30,13 +30,13 @@ impl Reduction<'_> {
         }
     }
 
-    /// Bytes of whole elements to be handled at a time.
+    /// `piece` rounded down to whole elements, at least one.
     fn step(&self) -> usize {
         let element = self.datatype.bytes();
         (self.piece / element).max(1) * element
     }
 
-    /// Sends one part of a buffer to a rank, piece by piece, while another part is combined with what that rank sends.
+    /// Sends one part of a buffer to a rank piece by piece, while it combines another part with what that rank sends.
     async fn exchange(
         &self,
         run: &Run<'_>,
@@ -59,7 +59,7 @@ impl Reduction<'_> {
         Ok(())
     }
 
-    /// Combines a buffer with what a rank sends.
+    /// Combines a buffer with the bytes that a rank sends.
     async fn fold_from(&self, run: &Run<'_>, peer: usize, buffer: &mut [u8]) -> Result<(), Failure> {
         let mut scratch = run.scratch(self.step().min(buffer.len()));
         for part in buffer.chunks_mut(self.step()) {
@@ -70,7 +70,7 @@ impl Reduction<'_> {
         Ok(())
     }
 
-    /// The other side of [`Reduction::fold_from`].
+    /// The sending side of [`Reduction::fold_from`].
     async fn fold_to(&self, run: &Run<'_>, peer: usize, buffer: &[u8]) -> Result<(), Failure> {
         for part in buffer.chunks(self.step()) {
             run.send(peer, part).await?;
@@ -79,9 +79,9 @@ impl Reduction<'_> {
     }
 }
 
-/// A binomial tree; the result is in the root's `buffer`, and those of the others are spoiled.
+/// A binomial tree. The result is in the root's `buffer`; the others are overwritten.
 pub async fn reduce(run: Run<'_>, buffer: &mut [u8], root: usize, by: Reduction<'_>) -> Result<(), Failure> {
-    // Where order matters, the tree hangs from rank 0, so that each of its branches is an interval of ranks.
+    // If order matters, rank 0 is the top of the tree, so that each branch is an interval of ranks.
     let top = if by.operation.is_commutative() { root } else { 0 };
     let relative = (run.rank + run.size - top) % run.size;
     let absolute = |relative: usize| (relative + top) % run.size;
@@ -104,10 +104,11 @@ pub async fn reduce(run: Run<'_>, buffer: &mut [u8], root: usize, by: Reduction<
     Ok(())
 }
 
-/// Recursive doubling for short buffers, and where order matters; for long ones recursive halving, after which everybody has the
-/// result of a part, and recursive doubling to get the others' (Rabenseifner) \[TRG\].
+/// Recursive doubling for short buffers and where order matters. For long buffers Rabenseifner's algorithm: recursive
+/// halving, after which every rank has the result of one part, then recursive doubling to collect the other parts
+/// \[TRG\].
 ///
-/// With a number of ranks that is no power of two, some pairs of ranks act as one.
+/// If the number of ranks is not a power of two, some pairs of ranks act as one.
 pub async fn allreduce(
     run: Run<'_>,
     own: &[u8],
@@ -124,7 +125,7 @@ pub async fn allreduce(
     crate::copy::copy(own, buffer);
     let power = 1 << run.size.ilog2();
     let paired = run.size - power;
-    // The first ranks act in pairs: the even one of each stands aside.
+    // The first ranks act in pairs; the even one of each pair stands aside.
     let standing = match run.rank {
         rank if rank >= 2 * paired => rank - paired,
         rank if rank % 2 == 1 => {
@@ -172,7 +173,7 @@ async fn rabenseifner(
         let of = |number| share(number, power, length, by.datatype.bytes());
         of(from).start..of(from + count - 1).end
     };
-    // This rank answers for `count` shares from `from` on.
+    // This rank owns `count` shares from `from` on.
     let (mut from, mut count) = (0, power);
     while count > 1 {
         count /= 2;
@@ -194,7 +195,7 @@ async fn rabenseifner(
     Ok(())
 }
 
-/// Two ranks, a short buffer: each gets the other's and combines.
+/// Two ranks, a short buffer: each receives the other's buffer and combines.
 async fn swap(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     run.exchange(peer, own, peer, buffer).await?;
@@ -202,7 +203,7 @@ async fn swap(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) ->
     Ok(())
 }
 
-/// Two ranks, a long buffer: each combines one half and gets the other.
+/// Two ranks, a long buffer: each combines one half and receives the other.
 async fn halve(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     let half = |rank| share(rank, 2, own.len(), by.datatype.bytes());
@@ -219,8 +220,8 @@ async fn halve(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) -
     run.exchange(peer, sent, peer, received).await
 }
 
-/// Sends `sent`, and combines what comes with `with` in `into`, piece by piece so that it stays in the cache. The next piece is
-/// under way while one is combined.
+/// Sends `sent`, and combines received bytes with `with` in `into`, in pieces that stay in the cache. The next piece is
+/// received while one is combined.
 async fn combine_half(
     run: &Run<'_>,
     sent: &[u8],

@@ -1,4 +1,4 @@
-//! Everybody gets one block of a reduction.
+//! Reduce-scatter.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use dayfly_protocol::error::Failure;
 use super::gather::{copy, outside, scatter};
 use super::{Reduction, Run, reduce};
 
-/// Pairwise: in round `k` everybody sends the block of the rank `k` further to it, and combines what comes for its own \[TRG\].
-/// Where order matters, a reduction and a scatter.
+/// Pairwise exchange: in round `k` every rank sends the block of the rank `k` after it, and combines a received block
+/// with its own \[TRG\]. If order matters: a reduction, then a scatter.
 pub async fn reduce_scatter(
     run: Run<'_>,
     from: &[u8],

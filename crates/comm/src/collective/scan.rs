@@ -1,10 +1,10 @@
-//! Reductions over the ranks up to one's own.
+//! Prefix reductions.
 
 use dayfly_protocol::error::Failure;
 
 use super::{Reduction, Run};
 
-/// Recursive doubling: beside the result goes the reduction over all that one has heard of.
+/// Recursive doubling. The reduction over all values received so far travels beside the result.
 pub async fn scan(run: Run<'_>, buffer: &mut [u8], by: Reduction<'_>) -> Result<(), Failure> {
     let mut all = run.scratch(buffer.len());
     all.copy_from_slice(buffer);
@@ -24,7 +24,7 @@ pub async fn scan(run: Run<'_>, buffer: &mut [u8], by: Reduction<'_>) -> Result<
     Ok(())
 }
 
-/// As [`scan`], without one's own value. Rank 0's buffer is left alone.
+/// As [`scan`], without the rank's own value. Rank 0's buffer stays unchanged.
 pub async fn exscan(run: Run<'_>, own: &[u8], into: &mut [u8], by: Reduction<'_>) -> Result<(), Failure> {
     let mut all = run.scratch(own.len());
     all.copy_from_slice(own);

@@ -1,5 +1,5 @@
-//! What a call of a collective is, on this rank: its arguments checked, its algorithm begun. Blocking and non-blocking operations
-//! are made of this.
+//! Checks a collective's arguments on this rank and builds its plan. Blocking and non-blocking operations both run
+//! plans.
 
 use std::future::Future;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::datatype::Datatype;
 use crate::group::Communicator;
 use crate::operation::Operation;
 
-/// A collective that has not begun: what is called, and how it will run.
+/// A collective that has not begun: its call, its name and its algorithm.
 pub struct Plan<F> {
     pub call: Call,
     pub what: &'static str,
@@ -32,7 +32,7 @@ fn invalid(reason: String) -> Failure {
     Failure::new(Code::InvalidRequest, reason)
 }
 
-/// Whether one buffer is as long as it must be.
+/// Returns an error unless a buffer has the required length.
 fn expect(what: &str, found: usize, due: usize) -> Result<(), Failure> {
     match found == due {
         true => Ok(()),
@@ -40,7 +40,7 @@ fn expect(what: &str, found: usize, due: usize) -> Result<(), Failure> {
     }
 }
 
-/// What an implementation of a plan returns.
+/// The algorithm of a plan.
 pub trait Algorithm<'a>: FnOnce(Run<'a>) -> Self::Future {
     type Future: Future<Output = Result<(), Failure>> + Send + 'a;
 }
@@ -101,7 +101,7 @@ impl Communicator {
         Plan::new(Call::new(Kind::Barrier), "barrier", move |run| async move {
             match hosts {
                 None => super::barrier(run).await,
-                // Boxed, as all below, for it is long, and whoever polls the short one shall not carry it.
+                // Boxed here and below: the future is large, and a poller of the small one must not carry its size.
                 Some(hosts) => Box::pin(levels::barrier(run, hosts)).await,
             }
         })

@@ -1,8 +1,9 @@
-//! One connection on its way to become a pair's road.
+//! An attempt to connect a pair of ranks.
 //!
-//! Both ends send a hello, then a proof of the group's secret over both hellos. The lower rank of the two takes the first connection
-//! on which that succeeded and says so; only there TLS follows, if either wants it. So both always agree on one connection, however
-//! many there are. Never more is read than the step at hand: what follows belongs to the group.
+//! Both ends send a hello, then a proof that they know the group's secret, over both hellos. The lower rank chooses the
+//! first connection with a valid proof and announces it. Only there TLS follows, if either end wants it. So both ends
+//! agree on one connection, however many exist. An attempt never reads more bytes than its current step needs: later
+//! bytes belong to the group.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,7 +22,7 @@ use super::hello::{HELLO_BYTES, Hello, Way};
 use super::socket::rearm;
 use crate::road::{Road, Via};
 
-/// What all attempts of a rank have in common.
+/// State that all attempts of a rank share.
 pub struct Common<'a> {
     pub keys: &'a GroupKeys,
     pub identity: &'a Identity,
@@ -31,11 +32,11 @@ pub struct Common<'a> {
     pub trust: Trust,
 }
 
-/// A socket of any kind, non-blocking.
+/// A non-blocking socket of any kind.
 pub enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
-    /// To what carries its bytes to and from a store.
+    /// The local end of a way through a store.
     Stored(UnixStream),
 }
 
@@ -69,7 +70,7 @@ impl Write for &Socket {
     }
 }
 
-/// Gives TLS one record at a time.
+/// Passes one record at a time to TLS.
 #[derive(Default)]
 struct Records {
     header: [u8; 5],
@@ -102,40 +103,40 @@ impl Read for OneRecord<'_> {
 enum Stage {
     /// Waits for the connection.
     Dialing,
-    /// Waits for the relay's other half.
+    /// Waits for the relay to join the other half.
     Relayed,
-    /// Waits for the other's hello.
+    /// Waits for the other end's hello.
     Hello,
-    /// Waits for the other's proof.
+    /// Waits for the other end's proof.
     Proof,
-    /// Waits for the lower rank's choice; or the lower rank's own.
+    /// Waits for the lower rank's choice, or for this rank to choose.
     Choice,
-    /// TLS.
+    /// TLS handshake.
     Session(Box<Connection>, Records),
-    /// The last bytes go out.
+    /// Sends the last bytes.
     Leaving,
 }
 
-/// What has come of an attempt so far.
+/// Progress of an attempt.
 pub enum Progress {
     /// It waits for the socket.
     Waits,
-    /// The other end is who it should be, and this rank is to choose.
+    /// The other end is authenticated, and this rank has to choose.
     Proven,
-    /// Nothing is left to do.
+    /// It is complete.
     Ready,
 }
 
-/// A connection on its way.
+/// An attempt to connect to another rank.
 pub struct Attempt {
     socket: Socket,
     stage: Stage,
     way: Way,
-    /// With whom; not known of those who call until they say it.
+    /// The other rank; `None` for an accepted connection until its hello.
     pub peer: Option<u32>,
-    /// Which step of the pair's plan it is, unless the other dialled.
+    /// The step of the pair's plan; `None` if the other rank dialled.
     pub step: Option<usize>,
-    /// Whether it is the one that the pair's lower rank has chosen.
+    /// Whether the pair's lower rank has chosen it.
     pub chosen: bool,
     /// When its stage began.
     pub since: Instant,
@@ -152,7 +153,7 @@ fn broken(error: io::Error) -> String {
 }
 
 impl Attempt {
-    /// One that was begun, to a known rank. Through the relay it shows this ticket first.
+    /// An attempt that this rank began, to a known rank. It sends `ticket` to the relay first.
     pub fn dialled(socket: Socket, way: Way, peer: u32, step: usize, ticket: Option<&[u8]>) -> Self {
         let mut attempt = Self::new(socket, way, Stage::Dialing);
         attempt.peer = Some(peer);
@@ -163,7 +164,7 @@ impl Attempt {
         attempt
     }
 
-    /// One that somebody else begun.
+    /// An attempt that another rank began.
     pub fn accepted(socket: Socket) -> Self {
         let way = match socket {
             Socket::Unix(_) => Way::Local,
@@ -188,12 +189,12 @@ impl Attempt {
         }
     }
 
-    /// To be watched.
+    /// The socket to poll.
     pub fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// Whether it waits for the socket to take something.
+    /// Whether it waits for the socket to become writable.
     pub fn wants_write(&self) -> bool {
         match &self.stage {
             Stage::Dialing => true,
@@ -202,13 +203,13 @@ impl Attempt {
         }
     }
 
-    /// Whether it waits for the network, the relay or the store, which have limits of their own, rather than for the other rank's
-    /// next word.
+    /// Whether it waits for the network, the relay or the store, which have time limits of their own, and not for the
+    /// other rank's next message.
     pub fn is_on_its_way(&self) -> bool {
         self.way == Way::Stored || matches!(self.stage, Stage::Dialing | Stage::Relayed)
     }
 
-    /// What it waits for, for people.
+    /// What it waits for, for error messages.
     pub fn waits_for(&self) -> &'static str {
         match self.stage {
             Stage::Dialing => "no answer",
@@ -230,7 +231,7 @@ impl Attempt {
         self.peer.is_some_and(|peer| common.rank < peer)
     }
 
-    /// This end's hello, and the other's, the lower rank's first.
+    /// Both hellos, the lower rank's first.
     fn ordered(&self, common: &Common<'_>) -> Option<[&Hello; 2]> {
         let (mine, theirs) = self.hellos.as_ref()?;
         let theirs = theirs.as_ref()?;
@@ -270,7 +271,7 @@ impl Attempt {
         Ok(true)
     }
 
-    /// Reads until there are so many bytes, which it then gives.
+    /// Reads until `wanted` bytes have arrived, and returns them; `None` before.
     fn receive(&mut self, wanted: usize) -> Result<Option<Vec<u8>>, String> {
         let mut buffer = [0; HELLO_BYTES];
         while self.received.len() < wanted {
@@ -289,7 +290,7 @@ impl Attempt {
     fn say_hello(&mut self, common: &Common<'_>, to: u32) -> Result<(), String> {
         let encrypt = match &self.socket {
             Socket::Unix(_) => false,
-            // Whoever is trusted with what passes a network is not with what is kept.
+            // A store keeps the bytes, so trust in the network does not cover it.
             Socket::Stored(_) => true,
             Socket::Tcp(socket) => {
                 let stays =
@@ -339,7 +340,7 @@ impl Attempt {
         Ok(())
     }
 
-    /// Of the lower rank alone: this one is it.
+    /// Chooses this attempt. Only the lower rank calls this.
     pub fn choose(&mut self, common: &Common<'_>) -> Result<(), String> {
         if let Some([low, high]) = self.ordered(common) {
             let choice = common.keys.choice(&low.to_bytes(), &high.to_bytes());
@@ -348,7 +349,7 @@ impl Attempt {
         self.settle(common)
     }
 
-    /// Begins TLS if there is to be any.
+    /// Begins TLS if either end wants it.
     fn settle(&mut self, common: &Common<'_>) -> Result<(), String> {
         self.chosen = true;
         let encrypt = self
@@ -372,7 +373,7 @@ impl Attempt {
         Ok(())
     }
 
-    /// Goes on as far as the socket lets it.
+    /// Advances as far as the socket permits.
     pub fn advance(&mut self, common: &Common<'_>) -> Result<Progress, String> {
         loop {
             if matches!(self.stage, Stage::Dialing) {
@@ -460,7 +461,7 @@ impl Attempt {
         }
     }
 
-    /// The road that it has become.
+    /// The road of a completed attempt.
     pub fn into_road(self) -> Result<Road, String> {
         let via = self.via();
         let session = match self.stage {
@@ -486,7 +487,7 @@ impl Attempt {
     }
 }
 
-/// Goes on with a TLS handshake; whether it is over and all of it sent.
+/// Advances a TLS handshake. Returns whether it is complete and all of it was sent.
 fn secure(mut socket: &Socket, session: &mut Connection, records: &mut Records) -> Result<bool, String> {
     loop {
         while session.wants_write() {

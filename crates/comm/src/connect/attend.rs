@@ -1,8 +1,8 @@
-//! Connects a rank with others when one of the two needs the other, for as long as it is of the group.
+//! Connects a rank with others on demand, while it belongs to the group.
 //!
-//! Who is needed is called, through the rendezvous, and both begin when the rendezvous passes the call on: that is the
-//! common moment of the two. Who cannot be reached in time is lost. A rank that connects to all at once calls them too,
-//! if they are ranks that wait until they are called.
+//! A rank calls the rank that it needs through the rendezvous. Both begin when the rendezvous forwards the call, which
+//! is their common moment. A rank that cannot be reached in time is lost. A rank that connects to all at once also
+//! calls the others if they connect on demand.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -16,21 +16,21 @@ use super::{Loop, Pair, Places, STOP, Setting, WISHES, lost};
 use crate::road::Lost;
 use crate::switchboard::{News, Switchboard};
 
-/// A rank that was called and is not connected yet is called again: it may have left meanwhile.
+/// Interval at which an unconnected rank is called again: it may have left meanwhile.
 const CALL_AGAIN: Duration = Duration::from_secs(1);
 
-/// Connects when it is wanted.
+/// Connects on demand.
 #[derive(Clone, Copy)]
 pub struct Lazily<'a> {
-    /// What is wanted, and what comes of it.
+    /// Requests and results.
     pub board: &'a Switchboard,
-    /// Who cannot be reached.
+    /// Ranks that cannot be reached.
     pub lost: &'a Lost,
-    /// Can be read when it is over.
+    /// Becomes readable when this ends.
     pub stop: &'a OwnedFd,
 }
 
-/// Connects with whom it is told to, or is called by, until it is told to stop; and keeps the rank's place in the group
+/// Connects with the ranks that are requested or that call, until it is stopped. Keeps the rank's place in the group
 /// meanwhile.
 pub fn attend(
     setting: &Setting<'_>,
@@ -51,7 +51,7 @@ pub fn attend(
 }
 
 impl Loop<'_> {
-    /// Calls those that are wanted.
+    /// Calls the requested ranks.
     fn hear_wishes(&mut self, board: &Switchboard) -> Result<(), Failure> {
         let now = Instant::now();
         for peer in board.take_wishes() {
@@ -62,7 +62,7 @@ impl Loop<'_> {
         Ok(())
     }
 
-    /// Those that do not come may have left.
+    /// Calls ranks again that did not connect; they may have left.
     pub(super) fn call_again(&mut self, now: Instant) -> Result<(), Failure> {
         let again = |pair: &Pair| pair.until.is_some() && pair.called.is_some_and(|at| now >= at + CALL_AGAIN);
         let again: Vec<u32> = (0..)
@@ -81,14 +81,14 @@ impl Loop<'_> {
         pair.until.get_or_insert(now + self.setting.patience);
         pair.called = Some(now);
         if self.alone {
-            // Nobody passes the call on; the other may be there all the same.
+            // Without a rendezvous, the other rank may still accept a connection.
             self.begin_pair(peer, now);
             return Ok(());
         }
         self.contact.say(&FromRank::Call { to: peer })
     }
 
-    /// Those that were not reached in time are lost.
+    /// Marks ranks as lost that were not reached in time.
     fn give_up_late(&mut self, lost: &Lost) {
         let now = Instant::now();
         let broken = self.stored.filter(|_| self.setting.ways.are_only_stored());
@@ -105,7 +105,7 @@ impl Loop<'_> {
         }
     }
 
-    /// One of the two has called the other.
+    /// Begins to connect after one of the two called the other.
     pub(super) fn answer(&mut self, peer: u32) {
         let now = Instant::now();
         match self.pairs.get_mut(peer as usize) {
@@ -118,7 +118,7 @@ impl Loop<'_> {
         }
     }
 
-    /// A rank that was called is not there any more.
+    /// Handles that a called rank has left.
     pub(super) fn forget(&mut self, peer: u32) -> Result<(), Failure> {
         let Some(pair) = self.pairs.get_mut(peer as usize).filter(|pair| !pair.connected) else {
             return Ok(());

@@ -1,19 +1,18 @@
-//! The first bytes on every connection between two ranks: who calls whom, in which run, and how.
+//! The first bytes of every connection between two ranks: both ranks, the run, and the way.
 
-/// Bytes of a hello.
 pub const HELLO_BYTES: usize = 64;
 const MAGIC: [u8; 4] = *b"DFRK";
 const VERSION: u8 = 1;
 
-/// How a connection came about, as the end that says so knows it.
+/// How a connection came about, as far as the sending end knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Way {
     /// A socket of the host.
     Local = 0,
-    /// Dialled, or accepted, which says nothing about what the other did.
+    /// Dialled or accepted. This states nothing about the other end's part.
     Direct = 1,
-    /// Dialled by both at once, from the ports that the NATs know.
+    /// Dialled by both ends at once, from the ports that their NATs map.
     Punch = 2,
     /// Through the relay.
     Relay = 3,
@@ -24,22 +23,22 @@ pub enum Way {
 /// A hello. Both ends send one, and prove with the group's secret that they saw the same two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// How this end came to the connection.
+    /// How this end reached the connection.
     pub way: Way,
-    /// Whether this end wants what follows encrypted. One suffices.
+    /// Whether this end wants encryption. One end suffices.
     pub encrypt: bool,
-    /// The rendezvous' random name of this very run.
+    /// The random name that the rendezvous gave this run.
     pub run: [u8; 16],
-    /// Who sends it.
+    /// Rank of the sender.
     pub from: u32,
-    /// To whom.
+    /// Rank of the receiver.
     pub to: u32,
-    /// Random: no proof is good for another connection.
+    /// Random bytes, so that no proof is valid for another connection.
     pub nonce: [u8; 32],
 }
 
 impl Hello {
-    /// As it is sent.
+    /// Encodes the hello.
     pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -53,7 +52,7 @@ impl Hello {
         bytes
     }
 
-    /// Reads what a stranger sent; `None` unless it is exactly what [`Self::to_bytes`] writes.
+    /// Decodes a stranger's bytes; `None` unless they are exactly as [`Self::to_bytes`] writes them.
     pub fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
         let way = match bytes[5] {
             0 => Way::Local,

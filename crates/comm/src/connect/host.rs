@@ -1,29 +1,29 @@
-//! What a rank can say of where it runs.
+//! A rank's host: its identity and its addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 
 use dayfly_rendezvous::messages::MOST_ADDRESSES;
 
-/// Names the running system and the network that this thread sees. Two ranks with one name reach each other's sockets.
+/// Name of the running system and this thread's network. Two ranks with the same name can reach each other's sockets.
 pub fn identity() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    // Of this thread, which may have a network of its own.
+    // This thread may be in another network namespace than its process.
     let network = std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |net| net.ino());
     format!("{}/{network}", boot.trim())
 }
 
-/// Addresses of this host's interfaces that are up, the loopback's apart; what does not leave a link is left out.
+/// Addresses of this host's active interfaces, without the loopback and link-local ones.
 pub fn addresses() -> Vec<IpAddr> {
     let mut found = Vec::new();
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: the list is written to on success alone, and freed below.
+    // SAFETY: the list is written only on success, and is freed below.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
         return found;
     }
     let mut entry = list;
     while !entry.is_null() {
-        // SAFETY: entries of a list that was given and is not freed yet; `ifa_next` ends it with null.
+        // SAFETY: entries of a list that is not freed yet; `ifa_next` of the last one is null.
         let interface = unsafe { &*entry };
         entry = interface.ifa_next;
         if interface.ifa_flags & libc::IFF_UP as libc::c_uint == 0 || interface.ifa_addr.is_null() {
@@ -32,12 +32,12 @@ pub fn addresses() -> Vec<IpAddr> {
         // SAFETY: not null; every address begins with its family.
         let ip = match i32::from(unsafe { (*interface.ifa_addr).sa_family }) {
             libc::AF_INET => {
-                // SAFETY: of this family, so it is of this type.
+                // SAFETY: the family determines the type.
                 let address = unsafe { &*interface.ifa_addr.cast::<libc::sockaddr_in>() };
                 IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)))
             }
             libc::AF_INET6 => {
-                // SAFETY: of this family, so it is of this type.
+                // SAFETY: the family determines the type.
                 let address = unsafe { &*interface.ifa_addr.cast::<libc::sockaddr_in6>() };
                 IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr))
             }
@@ -51,7 +51,7 @@ pub fn addresses() -> Vec<IpAddr> {
             found.push(ip);
         }
     }
-    // SAFETY: given by getifaddrs, and nothing of it is kept.
+    // SAFETY: getifaddrs returned the list, and no reference to it remains.
     unsafe { libc::freeifaddrs(list) };
     found.truncate(MOST_ADDRESSES);
     found

@@ -1,4 +1,4 @@
-//! Where a rank can be called.
+//! The sockets at which a rank accepts connections.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -11,22 +11,22 @@ use dayfly_rendezvous::socket::{any, listen_on, watch_peer};
 use super::attempt::Socket;
 use super::{failed, socket};
 
-/// Sockets that listen, none of which blocks.
+/// Non-blocking listening sockets.
 pub struct Listeners {
-    /// One for each family.
+    /// One for each address family.
     pub tcp: Vec<TcpListener>,
-    /// Within the host.
+    /// For ranks on the same host.
     pub unix: Option<UnixListener>,
 }
 
 impl Listeners {
-    /// To be watched, each under its place.
+    /// All sockets to poll, in the order of their tokens.
     pub fn all(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let tcp = self.tcp.iter().map(AsFd::as_fd);
         tcp.chain(self.unix.iter().map(AsFd::as_fd))
     }
 
-    /// The next call at the one in this place.
+    /// Accepts a connection at the socket with this token.
     pub fn accept(&self, at: u64) -> io::Result<Socket> {
         let tcp = usize::try_from(at).ok().and_then(|at| self.tcp.get(at));
         match (tcp, &self.unix) {
@@ -37,7 +37,7 @@ impl Listeners {
     }
 }
 
-/// Listens in both families if the host has them; in the family of `like` on its very port.
+/// Listens in every address family of the host; in the family of `like` on the same port.
 pub fn listen(like: SocketAddr, name: &str, unix: bool) -> Result<Listeners, Failure> {
     let own = any(like, like.port());
     let first = listen_on(own).map_err(|error| failed(&format!("cannot listen at {own}"), error))?;
@@ -46,7 +46,7 @@ pub fn listen(like: SocketAddr, name: &str, unix: bool) -> Result<Listeners, Fai
         SocketAddr::V6(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
     };
     let mut tcp = vec![first];
-    // A host may have one family only.
+    // A host may have only one family.
     tcp.extend(listen_on(other));
     for listener in &tcp {
         listener
@@ -57,7 +57,7 @@ pub fn listen(like: SocketAddr, name: &str, unix: bool) -> Result<Listeners, Fai
     Ok(Listeners { tcp, unix })
 }
 
-/// Makes an accepted socket what a dialled one is, and turns away other users of the host.
+/// Configures an accepted socket like a dialled one, and rejects other users of the host.
 pub fn prepare(socket: &Socket) -> io::Result<()> {
     match socket {
         Socket::Tcp(socket) => {

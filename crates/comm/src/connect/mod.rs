@@ -1,8 +1,8 @@
 //! Connects a rank to all others of its group at once.
 //!
-//! One loop over non-blocking sockets: it accepts, dials what the [plan](mod@plan) of each pair says, and drives every
-//! [attempt] until each pair has a road, or the deadline has passed. [`attend()`] runs the same loop for as long as the
-//! rank is of the group, and connects each pair when one of the two needs the other.
+//! One loop over non-blocking sockets accepts, dials the steps of each pair's [plan](mod@plan), and drives every
+//! [attempt] until each pair has a road or the deadline has passed. [`attend()`] runs the same loop while the rank
+//! belongs to the group, and connects each pair when one of the two needs the other.
 
 pub mod attempt;
 mod attend;
@@ -35,33 +35,33 @@ use crate::road::{Road, Via};
 use crate::stored::Stored;
 use crate::switchboard::News;
 
-/// What may lie between two hosts.
+/// Which networks need no encryption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trust {
-    /// What leaves a host is encrypted.
+    /// Encrypt everything that leaves a host.
     #[default]
     Nobody,
-    /// Nobody listens there. Ranks still show each other that they are of the group.
+    /// The network between the hosts is trusted. Ranks still authenticate each other.
     Fabric,
 }
 
-/// The other rank's next word on a connection comes within this, or the connection is given up.
+/// Limit for the other rank's next message on a connection.
 const WORD: Duration = Duration::from_secs(5);
-/// After a dial that failed, in steps of twice as long.
+/// Pause after a failed dial; each further failure doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Both ends of a pair open to each other again at multiples of this since they were told where the other is: what one NAT turned away
-/// because the other end was not there yet must meet it there the next time.
+/// Both ends of a pair dial again at multiples of this time since the rendezvous sent the addresses. A NAT may have
+/// rejected the first attempt because the other end was too early; the next ones must meet.
 const TOGETHER: Duration = Duration::from_millis(200);
-/// How often what takes too long is looked for.
+/// Interval of checks for late attempts.
 const SWEEP: Duration = Duration::from_millis(250);
-/// Callers that have not said who they are, beyond four for each rank.
+/// Most accepted connections without a hello, in addition to four for each rank.
 const MOST_STRANGERS: usize = 256;
-/// The longest wait where nothing is to be done.
+/// Longest wait without an event.
 const LONG: Duration = Duration::from_secs(60);
-/// Events that are heard of at a time.
+/// Events that are read at a time.
 const EVENTS: usize = 1024;
-/// Calls that are accepted in one go, so that others have their turn.
+/// Connections that are accepted in one turn.
 const ACCEPTS: usize = 64;
 /// Pairs and addresses that an error names.
 const MOST_NAMED: usize = 4;
@@ -72,48 +72,48 @@ const WISHES: u64 = 14;
 const STOP: u64 = 15;
 const FIRST_ATTEMPT: u64 = 16;
 
-/// What connecting needs to know.
+/// Inputs of connecting.
 pub struct Setting<'a> {
-    /// The group's.
+    /// Keys of the group.
     pub keys: &'a GroupKeys,
-    /// This rank's.
+    /// Identity of this rank.
     pub identity: &'a Identity,
-    /// The run's random name.
+    /// Random name of the run.
     pub run: [u8; 16],
-    /// Which rank this is.
+    /// This rank.
     pub rank: u32,
-    /// All ranks'.
+    /// Cards of all ranks.
     pub cards: &'a [Card],
-    /// What may be tried.
+    /// Ways that may be tried.
     pub ways: Ways,
-    /// What need not be encrypted.
+    /// Which networks need no encryption.
     pub trust: Trust,
-    /// The port that the NAT, if there is one, knows.
+    /// The local port that the NAT, if there is one, has mapped.
     pub port: u16,
-    /// How long connecting may take: all pairs together, or each since one of the two wanted it.
+    /// Time limit for connecting: for all pairs together, or for each pair since it was requested.
     pub patience: Duration,
-    /// Whether other ranks wait until they are called.
+    /// Whether other ranks connect on demand.
     pub lazily: bool,
 }
 
-/// A rank's places where others meet it.
+/// Where other ranks reach this one.
 pub struct Places<'a> {
-    /// Where it can be called.
+    /// Listening sockets.
     pub listeners: &'a Listeners,
-    /// Where it stores what nobody takes directly.
+    /// The store for pairs without another way.
     pub stored: Option<&'a Stored>,
 }
 
 struct Pair {
     steps: Vec<Step>,
     pauses: Vec<Duration>,
-    /// What came of each target last.
+    /// Last result of each target.
     notes: BTreeMap<String, String>,
     attempts: Vec<u64>,
     chosen: bool,
-    /// Since when its steps are gone.
+    /// When its steps began.
     begun: Option<Instant>,
-    /// Where it was wanted before all are connected: by when it must be, and when the other was called.
+    /// On demand: by when the pair must be connected, and when the other rank was called.
     until: Option<Instant>,
     called: Option<Instant>,
     connected: bool,
@@ -163,7 +163,7 @@ impl Step {
     }
 }
 
-/// Connects to all others: a road for each rank, none for this one.
+/// Connects to all other ranks. Returns a road for each rank, `None` for this one.
 pub fn connect(setting: &Setting<'_>, places: Places<'_>, contact: &mut Contact) -> Result<Vec<Option<Road>>, Failure> {
     let mut run = Loop::new(setting, places, contact, None)?;
     let now = run.begun;
@@ -246,7 +246,7 @@ impl<'a> Loop<'a> {
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), flags).map_err(|error| failed("epoll", error))
     }
 
-    /// Its steps are due from now on.
+    /// Schedules the steps of a pair from `now` on.
     fn begin_pair(&mut self, peer: u32, now: Instant) {
         let pair = &mut self.pairs[peer as usize];
         if pair.begun.is_some() {
@@ -270,7 +270,7 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    /// Does all that is due.
+    /// Does everything that is due.
     fn advance(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
         self.dial_what_is_due(now)?;
@@ -294,7 +294,7 @@ impl<'a> Loop<'a> {
         self.look_at_store()
     }
 
-    /// Waits until something happens, or is due.
+    /// Waits for an event or the next due time.
     fn wait(&mut self) -> Result<(), Failure> {
         let limit = match self.lazily {
             None => Some(self.begun + self.setting.patience),
@@ -327,7 +327,7 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    /// Reads what the rendezvous says: a loss ends all of it.
+    /// Reads messages of the rendezvous. The loss of a rank is an error.
     fn attend_contact(&mut self) -> Result<(), Failure> {
         self.contact.pump()?;
         while let Some(message) = self.contact.take()? {
@@ -362,7 +362,7 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    /// Where all goes through the store, what is wrong with it ends all of it.
+    /// Returns the store's error if every pair needs the store.
     fn look_at_store(&self) -> Result<(), Failure> {
         match self.stored.and_then(|stored| stored.failure()) {
             Some(failure) if self.setting.ways.are_only_stored() && self.lazily.is_none() => Err(failure.clone()),
@@ -377,12 +377,12 @@ impl<'a> Loop<'a> {
             }
             self.timers.pop();
             let pair = &self.pairs[peer as usize];
-            // Whom nobody wants any more is lost, or has left.
+            // A rank that is not wanted any more is lost or has left.
             if pair.connected || self.lazily.is_some() && pair.until.is_none() {
                 continue;
             }
             if pair.chosen {
-                // Another attempt has come far; this one is for the case that it fails.
+                // Another attempt is ahead; try this step only if that one fails.
                 self.timers.push(Reverse((now + LONGEST_PAUSE, peer, step)));
                 continue;
             }
@@ -472,7 +472,7 @@ impl<'a> Loop<'a> {
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                     return Err(failed("a connection cannot be accepted", error));
                 }
-                // None is left, or the caller has gone again.
+                // No connection is left, or the peer has closed it.
                 Err(_) => return Ok(()),
             };
             if self.strangers >= self.pairs.len() * 4 + MOST_STRANGERS || listeners::prepare(&socket).is_err() {
@@ -546,7 +546,7 @@ impl<'a> Loop<'a> {
         .map_err(|error| failed("epoll", error))
     }
 
-    /// Forgets an attempt; its socket closes, and so leaves the epoll.
+    /// Removes an attempt. Its socket closes, and so leaves the epoll set.
     fn drop_attempt(&mut self, token: u64) -> Option<Attempt> {
         let attempt = self.attempts.remove(&token)?;
         match attempt.peer {
@@ -569,7 +569,7 @@ impl<'a> Loop<'a> {
         self.note(peer, attempt.step, why);
     }
 
-    /// Remembers what came of a step, and tries it again later.
+    /// Records the result of a step, and schedules it again.
     fn note(&mut self, peer: u32, step: Option<usize>, why: String) {
         let pair = &mut self.pairs[peer as usize];
         let Some(at) = step else {
@@ -581,7 +581,7 @@ impl<'a> Loop<'a> {
         let why = failure.map_or(why, |failure| failure.message.clone());
         pair.notes.insert(pair.steps[at].name(), why);
         if stored {
-            // What is kept in between is not sent again.
+            // The store keeps the bytes, so the step needs no repetition.
             return;
         }
         let now = Instant::now();
@@ -601,7 +601,7 @@ impl<'a> Loop<'a> {
         let Some(attempt) = self.drop_attempt(token) else {
             return;
         };
-        // The next loop's, and whoever has the road watches it in its own way.
+        // The road's user polls the socket in its own way.
         let _ = epoll::delete(&self.epoll, attempt.socket());
         match attempt.into_road() {
             Ok(road) => {
@@ -626,7 +626,7 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// Gives up what waits too long for the other rank's next word.
+    /// Ends attempts that wait too long for the other rank's next message.
     fn sweep(&mut self, now: Instant) {
         let late = |attempt: &Attempt| !attempt.is_on_its_way() && now.duration_since(attempt.since) > WORD;
         let late: Vec<u64> = self
@@ -641,7 +641,7 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// Notes what attempts wait for, as what came of them.
+    /// Records for each open attempt what it waits for.
     fn note_what_is_open(&mut self) {
         for attempt in self.attempts.values() {
             if let (Some(peer), Some(at)) = (attempt.peer, attempt.step) {
@@ -652,7 +652,7 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// What was tried to reach a rank, and what came of it.
+    /// What was tried to reach a rank, with the results.
     fn tried(&self, peer: u32) -> String {
         let notes = &self.pairs[peer as usize].notes;
         if self.setting.ways.cautious {
@@ -665,7 +665,7 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// Says of the first pairs that are not connected what was tried and what came of it.
+    /// The error for unconnected pairs, with the attempts of the first few.
     fn late(&mut self) -> Failure {
         self.note_what_is_open();
         let me = self.setting.rank;
@@ -697,7 +697,7 @@ fn interest(writing: bool) -> epoll::EventFlags {
     }
 }
 
-/// The error of whoever forms a group that has lost a rank.
+/// The error when a rank is lost while the group forms.
 pub(crate) fn lost(rank: u32, reason: &str) -> Failure {
     Failure::new(
         Code::RankLost,

@@ -1,8 +1,8 @@
-//! Which ways to another rank are worth trying, and when.
+//! Plans which ways to another rank to try, and when.
 //!
-//! Both ranks of a pair make their half of the plan by themselves, from both cards, and begin when they get the world: that is the
-//! common moment that opening at once needs. Ways that only one of two has to go are left to the one who is behind a NAT, or has the
-//! higher number; the other follows if nothing has come of it.
+//! Both ranks of a pair compute their half of the plan from both cards. They begin when they receive the world, which
+//! is the common moment that simultaneous open needs. If one dialling rank suffices, it is the one behind a NAT, or the
+//! one with the higher number. The other follows later if that fails.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -11,40 +11,40 @@ use dayfly_rendezvous::messages::{Card, Nat};
 
 use super::hello::Way;
 
-/// When somebody whose NAT gives each connection another port tries again, from another port of its own: the first time, the other's
-/// NAT may not have been opened yet.
+/// When a rank whose NAT maps each connection to another port dials again from a new port: at the first time, the other
+/// NAT may not be open yet.
 const AGAIN: [Duration; 3] = [
     Duration::from_millis(100),
     Duration::from_millis(300),
     Duration::from_millis(700),
 ];
-/// Where the one who is to dial has a head start, it is this.
+/// Head start of the rank that dials first.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Which ways may be gone at all.
+/// Ways that may be tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ways {
     /// Sockets of the host.
     pub local: bool,
-    /// One dials the other.
+    /// One rank dials the other.
     pub direct: bool,
-    /// Both dial, from the ports that their NATs have given them.
+    /// Both ranks dial, from the ports that their NATs have mapped.
     pub punch: bool,
     /// Through the relay.
     pub relay: bool,
-    /// How long the others are tried before the relay is.
+    /// How long the other ways are tried before the relay.
     pub relay_after: Duration,
-    /// Through a store, where both have the same.
+    /// Through a store, if both ranks have the same one.
     pub stored: bool,
-    /// How long the others are tried before the store is.
+    /// How long the other ways are tried before the store.
     pub stored_after: Duration,
-    /// Whether somebody else joins for this rank, from a network that it is not to learn about: then only what [may be a rank
-    /// elsewhere](may_be_a_rank) is dialled, and a failure does not tell what came of each address.
+    /// Whether another process joins for this rank, from a network that the rank must not explore. Then only addresses
+    /// that [may belong to a rank](may_be_a_rank) are dialled, and an error does not name the result of each address.
     pub cautious: bool,
 }
 
 impl Ways {
-    /// No way at all, for those who name the few that they want.
+    /// No way, as a base for struct updates.
     pub fn none() -> Self {
         Self {
             local: false,
@@ -56,7 +56,7 @@ impl Ways {
         }
     }
 
-    /// No way but the store.
+    /// Only the store.
     pub fn only_stored() -> Self {
         Self {
             stored: true,
@@ -64,7 +64,7 @@ impl Ways {
         }
     }
 
-    /// Whether there is no way but the store.
+    /// Whether the store is the only way.
     pub fn are_only_stored(&self) -> bool {
         self.stored && !(self.local || self.direct || self.punch || self.relay)
     }
@@ -85,11 +85,11 @@ impl Default for Ways {
     }
 }
 
-/// Ports below are those of services; ranks listen on ports that the system gives them.
+/// Lower ports belong to services; ranks listen on ports that the system chooses.
 const FIRST_PORT: u16 = 1024;
 
-/// Whether an address may be that of a rank on another host. Somebody outside could name any other just to have it dialled: a
-/// service of this host that trusts its loopback, or the one at which clouds tell their machines' credentials (169.254.169.254).
+/// Whether an address may belong to a rank on another host. An outsider could name any other address to have it
+/// dialled: a service on this host's loopback, or a cloud's metadata service (169.254.169.254).
 pub fn may_be_a_rank(address: &SocketAddr) -> bool {
     let here = match address.ip().to_canonical() {
         IpAddr::V4(ip) => {
@@ -100,49 +100,47 @@ pub fn may_be_a_rank(address: &SocketAddr) -> bool {
     !here && address.port() >= FIRST_PORT
 }
 
-/// Where to.
+/// Target of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// An abstract Unix socket.
     Local(String),
     /// An address.
     Address(SocketAddr),
-    /// Whatever the rendezvous gives a ticket to.
+    /// The peer of a ticket that the rendezvous gives.
     Relay,
-    /// What the two store for each other.
+    /// The store.
     Store,
 }
 
-/// One thing to try.
+/// One attempt to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Where to.
     pub target: Target,
-    /// How.
     pub way: Way,
-    /// How long after the world was told.
+    /// Delay since the rank received the world.
     pub after: Duration,
-    /// Whether it is dialled from the port that the rendezvous saw.
+    /// Whether to dial from the port that the rendezvous observed.
     pub known_port: bool,
 }
 
-/// A rank, as the plan sees it.
+/// A rank of a pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Party<'a> {
     /// Its number.
     pub rank: u32,
-    /// What it says of itself.
+    /// Its card.
     pub card: &'a Card,
 }
 
-/// What `me` is to try to reach `peer`.
+/// The steps of `me` to reach `peer`.
 pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut add = |target, way, after| {
         if matches!(&target, Target::Address(address) if ways.cautious && !may_be_a_rank(address)) {
             return;
         }
-        // An address may be both a rank's own and the one that the rendezvous saw.
+        // An address may be both a rank's own and the one that the rendezvous observed.
         if steps.iter().all(|known| known.target != target || known.way != way) {
             steps.push(Step {
                 target,
@@ -160,7 +158,7 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
     if let Some(name) = theirs.unix.as_ref().filter(|_| local && mine.unix.is_some() && dials) {
         add(Target::Local(name.clone()), Way::Local, Duration::ZERO);
     }
-    // Where sockets of the host do, nothing else is tried before they had their time.
+    // If sockets of the host may work, give them a head start.
     let begin = if local { HEAD_START } else { Duration::ZERO };
     if one_host {
         let port = theirs.locals.iter().find(|address| address.is_ipv4());
@@ -174,11 +172,11 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
         (false, true) => false,
         _ => dials,
     };
-    // Within a host the loopback does; the rest is for what filters it.
+    // Within a host the loopback comes first; other addresses help if it is filtered.
     let begin = if one_host { begin + HEAD_START } else { begin };
     if ways.direct {
         let same_family = |address: &SocketAddr| mine.locals.iter().any(|own| own.is_ipv4() == address.is_ipv4());
-        // A loopback's address, of a rank beside the rendezvous, leads everybody else to themselves.
+        // A loopback address, from a rank beside the rendezvous, would lead every other host to itself.
         let reachable = |address: &&SocketAddr| same_family(address) && (one_host || !address.ip().is_loopback());
         for address in theirs.locals.iter().filter(reachable) {
             add(Target::Address(*address), Way::Direct, begin + turn(first));
@@ -187,7 +185,7 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
             add(Target::Address(theirs.observed), Way::Direct, begin + HEAD_START);
         }
     }
-    // Without a NAT there may still be a filter that lets answers in. Behind one and the same, the way inside is the better one.
+    // Without a NAT a stateful filter may still exist. Behind the same NAT, the inner address is the better way.
     let seen = |card: &Card| !card.observed.ip().is_loopback();
     let one_family = mine.observed.is_ipv4() == theirs.observed.is_ipv4();
     let punch = ways.punch && one_family && !one_host && seen(mine) && seen(theirs);
@@ -228,11 +226,11 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
     steps
 }
 
-/// Whether neither can know where the other will be seen, and they are not behind one and the same NAT.
+/// Whether neither rank knows the port that the other will be seen at, and both are behind different NATs.
 fn cannot_meet(mine: &Card, theirs: &Card) -> bool {
     let unknown = |card: &Card| card.nat == Nat::Dependent;
     unknown(mine) && unknown(theirs) && mine.observed.ip() != theirs.observed.ip() && {
-        // The one family that needs no NAT.
+        // IPv6 needs no NAT.
         let six = |card: &Card| card.locals.iter().any(SocketAddr::is_ipv6);
         !(six(mine) && six(theirs))
     }

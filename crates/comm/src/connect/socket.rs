@@ -1,4 +1,4 @@
-//! Sockets between ranks beyond those that the rendezvous needs too: within the host, and opened by both ends at once.
+//! Sockets between ranks that the rendezvous does not use: within the host, and for simultaneous open.
 
 use std::io;
 use std::net::TcpStream;
@@ -7,30 +7,30 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, listen, socket_with, sockopt};
 
-/// Connections that the system holds for us; it has a limit of its own.
+/// Connections in the kernel's queue; the system has a limit of its own.
 const BACKLOG: i32 = 4096;
 
-/// Sets a connection's keep-alive going: Linux does not by itself where it came about by simultaneous open.
+/// Restarts a connection's keep-alive timer: Linux does not start it after a simultaneous open.
 pub fn rearm(socket: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(socket, false)?;
     Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
-/// Whether a connection does not leave this host.
+/// Whether both ends of a connection have the same address, which is then on this host.
 pub fn is_near(socket: &TcpStream) -> bool {
     matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip())
 }
 
-/// Listens on an abstract name, which is there as long as the socket is.
+/// Listens on an abstract name, which exists as long as the socket.
 pub fn listen_local(name: &str) -> io::Result<UnixListener> {
     let listener = UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?)?;
     listener.set_nonblocking(true)?;
-    // The library's own backlog is small.
+    // The standard library's backlog is small.
     listen(&listener, BACKLOG)?;
     Ok(listener)
 }
 
-/// Connects to an abstract name; `WouldBlock` if its queue is full just now.
+/// Connects to an abstract name. Returns `WouldBlock` if its queue is full.
 pub fn dial_local(name: &str) -> io::Result<UnixStream> {
     use rustix::net::SocketAddrUnix;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -39,7 +39,7 @@ pub fn dial_local(name: &str) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// The user at the other end of a Unix socket.
+/// User id of the process at the other end of a Unix socket.
 pub fn user_of(socket: &UnixStream) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
 }

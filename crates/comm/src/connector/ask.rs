@@ -1,4 +1,4 @@
-//! The rank's side: it asks its connector to join, and takes what it is given.
+//! The rank's side: requests a join from its connector, and takes its sockets.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,11 +19,11 @@ use crate::join::{Joined, LONGEST_PATIENCE};
 use crate::membership::Membership;
 use crate::road::{Lost, Road};
 
-/// What the connector may take beyond the group's own patience: it may have to be started, and says itself that time is over.
+/// Time for the connector in addition to the group's patience: it may have to start, and it reports a timeout itself.
 const BEYOND: Duration = Duration::from_secs(15);
-/// What the connector may take to let the others know that a rank leaves.
+/// Limit for the connector to announce that a rank leaves.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Pings for each heartbeat: some may come late.
+/// Pings in each heartbeat interval, since some may be late.
 const PINGS_PER_HEARTBEAT: u32 = 10;
 
 fn unreachable(what: impl std::fmt::Display) -> Failure {
@@ -33,11 +33,11 @@ fn unreachable(what: impl std::fmt::Display) -> Failure {
     )
 }
 
-/// Joins a group through the connector that listens at `path`, as [`join`](crate::join()) does where there is a network.
+/// Joins a group through the connector that listens at `path`, as [`join`](crate::join()) does with a network.
 ///
 /// # Errors
-/// As of [`join`](crate::join()); [`Code::Forbidden`] when ranks of this node may not meet at that rendezvous,
-/// [`Code::NoCapacity`] when its lease has too many groups, [`Code::Unreachable`] when there is nobody.
+/// As [`join`](crate::join()); [`Code::Forbidden`] when this node's ranks may not meet at that rendezvous,
+/// [`Code::NoCapacity`] when the lease has too many groups, [`Code::Unreachable`] when no connector listens.
 pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Failure> {
     let patience = Duration::from_secs(invitation.patience_s).min(LONGEST_PATIENCE);
     let deadline = Instant::now() + patience + BEYOND;
@@ -50,7 +50,7 @@ pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Fail
         invitation: Box::new(invitation.clone()),
     };
     match send(&socket, &asked, None) {
-        // It says no before it is asked to those who are too many.
+        // The connector refuses surplus ranks before it reads their request.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             return Err(unreachable(format_args!("does not take its request: {error}")));
         }
@@ -110,7 +110,7 @@ pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Fail
         let lost = lost.clone();
         Membership::attended(move |stop| {
             if !attend(&socket, heartbeat, &lost, stop) {
-                // The others are told that this rank is lost, and have nothing to do with it any more.
+                // The other ranks are told that this rank is lost, and ignore it from now on.
                 let reason = "the connector of this rank's node has ended, and this rank is of the group no more";
                 (0..size)
                     .filter(|other| *other != rank)
@@ -131,7 +131,7 @@ pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Fail
     })
 }
 
-/// The next message; no later than the deadline.
+/// Receives the next message. Returns an error after the deadline.
 fn next(socket: &OwnedFd, deadline: Instant) -> Result<(ToRank, Option<OwnedFd>), Failure> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -149,7 +149,7 @@ fn next(socket: &OwnedFd, deadline: Instant) -> Result<(ToRank, Option<OwnedFd>)
     }
 }
 
-/// Until the rank leaves, which is true, or the connector is gone.
+/// Pings until the rank leaves (true) or the connector is gone (false).
 fn attend(socket: &OwnedFd, heartbeat: Duration, lost: &Lost, stop: &OwnedFd) -> bool {
     let wake = timespec(heartbeat / PINGS_PER_HEARTBEAT);
     if rustix::io::ioctl_fionbio(socket, true).is_err() {
@@ -171,12 +171,12 @@ fn attend(socket: &OwnedFd, heartbeat: Duration, lost: &Lost, stop: &OwnedFd) ->
             Err(error) if is_for_now(&error) => {}
             Ok(None) | Err(_) => return false,
         }
-        // A socket that is full tells as well that this rank lives.
+        // A full socket shows as well that this rank is alive.
         let _ = send(socket, &FromRank::Ping, None);
     }
 }
 
-/// Says so, and waits until the others have heard it.
+/// Announces that the rank leaves, and waits until the other ranks are informed.
 fn leave(socket: &OwnedFd) {
     let deadline = Instant::now() + FAREWELL;
     if send(socket, &FromRank::Leave, None).is_err() {

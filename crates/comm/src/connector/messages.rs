@@ -1,4 +1,4 @@
-//! What a rank in a sandbox and its connector say to each other: one JSON message for each packet of a Unix socket.
+//! Messages between a rank in a sandbox and its connector: one JSON message in each packet of a Unix socket.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,81 +10,81 @@ use serde::{Deserialize, Serialize};
 use crate::invitation::Invitation;
 use crate::road::Via;
 
-/// What both sides must agree on.
+/// Protocol version; both sides must have the same.
 pub const VERSION: u32 = 1;
-/// No packet is longer: a name and a run of 200 bytes, a secret, an address.
+/// Longest packet in bytes: a name and a run of 200 bytes, a secret, an address.
 pub const MOST_BYTES: usize = 8 << 10;
 
-/// What a rank says.
+/// Messages of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum FromRank {
-    /// The first word: a group to join in its place.
+    /// The first message: joins a group.
     Join {
         /// [`VERSION`].
         version: u32,
-        /// Which group.
+        /// The group.
         invitation: Box<Invitation>,
     },
-    /// It lives.
+    /// Shows that the rank is alive.
     Ping,
-    /// It goes of its own will; answered by [`ToRank::Left`].
+    /// The rank leaves in an orderly way. The response is [`ToRank::Left`].
     Leave,
 }
 
-/// What its connector says.
+/// Messages of a connector.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum ToRank {
     /// The group has formed. A [`ToRank::Road`] to each other rank follows.
     Seat {
-        /// Which rank it is.
+        /// This rank.
         rank: u32,
-        /// Of how many.
+        /// Number of ranks.
         size: u32,
-        /// The lowest rank on its host.
+        /// Lowest rank on the same host.
         host: u32,
-        /// How long connecting took.
+        /// How long connecting took, in microseconds.
         connecting_us: u64,
-        /// A rank that says nothing for so long is lost.
+        /// A rank that is silent for this long is lost, in milliseconds.
         heartbeat_ms: u64,
     },
-    /// A socket to another rank, beside this packet.
+    /// A socket to another rank, attached to this packet.
     Road {
-        /// To which.
+        /// The other rank.
         rank: u32,
-        /// The lowest rank on that one's host.
+        /// Lowest rank on the other rank's host.
         host: u32,
-        /// How its bytes travel.
+        /// How the bytes travel.
         via: Via,
-        /// Whether it leads to the other rank itself, with which memory is to be shared, or to the connector.
+        /// Whether the socket leads to the other rank itself, to share memory with it, or to the connector.
         shares: bool,
         /// Whether the other rank is on this host.
         near: bool,
     },
     /// A rank is lost.
     Lost {
-        /// Which.
+        /// The lost rank.
         rank: u32,
         /// Why.
         reason: String,
     },
-    /// The others have heard that it left.
+    /// The other ranks know that this rank left.
     Left,
-    /// No, and the connection ends.
+    /// The join failed, and the connection ends.
     Failed {
         /// Why.
         failure: Failure,
     },
 }
 
-/// Sends a message.
+/// Sends a message, with a descriptor if one is given.
 pub fn send(socket: impl AsFd, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let bytes = serde_json::to_vec(message).map_err(io::Error::other)?;
     descriptors::send(socket, &bytes, descriptor.as_slice()).map(drop)
 }
 
-/// Receives a message; none at the end. What makes no sense is an error of kind `InvalidData`.
+/// Receives a message; `None` at the end of the connection. A malformed message is an error of kind `InvalidData`.
 pub fn receive<T: for<'a> Deserialize<'a>>(socket: impl AsFd) -> io::Result<Option<(T, Option<OwnedFd>)>> {
     let mut bytes = [0; MOST_BYTES];
     let (length, descriptors) = descriptors::receive(socket, &mut bytes)?;
@@ -96,7 +96,7 @@ pub fn receive<T: for<'a> Deserialize<'a>>(socket: impl AsFd) -> io::Result<Opti
     Ok(Some((message, descriptors.into_iter().next())))
 }
 
-/// Whether a socket only had nothing to give or no room just now.
+/// Whether the error is temporary: no data, no room, or an interrupted call.
 pub fn is_for_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

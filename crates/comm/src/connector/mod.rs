@@ -1,18 +1,19 @@
 //! Joins groups for ranks in a sandbox without a network.
 //!
-//! Such a rank can dial nobody. A *connector*, a process of its node's outside the sandbox, does [what a rank does
-//! elsewhere](crate::join()) in its place: it meets the others at the rendezvous, dials them and proves the group's secret. Then it
-//! gives the rank a Unix socket for each other one: of those on its host the very socket over which both come to share memory,
-//! of others one end of a pair, whose other end it [carries](pump) on through TLS. It never gives away a TCP socket: whoever has
-//! one can break its connection and dial anywhere with it, in the network where it was made.
+//! Such a rank cannot dial. A *connector*, a process of its node outside the sandbox, joins in its place
+//! ([`join`](crate::join())): it meets the others at the rendezvous, dials them and proves the group's secret. Then it
+//! gives the rank a Unix socket for each other rank. For a rank on the same host it is the socket over which both share
+//! memory. For others it is one end of a pair, and the connector [carries](pump) the bytes of the other end through
+//! TLS. It never passes a TCP socket: its holder could break its connection and dial any address in the network in
+//! which it was made.
 //!
-//! What it reads from the sandbox is hostile: [`serve`](serve()) bounds how many there may be, how often, what they may ask for and
-//! how long anything takes. It trusts its node alone, which tells it by [`Orders`] where ranks may meet.
+//! Input from the sandbox is hostile: [`serve`](serve()) bounds the number of ranks, their rate, their requests and
+//! every duration. The connector trusts only its node, which sends it [`Orders`] with the permitted rendezvous.
 //!
-//! - [`messages`]: what the two say to each other;
+//! - [`messages`]: the protocol between the two;
 //! - [`ask`]: the rank's side;
-//! - [`serve`](mod@serve), [`session`]: the connector's;
-//! - [`process`]: the connector as a process of a node's.
+//! - [`serve`](mod@serve), [`session`]: the connector's side;
+//! - [`process`]: the connector as a process of a node.
 
 mod ask;
 mod messages;
@@ -26,5 +27,5 @@ pub use ask::join_through;
 pub use permit::Orders;
 pub use serve::serve;
 
-/// Where a sandbox finds its connector.
+/// Path of the connector's socket inside a sandbox.
 pub const SOCKET: &str = "/dayfly/code/group.sock";

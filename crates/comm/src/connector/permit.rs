@@ -10,28 +10,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::invitation::Invitation;
 
-/// Groups that are joined within this time, beyond those that may be at once, are too many.
+/// Minimum interval between two joins after the initial burst.
 const PACE: Duration = Duration::from_millis(100);
 
-/// What a node tells its connector.
+/// A node's configuration of its connector.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orders {
-    /// Keys of the site's managers: ranks may meet at each rendezvous that one of them vouches for.
+    /// Keys of the site's managers. Ranks may meet at each rendezvous that one of them vouches for.
     pub managers: Vec<PublicKey>,
-    /// Where the node's owner lets them meet beside that.
+    /// Further rendezvous that the node's owner permits.
     pub places: Vec<RendezvousAddress>,
-    /// Groups at a time; none where the node's owner wants none.
+    /// Most groups at a time; 0 if the node's owner permits none.
     pub most: u32,
-    /// The user to become, if the node is root.
+    /// The user id to switch to, if the node is root.
     pub user: Option<u32>,
 }
 
 impl Orders {
-    /// Whether a rank may join this group from here.
+    /// Checks that a rank may join this group.
     ///
     /// # Errors
-    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, or it is to exchange through a store or libfabric;
-    /// [`Code::TooLarge`] when the group is.
+    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, or the group exchanges through a store or
+    /// libfabric; [`Code::TooLarge`] when the group is too large.
     pub fn check(&self, invitation: &Invitation) -> Result<(), Failure> {
         if invitation.size > u32::from(MOST_RANKS) {
             return Err(Failure::new(
@@ -77,7 +77,7 @@ impl Orders {
     }
 }
 
-/// How often something may be done: so many times at once, and then once in [`PACE`].
+/// A rate limit: `most` at once, then one in each [`PACE`].
 #[derive(Debug)]
 pub struct Pace {
     left: u32,
@@ -86,7 +86,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// With all of it left.
+    /// A full allowance.
     pub fn new(most: u32, now: Instant) -> Self {
         Self {
             left: most,
@@ -95,7 +95,7 @@ impl Pace {
         }
     }
 
-    /// Whether it may be done now.
+    /// Takes one from the allowance. Returns whether there was one.
     pub fn admits(&mut self, now: Instant) -> bool {
         let passed = now.duration_since(self.since).as_millis() / PACE.as_millis();
         let passed = u32::try_from(passed).unwrap_or(u32::MAX);

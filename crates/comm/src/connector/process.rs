@@ -1,4 +1,4 @@
-//! The connector as a process: started by a node, when a rank of a lease calls, and ended by it.
+//! The connector as a process. Its node starts it when a rank of a lease connects, and ends it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,14 +11,14 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 use super::permit::Orders;
 use super::serve;
 
-/// Most memory of its own: some, and so much for each group at a time.
+/// Memory limit: a base, and an addition for each group.
 const MEMORY_BYTES: u64 = 128 << 20;
 const GROUP_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Serves the listener that comes with the node's [`Orders`] over `control`, until the node closes that.
+/// Serves the listener that arrives with the node's [`Orders`] over `control`, until the node closes `control`.
 ///
 /// # Errors
-/// When the node says something else, or the system refuses.
+/// When the node sends anything else, or a system call fails.
 pub fn run(control: OwnedFd) -> Result<(), Failure> {
     let mut packet = vec![0; MAX_PACKET_BYTES];
     let (length, mut files) = descriptors::receive(&control, &mut packet).map_err(failed)?;
@@ -35,21 +35,21 @@ fn failed(error: io::Error) -> Failure {
     Failure::new(Code::Internal, format!("the connector cannot work: {error}"))
 }
 
-/// Gives up what it does not need before it listens to anybody.
+/// Drops privileges and sets limits, before any rank is served.
 fn settle(orders: &Orders) -> io::Result<()> {
     if let Some(user) = orders.user {
         let done = |result: libc::c_int| match result {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         };
-        // SAFETY: calls on plain numbers; this process has one thread.
+        // SAFETY: system calls with plain numbers; this process has one thread.
         unsafe {
             done(libc::setgroups(0, std::ptr::null()))?;
             done(libc::setresgid(user, user, user))?;
             done(libc::setresuid(user, user, user))?;
         }
     }
-    // Changing who one is takes it away. That the node died before is seen on the control socket.
+    // A change of user resets it. If the node died before, the control socket shows it.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     rustix::thread::set_no_new_privs(true)?;
@@ -70,7 +70,7 @@ fn settle(orders: &Orders) -> io::Result<()> {
         Resource::Data,
         MEMORY_BYTES + u64::from(orders.most) * GROUP_MEMORY_BYTES,
     )?;
-    // Each rank has a socket to each other.
+    // Each rank has a socket to each other rank.
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
     let all = Rlimit {
         current: maximum,

@@ -1,7 +1,8 @@
-//! Carries the bytes of one rank in a sandbox to another rank and back: between a Unix socket, whose other end the rank has, and the
-//! connection to the other, through the TLS between the two.
+//! Carries the bytes between a rank in a sandbox and another rank: between a Unix socket, whose other end the rank
+//! holds, and the TLS connection to the other rank.
 //!
-//! It neither waits nor polls: whoever owns it says which end can go on, and it remembers that until that end says "not now".
+//! A pump neither waits nor polls. Its owner reports which end is ready, and the pump remembers that until the end
+//! would block.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,12 +11,12 @@ use std::time::{Duration, Instant};
 use dayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
 use rustix::net::{RecvFlags, SendFlags};
 
-/// What the other host may take to acknowledge what was said last.
+/// Limit for the other host to acknowledge the last bytes.
 const LINGER: Duration = Duration::from_secs(5);
-/// Buffers that are moved in one go, so that others have their turn.
+/// Buffers that are moved in one turn.
 const TURNS: usize = 8;
 
-/// What is under way in one direction.
+/// Buffered bytes of one direction.
 struct Flow {
     bytes: Vec<u8>,
     start: usize,
@@ -48,27 +49,26 @@ impl Flow {
     }
 }
 
-/// What a turn came to.
+/// Result of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     /// It waits for one of its ends.
     Waits,
-    /// It could go on at once.
+    /// It can continue at once.
     GoesOn,
-    /// Nothing is left to carry.
+    /// It is complete.
     Over,
 }
 
-/// Which end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// Towards the rank in the sandbox.
     Near,
-    /// Towards the other one.
+    /// Towards the other rank.
     Far,
 }
 
-/// One rank's connection to another.
+/// A connection between two ranks.
 pub struct Pump {
     near: OwnedFd,
     far: Wire,
@@ -78,14 +78,14 @@ pub struct Pump {
     near_out: bool,
     far_in: bool,
     far_out: bool,
-    /// Since when the rank has closed its end, or died.
+    /// When the rank closed its end or died.
     near_over: Option<Instant>,
     far_over: bool,
-    /// Nothing can be sent any more; what the other has sent may still come.
+    /// The far end takes no more bytes; bytes from it may still arrive.
     far_deaf: bool,
 }
 
-/// What an attempt to move bytes came to: how many, or that it does not go now, or never again.
+/// Result of moving bytes: a count, or that the end would block, or that it is over.
 enum Moved {
     Some(usize),
     NotNow,
@@ -102,7 +102,7 @@ fn moved(result: io::Result<usize>) -> Moved {
 }
 
 impl Pump {
-    /// Between these two, with so many bytes of buffer in each direction.
+    /// A pump between these two, with `buffer` bytes in each direction.
     pub fn new(near: OwnedFd, far: Wire, buffer: usize) -> Self {
         Self {
             near,
@@ -119,7 +119,7 @@ impl Pump {
         }
     }
 
-    /// To be watched for changes.
+    /// The socket of an end, to poll.
     pub fn socket(&self, end: End) -> BorrowedFd<'_> {
         match end {
             End::Near => self.near.as_fd(),
@@ -127,7 +127,7 @@ impl Pump {
         }
     }
 
-    /// An end can be read, or takes something, or is over.
+    /// Records that an end is readable, writable or closed.
     pub fn wake(&mut self, end: End, reads: bool, writes: bool) {
         match end {
             End::Near => {
@@ -141,12 +141,12 @@ impl Pump {
         }
     }
 
-    /// Whether the rank is done with it, and what it said last is still on its way.
+    /// Whether the rank has finished and its last bytes are still being sent.
     pub fn lingers(&self) -> bool {
         self.near_over.is_some()
     }
 
-    /// Moves what can be moved.
+    /// Moves bytes in both directions until both ends would block or the turn is over.
     pub fn turn(&mut self) -> Turn {
         for _ in 0..TURNS {
             let outward = self.outward();
@@ -171,9 +171,9 @@ impl Pump {
         self.far_over || self.far_deaf || since.elapsed() > LINGER || self.out.is_empty() && self.is_acknowledged()
     }
 
-    /// Whether the other host has all that was sent: closing before may throw it away.
+    /// Whether the other host has acknowledged all bytes. Closing earlier may discard them.
     fn is_acknowledged(&self) -> bool {
-        // What the session holds back keeps `far_out` false.
+        // While the session holds bytes back, `far_out` is false.
         self.far_out && unacknowledged_bytes(self.far.socket()) == 0
     }
 
@@ -228,7 +228,7 @@ impl Pump {
             }
         }
         if self.near_over.is_some() {
-            // Nobody wants it any more; unread, it would make the system throw away what was said last.
+            // Drop the bytes: unread, they would make the system discard the last bytes of the other direction.
             self.back.clear();
         }
         while !self.back.is_empty() && self.near_out {

@@ -1,4 +1,4 @@
-//! The connector: takes ranks in, each on a thread of its own, and no more of them than its node said.
+//! The connector's accept loop: a thread for each rank, up to the node's bound.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -14,17 +14,17 @@ use rustix::net::{SocketFlags, accept_with, sockopt};
 use super::permit::{Orders, Pace};
 use super::session;
 
-/// A connector that has nothing to do for so long ends; its node starts another when somebody calls.
+/// An idle connector ends after this time; its node starts another on demand.
 const IDLE: Duration = Duration::from_secs(10);
-/// After a failed `accept`, such as for want of descriptors: others may end meanwhile.
+/// Pause after a failed `accept`, for example for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Bytes of stack of a rank's thread.
+/// Stack of a rank's thread in bytes.
 const STACK: usize = 512 << 10;
-/// Bytes that may wait for a rank to read them. Each packet can hold a descriptor, of which the system lets a user have only so many
-/// under way.
+/// Bytes that may be unread by a rank. Each packet can hold a descriptor, and the system bounds a user's descriptors in
+/// flight.
 const UNREAD_BYTES: usize = 8 << 10;
 
-/// One rank that is served.
+/// The place of one served rank; dropping it frees the place.
 struct Seat(Arc<AtomicU32>);
 
 impl Drop for Seat {
@@ -33,11 +33,11 @@ impl Drop for Seat {
     }
 }
 
-/// Serves ranks that come to this listener, a packet socket that does not block: until the other end of `until` is closed, or nobody
-/// has been there for a while.
+/// Serves ranks at this listener, a non-blocking packet socket, until the other end of `until` is closed or the
+/// connector was idle for [`IDLE`].
 ///
 /// # Errors
-/// When the system does not let it wait.
+/// When a system call of the loop fails.
 pub fn serve(listener: &OwnedFd, orders: Orders, until: BorrowedFd<'_>) -> io::Result<()> {
     let orders = Arc::new(orders);
     let served = Arc::new(AtomicU32::new(0));
@@ -88,7 +88,7 @@ fn admit(socket: OwnedFd, orders: &Arc<Orders>, served: &Arc<AtomicU32>, pace: &
         drop(seat);
     });
     if let Err(error) = spawned {
-        // The socket went with the closure, so the rank hears the end of it.
+        // The closure owned the socket, so the rank sees the end of the connection.
         eprintln!("dayfly connector: no thread for a rank: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! One rank in a sandbox, from its first word to its last byte.
+//! The session of one rank in a sandbox.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,15 +23,15 @@ use crate::invitation::Invitation;
 use crate::join::{Formed, JoinOptions, form};
 use crate::road::{Road, Via};
 
-/// A rank says within this what it wants, and takes within it what it is given.
+/// Limit for a rank to send its request, and to take what it is sent.
 const WORD: Duration = Duration::from_secs(5);
-/// What is under way when a rank goes is carried on for no longer.
+/// How long the last bytes of a rank that left are carried on.
 const LINGER: Duration = Duration::from_secs(10);
-/// While something is, it is looked at this often whether it has arrived.
+/// Interval at which those bytes are checked for acknowledgement.
 const LOOK: Duration = Duration::from_millis(10);
-/// Nothing is waited for longer at a time.
+/// Longest wait.
 const LONG: Duration = Duration::from_secs(60);
-/// Memory for what is under way between one rank and all others; a part of it for each, within these bounds.
+/// Memory for all connections of one rank, divided among them within these bounds.
 const BUFFERS: usize = 32 << 20;
 const LEAST_BUFFER: usize = 16 << 10;
 const MOST_BUFFER: usize = 256 << 10;
@@ -49,15 +49,15 @@ pub fn serve(socket: OwnedFd, orders: &Orders) {
     };
     let formed = orders.check(&invitation).and_then(|()| join(&socket, &invitation));
     match formed {
-        // A rank that is gone, or takes nothing, is missed by the rendezvous when its contact is dropped.
+        // If the rank is gone or takes nothing, dropping its contact reports the loss to the rendezvous.
         Ok(formed) => drop(Session::begin(socket, formed).and_then(|mut session| session.run())),
         Err(failure) => refuse(&socket, failure),
     }
 }
 
-/// Says no, if anybody listens.
+/// Sends a refusal.
 pub fn refuse(socket: &OwnedFd, failure: Failure) {
-    // What is not read when a packet socket is closed would take the answer with it.
+    // Unread bytes on a closed packet socket would discard the refusal.
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
     while rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT).is_ok_and(|(count, _)| count > 0) {}
     let _ = send(socket, &ToRank::Failed { failure }, None);
@@ -70,7 +70,7 @@ fn violation(text: impl std::fmt::Display) -> Failure {
     )
 }
 
-/// Which group it wants to join; none if it has gone again.
+/// Reads which group the rank wants to join; `None` if the rank has closed the connection.
 fn first_word(socket: &OwnedFd) -> Result<Option<Invitation>, Failure> {
     let limits = set_socket_timeout(socket, Timeout::Recv, Some(WORD))
         .and_then(|()| set_socket_timeout(socket, Timeout::Send, Some(WORD)));
@@ -104,26 +104,26 @@ fn join(socket: &OwnedFd, invitation: &Invitation) -> Result<Formed, Failure> {
     form(&options, asker)
 }
 
-/// A rank that is of a group.
+/// A rank that belongs to a group.
 struct Session {
     socket: OwnedFd,
-    /// With the rendezvous, while that is there and the rank is of the group.
+    /// The connection to the rendezvous, while it lasts and the rank belongs to the group.
     contact: Option<Contact>,
     writing: bool,
     heartbeat: Duration,
     heard: Instant,
     pumps: Vec<Option<Pump>>,
-    /// Those that could go on at once.
+    /// Pumps that can continue at once.
     ready: Vec<usize>,
-    /// Losses that the rank was not told of yet.
+    /// Losses that are not sent to the rank yet.
     untold: VecDeque<ToRank>,
-    /// Since it has left or died: by when the last bytes must have gone.
+    /// After the rank left or died: the deadline for the last bytes.
     until: Option<Instant>,
     epoll: OwnedFd,
 }
 
 impl Session {
-    /// Gives the rank its place and its sockets.
+    /// Sends the rank its place and its sockets.
     fn begin(socket: OwnedFd, formed: Formed) -> io::Result<Self> {
         let Formed {
             seat,
@@ -154,7 +154,7 @@ impl Session {
                 near,
             };
             match road {
-                // Whoever names a store was refused.
+                // A group with a store was refused.
                 None | Some(Road::Stored { .. }) => {}
                 Some(Road::Local(far) | Road::Carried { socket: far, .. }) => {
                     send(&socket, &said(Via::Local, true, true), Some(far.as_fd()))?;
@@ -191,7 +191,7 @@ impl Session {
             writing: false,
             heartbeat,
             heard: Instant::now(),
-            // What came with the handshakes is not announced again.
+            // Bytes that arrived with the handshakes cause no further event.
             ready: (0..pumps.len()).collect(),
             pumps,
             untold: VecDeque::new(),
@@ -200,7 +200,7 @@ impl Session {
         })
     }
 
-    /// Until the rank has gone and its last bytes with it.
+    /// Runs until the rank has gone and its last bytes were sent.
     fn run(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
         loop {
@@ -236,7 +236,7 @@ impl Session {
         }
     }
 
-    /// How long nothing need be done unless something happens.
+    /// Longest wait until something is due.
     fn wait(&self, now: Instant) -> Duration {
         if !self.ready.is_empty() {
             return Duration::ZERO;
@@ -283,7 +283,7 @@ impl Session {
         self.ready.dedup();
     }
 
-    /// Hears the rank.
+    /// Reads the rank's messages.
     fn listen(&mut self) {
         loop {
             match receive::<FromRank>(&self.socket) {
@@ -296,7 +296,8 @@ impl Session {
                     return self.end();
                 }
                 Err(error) if is_for_now(&error) => return,
-                // It died, or talks nonsense. Its contact ends without a farewell, and so the others hear of it as of any death.
+                // It died, or sent a malformed message. Its contact ends without a farewell, so the others treat it as
+                // dead.
                 Ok(_) | Err(_) => {
                     self.contact = None;
                     return self.end();
@@ -307,17 +308,17 @@ impl Session {
 
     fn end(&mut self) {
         self.until.get_or_insert_with(|| Instant::now() + LINGER);
-        // Or its end would be told of for ever.
+        // Otherwise the closed socket would cause events without end.
         let _ = epoll::delete(&self.epoll, &self.socket);
     }
 
-    /// Hears the rendezvous. When that is gone, the group goes on without it.
+    /// Reads messages of the rendezvous. Without a rendezvous the group goes on.
     fn attend_contact(&mut self) -> io::Result<()> {
         let Some(contact) = &mut self.contact else {
             return Ok(());
         };
         let sound = contact.pump();
-        // What it said before it was gone counts.
+        // Messages from before its end count.
         while let Ok(Some(message)) = contact.take() {
             if let messages::ToRank::Lost { rank, reason } = message {
                 self.untold.push_back(ToRank::Lost { rank, reason });
@@ -340,11 +341,11 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the rank of losses, as far as it listens.
+    /// Sends losses to the rank, as far as its socket has room.
     fn tell(&mut self) {
         while let Some(loss) = self.untold.front() {
             match send(&self.socket, loss, None) {
-                // One that cannot be told is told with the next ping, or the rank is gone.
+                // Retried at the next ping; or the rank is gone.
                 Err(error) if is_for_now(&error) => return,
                 _ => drop(self.untold.pop_front()),
             }

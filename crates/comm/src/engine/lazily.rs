@@ -1,4 +1,4 @@
-//! Ranks that are connected when they need each other: what is to be sent waits meanwhile.
+//! Ranks that are connected on demand. Messages wait for the connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use crate::switchboard::{News, Switchboard};
 use crate::wire::envelope::Envelope;
 use crate::wire::{Link, Outgoing, Payload};
 
-/// A link that is made of a road, or what went wrong.
+/// A link made from a road, or the error.
 type Made = (u32, Via, Result<Link, Failure>);
 
-/// What is under way.
+/// State of connections on demand.
 #[derive(Debug)]
 pub(super) struct Lazily {
     board: Arc<Switchboard>,
-    /// For each rank, what is to be sent to it; a send has its request, and a word of the engine's own none.
+    /// Messages for each rank without a link. A user's send has a request, a control message has none.
     waiting: Vec<VecDeque<Outgoing>>,
-    /// Whether it was said that the rank is wanted.
+    /// Whether the connection to the rank was requested.
     wanted: Vec<bool>,
-    /// Links that threads are making, as each waits for its other end; and where they come from.
+    /// Links that threads are making, since each waits for its other end; and the channel from those threads.
     making: usize,
     made: Receiver<Made>,
     maker: Sender<Made>,
 }
 
 impl Engine {
-    /// Ranks are connected by whoever listens at this switchboard.
+    /// Connects ranks on demand, through this switchboard.
     pub fn connect_lazily(&mut self, board: Arc<Switchboard>) {
         let (maker, made) = channel();
         self.lazily = Some(Box::new(Lazily {
@@ -46,7 +46,7 @@ impl Engine {
         }));
     }
 
-    /// A rank is needed.
+    /// Requests the connection to a rank.
     #[cold]
     pub(super) fn want(&mut self, peer: u32) {
         let Some(lazily) = &mut self.lazily else {
@@ -60,7 +60,7 @@ impl Engine {
         }
     }
 
-    /// A send to a rank with which there is no connection.
+    /// Queues a send until the connection to its rank exists.
     #[cold]
     pub(super) fn send_when_connected(
         &mut self,
@@ -82,7 +82,7 @@ impl Engine {
         Ok(Started::Pending(id))
     }
 
-    /// A word of the engine's own to such a rank.
+    /// Queues a control message until the connection to its rank exists.
     #[cold]
     pub(super) fn tell_when_connected(&mut self, peer: u32, message: Outgoing) {
         if peer < self.size && peer != self.rank && !self.is_gone(peer) {
@@ -97,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// A send that will not be completed.
+    /// Removes a send that will not be completed.
     pub(super) fn take_back(&mut self, request: RequestId) {
         if let Some(lazily) = &mut self.lazily {
             for waiting in &mut lazily.waiting {
@@ -106,7 +106,7 @@ impl Engine {
         }
     }
 
-    /// Whether something waits for a connection that may still come.
+    /// Whether messages wait for a connection that may still come.
     pub(super) fn has_unsent(&self) -> bool {
         let Some(lazily) = &self.lazily else {
             return false;
@@ -115,7 +115,7 @@ impl Engine {
         lazily.making > 0 || (0..).zip(&lazily.waiting).any(waits)
     }
 
-    /// Takes over what has been connected meanwhile. Whether anything was.
+    /// Takes over new connections. Returns whether there were any.
     pub(super) fn connect_more(&mut self) -> bool {
         match &self.lazily {
             Some(lazily) if lazily.making > 0 || lazily.board.has_news() => self.hear_news(),
@@ -147,14 +147,14 @@ impl Engine {
         moved
     }
 
-    /// Makes a link of a road, in a thread, as it waits for its other end.
+    /// Makes a link from a road in a thread, since it waits for its other end.
     fn make_link(&mut self, peer: u32, road: Road) {
         let Some(lazily) = &mut self.lazily else {
             return;
         };
         let (rank, options, until) = (self.rank, self.options.clone(), Instant::now() + self.options.deadline);
         let (maker, via) = (lazily.maker.clone(), road.via());
-        // Whoever is not there any more to take it needs it no more.
+        // If the receiver is gone, the link is not needed any more.
         let make = move || drop(maker.send((peer, via, link(rank, peer, road, &options, until))));
         match std::thread::Builder::new().name("link".into()).spawn(make) {
             Ok(_) => lazily.making += 1,
@@ -162,7 +162,7 @@ impl Engine {
         }
     }
 
-    /// Nobody is connected any more: those that are not connected yet are lost.
+    /// Marks all unconnected ranks as lost: no more connections will be made.
     fn give_all_up(&mut self, failure: &Failure) {
         for peer in 0..self.size {
             if peer != self.rank && self.links[peer as usize].is_none() {
@@ -180,7 +180,7 @@ impl Engine {
         Some(made)
     }
 
-    /// Puts a link into its place, and sends what has waited for it.
+    /// Installs a link, and sends the messages that waited for it.
     fn install(&mut self, peer: u32, via: Via, link: Link) -> Result<(), Failure> {
         let at = peer as usize;
         if !matches!(self.links.get(at), Some(None)) {
@@ -203,7 +203,7 @@ impl Engine {
             .map(|lazily| std::mem::take(&mut lazily.waiting[at]));
         for message in waiting.unwrap_or_default() {
             match message {
-                // One that cannot be sent has made the rank lost, and ends with that.
+                // If this fails, the rank is lost and the send ends with that error.
                 Outgoing {
                     envelope,
                     payload: Payload::Borrowed(start, length),

@@ -1,4 +1,4 @@
-//! What goes wrong: ranks that are lost or have left, collectives that do not fit together.
+//! Failures: ranks that are lost or have left, and collectives that do not match.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use crate::collective::Call;
 use crate::wire::envelope::{COLLECTIVE, Dissent, Envelope, kind};
 use crate::wire::{Outgoing, Payload};
 
-/// A rank that has waited for so long in a collective tells the others what it called.
+/// After this time in a collective, a waiting rank sends its call to the others.
 const STALL_LIMIT: Duration = Duration::from_millis(20);
-/// Past calls that are remembered, to be compared with what others call late.
+/// Past calls that are remembered, to compare them with late calls of others.
 const REMEMBERED: usize = 8;
 
-/// What is known of one communicator.
+/// State of one communicator.
 #[derive(Debug)]
 pub struct Record {
     pub context: u32,
@@ -25,9 +25,9 @@ pub struct Record {
     /// Number of the last collective.
     pub sequence: u32,
     calls: [(u32, u64); REMEMBERED],
-    /// What others have called that we have not come to.
+    /// Calls of other ranks that this rank has not reached.
     ahead: Vec<(u32, u32, u64)>,
-    /// From which collective on nothing works any more, and why.
+    /// The first collective that cannot work any more, and why.
     broken: Option<(u32, Failure)>,
     stalled: Option<(u32, Instant)>,
     announced: u32,
@@ -56,7 +56,7 @@ impl Record {
         found.map_or(u32::MAX, |at| at as u32)
     }
 
-    /// What we called as this number, if we have and still know.
+    /// This rank's call with this number, if it is still remembered.
     fn called(&self, sequence: u32) -> Option<u64> {
         let (number, call) = self.calls[sequence as usize % REMEMBERED];
         (number == sequence).then_some(call)
@@ -64,7 +64,7 @@ impl Record {
 }
 
 impl Engine {
-    /// Begins a collective. Its address.
+    /// Begins a collective. Returns its address.
     #[inline]
     pub fn begin(&mut self, record: usize, call: Call) -> Result<Address, Failure> {
         let call = call.to_wire();
@@ -98,13 +98,13 @@ impl Engine {
         }
     }
 
-    /// A rank is lost.
+    /// Marks a rank as lost.
     pub fn lose(&mut self, peer: u32, reason: String) {
         self.lost.add(peer, reason);
         self.look_for_trouble();
     }
 
-    /// Looks at what may have gone wrong, and ends what cannot succeed any more.
+    /// Checks for failures, and ends operations that cannot succeed any more.
     pub fn look_for_trouble(&mut self) {
         for peer in 0..self.size {
             let closed = self.links[peer as usize].as_ref().is_some_and(super::Link::is_closed);
@@ -136,13 +136,13 @@ impl Engine {
         self.tell_if_stalled();
     }
 
-    /// Number of a new agreement on who is left.
+    /// Begins an agreement on the remaining ranks. Returns its number.
     pub fn begin_agreement(&mut self, at: usize) -> u32 {
         self.records[at].agreements += 1;
         self.records[at].agreements
     }
 
-    /// Why a rank cannot be reached.
+    /// The error of an operation with an unreachable rank.
     pub(super) fn lost_or_left(&self, peer: u32) -> Failure {
         let left = || {
             Failure::new(
@@ -173,7 +173,7 @@ impl Engine {
             && (self.departed[peer as usize] || self.lost.count() > 0 && self.lost.check(peer).is_err())
     }
 
-    /// Whether an operation with these wishes can succeed.
+    /// Returns an error if an operation with this rank and address cannot succeed.
     #[cold]
     pub(super) fn check(&self, peer: u32, address: &Address) -> Result<(), Failure> {
         let at = self.record_of(address.context);
@@ -193,7 +193,7 @@ impl Engine {
         }
     }
 
-    /// Whether a message with these wishes can still come.
+    /// Returns an error if a message with this rank and address cannot arrive any more.
     #[inline]
     pub fn check_hope(&self, peer: u32, address: Address) -> Result<(), Failure> {
         match self.troubled {
@@ -209,7 +209,7 @@ impl Engine {
             .position(|record| record.open && record.context == context)
     }
 
-    /// Whether collective `tag` of a communicator can succeed.
+    /// Returns an error if collective `tag` of a communicator cannot succeed.
     #[cold]
     fn check_group(&self, at: usize, tag: u32) -> Result<(), Failure> {
         let record = &self.records[at];
@@ -243,7 +243,7 @@ impl Engine {
         }
     }
 
-    /// Follows what links have noted.
+    /// Handles the notes of the links.
     #[cold]
     pub(super) fn read_notes(&mut self) {
         while let Some(note) = self.book.notes.pop_front() {
@@ -251,7 +251,7 @@ impl Engine {
         }
     }
 
-    /// A rank has ended its work.
+    /// Records that a rank has left.
     pub(super) fn depart(&mut self, peer: u32) {
         self.departed[peer as usize] = true;
         self.troubled = true;
@@ -290,7 +290,7 @@ impl Engine {
         }
     }
 
-    /// We and another rank have called different things: everybody hears of it.
+    /// Handles that this rank and another one made different calls: informs all ranks.
     fn disagree(&mut self, at: usize, tag: u32, own: u64, source: u32, theirs: u64) {
         self.tell_dissent(at, tag, own, source, theirs);
         self.break_group(at, tag, [(self.rank, own), (source, theirs)], "");
@@ -325,7 +325,7 @@ impl Engine {
         }
     }
 
-    /// Nothing collective works on this communicator from `tag` on.
+    /// Marks all collectives of this communicator from `tag` on as failed.
     fn break_group(&mut self, at: usize, tag: u32, calls: [(u32, u64); 2], detail: &str) {
         let record = &mut self.records[at];
         if record.broken.as_ref().is_some_and(|(from, _)| *from <= tag) {
@@ -342,8 +342,8 @@ impl Engine {
         self.fail_doomed();
     }
 
-    /// Tells the others what we called, if we have waited for long in a collective: they may have called another that sends us
-    /// nothing.
+    /// After a long wait in a collective, sends this rank's call to the others. They may be in another collective that
+    /// sends nothing to this rank.
     fn tell_if_stalled(&mut self) {
         let waiting = self
             .book
@@ -366,7 +366,7 @@ impl Engine {
             }
             record.announced = tag;
             let (context, members) = (record.context, record.members.clone());
-            // Where ranks connect when they need each other, those concerned are the ones that something is expected of.
+            // With connections on demand, only the ranks concern us that a message is expected from.
             let expected = |peer: u32| {
                 waiting
                     .iter()

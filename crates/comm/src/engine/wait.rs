@@ -1,4 +1,4 @@
-//! Waiting: polling, then giving the core away, then sleeping; never for ever.
+//! Waiting: polling, then yielding the core, then sleeping, always with a limit.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::{Engine, Held};
 
-/// Polls between two looks at the clock.
+/// Polls between two reads of the clock.
 const POLLS: u32 = 32;
-/// Between two looks at what goes wrong.
+/// Interval of checks for failures, in microseconds.
 const TICK_US: u64 = 1000;
-/// Polls before the core is given to another rank, where there are more ranks than cores.
+/// Time to poll before the core is yielded, if there are more ranks than cores.
 const CROWDED_US: u64 = 2;
-/// Longest sleep: what is noticed without anybody waking us is noticed this late.
+/// Longest sleep. Bounds the delay of everything that causes no wake-up.
 const SLEEP_LIMIT: Duration = Duration::from_millis(5);
 
-/// How long somebody has waited, and what for.
+/// State of a wait.
 #[derive(Debug)]
 pub struct Patience {
     what: &'static str,
@@ -44,7 +44,7 @@ impl Patience {
 }
 
 impl Held<'_> {
-    /// Moves what can be moved; where that is nothing, waits a little as the options say. An error when the time is up.
+    /// Moves bytes; without any, waits a little as the options say. Returns an error after the deadline.
     #[inline]
     pub fn step(&mut self, patience: &mut Patience) -> Result<(), Failure> {
         if self.nudge() {
@@ -99,7 +99,7 @@ impl Held<'_> {
 }
 
 impl Engine {
-    /// Blocks until something comes, or for a short while.
+    /// Blocks until a message arrives or the sleep limit is over.
     fn sleep(&mut self) {
         let mut limit = SLEEP_LIMIT;
         for at in 0..self.links.len() {
@@ -107,7 +107,7 @@ impl Engine {
                 if !link.fall_asleep() {
                     limit = Duration::ZERO;
                 } else if !link.is_flushed() {
-                    // Nobody tells when a ring of shared memory has room.
+                    // No event announces room in a ring of shared memory.
                     limit = limit.min(Duration::from_millis(1));
                 }
             }
@@ -124,7 +124,7 @@ impl Engine {
                 waiting.push(PollFd::from_borrowed_fd(socket, wants));
             }
         }
-        // An error means the same as nothing: look again.
+        // An error has the same consequence as no event: look again.
         let _ = poll(&mut waiting, limit);
         for link in self.links.iter_mut().flatten() {
             link.wake_up();

@@ -1,4 +1,4 @@
-//! The loops of built-in operations, one for each type; the compiler makes vector code of them.
+//! Loops of the built-in operations, one for each type. The compiler vectorizes them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unalign};
 
@@ -8,7 +8,7 @@ use crate::datatype::Datatype;
 /// `right = left op right`.
 pub type Kernel = fn(&[u8], &mut [u8]);
 
-/// A value and its place, as C lays them out: `REST` bytes follow and `GAP` bytes lie between that mean nothing.
+/// A value and its index in C layout, with `GAP` bytes of padding between them and `REST` bytes after them.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
 struct At<T, P, const GAP: usize = 0, const REST: usize = 0> {
@@ -23,7 +23,7 @@ fn each<T>(left: &[u8], right: &mut [u8], operation: impl Fn(T, T) -> T)
 where
     T: FromBytes + IntoBytes + Immutable + KnownLayout + Copy,
 {
-    // Any buffer will do, however it is aligned; its length was checked.
+    // Buffers may be unaligned; the caller checked their length.
     let left = <[Unalign<T>]>::ref_from_bytes(left);
     let right = <[Unalign<T>]>::mut_from_bytes(right);
     if let (Ok(left), Ok(right)) = (left, right) {
@@ -33,7 +33,7 @@ where
     }
 }
 
-/// Whether the left value wins: it is better, or equal and its place is lower.
+/// Whether the left value wins: it is better, or it is equal and its index is lower.
 fn wins<T: PartialOrd, P: PartialOrd>(left: (T, P), right: (T, P), beats: impl Fn(&T, &T) -> bool) -> bool {
     beats(&left.0, &right.0) || left.0 == right.0 && left.1 < right.1
 }
@@ -54,7 +54,7 @@ macro_rules! choose {
     };
 }
 
-/// An operation that chooses one of two values with their places.
+/// An operation that chooses one of two values with their indices.
 macro_rules! choosing {
     ($beats:expr) => {
         |a, b| if wins((a.value, a.place), (b.value, b.place), $beats) { a } else { b }
@@ -73,7 +73,7 @@ macro_rules! choosing {
     };
 }
 
-/// For all integers, and the further types given.
+/// For all integer types, and the further types given.
 macro_rules! integers {
     ($datatype:expr, $operation:expr $(, $name:ident: $type:ty => $other:expr)* $(,)?) => {
         choose!(
@@ -91,7 +91,7 @@ macro_rules! logical {
     };
 }
 
-/// The loop for an operation on elements of a type, if there is such an operation.
+/// The loop for an operation on elements of a type; `None` if the pair is not supported.
 pub fn of(operation: &Operation, datatype: Datatype) -> Option<Kernel> {
     match operation {
         Operation::Sum => integers!(

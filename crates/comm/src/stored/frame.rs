@@ -1,24 +1,23 @@
-//! What stands before the bytes of each object.
+//! The header of each object in a lane.
 
-/// Bytes of a header.
 pub const HEADER_BYTES: usize = 24;
 const MAGIC: [u8; 4] = *b"DFST";
 const VERSION: u8 = 1;
 const LAST: u8 = 1;
 
-/// A header. It is neither secret nor signed: who changes one can end a road, and change nothing that passes it.
+/// A header. It is neither secret nor signed: a forger can end a road, and cannot change the bytes that pass it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The object's number in its lane, from 0.
+    /// Number of the object in its lane, from 0.
     pub number: u64,
-    /// Bytes of the opposite lane that its writer has read.
+    /// Bytes of the opposite lane that the writer has read.
     pub read: u64,
-    /// Whether it is the lane's last.
+    /// Whether it is the last object of its lane.
     pub last: bool,
 }
 
 impl Header {
-    /// As it is stored.
+    /// Encodes the header.
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -29,7 +28,7 @@ impl Header {
         bytes
     }
 
-    /// Reads what somebody stored; `None` unless it begins exactly as [`Self::to_bytes`] writes.
+    /// Decodes the beginning of an object; `None` unless it is exactly as [`Self::to_bytes`] writes it.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
         let word = |at: usize| {

@@ -21,36 +21,36 @@ use super::mailbox::{Lane, Mailbox};
 use super::pump::Arrival;
 use super::{GRACE, OBJECT_BYTES, Shared, WINDOW};
 
-/// Bytes that are read before the other side is told of them.
+/// Bytes that are read before the other side is informed of them.
 const TELL_EVERY: u64 = WINDOW / 4;
-/// Taken from the local socket at a time.
+/// Bytes to read from the local socket at a time.
 const READ_BYTES: usize = 256 << 10;
-/// While objects are under way, one that is not full waits so long for more.
+/// How long an object that is not full waits for more bytes while others are being stored.
 const QUIET: Duration = Duration::from_millis(1);
-/// The longest pause between two looks for an object; and that share of the time in which nothing came before.
+/// Longest pause between two looks for an object, and the divisor of the time without an object that sets the pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_SHARE: u32 = 4;
-/// How often a rank that leaves looks whether another is lost.
+/// Interval at which a leaving rank checks for losses.
 const LOSS_PAUSE: Duration = Duration::from_millis(50);
 
-/// A pair of ranks, as one of them sees it.
+/// A pair of ranks, seen from one of them.
 pub struct Pair {
     shared: Arc<Shared>,
     mailbox: Mailbox,
     peer: u32,
-    /// Bytes of our lane that the other has read.
+    /// Bytes of our lane that the other rank has read.
     theirs: watch::Sender<u64>,
-    /// Bytes of our lane that were stored.
+    /// Bytes of our lane that are stored.
     stored: AtomicU64,
-    /// Bytes of the other's lane that were read here, and how many of these it knows of.
+    /// Bytes of the other lane that were read here, and the count that the other rank knows.
     ours: AtomicU64,
     told: AtomicU64,
     tell: Notify,
-    /// Whether the other's lane has ended.
+    /// Whether the other lane has ended.
     ended: watch::Sender<bool>,
-    /// Something was stored, to which there may be an answer.
+    /// Notified when an object was stored, to which a response may arrive.
     asked: Notify,
-    /// The number of our lane's last object, once that is stored.
+    /// Number of our lane's last object, once it is stored.
     last: OnceLock<u64>,
 }
 
@@ -85,19 +85,19 @@ impl Pair {
         }
     }
 
-    /// Something in the other's lane was not stored by a rank of the group: nothing of it is read any more, and the other is told so by
-    /// the end of ours.
+    /// Handles an object in the other lane that no rank of the group stored: stops reading, and ends our lane, which
+    /// informs the other rank.
     async fn refuse(&self, number: u64, mut writing: WriteHalf<'_>) -> Result<Read, Trouble> {
         let lane = self.mailbox.name(self.opposite());
         let reason = format!("object {number} of {lane} in the store is not what that rank stored");
         self.shared.broke(self.peer, &reason);
-        // That it is closed already is as well.
+        // The socket may be closed already.
         let _ = writing.shutdown().await;
         self.ended.send_replace(true);
         Ok(Read::Refused)
     }
 
-    /// An object of our lane, with its header in the place that was left for it.
+    /// Completes an object of our lane with its header.
     fn complete(&self, number: u64, last: bool, mut object: BytesMut) -> Bytes {
         let read = self.ours.load(Ordering::Acquire);
         self.told.store(read, Ordering::Release);
@@ -105,16 +105,16 @@ impl Pair {
         object.freeze()
     }
 
-    /// Whether the other has read our lane to its end, which was stored; or cannot be asked.
+    /// Whether the other rank has read our lane to its stored end, or cannot be asked.
     async fn is_heard(&self) -> bool {
         let Some(last) = self.last.get() else {
             return false;
         };
-        // Who has read an object deletes it.
+        // The reader of an object deletes it.
         self.mailbox.holds(self.lane(), *last).await.is_ok_and(|there| !there)
     }
 
-    /// Waits while the other may still read why nothing more comes: not if its process is gone, and not for ever.
+    /// Waits while the other rank may still read the reason of the end, at most [`GRACE`]. Not if its process is gone.
     async fn farewell(&self) {
         let until = Instant::now() + GRACE;
         while !self.shared.lost.is_gone(self.peer) && !self.is_heard().await && Instant::now() < until {
@@ -127,13 +127,13 @@ impl Pair {
     }
 }
 
-/// What ends a pair before its time.
+/// Why a pair ends early.
 enum Trouble {
-    /// Nothing passes the store any more.
+    /// The store failed.
     Store(Failure),
     /// The other rank is lost.
     Lost,
-    /// The way was given up for another before it became a road.
+    /// The pair uses another way.
     Abandoned,
 }
 
@@ -150,14 +150,14 @@ impl From<Failure> for Trouble {
     }
 }
 
-/// Carries the bytes of a socket, until both lanes have ended. An error is the store's.
+/// Carries the bytes of a socket until both lanes have ended. An error is the store's.
 pub async fn serve(
     pair: Arc<Pair>,
     mut socket: UnixStream,
     arrivals: Option<UnboundedReceiver<Arrival>>,
     mut leaving: watch::Receiver<bool>,
 ) -> Result<(), Failure> {
-    // The socket stays open until it is known why it closes.
+    // The socket stays open until the reason of its end is known.
     let (reading, writing) = socket.split();
     let both = async {
         let sent = send(&pair, reading);
@@ -179,7 +179,7 @@ pub async fn serve(
     match ended {
         Ok(Read::ToItsEnd) => pair.mailbox.forget(pair.opposite()).await,
         Ok(Read::Refused) => {
-            // The other may still answer.
+            // The other rank may still respond.
             over(&mut leaving).await;
             pair.farewell().await;
             pair.mailbox.clear(pair.lane()).await?;
@@ -197,7 +197,7 @@ pub async fn serve(
     }
 }
 
-/// Waits until the other rank is lost and nothing more can be said to it; while this one has not left, its road tells what it needs.
+/// Waits until the other rank is lost and cannot receive more. Before this rank leaves, its road reports losses.
 async fn lost(pair: &Pair, mut leaving: watch::Receiver<bool>) {
     over(&mut leaving).await;
     while pair.shared.lost.check(pair.peer).is_ok() {
@@ -206,7 +206,7 @@ async fn lost(pair: &Pair, mut leaving: watch::Receiver<bool>) {
     pair.farewell().await;
 }
 
-/// Stores what comes out of the socket, until it ends.
+/// Stores the bytes of the socket until its end.
 async fn send(pair: &Pair, mut reading: ReadHalf<'_>) -> Result<(), Trouble> {
     let (mailbox, lane) = (&pair.mailbox, pair.lane());
     let empty = || BytesMut::zeroed(HEADER_BYTES);
@@ -217,7 +217,7 @@ async fn send(pair: &Pair, mut reading: ReadHalf<'_>) -> Result<(), Trouble> {
     loop {
         let over = *ended.borrow_and_update();
         if over {
-            // Nobody reads it there.
+            // The other rank does not read them any more.
             (open, object) = (false, empty());
         }
         let have = (object.len() - HEADER_BYTES) as u64;
@@ -259,20 +259,21 @@ async fn send(pair: &Pair, mut reading: ReadHalf<'_>) -> Result<(), Trouble> {
     }
     drop(under_way);
     mailbox.put(lane, number, pair.complete(number, true, empty())).await?;
-    // It is stored once.
+    // Set once: an object is stored once.
     let _ = pair.last.set(number);
     pair.asked.notify_one();
     Ok(())
 }
 
-/// Whether there is more to come. That the socket broke is the same as its end: the other end is this process' own.
+/// Reads from the socket. Returns whether more may come. An error counts as the end: the other end belongs to this
+/// process.
 async fn take(reading: &mut ReadHalf<'_>, object: &mut BytesMut) -> bool {
     object.reserve(READ_BYTES);
     let mut room = object.limit(READ_BYTES);
     reading.read_buf(&mut room).await.is_ok_and(|count| count > 0)
 }
 
-/// Where the objects of the other's lane come from.
+/// Source of the other lane's objects.
 enum Source {
     Told(UnboundedReceiver<Arrival>),
     Found(Receiver<Arrival>),
@@ -287,12 +288,12 @@ impl Source {
     }
 }
 
-/// Hands what was stored to the socket, and deletes it, until the other's lane ends.
+/// Writes stored bytes to the socket and deletes the objects, until the other lane ends.
 async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) -> Result<Read, Trouble> {
     let mut wanted = true;
     let mut deletions = JoinSet::new();
     for expected in 0.. {
-        // Reading ends with a failure, of which the others tell.
+        // The source ends with a failure, which other tasks report.
         let Some((number, object)) = source.next().await else {
             return std::future::pending().await;
         };
@@ -304,7 +305,7 @@ async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) ->
         pair.theirs
             .send_if_modified(|theirs| std::mem::replace(theirs, header.read.max(*theirs)) != *theirs);
         let bytes = object.slice(HEADER_BYTES..);
-        // Where nobody reads any more, what still comes is deleted all the same.
+        // After the local end closed, remaining objects are still deleted.
         wanted = wanted && writing.write_all(&bytes).await.is_ok();
         pair.ours.fetch_add(bytes.len() as u64, Ordering::AcqRel);
         if pair.owes_word() {
@@ -319,7 +320,7 @@ async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) ->
             break;
         }
     }
-    // That it is closed already is as well.
+    // The socket may be closed already.
     let _ = writing.shutdown().await;
     pair.ended.send_replace(true);
     while let Some(deleted) = deletions.join_next().await {
@@ -328,15 +329,15 @@ async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) ->
     Ok(Read::ToItsEnd)
 }
 
-/// No object of ours is larger.
+/// Largest object in bytes.
 const MOST_BYTES: usize = HEADER_BYTES + OBJECT_BYTES + READ_BYTES;
 
-/// Waits until what is watched is so; whoever tells lives longer than who waits.
+/// Waits until the value is true. The sender outlives the waiting task.
 async fn over(ended: &mut watch::Receiver<bool>) {
     let _ = ended.wait_for(|ended| *ended).await;
 }
 
-/// Looks for the objects of the other's lane, one after the other; several at a time where the last was a large one.
+/// Looks for the objects of the other lane in order; for several at a time if the last one was large.
 async fn look(pair: &Pair, found: tokio::sync::mpsc::Sender<Arrival>) -> Result<(), Trouble> {
     let (mailbox, lane) = (&pair.mailbox, pair.opposite());
     let (mut next, mut ahead, mut wanted) = (0, 0, 1);
@@ -358,7 +359,7 @@ async fn look(pair: &Pair, found: tokio::sync::mpsc::Sender<Arrival>) -> Result<
             } else {
                 1
             };
-            // Whoever received them has seen the last.
+            // The receiver has got the last object.
             if found.send((next, object)).await.is_err() {
                 return Ok(());
             }

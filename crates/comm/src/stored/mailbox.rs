@@ -1,4 +1,4 @@
-//! Lanes in a store, whatever it is.
+//! Lanes in a store of any kind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use bytes::Bytes;
 use dayfly_protocol::error::Failure;
 use dayfly_storage::{Kind, Objects, Place, Streams};
 
-/// Between two looks for an object that is not there, at least: about what the store takes to answer. None where it tells of them by
-/// itself.
+/// Shortest pause between two looks for a missing object: about the store's response time. `None` for a store that
+/// reports new entries.
 pub fn pause(kind: Kind) -> Option<Duration> {
     match kind {
         Kind::S3 => Some(Duration::from_millis(4)),
@@ -17,11 +17,11 @@ pub fn pause(kind: Kind) -> Option<Duration> {
     }
 }
 
-/// Objects of a lane that are stored, or read, at the same time. Redis stores one after the other by itself.
+/// Objects of a lane that are stored or read at the same time. Redis stores them in order.
 const S3_AT_ONCE: usize = 8;
 const FILE_AT_ONCE: usize = 2;
 
-/// From whom to whom.
+/// The direction between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lane {
     pub from: u32,
@@ -42,7 +42,7 @@ enum Store {
 }
 
 impl Mailbox {
-    /// Opens it; the store is not asked yet.
+    /// Opens the mailbox, without a request to the store.
     pub fn open(place: &Place, run: String) -> Result<Self, Failure> {
         let store = match place.kind() {
             Kind::Redis => Store::Streams(Arc::new(Streams::open(place)?)),
@@ -51,7 +51,7 @@ impl Mailbox {
         Ok(Self { run: run.into(), store })
     }
 
-    /// The lane's name in the store.
+    /// Name of the lane in the store.
     pub fn name(&self, lane: Lane) -> String {
         format!("{}/{}-{}", self.run, lane.from, lane.to)
     }
@@ -60,7 +60,7 @@ impl Mailbox {
         format!("{}/{number}", self.name(lane))
     }
 
-    /// The store's entries, if it tells of them by itself.
+    /// The streams of a store that reports new entries.
     pub fn streams(&self) -> Option<&Streams> {
         match &self.store {
             Store::Streams(streams) => Some(streams),
@@ -68,7 +68,7 @@ impl Mailbox {
         }
     }
 
-    /// How many objects of a lane are under way at a time.
+    /// How many objects of a lane may be in flight.
     pub fn at_once(&self) -> usize {
         match &self.store {
             Store::Streams(_) => 1,
@@ -79,7 +79,7 @@ impl Mailbox {
         }
     }
 
-    /// The shortest pause between two looks.
+    /// Shortest pause between two looks.
     pub fn pause(&self) -> Duration {
         let kind = match &self.store {
             Store::Objects(objects) => objects.place().kind(),
@@ -96,7 +96,7 @@ impl Mailbox {
         }
     }
 
-    /// An object, if it is there. Of streams, which are read otherwise, it is none.
+    /// Reads an object; `None` if it is missing, and for streams, which are read in another way.
     pub async fn get(&self, lane: Lane, number: u64) -> Result<Option<Bytes>, Failure> {
         match &self.store {
             Store::Objects(objects) => objects.get(&self.object(lane, number)).await,
@@ -104,7 +104,7 @@ impl Mailbox {
         }
     }
 
-    /// Whether an object is there.
+    /// Whether an object exists.
     pub async fn holds(&self, lane: Lane, number: u64) -> Result<bool, Failure> {
         match &self.store {
             Store::Objects(_) => Ok(self.get(lane, number).await?.is_some()),
@@ -120,7 +120,7 @@ impl Mailbox {
         }
     }
 
-    /// Deletes all of a lane.
+    /// Deletes all objects of a lane.
     pub async fn clear(&self, lane: Lane) -> Result<(), Failure> {
         match &self.store {
             Store::Objects(objects) => objects.clear(&self.name(lane)).await,
@@ -128,7 +128,7 @@ impl Mailbox {
         }
     }
 
-    /// Deletes what the last object of a lane leaves when it is deleted like the others.
+    /// Deletes what remains of a lane when all its objects are deleted.
     pub async fn forget(&self, lane: Lane) -> Result<(), Failure> {
         match &self.store {
             Store::Objects(_) => Ok(()),
@@ -137,7 +137,7 @@ impl Mailbox {
     }
 }
 
-/// Deletes what the runs of a group have left in a store, which is nothing unless all their ranks ended by force.
+/// Deletes what the runs of a group left in a store. That is nothing unless all their ranks were killed.
 pub fn clear(place: &Place, group: &str) -> Result<(), Failure> {
     let stem = super::stem(group);
     dayfly_storage::runtime(place)?.block_on(async {

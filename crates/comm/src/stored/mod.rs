@@ -1,12 +1,13 @@
 //! Ranks that exchange through storage: objects in a bucket or a directory, or streams in Redis.
 //!
-//! A *lane* is what one rank has stored for another: numbered objects below the run's name, each with a [header](frame) before its
-//! bytes. A pair has one in each direction, and both together carry a byte stream as a socket does. One thread of each rank, the pump,
-//! moves bytes between lanes and local sockets, whose other ends are the roads; it starts with the first of them. What passes is the
-//! ranks' own TLS, so that the store can neither read nor change it: it can only fail.
+//! A *lane* holds what one rank stores for another: numbered objects below the run's name, each with a [header](frame)
+//! before its bytes. A pair has one lane in each direction; both together carry a byte stream like a socket. One thread
+//! of each rank, the pump, moves bytes between lanes and local sockets, whose other ends are the roads. The pump starts
+//! with the first road. The ranks' TLS protects the bytes, so the store can neither read nor change them; it can only
+//! fail.
 //!
-//! Who reads an object deletes it. No more than [`WINDOW`] bytes of a lane are stored and unread. Each side ends its lane with a last
-//! object and then waits for the other's, so that nothing is left.
+//! The reader of an object deletes it. At most [`WINDOW`] bytes of a lane are stored and unread. Each side ends its
+//! lane with a last object and then waits for the other's, so that nothing remains in the store.
 
 mod frame;
 mod lane;
@@ -27,24 +28,24 @@ use crate::road::Lost;
 pub use mailbox::{clear, pause};
 use pump::Command;
 
-/// Bytes of a lane that are stored and not yet read by the other rank.
+/// Most bytes of a lane that are stored and not yet read by the other rank.
 pub const WINDOW: u64 = 64 << 20;
-/// Bytes of the largest object. Larger ones do not come faster from a store that serves several at a time.
+/// Bytes of the largest object. Larger objects are not faster with a store that serves several at a time.
 pub const OBJECT_BYTES: usize = 4 << 20;
-/// How long a rank that leaves waits for the ends of the others' lanes.
+/// How long a leaving rank waits for the ends of the others' lanes.
 const GRACE: Duration = Duration::from_secs(3);
-/// What the pump may take beyond that to delete what is left.
+/// Additional time of the pump to delete what remains.
 const CLEANING: Duration = Duration::from_secs(5);
-/// Bytes of stack of the pump's thread.
+/// Stack of the pump's thread in bytes.
 const STACK: usize = 2 << 20;
 
-/// What the pump's thread and its owner share.
+/// State that the pump's thread and its owner share.
 struct Shared {
     rank: u32,
     lost: Arc<Lost>,
-    /// Ranks to which there is a way, and whether it has become the road.
+    /// Ranks with a way through the store, and whether that way is the road.
     kept: Mutex<HashMap<u32, bool>>,
-    /// What is wrong with the store.
+    /// The store's error.
     failure: OnceLock<Failure>,
 }
 
@@ -53,22 +54,22 @@ impl Shared {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the way to that rank has become its road.
+    /// Whether the way to this rank is its road.
     fn is_kept(&self, peer: u32) -> bool {
         self.kept().get(&peer).is_some_and(|kept| *kept)
     }
 
-    /// Nothing passes the store any more.
+    /// Records that the store failed.
     fn fail(&self, failure: &Failure) {
         let peers: Vec<u32> = self.kept().keys().copied().collect();
         for peer in peers {
             self.broke(peer, &failure.message);
         }
-        // Only the first is a cause.
+        // Only the first error is the cause.
         let _ = self.failure.set(failure.clone());
     }
 
-    /// A road is broken; operations that need it say why.
+    /// Marks the rank of a broken road as lost.
     fn broke(&self, peer: u32, reason: &str) {
         if self.is_kept(peer) {
             self.lost.add(peer, reason);
@@ -76,7 +77,7 @@ impl Shared {
     }
 }
 
-/// The store of a rank: where it exchanges with those that it reaches in no other way, or with all.
+/// The store of a rank, for pairs without another way or for all pairs.
 pub struct Stored {
     shared: Arc<Shared>,
     place: Place,
@@ -88,9 +89,9 @@ pub struct Stored {
 struct Pump {
     commands: UnboundedSender<Command>,
     thread: std::thread::JoinHandle<()>,
-    /// Behind a mutex for those who share what holds it.
+    /// In a mutex so that the owner can be shared.
     ended: Mutex<std::sync::mpsc::Receiver<()>>,
-    /// The thread is this process' own; one that was forked off has none.
+    /// The process that started the thread. A forked child has no pump.
     process: u32,
 }
 
@@ -103,14 +104,14 @@ impl std::fmt::Debug for Stored {
     }
 }
 
-/// Below which name in a store the runs of a group are. Whoever starts ranks under a name of its own may clear it when they have ended.
+/// The name in a store under which the runs of a group are. A starter that uses a unique name may clear it afterwards.
 pub fn stem(group: &str) -> String {
-    // A `/` would make two names of one.
+    // A `/` would split the name.
     format!("dayfly/{}", group.replace('/', "%2F"))
 }
 
 impl Stored {
-    /// For a rank of a run, which the rendezvous named. Nothing is asked of the store before the first road.
+    /// The store of a rank in a run. Sends no request before the first road.
     pub fn new(place: Place, group: &str, run: &[u8; 16], rank: u32, size: u32, lost: Arc<Lost>) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -126,12 +127,12 @@ impl Stored {
         }
     }
 
-    /// What is wrong with the store, if something is.
+    /// The store's error, if it failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.shared.failure.get()
     }
 
-    /// The local end of a way to another rank, non-blocking. There is one for each rank, once.
+    /// The non-blocking local end of a way to another rank. Call it once for each rank.
     pub fn dial(&self, peer: u32) -> io::Result<UnixStream> {
         if let Some(failure) = self.failure() {
             return Err(io::Error::other(failure.message.clone()));
@@ -147,12 +148,12 @@ impl Stored {
             Some(pump) => pump,
             none => none.insert(Pump::start(self.shared.clone(), &self.place, &self.run, self.size)?),
         };
-        // If it has ended just now, the socket closes, and the failure says why.
+        // If the pump has just ended, the socket closes, and the failure gives the reason.
         let _ = pump.commands.send(Command::Road { peer, socket: far });
         Ok(near)
     }
 
-    /// The way to that rank has become its road.
+    /// Records that the way to this rank has become its road.
     pub fn keep(&self, peer: u32) {
         self.shared.kept().insert(peer, true);
     }
@@ -165,7 +166,7 @@ impl Pump {
         let (place, run) = (place.clone(), run.to_owned());
         let work = move || {
             pump::run(&shared, &place, run, size, received);
-            // Nobody listens where the process goes on without it.
+            // After a fork there may be no receiver.
             let _ = tell.send(());
         };
         let thread = std::thread::Builder::new()
@@ -182,7 +183,8 @@ impl Pump {
 }
 
 impl Stored {
-    /// Waits until what was sent is stored, and what is left is deleted; not for ever. Nothing may be dialled any more.
+    /// Waits until sent bytes are stored and the rest is deleted, for a limited time. Nothing may be dialled
+    /// afterwards.
     pub fn leave(&self) {
         let pump = self.pump.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(pump) = pump else {
@@ -192,7 +194,7 @@ impl Stored {
             return std::mem::forget(pump);
         }
         let _ = pump.commands.send(Command::Leave);
-        // A store that hangs is left to the thread, which ends with the process.
+        // A thread that hangs in the store ends with the process.
         let ended = pump.ended.into_inner().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(GRACE + CLEANING).is_ok() {
             let _ = pump.thread.join();

@@ -17,16 +17,16 @@ use super::lane::{self, Pair};
 use super::mailbox::{Lane, Mailbox};
 use super::{GRACE, Shared};
 
-/// What the pump is told.
+/// Commands to the pump.
 #[derive(Debug)]
 pub enum Command {
-    /// To carry the bytes of a socket to and from that rank.
+    /// Carries the bytes of a socket to and from this rank.
     Road { peer: u32, socket: UnixStream },
-    /// To end when all that was sent is stored and the other ranks' lanes have ended.
+    /// Ends when all sent bytes are stored and the other ranks' lanes have ended.
     Leave,
 }
 
-/// An object of some lane: its number, and what it holds.
+/// Number and contents of an object of a lane.
 pub type Arrival = (u64, Bytes);
 
 /// Runs until the rank leaves or the store fails.
@@ -38,11 +38,11 @@ pub fn run(shared: &Arc<Shared>, place: &Place, run: String, size: u32, commands
     runtime.block_on(async {
         let mut pairs = JoinSet::new();
         if let Err(failure) = serve(shared, place, run, size, commands, &mut pairs).await {
-            // Said before the sockets close, which wakes whoever asks for it.
+            // Recorded before the sockets close, which wakes the threads that ask for it.
             shared.fail(&failure);
         }
     });
-    // A file system that hangs holds a thread of the runtime, which nobody waits for.
+    // A file system that hangs blocks a thread of the runtime; do not wait for it.
     runtime.shutdown_background();
 }
 
@@ -81,7 +81,7 @@ async fn serve(
         }
         Ok(())
     };
-    // Who is not there any more is given up; what is left of it goes with the others, or with whoever started them.
+    // Absent ranks are given up; the others, or the starter of the run, delete what they left.
     tokio::select! {
         finished = timeout(GRACE + Duration::from_secs(1), finish) => finished.unwrap_or(Ok(())),
         failure = told.failed() => Err(failure),
@@ -95,14 +95,15 @@ fn sound(ended: Result<Result<(), Failure>, tokio::task::JoinError>) -> Result<(
     })
 }
 
-/// What a store that tells of its entries by itself tells, for each rank.
+/// Entries that a reporting store sent, for each rank.
 struct Told {
     waiting: HashMap<u32, UnboundedReceiver<Arrival>>,
     reading: JoinSet<Failure>,
 }
 
 impl Told {
-    /// Reads the lanes of all ranks from the beginning: one connection serves all, and has to know them when it asks.
+    /// Reads the lanes of all ranks from the beginning. One connection serves them all, and must know them from the
+    /// start.
     fn new(rank: u32, size: u32, mailbox: &Mailbox) -> Result<Self, Failure> {
         let (mut waiting, mut reading) = (HashMap::new(), JoinSet::new());
         if let Some(streams) = mailbox.streams() {
@@ -111,7 +112,7 @@ impl Told {
             let mut reader = streams.read(names.collect())?;
             let mut senders: Vec<UnboundedSender<Arrival>> = Vec::new();
             for peer in peers {
-                // Bounded by the lane's window.
+                // The lane's window bounds it.
                 let (sender, receiver) = unbounded_channel();
                 senders.push(sender);
                 waiting.insert(peer, receiver);
@@ -121,7 +122,7 @@ impl Told {
                     match reader.next().await {
                         Ok(entries) => {
                             for entry in entries {
-                                // One that nobody wants belongs to a way that was given up.
+                                // Without a receiver, the entry belongs to a way that was given up.
                                 let _ = senders[entry.stream].send((entry.number, entry.bytes));
                             }
                         }
@@ -133,12 +134,12 @@ impl Told {
         Ok(Self { waiting, reading })
     }
 
-    /// Of this rank's lane; none where objects are to be looked for.
+    /// The entries for this rank's lane; `None` if objects must be looked for.
     fn arrivals(&mut self, peer: u32) -> Option<UnboundedReceiver<Arrival>> {
         self.waiting.remove(&peer)
     }
 
-    /// Waits for the end of reading, which is a failure.
+    /// Waits until reading fails, and returns the failure.
     async fn failed(&mut self) -> Failure {
         match self.reading.join_next().await {
             Some(Ok(failure)) => failure,

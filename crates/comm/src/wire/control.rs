@@ -1,4 +1,4 @@
-//! What messages about messages mean, on every kind of link.
+//! Handles control messages, for every kind of link.
 
 use dayfly_protocol::error::{Code, Failure};
 use zerocopy::FromBytes;
@@ -7,23 +7,23 @@ use super::envelope::{Dissent, EXTRA_BYTES, Envelope, Offer, kind};
 use super::{Outgoing, Payload};
 use crate::book::{Body, Book, Match, Note, NoteKind, RequestId, State};
 
-/// What remains for the link to do about a control message.
+/// What the link has to do after a control message.
 #[derive(Debug)]
 pub enum Answer {
     Nothing,
-    /// A receive waits for what is offered.
+    /// A receive waits for the offered message.
     Accept(Offer, RequestId),
-    /// The bytes of this message may go.
+    /// The bytes of this message may be sent.
     Data(Outgoing),
     /// The receiver copies, and this side may help.
     Help(RequestId, Envelope),
-    /// The receiver has taken it.
+    /// The receiver has taken the message.
     Taken(RequestId),
-    /// The sender withdraws this one.
+    /// The sender withdraws this message.
     Withdrawn(u32),
 }
 
-/// Bytes that stand behind the envelope of a control message; none for other kinds.
+/// Bytes after the envelope of a control message; 0 for other kinds.
 pub fn extra_bytes(kind: u32) -> usize {
     match kind {
         kind::OFFER | kind::DISSENT => EXTRA_BYTES,
@@ -31,7 +31,7 @@ pub fn extra_bytes(kind: u32) -> usize {
     }
 }
 
-/// Follows a control message.
+/// Handles a control message.
 pub fn follow(peer: u32, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &mut Book) -> Result<Answer, Failure> {
     let note = |kind| Note::of(peer, kind, envelope);
     match envelope.kind {
@@ -91,7 +91,8 @@ pub fn follow(peer: u32, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &m
     Ok(Answer::Nothing)
 }
 
-/// Takes a send out of an outbox. Whether the other side may have heard of it; what it counts on is left there, as a copy.
+/// Removes a send from an outbox. Returns whether the other side may know of it. Bytes that the stream still owes
+/// remain as a copy.
 pub fn retract(outbox: &mut std::collections::VecDeque<Outgoing>, id: RequestId, begun: bool) -> bool {
     let mut heard = true;
     let mut front = true;
@@ -113,7 +114,7 @@ pub fn retract(outbox: &mut std::collections::VecDeque<Outgoing>, id: RequestId,
     heard
 }
 
-/// Tells the receiver that an offer holds no more.
+/// The message that withdraws an offer.
 pub fn withdrawal(id: RequestId) -> Outgoing {
     Outgoing::control(Envelope {
         kind: kind::WITHDRAWN,

@@ -1,8 +1,8 @@
 //! Messages between two ranks: a link for each pair, over shared memory or a stream.
 //!
-//! Both kinds of link speak the same protocol. A short message is sent at once, with its bytes (*eager*); it waits at the
-//! receiver if nobody wants it yet. A long one is only offered; the receiver accepts it when it knows where the bytes belong
-//! (*rendezvous*), so that they go there without another copy and what waits unwanted stays small.
+//! Both kinds of link speak the same protocol. A short message is sent at once, with its bytes (*eager*). It waits at
+//! the receiver until a receive matches it. A long message is offered first, and the receiver accepts it when it knows
+//! where the bytes belong (*rendezvous*). So its bytes need no further copy, and unexpected messages stay small.
 
 mod control;
 pub mod envelope;
@@ -21,37 +21,36 @@ pub use envelope::{Dissent, Envelope, Offer};
 pub use shm::{Greeting, ShmLink};
 pub use stream::StreamLink;
 
-/// A message on its way out: its envelope, and bytes of the user's or of its own.
+/// A message to send: its envelope, and borrowed or owned bytes.
 #[derive(Debug)]
 pub struct Outgoing {
     pub envelope: Envelope,
     pub payload: Payload,
-    /// To be completed when all of it has left.
+    /// The request to complete when the whole message has left.
     pub request: Option<RequestId>,
 }
 
-/// Bytes behind an envelope.
+/// Bytes after an envelope.
 #[derive(Debug)]
 pub enum Payload {
     None,
-    /// Of a control message.
+    /// Data of a control message.
     Extra([u8; EXTRA_BYTES]),
     /// Memory that stays until the message's request is complete or cancelled.
     Borrowed(*const u8, usize),
-    /// What a cancelled message still owes the stream.
+    /// Bytes that a cancelled message still owes the stream.
     Owned(Vec<u8>),
 }
 
-// SAFETY: borrowed memory is tied to no thread.
+// SAFETY: borrowed memory is bound to no thread.
 unsafe impl Send for Payload {}
 
 impl Payload {
-    /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Self::None => &[],
             Self::Extra(extra) => extra,
-            // SAFETY: whoever queued the message keeps the memory until its request is complete or cancelled.
+            // SAFETY: the creator of the message keeps the memory until its request is complete or cancelled.
             Self::Borrowed(start, length) => unsafe { std::slice::from_raw_parts(*start, *length) },
             Self::Owned(bytes) => bytes,
         }
@@ -59,7 +58,7 @@ impl Payload {
 }
 
 impl Outgoing {
-    /// A control message of an envelope alone.
+    /// A control message without data.
     pub fn control(envelope: Envelope) -> Self {
         Self {
             envelope,
@@ -86,13 +85,13 @@ macro_rules! forward {
 }
 
 impl Link {
-    /// The longest message that is sent without being offered first.
+    /// Longest message that is sent without an offer, in bytes.
     #[inline]
     pub fn eager_bytes(&self) -> usize {
         forward!(self, link => link.eager_bytes())
     }
 
-    /// The longest message to try [`Link::try_send`] with.
+    /// Longest message that [`Link::try_send`] may be called with, in bytes.
     #[inline]
     pub fn immediate_bytes(&self) -> usize {
         forward!(self, link => link.immediate_bytes())
@@ -106,7 +105,7 @@ impl Link {
         }
     }
 
-    /// Whether a poller of sockets hears of what comes.
+    /// Whether a poller of sockets notices arrivals.
     pub fn is_told(&self) -> bool {
         match self {
             Self::Shm(_) => false,
@@ -114,39 +113,39 @@ impl Link {
         }
     }
 
-    /// Sends at once if there is room and nothing waits before it. Whether it went.
+    /// Sends at once if there is room and no earlier message waits. Returns whether it was sent.
     #[inline]
     pub fn try_send(&mut self, envelope: Envelope, bytes: &[u8]) -> Result<bool, Failure> {
         forward!(self, link => link.try_send(envelope, bytes))
     }
 
-    /// Sends as soon as there is room.
+    /// Queues a message, to be sent as soon as there is room.
     pub fn send(&mut self, message: Outgoing, book: &mut Book) -> Result<(), Failure> {
         forward!(self, link => link.send(message, book))
     }
 
-    /// Moves what can be moved, in both directions. Whether anything did.
+    /// Moves bytes in both directions. Returns whether any moved.
     #[inline]
     pub fn progress(&mut self, book: &mut Book) -> Result<bool, Failure> {
         forward!(self, link => link.progress(book))
     }
 
-    /// The bytes of an offered message may come: `request` has been matched with it.
+    /// Accepts an offer: `request` is its receive.
     pub fn accept(&mut self, offer: Offer, request: RequestId, book: &mut Book) -> Result<(), Failure> {
         forward!(self, link => link.accept(offer, request, book))
     }
 
-    /// Lets go of the memory of a request that will not be completed.
+    /// Releases the memory of a request that will not be completed.
     pub fn cancel(&mut self, request: RequestId, book: &Book) {
         forward!(self, link => link.cancel(request, book))
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether the outbox is empty.
     pub fn is_flushed(&self) -> bool {
         forward!(self, link => link.is_flushed())
     }
 
-    /// Whether this end may be closed without losing anything that was sent.
+    /// Whether this end may be closed without losing sent bytes.
     pub fn may_close(&self) -> bool {
         match self {
             Self::Shm(link) => link.is_flushed(),
@@ -154,24 +153,24 @@ impl Link {
         }
     }
 
-    /// What to poll for while asleep, and whether there is something to write.
+    /// The socket to poll during a sleep, and whether to poll for writing.
     pub fn socket(&self) -> (BorrowedFd<'_>, bool) {
         forward!(self, link => link.socket())
     }
 
-    /// Announces sleep. False if something has come meanwhile.
+    /// Announces a sleep to the other side. Returns false if something has arrived meanwhile.
     pub fn fall_asleep(&mut self) -> bool {
         forward!(self, link => link.fall_asleep())
     }
 
-    /// Takes the announcement back.
+    /// Withdraws the announcement.
     pub fn wake_up(&mut self) {
         if let Self::Shm(link) = self {
             link.wake_up();
         }
     }
 
-    /// Whether the other process is gone; what it sent before may still be on its way.
+    /// Whether the other process is gone. Bytes that it sent before may still arrive.
     pub fn is_closed(&self) -> bool {
         forward!(self, link => link.is_closed())
     }

@@ -1,16 +1,16 @@
-//! Copying between the memory of two processes in one step (cross memory attach), where the kernel lets them.
+//! Cross memory attach: copies between the memory of two processes in one step, where the kernel permits it.
 
 use rustix::io::Errno;
 
-/// A process whose memory can be read and written, as a trial has shown.
+/// A process whose memory can be read and written, as a probe has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reach {
     process: libc::pid_t,
 }
 
 impl Reach {
-    /// Tries to read 8 bytes at an address that the other side named; they must be what it said. `process` must be what the
-    /// kernel says who the other side is.
+    /// Reads 8 bytes at an address that the other side sent, and compares them with the value that it sent. `process`
+    /// must come from the kernel. Returns `None` if the kernel refuses or the values differ.
     pub fn probe(process: libc::pid_t, address: u64, expected: u64) -> Option<Self> {
         let reach = Self { process };
         let mut found = 0u64;
@@ -22,9 +22,9 @@ impl Reach {
     /// Copies from the other process.
     ///
     /// # Safety
-    /// `length` bytes at `into` must be writable memory that nobody else uses.
+    /// `length` bytes at `into` must be writable memory in exclusive use.
     pub unsafe fn read(&self, from: u64, into: *mut u8, length: usize) -> Result<(), Errno> {
-        // SAFETY: as this function's own.
+        // SAFETY: required of the caller.
         unsafe { self.copy(libc::SYS_process_vm_readv, into, from, length) }
     }
 
@@ -33,7 +33,7 @@ impl Reach {
     /// # Safety
     /// `length` bytes at `from` must be readable.
     pub unsafe fn write(&self, from: *const u8, into: u64, length: usize) -> Result<(), Errno> {
-        // SAFETY: as this function's own; the kernel only reads from `from`.
+        // SAFETY: required of the caller; the kernel only reads from `from`.
         unsafe { self.copy(libc::SYS_process_vm_writev, from.cast_mut(), into, length) }
     }
 
@@ -49,7 +49,7 @@ impl Reach {
                 iov_base: remote.wrapping_add(done as u64) as *mut libc::c_void,
                 iov_len: length - done,
             };
-            // SAFETY: the local range is the caller's to use; the kernel checks the remote one.
+            // SAFETY: the local range is the caller's; the kernel checks the remote one.
             let copied = unsafe {
                 libc::syscall(
                     call,

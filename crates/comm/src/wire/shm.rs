@@ -1,13 +1,14 @@
 //! Messages through memory that two ranks of a host share.
 //!
-//! Each direction has a ring of slots and a ring of data. A slot is four cache lines: envelope and, of a short message, the bytes.
-//! A longer message lies in the data ring, at the place where the previous one ended, which both sides work out for themselves.
-//! The sequence word of a slot is stored last (see [`dayfly_fabric::ring`]). The receiver counts what it is done with in a line
-//! of its own, which the sender reads only when it believes a ring to be full.
+//! Each direction has a ring of slots and a ring of data. A slot has four cache lines: the envelope, and the bytes of a
+//! short message. A longer message lies in the data ring, after the end of the previous one; both sides compute the
+//! place. The sequence word of a slot is stored last (see [`dayfly_fabric::ring`]). The receiver counts the slots and
+//! data that it has finished with in a separate cache line, which the sender reads only when it believes a ring to be
+//! full.
 //!
-//! A message beyond that is offered, and then copied once between the processes (see [`super::reach`]): piece by piece, each
-//! piece claimed on a board in the shared memory, so that the sender copies too while it has nothing better to do. Where the
-//! kernel allows no such copy, the bytes go through the data ring.
+//! A still longer message is offered, and then copied once between the processes (see [`super::reach`]). It is copied
+//! in pieces, each claimed on a board in the shared memory, so that the sender can copy too while it is idle. If the
+//! kernel permits no such copy, the bytes go through the data ring.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,20 +38,20 @@ const SLOT_BYTES: usize = 256;
 const INLINE_BYTES: usize = SLOT_BYTES - ENVELOPE_BYTES;
 const SLOTS: u32 = 128;
 const DATA_BYTES: usize = 256 << 10;
-/// Sent without an offer.
+/// Longest message without an offer.
 const EAGER_BYTES: usize = 32 << 10;
-/// Of a message that goes through the data ring.
+/// Bytes of each fragment of a message through the data ring.
 const FRAGMENT_BYTES: usize = 16 << 10;
 /// Transfers of one direction in which the sender can help at a time.
 const BOARDS: usize = 8;
 
 /// Offsets within one direction's part of the memory.
 mod at {
-    /// Slots and data that the receiver is done with.
+    /// Slots and data that the receiver has finished with.
     pub const DONE: usize = 0;
     /// Whether the receiver sleeps.
     pub const ASLEEP: usize = 128;
-    /// Where pieces of large messages are claimed.
+    /// Boards on which pieces of large messages are claimed.
     pub const BOARDS: usize = 512;
     pub const SLOTS: usize = 4096;
     pub const DATA: usize = SLOTS + super::SLOTS as usize * super::SLOT_BYTES;
@@ -67,10 +68,11 @@ struct Ring {
     next: u32,
     /// Bytes of the data ring used so far.
     data: u32,
-    /// As the receiver told the sender last.
+    /// The receiver's counts, as the sender read them last.
     seen: u32,
     seen_data: u32,
-    /// Of the receiver: what it told the sender last. It tells only now and then, since every time costs the sender a miss.
+    /// Receiver only: the counts that it stored last. It stores them rarely, since each store costs the sender a cache
+    /// miss.
     told: u32,
     told_data: u32,
 }
@@ -92,7 +94,7 @@ impl Ring {
         self.base + at::SLOTS + (self.next % SLOTS) as usize * SLOT_BYTES
     }
 
-    /// Where a message of `length` bytes begins that follows the last one, and where the next begins.
+    /// Start of the next message of `length` bytes in the data ring, and its end.
     fn place(&self, length: usize) -> (u32, u32) {
         let within = self.data as usize % DATA_BYTES;
         let start = match within + length > DATA_BYTES {
@@ -107,12 +109,12 @@ impl Ring {
     }
 }
 
-/// The connection to a rank of the same host.
+/// The connection to a rank on the same host.
 #[derive(Debug)]
 pub struct ShmLink {
     peer: u32,
     memory: Mapping,
-    /// Ends when the other process does; a byte on it wakes a sleeper.
+    /// Ends with the other process; a byte on it wakes a sleeping rank.
     doorbell: UnixStream,
     reach: Option<Reach>,
     outgoing: Ring,
@@ -120,10 +122,10 @@ pub struct ShmLink {
     outbox: VecDeque<Outgoing>,
     pulls: VecDeque<Pull>,
     helps: VecDeque<Help>,
-    /// Messages that the other side has been offered and has not taken.
+    /// Messages that the other side was offered and has not taken.
     offered: u32,
     boards: [bool; BOARDS],
-    /// What the other side reads to find out whether it can; it may do so late.
+    /// The other side reads it, possibly late, to probe cross memory attach.
     _probe: Box<u64>,
     /// Whether the other side never sleeps, which saves a fence.
     peer_never_sleeps: bool,
@@ -142,7 +144,7 @@ impl ShmLink {
         self.memory.word(offset)
     }
 
-    /// Writes a message into the rings. False if they are full.
+    /// Writes a message into the rings. Returns false if they are full.
     #[inline]
     fn push(&mut self, mut envelope: Envelope, bytes: &[u8]) -> bool {
         let ring = &mut self.outgoing;
@@ -168,8 +170,8 @@ impl ShmLink {
         };
         envelope.sequence = 0;
         let head = envelope.as_bytes();
-        // SAFETY: slot and place lie inside the mapping, have room for what is copied, and the peer reads neither before the
-        // sequence word below says so. Everything but that word is written here.
+        // SAFETY: slot and place lie inside the mapping and have room for the bytes. The peer reads neither before the
+        // sequence word below is stored. Everything except that word is written here.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.at(into), bytes.len());
             std::ptr::copy_nonoverlapping(head[4..].as_ptr(), self.memory.at(slot + 4), ENVELOPE_BYTES - 4);
@@ -185,7 +187,7 @@ impl ShmLink {
     /// Wakes the other side if it sleeps.
     fn ring_doorbell(&self) {
         if ring::must_wake(self.word(self.outgoing.base + at::ASLEEP)) {
-            // A full doorbell rings already; a broken one is noticed elsewhere.
+            // A full doorbell wakes the peer too; a broken one is noticed elsewhere.
             let _ = rustix::net::send(&self.doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
     }
@@ -202,7 +204,7 @@ impl ShmLink {
         Ok(())
     }
 
-    /// Whether anything left.
+    /// Sends queued messages. Returns whether any left.
     fn flush(&mut self, book: &mut Book) -> bool {
         let mut moved = false;
         while let Some(mut message) = self.outbox.pop_front() {
@@ -241,7 +243,8 @@ impl ShmLink {
         moved
     }
 
-    /// Receives the next message at once, if it is here, short, and this one. The bytes go to `into`, which has room.
+    /// Receives the next message if it has arrived, is short, and matches. Its bytes go to `into`, which has `room`
+    /// bytes.
     #[inline]
     pub fn try_receive(&mut self, wanted: &Wanted, into: *mut u8, room: usize) -> Option<Envelope> {
         let slot = self.incoming.slot();
@@ -261,7 +264,7 @@ impl ShmLink {
         Some(envelope)
     }
 
-    /// Where the bytes of the message in a slot lie, and the end of the data ring behind it.
+    /// Place of a slot's message, and the end of the data ring after it.
     #[inline]
     fn payload(&self, slot: usize, length: usize) -> (usize, u32) {
         if length <= INLINE_BYTES {
@@ -271,7 +274,7 @@ impl ShmLink {
         (self.incoming.data_at(start), end)
     }
 
-    /// This side is done with a message.
+    /// Finishes with a message.
     #[inline]
     fn advance(&mut self, end: u32) {
         let ring = &mut self.incoming;
@@ -306,7 +309,7 @@ impl ShmLink {
         Ok(moved)
     }
 
-    /// Takes the message in a slot. False if there is no room for it.
+    /// Takes the message in a slot. Returns false if there is no room for it.
     #[inline]
     fn take(&mut self, slot: usize, book: &mut Book) -> Result<bool, Failure> {
         // SAFETY: inside the mapping. The peer may write at the same time, which tears values but not memory.
@@ -320,7 +323,8 @@ impl ShmLink {
             return Err(self.violation("a message longer than agreed"));
         }
         let (from, end) = self.payload(slot, length);
-        // SAFETY: the range was checked to lie in the mapping; what the peer writes meanwhile spoils only its own message.
+        // SAFETY: the range was checked to lie in the mapping; concurrent writes of the peer damage only its own
+        // message.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory.at(from), length) };
         match envelope.kind {
             kind::EAGER => {
@@ -330,7 +334,7 @@ impl ShmLink {
                 book.deliver(self.peer, &envelope, bytes);
             }
             other => {
-                // Small, or copied here and now.
+                // Small, or copied at once.
                 if other == kind::DATA {
                     self.receive_fragment(&envelope, from, book)?;
                 } else {
@@ -354,7 +358,7 @@ impl ShmLink {
     fn receive_fragment(&mut self, envelope: &Envelope, from: usize, book: &mut Book) -> Result<(), Failure> {
         let peer = self.peer;
         let Some((id, request)) = book.named(envelope.tag, State::Receiving, peer) else {
-            // The receive was cancelled; what still comes for it goes nowhere.
+            // The receive was cancelled; drop the bytes.
             return Ok(());
         };
         let done = request.filled;
@@ -363,7 +367,7 @@ impl ShmLink {
             return Err(self.violation("more bytes than were offered"));
         }
         let room = request.length.saturating_sub(done).min(length);
-        // SAFETY: the fragment lies in the mapping and the request's memory has `room` bytes after those that are done.
+        // SAFETY: the fragment lies in the mapping and the request's memory has `room` bytes after the first `done`.
         unsafe { std::ptr::copy_nonoverlapping(self.memory.at(from), request.start.wrapping_add(done), room) };
         request.filled += length;
         if request.filled as u64 == request.status.length {
@@ -375,13 +379,13 @@ impl ShmLink {
         Ok(())
     }
 
-    /// A message about messages.
+    /// Handles a control message.
     fn control(&mut self, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &mut Book) -> Result<(), Failure> {
         match control::follow(self.peer, envelope, extra, book)? {
             Answer::Nothing => {}
             Answer::Accept(offer, id) => self.accept(offer, id, book)?,
             Answer::Data(mut message) => {
-                // Counts what has been sent, fragment by fragment.
+                // Counts the sent bytes, fragment by fragment.
                 message.envelope.call = 0;
                 self.outbox.push_back(message);
                 self.flush(book);
@@ -412,7 +416,7 @@ impl ShmLink {
     }
 
     pub fn fall_asleep(&mut self) -> bool {
-        // Who has a piece to copy must not sleep on it.
+        // A rank with a piece to copy must not sleep.
         let busy = !self.pulls.is_empty() || !self.helps.is_empty();
         let asleep = self.word(self.incoming.base + at::ASLEEP);
         !busy && ring::fall_asleep(asleep, self.word(self.incoming.slot()), self.incoming.next)
@@ -437,7 +441,7 @@ impl ShmLink {
 
     pub fn is_closed(&self) -> bool {
         let empty = || !ring::has_arrived(self.word(self.incoming.slot()), self.incoming.next);
-        // What it wrote before it died is seen after its end was, if it was not before.
+        // Bytes written before its death become visible before its end; check again after the end.
         empty() && self.hung_up() && empty()
     }
 }

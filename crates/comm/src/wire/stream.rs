@@ -1,7 +1,7 @@
 //! Messages over a byte stream, in clear or through TLS: an envelope, then its bytes.
 //!
-//! Short messages are received many at a time into one buffer; the bytes of a long one are received straight to where its
-//! receiver wants them.
+//! Many short messages are received at a time into one buffer. The bytes of a long message are received directly into
+//! the receive's memory.
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -19,31 +19,31 @@ use super::{Outgoing, Payload};
 use crate::book::{Book, Match, RequestId, State, truncated};
 use crate::connect::socket::is_near;
 
-/// Sent without an offer.
+/// Longest message without an offer.
 const EAGER_BYTES: usize = 64 << 10;
-/// The same through a store, where an offer and its answer take the time of some megabytes.
+/// The same through a store, where an offer and its response take the time of some megabytes.
 const STORED_EAGER_BYTES: usize = 4 << 20;
-/// Sent without a request, as almost any socket takes so much at once.
+/// Longest message that is sent without a request, since almost any socket takes it at once.
 const IMMEDIATE_BYTES: usize = 16 << 10;
-/// Received at a time while no long message is under way.
+/// Bytes to receive at a time while no long message is arriving.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Sent, and received of a long message, before the other direction has its turn.
+/// Bytes to send, or to receive of a long message, before the other direction has its turn.
 const TURN_BYTES: usize = 256 << 10;
-/// The same while the other direction has nothing under way: fewer turns are less work.
+/// The same while the other direction is idle: fewer turns cost less.
 const ONE_WAY_TURN_BYTES: usize = 512 << 10;
-/// Received by the system before we take it, within a host.
+/// Receive buffer of the kernel, within a host.
 const NEAR_WINDOW_BYTES: usize = 1 << 20;
-/// Where bytes go that nobody wants any more.
+/// Buffer for bytes that are dropped.
 const SINK_BYTES: usize = 64 << 10;
 
-/// Where the bytes of a message that comes just now belong.
+/// Target of the bytes of an arriving message.
 #[derive(Debug)]
 enum Target {
-    /// To this receive.
+    /// This receive.
     Request(RequestId),
-    /// Nobody wants it yet.
+    /// Owned memory: no receive matches yet.
     Own(Vec<u8>),
-    /// Nowhere.
+    /// Dropped.
     Sink,
 }
 
@@ -61,7 +61,7 @@ pub struct StreamLink {
     peer: u32,
     /// Whether the other rank is on this host.
     near: bool,
-    /// The longest message that is sent without an offer.
+    /// Longest message without an offer.
     eager: usize,
     way: Way,
     buffer: Vec<u8>,
@@ -70,9 +70,9 @@ pub struct StreamLink {
     body: Option<Body>,
     sink: Vec<u8>,
     outbox: VecDeque<Outgoing>,
-    /// Bytes of the first message in the outbox that have left, with its envelope.
+    /// Bytes of the outbox's first message, with its envelope, that have left.
     sent: usize,
-    /// Nothing can be sent any more; what the other side has sent may still be read.
+    /// The other side takes no more bytes; bytes from it may still be read.
     deaf: bool,
     closed: bool,
 }
@@ -83,8 +83,8 @@ impl StreamLink {
         let near = is_near(&socket);
         let socket = OwnedFd::from(socket);
         if near {
-            // Within a host the window that the system finds by itself is at times a fraction of what is best. Elsewhere it
-            // knows better; a system that does not allow so much gives what it does.
+            // Within a host the automatic window is at times a fraction of the best one. Between hosts it is good. A
+            // system with a lower bound gives that.
             let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, NEAR_WINDOW_BYTES);
         }
         Self::over(peer, socket, session, near, EAGER_BYTES)
@@ -95,7 +95,7 @@ impl StreamLink {
         Self::over(peer, socket.into(), Some(session), false, STORED_EAGER_BYTES)
     }
 
-    /// Over a socket of the connector's, which carries it on.
+    /// Over a socket of the connector, which carries the bytes.
     pub fn carried(peer: u32, socket: UnixStream, near: bool) -> Result<Self, Failure> {
         Self::over(peer, socket.into(), None, near, EAGER_BYTES)
     }
@@ -136,7 +136,8 @@ impl StreamLink {
         self.near
     }
 
-    /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then.
+    /// Writes the part of an envelope and its bytes that the socket takes; `sent` bytes have left. Returns the new
+    /// count.
     #[inline]
     fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> usize {
         let head = envelope.as_bytes();
@@ -162,18 +163,18 @@ impl StreamLink {
         sent
     }
 
-    /// Goes on over libfabric, if both ends have such a fabric: the other end must ask for the same, before anything is sent.
+    /// Moves to libfabric, if both ends have it. The other end must request it too, before anything is sent.
     pub fn over_fabric(self, wanted: Choice) -> Result<Self, Failure> {
         let way = self.way.over_fabric(self.peer, wanted)?;
         Ok(Self { way, ..self })
     }
 
-    /// The provider, if it goes over libfabric.
+    /// The libfabric provider; `None` for a socket.
     pub fn fabric(&self) -> Option<Choice> {
         self.way.fabric()
     }
 
-    /// Hands on what is held back.
+    /// Flushes held-back bytes.
     fn flush_way(&mut self) {
         if !self.deaf && self.way.flush().is_err() {
             self.deaf = true;
@@ -206,11 +207,11 @@ impl StreamLink {
         Ok(())
     }
 
-    /// Whether anything left.
+    /// Sends queued messages. Returns whether any bytes left.
     fn flush(&mut self, book: &mut Book) -> bool {
         let mut moved = false;
         if self.deaf {
-            // Whoever waits for one of these is told when all that the other side has sent is read, and its end noticed.
+            // Waiting requests fail when the other side's bytes are read and its end is noticed.
             self.outbox.retain(|message| message.request.is_some());
             return false;
         }
@@ -253,7 +254,7 @@ impl StreamLink {
         Ok(true)
     }
 
-    /// Receives what is there. Whether anything came.
+    /// Receives arrived bytes. Returns whether there were any.
     fn receive(&mut self, book: &mut Book) -> Result<bool, Failure> {
         let came = match &mut self.body {
             None => {
@@ -305,7 +306,7 @@ impl StreamLink {
         Ok(true)
     }
 
-    /// Hands over the message that comes just now, if all of it has.
+    /// Delivers the arriving message if it is complete.
     fn end_body(&mut self, book: &mut Book) {
         let Some(body) = self.body.take_if(|body| body.filled == body.length) else {
             return;
@@ -324,7 +325,7 @@ impl StreamLink {
         }
     }
 
-    /// Takes one message out of what was received. Whether there was one.
+    /// Takes one message out of the buffer. Returns whether there was one.
     #[inline]
     fn parse(&mut self, book: &mut Book) -> Result<bool, Failure> {
         let available = &self.buffer[self.start..self.end];
@@ -380,7 +381,7 @@ impl StreamLink {
         Ok(true)
     }
 
-    /// A message begins of which not all has come; `target` says where it belongs.
+    /// Begins a message that has not arrived completely; `target` receives its bytes.
     fn begin(&mut self, envelope: Envelope, mut target: Target, book: &mut Book) {
         self.start += ENVELOPE_BYTES;
         let length = usize::try_from(envelope.length).unwrap_or(usize::MAX);
@@ -443,7 +444,7 @@ impl StreamLink {
         self.outbox.is_empty()
     }
 
-    /// Whether the other side's system has all that was sent: closing before that may throw it away.
+    /// Whether the other host has acknowledged all sent bytes. Closing earlier may discard them.
     pub fn is_acknowledged(&self) -> bool {
         self.deaf || self.outbox.is_empty() && self.way.is_delivered()
     }

@@ -1,4 +1,4 @@
-//! The bytes of a stream: through a socket, or past it through remote memory.
+//! The bytes of a stream: through a socket, or through remote memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -6,16 +6,16 @@ use dayfly_fabric::libfabric::{Choice, Opened, Pipe};
 use dayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
 use dayfly_protocol::error::{Code, Failure};
 
-/// How the bytes of a stream travel.
+/// Transport of a stream.
 #[derive(Debug)]
 pub enum Way {
     Socket(Wire),
-    /// With the socket beside it, which tells of the other end's death.
+    /// The socket stays open, to show the other end's death.
     Fabric(Box<Pipe>),
 }
 
 impl Way {
-    /// Through a socket, and the session over it if there is one.
+    /// Through a socket, and through the TLS session if there is one.
     pub fn socket(peer: u32, socket: OwnedFd, session: Option<Box<rustls::Connection>>) -> Result<Self, Failure> {
         Wire::over(socket, session).map(Self::Socket).map_err(|error| {
             Failure::new(
@@ -25,7 +25,7 @@ impl Way {
         })
     }
 
-    /// Through remote memory from now on, if both ends have such a fabric; the other end must ask for the same.
+    /// Moves to remote memory, if both ends have such a fabric. The other end must request it too.
     pub fn over_fabric(self, peer: u32, wanted: Choice) -> Result<Self, Failure> {
         let Self::Socket(wire) = self else {
             return Ok(self);
@@ -56,7 +56,7 @@ impl Way {
         }
     }
 
-    /// Hands on what is held back here. An error once nothing can be sent any more.
+    /// Flushes held-back bytes. Returns an error once no more bytes can be sent.
     #[inline]
     pub fn flush(&mut self) -> std::io::Result<()> {
         match self {
@@ -66,7 +66,7 @@ impl Way {
         }
     }
 
-    /// Whether the other side has all that was sent: closing before that may throw it away.
+    /// Whether the other side has all sent bytes. Closing earlier may discard them.
     pub fn is_delivered(&self) -> bool {
         match self {
             Self::Socket(wire) => unacknowledged_bytes(wire.socket()) == 0,
@@ -74,7 +74,7 @@ impl Way {
         }
     }
 
-    /// What to poll for while asleep.
+    /// The descriptor to poll during a sleep.
     pub fn news(&self) -> BorrowedFd<'_> {
         match self {
             Self::Socket(wire) => wire.socket().as_fd(),
@@ -82,7 +82,7 @@ impl Way {
         }
     }
 
-    /// Whether one may sleep until there are news, without missing anything.
+    /// Whether to sleep until there is an event, without missing anything.
     pub fn may_sleep(&mut self) -> bool {
         match self {
             Self::Socket(wire) => !wire.has_plaintext(),
@@ -90,7 +90,7 @@ impl Way {
         }
     }
 
-    /// The provider, if it goes over libfabric.
+    /// The libfabric provider; `None` for a socket.
     pub fn fabric(&self) -> Option<Choice> {
         match self {
             Self::Socket(_) => None,

@@ -1,4 +1,5 @@
-//! How two ranks of a host come to share memory: each sends one packet over their Unix stream, the lower one with the memory.
+//! How two ranks of a host set up shared memory: each sends one packet over their Unix stream, the lower rank with the
+//! memory.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -16,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{BOARDS, MEMORY_BYTES, Ring, ShmLink, at};
 use crate::wire::reach::Reach;
 
-/// "dayfly" and the version of what is in the memory.
+/// "dayfly" and the version of the memory layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"dayfly\x01\x00");
 
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -27,12 +28,12 @@ struct Packet {
     rank: u32,
     /// Whether this rank may sleep while it waits.
     sleeps: u32,
-    /// What lies where in the memory of this process, to be read on trial.
+    /// Address and value in this process's memory, for the probe.
     probe_address: u64,
     probe_value: u64,
 }
 
-/// A link of which this side has said all that it has to say.
+/// A link whose own packet is sent.
 #[derive(Debug)]
 pub struct Greeting {
     rank: u32,
@@ -50,7 +51,7 @@ fn failed(peer: u32, what: &str, error: impl std::fmt::Display) -> Failure {
 }
 
 impl Greeting {
-    /// Sends this side's packet; the other's need not have come.
+    /// Sends this side's packet, without waiting for the other's.
     pub fn send(rank: u32, peer: u32, socket: UnixStream, sleeps: bool) -> Result<Self, Failure> {
         let probe = Box::new(RandomState::new().hash_one(rank));
         let memory = match rank < peer {
@@ -96,7 +97,7 @@ impl Greeting {
         }
     }
 
-    /// Waits for the other side's packet, and makes the link.
+    /// Waits for the other side's packet, and returns the link. Returns an error after `until`.
     pub fn finish(self, until: Instant) -> Result<ShmLink, Failure> {
         let peer = self.peer;
         let (packet, process, received) = self.receive(until)?;
@@ -140,7 +141,7 @@ impl Greeting {
         })
     }
 
-    /// The other's packet, which process it is as the kernel says, and the memory if it sent some.
+    /// The other side's packet, its process id from the kernel, and the memory if it sent some.
     fn receive(&self, until: Instant) -> Result<(Packet, Option<libc::pid_t>, Option<OwnedFd>), Failure> {
         let peer = self.peer;
         let socket = &self.socket;
@@ -177,32 +178,32 @@ impl Greeting {
     }
 }
 
-/// Receives bytes, and what the kernel says beside them: which process sent them, if this one can see it, and a descriptor. By hand,
-/// since a process of another sandbox has number 0 here, which rustix' type for it cannot hold.
+/// Receives bytes with their ancillary data: the sender's process id, if it is visible here, and a descriptor. Written
+/// by hand, since a process of another sandbox has id 0 here, which the type of rustix cannot hold.
 fn receive_with(
     socket: &UnixStream,
     target: &mut [u8],
     process: &mut Option<libc::pid_t>,
     memory: &mut Option<OwnedFd>,
 ) -> std::io::Result<usize> {
-    // Room for both and more, aligned as the headers in it must be.
+    // Room for both and more, with the alignment of the headers.
     let mut space = [0u64; 32];
     let mut part = libc::iovec {
         iov_base: target.as_mut_ptr().cast(),
         iov_len: target.len(),
     };
-    // SAFETY: all zero is a message without anything.
+    // SAFETY: all zero is an empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = space.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&space);
-    // SAFETY: the message names memory of this frame, of the lengths that it says.
+    // SAFETY: the message points to memory of this frame, with the right lengths.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
     let Ok(received) = usize::try_from(received) else {
         return Err(std::io::Error::last_os_error());
     };
-    // SAFETY: the kernel filled in the headers, and the macros stay within `space`; what they lead to is read unaligned, and each
+    // SAFETY: the kernel filled in the headers, and the macros stay within `space`. The data is read unaligned. Each
     // descriptor was made for this process and is taken over once.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -217,7 +218,7 @@ fn receive_with(
                 (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                     for at in 0..length / size_of::<RawFd>() {
                         let descriptor = OwnedFd::from_raw_fd(data.cast::<RawFd>().add(at).read_unaligned());
-                        // What is more than one is closed.
+                        // Any further descriptor is closed.
                         memory.get_or_insert(descriptor);
                     }
                 }

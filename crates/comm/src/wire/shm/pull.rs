@@ -1,4 +1,4 @@
-//! Large messages of one host: copied once, by both sides at the same time.
+//! Large messages within a host: copied once, by both sides at the same time.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -10,17 +10,17 @@ use crate::wire::Outgoing;
 use crate::wire::control::{retract, withdrawal};
 use crate::wire::envelope::{Envelope, Offer, kind};
 
-/// Copied at a time: large against the cost of a system call, small against the whole.
+/// Smallest piece in bytes: large compared with a system call, small compared with the message.
 const PIECE_BYTES: usize = 32 << 10;
 const LARGEST_PIECE_BYTES: usize = 1 << 20;
-/// As much of a message that the sender does not help with.
+/// Longest message, in bytes, that is copied without the sender's help.
 const ALONE_BYTES: usize = 4 << 20;
-/// Pieces of a message between those bounds.
+/// Pieces of a message, between the bounds of a piece.
 const PIECES: usize = 8;
-/// From here on the sender helps.
+/// Length in bytes from which on the sender helps.
 const SHARED_FROM_BYTES: usize = 96 << 10;
 const BOARD_BYTES: usize = 64;
-/// Of an invitation's length; the number of the board stands above.
+/// Bits of the length in an ACCEPT; the number of the board is above them.
 const LENGTH_BITS: u32 = 48;
 const _: () = assert!(at::BOARDS + BOARDS * BOARD_BYTES <= at::SLOTS);
 
@@ -33,20 +33,17 @@ pub struct Pull {
     remote: u64,
     local: *mut u8,
     length: usize,
-    /// Where pieces are claimed, if the sender may help.
+    /// The board, if the sender may help.
     board: Option<usize>,
-    /// Bytes of a piece.
     piece: usize,
-    /// Pieces that this side claimed.
     claimed: u32,
-    /// Pieces that this side copied.
     copied: u32,
 }
 
-// SAFETY: the pointer is the request's, see `Book`.
+// SAFETY: the pointer belongs to the request, see `Book`.
 unsafe impl Send for Pull {}
 
-/// A message of ours that the other side receives and that we help to copy.
+/// A message of this side that both sides copy.
 #[derive(Debug)]
 pub struct Help {
     pub request: RequestId,
@@ -61,14 +58,14 @@ pub struct Help {
 unsafe impl Send for Help {}
 
 impl Help {
-    /// What the receiver's invitation to help means.
+    /// The transfer that a receiver's message describes.
     pub fn new(id: RequestId, request: &Request, invitation: &Envelope) -> Self {
         Self {
             request: id,
             board: board_of(invitation).saturating_sub(1),
             claim: invitation.context,
             local: request.start,
-            // As much as the receiver has room for, and as there is.
+            // At most the receiver's room, and at most the message.
             length: request
                 .length
                 .min((invitation.length & ((1 << LENGTH_BITS) - 1)) as usize),
@@ -77,12 +74,12 @@ impl Help {
     }
 }
 
-/// The number of the board, from 1, that an invitation to help names.
+/// The number of the board, from 1; 0 without a board.
 pub fn board_of(invitation: &Envelope) -> usize {
     (invitation.length >> LENGTH_BITS) as usize
 }
 
-/// Bytes of a piece of a message, in whole pages.
+/// Bytes of a piece, in whole pages.
 fn piece_bytes(length: usize) -> usize {
     let even = length.div_ceil(PIECES).next_multiple_of(4096);
     even.clamp(PIECE_BYTES, LARGEST_PIECE_BYTES)
@@ -97,8 +94,8 @@ fn place_of(number: u32, length: usize, piece: usize) -> (usize, usize) {
     (start, piece.min(length - start))
 }
 
-/// The places of a board: which transfer and its next piece in one word, so that nobody claims of a transfer that is over;
-/// then how many pieces the sender copied, and whether it failed at one.
+/// The words of a board. One word holds the transfer and its next piece, so that no piece of an old transfer is
+/// claimed. Then the pieces that the sender copied, and whether it failed at one.
 struct Board<'a> {
     next: &'a AtomicU64,
     helped: &'a AtomicU32,
@@ -106,7 +103,7 @@ struct Board<'a> {
 }
 
 impl Board<'_> {
-    /// The next piece that nobody copies yet.
+    /// Claims the next piece; `None` if none is left.
     fn claim(&self, transfer: u32, pieces: u32) -> Option<u32> {
         let mut seen = self.next.load(Ordering::Acquire);
         loop {
@@ -167,7 +164,7 @@ impl ShmLink {
             claimed: 0,
             copied: 0,
         };
-        // Where both sides have something to send they are both busy, and do better without each other.
+        // If both sides have something to send, both are busy, and helping would slow them down.
         if self.offered == 0
             && let Some(number) = self.boards.iter().position(|used| !used)
         {
@@ -192,7 +189,7 @@ impl ShmLink {
         Ok(())
     }
 
-    /// Tells the sender, and completes the receive.
+    /// Reports the end to the sender, and completes the receive.
     fn finish(&mut self, id: RequestId, token: u32, well: bool, book: &mut Book) -> Result<(), Failure> {
         let peer = self.peer;
         if !well {
@@ -208,7 +205,7 @@ impl ShmLink {
         self.send(Outgoing::control(taken(token, well)), book)
     }
 
-    /// Copies a piece of the oldest transfer. Whether anything moved.
+    /// Copies a piece of the oldest transfer. Returns whether anything moved.
     pub(super) fn pull_some(&mut self, book: &mut Book) -> bool {
         let (Some(pull), Some(reach)) = (self.pulls.front(), self.reach) else {
             return false;
@@ -221,7 +218,7 @@ impl ShmLink {
         };
         if let Some(number) = claimed {
             let (start, length) = place_of(number, pull.length, pull.piece);
-            // SAFETY: the piece lies within the request's memory, and nobody else has claimed it.
+            // SAFETY: the piece lies within the request's memory, and no one else has claimed it.
             let copied = unsafe { reach.read(pull.remote.wrapping_add(start as u64), pull.local.add(start), length) };
             if let Some(pull) = self.pulls.front_mut() {
                 pull.claimed += 1;
@@ -239,7 +236,7 @@ impl ShmLink {
         let well = board.is_none_or(|board| board.failed.load(Ordering::Relaxed) == 0);
         if let Some(pull) = self.pulls.pop_front() {
             self.leave_board(&pull);
-            // What cannot be told now will be, or the other side is gone.
+            // A report that cannot be sent now is queued, or the other side is gone.
             let _ = self.finish(pull.request, pull.token, well, book);
         }
         true
@@ -254,7 +251,7 @@ impl ShmLink {
         }
     }
 
-    /// Gives up the oldest transfer, which failed.
+    /// Ends the oldest transfer, which failed.
     fn abandon(&mut self, book: &mut Book) {
         if let Some(pull) = self.pulls.pop_front() {
             self.close(&pull);
@@ -262,7 +259,8 @@ impl ShmLink {
         }
     }
 
-    /// Ends a transfer early: no piece is claimed any more, and those that the sender claimed are through or never will be.
+    /// Ends a transfer early: no piece can be claimed any more, and the sender's claimed pieces are copied or never
+    /// will be.
     fn close(&mut self, pull: &Pull) {
         if let Some(number) = pull.board {
             let board = self.board(self.incoming.base, number);
@@ -275,7 +273,7 @@ impl ShmLink {
         self.leave_board(pull);
     }
 
-    /// Copies a piece of a message of ours to where it belongs. Whether there was one.
+    /// Copies a piece of one of our messages to the receiver. Returns whether there was one.
     pub(super) fn help_some(&mut self) -> bool {
         let (Some(help), Some(reach)) = (self.helps.front(), self.reach) else {
             return false;
@@ -296,7 +294,7 @@ impl ShmLink {
         true
     }
 
-    /// The sender has withdrawn what we copy just now.
+    /// Handles that the sender has withdrawn a message that is being copied.
     pub(super) fn withdrawn(&mut self, token: u32, book: &mut Book) {
         let Some(at) = self.pulls.iter().position(|pull| pull.token == token) else {
             return;

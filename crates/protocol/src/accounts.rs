@@ -1,6 +1,6 @@
-//! Who may do what, and who pays: tenants, tokens, prices and bills, as the manager's HTTP API has them.
+//! Roles, tenants, tokens, prices and bills, as in the manager's HTTP API.
 //!
-//! Amounts are whole billionths of the site's unit of account, whatever that is: nothing is ever rounded twice.
+//! Amounts are whole billionths of the site's unit of account, so that repeated rounding cannot occur.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,23 +8,23 @@ use utoipa::ToSchema;
 use crate::api::{FunctionUsage, ManagerAddress, Mode, Usage};
 use crate::ids::{LeaseId, NodeId, TenantId};
 
-/// What the bearer of a token may do. Each role may do what those before it may.
+/// What the bearer of a token may do. Each role includes the rights of the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Lease workers, and see what that costs.
+    /// Lease workers and see their cost.
     User,
-    /// Take nodes and give them, and see and revoke everybody's leases.
+    /// Add and remove nodes, and see and revoke the leases of all tenants.
     Operator,
-    /// Make tenants and tokens, and set prices.
+    /// Create tenants and tokens, and set prices.
     Administrator,
 }
 
 impl Role {
-    /// All of them, the least first.
+    /// All roles, in ascending order of rights.
     pub const ALL: [Self; 3] = [Self::User, Self::Operator, Self::Administrator];
 
-    /// As users write it.
+    /// The role's name in JSON and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -33,7 +33,7 @@ impl Role {
         }
     }
 
-    /// Reads [`Role::name`].
+    /// Returns the role with this [`Role::name`], or `None`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == name)
     }
@@ -45,87 +45,87 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// Prices of a site: the constants of the papers' C = Ca ta + Cc tc + Ch th.
+/// Prices of a site: the constants of C = Ca ta + Cc tc + Ch th.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Prices {
-    /// Ca: for one GiB held for one second.
+    /// Ca: price of one GiB held for one second.
     #[schema(maximum = 9_223_372_036_854_u64)]
     pub allocation_per_gib_s: u64,
-    /// Cc: for one second inside functions.
+    /// Cc: price of one second of computing inside functions.
     #[schema(maximum = 9_223_372_036_854_u64)]
     pub computing_per_s: u64,
-    /// Ch: for one second of polling.
+    /// Ch: price of one second of polling.
     #[schema(maximum = 9_223_372_036_854_u64)]
     pub polling_per_s: u64,
 }
 
-/// The most that a tenant may hold at a time; none for no limit.
+/// Limits on what a tenant may hold at a time. An absent field means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Quota {
-    /// Leases.
+    /// Number of leases.
     #[serde(default)]
     pub leases: Option<u32>,
-    /// Workers of all of them.
+    /// Workers of all leases.
     #[serde(default)]
     pub workers: Option<u32>,
-    /// Cores of all workers, whether they own or share them.
+    /// Cores of all workers, both exclusive and shared.
     #[serde(default)]
     pub cores: Option<u32>,
-    /// Memory of all of them, in bytes.
+    /// Memory of all leases, in bytes.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
 }
 
-/// `PUT /v1/tenants/{name}`: everything that may be said of a tenant; what is left out has no limit.
+/// `PUT /v1/tenants/{name}`: settings of a tenant. An absent limit means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct TenantSpec {
-    /// The most that it may hold.
+    /// Limits on what it may hold at a time.
     #[serde(default)]
     pub quota: Quota,
-    /// The most that it may spend, in billionths, from its beginning.
+    /// Limit on its total spending, in billionths.
     #[serde(default)]
     pub budget: Option<u64>,
-    /// Prices of its own; when absent, the site's.
+    /// The tenant's own prices; if absent, the site's.
     #[serde(default)]
     pub prices: Option<Prices>,
-    /// Whether it gets nothing for now.
+    /// Whether the tenant is refused new leases and tasks.
     #[serde(default)]
     pub suspended: bool,
 }
 
-/// A tenant: who holds leases, and pays.
+/// A tenant: the account that holds leases and pays.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Tenant {
-    /// Its id.
+    /// Id of the tenant.
     pub id: TenantId,
-    /// Its name, which no other has.
+    /// Unique name.
     pub name: String,
-    /// Its limits and prices.
+    /// Limits and prices.
     #[serde(flatten)]
     pub spec: TenantSpec,
-    /// What it has spent, in billionths.
+    /// Total spending, in billionths.
     pub spent: u64,
-    /// What of that durable tasks cost at others' endpoints elsewhere; the rest is what leases cost.
+    /// The part of `spent` for tasks at other tenants' remote endpoints. Leases cost the rest.
     #[serde(default)]
     pub spent_on_tasks: u64,
-    /// Leases that it holds now.
+    /// Leases that it holds at present.
     pub leases: u32,
-    /// Workers of all of them.
+    /// Workers of these leases.
     pub workers: u32,
 }
 
-/// `POST /v1/tokens`.
+/// `POST /v1/tokens`: a token to create.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenRequest {
-    /// Whose it is to be; when absent, of whoever asks.
+    /// Tenant of the token; if absent, the caller's tenant.
     #[serde(default)]
     pub tenant: Option<String>,
-    /// What it is for, for people; it replaces that tenant's earlier token of this name.
+    /// Purpose, for display. Replaces the tenant's earlier token with this name.
     #[schema(pattern = "^[A-Za-z0-9._@-]{1,64}$")]
     pub name: String,
-    /// What its bearer may do; not more than whoever asks.
+    /// Rights of the bearer; at most those of the caller.
     pub role: Role,
-    /// Whether its bearer may look and not touch.
+    /// Whether the bearer may only read.
     #[serde(default)]
     pub read_only: bool,
     /// Milliseconds until it expires.
@@ -133,145 +133,143 @@ pub struct TokenRequest {
     pub valid_for_ms: u64,
 }
 
-/// A token as it is shown once, when it is made.
+/// A new token. The secret is shown only once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewToken {
-    /// The secret itself, of which the manager keeps only a hash.
+    /// The secret. The manager keeps only its hash.
     pub token: String,
-    /// The manager's URL, as clients should use it.
+    /// The manager's URL for clients.
     pub manager: String,
-    /// The certificate authority that they should trust, PEM.
+    /// The certificate authority that clients should trust, as PEM.
     pub ca_pem: String,
-    /// The site's other managers, of which each will do as well.
+    /// The site's other managers. Clients may use any of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<ManagerAddress>,
-    /// What is known of it.
+    /// The token's properties without the secret.
     #[serde(flatten)]
     pub status: TokenStatus,
 }
 
-/// `GET /v1/login`: with which OpenID Connect provider one logs in, and how.
+/// `GET /v1/login`: the OpenID Connect provider of the site, and its parameters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LoginInfo {
-    /// Its name.
+    /// Issuer name of the provider.
     pub issuer: String,
-    /// Under which it knows this site, as a public client.
+    /// The site's client id at the provider, as a public client.
     pub client_id: String,
-    /// What to ask for.
+    /// Scopes to request.
     pub scopes: Vec<String>,
-    /// Where codes are exchanged for ID tokens.
+    /// Endpoint that exchanges codes for ID tokens.
     pub token_endpoint: String,
-    /// Where people log in with a browser on the same machine.
+    /// Endpoint for users with a browser on the same host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authorization_endpoint: Option<String>,
-    /// Where those begin who have their browser on another one.
+    /// Endpoint for users whose browser runs on another host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_authorization_endpoint: Option<String>,
-    /// Its certificate authority, PEM, if it is none of the public ones.
+    /// The provider's certificate authority as PEM, if it is not a public one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_pem: Option<String>,
 }
 
-/// `POST /v1/login`.
+/// `POST /v1/login`: exchanges an ID token for a Dayfly token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LoginRequest {
-    /// An ID token of the provider's, for its client of this site.
+    /// An ID token from the provider for the site's client id.
     pub id_token: String,
 }
 
-/// What is known of a token.
+/// Properties of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenStatus {
-    /// With which it is revoked; says nothing about the secret.
+    /// Identifies the token, for example to revoke it. Reveals nothing about the secret.
     pub id: String,
-    /// Whose it is.
+    /// Tenant of the token.
     pub tenant: String,
-    /// What it is for.
+    /// Purpose of the token.
     pub name: String,
-    /// What its bearer may do.
+    /// Rights of the bearer.
     pub role: Role,
-    /// Whether its bearer may look and not touch.
+    /// Whether the bearer may only read.
     pub read_only: bool,
-    /// Milliseconds since the Unix epoch.
+    /// Expiry, in milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
 }
 
-/// `DELETE /v1/tokens/{id}`: a token that is worth nothing any more, and what became of its leases.
+/// `DELETE /v1/tokens/{id}`: the revoked token and the fate of its leases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RevokedToken {
-    /// What was known of it.
+    /// Properties of the revoked token.
     #[serde(flatten)]
     pub token: TokenStatus,
-    /// Leases that were granted or last renewed with it, and ended with it.
+    /// Leases that were granted or last renewed with it and were ended.
     pub leases_ended: u32,
-    /// Leases of it that go on to their own end.
+    /// Leases of the token that continue to their own expiry.
     pub leases_kept: u32,
 }
 
-/// What one lease cost so far. The sums are in billionths.
+/// Cost of one lease so far. Amounts are in billionths.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BillLine {
-    /// Which.
     pub lease: LeaseId,
-    /// Who pays.
+    /// Id of the tenant that pays.
     pub tenant: TenantId,
-    /// Name of who pays.
+    /// Name of the tenant that pays.
     pub tenant_name: String,
-    /// Where.
+    /// Node of the lease.
     pub node: NodeId,
-    /// `granted`, `active`, or how it ended.
+    /// `granted`, `active`, or the reason why it ended.
     pub state: String,
-    /// Milliseconds since the Unix epoch.
+    /// Time of the grant, in milliseconds since the Unix epoch.
     pub granted_at_ms: u64,
-    /// The same; 0 while it lives.
+    /// End of the lease, in milliseconds since the Unix epoch; 0 while it is alive.
     pub ended_at_ms: u64,
-    /// Workers.
+    /// Number of workers.
     pub workers: u16,
-    /// Memory of all of them, in bytes.
+    /// Memory of all workers, in bytes.
     pub memory_bytes: u64,
-    /// Hot or warm.
     pub mode: Mode,
-    /// What it used.
+    /// Metered usage.
     pub usage: Usage,
-    /// Which functions that was.
+    /// Usage by function.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub functions: Vec<FunctionUsage>,
-    /// What was agreed when it was granted.
+    /// Prices agreed at the time of the grant.
     pub prices: Prices,
-    /// Ca ta.
+    /// Cost of memory: Ca ta.
     pub allocation: u64,
-    /// Cc tc.
+    /// Cost of computing: Cc tc.
     pub computing: u64,
-    /// Ch th.
+    /// Cost of polling: Ch th.
     pub polling: u64,
-    /// C: their sum.
+    /// Total cost: C.
     pub total: u64,
 }
 
 /// `GET /v1/bill`: lines in the order of their grants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BillPage {
-    /// Some.
+    /// Lines of this page.
     pub lines: Vec<BillLine>,
-    /// Give it as `after` for the rest; absent on the last page.
+    /// Pass it as `after` for the next page; absent on the last page.
     pub next: Option<String>,
 }
 
-/// Something that somebody did to accounts, prices, nodes or other people's leases.
+/// A change that a user made to accounts, prices, nodes or other tenants' leases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditEntry {
-    /// Grows by one with each.
+    /// Sequence number; grows by one with each entry.
     pub number: u64,
-    /// Milliseconds since the Unix epoch.
+    /// Time of the change, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Whose token it was done with.
+    /// Tenant of the token that was used.
     pub tenant: TenantId,
-    /// Id of that token.
+    /// Id of the token that was used.
     pub token: String,
-    /// What was done, such as `token.create`.
+    /// The action, such as `token.create`.
     pub action: String,
-    /// What it was done to.
+    /// The object of the action.
     pub subject: String,
-    /// How, as JSON.
+    /// Details as JSON.
     pub details: String,
 }

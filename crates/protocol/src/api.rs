@@ -1,4 +1,5 @@
-//! The manager's HTTP bodies, and what a node and its manager say over the WebSocket that the node opened.
+//! Bodies of the manager's HTTP API, and the messages between nodes and their manager over the WebSocket that the node
+//! opens.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -7,7 +8,7 @@ use crate::environment::Environment;
 use crate::error::Failure;
 use crate::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
 
-/// Which runtime the workers need.
+/// The runtime that the workers need.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Runtime {
@@ -15,7 +16,7 @@ pub enum Runtime {
     Native,
     /// Python callables.
     Python {
-        /// Full version of the client's interpreter, such as `3.11.7`; empty where whichever there is will do.
+        /// Full version of the client's interpreter, such as `3.11.7`. Empty for any version.
         version: String,
         /// Version of the client's cloudpickle.
         cloudpickle: String,
@@ -24,17 +25,18 @@ pub enum Runtime {
         /// Directories to put on the workers' module path (same host only).
         #[serde(default)]
         path: Vec<String>,
-        /// What functions import; none where the interpreter itself has it.
+        /// Packages that functions import; absent if the interpreter already has them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         environment: Option<Environment>,
-        /// Digest of the client's own modules, which travel with the function. Tasks of different digests share no worker.
+        /// Digest of the client's own modules, which travel with the function. Tasks with different digests share no
+        /// worker.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         code: Option<String>,
     },
 }
 
 impl Runtime {
-    /// Whichever Python the node has: for functions that travel as source.
+    /// Returns the runtime for functions that travel as source: any Python that the node has.
     pub fn any_python() -> Self {
         Self::Python {
             version: String::new(),
@@ -46,7 +48,7 @@ impl Runtime {
         }
     }
 
-    /// What functions import, where that is said.
+    /// The environment, if one is set.
     pub fn environment(&self) -> Option<&Environment> {
         match self {
             Self::Python { environment, .. } => environment.as_ref(),
@@ -55,35 +57,36 @@ impl Runtime {
     }
 }
 
-/// Whether workers poll or sleep while they wait.
+/// Whether waiting workers poll or sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// Each worker owns its core and polls, for `hot_for_ms` after each invocation.
+    /// Each worker owns its cores and polls for `hot_for_ms` after each invocation.
     Hot,
     /// Workers sleep until woken and share cores.
     Warm,
-    /// Hot where the node has the cores, else warm; the grant says which.
+    /// Hot if the node has free cores, else warm. The grant contains the choice.
     Auto,
 }
 
-/// How far a lease's workers are kept from everything else on their host.
+/// Level of isolation between a lease's workers and the rest of their host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sandbox {
-    /// Processes of the node's own user: for code that is trusted like its owner.
+    /// Processes of the node's own user. For code as trusted as that user.
     Process,
-    /// Namespaces, a root directory of their own, no privilege, a system call filter and limits: for other people's code.
+    /// Namespaces, a separate root directory, no privileges, a system call filter and resource limits. For untrusted
+    /// code.
     Isolated,
-    /// The same with an image in place of the host's programs and libraries.
+    /// Like `isolated`, with a container image in place of the host's programs and libraries.
     Container,
 }
 
 impl Sandbox {
-    /// All, the most trusting first.
+    /// All levels, from the least isolated.
     pub const ALL: [Self; 3] = [Self::Process, Self::Isolated, Self::Container];
 
-    /// As it is written everywhere.
+    /// The level's name in JSON and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Process => "process",
@@ -92,17 +95,17 @@ impl Sandbox {
         }
     }
 
-    /// As [`crate::hello::Token`] has it, and the store.
+    /// The level's number in [`crate::hello::Token`] and in the store.
     pub fn number(self) -> u8 {
         self as u8
     }
 
-    /// Reads [`Sandbox::number`].
+    /// Returns the level with this [`Sandbox::number`], or `None`.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|sandbox| sandbox.number() == number)
     }
 
-    /// Reads [`Sandbox::name`].
+    /// Returns the level with this [`Sandbox::name`], or `None`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|sandbox| sandbox.name() == name)
     }
@@ -117,9 +120,9 @@ impl std::fmt::Display for Sandbox {
 /// A file or directory of the host that a lease needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct HostPath {
-    /// Absolute; workers see it at the same place.
+    /// Absolute path, the same on the host and for the workers.
     pub path: String,
-    /// Whether they may change it.
+    /// Whether the workers may write.
     #[serde(default)]
     pub writable: bool,
 }
@@ -137,52 +140,51 @@ pub struct LeaseRequest {
     /// Memory of the whole lease in bytes; 0 for the node's share per worker.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// GPUs of each worker, which sees no others.
+    /// GPUs of each worker. The worker sees no others.
     #[serde(default, skip_serializing_if = "is_none")]
     pub gpus_per_worker: u16,
     /// Length in milliseconds from first use.
     #[schema(minimum = 1)]
     pub duration_ms: u64,
-    /// Polling or sleeping.
+    /// Whether waiting workers poll or sleep.
     pub mode: Mode,
-    /// Milliseconds a hot worker polls before it sleeps; `4294967295` for ever.
+    /// Milliseconds that a hot worker polls before it sleeps; `4294967295` for no limit.
     #[serde(default = "for_ever")]
     pub hot_for_ms: u32,
-    /// What the workers run.
+    /// Runtime that the workers need.
     pub runtime: Runtime,
-    /// How isolated the workers are; when absent, `container` for a lease that names an image, else what the site has as its
-    /// default.
+    /// Isolation of the workers. If absent, `container` for a lease that names an image, else the site's default.
     #[serde(default)]
     pub sandbox: Option<Sandbox>,
-    /// For a container, the image: a name or path that the node's owner allows, with `@sha256:...` behind it to insist on that
-    /// version. When absent, the first that the owner allows.
+    /// Container image: a name or path that the node's owner allows, optionally followed by `@sha256:...` to require
+    /// that version. If absent, the first image that the owner allows.
     #[serde(default)]
     pub image: Option<String>,
-    /// Whether isolated workers share the host's network instead of having none, as far as the site allows.
+    /// Whether isolated workers use the host's network instead of none. The site may forbid it.
     #[serde(default)]
     pub network: bool,
-    /// What isolated workers see of the host's files beside programs and libraries, as far as the site allows.
+    /// Host paths that isolated workers see besides programs and libraries. The site may forbid them.
     #[serde(default)]
     pub files: Vec<HostPath>,
-    /// Whether it is told which call printed what.
+    /// Whether output is attributed to the call that printed it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_by_call: bool,
-    /// Ed25519 key whose holder may use the lease.
+    /// Ed25519 key whose owner may use the lease.
     pub holder: PublicKey,
-    /// Milliseconds after which a lease with no open channel is released, once it had one; 0 for never.
+    /// Milliseconds after which a lease whose last channel has closed is released; 0 for never.
     #[serde(default = "idle_release")]
     pub idle_release_ms: u64,
-    /// Wanted node, if any.
+    /// The wanted node, if any.
     #[serde(default)]
     pub node: Option<NodeId>,
-    /// Milliseconds to wait for a place when there is none now; at most 20,000 at a time.
+    /// Milliseconds to wait for capacity; at most 20,000 per request.
     #[serde(default)]
     pub wait_ms: u64,
 }
 
 impl LeaseRequest {
-    /// One that wants nothing in particular: single-core workers for shared libraries, with the node's share of memory, on
-    /// any node that has room now, for as long as `duration_ms`.
+    /// Returns a request with defaults: single-core workers for shared libraries, the node's share of memory, and any
+    /// node that has capacity now. `duration_ms` is the length in milliseconds.
     pub fn native(workers: u16, mode: Mode, duration_ms: u64, holder: PublicKey) -> Self {
         Self {
             workers,
@@ -205,12 +207,12 @@ impl LeaseRequest {
         }
     }
 
-    /// The level that it asks for, if it asks for one.
+    /// Returns the level that it asks for, or `None` for the site's default.
     pub fn wanted_sandbox(&self) -> Option<Sandbox> {
         self.sandbox.or(self.image.as_ref().map(|_| Sandbox::Container))
     }
 
-    /// The same, to be answered without waiting for a place.
+    /// Returns the same request without waiting for capacity.
     pub fn once(&self) -> Self {
         Self {
             wait_ms: 0,
@@ -219,7 +221,7 @@ impl LeaseRequest {
     }
 }
 
-/// Where the ranks of a gang run.
+/// Placement of a gang's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
@@ -235,10 +237,9 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// All.
     pub const ALL: [Self; 4] = [Self::Together, Self::Packed, Self::Spread, Self::Fabric];
 
-    /// As it is written everywhere.
+    /// The placement's name in JSON and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Together => "together",
@@ -248,37 +249,37 @@ impl Placement {
         }
     }
 
-    /// Reads [`Placement::name`].
+    /// Returns the placement with this [`Placement::name`], or `None`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|placement| placement.name() == name)
     }
 }
 
-/// `POST /v1/gangs`: leases on one node or several whose workers together are so many, or none at all. Answered with the grants, in
-/// the order of the ranks.
+/// `POST /v1/gangs`: leases on one or several nodes that together have the given number of workers, or none at all. The
+/// response contains the grants in the order of the ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GangRequest {
-    /// What is leased: `workers`, here up to 4,096, and `memory_bytes` are those of the whole gang.
+    /// The lease. `workers` (here up to 4,096) and `memory_bytes` are those of the whole gang.
     #[serde(flatten)]
     pub lease: LeaseRequest,
-    /// Where.
+    /// Placement of the ranks.
     #[serde(default)]
     pub placement: Placement,
-    /// On none but these nodes; empty for any.
+    /// Allowed nodes; empty for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub among: Vec<NodeId>,
 }
 
-/// No gang has more workers.
+/// Most workers of a gang.
 pub const MOST_RANKS: u16 = 4_096;
 
-/// A request for a lease waits no longer for a place; whoever wants to wait longer asks again.
+/// Longest wait of a lease request, in milliseconds. A client that wants to wait longer repeats the request.
 pub const MOST_WAIT_MS: u64 = 20_000;
 
 fn one() -> u16 {
     1
 }
-/// For numbers that are left out where they are 0.
+/// For serde: whether a number is 0 and is left out.
 pub(crate) fn is_none<N: Default + PartialEq>(count: &N) -> bool {
     *count == N::default()
 }
@@ -289,117 +290,118 @@ fn idle_release() -> u64 {
     10_000
 }
 
-/// A lease as its holder gets it.
+/// A granted lease, for its holder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Grant {
-    /// Its id.
+    /// Id of the lease.
     pub lease: LeaseId,
     /// The signed [`crate::hello::Token`], in hexadecimal.
     pub token: String,
-    /// Where to use it.
+    /// Address of the lease's node.
     pub node: NodeAddress,
     /// Workers granted.
     pub workers: u16,
-    /// What `auto` became, or what was asked.
+    /// The mode that `auto` resolved to, or the requested one.
     pub mode: Mode,
-    /// How isolated the workers are.
+    /// Isolation of the workers.
     pub sandbox: Sandbox,
-    /// For containers, what exactly they run in: `NAME@sha256:...`, or the path of a directory.
+    /// For containers, the exact image: `NAME@sha256:...`, or the path of a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Memory granted, in bytes.
     pub memory_bytes: u64,
     /// Length in milliseconds.
     pub duration_ms: u64,
-    /// Milliseconds since the Unix epoch when the token ends, for people; the node counts by its own clock.
+    /// Expiry of the token in milliseconds since the Unix epoch, for display. The node uses its own clock.
     pub expires_at_ms: u64,
-    /// For people: how it differs from what was asked for, such as that it ends earlier, with the bearer token that asked.
+    /// For display: how the grant differs from the request, for example an earlier end because the bearer token
+    /// expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<String>,
 }
 
-/// How to reach a node and how to know it.
+/// Addresses and key of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeAddress {
-    /// Its id.
+    /// Id of the node.
     pub id: NodeId,
-    /// Its name, for people.
+    /// Display name.
     pub name: String,
-    /// Boot id of its host: a client with the same one shares its memory.
+    /// Boot id of its host. A client with the same boot id shares its memory.
     pub host: String,
-    /// Unix socket for clients of the same host.
+    /// Unix socket for clients on the same host.
     pub unix: Option<String>,
-    /// `address:port` for everybody else.
+    /// `address:port` for all other clients.
     pub tcp: Option<String>,
-    /// Key with which it signs verdicts.
+    /// Key that signs its verdicts.
     pub key: PublicKey,
-    /// Fabrics that it is on, as its site calls them.
+    /// Fabrics of the node, by the site's names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fabrics: Vec<String>,
 }
 
-/// A node is on no more fabrics.
+/// Most fabrics of a node.
 pub const MOST_FABRICS: usize = 16;
-/// Bytes of a fabric's name.
+/// Longest name of a fabric, in bytes.
 pub const MOST_FABRIC_NAME: usize = 64;
 
-/// What a node has.
+/// Resources of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Capacity {
-    /// Cores that leases may take.
+    /// Cores that leases may use.
     pub cores: u16,
-    /// Memory in bytes that leases may take.
+    /// Memory that leases may use, in bytes.
     pub memory_bytes: u64,
-    /// Warm workers it will run at most.
+    /// Most warm workers.
     pub workers: u16,
-    /// GPUs.
+    /// GPUs that leases may use.
     #[serde(default)]
     pub gpus: u16,
 }
 
-/// A node as `GET /v1/nodes` shows it.
+/// A node, as in `GET /v1/nodes`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodeStatus {
-    /// Where it is.
+    /// Addresses and key.
     pub address: NodeAddress,
-    /// What it has.
+    /// Total resources.
     pub capacity: Capacity,
-    /// What is not leased.
+    /// Resources that are not leased.
     pub free: Capacity,
-    /// `up`; `suspended` when it kept failing and gets no leases for a while; `leaving` while it is taken back and `reclaimed`
-    /// when it is empty; `left` when it was stopped in order, else `lost`.
+    /// `up`; `suspended` after repeated failures, when it gets no leases for a while; `leaving` while it is being
+    /// reclaimed and `reclaimed` once it is empty; `left` after an orderly stop; else `lost`.
     pub state: String,
-    /// For a suspended one, for how many milliseconds more.
+    /// Remaining milliseconds of a suspension.
     #[serde(default)]
     pub suspended_ms: u64,
-    /// For a suspended one, what failed last.
+    /// Last failure of a suspended node.
     #[serde(default)]
     pub why: Option<String>,
     /// Milliseconds since its last heartbeat.
     pub heartbeat_age_ms: u64,
-    /// Leases it holds.
+    /// Number of leases on the node.
     pub leases: u32,
-    /// How isolated leases are there, as the node said when it connected; absent while it is not known.
+    /// Isolation levels, as the node reported when it connected; absent while unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandboxes: Option<NodeSandboxes>,
 }
 
-/// Which levels of isolation a node allows, and to whom. The node decides and enforces this; the manager only shows it.
+/// The isolation levels that a node allows, by tenant. The node decides and enforces them; the manager only shows them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeSandboxes {
-    /// Tenants of the node's owner.
+    /// Tenants that own the node.
     pub owners: Vec<TenantId>,
-    /// Levels for their leases; the first is for leases that name none.
+    /// Levels for the owners' leases. The first is the default.
     pub of_owners: Vec<Sandbox>,
-    /// Levels for everybody else's.
+    /// Levels for all other tenants' leases.
     pub of_others: Vec<Sandbox>,
 }
 
-/// A node has no more owners.
+/// Most owners of a node.
 pub const MAX_NODE_OWNERS: usize = 16;
 
 impl NodeSandboxes {
-    /// The levels that a tenant's leases may have there.
+    /// Returns the levels that a tenant's leases may have on the node.
     pub fn of(&self, tenant: TenantId) -> &[Sandbox] {
         match self.owners.contains(&tenant) {
             true => &self.of_owners,
@@ -408,101 +410,103 @@ impl NodeSandboxes {
     }
 }
 
-/// How it all was at one time, as `GET /v1/history` tells.
+/// Use of the site at one moment, as in `GET /v1/history`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Moment {
-    /// When, milliseconds since the Unix epoch.
+    /// Time, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Nodes that took leases.
+    /// Nodes that accepted leases.
     pub nodes_up: u32,
-    /// Leases that lived.
+    /// Leases that were alive.
     pub leases: u32,
     /// Cores for hot workers on connected nodes.
     pub cores: u64,
-    /// Of them, those that leases held.
+    /// The part of `cores` that was leased.
     pub cores_leased: u64,
     /// Warm workers on connected nodes.
     pub workers: u64,
-    /// Of them, those that leases held.
+    /// The part of `workers` that was leased.
     pub workers_leased: u64,
     /// Memory on connected nodes, in bytes.
     pub memory_bytes: u64,
-    /// Of it, what leases held.
+    /// The part of `memory_bytes` that was leased.
     pub memory_leased_bytes: u64,
-    /// What was booked from the manager's start up to then.
+    /// Usage booked from the manager's start to this moment.
     pub used: Usage,
 }
 
-/// A lease as `GET /v1/leases` shows it.
+/// A lease, as in `GET /v1/leases`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LeaseStatus {
-    /// Its id.
+    /// Id of the lease.
     pub lease: LeaseId,
-    /// Who holds it.
+    /// Tenant that holds it.
     pub tenant: TenantId,
-    /// Where.
+    /// Node of the lease.
     pub node: NodeId,
     /// `granted`, `active`, `released`, `expired`, `revoked` or `lost`.
     pub state: String,
-    /// Workers.
+    /// Number of workers.
     pub workers: u16,
-    /// Polling or sleeping.
+    /// Whether waiting workers poll or sleep.
     pub mode: Mode,
-    /// How isolated its workers are.
+    /// Isolation of its workers.
     pub sandbox: Sandbox,
-    /// For containers, what exactly they run in: `NAME@sha256:...`, or the path of a directory.
+    /// For containers, the exact image: `NAME@sha256:...`, or the path of a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// When it was granted, milliseconds since the Unix epoch.
+    /// Time of the grant, in milliseconds since the Unix epoch.
     pub granted_at_ms: u64,
-    /// When it will end, milliseconds since the Unix epoch.
+    /// Expected end, in milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
-    /// What it used so far.
+    /// Usage so far.
     pub usage: Usage,
 }
 
-/// What a lease used: the quantities of the papers' bill. All but `calls` and `failures` in microseconds.
+/// Metered usage of a lease: the quantities that a bill is computed from. All but `calls` and `failures` are in
+/// microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Usage {
     /// Sum over workers of time spent inside functions.
     pub computing_us: u64,
     /// Sum over workers of time spent polling for work.
     pub polling_us: u64,
-    /// Time since first use, times the workers.
+    /// Time since first use, multiplied by the number of workers.
     pub allocated_us: u64,
-    /// Invocations that ended; a worker's loading of a function, which runs code too, counts as one.
+    /// Invocations that ended. Loading a function runs code and counts as one.
     pub calls: u64,
-    /// Of them, those that ended in an error.
+    /// The part of `calls` that ended in an error.
     pub failures: u64,
 }
 
-/// Functions that are told apart within one lease; what others use counts as one.
+/// Most functions that are metered separately in one lease. All others are metered together.
 pub const MOST_FUNCTIONS: usize = 64;
-/// What those others are called.
+/// Name under which all other functions are metered.
 pub const OTHER_FUNCTIONS: &str = "others";
 
-/// What one function used of its lease's [`Usage`]. The rest was spent on loading functions, and by those that are not told apart.
+/// Usage of one function, part of its lease's [`Usage`]. Loading of functions and functions that are not metered
+/// separately account for the difference.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct FunctionUsage {
-    /// Name and the beginning of its code's hash: `stats.mean@5f0c9a1b`.
+    /// Name and the beginning of its code's hash, such as `stats.mean@5f0c9a1b`.
     pub function: String,
-    /// Invocations of it that ended.
+    /// Invocations of the function that ended.
     pub calls: u64,
-    /// Of them, those that ended in an error.
+    /// The part of `calls` that ended in an error.
     pub failures: u64,
-    /// Microseconds inside it, over all workers.
+    /// Microseconds inside the function, over all workers.
     pub computing_us: u64,
 }
 
-/// What a lease used, in all and by function.
+/// Usage of a lease, in total and by function.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Metered {
-    /// In all.
+    /// Total usage.
     #[serde(flatten)]
     pub usage: Usage,
-    /// By function, in the order of their names.
+    /// Usage by function, in the order of their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub functions: Vec<FunctionUsage>,
 }
@@ -516,27 +520,27 @@ impl From<Usage> for Metered {
     }
 }
 
-/// Answer to `GET /v1/rendezvous`: where the ranks of groups meet.
+/// Response to `GET /v1/rendezvous`: where the ranks of groups meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RendezvousAddress {
-    /// `host:port`.
+    /// Address as `host:port`.
     pub address: String,
-    /// With which it shows that it is the one.
+    /// Key with which the server authenticates.
     #[schema(value_type = String)]
     pub key: PublicKey,
-    /// The manager's signature, in hexadecimal: by this word nodes join there for ranks that have no network.
+    /// The manager's signature, in hexadecimal. Authorises nodes to join for ranks that have no network.
     #[serde(default)]
     pub voucher: String,
 }
 
-/// Answer to `DELETE /v1/nodes/{id}`.
+/// Response to `DELETE /v1/nodes/{id}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reclaimed {
-    /// The node, which is empty.
+    /// Status of the empty node.
     pub node: NodeStatus,
-    /// Leases that were ended for it.
+    /// Leases that were ended.
     pub leases: u32,
-    /// Milliseconds from the node's hearing of it until nothing of them was left running.
+    /// Milliseconds from the request's arrival at the node until none of their processes was left.
     pub empty_ms: f64,
 }
 
@@ -548,108 +552,105 @@ pub struct RenewRequest {
     pub duration_ms: u64,
 }
 
-/// Body of every HTTP error.
+/// Body of every HTTP error response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// What happened and what to do.
+    /// Code, what happened and what to do.
     pub error: Failure,
 }
 
-/// Node to manager.
+/// Messages from node to manager.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum NodeMessage {
-    /// First message: who I am, what I have, what I already hold.
+    /// First message of a connection.
     Register {
         /// Wire version.
         version: u16,
-        /// Where clients reach it.
+        /// Addresses and key for clients.
         address: NodeAddress,
-        /// What it has.
+        /// Total resources.
         capacity: Capacity,
-        /// What is free.
+        /// Free resources.
         free: Capacity,
-        /// Leases it still holds, from before this connection.
+        /// Leases that the node still holds from before this connection.
         leases: Vec<crate::node_api::HeldLease>,
-        /// Which levels of isolation it allows, and to whom.
+        /// The isolation levels that it allows, by tenant.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sandboxes: Option<NodeSandboxes>,
     },
-    /// Every `heartbeat_ms`.
+    /// Sent every `heartbeat_ms`.
     Heartbeat {
-        /// What is free now.
+        /// Free resources.
         free: Capacity,
-        /// The node's wall clock, milliseconds since the Unix epoch, from which the manager measures skew.
+        /// The node's wall clock in milliseconds since the Unix epoch, from which the manager measures clock skew.
         clock_ms: u64,
     },
-    /// Calls by how long they took, as [`crate::durations::duration_bucket`] sorts them, since the node started.
+    /// Calls by duration since the node started, in the buckets of [`crate::durations::duration_bucket`].
     Durations {
-        /// How many.
+        /// Number of calls in each bucket.
         calls: [u64; crate::durations::DURATION_BUCKETS],
     },
-    /// Answer to [`ManagerMessage::Offer`], `Renew` or `End`.
+    /// Response to [`ManagerMessage::Offer`], `Renew` or `End`.
     Answer {
-        /// Which request.
+        /// Number of the request.
         request: u64,
-        /// Why not, if not. For an offer the free capacity follows in the next heartbeat.
+        /// Why it was refused; absent if accepted. After an offer, the next heartbeat reports the free resources.
         refused: Option<Failure>,
-        /// What `auto` became, for offers.
+        /// For offers, the mode that `auto` resolved to.
         mode: Option<Mode>,
-        /// For offers of containers, as in [`Grant::image`].
+        /// For offers of containers, the exact image, as in [`Grant::image`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         image: Option<String>,
-        /// For offers, the level of isolation that the node gives the lease.
+        /// For offers, the isolation level of the lease.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sandbox: Option<Sandbox>,
     },
-    /// A lease ended here, for whatever cause.
+    /// A lease ended on the node.
     LeaseEnded {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
         /// `released`, `expired`, `revoked` or `lost`.
         state: String,
     },
-    /// A worker of a lease asked for something that no honest function does, and was refused.
+    /// A worker attempted something that no legitimate function does, and was refused.
     Incident {
-        /// Which lease.
+        /// Id of the lease.
         lease: LeaseId,
-        /// What it asked for.
+        /// What it attempted.
         what: String,
     },
-    /// A lease was granted here under a manager's allowance. Sent at once, and again on each connection until
+    /// The node granted a lease under a manager's allowance. Sent at once, and on each new connection until
     /// [`ManagerMessage::Adopted`].
     Started {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
-        /// What it is, and by whose leave.
+        /// The lease's properties, and proof of the allowance.
         start: Box<crate::node_api::DirectStart>,
     },
     /// A lease was used for the first time.
-    LeaseActive {
-        /// Which.
-        lease: LeaseId,
-    },
-    /// Usage of leases, cumulative per lease, under the node's own growing sequence number; sent again until acknowledged.
+    LeaseActive { lease: LeaseId },
+    /// Cumulative usage of leases, under the node's growing sequence number. Sent again until acknowledged.
     Meters {
-        /// Number of this entry in the node's journal.
+        /// Sequence number in the node's journal.
         sequence: u64,
-        /// Lease and all it used so far.
+        /// Leases and their total usage so far.
         usage: Vec<(LeaseId, Metered)>,
     },
-    /// Answer to [`ManagerMessage::Reclaim`]: the node is empty, and what its leases used is booked as far as it could be told.
+    /// Response to [`ManagerMessage::Reclaim`]: the node is empty. Its leases' usage is booked as far as it is known.
     Reclaimed {
-        /// Which request.
+        /// Number of the request.
         request: u64,
-        /// Leases that were ended for it.
+        /// Leases that were ended.
         leases: u32,
-        /// Microseconds from the request's arrival until nothing of them was left running.
+        /// Microseconds from the request's arrival until none of their processes was left.
         empty_us: u64,
     },
-    /// Last message of a node that is stopped in order: it holds no lease any more, and will not be back soon.
+    /// Last message of a node that is stopped in order. It holds no leases and will not reconnect soon.
     Leaving,
 }
 
-/// Manager to node.
+/// Messages from manager to node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[allow(
@@ -657,260 +658,262 @@ pub enum NodeMessage {
     reason = "each lives for one send or one receive, and an offer is the common one"
 )]
 pub enum ManagerMessage {
-    /// Registered: your epoch, and how often to send heartbeats.
+    /// The node is registered.
     Registered {
         /// Ownership epoch of this manager over the node.
         epoch: u64,
-        /// Keys whose tokens to accept.
+        /// Keys whose tokens the node must accept.
         signing_keys: Vec<PublicKey>,
-        /// Heartbeat interval.
+        /// Interval between heartbeats in milliseconds.
         heartbeat_ms: u64,
-        /// In exchange for a join token: the bearer with which this node, and no other, connects from now on. Keep it
-        /// with mode 0600; the join token is used up.
+        /// In exchange for a join token: the bearer token with which only this node connects from now on. The node
+        /// stores it with mode 0600. The join token is used up.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         credential: Option<String>,
-        /// All managers of the site, where there are several: each will do when this one is gone.
+        /// All managers of the site, if there are several. The node may connect to any of them.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         managers: Vec<ManagerAddress>,
     },
-    /// These are all managers of the site now.
+    /// The list of the site's managers has changed.
     Managers {
-        /// Where they are.
+        /// All managers of the site.
         managers: Vec<ManagerAddress>,
     },
-    /// Refused to register.
+    /// Registration is refused.
     Refused(Failure),
-    /// Take this lease, if there is room.
+    /// Asks the node to take a lease.
     Offer {
-        /// To be answered under.
+        /// Number of the request; the response repeats it.
         request: u64,
-        /// Its id.
+        /// Id of the lease.
         lease: LeaseId,
-        /// Who pays.
+        /// Tenant that pays.
         tenant: TenantId,
-        /// What was asked.
+        /// The client's request.
         spec: LeaseRequest,
-        /// The manager's level for leases that name none. A node isolates other tenants than its owner's all the same.
+        /// The manager's default isolation level. A node isolates tenants other than its owners in any case.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         default_sandbox: Option<Sandbox>,
-        /// Must equal the epoch of `Registered`.
+        /// Must equal the epoch in `Registered`.
         epoch: u64,
-        /// Milliseconds within which it must be used, or its capacity comes back.
+        /// Milliseconds within which the lease must be used. After that the node frees its resources.
         start_by_ms: u64,
-        /// The W3C `traceparent` of the step that this belongs to.
+        /// W3C `traceparent` of the calling span.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         traceparent: Option<String>,
     },
-    /// Count this lease's length anew from now.
+    /// Restarts a lease's duration from now.
     Renew {
-        /// To be answered under.
+        /// Number of the request; the response repeats it.
         request: u64,
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
-        /// New length.
+        /// New length in milliseconds.
         duration_ms: u64,
-        /// The W3C `traceparent` of the step that this belongs to.
+        /// W3C `traceparent` of the calling span.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         traceparent: Option<String>,
     },
-    /// End this lease: `released` or `revoked`.
+    /// Ends a lease.
     End {
-        /// To be answered under.
+        /// Number of the request; the response repeats it.
         request: u64,
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
-        /// How its record ends.
+        /// Final state: `released` or `revoked`.
         state: String,
-        /// Milliseconds that its running calls may go on for.
+        /// Milliseconds that running calls may still take.
         #[serde(default)]
         grace_ms: u64,
-        /// The W3C `traceparent` of the step that this belongs to.
+        /// W3C `traceparent` of the calling span.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         traceparent: Option<String>,
     },
-    /// Take no more leases, end those there are as [`LeaseStatus::state`] `revoked`, and say when the node is empty.
+    /// Stops accepting leases, ends the existing ones as `revoked`, and reports when the node is empty.
     Reclaim {
-        /// To be answered under.
+        /// Number of the request; the response repeats it.
         request: u64,
-        /// What running calls get.
+        /// Milliseconds that running calls may still take.
         grace_ms: u64,
-        /// The W3C `traceparent` of the step that this belongs to.
+        /// W3C `traceparent` of the calling span.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         traceparent: Option<String>,
     },
-    /// Take leases again.
+    /// Accepts leases again.
     Resume {
-        /// To be answered under.
+        /// Number of the request; the response repeats it.
         request: u64,
     },
-    /// Meters up to this sequence number are booked.
+    /// Acknowledges meters up to a sequence number as booked.
     Booked {
-        /// Last booked.
+        /// Last booked sequence number.
         sequence: u64,
     },
-    /// A lease that the node granted under an allowance is in the books.
+    /// A lease that the node granted under an allowance is now in the ledger.
     Adopted {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
     },
-    /// Nothing more may start under this allowance for now, or again it may.
+    /// Stops or resumes new leases under an allowance.
     Exhausted {
-        /// Which.
+        /// Id of the allowance.
         allowance: AllowanceId,
-        /// Milliseconds for which this must be remembered: then its tokens have expired. 0 to forget it.
+        /// Milliseconds for which the node must refuse them, after which all tokens of the allowance have expired. 0 to
+        /// resume.
         for_ms: u64,
     },
 }
 
-/// `POST /v1/allowances`: the wish to lease straight from nodes.
+/// `POST /v1/allowances`: requests the right to lease from nodes directly.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AllowanceRequest {
-    /// Key whose holder may use it.
+    /// Ed25519 key whose owner may use it.
     pub holder: PublicKey,
-    /// Workers, of all leases under it together.
+    /// Total workers of all leases under it.
     #[schema(minimum = 1)]
     pub workers: u32,
-    /// Cores of all of them together; 0 for one each.
+    /// Total cores of all leases; 0 for one per worker.
     #[serde(default)]
     pub cores: u32,
-    /// Their memory in bytes; 0 to leave it to the nodes, where the tenant has no quota of it.
+    /// Total memory in bytes; 0 for the nodes' defaults, if the tenant has no memory quota.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Workers on one node at most; 0 for the manager's choice: twice an even share.
+    /// Most workers on one node; 0 for the manager's default of twice an even share.
     #[serde(default)]
     pub workers_per_node: u16,
     /// Longest lease in milliseconds.
     #[schema(minimum = 1)]
     pub duration_ms: u64,
-    /// How isolated its workers are; when absent, what the site has as its default.
+    /// Isolation of its workers; if absent, the site's default.
     #[serde(default)]
     pub sandbox: Option<Sandbox>,
 }
 
-/// An allowance, and where there is room.
+/// An allowance, and the nodes with free resources.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Allowance {
-    /// Its id.
+    /// Id of the allowance.
     pub allowance: AllowanceId,
-    /// The signed [`crate::hello::Token`], in hexadecimal; asking for news in time gets one that lasts longer.
+    /// The signed [`crate::hello::Token`], in hexadecimal. A request for updates before it expires returns a newer
+    /// token.
     pub token: String,
-    /// Milliseconds that the token lasts from now.
+    /// Remaining validity of the token in milliseconds.
     pub lasts_ms: u64,
-    /// Number of this list of nodes; ask for what comes after it.
+    /// Version of the list of nodes. The next request names it to get newer ones.
     pub version: u64,
-    /// Nodes that had room, those with most of it first; of many, some at random.
+    /// Nodes with free resources, those with the most first. Of many nodes, a random sample.
     pub nodes: Vec<Room>,
     /// Workers that may still start.
     pub workers_left: u32,
 }
 
-/// A node that has room.
+/// A node with free resources.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Room {
-    /// Where it is.
+    /// Addresses and key.
     pub node: NodeAddress,
-    /// What was free, as last heard.
+    /// Free resources, as last reported.
     pub free: Capacity,
 }
 
-/// What `GET /v1/events` (WebSocket) tells.
+/// Events of `GET /v1/events` (WebSocket).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// A node registered.
     NodeUp {
-        /// Which.
+        /// Id of the node.
         node: NodeId,
     },
-    /// A node's heartbeats stopped or its connection broke.
+    /// A node's heartbeats stopped or its connection was lost.
     NodeLost {
-        /// Which.
+        /// Id of the node.
         node: NodeId,
     },
     /// A node was stopped in order.
     NodeLeft {
-        /// Which.
+        /// Id of the node.
         node: NodeId,
     },
-    /// A node was taken back and is empty.
+    /// A node was reclaimed and is empty.
     NodeReclaimed {
-        /// Which.
+        /// Id of the node.
         node: NodeId,
     },
-    /// A node kept failing, and gets no leases for a while.
+    /// A node failed repeatedly and gets no leases for a while.
     NodeSuspended {
-        /// Which.
+        /// Id of the node.
         node: NodeId,
-        /// For how many milliseconds.
+        /// Length of the suspension in milliseconds.
         for_ms: u64,
-        /// What failed last.
+        /// Last failure.
         why: String,
     },
     /// A lease changed its state.
     Lease {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
-        /// Where.
+        /// Node of the lease.
         node: NodeId,
-        /// As in [`LeaseStatus::state`].
+        /// New state, as in [`LeaseStatus::state`].
         state: String,
     },
-    /// A worker asked for something that no honest function does, and was refused.
+    /// A worker attempted something that no legitimate function does, and was refused.
     Incident {
-        /// Its lease.
+        /// Lease of the worker.
         lease: LeaseId,
-        /// Where.
+        /// Node of the worker.
         node: NodeId,
-        /// What it asked for.
+        /// What it attempted.
         what: String,
     },
 }
 
-/// Where one of a site's managers is, and how to know it.
+/// Address of a site's manager, and how to authenticate it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ManagerAddress {
-    /// `https://127.0.0.1:7070`.
+    /// URL, such as `https://127.0.0.1:7070`.
     pub manager: String,
-    /// Its certificate authority's certificate, PEM.
+    /// The certificate authority's certificate, as PEM.
     pub ca_pem: String,
 }
 
-/// A manager as `GET /v1/managers` shows it: first the one that was asked.
+/// A manager, as in `GET /v1/managers`. The responding manager comes first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ManagerStatus {
-    /// Where it is.
+    /// URL and certificate authority.
     #[serde(flatten)]
     pub address: ManagerAddress,
-    /// The key that its tokens are signed with.
+    /// Key that signs its tokens.
     pub key: PublicKey,
-    /// `up`, or `silent` when it has said nothing for some seconds.
+    /// `up`, or `silent` if it has sent nothing for some seconds.
     pub state: String,
-    /// Milliseconds since it said something.
+    /// Milliseconds since its last message.
     pub silent_ms: u64,
 }
 
-/// On every answer of a manager that is one of several: changes when they do. Whoever sees another one than last time may ask
-/// `GET /v1/managers`.
+/// Header on every response of a manager that is one of several. Its value changes with the list of managers; a client
+/// that sees a new value may request `GET /v1/managers`.
 pub const MANAGERS_HEADER: &str = "dayfly-managers";
 
-/// What a daemon writes into its state directory (mode 0600) so that clients of the same user find it, and what
-/// `DAYFLY_MANAGER` may name the path of.
+/// Connection file. A daemon writes it into its state directory (mode 0600) for clients of the same user, and
+/// `DAYFLY_MANAGER` may name its path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Connection {
-    /// `https://127.0.0.1:7070`.
+    /// URL of the manager, such as `https://127.0.0.1:7070`.
     pub manager: String,
-    /// The certificate authority's certificate, PEM.
+    /// The certificate authority's certificate, as PEM.
     pub ca_pem: String,
-    /// Bearer token; empty in the file with which one logs in.
+    /// Bearer token; empty in a file that is used to log in.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub token: String,
-    /// The site's other managers, of which each will do as well.
+    /// The site's other managers. Clients may use any of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<ManagerAddress>,
 }
 
 impl Connection {
-    /// All managers, first the one that is named first.
+    /// Returns all managers. The first is the one that the file names directly.
     pub fn managers(&self) -> Vec<ManagerAddress> {
         let first = ManagerAddress {
             manager: self.manager.clone(),
@@ -923,7 +926,7 @@ impl Connection {
 /// `POST /v1/nodes/join-tokens`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JoinTokenRequest {
-    /// Milliseconds after which an unused token means nothing; an hour when absent.
+    /// Milliseconds until an unused token expires; one hour if absent.
     #[serde(default = "an_hour")]
     pub valid_for_ms: u64,
 }
@@ -932,21 +935,22 @@ fn an_hour() -> u64 {
     3_600_000
 }
 
-/// Answer to [`JoinTokenRequest`].
+/// Response to [`JoinTokenRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JoinToken {
-    /// Bearer for one first connection to `/v1/nodes/connect`.
+    /// Bearer token for one first connection to `/v1/nodes/connect`.
     pub token: String,
-    /// `https://127.0.0.1:7070`.
+    /// URL of the manager, such as `https://127.0.0.1:7070`.
     pub manager: String,
-    /// The certificate authority's certificate, PEM.
+    /// The certificate authority's certificate, as PEM.
     pub ca_pem: String,
-    /// When it ends, milliseconds since the Unix epoch.
+    /// Expiry, in milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
-    /// The tenant that made it, who owns the nodes that join with it: no other tenant's code runs there as the node's user.
+    /// The tenant that made the token. It owns the nodes that join with it, and no other tenant's code runs there as
+    /// the node's user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<TenantId>,
-    /// The site's other managers, of which each will do as well.
+    /// The site's other managers. Nodes may use any of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<ManagerAddress>,
 }
@@ -969,7 +973,7 @@ pub struct Health {
     pub nodes_up: u32,
     /// Leases that are granted or active.
     pub leases: u32,
-    /// What the store said last, while degraded.
+    /// Last error of the store, while degraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_error: Option<String>,
 }

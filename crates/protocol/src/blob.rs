@@ -1,4 +1,4 @@
-//! Bytes whose meaning is between others: base64 in JSON, as they are in binary formats.
+//! Opaque bytes: base64 in JSON, raw in binary formats.
 
 use std::fmt;
 
@@ -8,17 +8,16 @@ use bytes::Bytes;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Bytes that travel without being looked at. Cheap to clone.
+/// Opaque bytes. Cheap to clone.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Blob(pub Bytes);
 
 impl Blob {
-    /// How many there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -66,7 +65,7 @@ impl<'de> Deserialize<'de> for Blob {
     }
 }
 
-/// Bytes of a binary format.
+/// Deserializes raw bytes from a binary format.
 pub(crate) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
     struct Whatever;
 

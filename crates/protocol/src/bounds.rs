@@ -1,20 +1,20 @@
-//! How long texts may be that are kept and shown: what is longer is refused before anything of it is written.
+//! Length limits of stored and displayed texts. Longer texts are refused before anything is written.
 
 use crate::error::{Code, Failure};
 use crate::tasks::{Cancellation, EndpointSpec, Forgetting, FunctionRegistration, MOST_MEMBERS, MOST_NAME_BYTES, TEAM};
 
-/// The longest tag, idempotency key or name of an image.
+/// Longest tag, idempotency key or image name.
 pub const MAX_TAG_BYTES: usize = 256;
-/// The longest description.
+/// Longest description.
 pub const MAX_DESCRIPTION_BYTES: usize = 16 << 10;
-/// The longest source of a function, which is for people.
+/// Longest source of a function. The source is for display only.
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
-/// The longest message of an error, of a batch system or of a site.
+/// Longest error message of a function, a batch system or a site.
 pub const MAX_MESSAGE_BYTES: usize = 4 << 10;
-/// Most bytes of all that is said of a function, its code left out; most of it is the list of an environment's packages.
+/// Most bytes of a function's metadata, without its code. Most of it is the list of an environment's packages.
 pub const MAX_FUNCTION_BYTES: usize = 2 << 20;
 
-/// Refuses a text that is too long.
+/// Refuses a text that is too long. `what` names it in the message.
 ///
 /// # Errors
 /// `InvalidRequest`, with both lengths and without the text.
@@ -26,7 +26,7 @@ pub fn check(what: &str, text: &str, max_bytes: usize) -> Result<(), Failure> {
     Err(Failure::new(Code::InvalidRequest, text))
 }
 
-/// Refuses too many names, or too long ones, of those that something is shared with.
+/// Refuses a sharing list with too many names or with a name that is too long.
 ///
 /// # Errors
 /// As [`check`].
@@ -44,7 +44,7 @@ pub fn check_shared(shared_with: &[String]) -> Result<(), Failure> {
 }
 
 impl FunctionRegistration {
-    /// Checks its texts.
+    /// Checks the lengths of its texts.
     ///
     /// # Errors
     /// As [`check`].
@@ -66,7 +66,7 @@ impl FunctionRegistration {
 }
 
 impl EndpointSpec {
-    /// Checks its texts.
+    /// Checks the lengths of its texts.
     ///
     /// # Errors
     /// As [`check`].
@@ -78,7 +78,7 @@ impl EndpointSpec {
 }
 
 impl Cancellation {
-    /// Checks its texts.
+    /// Checks the lengths of its texts.
     ///
     /// # Errors
     /// As [`check`].
@@ -93,7 +93,7 @@ impl Cancellation {
 }
 
 impl Forgetting {
-    /// Checks its texts.
+    /// Checks the lengths of its texts.
     ///
     /// # Errors
     /// As [`check`].

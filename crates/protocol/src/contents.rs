@@ -1,4 +1,5 @@
-//! Bytes that are too many to travel with what is said of them: they stay in the manager's content store, under their hash.
+//! Payloads that are too large for a message: they stay in the manager's content store, and messages refer to their
+//! hash.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,43 +7,43 @@ use utoipa::ToSchema;
 use crate::blob::Blob;
 use crate::ids::ContentHash;
 
-/// Arguments and answers of more bytes go by reference, where a program of ours sends them.
+/// Dayfly's own programs send arguments and results of more bytes than this by reference.
 pub const INLINE_BYTES: usize = 128 << 10;
 
-/// Bytes in the content store: of one tenant, under their hash.
+/// A reference to bytes in one tenant's content store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct Content {
-    /// BLAKE3 of the bytes.
+    /// BLAKE3 hash of the bytes.
     pub hash: ContentHash,
-    /// How many there are.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// What a tenant has in the content store.
+/// A tenant's use of the content store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ContentUsage {
-    /// So many bytes, each content once.
+    /// Bytes stored. Each content counts once.
     pub bytes: u64,
-    /// At most; what would be more is refused.
+    /// Limit in bytes. The manager refuses an upload that would exceed it.
     pub most_bytes: u64,
 }
 
-/// What a function is called with, or answers.
+/// Arguments or result of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Payload {
-    /// The bytes.
+    /// The bytes themselves.
     Here(Blob),
-    /// Where they are.
+    /// A reference to the content store.
     Stored(Content),
 }
 
 impl Payload {
-    /// Of bytes that are here, or, where it is given, of a content.
+    /// Refers to `content` if it is given, else holds `bytes`.
     pub fn of(bytes: Blob, content: Option<Content>) -> Self {
         content.map_or(Self::Here(bytes), Self::Stored)
     }
 
-    /// The bytes that are here, and where others are.
+    /// Returns the inline bytes (empty for a reference) and the reference, if there is one.
     pub fn split(self) -> (Blob, Option<Content>) {
         match self {
             Self::Here(bytes) => (bytes, None),
@@ -50,7 +51,7 @@ impl Payload {
         }
     }
 
-    /// How many bytes are here.
+    /// Inline bytes; 0 for a reference.
     pub fn bytes_here(&self) -> usize {
         match self {
             Self::Here(bytes) => bytes.len(),
@@ -58,7 +59,7 @@ impl Payload {
         }
     }
 
-    /// Where it is, if not here.
+    /// The reference, or `None` for inline bytes.
     pub fn content(&self) -> Option<Content> {
         match self {
             Self::Here(_) => None,

@@ -1,9 +1,10 @@
-//! What a manager and an endpoint's dispatcher say to each other, over the one connection that the dispatcher opened.
+//! Messages between a manager and an endpoint's dispatcher, over the one connection that the dispatcher opens.
 //!
-//! The manager sends as many tasks as the dispatcher has room for ([`FromDispatcher::Room`]); the dispatcher keeps each outcome
-//! until the manager has written it down ([`ToDispatcher::Kept`]). After a break, [`FromDispatcher::Hello`] says which tasks the
-//! dispatcher still has, so that the others can be given away again or end as *maybe executed*. Between two hosts each message
-//! is one frame of MessagePack on a WebSocket; long ones go in [parts](ToDispatcher::parts).
+//! The manager sends as many tasks as the dispatcher has room for ([`FromDispatcher::Room`]). The dispatcher keeps each
+//! outcome until the manager has stored it ([`ToDispatcher::Kept`]). After a lost connection, [`FromDispatcher::Hello`]
+//! lists the tasks that the dispatcher still has; the manager requeues the others or ends them as *maybe executed*.
+//! Between two hosts each message is one frame of MessagePack on a WebSocket. Long messages are split into
+//! [parts](ToDispatcher::parts).
 
 use serde::{Deserialize, Serialize};
 
@@ -17,32 +18,32 @@ use crate::node_api::Stream;
 use crate::tasks::{BlockStatus, EndpointSpec, MOST_BODY_BYTES, Resources};
 use crate::triggers::{FileSeen, Watch};
 
-/// One execution of a task: a later one of the same task is another.
+/// One execution of a task. A retry of the same task is another attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Attempt {
-    /// Of which task.
+    /// The task.
     pub task: TaskId,
-    /// From 1.
+    /// Number of the attempt, from 1.
     pub number: u16,
 }
 
 /// A task to execute.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assigned {
-    /// Which execution of which task.
+    /// The attempt to execute.
     pub attempt: Attempt,
-    /// What to run: a function that was sent before.
+    /// The function to run. It was sent before.
     pub function: FunctionId,
-    /// Who pays.
+    /// The tenant that pays.
     pub tenant: TenantId,
-    /// What to call it with.
+    /// Arguments of the function.
     pub arguments: Payload,
-    /// What those answered whose answers go along.
+    /// Results of the tasks that this task depends on and takes as input.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub answers: Vec<Payload>,
-    /// Milliseconds that it may run; 0 for no limit.
+    /// Time limit in milliseconds; 0 for no limit.
     pub walltime_ms: u32,
-    /// Whether it may be executed again by the dispatcher itself.
+    /// Whether the dispatcher itself may execute it again.
     pub repeatable: bool,
 }
 
@@ -53,106 +54,106 @@ impl Assigned {
     }
 }
 
-/// A function's code and what it needs.
+/// A function's code and requirements.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Which.
+    /// Id of the function.
     pub id: FunctionId,
-    /// Whose function it is; none for the tenant's whose task it is. What it leaves behind in a worker meets no other tenant's functions.
+    /// Owner of the function; `None` if it belongs to the tenant of the task. Functions of different owners never share
+    /// a worker, because code may leave state behind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<TenantId>,
     /// SHA-256 of `code`.
     pub hash: CodeHash,
-    /// What the code is.
+    /// Form of the code.
     pub form: Form,
-    /// What runs it.
+    /// Runtime that the code needs.
     pub runtime: Runtime,
-    /// The container image that it runs in.
+    /// Container image to run in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// What one execution needs.
+    /// Resources of one execution.
     pub resources: Resources,
-    /// The code.
     pub code: Blob,
 }
 
-/// Manager to dispatcher.
+/// Messages from manager to dispatcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDispatcher {
-    /// A tenant whose tasks follow.
+    /// Announces a tenant before its tasks.
     Tenant {
-        /// Which.
+        /// Id of the tenant.
         tenant: TenantId,
-        /// For people.
+        /// Display name.
         name: String,
-        /// Whether the endpoint is another tenant's: what this one runs there is kept from what is the owner's.
+        /// Whether the endpoint belongs to another tenant. A guest's tasks are isolated from the owner's.
         #[serde(default)]
         guest: bool,
     },
-    /// A tenant wants to lease from the site itself, beside the tasks that it has there.
+    /// A tenant asks to lease from the site directly, besides the tasks that it has there.
     Invite {
-        /// Names it in the answer.
+        /// Number of the request; the response repeats it.
         number: u64,
-        /// Who.
+        /// Id of the tenant.
         tenant: TenantId,
-        /// For people.
+        /// Display name.
         name: String,
-        /// Whether the endpoint is another tenant's.
+        /// Whether the endpoint belongs to another tenant.
         guest: bool,
     },
-    /// A function that tasks will name.
+    /// A function that later tasks refer to.
     Program(Box<Program>),
-    /// Whether the site has what would run such a function. Asked before its tasks are accepted.
+    /// Asks whether the site can run a function. Sent before its tasks are accepted.
     Suits {
-        /// Which.
+        /// The function.
         function: FunctionId,
-        /// What runs it.
+        /// Runtime that it needs.
         runtime: Runtime,
     },
-    /// Tasks to execute.
     Tasks(Vec<Assigned>),
-    /// Tasks to end, if they have not ended.
+    /// Tasks to end. Attempts that have ended are ignored.
     Cancel(Vec<Attempt>),
-    /// Tasks to end unless a worker has been given them.
+    /// Tasks to end unless a worker has already received them.
     Withdraw {
-        /// Names it in the answer.
+        /// Number of the request; the response repeats it.
         number: u64,
-        /// Which.
+        /// Attempts to withdraw.
         attempts: Vec<Attempt>,
     },
-    /// Outcomes that are written down, and need not be kept any more.
+    /// Outcomes that the manager has stored. The dispatcher may drop them.
     Kept(Vec<Attempt>),
-    /// All the files that it is to look for, from now on: what was told of them before is forgotten.
+    /// The complete list of files to watch for. Replaces the previous list.
     Watch(Vec<Watch>),
-    /// Files that are written down, by their [keys](FileSeen::key), and need not be told any more.
+    /// Files that the manager has stored, by their [keys](FileSeen::key). The dispatcher stops reporting them.
     Noted {
-        /// For which trigger.
+        /// The trigger.
         trigger: TriggerId,
-        /// Which.
+        /// Keys of the files.
         files: Vec<String>,
     },
-    /// A tenant wants to run tasks at an endpoint of its own, below this one, and that one is not there.
+    /// Asks for an endpoint of a tenant's own below this one, because the tenant wants to run tasks there and it is not
+    /// connected.
     Wanted {
-        /// Who.
+        /// Id of the tenant.
         tenant: TenantId,
-        /// Its name, which says which account it is.
+        /// Name of the tenant, which determines its account.
         name: String,
-        /// The name of its endpoint.
+        /// Name of the endpoint.
         endpoint: String,
     },
-    /// The first words of a manager that is one of several.
+    /// First message from a manager that is one of several.
     Site {
-        /// Grows whenever another of them has the tasks: who knows of a greater one does not listen to this manager.
+        /// Grows whenever another manager takes over. A dispatcher that knows a greater epoch ignores this manager.
         epoch: u64,
-        /// All of them, of which each will do; none where there is only this one now.
+        /// All managers; any of them will do. Empty if this is the only one.
         managers: Vec<ManagerAddress>,
     },
-    /// The last words to a dispatcher that is not taken.
+    /// Last message to a dispatcher that is refused.
     Refused(Failure),
 }
 
 impl ToDispatcher {
-    /// The same in messages that fit into a frame.
+    /// Splits the message into messages that fit into a frame.
     pub fn parts(self) -> Vec<Self> {
         match self {
             Self::Tasks(tasks) => parts(tasks, Assigned::bytes_here)
@@ -166,11 +167,11 @@ impl ToDispatcher {
     }
 }
 
-/// What is sent in one message has so many bytes, roughly, unless a single task has more.
+/// Target size of one message in bytes. A single larger entry still travels alone.
 const PART_BYTES: usize = 4 << 20;
-/// What an entry has beside its payload, at most.
+/// Most bytes of an entry besides its payload.
 const ENTRY_BYTES: usize = 256;
-/// No frame has more: the largest payload, with room for what is around it.
+/// Most bytes of a frame: the largest payload and its envelope.
 pub const MOST_FRAME_BYTES: usize = MOST_BODY_BYTES + (1 << 20);
 
 fn parts<T>(entries: Vec<T>, payload: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
@@ -192,20 +193,20 @@ fn parts<T>(entries: Vec<T>, payload: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     made
 }
 
-/// How an execution ended.
+/// Outcome of an execution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// Which.
+    /// The attempt.
     pub attempt: Attempt,
-    /// Why not well.
+    /// Why it failed; `None` if it succeeded.
     pub error: Option<Failure>,
     /// Whether `answer` is a pickled exception.
     pub raised: bool,
-    /// Whether the function may have been begun.
+    /// Whether the function may have begun.
     pub begun: bool,
-    /// What the function answered.
+    /// Result of the function.
     pub answer: Payload,
-    /// Microseconds from when a worker was given it until it ended.
+    /// Microseconds from the moment a worker received it to its end.
     pub took_us: u64,
 }
 
@@ -214,7 +215,7 @@ impl Ended {
         self.answer.bytes_here() + self.error.as_ref().map_or(0, Failure::bytes)
     }
 
-    /// An execution that did not begin.
+    /// Returns the outcome of an attempt that did not begin.
     pub fn unexecuted(attempt: Attempt, error: Option<Failure>) -> Self {
         Self {
             attempt,
@@ -227,110 +228,108 @@ impl Ended {
     }
 }
 
-/// Something that an execution printed.
+/// Output that an execution printed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskOutput {
-    /// Which.
+    /// The attempt.
     pub attempt: Attempt,
-    /// Where.
+    /// Standard output or standard error.
     pub stream: Stream,
-    /// What. Pieces end anywhere.
+    /// The bytes. A piece may end anywhere, even inside a character.
     pub bytes: Blob,
 }
 
-/// Dispatcher to manager.
+/// Messages from dispatcher to manager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromDispatcher {
-    /// The first words of a connection.
+    /// First message of a connection.
     Hello {
         /// [`WIRE_VERSION`](crate::WIRE_VERSION) of the dispatcher.
         version: u16,
-        /// Drawn by its process: the same one may connect again at once, another one must wait until this one is gone.
+        /// Random number of the dispatcher's process. The same process may reconnect at once; another one waits until
+        /// the first has disconnected.
         instance: u64,
-        /// What it has not ended, or not been told is kept.
+        /// Attempts that have not ended, or whose outcome is not confirmed as kept.
         holds: Vec<Attempt>,
     },
-    /// What its endpoint is, as its owner has it now.
+    /// The endpoint's current configuration.
     Spec(EndpointSpec),
-    /// Where and with what a tenant leases from the site itself, or why it may not.
+    /// Response to [`ToDispatcher::Invite`].
     Invited {
-        /// As it was asked.
+        /// Number of the request.
         number: u64,
-        /// The site's own manager, with a token for the tenant.
+        /// Address of the site's own manager with a token for the tenant, or why it is refused.
         answer: Result<Connection, Failure>,
     },
-    /// How many tasks it wants to have at a time.
+    /// How many tasks the dispatcher wants to hold at a time.
     Room {
-        /// So many.
+        /// Number of tasks.
         tasks: u32,
     },
-    /// Workers that it has, and why it has not got more.
+    /// Workers that the dispatcher has, and why it has no more.
     Workers {
-        /// How many.
+        /// Number of workers.
         count: u32,
-        /// The words of whoever refused.
+        /// Error message of the party that refused.
         trouble: Option<String>,
     },
-    /// What its site has of a batch system, or asked it for.
+    /// Blocks that the site holds or has requested from a batch system.
     Blocks {
-        /// All of them.
         blocks: Vec<BlockStatus>,
-        /// Why there are not more, if more are wanted.
+        /// Why no more blocks are coming, if more are wanted.
         trouble: Option<String>,
     },
-    /// The answer to [`ToDispatcher::Suits`].
+    /// Response to [`ToDispatcher::Suits`].
     Suits {
-        /// Of which function.
+        /// The function.
         function: FunctionId,
-        /// Why not.
+        /// Why the site cannot run it; `None` if it can.
         refusal: Option<Failure>,
     },
-    /// The answer to [`ToDispatcher::Withdraw`].
+    /// Response to [`ToDispatcher::Withdraw`].
     Withdrawn {
-        /// As it was asked.
+        /// Number of the request.
         number: u64,
-        /// Those that end without having begun. The others run, or have ended.
+        /// Attempts that end without having begun. The others run or have ended.
         attempts: Vec<Attempt>,
     },
-    /// Executions that wait for the environment that they run in, which is being built.
+    /// Attempts that wait while a node builds their environment.
     Building {
-        /// Which.
+        /// The attempts.
         attempts: Vec<Attempt>,
-        /// How that goes, in the node's words.
+        /// Progress, as reported by the node.
         how: String,
     },
-    /// What executions print, while they do or a moment after their end.
+    /// Output of executions, sent while they run or shortly after they end.
     Printed(Vec<TaskOutput>),
-    /// Executions that have been running for a while.
+    /// Attempts that have been running for a while.
     Running(Vec<Attempt>),
-    /// Executions that ended.
     Ended(Vec<Ended>),
-    /// Files that a trigger waits for are there, and do not change any more: [some](crate::triggers::MOST_FILES) at a time, told
-    /// until they are [noted](ToDispatcher::Noted).
+    /// Files that a trigger waits for and that no longer change. At most [`MOST_FILES`](crate::triggers::MOST_FILES) at
+    /// a time; repeated until they are [noted](ToDispatcher::Noted).
     Arrived {
-        /// Which trigger.
+        /// The trigger.
         trigger: TriggerId,
-        /// Them.
+        /// The files.
         files: Vec<FileSeen>,
     },
-    /// A tenant has no account here, or it cannot be used.
+    /// A tenant has no account at the site, or the account cannot be used.
     Unmapped {
-        /// Who.
+        /// Id of the tenant.
         tenant: TenantId,
-        /// Why.
         failure: Failure,
     },
-    /// Whether a trigger's files can be seen.
+    /// Reports whether a trigger's files can be watched.
     Watching {
-        /// Which trigger.
+        /// The trigger.
         trigger: TriggerId,
-        /// Why not.
+        /// Why they cannot be watched; `None` if they can.
         trouble: Option<Failure>,
     },
 }
 
 impl FromDispatcher {
-    /// The same in messages that fit into a frame.
+    /// Splits the message into messages that fit into a frame.
     pub fn parts(self) -> Vec<Self> {
         match self {
             Self::Ended(ended) => parts(ended, Ended::bytes_here).into_iter().map(Self::Ended).collect(),

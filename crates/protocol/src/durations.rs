@@ -1,24 +1,24 @@
-//! How long calls took: counted by workers, added up by nodes and managers, and read by Prometheus.
+//! Histograms of call durations. Workers count, nodes and managers add up, and Prometheus reads the sums.
 
 use std::fmt::{self, Write};
 
-/// Calls by how long they took: so many counts, of which each covers times up to four times as long as the one before.
+/// Number of buckets. Each covers durations up to four times as long as the previous one.
 pub const DURATION_BUCKETS: usize = 16;
 
-/// The longest time in nanoseconds, exclusive, that is counted here; none for the last, which has no bound.
+/// Exclusive upper bound of a bucket in nanoseconds, or `None` for the last bucket, which has no bound.
 pub fn duration_bound_ns(bucket: usize) -> Option<u64> {
     (bucket + 1 < DURATION_BUCKETS).then(|| 256 << (2 * bucket))
 }
 
-/// Where a call of so many nanoseconds is counted.
+/// Returns the bucket of a call that took `ns` nanoseconds.
 #[inline(always)]
 pub fn duration_bucket(ns: u64) -> usize {
-    // Every two doublings beyond 256 ns.
+    // A bucket spans two doublings, starting at 256 ns.
     let doublings = 64 - (ns >> 8).leading_zeros() as usize;
     doublings.div_ceil(2).min(DURATION_BUCKETS - 1)
 }
 
-/// The counts as a histogram in OpenMetrics text, without a sum, which nobody counts.
+/// Appends the counts as an OpenMetrics histogram in seconds. Omits the sum, because no sum is measured.
 pub fn histogram(text: &mut String, name: &str, help: &str, calls: &[u64; DURATION_BUCKETS]) -> fmt::Result {
     writeln!(text, "# HELP {name}_seconds {help}.")?;
     writeln!(text, "# TYPE {name}_seconds histogram")?;

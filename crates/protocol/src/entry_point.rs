@@ -1,8 +1,9 @@
-//! The program that a container image begins with, as a function.
+//! The entry point of a container image as a function.
 //!
-//! Its code is the words that it gets behind those of the image, as a JSON array of texts. What stands in braces in a word is an
-//! argument of the call; braces themselves are doubled. No shell looks at any of it. An argument may be a text, a number or a
-//! boolean; where a word is nothing but an argument, it may also be a list of these, and becomes as many words.
+//! The function's code is a JSON array of words that follow the image's entry point. Braces in a word enclose the name
+//! of an argument; literal braces are doubled. No shell interprets the words. An argument may be a text, a number or a
+//! boolean. If a word consists of one argument only, the argument may also be a list of these and becomes one word per
+//! element.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -12,25 +13,26 @@ use serde_json::Value;
 
 use crate::tasks::JsonCall;
 
-/// The environment variable in which workers find what their image begins with, as [`Start`] in JSON.
+/// The environment variable that gives workers their image's entry point, as [`Start`] in JSON.
 pub const VARIABLE: &str = "DAYFLY_ENTRY_POINT";
-/// Most words of one function, and of one call.
+/// Most words of a function, and of a call.
 const MOST_WORDS: usize = 10_000;
 
-/// What an image begins with.
+/// How the image starts its program.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Start {
     /// The program and its first words.
     pub entry_point: Vec<String>,
-    /// What comes behind them where nobody says anything else.
+    /// Default words that follow the entry point.
     pub command: Vec<String>,
-    /// Where it starts; empty for wherever its worker is.
+    /// Working directory; empty for the worker's own.
     pub directory: String,
 }
 
 impl Start {
-    /// The program and all its words: a function's own, if it has any, take the place of the image's command, as everywhere.
+    /// Returns the program and all its words. A function's own words replace the image's command, as in container
+    /// runtimes.
     pub fn line(&self, words: Option<Vec<String>>) -> Vec<String> {
         let last = words.unwrap_or_else(|| self.command.clone());
         self.entry_point.iter().cloned().chain(last).collect()
@@ -43,16 +45,19 @@ enum Part {
     Argument(usize),
 }
 
-/// Words with places for arguments.
+/// Words with placeholders for arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Words {
     words: Vec<Vec<Part>>,
-    /// Names of the arguments, in the order in which they first stand there.
+    /// Names of the arguments, in the order of first use.
     names: Vec<String>,
 }
 
 impl Words {
-    /// Reads a function's code.
+    /// Parses a function's code.
+    ///
+    /// # Errors
+    /// A message for the user, if the code is not a JSON array of words or a placeholder is malformed.
     pub fn read(code: &[u8]) -> Result<Self, String> {
         let words: Vec<String> = serde_json::from_slice(code)
             .map_err(|error| format!("the code of an entry point is a JSON array of texts, its words ({error})"))?;
@@ -117,12 +122,16 @@ impl Words {
         Ok(parts)
     }
 
-    /// Whether the function has no words of its own. One whose words are none in a call has.
+    /// Whether the function has no words of its own. A function whose words are all empty lists in one call does have
+    /// words.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// The words of one call.
+    /// Returns the words of one call.
+    ///
+    /// # Errors
+    /// A message for the user, if an argument is missing, unknown or has an unsuitable type.
     pub fn fill(&self, call: &JsonCall) -> Result<Vec<String>, String> {
         let values = self.values(call)?;
         let mut filled = Vec::with_capacity(self.words.len());
@@ -183,7 +192,7 @@ impl Words {
         match value {
             Value::String(given) if given.contains('\0') => return Err(format!("`{name}` has a byte 0")),
             Value::String(given) => text.clone_from(given),
-            // Writing to a text cannot fail.
+            // Writing to a string does not fail.
             Value::Number(given) => drop(write!(text, "{given}")),
             Value::Bool(given) => drop(write!(text, "{given}")),
             Value::Array(_) => {

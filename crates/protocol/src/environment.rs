@@ -1,4 +1,4 @@
-//! What a Python worker can import beside its standard library.
+//! The packages that a Python worker can import in addition to the standard library.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -7,28 +7,29 @@ use utoipa::ToSchema;
 use crate::error::{Code, Failure};
 use crate::ids::EnvironmentHash;
 
-/// Most requirements of one environment.
+/// Most requirements of an environment.
 pub const MOST_REQUIREMENTS: usize = 2_000;
-/// Most bytes of all of them.
+/// Most bytes of all requirements together.
 pub const MOST_REQUIREMENT_BYTES: usize = 1 << 20;
-/// What every worker has, of the version that its node has.
+/// The package that every worker has, in its node's version.
 const GIVEN: &str = "dayfly";
 
-/// Packages of Python: nodes build it once, and share it among all that name the same.
+/// A set of Python packages. A node builds it once and shares it among all functions that name the same set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Environment {
-    /// `major.minor` of its Python; empty for that of the client, or, for source, for the node's own.
+    /// `major.minor` of its Python. Empty for the client's version, or for the node's own if the code is source.
     #[schema(max_length = 16)]
     pub python: String,
-    /// One package each, as a line of a requirements file: a name, with extras, versions, a marker and hashes behind it. Packages
-    /// come as wheels from where the node's `uv` finds them: options, paths and addresses are refused.
+    /// One package each, as a line of a requirements file: a name with optional extras, versions, marker and hashes.
+    /// The node's `uv` installs wheels from its configured index. Options, paths and URLs are refused.
     #[schema(max_items = 2_000)]
     pub requirements: Vec<String>,
 }
 
 impl Environment {
-    /// Its name wherever it is built, for this Python (`major.minor`). The order of requirements means nothing.
+    /// Returns the hash that identifies the environment for this Python (`major.minor`). The order of requirements does
+    /// not matter.
     pub fn hash(&self, python: &str) -> EnvironmentHash {
         let mut lines: Vec<&str> = self.requirements.iter().map(|line| line.trim()).collect();
         lines.sort_unstable();
@@ -41,7 +42,10 @@ impl Environment {
         EnvironmentHash(hash.finalize().into())
     }
 
-    /// Refuses what is no environment, or would have a node fetch something from anywhere but its own index.
+    /// Refuses a malformed environment, and one that would make a node fetch from anywhere but its own index.
+    ///
+    /// # Errors
+    /// `EnvironmentFailed`, with the requirement in question.
     pub fn check(&self) -> Result<(), Failure> {
         if !self.python.is_empty() {
             let parts: Vec<&str> = self.python.split('.').collect();
@@ -68,7 +72,7 @@ impl Environment {
     }
 }
 
-/// What `uv` makes of the line is its business; here is decided what it never gets to see.
+/// Refuses lines that must not reach `uv`. `uv` itself checks the rest of the syntax.
 fn check_line(line: &str) -> Result<(), Failure> {
     let not_one = |why: &str| {
         Err(refused(format!(
@@ -114,7 +118,7 @@ fn refused(text: String) -> Failure {
     Failure::new(Code::EnvironmentFailed, text)
 }
 
-/// As much of somebody's text as an error shows.
+/// The beginning of a foreign text, escaped for a message.
 fn shown(text: &str) -> String {
     text.chars().take(100).collect::<String>().escape_debug().to_string()
 }

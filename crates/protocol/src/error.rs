@@ -1,4 +1,4 @@
-//! Stable numbers and names for everything that can go wrong where a user may see it.
+//! Stable numbers and names of all errors that can reach a user.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::text;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $slug:literal, $http:literal, $retry:ident;)*) => {
-        /// What went wrong. Numbers and names never change their meaning; docs/errors.md has a section for each.
+        /// Kind of an error. Numbers and names never change their meaning; docs/errors.md has a section for each.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
         #[serde(rename_all = "snake_case")]
         #[repr(u16)]
@@ -17,25 +17,25 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// Every code there is.
+            /// All codes, in the order of their numbers.
             pub const ALL: &'static [Code] = &[$(Code::$name),*];
 
-            /// The code with this wire number.
+            /// Returns the code with this wire number, or `None` if this version does not know it.
             pub fn from_wire(number: u16) -> Option<Self> {
                 match number { $($number => Some(Self::$name),)* _ => None }
             }
 
-            /// Its name, as in JSON and in the documentation.
+            /// The code's name in JSON and in the documentation.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $slug,)* }
             }
 
-            /// The HTTP status under which the manager reports it.
+            /// HTTP status with which the manager reports it.
             pub fn http_status(self) -> u16 {
                 match self { $(Self::$name => $http,)* }
             }
 
-            /// Whether the same request may succeed later or elsewhere, unchanged, without running anything twice.
+            /// Whether the unchanged request may succeed later or elsewhere without executing anything twice.
             pub fn retry(self) -> Retry {
                 match self { $(Self::$name => Retry::$retry,)* }
             }
@@ -43,25 +43,25 @@ macro_rules! codes {
     };
 }
 
-/// What a caller may do about an error without asking anybody.
+/// How a caller may react to an error without asking the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// The request itself must change.
+    /// The request must change first.
     Never,
     /// The same request may succeed later.
     Later,
-    /// The same request may succeed at once on another worker or node; nothing was executed.
+    /// The same request may succeed at once on another worker or node. Nothing was executed.
     Elsewhere,
-    /// It may have been executed: only an idempotent call may be repeated.
+    /// It may have been executed. Only an idempotent call may be repeated.
     IfIdempotent,
 }
 
 codes! {
     /// The request is malformed or contradicts itself.
     InvalidRequest = 1, "invalid_request", 400, Never;
-    /// No such lease, node, worker, function or image.
+    /// No such lease, node, worker, function or image exists.
     NotFound = 2, "not_found", 404, Never;
-    /// The token, its signature, its holder's signature or the bearer is not accepted.
+    /// The token, its signature, the holder's signature or the bearer is not accepted.
     Unauthorized = 3, "unauthorized", 401, Never;
     /// The lease or its token has expired.
     LeaseExpired = 4, "lease_expired", 410, Never;
@@ -69,9 +69,9 @@ codes! {
     LeaseEnded = 5, "lease_ended", 410, Never;
     /// No node has the wanted cores, memory or workers free.
     NoCapacity = 6, "no_capacity", 503, Later;
-    /// The request asks for more than the site's policy or any node could ever give.
+    /// The request exceeds the site's policy or the capacity of every node.
     TooLarge = 7, "too_large", 422, Never;
-    /// Client and server speak different wire versions.
+    /// Client and server use different wire versions.
     VersionMismatch = 8, "version_mismatch", 426, Never;
     /// Client and worker run different Python or cloudpickle versions, or the node has no Python at all.
     PythonMismatch = 9, "python_mismatch", 422, Never;
@@ -79,97 +79,97 @@ codes! {
     ExecutorFailed = 10, "executor_failed", 502, Later;
     /// Another channel is already open to this worker.
     WorkerBusy = 11, "worker_busy", 409, Later;
-    /// The hello was seen before, or its clock is too far from the node's.
+    /// The hello was seen before, or its timestamp is too far from the node's clock.
     Replayed = 12, "replayed", 401, Never;
-    /// The transport is not available here or not allowed by site policy.
+    /// The transport is not available here or not allowed by the site's policy.
     TransportRefused = 13, "transport_refused", 422, Never;
     /// The code could not be loaded.
     LoadFailed = 14, "load_failed", 422, Never;
-    /// The code's bytes do not have the hash they were announced with.
+    /// The code does not match its announced hash.
     HashMismatch = 15, "hash_mismatch", 400, Never;
     /// The function reported an error.
     FunctionError = 16, "function_error", 500, Never;
-    /// The function's output did not fit into its room.
+    /// The function's output did not fit into the room for it.
     OutputOverflow = 17, "output_overflow", 500, Never;
-    /// The worker died during the call: it may have been executed.
+    /// The worker died during the call; it may have been executed.
     MaybeExecuted = 18, "maybe_executed", 502, IfIdempotent;
-    /// The worker died before the call began: it was not executed.
+    /// The worker died before the call began; it was not executed.
     NotExecuted = 19, "not_executed", 502, Elsewhere;
-    /// The call ran past its deadline and was ended.
+    /// The call exceeded its deadline and was ended.
     DeadlineExceeded = 20, "deadline_exceeded", 504, IfIdempotent;
-    /// The worker answered that it cannot run just now.
+    /// The worker cannot run the call at the moment.
     Rejected = 21, "rejected", 503, Elsewhere;
-    /// The state that the call depends on died with its worker.
+    /// The state that the call depends on was lost with its worker.
     StateLost = 22, "state_lost", 409, Never;
     /// The manager or node cannot be reached.
     Unreachable = 23, "unreachable", 503, Later;
-    /// The wait was ended by the caller's own time limit.
+    /// The caller's own time limit ended the wait.
     TimedOut = 24, "timed_out", 504, Later;
-    /// The store could not write (disk full, corrupt).
+    /// The store could not write, because the disk is full or the store is corrupt.
     StoreFailed = 25, "store_failed", 507, Later;
     /// The address is already in use.
     AddressInUse = 26, "address_in_use", 500, Never;
-    /// The manager's ownership of the node has passed to another.
+    /// Another manager has taken over the node.
     StaleEpoch = 27, "stale_epoch", 409, Elsewhere;
-    /// Cancelled by the caller.
+    /// The caller cancelled it.
     Cancelled = 28, "cancelled", 409, Never;
     /// A payload is larger than the channel or the lease allows.
     PayloadTooLarge = 29, "payload_too_large", 413, Never;
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     ProtocolViolation = 30, "protocol_violation", 400, Never;
-    /// A fault of Dayfly itself.
+    /// A defect in Dayfly itself.
     Internal = 31, "internal", 500, Later;
     /// The function index is not resolved on this channel.
     UnknownFunction = 32, "unknown_function", 422, Never;
-    /// Memory for inputs or outputs is used up.
+    /// The memory for inputs or outputs is exhausted.
     OutOfMemory = 33, "out_of_memory", 507, Later;
-    /// The thing was inherited through a fork and belongs to the parent process.
+    /// The object was inherited through a fork and belongs to the parent process.
     Forked = 34, "forked", 500, Never;
-    /// The tenant has no budget or quota left for it, or is suspended.
+    /// The tenant has no budget or quota left, or is suspended.
     QuotaExceeded = 35, "quota_exceeded", 429, Later;
-    /// Whoever asks is known, and may not do this.
+    /// The caller is authenticated but not allowed to do this.
     Forbidden = 36, "forbidden", 403, Never;
-    /// A rank of the group died or fell silent.
+    /// A rank of the group died or stopped responding.
     RankLost = 37, "rank_lost", 502, Never;
-    /// The ranks of a group did not call the same collective operation, or not with arguments that fit together.
+    /// The ranks of a group did not call the same collective operation with compatible arguments.
     Mismatch = 38, "mismatch", 409, Never;
-    /// A message is longer than the room that its receiver has for it.
+    /// A message is longer than its receiver's buffer.
     Truncated = 39, "truncated", 400, Never;
-    /// A task that this one was to come after did not end well.
+    /// A task that this one depends on did not succeed.
     DependencyFailed = 40, "dependency_failed", 424, Never;
-    /// The node still builds the environment that the workers are to have.
+    /// The node is still building the environment of the workers.
     EnvironmentBuilding = 41, "environment_building", 503, Later;
-    /// The environment that the workers are to have cannot be built.
+    /// The environment of the workers cannot be built.
     EnvironmentFailed = 42, "environment_failed", 422, Never;
-    /// The call ended well, and its result cannot be made where it was fetched.
+    /// The call succeeded, but its result cannot be deserialized by the client.
     ResultUnreadable = 43, "result_unreadable", 422, Never;
-    /// Others can enter the state directory, and it is not the daemon's to close.
+    /// Other users can enter the state directory, and the daemon cannot restrict it.
     StateExposed = 44, "state_exposed", 500, Never;
-    /// The store lacks what it had before: it is empty, older than its mark, or another one.
+    /// The store lacks data that it had before: it is empty, older than its mark, or a different store.
     StoreLost = 45, "store_lost", 500, Never;
-    /// The lease must be isolated, and the node's machine lets it isolate nothing.
+    /// The lease must be isolated, and the node's host does not support isolation.
     IsolationUnavailable = 46, "isolation_unavailable", 422, Never;
-    /// Another tenant may have made the result, and it holds more than data.
+    /// Another tenant may have produced the result, and it contains more than plain data.
     Untrusted = 47, "untrusted", 422, Never;
-    /// The beginning or end of an id is that of several.
+    /// An abbreviated id matches several ids.
     Ambiguous = 48, "ambiguous", 409, Never;
 }
 
-/// An error as it travels: code and a sentence that says what happened and what to do.
+/// An error as it travels: a code, and a sentence with what happened and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, thiserror::Error)]
 #[error("{message} [{}]", code.name())]
 pub struct Failure {
-    /// What went wrong.
+    /// Kind of the error.
     pub code: Code,
     /// What happened and what to do about it.
     pub message: String,
-    /// What the function raised, if that is the failure. Only where one task is asked for; lists leave it out.
+    /// The exception that the function raised, if any. Only in responses about one task; lists omit it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exception: Option<Box<Exception>>,
 }
 
 impl Failure {
-    /// A failure with a sentence.
+    /// Returns a failure without an exception.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -178,7 +178,7 @@ impl Failure {
         }
     }
 
-    /// The failure of a call whose function raised.
+    /// Returns the failure of a call whose function raised an exception.
     pub fn raised(exception: Exception) -> Self {
         Self {
             exception: Some(Box::new(exception.clone())),
@@ -189,7 +189,8 @@ impl Failure {
         }
     }
 
-    /// The same, from a peer that may send any length, cut to what is kept.
+    /// Returns the failure with its texts cut to their bounds. For failures from peers, whose texts may have any
+    /// length.
     pub fn bounded(self) -> Self {
         Self {
             code: self.code,
@@ -204,13 +205,13 @@ impl Failure {
         self.message.len() + exception
     }
 
-    /// What the function raised, as it is stored.
+    /// Returns the exception as JSON for the store, or `None` if there is none.
     pub fn exception_json(&self) -> Option<String> {
         let exception = self.exception.as_ref()?;
         serde_json::to_string(exception).ok()
     }
 
-    /// The same for lists, without the text of an exception.
+    /// Returns the failure without its exception, for lists.
     pub fn short(mut self) -> Self {
         self.exception = None;
         self

@@ -1,41 +1,41 @@
-//! Exceptions of functions as text, made by the worker that caught them.
+//! Exceptions of functions as text, written by the worker that caught them.
 //!
-//! Nobody but a client that leased the worker unpickles an exception. Everybody else, managers and commands above all, shows
-//! this text, which a worker appends to the pickle: JSON, its length (u32, little-endian), and [`MARK`]. Unpicklers stop at the
-//! end of the pickle and do not see it.
+//! Only a client that leased the worker unpickles an exception. Managers, commands and all other programs show this
+//! text, which a worker appends to the pickle: JSON, its length (u32, little-endian), and [`MARK`]. Unpicklers stop at
+//! the end of the pickle and ignore it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::text;
 
-/// The end of a payload that has an exception as text.
+/// Ends a payload that contains an exception as text.
 pub const MARK: &[u8; 8] = b"dayfly.x";
-/// Longest name of a type, in bytes.
+/// Longest type name, in bytes.
 pub const MAX_TYPE_BYTES: usize = 256;
 /// Longest message, in bytes.
 pub const MAX_EXCEPTION_MESSAGE_BYTES: usize = 3 << 10;
 /// Longest traceback, in bytes.
 pub const MAX_TRACEBACK_BYTES: usize = 12 << 10;
-/// Longest text before it is read and cut: JSON may escape each of a worker's 10,200 characters by twelve.
+/// Longest JSON that is parsed. A worker sends at most 10,200 characters, and JSON may escape each as twelve bytes.
 const MAX_JSON_BYTES: usize = 128 << 10;
-/// Longest line that says what was raised, in bytes.
+/// Longest summary line, in bytes.
 const MAX_SUMMARY_BYTES: usize = 1 << 10;
 
-/// An exception of a function, as its worker described it.
+/// An exception of a function, as reported by its worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Exception {
-    /// Its type, with its module unless that is built in.
+    /// Type, with its module unless that is `builtins`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its message.
+    /// Message, at most [`MAX_EXCEPTION_MESSAGE_BYTES`].
     pub message: String,
-    /// Its traceback, with type and message at the end.
+    /// Traceback, with type and message at the end.
     pub traceback: String,
 }
 
 impl Exception {
-    /// What a worker appended to a payload; none if it is missing, malformed or too long.
+    /// Returns the exception that a worker appended to a payload, or `None` if it is missing, malformed or too long.
     pub fn read(payload: &[u8]) -> Option<Self> {
         let rest = payload.strip_suffix(MARK)?;
         let (rest, length) = rest.split_last_chunk::<4>()?;
@@ -47,7 +47,7 @@ impl Exception {
         serde_json::from_slice(json).ok().map(Self::bounded)
     }
 
-    /// The same with each part cut to its bound.
+    /// Returns the exception with each part cut to its bound.
     pub fn bounded(self) -> Self {
         Self {
             kind: text::bounded(&self.kind, MAX_TYPE_BYTES),
@@ -56,12 +56,12 @@ impl Exception {
         }
     }
 
-    /// Bytes of its parts.
+    /// Bytes of all parts together.
     pub fn bytes(&self) -> usize {
         self.kind.len() + self.message.len() + self.traceback.len()
     }
 
-    /// `ValueError: it is late`, in one line.
+    /// Returns type and message in one line, such as `ValueError: it is late`.
     pub fn summary(&self) -> String {
         let whole = match &self.message[..] {
             "" => self.kind.clone(),
@@ -118,7 +118,7 @@ mod tests {
         fn malformed_payloads_give_none(mut bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             prop_assert_eq!(Exception::read(&bytes), None);
             bytes.extend_from_slice(MARK);
-            // Whatever the length says, it does not lead out of the payload.
+            // No length makes the parser read outside the payload.
             prop_assert_eq!(Exception::read(&bytes), None);
         }
     }

@@ -1,66 +1,69 @@
-//! What a node and its executors say over the executor's control socket (a Unix `SOCK_SEQPACKET` pair; one JSON message
-//! per packet, descriptors beside it), and the payload of the worker's own `load` function.
+//! Messages between a node and its executors over the executor's control socket (a Unix `SOCK_SEQPACKET` pair with one
+//! JSON message and its descriptors per packet), and the payload of the worker's own `load` function.
 //!
-//! The node trusts nothing it reads here: user code lives in the executor.
+//! The node trusts nothing that it reads here, because user code runs in the executor.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ChannelId, CodeHash, Incarnation, WorkerIndex};
 
-/// No packet is longer.
+/// Most bytes of a packet.
 pub const MAX_PACKET_BYTES: usize = 64 << 10;
-/// The descriptor under which an executor finds its control socket.
+/// The descriptor number of an executor's control socket.
 pub const CONTROL_FD: i32 = 3;
 
-/// Node to executor.
+/// Messages from node to executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToExecutor {
-    /// Become the executor of a lease: see to its workers, each of which gets this packet too. Descriptors: the meters
-    /// file ([`crate::executor::METER_BYTES`] for each worker), and for a warm lease the file of the cores that it shares.
+    /// Makes the process the executor of a lease. It manages the lease's workers, each of which also gets this packet.
+    /// Descriptors: the meters file ([`crate::executor::METER_BYTES`] for each worker), and for a warm lease the file
+    /// of its shared cores.
     Assign {
-        /// How many workers.
+        /// Number of workers.
         workers: u16,
         /// Cores of each worker.
         cores_per_worker: u16,
-        /// Cores of a hot lease, those of its first worker first; empty for a warm one, whose workers use `shared_cores`.
+        /// Cores of a hot lease, those of its first worker first. Empty for a warm lease, whose workers use
+        /// `shared_cores`.
         cores: Vec<u16>,
         /// Cores that warm workers and the parent may use.
         shared_cores: Vec<u16>,
-        /// Milliseconds that a worker polls after an invocation before it sleeps; `u32::MAX` for ever.
+        /// Milliseconds that a worker polls after an invocation before it sleeps; `u32::MAX` for no limit.
         hot_for_ms: u32,
-        /// GPUs of the lease, those of its first worker first, as `CUDA_VISIBLE_DEVICES` has them; none where the node counts none.
+        /// GPUs of the lease in the syntax of `CUDA_VISIBLE_DEVICES`, those of its first worker first; absent if the
+        /// node does not manage GPUs.
         #[serde(default)]
         gpus: Option<Vec<String>>,
         /// GPUs of each worker.
         #[serde(default)]
         gpus_per_worker: u16,
-        /// Directory of code files, each named by its hash.
+        /// Directory of code files, each named after its hash.
         code_dir: String,
-        /// Most bytes that one output may have.
+        /// Most bytes of one output.
         max_output_bytes: u64,
-        /// Whether the executor puts its workers on their cores; an isolated one may not, and its node does.
+        /// Whether the executor pins its workers to their cores. An isolated executor may not; its node does.
         pins: bool,
-        /// Most memory that one worker may map, where nothing bounds all of them together; 0 for no limit.
+        /// Most memory that one worker may map in bytes, if nothing limits the lease as a whole; 0 for no limit.
         worker_memory_bytes: u64,
     },
-    /// Serve a channel. Descriptors: the channel's memory file (shm), or the connection (tcp, tls, libfabric).
+    /// Serves a channel. Descriptors: the channel's memory file (shm), or the connection (tcp, tls, libfabric).
     Attach {
-        /// Which worker.
+        /// The worker that serves it.
         worker: WorkerIndex,
-        /// The channel.
+        /// Id of the channel.
         channel: ChannelId,
         /// One of [`crate::hello::transport`].
         transport: u8,
         /// Slots of each ring.
         slots: u16,
-        /// Stride of each ring.
+        /// Stride of each ring in bytes.
         stride_bytes: u32,
-        /// Bulk bytes of each side.
+        /// Bytes of each side's bulk region.
         bulk_bytes: u64,
-        /// Union of [`crate::hello::options`] that both sides promised.
+        /// Bit set of [`crate::hello::options`] that both sides promised.
         options: u32,
-        /// For libfabric: the providers that this node offers, each with its domain if one is named.
+        /// For libfabric: the providers that this node offers, with their domains if configured.
         #[serde(default)]
         fabrics: Vec<String>,
         /// For tls and libfabric: PKCS#8 of the executor's key for this lease.
@@ -68,74 +71,70 @@ pub enum ToExecutor {
         /// For tls and libfabric: the only client key to accept.
         client_key: Option<crate::ids::PublicKey>,
     },
-    /// What this worker prints goes into these from now on, so that it is known which call printed it. Descriptors: the ends to
-    /// write to of two pipes, for standard output and error.
+    /// Redirects a worker's output, so that each piece is attributed to the call that printed it. Descriptors: the
+    /// write ends of two pipes, for standard output and standard error.
     Prints {
-        /// Which worker.
+        /// The worker.
         worker: WorkerIndex,
     },
-    /// Kill and replace this worker.
+    /// Kills and replaces a worker.
     Kill {
-        /// Which worker.
+        /// The worker.
         worker: WorkerIndex,
     },
 }
 
-/// Executor to node.
+/// Messages from executor to node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromExecutor {
-    /// Started and waiting to be assigned.
+    /// Started and waiting to be assigned to a lease.
     Ready {
-        /// What it runs: `native`, or `python 3.11.7 cloudpickle 3.1.0`.
+        /// Its runtime: `native`, or `python 3.11.7 cloudpickle 3.1.0`.
         runtime: String,
     },
-    /// A worker was forked, at first or again. Descriptor: its pidfd.
+    /// A worker was forked, for the first time or as a replacement. Descriptor: its pidfd.
     WorkerStarted {
-        /// Which.
+        /// The worker.
         worker: WorkerIndex,
-        /// Its incarnation.
         incarnation: Incarnation,
-        /// Its process id, as the executor counts.
+        /// Its process id, in the executor's PID namespace.
         pid: u32,
     },
-    /// A worker ended by itself (`signal` 0) or by a signal.
+    /// A worker exited (`signal` 0) or was killed by a signal.
     WorkerEnded {
-        /// Which.
+        /// The worker.
         worker: WorkerIndex,
-        /// Its incarnation.
         incarnation: Incarnation,
         /// Exit status, when `signal` is 0.
         status: i32,
         /// Signal that killed it, or 0.
         signal: i32,
     },
-    /// The worker is done with a channel whose peer went away (streams only).
+    /// The worker has closed a channel whose peer disconnected (streams only).
     Detached {
-        /// Which.
+        /// The worker.
         worker: WorkerIndex,
-        /// The channel.
+        /// Id of the channel.
         channel: ChannelId,
     },
-    /// The executor cannot go on; it exits after this.
-    Failed {
-        /// Why.
-        message: String,
-    },
+    /// The executor cannot continue. It exits after this message.
+    Failed { message: String },
 }
 
-/// Payload of an invocation of [`crate::ids::FunctionIndex::LOAD`]; the reply is the index as two little-endian bytes.
+/// Payload of an invocation of [`crate::ids::FunctionIndex::LOAD`]. The reply is the index as two little-endian bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoadFunction {
-    /// Hash of the code, which the node must have.
+    /// Hash of the code. The node must have the code already.
     pub hash: CodeHash,
-    /// What the code is.
+    /// Form of the code.
     #[serde(flatten)]
     pub form: Form,
 }
 
 impl LoadFunction {
-    /// What it is called where its use is told apart: its name, cut to what a meter holds, and the beginning of its hash.
+    /// Returns the label under which the function is metered: its name, cut to the meter's bound, and the beginning of
+    /// its hash.
     pub fn label(&self) -> String {
         let hash = self.hash.to_string();
         let printable = self.form.name().chars().filter(|c| !c.is_control());
@@ -147,18 +146,18 @@ impl LoadFunction {
     }
 }
 
-/// What a piece of code is and how to call it.
+/// The kind of a piece of code, and how to call it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "form", rename_all = "snake_case")]
 pub enum Form {
     /// A symbol `uint32_t f(void* in, uint32_t size, void* out)` of a shared library.
     Plain {
-        /// Its name.
+        /// Name of the symbol.
         symbol: String,
     },
     /// A symbol `int32_t f(dfly_context*, const void* in, size_t in_len, void* out, size_t out_capacity, size_t* out_len)`.
     Checked {
-        /// Its name.
+        /// Name of the symbol.
         symbol: String,
     },
     /// A Python callable, pickled by cloudpickle.
@@ -167,27 +166,28 @@ pub enum Form {
         python: String,
         /// Version of the cloudpickle that pickled it.
         cloudpickle: String,
-        /// Module and name, for people.
+        /// Module and name, for display.
         #[serde(default)]
         name: String,
     },
-    /// The text of a Python module, for whatever version of Python the worker has.
+    /// The text of a Python module, for any version of Python.
     Source {
-        /// The function in it to call.
+        /// Name of the function to call.
         entry: String,
     },
-    /// The program that the workers' container image begins with. The code is a JSON array of words, which come behind those of the
-    /// image's entry point; `{name}` in them stands for an argument, `{{` and `}}` for braces, and a word that is one such name alone
-    /// becomes as many words as its list has. It is called in JSON, and answers what it writes on standard output, as a JSON text.
+    /// The entry point of the workers' container image. The code is a JSON array of words, which follow the image's
+    /// entry point. `{name}` in a word stands for an argument, `{{` and `}}` for braces. A word that is one such name
+    /// alone becomes as many words as its list has elements. Calls are in JSON, and the result is the standard output
+    /// as a JSON string.
     EntryPoint {
-        /// For people.
+        /// Display name.
         #[serde(default)]
         name: String,
     },
 }
 
 impl Form {
-    /// Its name, for people.
+    /// Name for display.
     pub fn name(&self) -> &str {
         match self {
             Self::Plain { symbol } | Self::Checked { symbol } => symbol,
@@ -197,7 +197,7 @@ impl Form {
         }
     }
 
-    /// Whether it takes calls in JSON, and answers them so.
+    /// Whether calls and results are JSON.
     pub fn speaks_json(&self) -> bool {
         matches!(
             self,
@@ -206,13 +206,14 @@ impl Form {
     }
 }
 
-/// The environment variable that says which GPUs a process sees: NVIDIA's, which AMD's libraries follow as well.
+/// The environment variable with the GPUs that a process sees: NVIDIA's, which AMD's libraries also respect.
 pub const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
-/// Bytes of a function's name in a meter.
+/// Bytes of a function's name in a meter, including its hash.
 pub const METERED_NAME_BYTES: usize = 96;
-/// Hexadecimal digits of its hash at the end of it.
+/// Hexadecimal digits of the hash at the end of that name.
 const LABEL_HASH: usize = 8;
-/// Functions that a worker's meter tells apart; the last block is for all others.
+/// Functions that a worker's meter distinguishes. The last block is for all others.
 pub const METERED_FUNCTIONS: usize = 16;
-/// Meter of one worker in the meters file: three 128-byte blocks, and one for each function, all with one writer.
+/// Bytes of one worker's meter in the meters file: three 128-byte blocks and one block for each function. Each meter
+/// has one writer.
 pub const METER_BYTES: usize = (3 + METERED_FUNCTIONS) * 128;

@@ -1,137 +1,133 @@
-//! What the two ends of a channel over libfabric tell each other: over the connection on which the channel was opened, what
-//! the client wants, the worker's [`Card`] and the client's; and then with every write.
+//! Wire structs of a channel over libfabric. On the connection that opened the channel, the client first sends what it
+//! wants, then the worker sends its [`Card`] and the client sends its own. After that, every write carries a notice.
 //!
-//! Each end registers one region that the other may write: a ring of slots, and behind it a table of [`Grant`]s. Every write
-//! carries a [`notice`], which the receiver gets when the bytes have landed; nothing else is known about the order in which
-//! writes land. So a message is there when its slot is and all of its parts are.
+//! Each end registers one region that the other may write: a ring of slots, followed by a table of [`Grant`]s. Every
+//! write carries a [`notice`], which the receiver gets when the bytes have arrived. Nothing else is known about the
+//! order of arrival. A message is therefore complete when its slot and all its parts have arrived.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// First bytes of every [`Card`].
 pub const MAGIC: [u8; 8] = *b"MAYFABR\n";
-/// Longest name of a provider or domain.
+/// Longest name of a provider or domain, in bytes.
 pub const NAME_BYTES: usize = 32;
-/// Longest name of an endpoint.
+/// Longest name of an endpoint, in bytes.
 pub const ENDPOINT_BYTES: usize = 256;
-/// Bytes of a [`Card`].
 pub const CARD_BYTES: usize = size_of::<Card>();
-/// In [`Placement::grant`]: the sender has no memory to write to, and waits for a [`Grant`] for this very message.
+/// Value of [`Placement::grant`] when the sender has no memory to write to and waits for a [`Grant`] for this message.
 pub const ASKS: u32 = u32::MAX;
 
-/// How one end introduces itself. The client's first one says only what it wants, its second one the rest.
+/// Introduces one end of a channel. The client's first card contains only what it wants, its second card the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Card {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: [u8; 8],
     /// [`crate::WIRE_VERSION`].
     pub version: U16,
-    /// 0, or that this end cannot; then `text` says why.
+    /// 0, or nonzero if this end refuses. `endpoint` then contains the reason.
     pub refused: U16,
-    /// Bytes in `endpoint`, or in `text`.
+    /// Bytes used in `endpoint`.
     pub length: U16,
-    /// Nothing.
+    /// Always 0.
     pub reserved: U16,
-    /// The provider's number for what it speaks on the wire; both must be the same.
+    /// The provider's number of its wire protocol. Both ends must use the same.
     pub protocol: U32,
-    /// The version of that.
+    /// Version of the wire protocol.
     pub protocol_version: U32,
-    /// From the client the provider that it wants, or nothing for any; from the worker the one that was chosen, as it is offered.
+    /// From the client, the wanted provider, or empty for any. From the worker, the chosen provider, as it is offered.
     pub wanted: [u8; NAME_BYTES],
-    /// The provider that this end has.
+    /// Provider of this end.
     pub provider: [u8; NAME_BYTES],
-    /// Its domain.
+    /// Domain of this end.
     pub domain: [u8; NAME_BYTES],
-    /// Address of the region that the other may write.
+    /// Address of the region that the other end may write.
     pub address: U64,
-    /// Its key.
+    /// Key of that region.
     pub key: U64,
-    /// Most bytes that this end writes or takes in one piece.
+    /// Most bytes that this end writes or accepts in one piece.
     pub largest: U64,
-    /// Name of the endpoint, or why there is none.
+    /// Name of the endpoint, or the reason for a refusal.
     pub endpoint: [u8; ENDPOINT_BYTES],
 }
 
-/// Where the payload of a message lies that is too large for its slot; it stands in the slot behind the header.
+/// Where the payload of a message lies that does not fit into its slot. Follows the header in the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Placement {
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub length: u64,
-    /// Id of the grant that it was written to, or [`ASKS`]; without meaning for a reply in its caller's room.
+    /// Id of the grant that the payload was written to, or [`ASKS`]. No meaning for a reply in its caller's room.
     pub grant: u32,
-    /// Nothing.
+    /// Always 0.
     pub reserved: u32,
-    /// Bytes of room for the reply; how large an output the caller expects.
+    /// Bytes of room for the reply: the largest output that the caller expects.
     pub room_length: u64,
-    /// Where that is.
+    /// Address of the room.
     pub room_address: u64,
-    /// The key of that; with a length and without a key there is no room to write to.
+    /// Key of the room. A length without a key means that there is no room to write to.
     pub room_key: u64,
 }
 
-/// Bytes of a [`Placement`].
 pub const PLACEMENT_BYTES: usize = size_of::<Placement>();
 
-/// Memory of the receiver's for one large payload.
+/// Memory of the receiver for one large payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Grant {
-    /// Where it is.
+    /// Address of the memory.
     pub address: u64,
-    /// The key of that.
+    /// Key of the memory.
     pub key: u64,
-    /// Bytes of it.
+    /// Size in bytes.
     pub capacity: u64,
-    /// The message that asked for it; 0 for any.
+    /// Sequence number of the message that asked for it; 0 for any message.
     pub sequence: u32,
-    /// Nothing.
+    /// Always 0.
     pub reserved: u32,
 }
 
-/// Bytes of a [`Grant`].
 pub const GRANT_BYTES: usize = size_of::<Grant>();
 
-/// Grants that may be open in one direction: one for each slot, and as many in advance.
+/// Most open grants in one direction: one for each slot, and as many in advance.
 pub const fn most_grants(slots: u16) -> usize {
     2 * slots as usize
 }
 
-/// What landed, in the 32 bits that every provider carries: a kind and a number.
+/// What a write delivered, in the 32 bits of immediate data that every provider carries: a kind and a number.
 pub mod notice {
     const NUMBER_BITS: u32 = 30;
-    /// The largest number.
+    /// Largest number.
     pub const MASK: u32 = (1 << NUMBER_BITS) - 1;
 
-    /// A slot: that of the message with this number, of which the lower bits are told.
+    /// A slot. The number is the low bits of its message's sequence number.
     pub const SLOT: u32 = 0;
-    /// A part of that message's payload.
+    /// A part of the payload of the message with this number.
     pub const PART: u32 = 1;
-    /// The entry of the table of grants with this number.
+    /// The entry with this number in the table of grants.
     pub const GRANT: u32 = 2;
-    /// The peer is reached: each end says so once, before anything else.
+    /// First write of each end: shows that the peer is reachable.
     pub const GREETING: u32 = 3;
 
-    /// Puts both together.
+    /// Packs kind and number into a notice.
     pub const fn of(kind: u32, number: u32) -> u32 {
         kind << NUMBER_BITS | number & MASK
     }
 
-    /// Takes them apart.
+    /// Unpacks a notice into kind and number.
     pub const fn read(notice: u32) -> (u32, u32) {
         (notice >> NUMBER_BITS, notice & MASK)
     }
 }
 
-/// A name in a field of fixed size; none if it is too long.
+/// Returns the name in a field of fixed size, or `None` if it is too long.
 pub fn name(text: &str) -> Option<[u8; NAME_BYTES]> {
     let mut field = [0; NAME_BYTES];
     field.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
     Some(field)
 }
 
-/// The text of such a field, as far as it is UTF-8.
+/// Returns the text of a name field. Invalid UTF-8 is replaced.
 pub fn text(field: &[u8; NAME_BYTES]) -> String {
     let length = field.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
     String::from_utf8_lossy(&field[..length]).into_owned()

@@ -1,4 +1,4 @@
-//! Flows: functions that are called with each other's results. As the manager's HTTP API shows them.
+//! Flows: functions that are called with each other's results, as in the manager's HTTP API.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -8,38 +8,39 @@ use crate::error::{Code, Failure};
 use crate::ids::{FlowId, FunctionId};
 use crate::tasks::{MOST_NAME_BYTES, TaskOptions};
 
-/// Most steps of one flow.
+/// Most steps of a flow.
 pub const MOST_STEPS: usize = 100;
-/// What a step calls a flow's input, in [`FlowStep::from`].
+/// Names the flow's input in [`FlowStep::from`].
 pub const INPUT: &str = "input";
-/// Most flows of one tenant that have not ended.
+/// Most unfinished flows of a tenant.
 pub const MOST_FLOWS: usize = 10_000;
-/// Most bytes that a flow's input and the results of all its steps have together.
+/// Most bytes of a flow's input and the results of all its steps together.
 pub const MOST_RESULT_BYTES: usize = 64 << 20;
 
-/// A function to call, or to call for each of many.
+/// A function that a flow calls once, or once for each element of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowStep {
-    /// Its name in its flow.
+    /// Name of the step, unique in its flow.
     #[schema(pattern = "^[A-Za-z][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
-    /// What it calls: a function that takes JSON and answers it.
+    /// The function to call. It takes and returns JSON.
     pub function: FunctionId,
-    /// Steps that stand before it, whose results are its function's arguments in this order; `input` for the flow's input. None
-    /// for the step before it, or, for the first, the input.
+    /// Earlier steps whose results are the function's arguments, in this order; `input` is the flow's input. If absent,
+    /// the preceding step, or the input for the first step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 100)]
     pub from: Option<Vec<String>>,
-    /// Whether it calls its function for each element of its first argument, a list: its result is the list of theirs.
+    /// Whether to call the function for each element of its first argument, which must be a list. The step's result is
+    /// the list of their results.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub map: bool,
-    /// Where, by name or id; as for a task.
+    /// Endpoint by name or id, as for a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// How its tasks are treated.
+    /// Options of the step's tasks.
     #[serde(default)]
     pub options: TaskOptions,
-    /// Arguments by name.
+    /// Keyword arguments.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub keywords: Map<String, Value>,
 }
@@ -47,40 +48,39 @@ pub struct FlowStep {
 /// A flow to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowRequest {
-    /// Its id, if whoever starts it makes it: what is started again, since no answer came, is started once.
+    /// Id chosen by the client. Makes the request idempotent: a second request with the same id starts nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<FlowId>,
-    /// For people.
+    /// Display name.
     #[serde(default)]
     #[schema(max_length = 128)]
     pub name: String,
-    /// In an order in which each stands behind those whose results it takes.
+    /// Steps in topological order: each follows the steps whose results it takes.
     #[schema(min_items = 1, max_items = 100)]
     pub steps: Vec<FlowStep>,
-    /// What it begins with.
+    /// Input of the flow.
     #[serde(default)]
     pub input: Value,
 }
 
-/// Where a flow, or one of its steps, is in its life.
+/// State of a flow or of one of its steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FlowState {
-    /// Others are to end before.
+    /// Waits for other steps.
     Waiting,
-    /// Its tasks are on their way.
+    /// Its tasks are queued or run.
     Running,
-    /// It ended well.
+    /// Ended successfully.
     Done,
-    /// It did not, or a step before it did not.
+    /// The step or one that it depends on failed.
     Failed,
 }
 
 impl FlowState {
-    /// All.
     pub const ALL: [Self; 4] = [Self::Waiting, Self::Running, Self::Done, Self::Failed];
 
-    /// Its name, as in JSON.
+    /// The state's name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -90,53 +90,54 @@ impl FlowState {
         }
     }
 
-    /// Whether it has ended.
+    /// Whether the state is final.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Failed)
     }
 }
 
-/// How a step does.
+/// Progress of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StepStatus {
-    /// Its name.
+    /// Name of the step.
     pub name: String,
-    /// Where it is in its life.
+    /// State of the step.
     pub state: FlowState,
-    /// Its tasks; 0 before it is known how many they are.
+    /// Number of its tasks; 0 until the number is known.
     pub tasks: u64,
-    /// Those that have ended well.
+    /// Tasks that ended successfully.
     pub done: u64,
 }
 
-/// How a flow does.
+/// Progress of a flow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlowStatus {
-    /// Which.
+    /// Id of the flow.
     pub id: FlowId,
-    /// For people.
+    /// Display name.
     pub name: String,
-    /// Where it is in its life.
+    /// State of the flow.
     pub state: FlowState,
     /// Why it failed.
     pub error: Option<Failure>,
-    /// The tag of its tasks.
+    /// Tag of its tasks.
     pub tag: String,
-    /// In their order; none where many flows are listed.
+    /// Steps in order; empty in lists of flows.
     pub steps: Vec<StepStatus>,
-    /// What its last step answered, if it is done and this one alone was asked for.
+    /// Result of the last step, if the flow is done. Absent in lists of flows.
     pub result: Option<Value>,
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Start, in milliseconds since the Unix epoch.
     pub started_at_ms: u64,
-    /// When it ended; 0 before.
+    /// End, in milliseconds since the Unix epoch; 0 while it is unfinished.
     pub ended_at_ms: u64,
 }
 
 impl FlowRequest {
-    /// For each step, which of those before it give its arguments: none for the flow's input.
+    /// For each step, returns the indices of the earlier steps that give its arguments; `None` is the flow's input.
     ///
     /// # Errors
-    /// `InvalidRequest` when a step takes what does not stand before it, or two have one name, or there are none, or too many.
+    /// `InvalidRequest` when a step refers to a step that does not precede it, when two steps share a name, or when the
+    /// number of steps is out of bounds.
     pub fn arguments(&self) -> Result<Vec<Vec<Option<usize>>>, Failure> {
         if self.steps.is_empty() || self.steps.len() > MOST_STEPS {
             let text = format!("a flow of {} steps; give 1 to {MOST_STEPS}", self.steps.len());

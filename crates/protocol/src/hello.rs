@@ -1,8 +1,8 @@
 //! The first bytes on every connection to a node.
 //!
-//! A client sends one [`Hello`] and nothing more until it has read the node's [`Verdict`]. Both are of fixed size, so a
-//! node reads exactly that much and allocates nothing for a peer that it has not verified. The signature covers every
-//! byte of the hello before it and is made with the holder key that the token names, so a stolen token opens nothing.
+//! A client sends one [`Hello`] and nothing more until it has read the node's [`Verdict`]. Both have a fixed size, so a
+//! node reads exactly that many bytes and allocates nothing for an unverified peer. The signature covers every byte of
+//! the hello before it. It is made with the holder key that the token names, so a stolen token alone is useless.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,31 +10,31 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::ids::{ChannelId, KeyId, LeaseId, NodeId, PublicKey, TenantId};
 use crate::slot::Geometry;
 
-/// First bytes of every hello.
 pub const MAGIC: [u8; 8] = *b"DAYFLY\r\n";
 
-/// What a connection is for.
+/// Purposes of a connection.
 pub mod purpose {
     /// Open a channel to one worker of the lease.
     pub const CHANNEL: u8 = 1;
-    /// Make framed [`crate::node_api`] requests.
+    /// Send framed [`crate::node_api`] requests.
     pub const CONTROL: u8 = 2;
 }
 
-/// Transport that the client wants for a channel.
+/// Transports of a channel.
 pub mod transport {
     /// Shared memory: the connection must be the node's Unix socket.
     pub const SHM: u8 = 1;
-    /// The connection itself, in clear. Nodes refuse it from off the loopback unless site policy trusts the fabric.
+    /// The connection itself, in clear text. Nodes refuse it outside the loopback interface unless the site's policy
+    /// trusts the fabric.
     pub const TCP: u8 = 2;
-    /// The connection itself under mutual TLS 1.3 with raw public keys.
+    /// The connection itself, under mutual TLS 1.3 with raw public keys.
     pub const TLS: u8 = 3;
-    /// Remote memory over libfabric; the connection itself is for both ends to find each other, under TLS as above, and for the
-    /// end of the channel. For workers with the host's network, where the node offers a fabric.
+    /// Remote memory access over libfabric. Both ends use the connection, under TLS as above, to exchange addresses and
+    /// to close the channel. Requires workers with the host's network on a node that offers a fabric.
     pub const LIBFABRIC: u8 = 4;
 }
 
-/// What each side promises about itself, so that the other may leave out the fence that sleeping would need.
+/// Promises of each side, so that the other may omit the fence that waking a sleeper needs.
 pub mod options {
     /// In a hello: this client never sleeps while it waits for a response.
     pub const CLIENT_NEVER_SLEEPS: u32 = 1;
@@ -42,16 +42,17 @@ pub mod options {
     pub const WORKER_NEVER_SLEEPS: u32 = 2;
 }
 
-/// What a token allows.
+/// Rights that a token gives.
 pub mod kind {
-    /// Channels to, and control of, one lease.
+    /// Channels to one lease, and control of it.
     pub const LEASE: u8 = 1;
-    /// Leasing from nodes directly: from the one that signed it, or from any whose manager did.
+    /// Leasing from nodes directly: from the node that signed it, or from any node of the manager that signed it.
     pub const ALLOWANCE: u8 = 2;
 }
 
-/// The signed right to a lease, or to lease. The wall clock of [`Token::expires_at_ms`] never alone ends a lease (the node
-/// counts its length by its own monotonic clock); it bounds how long the signed bytes mean anything.
+/// The signed right to a lease, or to lease from nodes. [`Token::expires_at_ms`] is wall-clock time and never ends a
+/// lease by itself, because the node counts the lease's length by its own monotonic clock. It bounds how long the
+/// signed bytes are valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Token {
@@ -59,79 +60,76 @@ pub struct Token {
     pub version: U16,
     /// One of [`kind`].
     pub kind: u8,
-    /// [`crate::api::Sandbox::number`].
     pub sandbox: u8,
-    /// Workers of the lease; in an allowance, the most on one node, as are the next two.
+    /// Workers of the lease. In an allowance, this and the next two fields limit a node's leases in total.
     pub workers: U16,
-    /// Cores of each worker, for hot leases; in an allowance, of all of them together.
+    /// Cores of each worker, for hot leases. In an allowance, cores of all workers together.
     pub cores: U16,
     /// Memory of the whole lease in bytes.
     pub memory_bytes: U64,
-    /// The lease; in a manager's allowance the bytes of its [`crate::ids::AllowanceId`], in a node's own zero.
+    /// The lease. In a manager's allowance, its [`crate::ids::AllowanceId`]; in a node's own allowance, zero.
     pub lease: LeaseId,
-    /// Who pays.
+    /// The tenant that pays.
     pub tenant: TenantId,
-    /// The only node that may honour it; zero in a manager's allowance, which is for all of them.
+    /// The only node that may accept it; zero in a manager's allowance, which is valid at all its nodes.
     pub node: NodeId,
-    /// Who may use it: the key that signs hellos.
+    /// The key that may use it and that signs hellos.
     pub holder: PublicKey,
-    /// Ownership epoch of the manager that granted it; 0 when the node signed for itself.
+    /// Ownership epoch of the manager that granted it; 0 if the node signed it.
     pub epoch: U64,
-    /// Milliseconds since the Unix epoch before which it is not valid.
+    /// Start of validity, in milliseconds since the Unix epoch.
     pub not_before_ms: U64,
-    /// Milliseconds since the Unix epoch after which it is not valid.
+    /// End of validity, in milliseconds since the Unix epoch.
     pub expires_at_ms: U64,
-    /// Length of the lease in milliseconds, counted by the node from first use.
+    /// Length of the lease in milliseconds. The node counts it from first use.
     pub duration_ms: U64,
-    /// Key that signed.
+    /// The key that signed it.
     pub issuer: KeyId,
-    /// Ed25519 over every byte before it.
+    /// Ed25519 signature over every byte before it.
     pub signature: [u8; 64],
 }
 
-/// Bytes of a [`Token`].
 pub const TOKEN_BYTES: usize = size_of::<Token>();
 
-/// The opening of a connection, client to node.
+/// The opening of a connection, from client to node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Hello {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: [u8; 8],
     /// [`crate::WIRE_VERSION`] of the client.
     pub version: U16,
     /// One of [`purpose`].
     pub purpose: u8,
-    /// One of [`transport`]. For control 0, or [`transport::TLS`] when both sides go on under TLS after the verdict, the node
-    /// with its own key, the client with the token's holder key.
+    /// One of [`transport`]. For control, 0 or [`transport::TLS`]. With TLS both sides continue under TLS after the
+    /// verdict: the node uses its own key, the client the token's holder key.
     pub transport: u8,
-    /// Wanted worker.
+    /// Index of the wanted worker.
     pub worker: U16,
     /// [`Geometry::slots`].
     pub slots: U16,
     /// [`Geometry::stride_bytes`].
     pub stride_bytes: U32,
-    /// Union of [`options`].
+    /// Bit set of [`options`].
     pub options: U32,
     /// [`Geometry::bulk_bytes`].
     pub bulk_bytes: U64,
-    /// The channel to be, drawn at random; also what makes a replayed hello recognisable.
+    /// Random id of the new channel. Also identifies a replayed hello.
     pub channel: ChannelId,
-    /// The client's clock, milliseconds since the Unix epoch, for the replay window.
+    /// The client's clock in milliseconds since the Unix epoch, for the replay window.
     pub sent_at_ms: U64,
-    /// The node that is meant: what was said to one is worth nothing at another, and proves to the manager to whom it was said.
+    /// The node that the client addresses. A hello for one node is invalid at another, and proves to the manager which
+    /// node the client addressed.
     pub node: NodeId,
-    /// What allows it.
     pub token: Token,
-    /// Ed25519 by the token's holder over every byte before it.
+    /// Ed25519 signature by the token's holder over every byte before it.
     pub signature: [u8; 64],
 }
 
-/// Bytes of a [`Hello`].
 pub const HELLO_BYTES: usize = size_of::<Hello>();
 
 impl Hello {
-    /// The wanted geometry, not yet checked.
+    /// Returns the wanted geometry, unchecked.
     pub fn geometry(&self) -> Geometry {
         Geometry {
             slots: self.slots.get(),
@@ -140,50 +138,49 @@ impl Hello {
         }
     }
 
-    /// The bytes that its signature covers.
+    /// The bytes that the signature covers.
     pub fn signed_bytes(&self) -> &[u8] {
         &self.as_bytes()[..HELLO_BYTES - 64]
     }
 }
 
 impl Token {
-    /// The bytes that its signature covers.
+    /// The bytes that the signature covers.
     pub fn signed_bytes(&self) -> &[u8] {
         &self.as_bytes()[..TOKEN_BYTES - 64]
     }
 }
 
-/// The node's answer. For a shared-memory channel the memory file rides along with it (SCM_RIGHTS).
+/// The node's response. For a shared-memory channel, it carries the memory's file descriptor (SCM_RIGHTS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Verdict {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: [u8; 8],
     /// [`crate::WIRE_VERSION`] of the node.
     pub version: U16,
-    /// 0 when accepted, else a [`crate::error::Code`] number.
+    /// 0 if accepted, else the number of a [`crate::error::Code`].
     pub code: U16,
     /// Incarnation of the worker behind the channel.
     pub incarnation: U32,
-    /// Process id of the worker on its host, for people.
+    /// Process id of the worker on its host, for display.
     pub worker_pid: U32,
     /// Bytes of UTF-8 in `text`.
     pub text_length: U16,
-    /// Union of [`options`].
+    /// Bit set of [`options`].
     pub options: U16,
-    /// Key with which the executor proves itself in TLS; signed below by the node.
+    /// Key with which the executor authenticates in TLS. Covered by the node's signature below.
     pub executor_key: PublicKey,
-    /// Ed25519 by the node over channel id and executor key. Zero when refused.
+    /// Ed25519 signature by the node over channel id and executor key. Zero if refused.
     pub signature: [u8; 64],
-    /// Why it was refused and what to do, for people.
+    /// Why the connection was refused and what to do.
     pub text: [u8; 392],
 }
 
-/// Bytes of a [`Verdict`].
 pub const VERDICT_BYTES: usize = size_of::<Verdict>();
 
 impl Verdict {
-    /// The text, as far as it is UTF-8.
+    /// Returns the text. Invalid UTF-8 is replaced.
     pub fn message(&self) -> String {
         let length = (self.text_length.get() as usize).min(self.text.len());
         String::from_utf8_lossy(&self.text[..length]).into_owned()

@@ -1,11 +1,11 @@
-//! How a manager is found by programs of its own machine, beside its port.
+//! The local socket on which programs of the same host find a manager, in addition to its port.
 
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-/// The abstract name of the local socket on which a manager with this certificate authority and this port listens, too. Nobody
-/// else's manager has it, wherever a connection file was copied to.
+/// Returns the abstract name of the local socket of the manager with this certificate authority and port. The name
+/// contains a hash of both, so a connection file that was copied elsewhere never leads to another manager.
 pub fn name(ca_pem: &str, port: u16) -> String {
     let mut hasher = Sha256::new();
     hasher.update(ca_pem.trim());
@@ -13,7 +13,6 @@ pub fn name(ca_pem: &str, port: u16) -> String {
     hasher.finalize()[..16]
         .iter()
         .fold("dayfly-manager-".into(), |mut name, byte| {
-            // Writing into a string does not fail.
             let _ = write!(name, "{byte:02x}");
             name
         })

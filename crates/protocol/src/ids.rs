@@ -1,4 +1,4 @@
-//! Identities as types, so that a lease's id can never be passed where a node's is wanted.
+//! Ids as distinct types, so that a lease's id cannot be passed where a node's is expected.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// An id was not the expected number of hexadecimal digits.
+/// A text is not an id: it does not have the expected number of hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not {kind}: expected {digits} hexadecimal digits")]
 pub struct ParseIdError {
@@ -83,47 +83,47 @@ macro_rules! byte_id {
     };
 }
 
-byte_id!(/** One lease, drawn at random by whoever grants it. */ LeaseId, 16, "a lease id");
-byte_id!(/** One node, drawn at random when its state directory is made and kept there. */ NodeId, 16, "a node id");
-byte_id!(/** One allowance, drawn at random by the manager that signs it. */ AllowanceId, 16, "an allowance id");
-byte_id!(/** One tenant: whom a lease is granted to and who pays for it. */ TenantId, 16, "a tenant id");
-byte_id!(/** One channel, drawn at random by the client that opens it. */ ChannelId, 16, "a channel id");
-byte_id!(/** One registered function: its version for one owner, named by what it is. */ FunctionId, 16, "a function id");
-byte_id!(/** One task, made by whoever submits it: submitting it twice makes one. */ TaskId, 16, "a task id");
-byte_id!(/** One endpoint, drawn at random when it is set up. */ EndpointId, 16, "an endpoint id");
-byte_id!(/** One trigger, drawn at random when it is made. */ TriggerId, 16, "a trigger id");
-byte_id!(/** One flow, made by whoever starts it: starting it twice makes one. */ FlowId, 16, "a flow id");
-byte_id!(/** SHA-256 of a function's code, which is its name everywhere. */ CodeHash, 32, "a code hash");
-byte_id!(/** BLAKE3 of bytes in the content store, which is their name there. */ ContentHash, 32, "a content hash");
-byte_id!(/** SHA-256 of what a Python environment has, which is its name on a node. */ EnvironmentHash, 32, "an environment's hash");
+byte_id!(/** One lease. Drawn at random by the manager or node that grants it. */ LeaseId, 16, "a lease id");
+byte_id!(/** One node. Drawn at random when its state directory is created, and stored there. */ NodeId, 16, "a node id");
+byte_id!(/** One allowance. Drawn at random by the manager that signs it. */ AllowanceId, 16, "an allowance id");
+byte_id!(/** One tenant: the account that holds leases and pays for them. */ TenantId, 16, "a tenant id");
+byte_id!(/** One channel. Drawn at random by the client that opens it. */ ChannelId, 16, "a channel id");
+byte_id!(/** One version of a registered function of one owner, derived from its content. */ FunctionId, 16, "a function id");
+byte_id!(/** One task. The submitter may choose it, which makes the submission idempotent. */ TaskId, 16, "a task id");
+byte_id!(/** One endpoint. Drawn at random when it is registered. */ EndpointId, 16, "an endpoint id");
+byte_id!(/** One trigger. Drawn at random when it is created. */ TriggerId, 16, "a trigger id");
+byte_id!(/** One flow. The client may choose it, which makes the start idempotent. */ FlowId, 16, "a flow id");
+byte_id!(/** SHA-256 of a function's code. Identifies the code everywhere. */ CodeHash, 32, "a code hash");
+byte_id!(/** BLAKE3 of bytes in the content store. Identifies them there. */ ContentHash, 32, "a content hash");
+byte_id!(/** SHA-256 of a Python environment's contents. Identifies it on a node. */ EnvironmentHash, 32, "an environment's hash");
 byte_id!(/** An Ed25519 public key. */ PublicKey, 32, "an Ed25519 public key");
 byte_id!(/** First eight bytes of the SHA-256 of a public key; lets signing keys rotate. */ KeyId, 8, "a key id");
 
-/// An id whose first six bytes are the time, in milliseconds since the Unix epoch, and the others chance: nobody can guess it, and
-/// books of such ids grow at their end, which is what disks do best.
+/// Returns an id whose first six bytes are the time in milliseconds since the Unix epoch and whose other bytes are
+/// random. It cannot be guessed, and index entries of such ids are appended at the end, which is cheap for a store.
 pub fn time_first(now_ms: u64, chance: [u8; 16]) -> [u8; 16] {
     let mut id = chance;
     id[..6].copy_from_slice(&now_ms.to_be_bytes()[2..]);
     id
 }
 
-/// A worker's place among its lease's workers, from 0.
+/// Position of a worker in its lease, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(transparent)]
 pub struct WorkerIndex(pub u16);
 
-/// How often the worker at one [`WorkerIndex`] has been started, from 1. State kept in a worker lives as long as this
-/// number stays the same.
+/// How many times the worker at a [`WorkerIndex`] has been started, from 1. State kept in a worker is lost when this
+/// number changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(transparent)]
 pub struct Incarnation(pub u32);
 
-/// The index under which a worker knows a resolved function on one channel. Index 0 is the worker's own `load`.
+/// The index of a resolved function on one channel. Index 0 is the worker's own `load`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FunctionIndex(pub u16);
 
 impl FunctionIndex {
-    /// Resolves a function and answers its index; the payload is [`crate::executor::LoadFunction`] as JSON.
+    /// Resolves a function and returns its index. The payload is [`crate::executor::LoadFunction`] as JSON.
     pub const LOAD: Self = Self(0);
 }

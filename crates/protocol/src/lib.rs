@@ -1,20 +1,20 @@
-//! The words that Dayfly's processes say to each other: ids, wire structs, versions and error codes.
+//! Messages between Dayfly's processes: ids, wire structs, versions and error codes.
 //!
-//! Nothing here does I/O, reads a clock or holds a key. These conversations are defined:
+//! This crate does no I/O, reads no clock and holds no key. Its modules define these conversations:
 //!
-//! - [`slot`]: what a client and a worker write into each other's rings, once per invocation;
+//! - [`slot`]: the messages that a client and a worker write into each other's rings, once per invocation;
 //! - [`hello`]: the fixed-size opening of every connection to a node, and the node's verdict;
-//! - [`node_api`]: the framed requests a verified peer may make of a node (lease, release, code, cancel, fate);
-//! - [`executor`]: what a node and its executors say over the executor's one control socket;
-//! - [`exception`]: exceptions of functions as text;
-//! - [`fabric`]: what the two ends of a channel over libfabric tell each other;
-//! - [`api`]: the manager's HTTP bodies, and what managers and nodes say over the nodes' own connection;
-//! - [`contents`]: bytes that stay behind while others speak of them;
-//! - [`environment`]: what Python workers import;
-//! - [`short`]: ids as people write them;
-//! - [`text`]: foreign text, made safe to show, for every program;
-//! - [`tasks`]: functions, tasks and endpoints in the manager's HTTP bodies;
-//! - [`dispatch`]: what a manager and an endpoint's dispatcher say over the endpoint's own connection.
+//! - [`node_api`]: the framed requests that a verified peer may send to a node (lease, release, code, cancel, fate);
+//! - [`executor`]: the messages between a node and its executors over each executor's control socket;
+//! - [`exception`]: functions' exceptions as text;
+//! - [`fabric`]: how the two ends of a channel over libfabric find each other, and what each write carries;
+//! - [`api`]: the bodies of the manager's HTTP API, and the messages between managers and nodes;
+//! - [`contents`]: payloads in the content store, which messages refer to by hash;
+//! - [`environment`]: the packages that Python workers can import;
+//! - [`short`]: ids in full or abbreviated, as users write them;
+//! - [`text`]: escaping of foreign text before a program shows it;
+//! - [`tasks`]: functions, tasks and endpoints in the bodies of the manager's HTTP API;
+//! - [`dispatch`]: the messages between a manager and an endpoint's dispatcher.
 //!
 //! Every failure that can reach a user has an [`error::Code`], which is stable and documented.
 
@@ -43,5 +43,5 @@ pub mod text;
 pub mod triggers;
 pub mod version;
 
-/// Version of everything in this crate. Peers with different wire versions refuse each other and name both.
+/// Version of all messages in this crate. Peers with different wire versions refuse each other and name both versions.
 pub const WIRE_VERSION: u16 = 3;

@@ -1,7 +1,7 @@
 //! Requests to a node over a control connection (after an accepted [`crate::hello::Hello`] with purpose `CONTROL`).
 //!
 //! A frame is a little-endian `u32` length and that many bytes of JSON. `PutCode` is followed by the announced number
-//! of raw bytes, which are not JSON. One response frame answers each request, in order.
+//! of raw bytes, which are not JSON. The node sends one response frame for each request, in order.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,83 +9,86 @@ use crate::api::{Grant, LeaseRequest};
 use crate::error::Failure;
 use crate::ids::{ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, WorkerIndex};
 
-/// No JSON frame is longer.
+/// Most bytes of a JSON frame.
 pub const MAX_FRAME_BYTES: u32 = 1 << 20;
-/// No code is longer.
+/// Most bytes of a function's code.
 pub const MAX_CODE_BYTES: u64 = 4 << 30;
 
-/// What a verified peer may ask. An allowance permits `Lease`; a lease token the others, on its own lease.
+/// Requests of a verified peer. An allowance permits `Lease`; a lease token permits all others, on its own lease.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
-    /// A lease straight from this node.
+    /// Leases from this node directly.
     Lease(Box<LeaseRequest>),
-    /// More time: the new length of the lease, from now.
+    /// Sets the length of the lease anew.
     Renew {
-        /// Milliseconds from now.
+        /// Length in milliseconds from now.
         duration_ms: u64,
     },
-    /// The lease is no longer needed.
+    /// Ends the lease.
     Release,
-    /// Whether the node has this code. If so, the workers of this lease may load it from now on.
+    /// Asks whether the node has this code. If so, the workers of this lease may load it from now on.
     HasCode {
-        /// SHA-256 of it.
+        /// SHA-256 of the code.
         hash: CodeHash,
     },
-    /// `length` raw bytes follow this frame; the node keeps them under their hash, and the workers of this lease may load them.
+    /// Uploads code: `length` raw bytes follow this frame. The node stores them under their hash, and the workers of
+    /// this lease may load them.
     PutCode {
-        /// SHA-256 of them.
+        /// SHA-256 of the code.
         hash: CodeHash,
-        /// How many bytes follow.
+        /// Length of the code in bytes.
         length: u64,
     },
-    /// End the invocation `sequence` on `channel`, by killing its worker, now or when it begins.
+    /// Ends the invocation `sequence` on `channel` by killing its worker, now or when the invocation begins.
     Cancel {
-        /// The channel it was sent on.
+        /// The channel on which it was sent.
         channel: ChannelId,
-        /// Its sequence number.
+        /// Sequence number of the invocation.
         sequence: u32,
     },
-    /// What became of a channel that broke.
+    /// Asks for the fate of a broken channel.
     Fate {
-        /// The broken channel.
+        /// Id of the channel.
         channel: ChannelId,
     },
-    /// The client has given a channel up that the node may still take for open, since the network between them was cut.
+    /// Closes a channel that the client has given up and that the node may consider open, because their connection was
+    /// lost.
     Close {
-        /// The channel.
+        /// Id of the channel.
         channel: ChannelId,
     },
-    /// Some of the asker's workers for another holder key, for some of its time.
+    /// Delegates some of the caller's workers to another holder key for a limited time.
     Delegate {
         /// The key that may use them.
         holder: PublicKey,
-        /// The first of them, as the asker counts its own.
+        /// Index of the first worker, in the caller's own numbering.
         first: u16,
-        /// How many.
+        /// Number of workers.
         workers: u16,
-        /// Milliseconds from now; never longer than the asker has them.
+        /// Milliseconds from now. Limited to the caller's own remaining time.
         duration_ms: u64,
     },
-    /// What was delegated to this key, with all that came of it. Its channels end.
+    /// Revokes everything delegated to this key, including further delegations, and closes the channels.
     TakeBack {
-        /// The key.
+        /// The delegate's key.
         holder: PublicKey,
     },
-    /// Where this lease's workers find this node's socket, to use what is delegated to them. Isolated ones see it from now on.
+    /// Asks for the node's socket path inside the lease's workers, through which they use their delegations. Isolated
+    /// workers see the socket from now on.
     ShowNode,
-    /// What the lease's workers print, also for a while after it is over. Waits if there is nothing yet.
+    /// Asks for the output of the lease's workers, until some time after its end. Waits if there is none yet.
     Output {
-        /// From which byte on, counted from the lease's beginning.
+        /// Offset of the first wanted byte, counted from the lease's beginning.
         from: u64,
-        /// How long to wait, in milliseconds; the node has a limit of its own.
+        /// Longest wait in milliseconds. The node has a limit of its own.
         wait_ms: u32,
     },
-    /// Nothing; whoever gets the answer knows that the node is there.
+    /// Does nothing. The response shows that the node is reachable.
     Ping,
 }
 
-/// Where something was printed.
+/// An output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
@@ -95,76 +98,76 @@ pub enum Stream {
     Err,
 }
 
-/// Something that was printed, in one go or several.
+/// A piece of output, printed in one or several writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Where.
+    /// The stream.
     pub stream: Stream,
-    /// What, in hexadecimal.
+    /// The bytes, in hexadecimal.
     pub bytes: String,
-    /// By which call, where the lease has that told.
+    /// The call that printed it, if the lease attributes output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Printer>,
 }
 
-/// A call that printed something.
+/// A call that printed output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Printer {
-    /// On which worker.
+    /// The worker that ran it.
     pub worker: WorkerIndex,
-    /// Its sequence number on the worker's channel.
+    /// Sequence number of the call on the worker's channel.
     pub sequence: u32,
 }
 
-/// The node's answer.
+/// Responses of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Response {
-    /// To `Lease`.
+    /// To `Lease`: the grant.
     Granted(Box<Grant>),
-    /// To `Renew`: a fresh grant with a later expiry.
+    /// To `Renew`: a new grant with a later expiry.
     Renewed(Box<Grant>),
-    /// To `Delegate`: a grant of that part, for its new holder.
+    /// To `Delegate`: a grant for the new holder.
     Delegated(Box<Grant>),
     /// To `ShowNode`.
     Shown {
-        /// The socket, as the lease's workers see it.
+        /// Path of the socket, as the lease's workers see it.
         path: String,
     },
-    /// To `Release`, `PutCode`, `Cancel`, `Close`, `TakeBack`, `Ping`.
+    /// To `Release`, `PutCode`, `Cancel`, `Close`, `TakeBack` and `Ping`: success.
     Done,
     /// To `HasCode`.
     Code {
-        /// Whether the node has it.
+        /// Whether the node has the code.
         present: bool,
     },
     /// To `Fate`.
     Fate(Fate),
-    /// To `Output`: what there is; nothing after the time to wait.
+    /// To `Output`: the available output, or none after the wait.
     Output {
-        /// The number of its first byte. More than what was asked for if that is not kept any more.
+        /// Offset of the first byte. Greater than requested if earlier output has been discarded.
         from: u64,
-        /// What was printed, in order.
+        /// Output in the order of printing.
         pieces: Vec<Piece>,
-        /// Whether the lease is over and this was the last of it.
+        /// Whether the lease has ended and all its output has been returned.
         over: bool,
     },
-    /// To anything.
+    /// To any request: why it failed.
     Failed(Failure),
 }
 
-/// What became of a channel.
+/// Fate of a channel: how far its worker got.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fate {
-    /// Worker it led to.
+    /// The channel's worker.
     pub worker: WorkerIndex,
-    /// Incarnation it led to.
+    /// The worker's incarnation.
     pub incarnation: Incarnation,
-    /// Last sequence number that the worker began.
+    /// Sequence number of the last invocation that the worker began.
     pub started: u32,
-    /// Last sequence number that the worker finished. Equal to `started` when it died between calls.
+    /// Sequence number of the last invocation that the worker finished. Equal to `started` if it died between calls.
     pub finished: u32,
-    /// Why the channel ended; none while it is alive.
+    /// Why the channel ended; `None` while it is open.
     pub end: Option<End>,
 }
 
@@ -172,17 +175,17 @@ pub struct Fate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cause", rename_all = "snake_case")]
 pub enum End {
-    /// The worker called exit.
+    /// The worker exited by itself.
     Exited {
         /// Its exit status.
         status: i32,
     },
-    /// The worker was killed by a signal that Dayfly did not send: a crash.
+    /// The worker was killed by a signal that Dayfly did not send.
     Signalled {
-        /// The signal's number.
+        /// Number of the signal.
         signal: i32,
     },
-    /// Killed because a call ran past its deadline.
+    /// Killed because a call exceeded its deadline.
     Deadline,
     /// Killed because the caller cancelled a running call.
     Cancelled,
@@ -194,18 +197,18 @@ pub enum End {
     Released,
     /// The lease was revoked.
     Revoked,
-    /// The client went away.
+    /// The client disconnected.
     ClientGone,
-    /// The client broke the protocol.
+    /// The client violated the protocol.
     Violation,
-    /// The lease's memory was used up.
+    /// The lease exhausted its memory.
     OutOfMemory,
-    /// The part of the lease that the channel's holder had was taken back, or its time is over.
+    /// The delegation that the channel used was revoked or has expired.
     TakenBack,
 }
 
 impl End {
-    /// Number under which it is written into a shared-memory channel's header; 0 there means alive.
+    /// Returns the word that is written into a shared-memory channel's header. There, 0 means open.
     pub fn to_word(self) -> u32 {
         let (kind, detail) = match self {
             Self::Exited { status } => (1, status as u32 & 0xffff),
@@ -224,7 +227,8 @@ impl End {
         kind << 16 | detail
     }
 
-    /// Reads [`End::to_word`]; anything unknown (the page is shared) counts as a dead executor.
+    /// Parses [`End::to_word`]; returns `None` for 0. An unknown word means a dead executor, because any process can
+    /// write to the shared page.
     pub fn from_word(word: u32) -> Option<Self> {
         let detail = (word & 0xffff) as i32;
         Some(match word >> 16 {
@@ -245,37 +249,36 @@ impl End {
     }
 }
 
-/// A lease as the node that holds it reports it.
+/// A lease, as reported by its node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldLease {
-    /// Which.
+    /// Id of the lease.
     pub lease: LeaseId,
-    /// Milliseconds left by the node's clock.
+    /// Remaining milliseconds by the node's clock.
     pub remaining_ms: u64,
 }
 
-/// A lease that a node granted under a manager's allowance, as it reports it.
+/// A lease that a node granted under a manager's allowance, as reported by the node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DirectStart {
-    /// The hello of whoever asked, in hexadecimal: who pays, under which allowance, proven by the holder's signature.
+    /// The client's hello, in hexadecimal. The holder's signature in it proves the tenant and the allowance.
     pub hello: String,
-    /// The key that uses the lease.
+    /// The key that may use the lease.
     pub holder: PublicKey,
-    /// Workers.
+    /// Number of workers.
     pub workers: u16,
-    /// Cores of each.
+    /// Cores of each worker.
     pub cores_per_worker: u16,
-    /// Hot or warm.
     pub mode: crate::api::Mode,
-    /// How isolated its workers are.
+    /// Isolation of its workers.
     pub sandbox: crate::api::Sandbox,
-    /// For a container, what it runs, as in [`Grant::image`].
+    /// For a container, the exact image, as in [`Grant::image`].
     #[serde(default)]
     pub image: Option<String>,
-    /// Memory of all of it.
+    /// Memory of the whole lease in bytes.
     pub memory_bytes: u64,
-    /// Length from first use.
+    /// Length in milliseconds from first use.
     pub duration_ms: u64,
-    /// When, by the node's wall clock, milliseconds since the Unix epoch.
+    /// Time of the grant by the node's wall clock, in milliseconds since the Unix epoch.
     pub started_at_ms: u64,
 }

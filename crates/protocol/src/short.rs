@@ -1,7 +1,7 @@
-//! Ids as people write them: whole, or their beginning or end.
+//! Ids as users write them: in full, or only their beginning or end.
 //!
-//! Ids begin with the time, so that those of one batch begin alike: lists show the end. Managers resolve what is given
-//! against ids that the caller may see.
+//! Ids begin with the time, so ids of one batch share their beginning; therefore lists show the end. Managers resolve
+//! an abbreviation among the ids that the caller may see.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,23 +9,23 @@ use std::str::FromStr;
 use crate::error::{Code, Failure};
 use crate::ids::TaskId;
 
-/// Digits of a whole id.
+/// Digits of a full id.
 pub const DIGITS: usize = 32;
-/// Fewest digits of a beginning or an end.
+/// Fewest digits of an abbreviation.
 pub const MIN_DIGITS: usize = 6;
-/// Digits of the end that lists show.
+/// Digits at the end of an id that lists show.
 pub const SHOWN_DIGITS: usize = 12;
-/// Candidates that an error names.
+/// Most candidates that an error lists.
 pub const MAX_CANDIDATES: usize = 8;
 
-/// An id, or a part of one: [`MIN_DIGITS`] to [`DIGITS`] hexadecimal digits in lower case.
+/// An id in full or abbreviated: [`MIN_DIGITS`] to [`DIGITS`] hexadecimal digits in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenId {
     digits: String,
     value: u128,
 }
 
-/// The end of an id as lists show it: `...7409644e0db7`.
+/// Returns the end of an id as lists show it: `...7409644e0db7`.
 pub fn shown(id: &impl fmt::Display) -> String {
     let whole = id.to_string();
     let end = whole.len().saturating_sub(SHOWN_DIGITS);
@@ -33,7 +33,7 @@ pub fn shown(id: &impl fmt::Display) -> String {
 }
 
 impl GivenId {
-    /// The digits.
+    /// The digits as given.
     pub fn digits(&self) -> &str {
         &self.digits
     }
@@ -42,28 +42,31 @@ impl GivenId {
         4 * self.digits.len() as u32
     }
 
-    /// The id, if this is a whole one.
+    /// Returns the id if all its digits are given.
     pub fn whole<T: FromStr>(&self) -> Option<T> {
         (self.digits.len() == DIGITS)
             .then(|| self.digits.parse().ok())
             .flatten()
     }
 
-    /// Whether a whole id begins or ends so.
+    /// Whether `id` begins or ends with these digits.
     pub fn fits(&self, id: &[u8; 16]) -> bool {
         let id = u128::from_be_bytes(*id);
         let rest = u128::BITS - self.bits();
         id >> rest == self.value || id << rest >> rest == self.value
     }
 
-    /// The smallest and the greatest id that begin so.
+    /// Returns the smallest and the greatest id that begin with these digits.
     pub fn range(&self) -> ([u8; 16], [u8; 16]) {
         let low = self.value << (u128::BITS - self.bits());
         let high = low | u128::MAX.checked_shr(self.bits()).unwrap_or(0);
         (low.to_be_bytes(), high.to_be_bytes())
     }
 
-    /// The one id among all that fit; `what` is what it would be the id of.
+    /// Returns the only id in `found`. `what` names the kind of id in messages.
+    ///
+    /// # Errors
+    /// `NotFound` if `found` is empty, `Ambiguous` if it contains several ids.
     pub fn only<T: Copy + Ord + fmt::Display>(&self, mut found: Vec<T>, what: &str) -> Result<T, Failure> {
         found.sort_unstable();
         found.dedup();

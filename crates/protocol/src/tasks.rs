@@ -1,6 +1,6 @@
-//! Functions, tasks and endpoints as the manager's HTTP API shows them.
+//! Functions, tasks and endpoints in the bodies of the manager's HTTP API.
 //!
-//! Each body travels as JSON or, for programs, as MessagePack ([`MESSAGE_PACK`]) with the same names.
+//! Each body travels as JSON. Dayfly's programs also use MessagePack ([`MESSAGE_PACK`]), with the same names.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,49 +13,50 @@ use crate::executor::Form;
 use crate::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
 use crate::node_api::Stream;
 
-/// The content type of bodies that are not JSON.
+/// Content type of MessagePack bodies.
 pub const MESSAGE_PACK: &str = "application/msgpack";
-/// Most bytes of a body that brings functions, tasks or flows, or names tasks.
+/// Most bytes of a body that contains functions, tasks or flows, or lists tasks.
 pub const MOST_BODY_BYTES: usize = 64 << 20;
-/// Most bytes of a body that names tenants to share with.
+/// Most bytes of a body that lists tenants to share with.
 pub const MAX_SHARING_BODY_BYTES: usize = 2 << 20;
-/// Most bytes of one task's result in JSON; others go by reference when they are long.
+/// Most bytes of one task's result in JSON. Clients of other formats fetch long results by reference.
 pub const MOST_ANSWER_BYTES: usize = 64 << 20;
 /// Most tasks in one submission.
 pub const MOST_TASKS: usize = 100_000;
-/// Most tasks that one may come after.
+/// Most dependencies of a task.
 pub const MOST_AFTER: usize = 10_000;
-/// What stands before a team's name where something is shared with it.
+/// Prefix of a team's name in a sharing list.
 pub const TEAM: &str = "team:";
-/// Most members of a team, and most teams of one owner.
+/// Most members of a team.
 pub const MOST_MEMBERS: usize = 10_000;
-/// See [`MOST_MEMBERS`].
+/// Most teams of one owner.
 pub const MOST_TEAMS: usize = 1_000;
-/// The longest name. Other texts have bounds in [`bounds`](crate::bounds).
+/// Longest name, in bytes. [`bounds`](crate::bounds) limits other texts.
 pub const MOST_NAME_BYTES: usize = 128;
-/// The longest that a task waits for its next execution after its function failed.
+/// Longest delay before a retry, in milliseconds.
 pub const MOST_RETRY_WAIT_MS: u32 = 3_600_000;
-/// The longest that a request for outcomes is held open.
+/// Longest wait of a request for outcomes, in milliseconds.
 pub const MOST_WAIT_MS: u64 = 30_000;
 
-/// Last byte of a payload that is a call in JSON, and of an answer in JSON; Python's workers know both.
+/// Last byte of a payload that is a call in JSON. Python workers recognise it.
 pub const JSON_CALL: u8 = 5;
-/// See [`JSON_CALL`].
+/// Last byte of a payload that is a result in JSON. Python workers recognise it.
 pub const JSON_ANSWER: u8 = 4;
-/// Last byte of a payload that has others in it: a call, and the answers that it is made with; see [`join`].
+/// Last byte of a [joined](join) payload that contains a call and the results of its dependencies.
 pub const CALL_WITH_ANSWERS: u8 = 6;
-/// Last byte of a payload that has others in it: a call, and the rank's invitation to its group, as JSON; see [`join`].
+/// Last byte of a [joined](join) payload that contains a call and, as JSON, the rank's invitation to its group.
 pub const CALL_OF_RANK: u8 = 7;
-/// Last byte of a payload that has others in it: the answers of all ranks, in their order; see [`join`].
+/// Last byte of a [joined](join) payload that contains the results of all ranks, in order.
 pub const ANSWERS_OF_RANKS: u8 = 5;
-/// Last byte of what stands behind the answers of a [`CALL_WITH_ANSWERS`] of which some are [foreign](TaskOutcome::foreign): for each
-/// answer the names of who may have made it, as lists in JSON.
+/// Last byte of the part that follows the results in a [`CALL_WITH_ANSWERS`] with [foreign](TaskOutcome::foreign)
+/// results. For each result the part lists, as JSON, the names of the tenants that may have produced it.
 pub const MAKERS_OF_ANSWERS: u8 = 8;
-/// Where parts of a payload may begin, so that what is aligned in them stays so.
+/// Alignment of the parts of a payload, so that aligned data in a part stays aligned.
 const PART_ALIGN: usize = 64;
 
-/// Several payloads as one: the parts, each at a multiple of 64 bytes; where each is and how long (two u64, little-endian); how
-/// many there are (u32); and as the last byte what this is: [`CALL_WITH_ANSWERS`], [`CALL_OF_RANK`] or [`ANSWERS_OF_RANKS`].
+/// Joins several payloads into one. Layout: the parts, each at a multiple of 64 bytes; offset and length of each part
+/// (two little-endian u64); the number of parts (u32); and as the last byte `what`, which is [`CALL_WITH_ANSWERS`],
+/// [`CALL_OF_RANK`] or [`ANSWERS_OF_RANKS`].
 pub fn join(parts: &[&[u8]], what: u8) -> Vec<u8> {
     let bytes: usize = parts.iter().map(|part| part.len() + PART_ALIGN + 16).sum();
     let mut joined = Vec::with_capacity(bytes + 5);
@@ -73,7 +74,7 @@ pub fn join(parts: &[&[u8]], what: u8) -> Vec<u8> {
     joined
 }
 
-/// The parts of what [`join`] made, whatever it is; none of what it did not.
+/// Returns the parts of a payload made by [`join`], of any kind, or `None` if it is malformed.
 pub fn parts(joined: &[u8]) -> Option<Vec<&[u8]>> {
     let (_, rest) = joined.split_last()?;
     let (rest, count) = rest.split_last_chunk::<4>()?;
@@ -90,31 +91,31 @@ pub fn parts(joined: &[u8]) -> Option<Vec<&[u8]>> {
     table.chunks_exact(16).map(part).collect()
 }
 
-/// What one execution of a function needs.
+/// Resources that one execution of a function needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Resources {
     /// Cores of its worker.
     pub cores: u16,
-    /// Memory of its worker in bytes; 0 for the node's usual share.
+    /// Memory of its worker in bytes; 0 for the node's share per worker.
     pub memory_bytes: u64,
-    /// GPUs of its worker, which sees no others.
+    /// GPUs of its worker. The worker sees no others.
     #[serde(skip_serializing_if = "is_none")]
     pub gpus: u16,
-    /// Milliseconds that one execution may take, after which it is ended with all its processes; 0 for no limit.
+    /// Time limit of one execution in milliseconds, after which all its processes are killed; 0 for no limit.
     pub walltime_ms: u32,
-    /// Workers that one execution has at once, all of them or none: each calls the function, as a rank of one group, and the
-    /// result is the list of theirs. 0 for a single one without a group.
+    /// Number of workers that one execution uses, all of them or none. Each worker calls the function as a rank of one
+    /// group, and the result is the list of their results. 0 for a single worker without a group.
     #[serde(skip_serializing_if = "is_none")]
     #[schema(maximum = 4096)]
     pub ranks: u16,
-    /// On which nodes the ranks run.
+    /// Placement of the ranks on nodes.
     #[serde(skip_serializing_if = "is_usual")]
     pub placement: Placement,
 }
 
 impl Resources {
-    /// Workers that one execution has.
+    /// Number of workers of one execution, at least 1.
     pub fn workers(&self) -> u16 {
         self.ranks.max(1)
     }
@@ -137,190 +138,191 @@ impl Default for Resources {
     }
 }
 
-/// A function to register. The same one twice is one.
+/// A function to register. Idempotent: registering the same function again returns the existing one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FunctionRegistration {
-    /// Its name; functions of one owner and name are versions, of which the last is meant by the name.
+    /// Name of the function. Functions of one owner with the same name are versions; the name refers to the latest.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 128, pattern = "^[^/@]*$")]
     pub name: Option<String>,
-    /// What it does, for people.
+    /// Description, for display.
     #[serde(default)]
     #[schema(max_length = 16_384)]
     pub description: String,
-    /// Its source, for people.
+    /// Source, for display only.
     #[serde(default)]
     #[schema(max_length = 262_144)]
     pub source: String,
-    /// What `code` is.
+    /// Form of `code`.
     pub form: Form,
-    /// What runs it; by default whichever Python there is, which suits source.
+    /// Runtime that it needs. The default is any Python, which suits source.
     #[serde(default = "Runtime::any_python")]
     pub runtime: Runtime,
-    /// The container image that it runs in, as a lease names it; none for workers without one.
+    /// Container image to run in, as a lease names it; absent for workers without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub image: Option<String>,
-    /// The code itself: the pickle, the library, or the text.
+    /// The code: the pickle, the library or the text.
     pub code: Blob,
-    /// What one execution needs.
+    /// Resources of one execution.
     #[serde(default)]
     pub resources: Resources,
-    /// Whether it may be executed again after a fault, when it may have been executed already.
+    /// Whether it may be executed again after a fault that may have interrupted an execution.
     #[serde(default)]
     pub repeatable: bool,
-    /// Names of tenants that may run it beside its owner, `team:NAME` for those of a team, `*` for everyone.
+    /// Names of tenants other than the owner that may run it; `team:NAME` for a team, `*` for everyone.
     #[serde(default)]
     pub shared_with: Vec<String>,
 }
 
-/// Who may run a function of the caller's from now on, beside the caller.
+/// Replaces the list of tenants that may run a function of the caller's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FunctionSharing {
-    /// Names of tenants, `team:NAME` for those of a team, `*` for everyone; none for nobody else.
+    /// Names of tenants, `team:NAME` for a team, `*` for everyone. Empty for the owner alone.
     pub shared_with: Vec<String>,
 }
 
 /// A registered function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FunctionStatus {
-    /// Which.
+    /// Id of the function.
     pub id: FunctionId,
-    /// Its name, if it has one.
+    /// Name, if it has one.
     pub name: Option<String>,
-    /// Which of its name's versions, from 1; 0 without a name.
+    /// Version among the owner's functions of this name, from 1; 0 without a name.
     pub version: u32,
-    /// Whose it is.
+    /// Name of the owner.
     pub owner: String,
-    /// What it does.
+    /// Description, for display.
     pub description: String,
-    /// Its source.
+    /// Source, for display.
     pub source: String,
-    /// SHA-256 of its code.
+    /// SHA-256 of the code.
     pub hash: CodeHash,
-    /// What the code is.
+    /// Form of the code.
     pub form: Form,
-    /// What runs it.
+    /// Runtime that it needs.
     pub runtime: Runtime,
-    /// The container image that it runs in.
+    /// Container image to run in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// What one execution needs.
+    /// Resources of one execution.
     pub resources: Resources,
-    /// Whether it may be executed again.
+    /// Whether it may be executed again after a fault.
     pub repeatable: bool,
-    /// Who may run it beside its owner.
+    /// Tenants other than the owner that may run it.
     pub shared_with: Vec<String>,
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Time of registration, in milliseconds since the Unix epoch.
     pub registered_at_ms: u64,
 }
 
-/// How tasks are to be treated.
+/// How to treat tasks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct TaskOptions {
-    /// Higher ones of the same owner run first.
+    /// Tasks of the same owner with a higher priority run first.
     pub priority: i8,
-    /// Milliseconds from its acceptance until its end, after which it is ended; 0 for no limit.
+    /// Milliseconds from acceptance until the task is ended; 0 for no limit.
     pub deadline_ms: u64,
-    /// Milliseconds that one execution may take; 0 for what its function says.
+    /// Time limit of one execution in milliseconds; 0 for the function's own.
     pub walltime_ms: u32,
-    /// How often it is executed again when its function fails.
+    /// Most retries after the function fails.
     pub retries: u16,
-    /// Milliseconds before the first of these, and before each further one twice as long as before the last, an hour at most; 0 for at once.
+    /// Delay before the first retry in milliseconds; 0 for none. It doubles with each further retry, up to one hour.
     #[serde(skip_serializing_if = "is_none")]
     #[schema(maximum = 3_600_000)]
     pub retry_wait_ms: u32,
-    /// Whether it may be executed again after a fault; none for what its function says.
+    /// Whether it may be executed again after a fault; if absent, the function's setting.
     pub repeatable: Option<bool>,
-    /// Whether it may have the result of another of its owner's with the same function and arguments, in place of an execution.
+    /// Whether the result of an earlier task of the same owner with the same function and arguments may replace an
+    /// execution.
     pub memoize: bool,
 }
 
-/// Tasks to accept, all of one function.
+/// Tasks to accept, all for one function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskSubmission {
-    /// What to run.
+    /// The function to run.
     pub function: FunctionId,
-    /// Where, by name or id; none for the manager's own, or, where it has none, for the only one that the caller may use.
+    /// Endpoint by name or id. If absent, the manager's own endpoint, or, if it has none, the only one that the caller
+    /// may use.
     #[serde(default)]
     pub endpoint: Option<String>,
-    /// A name of the submitter's for all that belongs together; outcomes are asked for by it.
+    /// Label chosen by the submitter, by which outcomes are requested.
     #[serde(default)]
     #[schema(max_length = 256)]
     pub tag: String,
-    /// How to treat them.
+    /// Options of all tasks.
     #[serde(default)]
     pub options: TaskOptions,
-    /// One for each.
+    /// One entry for each task.
     #[schema(min_items = 1, max_items = 100_000)]
     pub tasks: Vec<TaskInput>,
 }
 
-/// One task of a submission.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct TaskInput {
-    /// Its id, if the submitter makes it: what is submitted again, since no answer came, is accepted once.
+    /// Id chosen by the submitter. Makes the submission idempotent: a task with a known id is accepted only once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<TaskId>,
-    /// An idempotency key in place of an id: a text that its owner uses for nothing else.
+    /// Idempotency key in place of an id: a text that its owner uses for no other task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// What the function is called with, as its runtime encodes it.
+    /// Arguments, encoded for the function's runtime.
     pub arguments: Blob,
-    /// The same in the content store, in place of `arguments`.
+    /// Arguments in the content store, in place of `arguments`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Content>,
-    /// Tasks of the same owner's that must have ended well before, submitted earlier, or earlier in the same submission.
+    /// Dependencies: tasks of the same owner, submitted before or earlier in this submission, that must succeed first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 10_000)]
     pub after: Vec<TaskId>,
-    /// Whether their answers go along with the arguments: for Python functions that were registered as pickles.
+    /// Whether the dependencies' results are passed with the arguments. For Python functions registered as pickles.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub with_answers: bool,
-    /// The same in JSON, in place of `arguments`, for Python functions; the result is then JSON, too.
+    /// Arguments in JSON in place of `arguments`, for Python functions. The result is then also JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call: Option<JsonCall>,
 }
 
-/// What a Python function is called with.
+/// Arguments of a Python function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct JsonCall {
-    /// In their order.
+    /// Positional arguments.
     pub arguments: Vec<serde_json::Value>,
-    /// By their names.
+    /// Keyword arguments.
     pub keywords: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Tasks that are accepted: written to the disk, to end in one outcome each whatever fails.
+/// Accepted tasks. They are stored durably, and each has exactly one outcome whatever fails.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Accepted {
-    /// In the order of the submission.
+    /// Ids, in the order of the submission.
     pub tasks: Vec<TaskId>,
-    /// The endpoint that will run them.
+    /// The endpoint that runs them.
     pub endpoint: EndpointId,
 }
 
-/// Where a task is in its life.
+/// State of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
-    /// Accepted, and behind others.
+    /// Accepted, in the manager's queue.
     Queued,
-    /// At its endpoint, for a worker that is free, or about to be.
+    /// At its endpoint, waiting for a free worker.
     Waiting,
-    /// At its endpoint, which builds the environment that it runs in.
+    /// At its endpoint, which builds the task's environment.
     Environment,
-    /// On a worker. Executions that take less than some 50 ms are not seen in this state.
+    /// On a worker. Executions shorter than about 50 ms skip this state.
     Running,
-    /// It has its outcome.
+    /// Ended, with its outcome.
     Done,
 }
 
 impl TaskState {
-    /// All, in the order of a task's life.
+    /// All states, in the order of a task's life.
     pub const ALL: [Self; 5] = [
         Self::Queued,
         Self::Waiting,
@@ -329,7 +331,7 @@ impl TaskState {
         Self::Done,
     ];
 
-    /// Its name, as in JSON.
+    /// The state's name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -340,58 +342,59 @@ impl TaskState {
         }
     }
 
-    /// Reads [`TaskState::name`].
+    /// Returns the state with this [`TaskState::name`], or `None`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.name() == name)
     }
 }
 
-/// A task, without its arguments and its result.
+/// A task without its arguments and result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskStatus {
-    /// Which.
+    /// Id of the task.
     pub id: TaskId,
-    /// Whose.
+    /// Name of the owner.
     #[serde(default)]
     pub owner: String,
-    /// What it runs.
+    /// The function that it runs.
     pub function: FunctionId,
-    /// The function's name, for people; empty once the function is gone.
+    /// Name of the function, for display; empty if the function has been deleted.
     pub name: String,
-    /// Where.
+    /// Name of the endpoint.
     pub endpoint: String,
-    /// As it was submitted.
+    /// Tag of the submission.
     pub tag: String,
-    /// Where it is in its life.
+    /// State of the task.
     pub state: TaskState,
-    /// How it ended, if it did not end well.
+    /// Why it failed; absent unless it failed.
     pub error: Option<Failure>,
-    /// In state `environment`, how the build goes: since when, what `uv` said last, or why it failed and when it is tried again.
+    /// In state `environment`, the progress of the build: when it began, the last output of `uv`, or why it failed and
+    /// when it is retried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub building: Option<String>,
-    /// Executions that were begun, or may have been.
+    /// Executions that began or may have begun.
     pub attempts: u16,
-    /// Higher ones run first.
+    /// Tasks with a higher priority run first.
     pub priority: i8,
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Time of acceptance, in milliseconds since the Unix epoch.
     pub submitted_at_ms: u64,
-    /// When its endpoint was given it, the last time; 0 before.
+    /// When its endpoint last received it, in milliseconds since the Unix epoch; 0 before.
     #[serde(default)]
     pub waiting_at_ms: u64,
-    /// When its environment began to be built there; 0 if it did not have to be.
+    /// When the endpoint began to build its environment; 0 if no build was needed.
     #[serde(default)]
     pub environment_at_ms: u64,
     /// When its last execution began; 0 before.
     pub started_at_ms: u64,
     /// When it ended; 0 before.
     pub ended_at_ms: u64,
-    /// Whether its arguments and its result are bytes as they are, as those of a shared library's function.
+    /// Whether arguments and result are raw bytes, as for a function of a shared library.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub raw: bool,
 }
 
 impl TaskStatus {
-    /// How long it has been in each state so far.
+    /// Returns the time spent in each state until its end, or until `now_ms` (milliseconds since the Unix epoch).
     pub fn times(&self, now_ms: u64) -> TaskTimes {
         let marks = [
             self.submitted_at_ms,
@@ -403,52 +406,52 @@ impl TaskStatus {
     }
 }
 
-/// How a task ended.
+/// Outcome of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskOutcome {
-    /// Which.
+    /// Id of the task.
     pub id: TaskId,
-    /// Its place among all that ended; asking for what came after it leaves out this one and those before.
+    /// Sequence number among all outcomes. A request for outcomes after it returns only later ones.
     pub number: u64,
-    /// Why not well; none if it ended well.
+    /// Why it failed; absent if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
     /// Whether `answer` is a pickled exception.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub raised: bool,
-    /// What the function answered, as its runtime encodes it.
+    /// The function's result, encoded by its runtime.
     #[serde(default, skip_serializing_if = "Blob::is_empty")]
     pub answer: Blob,
-    /// The same in the content store, in place of `answer`.
+    /// The result in the content store, in place of `answer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Content>,
-    /// The result, where the call was in JSON and the outcome is asked for in JSON.
+    /// The result as JSON, if the call was in JSON and the outcome is requested in JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<serde_json::Value>,
-    /// Executions that were begun, or may have been.
+    /// Executions that began or may have begun.
     pub attempts: u16,
-    /// Names of tenants that may have made the answer and are not the task's owner: whose function it is, and whose endpoint it ran
-    /// at. An empty one stands for a tenant that is not known any more. What is read of their answers must be data alone.
+    /// Names of tenants other than the task's owner that may have produced the result: the function's owner and the
+    /// endpoint's owner. An empty name stands for a deleted tenant. Only plain data may be read from such a result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub foreign: Vec<String>,
-    /// What made the answer. Inside the manager alone.
+    /// Origin of the result. Used only inside the manager.
     #[serde(skip)]
     pub ran: Option<Ran>,
 }
 
-/// What makes an answer: a function at an endpoint, for a tenant.
+/// Origin of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ran {
-    /// Whose task it is.
+    /// Owner of the task.
     pub tenant: TenantId,
-    /// What it runs.
+    /// The function that ran.
     pub function: FunctionId,
-    /// Where.
+    /// The endpoint that ran it.
     pub endpoint: EndpointId,
 }
 
 impl TaskOutcome {
-    /// With its result shown as JSON, where it is.
+    /// Returns the outcome with `result` filled in, if the result is JSON.
     pub fn shown(mut self) -> Self {
         if let Some((&JSON_ANSWER, text)) = self.answer.split_last() {
             self.result = serde_json::from_slice(text).ok();
@@ -456,141 +459,143 @@ impl TaskOutcome {
         self
     }
 
-    /// What the function answered, wherever that is.
+    /// The result, inline or by reference.
     pub fn payload(&self) -> Payload {
         Payload::of(self.answer.clone(), self.content)
     }
 
-    /// The code of how it ended; none for well.
+    /// Error code of a failed task; `None` for a successful one.
     pub fn code(&self) -> Option<Code> {
         self.error.as_ref().map(|failure| failure.code)
     }
 }
 
-/// Outcomes of one tag.
+/// Outcomes of tasks with one tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Outcomes {
-    /// In the order of their numbers.
+    /// In ascending order of their numbers.
     pub outcomes: Vec<TaskOutcome>,
-    /// What to name as `after` next.
+    /// Value of `after` for the next request.
     pub next: u64,
 }
 
-/// What a task has printed: the last 64 KiB of it, for as long as its outcome is kept.
+/// Output of a task: its last 64 KiB, kept as long as its outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskPrinted {
-    /// The number of the first byte of `pieces`; more than what was asked for if that is not kept any more.
+    /// Offset of the first byte of `pieces`. Greater than requested if earlier output has been discarded.
     pub from: u64,
-    /// What to ask for next.
+    /// Offset for the next request.
     pub next: u64,
-    /// In the order in which it was printed, as far as one can tell of two streams.
+    /// In the order of printing, as far as the order of two streams is known.
     pub pieces: Vec<TaskPiece>,
-    /// Whether the task has ended, and all was read.
+    /// Whether the task has ended and all its output has been returned.
     pub over: bool,
 }
 
-/// Something that a task printed.
+/// A piece of a task's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskPiece {
-    /// Standard output or error.
+    /// Standard output or standard error.
     pub stream: Stream,
-    /// What. Pieces end anywhere.
+    /// The bytes. A piece may end anywhere, even inside a character.
     pub bytes: Blob,
 }
 
-/// Tasks to cancel: those named, all of a tag, or all at an endpoint.
+/// Tasks to cancel: by id, by tag, or by endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Cancellation {
-    /// These.
+    /// Ids of tasks.
     pub tasks: Vec<TaskId>,
-    /// All that are not done of this tag.
+    /// All unfinished tasks with this tag.
     pub tag: Option<String>,
-    /// Of these, those at this endpoint, by name or id; all that are not done there, where neither tasks nor a tag are named.
+    /// Restricts the selection to this endpoint, by name or id. Without tasks and tag, all unfinished tasks at the
+    /// endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// Whoever's they are: for operators, and, with an endpoint, for its owner.
+    /// Whether to include other owners' tasks. Allowed for operators, and, with an endpoint, for the endpoint's owner.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub everybody: bool,
-    /// Only those that no worker has been given yet. Those that run go on.
+    /// Whether to cancel only tasks that no worker has received yet. Running tasks continue.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub only_waiting: bool,
 }
 
-/// Tasks that have ended to forget, with their outcomes: those named, and all of a tag.
+/// Ended tasks to delete with their outcomes: by id and by tag.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Forgetting {
-    /// These.
+    /// Ids of tasks.
     pub tasks: Vec<TaskId>,
-    /// All of this tag.
+    /// All tasks with this tag.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
 }
 
-/// What was forgotten.
+/// Result of a deletion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Forgotten {
-    /// Tasks that are not there any more.
+    /// Number of deleted tasks.
     pub forgotten: u64,
-    /// Tasks that were left alone, as they, or tasks that come after them, have not ended.
+    /// Number of tasks that were kept, because they or tasks that depend on them have not ended.
     pub left: u64,
 }
 
-/// What was cancelled.
+/// Result of a cancellation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cancelled {
-    /// Tasks that had not begun, and never will.
+    /// Tasks that had not begun and never will.
     pub ended: u64,
-    /// Tasks that run, or may run: they end soon, as `cancelled` unless they are done before.
+    /// Tasks that may be running. They end soon, as `cancelled` unless they finish first.
     pub told: u64,
-    /// Tasks that run, or may run, and go on, because only those that wait were to be cancelled.
+    /// Tasks that may be running and continue, because only waiting tasks were to be cancelled.
     #[serde(default)]
     pub running: u64,
 }
 
-/// How many tasks are where.
+/// Number of tasks in each state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskCounts {
-    /// Accepted, and behind others.
+    /// Accepted, in the manager's queue.
     pub queued: u64,
-    /// At their endpoint, for a worker.
+    /// At their endpoint, waiting for a worker.
     pub waiting: u64,
-    /// At their endpoint, which builds the environment that they run in.
+    /// At their endpoint, which builds their environment.
     #[serde(default)]
     pub environment: u64,
     /// On a worker.
     pub running: u64,
-    /// Ended since the manager started; of one tag, all whose outcomes are kept.
+    /// Ended since the manager started. For one tag, all whose outcomes are kept.
     pub done: u64,
-    /// Of those, not well.
+    /// The part of `done` that failed.
     pub failed: u64,
-    /// How long those that ended were in each state, added up; of one tag, also those that have not, so far.
+    /// Total time in each state of ended tasks. For one tag, includes unfinished tasks up to now.
     #[serde(default)]
     pub times: TaskTimes,
 }
 
-/// How long tasks were in each state before they ended, in milliseconds. What came before another attempt counts as queued.
+/// Time that tasks spent in each state, in milliseconds. Time before a retry counts as queued.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskTimes {
-    /// Behind others.
+    /// In the manager's queue.
     pub queued_ms: u64,
-    /// At their endpoint, for a worker.
+    /// At their endpoint, waiting for a worker.
     pub waiting_ms: u64,
-    /// At their endpoint, for their environment.
+    /// At their endpoint, waiting for their environment.
     pub environment_ms: u64,
     /// On a worker.
     pub running_ms: u64,
 }
 
 impl TaskTimes {
-    /// Of a task that came into these states then, or never (0), and left the last one at `until_ms`.
+    /// Returns the times of a task that entered the four states at `marks` (0 for never) and left the last one at
+    /// `until_ms`. All are in milliseconds since the Unix epoch.
     pub fn between(marks: [u64; 4], until_ms: u64) -> Self {
         let mut until = until_ms;
         let mut times = [0; 4];
         for (time, mark) in times.iter_mut().zip(marks).rev() {
             if mark > 0 {
-                // Clocks of two machines may differ.
+                // The clocks of two hosts may differ.
                 *time = until.saturating_sub(mark);
                 until = mark;
             }
@@ -604,7 +609,7 @@ impl TaskTimes {
         }
     }
 
-    /// Adds another's.
+    /// Adds the times of another task.
     pub fn add(&mut self, other: Self) {
         self.queued_ms += other.queued_ms;
         self.waiting_ms += other.waiting_ms;
@@ -614,7 +619,7 @@ impl TaskTimes {
 }
 
 impl TaskCounts {
-    /// One more in this state, that has not ended.
+    /// Counts an unfinished task in this state.
     pub fn count(&mut self, state: TaskState) {
         match state {
             TaskState::Queued => self.queued += 1,
@@ -625,39 +630,40 @@ impl TaskCounts {
     }
 }
 
-/// What tasks of one function cost one tenant at one endpoint on one day.
+/// Cost of the tasks of one tenant that ran one function at one endpoint on one day.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UsageLine {
-    /// When the day began, in UTC. Milliseconds since the Unix epoch.
+    /// Start of the day in UTC, in milliseconds since the Unix epoch.
     pub day_ms: u64,
-    /// Who.
+    /// Name of the tenant.
     pub tenant: String,
-    /// What.
+    /// Id of the function.
     pub function: FunctionId,
-    /// The function's name, for people.
+    /// Name of the function, for display.
     pub name: String,
-    /// Where.
+    /// Name of the endpoint.
     pub endpoint: String,
     /// Tasks that ended.
     pub tasks: u64,
-    /// Of those, not well.
+    /// The part of `tasks` that failed.
     pub failed: u64,
-    /// Milliseconds on workers, of all their executions.
+    /// Milliseconds on workers, for all executions.
     pub took_ms: u64,
-    /// What of that was charged, in billionths of the site's unit of account: executions at others' endpoints elsewhere. Those here
-    /// are charged as leases are, and those at one's own endpoints are not.
+    /// Amount charged, in billionths of the site's unit of account. Only executions at other tenants' remote endpoints
+    /// are charged here. Executions on the manager's own nodes are charged as leases, and those at the tenant's own
+    /// endpoints are free.
     #[serde(default)]
     pub cost: u64,
 }
 
-/// Several tenants under one name, which functions and endpoints are shared with as `team:NAME`.
+/// A named group of tenants. Functions and endpoints are shared with it as `team:NAME`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct TeamSpec {
-    /// For people.
+    /// Description, for display.
     #[schema(max_length = 1_024)]
     pub description: String,
-    /// Names of tenants.
+    /// Names of the member tenants.
     #[schema(max_items = 10_000)]
     pub members: Vec<String>,
 }
@@ -665,72 +671,73 @@ pub struct TeamSpec {
 /// A team.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Team {
-    /// Its name, which no other has.
+    /// Unique name.
     pub name: String,
-    /// Who changes it.
+    /// Name of the owner, who may change the team.
     pub owner: String,
-    /// Who is in it.
+    /// Description and members.
     #[serde(flatten)]
     pub spec: TeamSpec,
 }
 
-/// What an endpoint is, as its owner says.
+/// Settings of an endpoint, made by its owner.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct EndpointSpec {
-    /// For people.
+    /// Description, for display.
     pub description: String,
-    /// How it gets nodes: `local`, `slurm`, ...
+    /// How it obtains nodes: `local`, `slurm`, ...
     pub provider: String,
-    /// Names of tenants that may run tasks there too, `team:NAME` for those of a team, `*` for everyone.
+    /// Names of tenants other than the owner that may run tasks there; `team:NAME` for a team, `*` for everyone.
     pub shared_with: Vec<String>,
-    /// Whether each tenant's tasks run there as an account of its own, at an endpoint of the tenant's that is called after both.
+    /// Whether each tenant's tasks run under the tenant's own account, at a separate endpoint named after this one and
+    /// the tenant.
     pub accounts: bool,
 }
 
-/// What an endpoint asks whose tenants have accounts: what the daemon of one of them connects with.
+/// A request from an endpoint with per-tenant accounts for the credentials of one tenant's daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AccountRequest {
-    /// Whose.
+    /// Id of the tenant.
     pub tenant: TenantId,
 }
 
-/// A site where tasks are to run.
+/// An endpoint to register.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointRegistration {
-    /// Its name, which no other has.
+    /// Unique name.
     #[schema(pattern = "^[A-Za-z][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
-    /// What it is.
+    /// Settings of the endpoint.
     #[serde(flatten)]
     pub spec: EndpointSpec,
 }
 
-/// An endpoint that was registered, and the token with which its dispatcher connects: told this once.
+/// A registered endpoint and the token of its dispatcher. The token is shown only once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewEndpoint {
-    /// For `Authorization: Bearer`. An earlier one of the same endpoint is worth nothing any more.
+    /// Bearer token of the dispatcher. Invalidates earlier tokens of the same endpoint.
     pub token: String,
     /// `https://address:port` of the manager.
     pub manager: String,
-    /// Its certificate authority, PEM.
+    /// The manager's certificate authority, as PEM.
     pub ca_pem: String,
-    /// How it does.
+    /// Status of the endpoint.
     pub status: EndpointStatus,
 }
 
-/// Where a block is in its life.
+/// State of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockState {
     /// In the batch system's queue.
     Pending,
-    /// On its nodes.
+    /// Running on its nodes.
     Running,
 }
 
 impl BlockState {
-    /// Its name, as in JSON.
+    /// The state's name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -739,49 +746,48 @@ impl BlockState {
     }
 }
 
-/// Nodes that a site got, or wants, by one job of its batch system: a pilot job.
+/// Nodes that a site requested or holds through one batch job: a pilot job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BlockStatus {
-    /// Its name at the endpoint.
+    /// Name of the block at the endpoint.
     pub name: String,
-    /// What the batch system calls its job.
+    /// Job id in the batch system.
     pub job: String,
-    /// Where it is in its life.
+    /// State of the block.
     pub state: BlockState,
-    /// Nodes that it is for.
+    /// Nodes requested.
     pub nodes: u32,
-    /// Nodes of it that are there.
+    /// Nodes that have joined.
     pub joined: u32,
-    /// When it was submitted. Wall clock, milliseconds since the Unix epoch.
+    /// Time of submission, in milliseconds since the Unix epoch.
     pub submitted_at_ms: u64,
-    /// When it ends at the latest; 0 if that is not known, or never.
+    /// Latest end, in milliseconds since the Unix epoch; 0 if unknown or unlimited.
     pub ends_at_ms: u64,
-    /// What the batch system says of it, such as why it waits.
+    /// The batch system's message, such as why the job is pending.
     pub words: String,
 }
 
-/// An endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointStatus {
-    /// Which.
+    /// Id of the endpoint.
     pub id: EndpointId,
-    /// Its name.
     pub name: String,
-    /// Whose it is.
+    /// Name of the owner.
     pub owner: String,
-    /// Whether another tenant runs it: what it answers to the caller must be data alone, unless they trust that tenant.
+    /// Whether another tenant operates it. Only plain data may be read from its results, unless the caller trusts that
+    /// tenant.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign: bool,
-    /// What it is.
+    /// Settings of the endpoint.
     #[serde(flatten)]
     pub spec: EndpointSpec,
     /// `up` while its dispatcher is connected, else `down`.
     pub state: String,
-    /// Workers that it has now.
+    /// Workers at present.
     pub workers: u32,
-    /// What it has of a batch system, or asked it for.
+    /// Blocks that it holds or has requested from a batch system.
     pub blocks: Vec<BlockStatus>,
-    /// Why it has not got more, if it wants more: the words of whoever refused.
+    /// Why it has no more workers, if it wants more: the error message of the party that refused.
     pub trouble: Option<String>,
     /// Its tasks, of all owners.
     pub tasks: TaskCounts,
@@ -809,7 +815,7 @@ mod tests {
         assert_eq!(times([1_000, 1_200, 0, 1_500], 4_000), [200, 300, 0, 2_500]);
         assert_eq!(times([1_000, 1_200, 1_300, 3_000], 3_001), [200, 100, 1_700, 1]);
         assert_eq!(times([1_000, 1_200, 1_300, 0], 3_000), [200, 100, 1_700, 0]);
-        // The manager's clock is ahead of this one's.
+        // The manager's clock is ahead of the endpoint's.
         assert_eq!(times([1_000, 1_200, 0, 1_500], 1_400), [200, 300, 0, 0]);
     }
 
@@ -830,7 +836,7 @@ mod tests {
         #[test]
         fn nothing_comes_of_bytes_that_nobody_joined(mut bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             bytes.push(CALL_WITH_ANSWERS);
-            // Whatever it says, it does not lead out of what is there.
+            // No input makes the parser read outside the payload.
             let _ = parts(&bytes);
         }
     }

@@ -1,24 +1,24 @@
-//! Foreign text, made safe to show.
+//! Escapes foreign text before it is shown.
 //!
-//! Names, tags, messages, tracebacks and printed output come from users, workers and other sites. A terminal obeys control
-//! characters in them, a log takes a line break for the end of an entry, and a bidirectional override reverses what a reader
-//! sees. Every program passes foreign text through this module before it shows it; what is stored or sent as JSON stays exact.
+//! Names, tags, messages, tracebacks and printed output come from users, workers and other sites. A terminal obeys
+//! control characters in them, a line break forges a log entry, and a bidirectional override reverses the visible text.
+//! Every program passes foreign text through this module before it shows it. Stored text and JSON stay exact.
 
 use std::fmt::Write;
 
-/// Longest table cell, in bytes. The whole text is in `--json`.
+/// Longest table cell, in bytes. `--json` shows the whole text.
 pub const MAX_CELL_BYTES: usize = 512;
 /// Longest field of a log entry, in bytes.
 pub const MAX_FIELD_BYTES: usize = 8 << 10;
 /// Longest message or traceback that a command prints, in bytes.
 pub const MAX_LINES_BYTES: usize = 64 << 10;
 
-/// What stands in a line for the part that was cut out.
+/// Replaces the omitted part of a line.
 const CUT: &str = "...";
-/// The same between lines.
+/// Replaces the omitted part of several lines.
 const CUT_LINES: &str = "\n[...]\n";
 
-/// Whether a terminal, a log or a page shows something other than this character when it gets it.
+/// Whether a terminal, a log or a page would interpret this character instead of showing it.
 pub fn is_unsafe(c: char) -> bool {
     // Line and paragraph separators, and the bidirectional controls of Unicode's annex 9.
     c.is_control()
@@ -28,20 +28,21 @@ pub fn is_unsafe(c: char) -> bool {
         )
 }
 
-/// The text as one line of at most `max_bytes` bytes: unsafe characters are escaped, and the middle is cut out if it is longer.
+/// Returns the text as one line of at most `max_bytes` bytes. Escapes unsafe characters and omits the middle of a
+/// longer text.
 pub fn line(text: &str, max_bytes: usize) -> String {
     let escaped = escape(&cut(text, max_bytes, CUT), is_unsafe);
     cut(&escaped, max_bytes, CUT)
 }
 
-/// The text as lines of at most `max_bytes` bytes together. As [`line`], but line feeds and tabs stay.
+/// Returns the text as lines of at most `max_bytes` bytes in total. Like [`line`], but keeps line feeds and tabs.
 pub fn lines(text: &str, max_bytes: usize) -> String {
     let text = cut(text, max_bytes, CUT_LINES).replace("\r\n", "\n");
     let escaped = escape(&text, |c| is_unsafe(c) && c != '\n' && c != '\t');
     cut(&escaped, max_bytes, CUT_LINES)
 }
 
-/// The text itself if it has at most `max_bytes` bytes, else its beginning and its end. Nothing is escaped.
+/// Returns the text, or its beginning and end if it has more than `max_bytes` bytes. Escapes nothing.
 pub fn bounded(text: &str, max_bytes: usize) -> String {
     cut(text, max_bytes, CUT_LINES)
 }
@@ -76,17 +77,17 @@ fn cut(text: &str, max_bytes: usize, mark: &str) -> String {
     format!("{}{mark}{}", &text[..head], &text[tail..])
 }
 
-/// Makes printed output safe for a terminal, piece by piece: characters and line ends may be split between pieces.
+/// Escapes printed output for a terminal piece by piece. Characters and line ends may be split between pieces.
 #[derive(Debug, Default)]
 pub struct Shown {
-    /// The beginning of a character whose other bytes are to come.
+    /// The first bytes of a character that the next piece completes.
     begun: Vec<u8>,
     after_return: bool,
 }
 
 impl Shown {
-    /// The next piece. Bytes that are no UTF-8 become U+FFFD. A carriage return, which would let a line be overwritten,
-    /// becomes a line feed.
+    /// Returns the next piece, escaped. Invalid UTF-8 becomes U+FFFD. A carriage return becomes a line feed, so that
+    /// output cannot overwrite a line.
     pub fn piece(&mut self, bytes: &[u8]) -> String {
         let bytes = [std::mem::take(&mut self.begun), bytes.to_vec()].concat();
         let mut shown = String::with_capacity(bytes.len());
@@ -126,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// Texts full of what attackers use.
+    /// Texts that contain the characters that attackers use.
     fn hostile() -> impl Strategy<Value = String> {
         let unsafe_ones = prop::sample::select(vec![
             '\0', '\x07', '\n', '\r', '\t', '\x1b', '\x7f', '\u{85}', '\u{9b}', '\u{61c}', '\u{2028}', '\u{202e}',

@@ -1,4 +1,4 @@
-//! Triggers: what starts a function when something happens. As the manager's HTTP API shows them, and as endpoints hear of them.
+//! Triggers, which start functions on events: as in the manager's HTTP API, and in messages to endpoints.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -9,57 +9,59 @@ use crate::flows::{FlowRequest, FlowStep};
 use crate::ids::{FlowId, FunctionId, TaskId, TriggerId};
 use crate::tasks::{TaskOptions, TaskState};
 
-/// Most bytes of one event: what a webhook is sent, and what its function gets.
+/// Most bytes of one event: the body of a webhook request, and the argument of its function.
 pub const MOST_EVENT_BYTES: usize = 1 << 20;
-/// Most triggers of one tenant.
+/// Most triggers of a tenant.
 pub const MOST_TRIGGERS: usize = 1_000;
-/// Events that wait to become tasks; more are refused until some have.
+/// Most events that wait to become tasks. Further events are refused until the number falls.
 pub const MOST_WAITING_EVENTS: u64 = 100_000;
-/// Events of one trigger that are remembered, the latest.
+/// Most events that a trigger's history keeps. The oldest are discarded first.
 pub const MOST_EVENTS: u64 = 100_000;
-/// The same of triggers that wait for files, of which an endpoint tells again when it connects again.
+/// Most events in the history of a trigger that waits for files. An endpoint reports all files again when it
+/// reconnects.
 pub const MOST_FILE_EVENTS: u64 = 2_000_000;
-/// Most bytes of what a trigger is, in JSON.
+/// Most bytes of a trigger's settings, in JSON.
 pub const MOST_SPEC_BYTES: usize = 64 << 10;
-/// Files in one message of an endpoint's.
+/// Most files in one message from an endpoint.
 pub const MOST_FILES: usize = 1_000;
-/// The least and the most between two looks at a directory or bucket, in milliseconds.
+/// Bounds of the polling interval of a directory or bucket, in milliseconds.
 pub const LOOKS_MS: std::ops::RangeInclusive<u32> = 100..=86_400_000;
 
-/// What a trigger waits for.
+/// The events that a trigger waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum EventSource {
-    /// Times.
+    /// Times of a schedule.
     Timer {
-        /// When, in cron syntax: minute, hour, day of month, month, day of week; seconds may stand before them.
+        /// Schedule in cron syntax: minute, hour, day of month, month, day of week. Seconds may precede them.
         #[schema(min_length = 1, max_length = 256)]
         cron: String,
-        /// The time zone of that, such as `Europe/Berlin`.
+        /// Time zone of the schedule, such as `Europe/Berlin`.
         #[serde(default = "utc")]
         zone: String,
-        /// Whether the last of the times that passed while the manager was away is made up for.
+        /// Whether to make up for the last of the times that passed while the manager was down.
         #[serde(default = "yes")]
         catch_up: bool,
     },
-    /// Requests of programs that know the trigger's token.
+    /// HTTP requests that carry the trigger's token.
     Webhook {},
-    /// Files that arrive in a directory, or objects in a bucket.
+    /// Files that arrive in a directory, or objects that arrive in a bucket.
     Files {
-        /// Whose nodes see the place: an endpoint of the trigger's owner; none for the one where its tasks run.
+        /// Endpoint whose nodes see the place. It must belong to the trigger's owner; if absent, the endpoint where the
+        /// tasks run.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         endpoint: Option<String>,
-        /// A directory's path from the root, or `s3://bucket/prefix`.
+        /// Absolute path of a directory, or `s3://bucket/prefix`.
         #[schema(min_length = 1, max_length = 4096)]
         place: String,
-        /// Which of them: a pattern of paths below the place, such as `*.tif`, or `**/*.tif` for those in directories below, too.
+        /// Pattern of paths below the place, such as `*.tif`, or `**/*.tif` to include subdirectories.
         #[serde(default = "every")]
         #[schema(min_length = 1, max_length = 1024)]
         pattern: String,
-        /// Whether those count that were there before the trigger.
+        /// Whether files that existed before the trigger count.
         #[serde(default)]
         existing: bool,
-        /// Milliseconds between two looks; 0 for one second in a directory and ten in a bucket.
+        /// Polling interval in milliseconds; 0 for one second in a directory and ten seconds in a bucket.
         #[serde(default)]
         every_ms: u32,
     },
@@ -78,7 +80,7 @@ fn every() -> String {
 }
 
 impl EventSource {
-    /// Its name, as in JSON.
+    /// The source's name in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Timer { .. } => "timer",
@@ -87,43 +89,43 @@ impl EventSource {
         }
     }
 
-    /// Whether it is files.
+    /// Whether the source is [`EventSource::Files`].
     pub fn is_files(&self) -> bool {
         matches!(self, Self::Files { .. })
     }
 }
 
-/// What a trigger is.
+/// Settings of a trigger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TriggerSpec {
-    /// What it is for, for people.
+    /// Description, for display.
     #[serde(default)]
     pub description: String,
-    /// What it waits for.
+    /// Events that it waits for.
     pub source: EventSource,
-    /// What it starts: a function whose only argument by place is the event.
+    /// The function to start. Its only positional argument is the event.
     pub function: FunctionId,
-    /// Where, by name or id; as for a task.
+    /// Endpoint by name or id, as for a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// How its tasks are treated.
+    /// Options of its tasks.
     #[serde(default)]
     pub options: TaskOptions,
-    /// What is called with its result: further steps of a [flow](crate::flows) of which it is the first, named `event`, and whose
-    /// input is the event.
+    /// Further steps of a [flow](crate::flows). Its first step, named `event`, is the trigger's function, and its input
+    /// is the event.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 99)]
     pub then: Vec<FlowStep>,
-    /// Arguments by name that go along with each event, for Python functions.
+    /// Keyword arguments that are passed with each event, for Python functions.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub keywords: Map<String, Value>,
-    /// Whether it starts nothing for now: times pass, files wait, requests are refused.
+    /// Whether it starts nothing for now. Times are skipped, files wait, and requests are refused.
     #[serde(default)]
     pub paused: bool,
 }
 
 impl TriggerSpec {
-    /// The flow that an event starts.
+    /// Returns the flow that an event starts.
     pub fn flow(&self, event: Value) -> FlowRequest {
         let first = FlowStep {
             name: "event".into(),
@@ -143,71 +145,71 @@ impl TriggerSpec {
     }
 }
 
-/// A trigger to make, or to change.
+/// A trigger to create or to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TriggerRegistration {
-    /// Its name among its owner's.
+    /// Name, unique among its owner's triggers.
     #[schema(pattern = "^[A-Za-z][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
-    /// What it is.
+    /// Settings of the trigger.
     #[serde(flatten)]
     pub spec: TriggerSpec,
-    /// For how long it is good, in milliseconds; 0 for as long as the token that it is made with, which it cannot outlive.
+    /// Validity in milliseconds; 0 for that of the token that creates it. A trigger never outlives that token.
     #[serde(default)]
     pub valid_for_ms: u64,
 }
 
-/// How a trigger does.
+/// Status of a trigger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TriggerStatus {
-    /// Which.
+    /// Id of the trigger.
     pub id: TriggerId,
-    /// Its name.
     pub name: String,
-    /// Whose it is.
+    /// Name of the owner.
     pub owner: String,
-    /// What it is.
+    /// Settings of the trigger.
     #[serde(flatten)]
     pub spec: TriggerSpec,
-    /// The name of the endpoint that looks for the files it waits for.
+    /// Name of the endpoint that watches for the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watched_at: Option<String>,
     /// `active`, `paused`, or `expired`.
     pub state: String,
-    /// Why it cannot see, or start, what it should.
+    /// Why it cannot watch or start its function; absent if it can.
     pub trouble: Option<Failure>,
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Time of creation, in milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// When its token expires.
+    /// Expiry of its token, in milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
-    /// When it is due next, for timers; 0 for never.
+    /// For timers, the next scheduled time; 0 for never.
     pub next_at_ms: u64,
-    /// Events that are to become tasks.
+    /// Events that wait to become tasks.
     pub waiting: u64,
-    /// Those that became tasks.
+    /// Events that became tasks.
     pub started: u64,
-    /// Those for which no task was accepted.
+    /// Events for which no task was accepted.
     pub refused: u64,
 }
 
-/// A trigger that was made, and its token: told this once.
+/// A created trigger and its token. The token is shown only once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewTrigger {
-    /// What it takes to send the trigger an event, and nothing else. An earlier one of the same trigger is worth nothing any more.
+    /// Token that authorises sending events to the trigger, and nothing else. Invalidates earlier tokens of the same
+    /// trigger.
     pub token: String,
-    /// Where programs send events, which has the token in it.
+    /// URL to which programs send events. It contains the token.
     pub url: String,
-    /// The manager's certificate authority, PEM.
+    /// The manager's certificate authority, as PEM.
     pub ca_pem: String,
-    /// How it does.
+    /// Status of the trigger.
     pub status: TriggerStatus,
 }
 
-/// Where an event is in its life.
+/// State of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventState {
-    /// It is written down, and to become a task.
+    /// Stored, and waiting to become a task.
     Waiting,
     /// It became a task.
     Started,
@@ -216,10 +218,9 @@ pub enum EventState {
 }
 
 impl EventState {
-    /// All.
     pub const ALL: [Self; 3] = [Self::Waiting, Self::Started, Self::Refused];
 
-    /// Its name, as in JSON.
+    /// The state's name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -229,73 +230,73 @@ impl EventState {
     }
 }
 
-/// Something that happened, in a trigger's history.
+/// An event in a trigger's history.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EventStatus {
-    /// Its place in the history, from 1.
+    /// Sequence number in the history, from 1.
     pub number: u64,
-    /// What it is known by: what is told again with the same key is the same event.
+    /// Identifies the event. A report with a known key is the same event.
     pub key: String,
-    /// When it was heard of. Wall clock, milliseconds since the Unix epoch.
+    /// Time of the report, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// What the function is given.
+    /// Argument of the function.
     pub event: Value,
-    /// Where it is in its life.
+    /// State of the event.
     pub state: EventState,
-    /// The task that it became, or is to become.
+    /// The task that it became or will become.
     pub task: Option<TaskId>,
-    /// The same of a trigger whose function others come after: the flow.
+    /// The flow that it became, for a trigger with further steps.
     pub flow: Option<FlowId>,
-    /// Where that is, while it is remembered.
+    /// State of the task, while the task is kept.
     pub task_state: Option<TaskState>,
-    /// Why it was refused, or what it became did not end well.
+    /// Why it was refused, or why its task or flow failed.
     pub error: Option<Failure>,
 }
 
-/// An event that a trigger took: written to the disk, to start its function at least once whatever fails.
+/// An accepted event. It is stored durably and starts its function at least once whatever fails.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventTaken {
-    /// Its place in the trigger's history.
+    /// Sequence number in the trigger's history.
     pub number: u64,
     /// The task that it becomes.
     pub task: Option<TaskId>,
-    /// The same of a trigger whose function others come after: the flow.
+    /// The flow that it becomes, for a trigger with further steps.
     pub flow: Option<FlowId>,
-    /// Whether it was known already.
+    /// Whether the event was already known.
     pub known: bool,
 }
 
-/// Files that an endpoint is to look for.
+/// Files that an endpoint must watch for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {
-    /// For whom.
+    /// The trigger that waits for them.
     pub trigger: TriggerId,
-    /// A directory's path, or `s3://bucket/prefix`.
+    /// Absolute path of a directory, or `s3://bucket/prefix`.
     pub place: String,
-    /// Which of them.
+    /// Pattern of paths below the place.
     pub pattern: String,
-    /// Only those that came within so many milliseconds before this was said, or later: a length, for the clocks of two hosts
-    /// differ. None for all.
+    /// Only files modified within this many milliseconds before this message was sent, or later. A length, because the
+    /// clocks of two hosts differ. Absent for all files.
     pub within_ms: Option<u64>,
-    /// Milliseconds between two looks.
+    /// Polling interval in milliseconds.
     pub every_ms: u32,
 }
 
-/// A file, or an object, as an endpoint sees it. One that changes is another.
+/// A file or an object, as an endpoint sees it. A modified file is a different one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileSeen {
-    /// Its path, or `s3://bucket/...`.
+    /// Absolute path, or `s3://bucket/...`.
     pub path: String,
-    /// How long it is.
+    /// Length in bytes.
     pub bytes: u64,
-    /// When it was written last. Wall clock, milliseconds since the Unix epoch.
+    /// Time of the last modification, in milliseconds since the Unix epoch.
     pub modified_at_ms: u64,
-    /// What tells this state of it from others.
+    /// Distinguishes this state of the file from others.
     pub version: String,
 }
 
 impl FileSeen {
-    /// What it is known by.
+    /// Returns the key that identifies the file in this version.
     pub fn key(&self) -> String {
         format!("{}@{}", self.path, self.version)
     }

@@ -1,21 +1,25 @@
-//! Which release of Dayfly, and which wire version, each side of an HTTP request is.
+//! The release and the wire version of each side of an HTTP request.
 
 use crate::WIRE_VERSION;
 use crate::error::{Code, Failure};
 
-/// The header of requests and responses that has it, as `0.1.0/3`. A request without it, as of a browser, is not checked.
+/// Header of requests and responses with release and wire version, such as `0.1.0/3`. A request without it, such as a
+/// browser's, is not checked.
 pub const VERSION_HEADER: &str = "dayfly-version";
-/// This release.
+/// Release of this program.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
-/// The longest name of a release that is repeated in a message.
+/// Longest release name that a message repeats.
 const MAX_RELEASE_BYTES: usize = 32;
 
-/// What this side puts into [`VERSION_HEADER`].
+/// The value of [`VERSION_HEADER`] for this program.
 pub fn own_version() -> String {
     format!("{RELEASE}/{WIRE_VERSION}")
 }
 
-/// Refuses another wire version; `theirs` is the header's value, `them` and `us` are what the two sides are called.
+/// Checks a peer's wire version. `theirs` is the header's value; `them` and `us` name the two sides in the message.
+///
+/// # Errors
+/// `InvalidRequest` for a malformed header, `VersionMismatch` for another wire version.
 pub fn check_version(theirs: &str, them: &str, us: &str) -> Result<(), Failure> {
     let Some((release, wire)) = parse(theirs) else {
         let text = format!(
@@ -48,7 +52,7 @@ mod tests {
     #[test]
     fn other_wire_version_is_refused_and_both_releases_are_named() {
         assert_eq!(check_version(&own_version(), "the node", "this manager"), Ok(()));
-        // A release may mend what does not show.
+        // Releases may differ as long as the wire version is the same.
         assert_eq!(
             check_version(&format!("9.9.9/{WIRE_VERSION}"), "the node", "this manager"),
             Ok(())

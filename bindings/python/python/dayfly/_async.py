@@ -1,4 +1,4 @@
-"""For programs with asyncio, which is imported by them alone: nothing here has the loop wait for a manager."""
+"""Support for asyncio, which only programs that use it import. Nothing here blocks the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """The same method to be awaited: it runs in another thread, also to its end where nobody waits any more."""
+    """Returns an awaitable variant of a method. It runs in another thread, to its end even if the wait is cancelled."""
 
     @functools.wraps(method)
     async def awaited(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -35,7 +35,7 @@ def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], 
 
 
 async def submitted(submit: Callable[[], Future[T]]) -> T:
-    """Submits in another thread, and awaits the result; where the wait is cancelled, so is what was submitted."""
+    """Submits in another thread and awaits the result. Cancelling the wait cancels the call or task."""
     import asyncio
 
     made: list[Future[T]] = []
@@ -57,22 +57,22 @@ async def submitted(submit: Callable[[], Future[T]]) -> T:
 
 
 async def ended(future: Future[T], *, cancels: bool = True) -> T:
-    """The result of a durable task; where the wait is cancelled, so is the task, unless it is said not to be."""
+    """Awaits the result of a durable task. With ``cancels``, cancelling the wait cancels the task."""
     import asyncio
 
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
 
     def tell(_: object) -> None:
-        # A loop that is closed has nobody who waits.
+        # If the loop is closed, nothing waits for this future.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(over.set)
 
-    # Not by its own method, which would look for the outcome at once, and long ones are fetched then.
+    # Not by the future's own method, which would fetch the outcome now, in the loop's thread: it may be large.
     cf.Future.add_done_callback(future, tell)
     try:
         if future._lease._shut:
-            # Nobody looks after its futures any more.
+            # After the shutdown no helper thread completes the futures.
             await asyncio.to_thread(future.done)
         await over.wait()
     except asyncio.CancelledError:
@@ -85,7 +85,7 @@ async def ended(future: Future[T], *, cancels: bool = True) -> T:
 
 
 def _take_back(future: Future[Any]) -> None:
-    # Nobody is left who could be told that there is no manager.
+    # The wait is cancelled, so an error has no one to receive it.
     with contextlib.suppress(Exception):
         future.kill()
 
@@ -97,7 +97,7 @@ def _take_back_elsewhere(future: Future[Any]) -> None:
 
 
 async def items(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-    """What an iterator that waits gives, as it does, by a thread of its own."""
+    """Yields the items of a blocking iterator, which runs in a thread of its own."""
     import asyncio
 
     loop = asyncio.get_running_loop()

@@ -1,9 +1,9 @@
-"""``python -m dayfly._bench``: the Python part of ``dayfly bench``, which runs it and holds it against raw baselines.
+"""``python -m dayfly._bench``: the Python part of ``dayfly bench``, which compares it with raw baselines.
 
-``invoke`` prints one JSON object: round trips of a function that does nothing (``samples_ns``), how many a second go
-through futures (``futures_per_s``), and with ``--items`` the rate of `Lease.map` with no chunk size beside that of the
-standard library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python
-function. ``tasks`` measures durable tasks (see `dayfly._bench_tasks`).
+``invoke`` prints one JSON object: round trips of a no-op function (``samples_ns``), calls per second through futures
+(``futures_per_s``), and with ``--items`` the rate of `Lease.map` without a chunk size and that of the standard
+library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python function.
+``tasks`` measures durable tasks (see `dayfly._bench_tasks`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: Warm round trips take this many times as long as hot ones.
+#: Number of calls. Warm round trips take ten times as long as hot ones.
 HOT_CALLS, WARM_CALLS = 50_000, 5_000
 FUTURES = 100_000
-#: From a thousand, which costs a fifth in overhead, to as many as leave each process two chunks.
+#: Chunk sizes, from 1000, with an overhead of a fifth, to the largest that leaves two chunks for each process.
 CHUNKS = (1_000, 10_000, 50_000, 100_000)
 
 
@@ -29,7 +29,7 @@ def noop(argument: object) -> None:
 
 
 def increment(number: int) -> int:
-    """As little as a map's function can do that gives a result."""
+    """Does the minimum of work that has a result."""
     return number + 1
 
 
@@ -60,7 +60,7 @@ def _best(repeats: int, work: Callable[[], object]) -> float:
 
 
 def invoke(options: argparse.Namespace) -> dict[str, Any]:
-    """Round trips, futures and maps on a lease of its own."""
+    """Measures round trips, futures and maps on a new lease."""
     import dayfly
 
     calls = options.calls or (HOT_CALLS if options.mode == "hot" else WARM_CALLS)
@@ -98,13 +98,13 @@ def invoke(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe(_: argparse.Namespace) -> dict[str, Any]:
-    """A function that does nothing, as it travels, and what runs it."""
+    """Returns a pickled no-op function, and the runtime that it needs."""
     import cloudpickle
 
     from dayfly._client import runtime
 
     wanted = runtime()
-    # The last byte says that what is before it is the only argument (`codec.rs`).
+    # The last byte marks the payload as the only argument (`codec.rs`).
     return {
         "runtime": wanted,
         "form": {"form": "python", "python": wanted["version"], "cloudpickle": wanted["cloudpickle"]},
@@ -114,14 +114,14 @@ def describe(_: argparse.Namespace) -> dict[str, Any]:
 
 
 def tasks(options: argparse.Namespace) -> dict[str, Any]:
-    """Durable tasks, beside Parsl's."""
+    """Measures durable tasks, compared with Parsl's."""
     from dayfly._bench_tasks import measure
 
     return measure(options)
 
 
 def main() -> None:
-    """Runs what the command line asks for."""
+    """Runs the command of the command line."""
     parser = argparse.ArgumentParser(prog="python -m dayfly._bench", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("invoke", help="latencies and rates of Python functions")

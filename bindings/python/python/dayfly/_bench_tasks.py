@@ -1,7 +1,7 @@
-"""Durable tasks, measured: the Python part of ``dayfly bench tasks``.
+"""The Python part of ``dayfly bench tasks``, which measures durable tasks.
 
-With ``--parsl PYTHON`` this file also runs by itself in another interpreter, which has Parsl and not Dayfly, and
-measures the same there in turns, a line of JSON for each line that it is sent.
+With ``--parsl PYTHON`` this file also runs in that interpreter, which has Parsl and not Dayfly. There it measures the
+same in alternation: it prints a line of JSON for each line of input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import dayfly
 
-#: What is measured in one turn; there are several, in turns with the peer.
+#: Calls before each measurement.
 WARM_UP = 50
 
 
@@ -29,7 +29,7 @@ def noop(argument: bytes) -> None:
 
 
 def latencies(call: Callable[[], object], count: int) -> list[float]:
-    """Milliseconds from the submission to the result, one after the other."""
+    """Returns the milliseconds from submission to result of each call, made one after the other."""
     for _ in range(WARM_UP):
         call()
     samples = []
@@ -46,12 +46,12 @@ def latencies(call: Callable[[], object], count: int) -> list[float]:
 
 
 def answered(submit: Callable[[], Any]) -> object:
-    """The result of one task."""
+    """Returns the result of one task."""
     return submit().result()
 
 
 def rate(submit: Callable[[], Any], count: int) -> float:
-    """Tasks a second, from the first submission to the last result."""
+    """Returns tasks per second, from the first submission to the last result."""
     start = time.perf_counter()
     for future in [submit() for _ in range(count)]:
         future.result()
@@ -59,7 +59,7 @@ def rate(submit: Callable[[], Any], count: int) -> float:
 
 
 def repeated(client: dayfly.Client, argument: bytes, count: int) -> float:
-    """Answers a second to tasks that are all the same, and may be answered by what one of them answered."""
+    """Returns tasks per second if all tasks are the same and may take each other's results."""
     start = time.perf_counter()
     batch = client.map(noop, [argument] * count, memoize=True)
     for _ in batch.results():
@@ -68,7 +68,7 @@ def repeated(client: dayfly.Client, argument: bytes, count: int) -> float:
 
 
 def first(client: dayfly.Client) -> float:
-    """Milliseconds until the first result of a function that nobody knew before, where there are workers for it."""
+    """Returns the milliseconds to the first result of a new function, if workers are available."""
     namespace: dict[str, Any] = {}
     exec(f"def fresh():\n    return {time.perf_counter_ns()}", namespace)
     start = time.perf_counter()
@@ -77,19 +77,19 @@ def first(client: dayfly.Client) -> float:
 
 
 def arguments(size: int) -> Callable[[], bytes]:
-    """Makes arguments of so many bytes, each another, so that none is sent for several tasks."""
+    """Returns a function that makes distinct arguments of this size, so that they cannot be deduplicated."""
     rest = os.urandom(max(0, size - 8))
     return lambda: os.urandom(min(size, 8)) + rest
 
 
 def quantile(samples: list[float], part: float) -> float:
-    """The value that this part of the samples does not exceed."""
+    """Returns the smallest sample that at least this part of the samples does not exceed."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
 class Parsl:
-    """The peer, in its own interpreter."""
+    """Parsl in its own interpreter, for comparison."""
 
     def __init__(self, python: str, workers: int) -> None:
         self.process = subprocess.Popen(
@@ -98,7 +98,7 @@ class Parsl:
         self.version = self.ask("version", 0)
 
     def ask(self, what: str, count: int, size: int = 0) -> Any:
-        """Has it measured there."""
+        """Requests a measurement and returns its result."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{what} {count} {size}\n")
@@ -109,7 +109,7 @@ class Parsl:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -119,7 +119,7 @@ class Parsl:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    """What ``dayfly bench tasks`` prints."""
+    """Returns the results that ``dayfly bench tasks`` prints."""
     import dayfly
 
     fresh = arguments(options.size)
@@ -127,7 +127,7 @@ def measure(options: Any) -> dict[str, Any]:
     other: dict[str, list[float]] = {"latency": [], "rate": []}
     peer = Parsl(options.parsl, options.workers) if options.parsl else None
     try:
-        # As a person would have it: a manager, its node and its dispatcher in one process, on this machine's disk.
+        # A typical setup of one user: manager, node and dispatcher in one process, on this machine's disk.
         with dayfly.Client._own() as client, dayfly.Executor(client=client) as executor:
 
             def submit() -> Any:
@@ -171,14 +171,14 @@ def measure(options: Any) -> dict[str, Any]:
 
 
 def serve(workers: int) -> None:
-    """Measures Parsl's high-throughput executor, as it is asked on standard input."""
-    # Of the other interpreter; ours has none.
+    """Measures Parsl's high-throughput executor, on requests from standard input."""
+    # Only the other interpreter has Parsl.
     import parsl
     from parsl.config import Config
     from parsl.executors import HighThroughputExecutor
     from parsl.providers import LocalProvider
 
-    # Its programs are found by their names.
+    # Parsl looks its programs up in PATH.
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     executor = HighThroughputExecutor(
         label="peer",
@@ -211,6 +211,6 @@ def serve(workers: int) -> None:
 
 
 if __name__ == "__main__":
-    # Beside this file there are modules with names of others' packages.
+    # Modules in this directory have the same names as packages.
     del sys.path[0]
     serve(int(sys.argv[1]))

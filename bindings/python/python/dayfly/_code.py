@@ -1,7 +1,7 @@
-"""The client's own code: modules that no package manager installed. They travel by content with every function.
+"""The client's own code: modules that no package manager installed. Every function carries it, identified by content.
 
-What is on disk when a function is submitted is what runs. A check costs one `stat` for each file of code, and a file is
-read again only where that shows a change.
+The code on disk at the time of submission is the code that runs. A check costs one `stat` for each file, and a file is
+read again only if its `stat` has changed.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from dayfly._origins import Root, does_import, entries, imported, imports, is_co
 
 _log = logging.getLogger("dayfly")
 
-#: Most bytes of code that travel, before they are compressed and after.
+#: Maximum bytes of code that travels, before and after compression.
 MAX_CODE_BYTES = 64 << 20
 MAX_PACKED_BYTES = 48 << 20
-#: Environment variable with names of top-level modules that stay where they are.
+#: Environment variable with names of top-level modules that do not travel.
 LOCAL_VARIABLE = "DAYFLY_LOCAL_MODULES"
-#: Most bytes of other files beside them; those that do not fit stay behind.
+#: Maximum bytes of other files next to the code. Files that do not fit stay behind.
 MAX_DATA_BYTES = 8 << 20
-#: Most files and directories of one package that are looked at.
+#: Maximum files and directories that are examined for one package.
 MAX_ENTRIES = 20_000
-#: A file may change within the time that its file system counts in, and show nothing of it.
+#: A file may change twice within the time resolution of its file system, without a change of its timestamp.
 _UNSURE_NS = 2_000_000_000
-#: Checks are apart by so many times what one takes, within these bounds.
+#: The pause between checks is this multiple of the duration of a check, within these bounds.
 _PAUSE_FACTOR = 20
 _MIN_PAUSE_NS = 1_000_000
 _MAX_PAUSE_NS = 2_000_000_000
-#: Modules that are part of the interpreter's surroundings, wherever they lie.
+#: Modules that belong to the interpreter's environment, wherever they are.
 _NEVER = re.compile(r"(dayfly|cloudpickle|sitecustomize|usercustomize|debugpy|_?pydev.*|__main__|__mp_main__)$")
 
 
-#: By what a file is known to be as it was.
+#: The properties by which a file counts as unchanged.
 Stat = tuple[int, int, int, int, int]
 
 
 class Seen(NamedTuple):
-    """A file's content as it was read."""
+    """The content of a file at the time it was read."""
 
     stat: Stat | None
     content: bytes
@@ -63,7 +63,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class Size:
-    """How much code there is, and its largest file: its length, path and top-level module."""
+    """The size of the code, and its largest file: length, path and top-level module."""
 
     total: int = 0
     largest: tuple[int, str, str] = (0, "", "")
@@ -73,8 +73,8 @@ class Code:
     """One state of the client's own code.
 
     Attributes:
-        digest: SHA-256 of all of it; None where there is none.
-        packed: all of it, as `_modules.Bundle` reads it.
+        digest: SHA-256 of the code; None if there is none.
+        packed: the code, in the format of `_modules.Bundle`.
     """
 
     def __init__(self, digest: str | None, packed: bytes) -> None:
@@ -82,7 +82,7 @@ class Code:
         self.packed = packed
 
     def carry(self, pickled: bytes) -> bytes:
-        """A pickle that brings this code along."""
+        """Returns a pickle that carries this code."""
         if self.digest is None:
             return pickled
         carried: bytes = cloudpickle.dumps(_Carried(self.digest, self.packed, pickled), protocol=5)
@@ -101,11 +101,11 @@ _NONE = Code(None, b"")
 
 
 class OwnCode:
-    """Watches the client's own code.
+    """Tracks the client's own code.
 
     Attributes:
-        code: as the last check found it.
-        due_ns: when the next check is due, by the monotonic clock.
+        code: the code at the last check.
+        due_ns: time of the next check, on the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -113,16 +113,16 @@ class OwnCode:
         self.due_ns = 0
         self._lock = threading.Lock()
         self._modules: tuple[int, str] | None = None
-        #: Top-level modules that functions import themselves, from nowhere else.
+        #: Top-level modules that only functions import, in their bodies.
         self._named: set[str] = set()
         self._files: dict[str, Seen] = {}
         self._directories: dict[str, int] = {}
-        #: Of the code alone.
+        #: Digest of the code without other files.
         self._last: bytes | None = None
         self._main: tuple[str, Seen] | None = None
 
     def check(self) -> Code:
-        """What is on disk now, or was at the last look: at most 2 s ago where looking is slow."""
+        """Returns the code on disk, as of now or of the last check: at most 2 s ago if checks are slow."""
         if time.monotonic_ns() >= self.due_ns:
             with self._lock:
                 if (now := time.monotonic_ns()) >= self.due_ns:
@@ -132,7 +132,7 @@ class OwnCode:
         return self.code
 
     def note(self, function: Any) -> None:
-        """Looks for modules that a function which travels by value imports in its body."""
+        """Finds modules that a function pickled by value imports in its body."""
         if not isinstance(function, types.FunctionType):
             return
         named = {name for name in imported(function.__code__) if name not in self._named}
@@ -143,7 +143,7 @@ class OwnCode:
                 self.due_ns = 0
 
     def after_fork(self) -> None:
-        """Makes the child of a fork able to check: no thread is left there to release the lock, or to end its check."""
+        """Makes this object usable in the child of a fork, where no thread can release the lock or finish the check."""
         if self._lock.locked():
             self._modules = None
             self._last = None
@@ -155,7 +155,7 @@ class OwnCode:
         if modules == self._modules and not self._has_changed():
             return
         self._gather()
-        # Looking for modules may import some, of finders.
+        # The search can import modules, through finders.
         self._modules = _imported_so_far()
 
     def _has_changed(self) -> bool:
@@ -168,9 +168,9 @@ class OwnCode:
         return any(_changed_ns(path) != when for path, when in self._directories.items())
 
     def _gather(self) -> None:
-        """Finds all that belongs to the client's own code, and reads what is new of it."""
+        """Finds all files of the client's own code, and reads those that have changed."""
         known, self._files, self._directories = self._files, {}, {}
-        # Each with what may import it, where that is not certain.
+        # Each name with the file that may import it, if the import is uncertain.
         todo: list[tuple[str, Seen | None]] = [(name.partition(".")[0], None) for name in list(sys.modules)]
         todo += [(name, None) for name in sorted(self._named)]
         if (main := self._of_main()) is not None:
@@ -196,7 +196,7 @@ class OwnCode:
                         about, seen = _stat(path), known.get(path)
                         if about is None:
                             continue
-                        # Before it is read: it may be most of the memory.
+                        # Check before reading: the file may not fit into memory.
                         self._check_size(size, top, path, about[2])
                         if seen is None or seen.stat != about:
                             seen = _read(path)
@@ -208,7 +208,7 @@ class OwnCode:
         self.code = self._packed(listed, data, size)
 
     def _of_main(self) -> Seen | None:
-        """The program itself, which may import modules later."""
+        """Returns the main program, which may import modules later."""
         path = getattr(sys.modules.get("__main__"), "__file__", None)
         if not isinstance(path, str) or not path.endswith(".py"):
             return None
@@ -220,10 +220,10 @@ class OwnCode:
         return self._main[1]
 
     def _list(self, root: Root) -> Iterator[tuple[str, str, bool]]:
-        """The files of a root: their names from its base on, their paths, and whether they are code."""
+        """Yields the files of a root: their names relative to its base, their paths, and whether they are code."""
         if not root.package:
             yield os.path.basename(root.file), root.file, True
-            # Libraries that a module loads from where it lies.
+            # Libraries that a module loads from its own directory.
             self._directories[root.base] = _changed_ns(root.base)
             for entry in entries(root.base):
                 if is_shared_library(entry.name) and entry.path != root.file and entry.is_file():
@@ -237,7 +237,7 @@ class OwnCode:
                 about = os.stat(directory)
             except OSError:
                 continue
-            # A link may lead back to where it is.
+            # A link may form a cycle.
             if (about.st_dev, about.st_ino) in visited:
                 continue
             visited.add((about.st_dev, about.st_ino))
@@ -262,7 +262,7 @@ class OwnCode:
         digest = hashlib.sha256()
         for root, relative, path in listed:
             digest.update(json.dumps([root.package, root.base, relative]).encode() + self._files[path].sha256)
-        # Other files count when the code changes, and when the program starts again: it may write them itself.
+        # Other files count only if the code changes or the program restarts, because the program may write them itself.
         if digest.digest() == self._last:
             return self.code
         contents = {(root, relative): self._files[path].content for root, relative, path in listed}
@@ -271,7 +271,7 @@ class OwnCode:
         for (root, relative), content in sorted(contents.items()):
             header.append([root.package, root.base, relative, len(content)])
             whole += content
-        # ASCII, whatever names have.
+        # JSON escapes all characters beyond ASCII.
         head = json.dumps(header).encode()
         raw = len(head).to_bytes(8, "little") + head + whole
         packed = zlib.compress(raw, 1)
@@ -287,7 +287,7 @@ class OwnCode:
             self._refuse(MAX_CODE_BYTES, "of code", size)
 
     def _refuse(self, limit: int, what: str, size: Size) -> None:
-        # It is looked at again, after something was moved.
+        # Check again next time, after files were moved.
         self._modules = None
         length, path, top = size.largest
         raise error_for(
@@ -299,16 +299,16 @@ class OwnCode:
 
 
 def _imported_so_far() -> tuple[int, str]:
-    """What is different once another module was imported."""
+    """Returns a value that changes when a module is imported."""
     try:
         return len(sys.modules), next(reversed(sys.modules), "")
     except RuntimeError:
-        # Another thread imports one just now.
+        # Another thread is importing a module.
         return 0, ""
 
 
 def current(function: Any) -> Any:
-    """Returns a function as its module has it now, where the module was reloaded since the caller took it."""
+    """Returns the present version of a function, if its module was reloaded since the caller took it."""
     if not isinstance(function, types.FunctionType) or function.__module__ == "__main__":
         return function
     found: Any = sys.modules.get(function.__module__ or "")
@@ -316,14 +316,14 @@ def current(function: Any) -> Any:
         found = getattr(found, name, None)
     if not isinstance(found, types.FunctionType) or found.__globals__ is not function.__globals__:
         return function
-    # Not what a decorator has put there.
+    # Ignore a replacement by a decorator.
     before, after = function.__code__, found.__code__
     is_same = (before.co_filename, before.co_qualname) == (after.co_filename, after.co_qualname)
     return found if is_same and not hasattr(found, "__wrapped__") and not function.__closure__ else function
 
 
 def _data(listed: list[tuple[Root, str, str]]) -> dict[tuple[Root, str], bytes]:
-    """Files beside the code, as far as they fit."""
+    """Returns the files next to the code, as many as fit."""
     taken: dict[tuple[Root, str], bytes] = {}
     left, behind = MAX_DATA_BYTES, []
     for root, relative, path in sorted(listed, key=lambda one: one[2]):
@@ -345,7 +345,7 @@ def _data(listed: list[tuple[Root, str, str]]) -> dict[tuple[Root, str], bytes]:
 
 
 def _above(directory: str) -> Iterator[tuple[int, int]]:
-    """A directory and those above it, which a link in it may lead back to."""
+    """Yields a directory and its ancestors, to which a link inside it may lead."""
     while True:
         if about := _stat(directory):
             yield about[4], about[3]
@@ -371,7 +371,7 @@ def _changed_ns(directory: str) -> int:
 
 
 def _read(path: str) -> Seen | None:
-    """A file's content; None where it is none any more."""
+    """Returns the content of a file; None if it no longer exists."""
     about = _stat(path)
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The same executor without durability: calls that go straight to leased workers, and end with their submitter."""
+"""The executor without durability: calls go directly to leased workers, and end with the submitting process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: The endpoint whose nodes are leased from the client's own manager.
+#: The endpoint whose nodes belong to the client's own manager.
 LOCAL = "local"
-#: Seconds to wait for a place, and for the environment.
+#: Seconds to wait for capacity and for the environment.
 WAIT = 1800.0
 
 
 class Direct(Executor):
-    """What ``Executor(durable=False)`` makes; see there."""
+    """The executor that ``Executor(durable=False)`` returns; see `Executor`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Direct(Executor):
             try:
                 own._check_endpoint(str(endpoint))
                 foreign = distrusted(_others(own, str(endpoint)), joined(own._trust, trust_of(trust)))
-                # By the site's own manager, to which the endpoint lets us.
+                # Through the endpoint's own manager, to which the endpoint invites us.
                 client = _manager_of(own, str(endpoint))
                 client._foreign = foreign
             finally:
@@ -77,7 +77,7 @@ class Direct(Executor):
         self._client = client
         try:
             if workers is None:
-                # Where there is no node yet, one comes for whoever waits.
+                # Without a node, ask for one worker: a waiting request makes the endpoint start a node.
                 workers = max(1, sum(node["free"]["cores"] for node in client.nodes()))
             self._lease = client.lease(
                 workers,
@@ -104,20 +104,20 @@ class Direct(Executor):
 
     @property
     def tag(self) -> str:
-        """None: what is not durable is not found again."""
+        """Empty: calls that are not durable cannot be found again."""
         return ""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Calls a function on a leased worker, and answers its future."""
+        """Calls a function on a leased worker, and returns the future."""
         self._lease._check_whole()
         return self._calls.submit(_callable(fn), *args, **kwargs)
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 0
     ) -> Iterator[T]:
-        """Calls a function on every item; results come in order, as they are needed.
+        """Calls a function on every item, and returns an iterator over the results, in order.
 
-        As many items go in one call as make about half a millisecond of work, unless ``chunksize`` says how many.
+        By default, ``chunksize`` adapts to about half a millisecond of work in one call.
         """
         self._lease._check_whole()
         return self._calls.map(_callable(fn), *iterables, timeout=timeout, chunksize=chunksize or None)
@@ -130,7 +130,7 @@ class Direct(Executor):
             yield result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the executor and its lease, once its calls have ended."""
+        """Ends the executor and its lease. Without ``wait``, the lease ends in the background, after its calls."""
         self._lease.shutdown(wait=wait or self._own_client, cancel_futures=cancel_futures)
         if self._own_client:
             self._client.close()
@@ -143,7 +143,7 @@ class Direct(Executor):
 
 
 def _callable(fn: Any) -> Any:
-    """What a worker calls."""
+    """Returns the callable for a worker."""
     if type(fn) is Registered:
         if fn._fn is None:
             raise TypeError(f"{fn!r} is kept by the manager, for durable tasks; pass the function itself")
@@ -154,7 +154,7 @@ def _callable(fn: Any) -> Any:
 
 
 def _others(client: Client, endpoint: str) -> list[str]:
-    """The other tenant that runs an endpoint, if one does; an empty name where that is not known."""
+    """Returns the tenant that runs an endpoint, if it is another; an empty name if that is unknown."""
     statuses = client.endpoints()
     found = next((status for status in statuses if endpoint in (status["name"], status["id"])), None)
     if found is None:
@@ -163,7 +163,7 @@ def _others(client: Client, endpoint: str) -> list[str]:
 
 
 def _manager_of(client: Client, endpoint: str) -> Client:
-    """The manager of an endpoint's own nodes: the endpoint says where it is, and lets us in."""
+    """Returns a client of the manager of an endpoint's own nodes, by the endpoint's invitation."""
     from dayfly import _native
     from dayfly._client import Client
 

@@ -1,4 +1,4 @@
-"""Initializers of executors: what workers do before their first call."""
+"""Initializers of executors, which run in a worker before its first call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dayfly._worker import Initialized, apply, apply_map
 
 
 def wrapper(initializer: Any, initargs: tuple[Any, ...]) -> Callable[[Any], Any] | None:
-    """Returns what makes a function one that is called after the initializer has run; None without an initializer.
+    """Returns a function that makes others run after the initializer; None without an initializer.
 
     Raises:
-        TypeError: if ``initializer`` cannot be called.
+        TypeError: if ``initializer`` is not callable.
     """
     if initializer is None:
         if initargs:
@@ -25,14 +25,14 @@ def wrapper(initializer: Any, initargs: tuple[Any, ...]) -> Callable[[Any], Any]
         return None
     if not callable(initializer):
         raise TypeError("initializer must be a callable")
-    # The same initializer, with the same arguments, runs once in a worker that several executors get in turn.
+    # The token is the same in all executors with this initializer and arguments, so a shared worker runs it once.
     token = hashlib.sha256(cloudpickle.dumps((initializer, initargs), protocol=5)).hexdigest()
     return functools.partial(_initialized, initializer, tuple(initargs), token)
 
 
 def _initialized(initializer: Callable[..., Any], initargs: tuple[Any, ...], token: str, fn: Any) -> Any:
     if fn is apply or fn is apply_map:
-        # What they call is wrapped itself.
+        # The function that they call is wrapped instead.
         return fn
     for called in (fn, initializer):
         own.note(called)
@@ -40,10 +40,10 @@ def _initialized(initializer: Callable[..., Any], initargs: tuple[Any, ...], tok
 
 
 def workers_of(workers: int | None, max_workers: int | None, max_tasks_per_child: int | None) -> int | None:
-    """How many workers are asked for, by whichever name.
+    """Returns the requested number of workers, by either name; None if none is given.
 
     Raises:
-        ValueError: for what no executor can do.
+        ValueError: if the values conflict, or ask for something unsupported.
     """
     if max_tasks_per_child is not None:
         raise ValueError(
@@ -57,10 +57,10 @@ def workers_of(workers: int | None, max_workers: int | None, max_tasks_per_child
 
 
 def check_endpoint(endpoint: Any) -> None:
-    """Refuses a number of workers in the place of an endpoint.
+    """Checks that ``endpoint`` is not a number of workers, as in other executors.
 
     Raises:
-        TypeError: if it is no name.
+        TypeError: if it is not a name.
     """
     if endpoint is not None and not isinstance(endpoint, str):
         raise TypeError(f"endpoint={endpoint!r} is no name: the first argument is where tasks run; see max_workers=")

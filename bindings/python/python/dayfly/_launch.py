@@ -1,6 +1,6 @@
-"""``dayfly run``: a program on many ranks.
+"""``dayfly run``: runs a program on many ranks.
 
-Its output comes back over a group of its own, in which the launcher is the last rank.
+The output returns over a separate group, in which the launcher is the last rank.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from dayfly._native import Communicator, Objects
 from dayfly._run import choices, invitation_to, kill, restarting, variables
 from dayfly._text import shown
 
-#: Bytes of one line that are sent at once; longer ones come in parts.
+#: Maximum bytes of one message of output. Longer lines are sent in parts.
 MOST_LINE = 64 << 10
-#: A program of more bytes is better put where the nodes can read it.
+#: Maximum bytes of a program. A larger one belongs where the nodes can read it.
 MOST_BYTES = 256 << 20
 #: Seconds that the other ranks have to end after one has failed.
 GRACE = 5.0
 
 
 class Program(NamedTuple):
-    """A script, a folder with ``__main__.py`` or a program, as it travels."""
+    """A script, a folder with ``__main__.py`` or a program, in the form that travels to the ranks."""
 
     archive: bytes
     name: str
     is_python: bool
     arguments: list[str]
-    #: Where it runs, if there is such a place on its node.
+    #: Working directory, if it exists on the node.
     directory: str
     environment: dict[str, str]
 
 
 def packed(options: argparse.Namespace) -> Program:
-    """What is to be run."""
+    """Packs the program to run."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         if _storage.is_url(options.target):
@@ -76,7 +76,7 @@ def packed(options: argparse.Namespace) -> Program:
 
 
 def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
-    """Adds a script, a program or a folder that lies in a store; answers its name, and whether it is a folder."""
+    """Adds a script, a program or a folder from a store. Returns its name, and whether it is a folder."""
     place, _, name = url.rstrip("/").rpartition("/")
     objects = Objects(place)
 
@@ -103,7 +103,7 @@ def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
 
 
 def _rank(group: str, console: str, program: Program) -> int:
-    """What each worker does with a program: runs it, and sends what it writes to the launcher, line by line."""
+    """Runs on each worker: starts the program, and sends its output to the launcher, line by line."""
     with _storage.environment(program.environment):
         out = MPI.Comm(Communicator.join(console))
     launcher = out.size - 1
@@ -147,12 +147,12 @@ def _rank(group: str, console: str, program: Program) -> int:
 def run_program(
     client: dayfly.Client, options: argparse.Namespace, show: Callable[[int, str, bytes], None]
 ) -> dict[int, int]:
-    """Runs it on all ranks, and answers their exit statuses (128 and the signal for those that a signal ended)."""
+    """Runs the program on all ranks. Returns their exit statuses (128 plus the signal if a signal ended one)."""
     program = packed(options)
     asked = {"fabric": options.fabric, "lazily": options.lazily}
     chosen = choices(options.spin, options.tables, options.store, options.channel, **asked)
-    # The launcher, and ranks that only pass lines on, have no business with a core. What ranks cannot reach directly,
-    # it may not either. They exchange with the launcher alone.
+    # The launcher, and ranks that only forward lines, must not occupy a core. The launcher may also need the store to
+    # reach the ranks. Ranks of this group communicate with the launcher only.
     passing = choices(0, None, options.store, "direct", lazily=True) | {"deadline_s": 7 * 24 * 3600}
 
     def once(lease: dict[str, Any]) -> dict[int, int]:
@@ -175,7 +175,7 @@ def run_program(
             except BaseException:
                 kill(futures)
                 raise
-        # In the order in which they ended: the first that failed is the cause of the others' failing.
+        # Ordered by time: the first failure is the cause of the others.
         return statuses
 
     return restarting(once, {"mode": "warm"} | options.lease, options.restarts)
@@ -188,7 +188,7 @@ def _listen(
     statuses: dict[int, int],
     show: Callable[[int, str, bytes], None],
 ) -> None:
-    """Shows what ranks write, until all have ended."""
+    """Shows the ranks' output, until all have ended."""
     listener = MPI.Comm(Communicator.join(json.dumps(console | {"rank": options.ranks})))
     until = None if options.timeout is None else time.monotonic() + options.timeout
     status, failed_at = MPI.Status(), None
@@ -206,7 +206,7 @@ def _listen(
         for rank, future in enumerate(futures):
             if rank not in statuses and future.done():
                 error = future.exception()
-                # Its last words are here already, or never come.
+                # All output of this rank has already been received, or is lost.
                 if error is not None and not listener.iprobe(source=rank):
                     raise error
         now = time.monotonic()
@@ -221,7 +221,7 @@ def _listen(
 
 
 def run_function(client: dayfly.Client, options: argparse.Namespace) -> list[Any]:
-    """Runs ``module:function`` with the arguments as text, and answers what it returns, by rank."""
+    """Runs ``module:function`` with the arguments as strings. Returns the results, in the order of the ranks."""
     module, _, name = options.target.partition(":")
     sys.path.insert(0, os.getcwd())
     function: Any = importlib.import_module(module)
@@ -247,7 +247,7 @@ def run_function(client: dayfly.Client, options: argparse.Namespace) -> list[Any
 
 
 class Screen:
-    """Where the lines of all ranks go, each with the rank before it."""
+    """Prints the lines of all ranks, each with the number of its rank in front."""
 
     def __init__(self, ranks: int, labels: bool) -> None:
         self.width = len(str(ranks - 1))
@@ -255,7 +255,7 @@ class Screen:
         self.begun: dict[tuple[int, str], bool] = {}
 
     def show(self, rank: int, stream: str, line: bytes) -> None:
-        """Writes a line."""
+        """Prints a line, or a part of one."""
         target = sys.stdout.buffer if stream == "out" else sys.stderr.buffer
         with contextlib.suppress(BrokenPipeError):
             if self.labels and not self.begun.get((rank, stream)):
@@ -266,7 +266,7 @@ class Screen:
 
 
 def main() -> int:
-    """Does what ``dayfly run`` was asked to do."""
+    """Runs ``dayfly run`` with the options of the command line."""
     parser = argparse.ArgumentParser(prog="dayfly run")
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--timeout", type=float)

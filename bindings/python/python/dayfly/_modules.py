@@ -1,6 +1,6 @@
-"""The worker's side of a client's own code: modules are imported from what travelled with the function, not from disk.
+"""The worker's side of a client's own code: imports modules from the code that traveled with the function.
 
-See `_code` for what travels. Imports little, because every cold start pays for it.
+See `_code` for the client's side. It has few imports, because they delay every cold start.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-#: Directories of code that nobody has used for so long are removed.
+#: Seconds after which unused directories of code are removed.
 _KEPT_S = 7 * 86_400.0
-#: Directories that a worker has begun to write and not finished for so long are removed: it was killed.
+#: Seconds after which an unfinished directory is removed. The worker that wrote it was killed.
 _KEPT_PART_S = 3_600.0
 _PART = "part-"
 
 
 class Bundle:
-    """Files of a client's own code, as they travelled.
+    """The files of a client's own code.
 
     Attributes:
-        files: their content, by name below the bundle.
-        places: their paths at the client, by the same names.
-        modules: names of the files to import, by the modules' full names.
-        portions: directories of packages, at the client and below the bundle, by the packages' full names.
+        files: content, by name in the bundle.
+        places: paths on the client, by name in the bundle.
+        modules: names in the bundle, by full names of the modules.
+        portions: directories of packages, on the client and in the bundle, by full names of the packages.
     """
 
     def __init__(self, digest: str, packed: bytes) -> None:
@@ -69,7 +69,7 @@ class Bundle:
             if portion not in portions:
                 portions.append(portion)
         full = ".".join(packages if module == "__init__" else [*packages, module])
-        # As the interpreter has it: a package stands before an extension, and that before a module.
+        # The interpreter's order: a package precedes an extension, which precedes a module.
         known = self.modules.get(full)
         if full and (known is None or rank < _rank(known)):
             self.modules[full] = f"{root}/{relative}"
@@ -78,7 +78,7 @@ class Bundle:
         return _rank(self.modules[full]) == 0
 
     def path(self, name: str) -> str:
-        """Where a file is: at its own place, with all that lies beside it, where this host has that."""
+        """Returns the path of a file: the original one if this host has it, else that of the extracted file."""
         place = self.places[name]
         return place if os.path.isfile(place) else self.extracted(name)
 
@@ -88,13 +88,13 @@ class Bundle:
         return os.path.join(self._directory, name)
 
     def replaces(self, other: Bundle) -> bool:
-        """Whether modules of another one are not what they are in this one; those that it lacks are no concern."""
+        """Returns whether modules of the other bundle differ from this one's. Modules missing here do not count."""
         mine = {place: self.files[name] for name, place in self.places.items()}
         return any(mine.get(place) != other.files[name] for name, place in other.places.items())
 
 
 def _stem(file: str) -> tuple[str | None, int]:
-    """The module that a file is, and where it stands among files of the same module."""
+    """Returns the module name of a file, and its rank among files of the same module."""
     if file == "__init__.py":
         return "__init__", 0
     for suffix in EXTENSION_SUFFIXES:
@@ -108,7 +108,7 @@ def _rank(name: str) -> int:
 
 
 def _extract(bundle: Bundle) -> str:
-    """Writes a bundle to a directory that workers of the same user and bundle share; returns it."""
+    """Extracts a bundle to a directory that workers of the same user and bundle share. Returns the directory."""
     root = os.path.join(tempfile.gettempdir(), f"dayfly-code-{os.getuid()}")
     try:
         os.makedirs(root, mode=0o700, exist_ok=True)
@@ -116,7 +116,7 @@ def _extract(bundle: Bundle) -> str:
         if about.st_uid != os.getuid() or about.st_mode & 0o077 or os.path.islink(root):
             raise PermissionError(root)
     except OSError:
-        # Somebody else's: code must not come from there.
+        # The directory belongs to another user: do not load code from it.
         root = tempfile.mkdtemp(prefix="dayfly-code-")
     directory = os.path.join(root, bundle.digest)
     if os.path.isdir(directory):
@@ -133,14 +133,14 @@ def _extract(bundle: Bundle) -> str:
         os.rename(part, directory)
     except BaseException as error:
         _remove(part)
-        # Where another worker was faster, its directory is the same.
+        # Another worker has meanwhile created the same directory.
         if not isinstance(error, OSError) or not os.path.isdir(directory):
             raise
     return directory
 
 
 def _tidy(root: str) -> None:
-    """Removes what no worker uses any more."""
+    """Removes directories that no worker has used recently."""
     with os.scandir(root) as entries:
         for entry in entries:
             kept_s = _KEPT_PART_S if entry.name.startswith(_PART) else _KEPT_S
@@ -156,7 +156,7 @@ def _remove(directory: str) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module from what travelled. Nothing is read from, or written to, a cache of compiled code."""
+    """Loads a module from a bundle. It neither reads nor writes cached bytecode."""
 
     def __init__(self, full: str, path: str, content: bytes) -> None:
         super().__init__(full, path)
@@ -166,16 +166,16 @@ class _Loader(SourceFileLoader):
         return self._content if path == self.path else super().get_data(path)
 
     def path_stats(self, path: str) -> Any:
-        # Cached code is compared by seconds and size, which an edit may leave as they are.
+        # Cached bytecode is compared by seconds and size, which an edit may leave unchanged.
         raise OSError(path)
 
 
 class Finder:
-    """Finds the modules of a bundle, before all that lie on the module path."""
+    """Finds the modules of a bundle, before those on the module path."""
 
     def __init__(self) -> None:
         self.bundle: Bundle | None = None
-        #: Paths of extensions that this process has loaded: it cannot load another from there.
+        #: Paths of loaded extensions: a process cannot load another extension from the same path.
         self._loaded: dict[str, bytes] = {}
 
     def find_spec(
@@ -220,7 +220,7 @@ class Finder:
         return spec
 
     def use(self, bundle: Bundle) -> None:
-        """Modules are those of this bundle from now on. What was imported from another, that differs, is forgotten."""
+        """Switches to a bundle. Discards imported modules of the previous bundle if they differ."""
         before, self.bundle = self.bundle, bundle
         if before is None or not bundle.replaces(before):
             return
@@ -234,7 +234,7 @@ _finder = Finder()
 
 
 def load(digest: str, packed: bytes, pickled: bytes) -> Any:
-    """What was pickled, with the modules that it travelled with. Called as a function is unpickled."""
+    """Unpickles a function together with the modules that traveled with it. Pickles call it."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     bundle = _finder.bundle

@@ -1,6 +1,6 @@
-"""What ``mpirun`` starts in place of ssh, once for each host: asks the rank of its task there to run what ssh would.
+"""The replacement of ssh for ``mpirun``, started once for each host. It asks the task's rank there to run the command.
 
-Called as a program, by an interpreter without this package: ``_mpi_agent.py SOCKET [OPTIONS] HOST COMMAND...``.
+It runs as a program, in an interpreter without this package: ``_mpi_agent.py SOCKET [OPTIONS] HOST COMMAND...``.
 """
 
 import json
@@ -9,14 +9,14 @@ import sys
 
 
 def main() -> int:
-    """Ends when the command does, with its status."""
+    """Runs the command, and returns its exit status."""
     address, *words = sys.argv[1:]
-    # Options are for ssh.
+    # Skip the options for ssh.
     while words and words[0].startswith("-"):
         del words[0]
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        # Several words are one line for the shell there, as ssh has it.
+        # Several words form one command line, as with ssh.
         asked = {"host": words[0], "command": " ".join(words[1:])}
         connection.sendall(json.dumps(asked).encode() + b"\n")
         answer = connection.makefile().readline()

@@ -1,4 +1,4 @@
-"""The native module. Everything here is for the package's own use."""
+"""The native module, which is internal to the package. Timeouts (``limit``, ``wait``) are in seconds."""
 
 from collections.abc import Callable, Mapping
 from types import EllipsisType, NotImplementedType
@@ -10,7 +10,7 @@ def executor_main() -> None: ...
 
 @final
 class Block:
-    """Memory that arrived; exports the buffer protocol."""
+    """Received memory; exports the buffer protocol."""
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -24,6 +24,8 @@ class SharedMemory:
 
 @final
 class Client:
+    """A connection to a manager or to one node. Requests and responses are JSON."""
+
     @staticmethod
     def connect(path: str | None = None, binary: str | None = None) -> Client: ...
     @staticmethod
@@ -54,10 +56,14 @@ class Client:
 
 @final
 class TaskOptions:
+    """Options of durable tasks, parsed from JSON."""
+
     def __new__(cls, text: str) -> TaskOptions: ...
 
 @final
 class Tasks:
+    """The durable tasks of one tag."""
+
     def tag(self) -> str: ...
     def register(self, description: str, code: Buffer) -> str: ...
     def submit(
@@ -80,6 +86,12 @@ class Tasks:
 
 @final
 class Task:
+    """A durable task.
+
+    ``wait`` and ``take`` return the result, a `Failure`, `NotImplemented` if the outcome is not there in time, or
+    `Ellipsis` if another thread took it. With ``raw``, the result is bytes.
+    """
+
     @property
     def id(self) -> str: ...
     def wait(
@@ -93,6 +105,8 @@ class Task:
 
 @final
 class Lease:
+    """A lease. ``grant`` returns JSON."""
+
     @staticmethod
     def part(delegation: str) -> Lease: ...
     def grant(self) -> str: ...
@@ -115,12 +129,16 @@ class Lease:
 
 @final
 class Printed:
+    """A reader of the workers' output: pairs of whether it is standard error, and bytes."""
+
     def next(self, wait: float) -> list[tuple[bool, bytes]]: ...
     def is_over(self) -> bool: ...
     def missed(self) -> int: ...
 
 @final
 class Options:
+    """Options of calls."""
+
     def __new__(
         cls,
         *,
@@ -134,6 +152,8 @@ class Options:
 
 @final
 class Pool:
+    """Distributes calls over the workers of a lease."""
+
     def register_python(self, hash: str, python: str, cloudpickle: str, name: str) -> int: ...
     def register_symbol(self, hash: str, symbol: str, checked: bool) -> int: ...
     def delegate(self, workers: int, duration: float, users: Lease | None, limit: float) -> str: ...
@@ -169,17 +189,23 @@ class Pool:
 
 @final
 class Failure:
+    """The exception with which a call or task ended, in place of a result."""
+
     @property
     def error(self) -> BaseException: ...
 
 @final
 class Foreign:
+    """A result that may come from other tenants, not yet unpickled."""
+
     @property
     def owners(self) -> list[str]: ...
     def open(self, trusted: bool) -> Any: ...
 
 @final
 class Call:
+    """A call on a lease's worker. ``wait`` and ``take`` return as those of `Task`."""
+
     @property
     def id(self) -> int: ...
     def wait(
@@ -196,6 +222,8 @@ Found = tuple[int, int, int]
 
 @final
 class Op:
+    """A reduction of a group."""
+
     @staticmethod
     def named(name: str) -> Op: ...
     @staticmethod
@@ -203,12 +231,16 @@ class Op:
 
 @final
 class Request:
+    """A group operation in flight."""
+
     def wait(self) -> Found | None: ...
     def test(self) -> tuple[bool, Found | None]: ...
     def cancel(self) -> None: ...
 
 @final
 class Memory:
+    """The memory of an object with the buffer protocol or DLPack."""
+
     @staticmethod
     def of(object: object) -> Memory: ...
     @property
@@ -224,6 +256,8 @@ class Memory:
 
 @final
 class Communicator:
+    """A group of ranks. A message is found as source, tag and length."""
+
     @staticmethod
     def join(invitation: str) -> Communicator: ...
     @staticmethod
@@ -269,6 +303,8 @@ class Communicator:
 
 @final
 class Objects:
+    """Objects in a store."""
+
     def __init__(self, url: str) -> None: ...
     def put(self, name: str, data: bytes) -> None: ...
     def get(self, name: str) -> bytes | None: ...

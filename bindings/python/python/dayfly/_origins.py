@@ -1,4 +1,4 @@
-"""Where modules lie, which of them are the client's own, and what they import."""
+"""The locations of modules, which of them are the client's own, and what they import."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
 
 class Root(NamedTuple):
-    """Where a top-level module lies."""
+    """The location of a top-level module."""
 
-    #: The package's name; empty for a module of one file.
+    #: Name of the package; empty for a single-file module.
     package: str
-    #: The package's directory, or that of the file.
+    #: Directory of the package or of the file.
     base: str
     file: str
 
@@ -46,7 +46,7 @@ def entries(directory: str) -> list[os.DirEntry[str]]:
 
 
 def imports(content: bytes, path: str) -> frozenset[str]:
-    """Top-level modules that a file may import, or speaks of as if it did: see `does_import`."""
+    """Returns the top-level modules that a file may import. May contain false positives; see `does_import`."""
     if not path.endswith(".py"):
         return frozenset()
     found = set()
@@ -60,7 +60,7 @@ def imports(content: bytes, path: str) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def does_import(content: bytes, top: str) -> bool:
-    """Whether a file imports a module indeed: any directory beside it could be one."""
+    """Returns whether a file really imports a module. Without this, any directory next to it could count as one."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
@@ -78,7 +78,7 @@ def does_import(content: bytes, top: str) -> bool:
 
 
 def imported(code: types.CodeType) -> set[str]:
-    """Top-level modules that a function imports in its body."""
+    """Returns the top-level modules that a function imports in its body."""
     found = {
         one.argval.partition(".")[0]
         for one in dis.get_instructions(code)
@@ -91,7 +91,7 @@ def imported(code: types.CodeType) -> set[str]:
 
 
 def roots(top: str) -> list[Root]:
-    """Where a top-level module lies, as far as it is the client's own."""
+    """Returns the locations of a top-level module, as far as it is the client's own."""
     if top in sys.builtin_module_names:
         return []
     module = sys.modules.get(top)
@@ -115,14 +115,14 @@ def roots(top: str) -> list[Root]:
     try:
         directories = [os.path.abspath(one) for one in below if isinstance(one, str) and os.path.isdir(one)]
     except Exception:
-        # Whatever a package has put there.
+        # The package has replaced its path by something else.
         return []
     return [Root(top, one, "") for one in directories if _is_own(one)]
 
 
 @cache
 def _is_own(path: str) -> bool:
-    """Whether a file or directory belongs to no installed package, and not to Python."""
+    """Returns whether a path belongs neither to an installed package nor to Python."""
     for form in (os.path.abspath(path), os.path.realpath(path)):
         if any(form == one or form.startswith(one + os.sep) for one in _installed()):
             return False
@@ -141,5 +141,5 @@ def _installed() -> frozenset[str]:
 
 @cache
 def _is_target(directory: str) -> bool:
-    """Whether a package manager has installed into a directory, as ``pip install --target`` does."""
+    """Returns whether a package manager installed into a directory, as ``pip install --target`` does."""
     return any(entry.name.endswith(".dist-info") for entry in entries(directory))

@@ -1,4 +1,4 @@
-"""What workers print."""
+"""The output of workers and tasks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dayfly import _native
 from dayfly._errors import ConnectionFailed, Error
 from dayfly._text import shown
 
-#: Seconds that the node is asked to wait for something at a time.
+#: Seconds that one request waits for output.
 WAIT = 5.0
-#: Seconds until a node that cannot be reached is asked again.
+#: Seconds before the next request to an unreachable node.
 PAUSE = 1.0
-#: What was printed before a call's result may come a moment after it.
+#: Seconds by which output may arrive after the result of its call.
 MOMENT = 0.02
 
 
@@ -28,7 +28,7 @@ def _check(stream: str | None) -> None:
 
 
 def text(native: _native.Lease, stream: Literal["out", "err"] | None) -> str:
-    """What a lease's workers have printed so far, as far as it is kept."""
+    """Returns the output of a lease's workers, as far as the node keeps it."""
     _check(stream)
     reader, kept = native.printed(), b""
     while pieces := reader.next(MOMENT):
@@ -39,7 +39,7 @@ def text(native: _native.Lease, stream: Literal["out", "err"] | None) -> str:
 def of_task(
     native: _native.Client, task: str, stream: Literal["out", "err"] | None, *, follow: bool
 ) -> Iterator[tuple[Literal["out", "err"], str]]:
-    """What a task prints: all there is, or until it has ended."""
+    """Yields the output of a task: all so far, or, with ``follow``, until the task ends."""
     _check(stream)
     decoders = {name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")}
     start, wait = 0, round(WAIT * 1000) if follow else 0
@@ -55,7 +55,7 @@ def of_task(
 
 
 class Echo:
-    """Shows here what a lease's workers print, as they do."""
+    """Prints the output of a lease's workers as it appears."""
 
     def __init__(self, native: _native.Lease) -> None:
         self._reader = native.printed()
@@ -85,16 +85,16 @@ class Echo:
             except ConnectionFailed:
                 self._over.wait(PAUSE)
             except (Error, OSError, ValueError):
-                # The lease has been over for long, or nobody reads here any more.
+                # The lease ended long ago, or standard output is closed.
                 return
 
     def finish(self) -> None:
-        """Shows the rest, when the lease was released: then its node waits for nothing more."""
+        """Prints the remaining output after the lease was released, when no more can follow."""
         self._over.set()
         self._thread.join()
         try:
             while self._show(MOMENT):
                 pass
         except (Error, OSError, ValueError):
-            # A node that is gone takes what it kept with it.
+            # If the node is unreachable, the rest is lost.
             pass

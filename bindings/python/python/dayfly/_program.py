@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Becomes the program."""
+    """Replaces this process by the program."""
     from dayfly._client import binary
 
     program = binary()

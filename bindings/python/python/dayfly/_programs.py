@@ -1,4 +1,4 @@
-"""What the manager keeps: functions of Python, pickled, and programs of all other kinds, each called in its own way."""
+"""The kinds of functions that the manager keeps: pickled Python functions, and programs with their own call format."""
 
 from __future__ import annotations
 
@@ -18,67 +18,67 @@ JSON = b"\x05"
 
 
 class Kept:
-    """Something that is registered: what the manager, workers and people are told of it."""
+    """A function to register, as described to the manager, to workers and to people."""
 
     def form(self, image: str | None) -> dict[str, Any]:
-        """What it is, as the API's ``Form``."""
+        """Returns the form of the function, as the API's ``Form``."""
         raise NotImplementedError
 
     def runtime(self, environment: Environment | None) -> dict[str, Any]:
-        """What workers must run for it."""
+        """Returns the runtime that workers need for it."""
         raise NotImplementedError
 
     @property
     def code(self) -> bytes:
-        """What workers load."""
+        """The bytes that workers load."""
         raise NotImplementedError
 
     @property
     def source(self) -> str:
-        """What people see of it."""
+        """The source to show to people."""
         raise NotImplementedError
 
     @property
     def about(self) -> str:
-        """Its description, where none is given."""
+        """The default description."""
         return ""
 
 
 class Program(Kept):
-    """What is registered as it is, and is not called through pickled arguments."""
+    """A function that is not called with pickled arguments."""
 
-    #: Whether it answers bytes as they are, and not a value.
+    #: Whether the result is raw bytes rather than a value.
     raw: ClassVar[bool] = False
 
     @property
     def key(self) -> Hashable:
-        """What two that are the same have in common."""
+        """A value that identifies the program: equal for equal programs."""
         return (type(self), self.code, *self.form(None).values())
 
     @staticmethod
     def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with these arguments, as the worker gets it: bytes, or what has a buffer of them.
+        """Returns a call with these arguments, in the form for the worker: bytes, or an object with a buffer.
 
         Raises:
-            TypeError: where it cannot be called with them.
+            TypeError: if the program cannot be called with these arguments.
         """
         raise NotImplementedError
 
 
 def native(environment: Environment | None) -> dict[str, Any]:
-    """What workers run for programs that need no Python."""
+    """Returns the runtime of programs that need no Python."""
     if environment is not None:
         raise ValueError("an environment is of Python's packages, and this function is none of Python's; leave it out")
     return {"kind": "native"}
 
 
 class Pickled(Kept):
-    """A callable of Python, by value."""
+    """A Python callable, pickled by value."""
 
     def __init__(self, fn: Any) -> None:
         self._fn = fn
         own.note(fn)
-        #: The modules that it comes with.
+        #: The client's own modules, which travel with it.
         self._own = own.check()
 
     def form(self, image: str | None) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Pickled(Kept):
         from dayfly._client import runtime
 
         digest = self._own.digest
-        # Workers that imported other code are not for it.
+        # Workers that have imported other code must not run it.
         return runtime(environment) | ({} if digest is None else {"code": digest})
 
     @property

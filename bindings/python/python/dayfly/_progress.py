@@ -1,4 +1,4 @@
-"""A bar for the terminal."""
+"""A progress bar for the terminal."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 import time
 from typing import TextIO
 
-#: Seconds between two drawings.
+#: Seconds between two updates of the bar.
 _PAUSE = 0.1
 _WIDTH = 30
 
 
 class Progress:
-    """How far a map has come, on standard error.
+    """Draws the progress of a map on standard error.
 
     >>> import io
     >>> out = io.StringIO()
@@ -31,7 +31,7 @@ class Progress:
         self._closed = False
 
     def advance(self, items: int) -> None:
-        """So many items more are done."""
+        """Adds ``items`` to the number of completed items."""
         self._done += items
         now = time.monotonic()
         if now - self._drawn >= _PAUSE:
@@ -53,7 +53,7 @@ class Progress:
         self._out.flush()
 
     def close(self) -> None:
-        """Draws it a last time and ends the line."""
+        """Draws the bar once more and ends the line."""
         if not self._closed:
             self._closed = True
             self._draw(time.monotonic())

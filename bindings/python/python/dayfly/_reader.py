@@ -1,9 +1,9 @@
-"""Reads pickles of strangers: data alone comes of them, and nothing of theirs is called.
+"""A reader for pickles from untrusted tenants. It returns data only, and calls nothing that the pickle brings.
 
-An allow-list for `pickle.Unpickler` would not do: that sets the state of objects as the pickle says, and a NumPy dtype
-whose flags lie makes an array of forged pointers. So this is a reader of its own. It knows the opcodes of protocols 4
-and 5 that data needs, and makes each value from its parts by a constructor that checks them. What a pickle names is
-looked up in `NAMES` and never imported. Memory and time are bounded by the length of the pickle.
+An allow-list for `pickle.Unpickler` is not enough: that class sets the state of objects as the pickle specifies, and a
+NumPy dtype with false flags makes an array of forged pointers. This reader implements the opcodes of protocols 4 and 5
+that data needs, and makes each value from its parts by a constructor that checks them. It looks up the names in a
+pickle in `NAMES` and never imports them. The length of the pickle bounds memory and time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from dayfly._reader_parts import Part, Parts, Refused, expect, limits, named, te
 
 __all__ = ["Refused", "loads"]
 
-#: Values in a key of a dictionary or an element of a set. Nested ones that share parts can take for ever to compare.
+#: Maximum values in a key of a dictionary or an element of a set. Comparing nested keys with shared parts can take
+#: exponential time.
 MAX_KEY_PARTS = 1_000
-#: Plain keys between two looks at the clock.
+#: Plain keys between two checks of the time limit.
 _UNTIMED_KEYS = 256
 _NESTED = (tuple, frozenset)
 
 
 def _check_parts(key: Any) -> None:
-    """Refuses a key that takes long to hash, or to compare with another."""
+    """Refuses a key that takes too long to hash, or to compare with another."""
     left, count = [key], 0
     while left:
         one = left.pop()
@@ -36,7 +37,7 @@ def _check_parts(key: Any) -> None:
 
 
 class Machine:
-    """Reads one pickle."""
+    """The state of reading one pickle: a stack machine."""
 
     def __init__(self, data: memoryview, buffers: Iterable[Any]) -> None:
         self.data = data
@@ -49,7 +50,7 @@ class Machine:
         limits.begin(len(data))
 
     def read(self) -> Any:
-        """The value."""
+        """Returns the value of the pickle."""
         data, operations = self.data, _OPERATIONS
         while True:
             code = data[self.at]
@@ -63,23 +64,23 @@ class Machine:
         expect(len(self.stack) == 1 and not self.marks)
         return self.value(self.stack[0])
 
-    # What the operations are made of
+    # Primitives of the operations
 
     def value(self, one: Any) -> Any:
-        """The same, if it is a value."""
+        """Returns the argument, and refuses one that is not a complete value."""
         if isinstance(one, Part):
             raise Refused(f"it holds {one!r}")
         return one
 
     def values(self, some: list[Any]) -> list[Any]:
-        """The same, if they are values."""
+        """Returns the list, and refuses one that contains incomplete values."""
         for one in some:
             if isinstance(one, Part):
                 raise Refused(f"it holds {one!r}")
         return some
 
     def take(self, length: int) -> memoryview:
-        """The next bytes."""
+        """Returns the next ``length`` bytes."""
         start = self.at
         if length > len(self.data) - start:
             raise Refused("it ends too early")
@@ -87,17 +88,17 @@ class Machine:
         return self.data[start : self.at]
 
     def number(self, form: struct.Struct) -> Any:
-        """The next number."""
+        """Returns the next number of this form."""
         return form.unpack(self.take(form.size))[0]
 
     def marked(self) -> list[Any]:
-        """What was put behind the last mark."""
+        """Returns the values above the last mark, and removes them and the mark."""
         found = self.stack
         self.stack = self.marks.pop()
         return found
 
     def push_tuple(self, items: tuple[Any, ...]) -> None:
-        """Some as a tuple."""
+        """Pushes a tuple, or `Parts` if one of its items is not a complete value."""
         for one in items:
             if isinstance(one, Part):
                 self.stack.append(Parts(items))
@@ -105,7 +106,7 @@ class Machine:
         self.stack.append(items)
 
     def arguments(self) -> tuple[Any, ...]:
-        """What something is called with."""
+        """Returns and removes the arguments of a call."""
         given = self.stack.pop()
         if type(given) is Parts:
             args = given.items
@@ -116,18 +117,18 @@ class Machine:
         return args
 
     def part(self) -> Part:
-        """The last one, which is none yet."""
+        """Returns and removes the top of the stack, which must be a part."""
         part = self.stack.pop()
         if not isinstance(part, Part):
             raise Refused(f"it uses a `{type(part).__name__}` as a function")
         return part
 
     def puttext_of(self, length: int) -> None:
-        """A text of so many bytes."""
+        """Pushes a string of ``length`` bytes."""
         self.stack.append(str(self.take(length), "utf-8", "surrogatepass"))
 
     def check_key(self, key: Any) -> None:
-        """Refuses a key that takes long to hash or to compare, and keys that collide."""
+        """Refuses keys that take too long to hash or compare, and keys chosen to collide."""
         self.untimed += 1
         is_nested = type(key) in _NESTED
         if is_nested:
@@ -136,7 +137,7 @@ class Machine:
             self.untimed = 0
             limits.look()
 
-    # The operations
+    # Operations
 
     def mark(self) -> None:
         self.marks.append(self.stack)
@@ -158,7 +159,7 @@ class Machine:
         state = self.stack.pop()
         found = self.stack[-1]
         if isinstance(found, Exception):
-            # Notes, and what Python itself notes: the text has it.
+            # Notes and attributes of exceptions. The traceback text contains them.
             return
         part = self.part()
         if type(state) is tuple:
@@ -216,7 +217,7 @@ class Machine:
         self.stack.append(frozenset(into))
 
     def add_to(self, into: set[Any], items: list[Any]) -> None:
-        """Puts items into a set."""
+        """Adds items to a set."""
         for item in items:
             self.check_key(item)
             into.add(item)
@@ -250,8 +251,8 @@ def _push(value: Any) -> Callable[[Machine], None]:
     return lambda machine: machine.stack.append(value)
 
 
-#: By pickle's own opcodes; see ``pickletools`` for what each does. Left out are those of older protocols, persistent
-#: ids, the extension registry, and numbered places in the memo, of which a large one takes as much memory.
+#: Operations by opcode; see ``pickletools``. Left out are opcodes of older protocols, persistent ids, the extension
+#: registry, and numbered memo entries, where a large number would allocate as much memory.
 _OPERATIONS: dict[int, Callable[[Machine], Any]] = {
     code[0]: operation
     for code, operation in {
@@ -304,21 +305,21 @@ _OPERATIONS: dict[int, Callable[[Machine], Any]] = {
 
 
 def loads(data: Any, /, *, buffers: Iterable[Any] = ()) -> Any:
-    """The value of a pickle that a stranger made.
+    """Returns the value of a pickle from an untrusted tenant.
 
     Args:
         data: the pickle, of protocol 4 or 5.
-        buffers: those that travel beside it.
+        buffers: its out-of-band buffers.
 
     Raises:
-        Refused: if it is anything but data, or no pickle.
+        Refused: if it contains more than data, or is not a valid pickle.
     """
-    # A copy, which an exception may keep alive for longer than the caller keeps the pickle.
+    # A copy, because an exception may keep it alive for longer than the caller keeps the pickle.
     machine = Machine(memoryview(bytes(data)), buffers)
     try:
         return machine.read()
     except Refused:
         raise
     except Exception as error:
-        # Whatever a constructor says of arguments that no pickler wrote.
+        # A constructor refused arguments that no pickler writes.
         raise Refused(f"it is broken: {type(error).__name__}: {error}") from None

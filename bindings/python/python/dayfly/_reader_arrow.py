@@ -1,4 +1,4 @@
-"""Tables and arrays of Arrow, for `_reader`: made of their buffers by functions that check, and validated in full."""
+"""Arrow's tables and arrays for `_reader`: built from their buffers by checking functions, and fully validated."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from dayfly._reader_parts import Name, Refused, expect, limits
 
-#: More values than any array has; Arrow's own sums of such numbers do not overflow.
+#: Maximum length of an array. Sums of a few such numbers do not overflow in Arrow.
 MAX_LENGTH = 1 << 40
 
 
 def _array(about: Any) -> Any:
-    # Children that are shared are as many as the powers of two, in few bytes.
+    # Shared children can be exponentially many in few bytes, so check the time limit.
     limits.look()
     expect(type(about) is tuple and len(about) == 7)
     kind, length, nulls, offset, buffers, children, dictionary = about
@@ -24,18 +24,18 @@ def _array(about: Any) -> Any:
     if pa.types.is_dictionary(kind):
         expect(dictionary is not None and not children)
         indices = _array((kind.index_type, length, nulls, offset, buffers, [], None))
-        # It checks that each index has its value.
+        # This checks that every index has a value.
         return pa.DictionaryArray.from_arrays(indices, _array(dictionary), ordered=kind.ordered)
     expect(dictionary is None)
     parts = [_array(child) for child in children]
-    # Arrow ends the process where a child is shorter than its parent says.
+    # Arrow aborts the process if a child is shorter than its parent requires.
     if pa.types.is_struct(kind):
         expect(all(len(part) >= offset + length for part in parts))
     if pa.types.is_fixed_size_list(kind):
         expect(all(len(part) >= (offset + length) * kind.list_size for part in parts))
-    # It checks how many buffers and children there are.
+    # This checks the numbers of buffers and children.
     array = pa.Array.from_buffers(kind, length, buffers, nulls, offset, parts)
-    # Of what is inside, too: offsets within bounds, texts in UTF-8.
+    # Also checks the contents: offsets within bounds, strings in UTF-8.
     array.validate(full=True)
     return array
 
@@ -64,7 +64,7 @@ def _scalar(value: Any, kind: Any) -> Any:
     return pa.scalar(value, kind)
 
 
-#: Those that make types and schemas of texts, numbers, and each other.
+#: Functions that make types and schemas from strings, numbers and each other.
 _PLAIN = (
     *("binary", "decimal128", "decimal256", "dictionary", "duration", "field", "large_list", "list_", "map_", "schema"),
     *("struct", "time32", "time64", "timestamp", "type_for_alias"),
@@ -82,7 +82,7 @@ _NAMES: dict[str, Any] = {
 
 
 def named(full: str) -> Name:
-    """What a pickle means by this name."""
+    """Returns the object that a pickle refers to by this name."""
     made = _NAMES.get(full.removeprefix("pyarrow.lib."))
     if made is None or not full.startswith("pyarrow.lib."):
         raise Refused(f"it holds a `{full[:200]}`")

@@ -1,4 +1,4 @@
-"""NumPy's arrays, scalars and dtypes, for `_reader`: each is made anew of its parts, and no state is believed."""
+"""NumPy's arrays, scalars and dtypes for `_reader`: each is rebuilt from its parts, and no pickled state is trusted."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 from dayfly._reader_parts import Name, Part, Refused, expect
 
-#: Units of times.
+#: Units of dates and time differences.
 _UNITS = frozenset(["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"])
 _NATIVE = "<" if sys.byteorder == "little" else ">"
-#: The one flag of a record's dtype that nothing else tells.
+#: The flag of a record's dtype that no other part implies.
 ALIGNED = 0x80
-#: Dimensions of an array.
+#: Maximum dimensions of an array.
 MAX_DIMENSIONS = 64
 
 
 class Dtype(Part):
-    """A dtype, of which the state tells the rest."""
+    """A dtype. Its state completes it."""
 
     __slots__ = ("code",)
 
@@ -51,7 +51,7 @@ class Dtype(Part):
 def _structured(names: Any, fields: Any, size: Any, flags: Any) -> np.dtype[Any]:
     expect(type(names) is tuple and type(fields) is dict and len(names) == len(fields) and type(size) is int)
     places = [fields[name] for name in names]
-    # With a third part, a field has a title.
+    # A field with a title has three parts.
     expect(all(type(place) is tuple and len(place) == 2 and isinstance(place[0], np.dtype) for place in places))
     described: Any = {
         "names": [str(name) for name in names],
@@ -59,13 +59,13 @@ def _structured(names: Any, fields: Any, size: Any, flags: Any) -> np.dtype[Any]
         "offsets": [int(place[1]) for place in places],
         "itemsize": size,
     }
-    # Where it says that its fields are aligned, this is checked.
+    # NumPy checks the alignment of the fields if this is set.
     made: np.dtype[Any] = np.dtype(described, align=type(flags) is int and bool(flags & ALIGNED))
     return made
 
 
 def _unit(about: Any) -> str:
-    """Of `datetime64[ns]`, what stands in brackets."""
+    """Returns the unit in the brackets of a dtype such as `datetime64[ns]`; empty if there is none."""
     expect(type(about) is tuple and len(about) == 2 and type(about[1]) is tuple and len(about[1]) == 4)
     unit, count, divisor, _ = about[1]
     unit = unit.decode() if type(unit) is bytes else unit
@@ -90,7 +90,7 @@ def _dtype(code: Any, *_: Any) -> Dtype:
 
 
 class Array(Part):
-    """An array, of which the state tells all."""
+    """An array. Its state contains everything."""
 
     __slots__ = ()
 
@@ -99,7 +99,7 @@ class Array(Part):
         _, shape, dtype, is_fortran, data = state
         shape, order = _shape(shape), "F" if is_fortran else "C"
         if type(data) is not list:
-            # A copy, so that it can be written to.
+            # A copy, so that the array is writable.
             return _of_bytes(bytearray(_bytes(data)), dtype, shape, order)
         expect(isinstance(dtype, np.dtype) and dtype == np.dtype("O") and len(data) == math.prod(shape))
         array = np.empty(len(data), dtype="O")
@@ -122,7 +122,7 @@ def _of_bytes(data: Any, dtype: Any, shape: tuple[int, ...], order: str) -> Any:
     view = memoryview(data)
     expect(count * dtype.itemsize == view.nbytes)
     if view.nbytes == 0:
-        # As many empty items as it likes would take memory.
+        # The shape alone could otherwise allocate unlimited memory.
         expect(count == 0)
         return np.empty(shape, dtype)
     return np.frombuffer(data, dtype, count).reshape(shape, order=order)  # type: ignore[call-overload]
@@ -165,7 +165,7 @@ _NAMES: dict[str, Any] = {
 
 
 def named(full: str) -> Name:
-    """What a pickle means by this name."""
+    """Returns the object that a pickle refers to by this name."""
     made = _NAMES.get(full)
     if made is None:
         raise Refused(f"it holds a `{full[:200]}`")

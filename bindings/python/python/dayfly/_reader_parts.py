@@ -1,4 +1,4 @@
-"""What pickles of strangers may name, for `_reader`, and the constructors that make values of their parts."""
+"""The names that untrusted pickles may use, for `_reader`, and the constructors that build values from their parts."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from typing import Any, NoReturn
 from dayfly._text import shown
 from dayfly._worker import Failed
 
-#: Processor time that reading may take, in seconds, and more for each byte of the pickle. Data takes a tenth of that.
+#: Maximum processor time of a read: seconds, and seconds for each byte of the pickle. Data needs a tenth of that.
 #: Keys that are chosen to collide take quadratic time. Python hashes numbers and tuples in the same way in every
-#: process, so that no rule for single keys tells such keys from data. Parts that are used again and again take more.
+#: process, so no rule for single keys distinguishes them from data. Parts that are used repeatedly take more.
 MAX_TIME_S = 1.0
 MAX_TIME_S_PER_BYTE = 0.5e-6
-#: Bytes and items that may be copied, and more for each byte of the pickle: its parts may be used more than once.
+#: Maximum bytes and items to copy, and more for each byte of the pickle: its parts may be used more than once.
 MAX_COPIED = 64 << 20
 MAX_COPIED_PER_BYTE = 4
 _SIZED = (bytes, bytearray, str, list, tuple, dict, set, frozenset)
 
 
 class Refused(ValueError):  # noqa: N818 (it says what happened)
-    """The pickle holds more than data; the message says what."""
+    """The pickle contains more than data. The message names it."""
 
 
-#: Bits of a fraction's numbers, whose common divisor takes quadratic time.
+#: Maximum bits of a fraction's numbers. Computing their common divisor takes quadratic time.
 MAX_FRACTION_BITS = 100_000
 
 
 class Limits(threading.local):
-    """What reading one pickle may take, in the thread that reads it."""
+    """The limits for reading one pickle, for each thread."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -46,13 +46,13 @@ class Limits(threading.local):
         self.room = 0
 
     def begin(self, length: int) -> None:
-        """Another pickle, of so many bytes."""
+        """Resets the limits for a pickle of ``length`` bytes."""
         self.length = length
         self.until = time.thread_time() + MAX_TIME_S + MAX_TIME_S_PER_BYTE * length
         self.room = MAX_COPIED + MAX_COPIED_PER_BYTE * length
 
     def look(self) -> None:
-        """Refuses what has taken too long."""
+        """Refuses the pickle if its time limit has passed."""
         if time.thread_time() > self.until:
             raise Refused(
                 f"its {self.length} bytes take too long to read: many of its keys have the same hash, or many values "
@@ -60,7 +60,7 @@ class Limits(threading.local):
             )
 
     def copy(self, values: Iterable[Any]) -> None:
-        """Counts what a constructor may copy of its arguments."""
+        """Counts the bytes that a constructor may copy from its arguments, and refuses the pickle above the limit."""
         for value in values:
             if type(value) is memoryview:
                 self.room -= value.nbytes
@@ -70,34 +70,34 @@ class Limits(threading.local):
             raise Refused(f"its {self.length} bytes take too much memory: many of its values have the same parts")
 
 
-#: Those of this thread.
+#: The limits of this thread.
 limits = Limits()
 
 
 class Part:
-    """What is no value yet: a name, or an object without its state. It stands in nothing but arguments."""
+    """An incomplete value: a name, or an object without its state. It may be an argument, but not part of a value."""
 
     __slots__ = ("at",)
 
     def __init__(self) -> None:
-        #: Its place in the memo.
+        #: Index in the memo.
         self.at = -1
 
     def call(self, args: tuple[Any, ...]) -> Any:
-        """The result of REDUCE."""
+        """Returns the result of REDUCE."""
         raise Refused(f"it calls {self!r}")
 
     def new(self, args: tuple[Any, ...]) -> Any:
-        """The result of NEWOBJ."""
+        """Returns the result of NEWOBJ."""
         raise Refused(f"it makes an object of {self!r}")
 
     def build(self, state: Any) -> Any:
-        """The value with this state."""
+        """Returns the value with this state, the result of BUILD."""
         raise Refused(f"it sets the state of {self!r}")
 
 
 class Parts(Part):
-    """A tuple with parts in it: the arguments of a call."""
+    """A tuple that contains parts, as the arguments of a call."""
 
     __slots__ = ("items",)
 
@@ -110,7 +110,7 @@ class Parts(Part):
 
 
 class Name(Part):
-    """A function or class that a pickle names."""
+    """A function or class, by its name."""
 
     __slots__ = ("made", "name")
 
@@ -136,7 +136,7 @@ class Type(Name):
 
 
 class Identifier(Part):
-    """A `uuid.UUID`, without its number at first."""
+    """A `uuid.UUID` whose state is still missing."""
 
     __slots__ = ()
 
@@ -163,7 +163,7 @@ class Raised(Part):
 
     def call(self, args: tuple[Any, ...]) -> Any:
         expect(all(_is_plain(one) or (type(one) is tuple and all(map(_is_plain, one))) for one in args))
-        # A terminal obeys nothing of it.
+        # Escape control sequences for terminals.
         return self.kind(*[shown(one) if type(one) is str else one for one in args])
 
     def __repr__(self) -> str:
@@ -186,7 +186,7 @@ def text_of(value: Any) -> str:
 
 
 def _call(made: Callable[..., Any], *args: Any) -> Any:
-    # As pickles do, and type checkers do not know.
+    # A helper, because type checkers reject such calls.
     return made(*args)
 
 
@@ -219,7 +219,7 @@ def _timezone(offset: Any, *name: Any) -> datetime.timezone:
 
 
 def _getattr(of: Any, name: Any) -> Any:
-    # So a time zone is pickled, and nothing else here.
+    # Pickles of time zones use it. Nothing else may.
     expect(type(of) is Name and of.name == "zoneinfo.ZoneInfo" and name == "_unpickle")
     return Name("zoneinfo.ZoneInfo", _zone)
 
@@ -240,7 +240,7 @@ def _decimal(text: Any) -> decimal.Decimal:
 
 def _fraction(*parts: Any) -> fractions.Fraction:
     if len(parts) == 1:
-        # As a text with an exponent, it could have as many digits as it likes.
+        # With an exponent, a short string could give a number with unlimited digits.
         expect(re.fullmatch(r"-?[0-9]+(/[0-9]+)?", text_of(parts[0])) is not None)
         parts = tuple(map(int, parts[0].split("/")))
     expect(len(parts) <= 2 and all(type(part) is int and part.bit_length() < MAX_FRACTION_BITS for part in parts))
@@ -253,7 +253,7 @@ def _complex(real: Any, imaginary: Any) -> complex:
 
 
 def _whole(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    # Whatever else stood in a slice would be hashed with it.
+    # Other values in a slice would be hashed with it.
     expect(len(args) == 3 and all(one is None or type(one) is int for one in args))
     return args
 
@@ -289,7 +289,7 @@ def _failed(packed: Any) -> Failed:
     return failed
 
 
-#: What may be called, by its name in a pickle.
+#: Allowed callables, by their names in a pickle.
 NAMES: dict[str, Callable[..., Any]] = {
     "builtins.complex": _complex,
     "builtins.getattr": _getattr,
@@ -314,14 +314,14 @@ NAMES: dict[str, Callable[..., Any]] = {
         for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))
     },
 }
-#: Classes that make empty values, and are called by `collections.defaultdict`.
+#: Classes that make empty values, and may be the factory of a `collections.defaultdict`.
 _FACTORIES = (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
-#: Exceptions that read files when they are shown, or hold others.
+#: Exceptions that read files when they are printed, or contain other exceptions.
 _NOT_RAISED = (SyntaxError, BaseExceptionGroup)
 
 
 def named(module: str, name: str) -> Any:
-    """What a pickle means by this name."""
+    """Returns the object that a pickle refers to by this name."""
     full = f"{module}.{name}"
     if full == "builtins.Ellipsis":
         return ...

@@ -1,4 +1,4 @@
-"""Functions of Python as text, which any version of Python runs."""
+"""Python functions as source text, which any version of Python runs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dayfly._programs import JSON, Program
 if TYPE_CHECKING:
     from dayfly._environment import Environment
 
-#: Annotations name what stays here, and are for readers.
+#: Prefix of the source. Annotations refer to names that stay behind, so they must not be evaluated.
 BEFORE = "from __future__ import annotations\n\n\n"
-#: What an indented text stands below: without its indentation, what is in texts of several lines would be another.
+#: Prefix that makes an indented source valid. Removing the indentation would change multi-line strings.
 BELOW = "if True:\n"
 
 
 class Source(Program):
-    """A function as its text, called in JSON.
+    """A function as source text, called with JSON.
 
     Args:
-        fn: a function that was written with ``def``; of a decorated one, what is decorated.
+        fn: a function written with ``def``. Decorators are removed.
 
     Raises:
-        TypeError: where its text alone is not all of it.
+        TypeError: if the source text is not complete without its surroundings.
     """
 
     def __init__(self, fn: Any) -> None:
@@ -47,7 +47,7 @@ class Source(Program):
     def runtime(self, environment: Environment | None) -> dict[str, Any]:
         from dayfly._client import runtime
 
-        # For whatever version there is.
+        # Any version of Python can run it.
         return runtime(environment) | {"version": "", "cloudpickle": ""}
 
     @property
@@ -70,7 +70,7 @@ class Source(Program):
 
 
 def _text_of(fn: types.FunctionType) -> tuple[str, str]:
-    """Its name, and its text from ``def`` on."""
+    """Returns the function's name, and its source text from ``def`` on."""
     named = fn.__qualname__
     if fn.__name__ == "<lambda>":
         raise TypeError("a lambda cannot go as source: write it as a function, with def")
@@ -102,7 +102,7 @@ def _text_of(fn: types.FunctionType) -> tuple[str, str]:
 
 
 def _needed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """Names that the text of a function does not define."""
+    """Returns the names that the source of a function uses and does not define."""
     node.decorator_list = []
     bare = _Bare().visit(node)
     todo = [symtable.symtable(ast.unparse(bare), node.name, "exec")]
@@ -120,7 +120,7 @@ def _needed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes annotations away, which nothing depends on."""
+    """Removes annotations, which do not affect execution."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
@@ -144,7 +144,7 @@ def _listed(names: Any) -> str:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """A value as JSON has it."""
+    """Returns a value in the form of JSON. Raises `TypeError` if it has none."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value

@@ -1,4 +1,4 @@
-"""Stores that the ranks of a run share: what goes along with them, and what is left there."""
+"""Stores that the ranks of a run share: their settings and their cleanup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from dayfly._errors import Error
 
-#: What the environment says of S3 that is as true on another host.
+#: Environment variables for S3 that are valid on other hosts.
 SETTINGS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -27,12 +27,12 @@ SETTINGS = (
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
-    """Whether it names a store rather than a directory."""
+    """Returns whether a location is a store rather than a directory."""
     return "://" in os.fspath(place)
 
 
 def local(place: str | os.PathLike[str]) -> str:
-    """A path in full, ``file://`` or not; any other store as it is."""
+    """Returns the absolute path of a directory, given with or without ``file://``; any other store unchanged."""
     text = os.fspath(place)
     if text.startswith("file://"):
         text = text.removeprefix("file://")
@@ -42,14 +42,14 @@ def local(place: str | os.PathLike[str]) -> str:
 
 
 def settings(*places: str | os.PathLike[str] | None) -> dict[str, str]:
-    """What ranks need to reach these stores, from the environment of whoever starts them."""
+    """Returns the environment variables that ranks need for these stores, from this process's environment."""
     if not any(place is not None and os.fspath(place).startswith("s3://") for place in places):
         return {}
     return {name: os.environ[name] for name in SETTINGS if name in os.environ}
 
 
 def channel(store: str | None, channel: str) -> dict[str, str]:
-    """What an invitation to a group says of its store."""
+    """Returns the part of a group's invitation that configures its store."""
     if channel not in ("direct", "stored"):
         raise ValueError(f"channel={channel!r}: 'direct' or 'stored'")
     if store is None:
@@ -61,21 +61,21 @@ def channel(store: str | None, channel: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def cleared(group: Mapping[str, Any]) -> Iterator[None]:
-    """Deletes in the end what ranks left in the store of their group because they were killed."""
+    """On exit, deletes objects that killed ranks left in the store of their group."""
     try:
         yield
     finally:
         if "store" in group:
             from dayfly._native import clear_store
 
-            # What a store that is gone has kept is not the run's failure.
+            # An unreachable store is not a failure of the run.
             with contextlib.suppress(Error):
                 clear_store(group["store"], group["name"])
 
 
 @contextlib.contextmanager
 def environment(more: Mapping[str, str]) -> Iterator[None]:
-    """Variables for a while."""
+    """Sets environment variables, and restores them on exit."""
     before = {name: os.environ.get(name) for name in more}
     os.environ.update(more)
     try:

@@ -1,8 +1,8 @@
-"""Foreign text, made safe to show on a terminal."""
+"""Escapes foreign text for terminals."""
 
 from __future__ import annotations
 
-#: What a terminal obeys or shows out of order, but for line feeds and tabs; the same as in ``protocol::text``.
+#: Characters that a terminal interprets or reorders, except line feeds and tabs; the same as in ``protocol::text``.
 _UNSAFE = {
     code: f"\\u{{{code:x}}}"
     for code in (
@@ -13,12 +13,12 @@ _UNSAFE = {
         *range(0x2066, 0x206A),
     )
 }
-#: It would let a line be overwritten.
+# A carriage return would let a line be overwritten.
 _UNSAFE[ord("\r")] = "\n"
 
 
 def shown(text: str) -> str:
-    r"""The text with control characters and bidirectional overrides written out.
+    r"""Returns the text with control characters and bidirectional overrides escaped.
 
     >>> shown("red: \x1b[31m")
     'red: \\u{1b}[31m'

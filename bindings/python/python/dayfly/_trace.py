@@ -1,4 +1,4 @@
-"""The trace that a request belongs to, in programs that keep traces with OpenTelemetry."""
+"""Trace context of requests, for programs with OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def traceparent() -> str | None:
-    """The W3C ``traceparent`` of the present span; none outside one, and in programs without OpenTelemetry."""
+    """Returns the W3C ``traceparent`` of the current span; None outside a span or without OpenTelemetry."""
     if "opentelemetry" not in sys.modules:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

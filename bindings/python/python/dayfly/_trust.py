@@ -1,4 +1,4 @@
-"""Whose results are unpickled, and how those of everybody else are read."""
+"""Trust: the tenants whose results are unpickled. Results of all others are read as data."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dayfly._text import shown
 if TYPE_CHECKING:
     from dayfly._native import Foreign
 
-#: Tenants that are trusted: all, or those of these names.
+#: Trusted tenants: True for all, or their names.
 Trust = Literal[True] | frozenset[str]
-#: As it may be given: ``True`` for everybody, or names of tenants.
+#: Accepted forms of trust: True for all tenants, or names of tenants.
 TrustLike = bool | str | Iterable[str] | None
 NOBODY: frozenset[str] = frozenset()
 
 
 def trust_of(given: TrustLike) -> Trust:
-    """Those that are meant.
+    """Returns the trusted tenants.
 
     >>> sorted(trust_of(["ann", "bob"])), trust_of(True), trust_of(None)
     (['ann', 'bob'], True, frozenset())
@@ -33,20 +33,20 @@ def trust_of(given: TrustLike) -> Trust:
 
 
 def joined(one: Trust, other: Trust) -> Trust:
-    """Those of both."""
+    """Returns the union of two sets of trusted tenants."""
     return True if one is True or other is True else one | other
 
 
 def distrusted(owners: Iterable[str], trust: Trust) -> list[str]:
-    """Those of these tenants that are not trusted."""
+    """Returns those of the tenants that are not trusted."""
     return [] if trust is True else [owner for owner in owners if owner not in trust]
 
 
 def opened(foreign: Foreign, trust: Trust) -> Any:
-    """What other tenants may have made: unpickled where they are trusted, and else read as data.
+    """Returns a value that may come from other tenants: unpickled if they are trusted, else read as data.
 
     Raises:
-        dayfly.Untrusted: it holds more than data.
+        dayfly.Untrusted: if it contains more than data and its tenants are not trusted.
     """
     if not distrusted(foreign.owners, trust):
         return foreign.open(True)
@@ -59,7 +59,7 @@ def opened(foreign: Foreign, trust: Trust) -> Any:
 
 
 def untrusted(refused: BaseException, owners: list[str]) -> BaseException:
-    """What to raise where a result was not read."""
+    """Returns the exception to raise if a result was not read."""
     from dayfly._reader import Refused
 
     if not isinstance(refused, Refused):
@@ -80,7 +80,7 @@ def untrusted(refused: BaseException, owners: list[str]) -> BaseException:
 
 
 def unpack_exception(packed: bytes) -> BaseException:
-    """The exception that a function raised that nobody trusts: one of Python's own, of plain values, else its text."""
+    """Returns the exception of an untrusted function: a built-in one with plain arguments, else a `RemoteError`."""
     from dayfly._reader import Refused, loads
 
     try:

@@ -1,11 +1,11 @@
-"""What an endpoint starts to have blocks of nodes: from a batch system by Parsl's providers, or from a cloud.
+"""Providers of blocks of nodes for endpoints: batch systems, through Parsl's providers, and clouds.
 
-Runs as ``python -m dayfly._providers``. Each line of its standard input is a request in JSON, each line of its standard
-output the answer to one; it ends with its input. The first request says where nodes come from:
+Runs as ``python -m dayfly._providers``. Each line of standard input is a request in JSON, and each line of standard
+output is the response to one request. It ends with its input. The first request names the provider:
 
     {"kind": "slurm", "options": {"partition": "idle"}, "directory": "/scratch/blocks"}
     {"ready": "slurm", "libraries": "parsl 2026.10.26"}
 
-Then ``submit``, ``status`` and ``cancel``, see `provider.Provider`. What cannot be done is answered by ``failed``, and
-a job that is not wanted by ``refused``, in the words of whoever does not want it.
+``submit``, ``status`` and ``cancel`` follow, see `provider.Provider`. The response ``failed`` reports an error, and
+``refused`` a job that the provider does not accept, with the provider's reason.
 """

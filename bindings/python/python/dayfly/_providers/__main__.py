@@ -1,4 +1,4 @@
-"""Answers requests, a line each."""
+"""Responds to requests, one in each line."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ KINDS: dict[str, type[Provider]] = {
 
 
 def begin(request: dict[str, Any]) -> tuple[Provider, dict[str, Any]]:
-    """The provider of the first request, and its answer."""
+    """Returns the provider of the first request, and the response."""
     kind, options, directory = request.get("kind"), request.get("options", {}), request.get("directory")
     if not isinstance(kind, str) or kind not in KINDS:
         raise ProviderError(f"unknown kind {kind!r}; there are {', '.join(KINDS)}")
     if not isinstance(options, dict):
         raise ProviderError("options is not an object")
-    # It becomes part of scripts and commands that are Parsl's.
+    # Parsl inserts the directory into scripts and commands.
     if not isinstance(directory, str) or not re.fullmatch(r"/[\w./+@%-]*", directory):
         raise ProviderError(f"directory {directory!r} is not an absolute path of letters, digits and ./+@%-_")
     versions = KINDS[kind].versions()
     os.makedirs(directory, exist_ok=True)
-    # Where jobs start, too, as most batch systems have it.
+    # Most batch systems start jobs in the directory of the submission.
     os.chdir(directory)
     provider = KINDS[kind](options, directory)
     trouble = {"trouble": provider.trouble} if provider.trouble else {}
@@ -50,7 +50,7 @@ def begin(request: dict[str, Any]) -> tuple[Provider, dict[str, Any]]:
 
 
 def answer(provider: Provider, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to any request but the first."""
+    """Returns the response to any request but the first."""
     match request:
         case {"submit": {"name": str(name), "command": str(command), "nodes": int(nodes), "walltime_s": seconds}}:
             if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or "\0" in command:
@@ -69,21 +69,21 @@ def answer(provider: Provider, request: dict[str, Any]) -> dict[str, Any]:
 
 def _named(jobs: list[Any]) -> list[str]:
     for job in jobs:
-        # They become part of commands.
+        # The ids become part of commands.
         if not isinstance(job, str) or not re.fullmatch(r"\w[\w.@-]*", job):
             raise ProviderError(f"{job!r} is not the id of a job")
     return jobs
 
 
 def main() -> None:
-    """Answers until there are no more requests."""
-    # The protocol has descriptors of its own: neither Parsl nor the commands that it starts can read or write there.
+    """Responds to requests until the input ends."""
+    # Give the protocol its own descriptors, which Parsl and the commands that it starts cannot use.
     requests = os.fdopen(os.dup(0), encoding="utf-8", errors="replace")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    # Whoever interrupts the endpoint in a terminal leaves it to the endpoint how this ends.
+    # On Ctrl-C in a terminal, the endpoint decides how this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     provider: Provider | None = None
     for line in requests:
@@ -104,7 +104,7 @@ def main() -> None:
         try:
             print(json.dumps(said), file=answers, flush=True)
         except BrokenPipeError:
-            # Nobody is there any more; what is buffered is not for anyone.
+            # The endpoint is gone. Discard the buffered responses.
             os._exit(1)
 
 

@@ -1,6 +1,6 @@
-"""Amazon's EC2, where a block is an instance; jobs are known by their instances.
+"""Amazon EC2. A block is an instance, and the id of a job is the id of its instance.
 
-Not by Parsl's provider, which makes networks of its own, forgets errors, and has to be asked by the process that
+Parsl's provider is not used: it creates its own networks, discards errors, and can only be asked by the process that
 submitted.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from .instances import LOOKED_FOR, Cloud
 from .provider import ENDED, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
 
-#: Options, and what they are.
+#: Options and their types.
 OPTIONS: dict[str, type] = {
     "image": str,
     "instance_type": str,
@@ -30,17 +30,17 @@ OPTIONS: dict[str, type] = {
     "tags": dict,
     "worker_init": str,
 }
-#: The tag by which an instance is known before its id is.
+#: Tag that identifies an instance before its id is known.
 REQUEST = "dayfly:request"
 STATES = {"pending": PENDING, "running": RUNNING}
-#: Answers that mean that it may be otherwise in a moment.
+#: Error codes of transient failures.
 BUSY = frozenset(
     ("RequestLimitExceeded", "Throttling", "ThrottlingException", "InternalError", "InternalFailure", "Unavailable")
 ) | {"ServiceUnavailable"}
 
 
 class Aws(Cloud):
-    """Amazon's EC2, by its API."""
+    """Amazon EC2, by its API."""
 
     libraries = ("boto3",)
     takes = OPTIONS
@@ -53,7 +53,7 @@ class Aws(Cloud):
         config: Any = importlib.import_module("botocore.config")
         try:
             session = boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
-            # All that one request may ask, within the time that the endpoint waits for its answer.
+            # All calls of one request must fit into the time that the endpoint waits for the response.
             self._ec2 = session.client(
                 "ec2",
                 endpoint_url=options.get("endpoint_url"),
@@ -63,7 +63,7 @@ class Aws(Cloud):
             )
         except (self._errors.BotoCoreError, ValueError) as error:
             raise ProviderError(f"EC2 cannot be asked: {error}"[:WORDS]) from None
-        # Those that are there are asked about all the same.
+        # On trouble, existing instances can still be queried.
         self.trouble = self._tried()
 
     def _check(self) -> None:
@@ -73,7 +73,7 @@ class Aws(Cloud):
                 raise ProviderError(f"option {name} is needed, or a launch_template that has it")
 
     def _tried(self) -> str:
-        """Why such instances may not be had: EC2 looks at a request without doing what it asks for."""
+        """Returns why such instances are refused, or an empty string. Uses EC2's dry run."""
         try:
             self._ec2.run_instances(**self._request("dayfly", self._script("true", 60)), DryRun=True)
         except self._errors.ClientError as error:
@@ -88,7 +88,7 @@ class Aws(Cloud):
         return ""
 
     def _request(self, name: str, script: str) -> dict[str, Any]:
-        """An instance that ends when it is shut down, and is asked for once however often it is submitted."""
+        """Returns a request for an instance that terminates on shutdown. Idempotent, by a client token."""
         options = self._options
         token = hashlib.sha256(f"{name}\n{script}".encode()).hexdigest()
         tags = {"Name": name, **options.get("tags", {}), REQUEST: token}
@@ -98,7 +98,7 @@ class Aws(Cloud):
             "UserData": script,
             "ClientToken": token,
             "InstanceInitiatedShutdownBehavior": "terminate",
-            # The script has a token in it: not for programs that can be talked into asking for a URL.
+            # The script contains a token. IMDSv2 protects it from programs that can be made to fetch a URL.
             "MetadataOptions": {"HttpTokens": "required"},
             "TagSpecifications": [
                 {"ResourceType": "instance", "Tags": [{"Key": key, "Value": str(tags[key])} for key in tags]}
@@ -139,12 +139,12 @@ class Aws(Cloud):
             words = str(error)[:WORDS]
         else:
             return str(instance["InstanceId"])
-        # It may have begun all the same.
+        # The instance may have started despite the failure.
         self._lost[request["ClientToken"]] = time.monotonic()
         raise ProviderError(words)
 
     def _described(self, by: str, values: list[str]) -> list[dict[str, Any]]:
-        """What is known of instances. By filters: what is asked for by name and not known fails for all."""
+        """Returns the descriptions of instances, by filters: a query by id fails for all if one is unknown."""
         found = []
         try:
             for at in range(0, len(values), 200):
@@ -167,7 +167,7 @@ class Aws(Cloud):
         return found
 
     def _end_lost(self) -> None:
-        """Ends instances that were asked for when nobody answered any more: the endpoint does not know of them."""
+        """Terminates instances whose request failed without a response. The endpoint does not know them."""
         if not self._lost:
             return
         found = self._described(f"tag:{REQUEST}", list(self._lost))
@@ -186,7 +186,7 @@ class Aws(Cloud):
         except self._errors.ClientError as error:
             if not error.response["Error"]["Code"].startswith("InvalidInstanceID"):
                 raise ProviderError(_said(error)) from None
-            # One that is not known fails for all; it has ended long ago, or is too new to be known everywhere.
+            # An unknown instance fails the call for all. It ended long ago, or is too new to be known everywhere.
             if len(jobs) > 1:
                 for job in jobs:
                     self.cancel([job])
@@ -201,6 +201,6 @@ def _is_busy(error: Any) -> bool:
 
 
 def _said(error: Any) -> str:
-    """What EC2 says, with what it calls it."""
+    """Returns EC2's error message with its code."""
     about = error.response["Error"]
     return f"{about.get('Message', '')} ({about.get('Code', 'no code')})"[:WORDS]

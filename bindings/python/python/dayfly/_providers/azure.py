@@ -1,8 +1,8 @@
-"""Microsoft's Azure, where a block is a virtual machine.
+"""Microsoft Azure. A block is a virtual machine.
 
-One that shuts down there costs what it did before, until it is deleted. So when its script is over it does more than to
-shut down: it has itself deleted before that, as whom ``identity`` says; its network interface and its disk go with it.
-Where that says ``none``, or names who may not do so, it costs until the endpoint sees that it stands still.
+A machine that is shut down costs the same until it is deleted. So the script also has the machine deleted at the end,
+with the rights of ``identity``; its network interface and disk are deleted with it. If ``identity`` is ``none`` or
+lacks the right, the machine costs until the endpoint detects that it is stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .instances import Named, away
 from .provider import ENDED, GONE, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
 from .rest import Answer, Rest
 
-#: Options, and what they are.
+#: Options and their types.
 OPTIONS: dict[str, type] = {
     "subscription": str,
     "resource_group": str,
@@ -33,15 +33,15 @@ OPTIONS: dict[str, type] = {
     "worker_init": str,
 }
 ENDPOINT = "https://management.azure.com"
-#: Versions of its API: for machines, for networks, and for the network interfaces that come with machines.
+#: Versions of the API for machines, for networks, and for the network interfaces that machines create.
 COMPUTE, NETWORK, INTERFACES = "2024-07-01", "2023-09-01", "2020-11-01"
-#: Where a machine has a token of its identity, for what it names.
+#: Address where a machine gets a token of its identity, for the resource named at the end.
 TOKEN = "http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01&resource="
-#: The tag by which the machines of an endpoint are known.
+#: Tag that marks the machines of an endpoint.
 OWNER = "dayfly"
-#: Who may log in, with the key.
+#: User name for logins with the SSH key.
 PERSON = "dayfly"
-#: What a machine is called by that is not there, or whose resource group is not.
+#: Error codes of a machine or resource group that does not exist.
 ABSENT = ("ResourceNotFound", "ResourceGroupNotFound", "NotFound")
 POWER = {
     "starting": PENDING,
@@ -54,7 +54,7 @@ POWER = {
 
 
 class Azure(Named):
-    """Microsoft's Azure, by its API."""
+    """Microsoft Azure, by its API."""
 
     libraries = ("azure.identity", "requests")
     takes = OPTIONS
@@ -76,7 +76,7 @@ class Azure(Named):
         network, _, subnet = options["subnet"].partition("/")
         self._subnet = self._own("Microsoft.Network", f"virtualNetworks/{network}/subnets/{subnet}", options["subnet"])
         self._key = options.get("ssh_public_key") or _nobodys_key()
-        # Those that are there are asked about all the same.
+        # On trouble, existing machines can still be queried.
         self.trouble = self._tried()
 
     def _check(self) -> None:
@@ -88,11 +88,11 @@ class Azure(Named):
             )
 
     def _own(self, of: str, path: str, given: str) -> str:
-        """The id of what is in the resource group, or what was given as an id."""
+        """Returns the id of a resource in the resource group, or the given id."""
         return given if given.startswith("/") else f"{self._group}/providers/{of}/{path}"
 
     def _tried(self) -> str:
-        """Why such machines may not be had, as far as that can be told without one; ends what an earlier life left."""
+        """Returns why such machines are refused, if known, and deletes machines of an earlier process."""
         try:
             self._script("true", 60)
             answer = self._rest.ask("GET", self._subnet.lstrip("/"), {"api-version": NETWORK})
@@ -102,7 +102,7 @@ class Azure(Named):
             while page:
                 said = self._rest.must("GET", page, query)
                 left += [one["name"] for one in said["value"] if one.get("tags", {}).get(OWNER) == self._owner]
-                # An address with all that was asked.
+                # The address contains the whole query.
                 page, query = said.get("nextLink", "").removeprefix(f"{self._endpoint}/"), {}
             self._ask(left)
         except (ProviderError, RefusedError) as error:
@@ -141,7 +141,7 @@ class Azure(Named):
             "osProfile": {
                 "computerName": job,
                 "adminUsername": PERSON,
-                # Not `userData`: whatever runs there could ask for that.
+                # Not `userData`, which every process on the machine can read.
                 "customData": base64.b64encode(script.encode()).decode(),
                 "linuxConfiguration": {"disablePasswordAuthentication": True, "ssh": {"publicKeys": [key]}},
             },
@@ -167,7 +167,7 @@ class Azure(Named):
         return f"{self._machines}/{job}".lstrip("/")
 
     def _is_there(self, answer: Answer) -> bool:
-        # To make what is there changes nothing.
+        # Creating an existing machine again has no effect.
         return False
 
     def _look(self, jobs: list[str]) -> dict[str, Job]:
@@ -189,7 +189,7 @@ class Azure(Named):
 
 
 def _how(machine: dict[str, Any]) -> Job:
-    """How a machine is. One that runs may have failed in the eyes of Azure, which waits for what some images lack."""
+    """Returns the state of a machine. A running one may count as failed, because Azure waits for an agent on it."""
     found = {"power": ("", ""), "provisioning": ("", "")}
     for status in machine.get("instanceView", {}).get("statuses", []):
         what, _, state = status["code"].partition("/")
@@ -205,7 +205,7 @@ def _how(machine: dict[str, Any]) -> Job:
 
 
 def _image(image: str) -> dict[str, str]:
-    """An image by its id, by its id in a gallery of others, or as publisher:offer:sku:version."""
+    """Returns the reference to an image, by its id, its id in a gallery, or as publisher:offer:sku:version."""
     if image.startswith("/CommunityGalleries/"):
         return {"communityGalleryImageId": image}
     if image.startswith("/SharedGalleries/"):
@@ -217,7 +217,7 @@ def _image(image: str) -> dict[str, str]:
 
 
 def _nobodys_key() -> str:
-    """A public key, which machines must have, of a private one that nobody keeps."""
+    """Returns a public key whose private key is discarded. Azure requires one."""
     rsa: Any = importlib.import_module("cryptography.hazmat.primitives.asymmetric.rsa")
     forms: Any = importlib.import_module("cryptography.hazmat.primitives.serialization")
     public = rsa.generate_private_key(public_exponent=65537, key_size=2048).public_key()

@@ -1,7 +1,7 @@
-"""Batch systems, by Parsl's providers.
+"""Batch systems, through Parsl's providers.
 
-Parsl knows how to write and submit jobs. How jobs are is asked here, because Parsl keeps its last word on all of them
-when the batch system cannot be asked, takes some for ended that are not, and tells no reasons.
+Parsl writes and submits the jobs. This module queries their states itself, because Parsl repeats its last states if the
+batch system does not respond, takes some running jobs for ended, and reports no reasons.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, ClassVar
 
 from .provider import ENDED, LIMIT, WORDS, Provider, ProviderError, RefusedError
 
-#: How commands say that nobody answered them, in contrast to a refusal.
+#: Output of commands that could not reach the batch system, as opposed to a refusal.
 UNREACHABLE = re.compile(
     r"unable to contact|timed out|connection refused|connect failure|cannot connect|can't connect|not responding|"
     r"no route to host|zero bytes were transmitted|failed to (connect|fetch)|unable to (connect|send message)|"
     r"LSF is down",
     re.IGNORECASE,
 )
-#: Options of Parsl's providers that are not for users, and what is instead.
+#: Options of Parsl's providers that users cannot set, and what to set instead.
 GOVERNED = {
     "nodes_per_block": "it is `nodes` of [blocks]",
     "walltime": "it is `walltime` of [blocks]",
@@ -38,9 +38,9 @@ GOVERNED = {
     "parallelism": "as many blocks as the waiting work needs, between `min` and `max` of [blocks], are asked for",
     "launcher": "a block's command is started once on each of the `nodes` of [blocks]",
 }
-#: Where a process finds its number, by what started it.
+#: Variables with the number of a process, by the launcher.
 RANKS = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "ALPS_APP_PE", "JSM_NAMESPACE_RANK")
-#: One process on each node, for all kinds of mpiexec that there are: they differ in options, but these all can have.
+#: Variables that make each kind of mpiexec start one process for each node. Their options differ.
 ONE_EACH = {
     "OMPI_MCA_rmaps_base_mapping_policy": "ppr:1:node",
     "PRTE_MCA_rmaps_default_mapping_policy": "ppr:1:node",
@@ -52,7 +52,7 @@ ONE_EACH = {
 
 @dataclass(frozen=True)
 class Done:
-    """A command of the batch system that has ended, or was ended."""
+    """A command of the batch system that has ended or was killed."""
 
     code: int
     out: str
@@ -61,17 +61,17 @@ class Done:
 
     @property
     def words(self) -> str:
-        """What it has to say."""
+        """The output to report to the user."""
         return (self.err.strip() or self.out.strip() or f"ended with {self.code}")[:WORDS]
 
     @property
     def unreachable(self) -> bool:
-        """Whether it did not reach the batch system."""
+        """Whether the command failed to reach the batch system."""
         return self.late or (self.code != 0 and UNREACHABLE.search(self.words) is not None)
 
 
 def execute(command: str, limit: float) -> Done:
-    """Runs a shell command to its end, or to its end at the limit."""
+    """Runs a shell command, and kills it after ``limit`` seconds."""
     process = subprocess.Popen(
         command,
         shell=True,
@@ -85,7 +85,7 @@ def execute(command: str, limit: float) -> Done:
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        # With all that the shell started, or its pipes stay open.
+        # Kill the whole process group: children of the shell would keep the pipes open.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return Done(124, "", f"{command.split(None, 1)[0]} did not end within {limit:g} s", late=True)
@@ -93,24 +93,24 @@ def execute(command: str, limit: float) -> Done:
 
 
 class Batch(Provider):
-    """A batch system."""
+    """Any batch system."""
 
     libraries: ClassVar[tuple[str, ...]] = ("parsl",)
 
-    #: Of Parsl's provider.
+    #: Name of the module and the class of Parsl's provider.
     module: ClassVar[str]
     provider: ClassVar[str]
-    #: Those that have to be there.
+    #: Required commands.
     commands: ClassVar[tuple[str, ...]] = ()
-    #: Options of Parsl's that have another default here.
+    #: Defaults that differ from Parsl's.
     defaults: ClassVar[dict[str, Any]] = {"cmd_timeout": LIMIT}
     governed: ClassVar[dict[str, str]] = GOVERNED
-    #: What comes before the user's own ``scheduler_options``, so that those have the last word. A block that is over is
-    #: over: the endpoint asks for another if it wants one.
+    #: Directives before the user's ``scheduler_options``, which take precedence. A block must not be requeued: the
+    #: endpoint submits another one if it needs one.
     directives: ClassVar[str] = ""
-    #: How a command says that it does not know a job, or not any more.
+    #: Output of commands about a job that is unknown, or no longer known.
     unknown: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
-    #: Whether walltimes are in whole minutes.
+    #: Whether walltimes are whole minutes.
     minutes: ClassVar[bool] = False
 
     def __init__(self, options: dict[str, Any], directory: str) -> None:
@@ -120,7 +120,7 @@ class Batch(Provider):
         self._last_command = ""
         self._made: tuple[tuple[int, float], Any] | None = None
         self._check()
-        # By Parsl alone, a command that takes too long goes on for ever, and its words are lost.
+        # Parsl itself never kills a command that takes too long, and loses its output.
         cluster: Any = importlib.import_module("parsl.providers.cluster_provider")
         cluster.execute_wait = self._execute_wait
         self._base = self._provider(1, 3600)
@@ -140,14 +140,14 @@ class Batch(Provider):
             if parameters[name].default is inspect.Parameter.empty and name not in self._options:
                 raise ProviderError(f"option {name} is needed")
 
-    # What is different from one to another
+    # Differences between the systems
 
     def _launcher(self, nodes: int) -> tuple[str, dict[str, Any]]:
-        """Which of Parsl's starts the command on each node, and its arguments."""
+        """Returns the name and arguments of the Parsl launcher that starts the command on each node."""
         return ("SimpleLauncher", {}) if nodes == 1 else ("MpiExecLauncher", {})
 
     def _rank(self, nodes: int) -> str:
-        """The number of a process, as the shell finds it."""
+        """Returns the shell expression for the number of a process."""
         if nodes == 1:
             return "0"
         found = "0"
@@ -156,7 +156,7 @@ class Batch(Provider):
         return found
 
     def _arguments(self, nodes: int, walltime: float) -> dict[str, Any]:
-        """What the provider's constructor is given."""
+        """Returns the arguments of the provider's constructor."""
         given: dict[str, Any] = {**self.defaults, **self._options}
         name, about = self._launcher(nodes)
         launcher = getattr(importlib.import_module("parsl.launchers"), name)(**about)
@@ -168,7 +168,7 @@ class Batch(Provider):
         options = [self._directives(seconds), given.get("scheduler_options", "")]
         given["scheduler_options"] = "\n".join(part for part in options if part)
         if nodes > 1 and name.startswith("Mpi"):
-            # Where it may leave its list of hosts.
+            # The launcher may write its list of hosts there.
             first = [f"cd {shlex.quote(self._directory)}", *(f"export {k}={v}" for k, v in ONE_EACH.items())]
             given["worker_init"] = "\n".join([*first, given.get("worker_init", "")])
         return given
@@ -178,14 +178,14 @@ class Batch(Provider):
         return self.directives
 
     def _wrapped(self, command: str, nodes: int) -> str:
-        """The command as a process that is the batch system's own child, with its rank."""
+        """Returns the command as a direct child of the batch system, with its rank in the environment."""
         text = f"DAYFLY_RANK={self._rank(nodes)}; export DAYFLY_RANK; exec /bin/sh -c {shlex.quote(command)}"
         if self._launcher(nodes)[0] != "SimpleLauncher":
-            # All others write it to a file by a here-document, in which the wrong shell would look at it.
+            # The other launchers write the command to a file by a here-document, in which the shell expands it.
             text = re.sub(r"([\\$`])", r"\\\1", text)
         return text
 
-    # What is the same for all
+    # Common code
 
     def _execute(self, command: str) -> Done:
         self._last = execute(command, float(self._options.get("cmd_timeout", LIMIT)))
@@ -197,7 +197,7 @@ class Batch(Provider):
         return self._last.code, self._last.out, self._last.err
 
     def _provider(self, nodes: int, walltime: float) -> Any:
-        # Some ask their batch system when they are made, so there is not one for each block.
+        # Created on first use and kept: some providers query their batch system on creation.
         if self._made is None or self._made[0] != (nodes, walltime):
             provider = self._class(**self._arguments(nodes, walltime))
             provider.script_dir = self._directory
@@ -210,7 +210,7 @@ class Batch(Provider):
         try:
             job = provider.submit(self._wrapped(command, nodes), 1, name)
         except Exception:
-            # Parsl's exceptions differ, and all of them say less than the command did.
+            # The output of the command is more informative than any of Parsl's exceptions.
             self._check_last()
             raise
         if not job:
@@ -223,22 +223,22 @@ class Batch(Provider):
             raise (ProviderError if self._last.unreachable else RefusedError)(self._last.words)
 
     def cancel(self, jobs: list[str]) -> None:
-        """Ends jobs, whoever submitted them; those that have ended are none less cancelled."""
+        """Cancels jobs, also those of an earlier process. Ended jobs count as cancelled."""
         if not jobs or self._cancel(jobs):
             return
-        # One that is unknown lets some commands fail for all.
+        # Some commands fail for all jobs if one is unknown.
         if self._last is not None and self._last.unreachable:
             raise ProviderError(self._last.words)
         for job, how in self.jobs(jobs).items():
             if how.state != ENDED and not self._cancel([job]):
                 words = self._last.words if self._last else ""
-                # It may have ended meanwhile.
+                # The job may have ended meanwhile.
                 if self.jobs([job])[job].state != ENDED:
                     raise ProviderError(words)
 
     def _cancel(self, jobs: list[str]) -> bool:
         states: Any = importlib.import_module("parsl.jobs.states")
-        # Parsl cancels what it submitted itself, so it is made to believe that.
+        # Parsl cancels only jobs that it has in its own records.
         for job in jobs:
             status = states.JobStatus(states.JobState.RUNNING)
             self._base.resources[job] = {"job_id": job, "status": status, "job_stdout_path": "", "job_stderr_path": ""}
@@ -248,14 +248,14 @@ class Batch(Provider):
             self._base.resources.clear()
 
     def _sound(self, command: str) -> str:
-        """What a command answers that has to end well."""
+        """Returns the output of a command. Raises `ProviderError` if it fails."""
         done = self._execute(command)
         if done.code != 0:
             raise ProviderError(done.words)
         return done.out
 
     def _each_sound(self, command: str, jobs: Iterable[str]) -> str:
-        """What a command answers that fails for all of these jobs when it does not know one: then each is asked for."""
+        """As `_sound` for several jobs. If the command fails for all because one is unknown, runs it for each."""
         jobs = list(jobs)
         done = self._execute(f"{command} {' '.join(jobs)}")
         if done.code == 0:

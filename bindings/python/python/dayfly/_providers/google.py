@@ -1,12 +1,12 @@
-"""Google's Compute Engine, where a block is an instance.
+"""Google Compute Engine. A block is an instance.
 
-What ends an instance, whether its endpoint is there or not:
+Two mechanisms end an instance, even without its endpoint:
 
-- its script, which shuts it down. It stands there as ``TERMINATED`` then, and costs what its disk does, until the
-  endpoint sees that and has it deleted. One with a service account that may do so deletes itself, and its disk;
-- Google, which deletes it with its disk when it has run for its walltime and a few minutes, whatever it does.
+- Its script shuts it down. In the state ``TERMINATED`` it costs only its disk, until the endpoint deletes it. An
+  instance whose service account has the right deletes itself and its disk.
+- Google deletes it with its disk a few minutes after its walltime, in any state.
 
-So all that may be left by an endpoint that never comes back is the disk of an instance that shut itself down.
+So an endpoint that never returns leaves at most the disk of an instance that shut itself down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .instances import Named, away, lasts
 from .provider import ENDED, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
 from .rest import WITHIN, Answer, Rest
 
-#: Options, and what they are.
+#: Options and their types.
 OPTIONS: dict[str, type] = {
     "project": str,
     "zone": str,
@@ -37,19 +37,19 @@ OPTIONS: dict[str, type] = {
     "worker_init": str,
 }
 ENDPOINT = "https://compute.googleapis.com"
-#: What its token may be for; what it may do is said by the rights of whom it is for.
+#: OAuth scope of the token. The rights of its account limit it further.
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-#: Where an instance has a token of its service account.
+#: Address where an instance gets a token of its service account.
 TOKEN = "http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token"
-#: The label by which the instances of an endpoint are known.
+#: Label that marks the instances of an endpoint.
 OWNER = "dayfly"
 STATES = {"PROVISIONING": PENDING, "STAGING": PENDING, "RUNNING": RUNNING, "REPAIRING": RUNNING}
-#: Kinds of machines that have accelerators, and so cannot be moved while their host is maintained.
+#: Machine types with accelerators, which cannot migrate during host maintenance.
 UNMOVED = re.compile(r"[ag]\d")
 
 
 class Google(Named):
-    """Google's Compute Engine, by its API."""
+    """Google Compute Engine, by its API."""
 
     libraries = ("google.auth", "requests")
     takes = OPTIONS
@@ -75,7 +75,7 @@ class Google(Named):
             if not credentials.valid:
                 credentials.refresh(within)
             headers: dict[str, str] = {}
-            # Beside a token, whose quota it is.
+            # Sets the token, and the project that the quota applies to.
             credentials.apply(headers)
             return headers
 
@@ -83,11 +83,11 @@ class Google(Named):
         self._project = f"compute/v1/projects/{project}"
         self._zone = f"{self._project}/zones/{options['zone']}"
         self._rest = Rest(self._endpoint, signed, failure)
-        # Those that are there are asked about all the same.
+        # On trouble, existing instances can still be queried.
         self.trouble = self._tried()
 
     def _tried(self) -> str:
-        """Why such instances may not be had, as far as that can be told without one; ends what an earlier life left."""
+        """Returns why such instances are refused, if known, and deletes those of an earlier process."""
         image = _part(self._options["image"], "global/images/").rpartition("/v1/")[2]
         own = "" if image.startswith("projects/") else f"{self._project.removeprefix('compute/v1/')}/"
         try:
@@ -119,7 +119,7 @@ class Google(Named):
         scheduling: dict[str, Any] = {
             "automaticRestart": False,
             "provisioningModel": "SPOT" if spot else "STANDARD",
-            # Later than it shuts down by itself.
+            # A margin after its own shutdown.
             "maxRunDuration": {"seconds": str(60 * (lasts(walltime_s) + 1))},
             "instanceTerminationAction": "DELETE",
         }
@@ -151,20 +151,20 @@ class Google(Named):
     def _look(self, jobs: list[str]) -> dict[str, Job]:
         there = {one["name"]: one for one in self._listed("instances", f'labels.{OWNER}="{self._owner}"')}
         for name, instance in there.items():
-            # What nobody asks for any more.
+            # An ended instance that the endpoint no longer queries.
             if instance["status"] == "TERMINATED" and name not in jobs:
                 self._delete(name)
         found = {job: _how(there[job]) if job in there else self._missed(job) for job in jobs}
         return {job: how for job, how in found.items() if how is not None}
 
     def _missed(self, job: str) -> Job | None:
-        """How one is that was not in the list: what became of the request for it says why it is not there."""
+        """Returns the state of an instance that the list lacks. The operation that created it has the reason."""
         made = next(iter(self._listed("operations", f'clientOperationId="{_request(job)}"')), None)
         faults = (made or {}).get("error", {}).get("errors", [])
         if faults:
             words = "; ".join(f"{fault.get('message', '')} ({fault.get('code', '')})" for fault in faults)
             return Job(ENDED, words[:WORDS])
-        # After that: it may have been there since.
+        # Asked last, because the instance may have appeared since the list.
         answer = self._rest.ask("GET", f"{self._zone}/instances/{job}")
         if answer.is_granted:
             return _how(answer.body)
@@ -185,19 +185,19 @@ class Google(Named):
 
     def _delete(self, job: str) -> bool:
         answer = self._rest.ask("DELETE", f"{self._zone}/instances/{job}")
-        # One that goes already may not be ready for anything else.
+        # An instance that is already being deleted may be not ready.
         if not answer.is_granted and answer.status != 404 and answer.code != "resourceNotReady":
             raise ProviderError(answer.words)
         return answer.status != 404
 
 
 def _request(job: str) -> str:
-    """What the request for an instance is known by: Google does it once, and finds what became of it."""
+    """Returns the request id of an instance. It makes the request idempotent, and finds its operation."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, job))
 
 
 def _part(name: str, below: str) -> str:
-    """A part of Google's by its name alone, or by whatever path it was given with."""
+    """Returns the path of a resource, given by its name or by any path."""
     return name if "/" in name else below + name
 
 

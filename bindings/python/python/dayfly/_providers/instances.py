@@ -1,4 +1,4 @@
-"""What clouds have in common: a block is an instance, which ends by itself whoever is still there to see that."""
+"""The common part of clouds. A block is an instance, which ends by itself, even without its endpoint."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any, ClassVar
 from .provider import ENDED, GONE, Job, Provider, ProviderError, RefusedError
 from .rest import Answer, Rest
 
-#: Seconds that a command has for its end when its walltime is over, and that an instance is there for at most after it.
+#: Seconds that a command has to end after its walltime, and maximum seconds that the instance stays after that.
 KILL_AFTER = 60
-#: What an instance does. It shuts down at its end, and goes ``away`` before that where more is to be done so that
-#: nothing is paid for any more. All between has its walltime and no more: so the end is reached.
+#: The script of an instance. It shuts down at the end, and before that goes ``away`` if more is needed to stop the
+#: costs. Every step before is limited by the walltime, so the end is always reached.
 SCRIPT = """#!/bin/sh
 {away}trap '{goes}shutdown -P now' EXIT
 shutdown -P +{minutes}
 export HOME="${{HOME:-/root}}"
 DAYFLY_RANK=0 timeout --kill-after={kill_after} {seconds} /bin/sh -c {command}
 """
-#: How an instance has itself deleted: by a token for what it may do, which is there for whatever else runs on it, too.
+#: Shell function by which an instance deletes itself. It uses a token that every process on the instance can get.
 AWAY = """away() {{
 token=$(curl -sf -m 20 --retry 3 -H {header} {token} | sed 's/.*"access_token" *: *"\\([^"]*\\)".*/\\1/')
 curl -sf -m 20 --retry 3 -o /dev/null -X DELETE -H "Authorization: Bearer $token" {instance}
 }}
 """
-#: Seconds for which an instance is looked for that was asked for when nobody answered.
+#: Seconds for which a request without a response is checked for an instance.
 LOOKED_FOR = 600
-#: Characters of an instance's name, as far as all clouds take them.
+#: Maximum characters of an instance's name that all clouds accept.
 LONGEST_NAME = 60
 
 
@@ -38,14 +38,14 @@ class Cloud(Provider):
     """Any cloud."""
 
     several = False
-    # What it was just told of, it may not know yet.
+    # An instance may be unknown for this long after its request.
     blind: ClassVar[float] = 60
 
-    #: Options, and what they are.
+    #: Options and their types.
     takes: ClassVar[dict[str, type]]
-    #: Those that there must be.
+    #: Required options.
     needs: ClassVar[tuple[str, ...]] = ()
-    #: Bytes that it takes of a script.
+    #: Maximum bytes of a script.
     longest: ClassVar[int]
 
     def __init__(self, options: dict[str, Any], directory: str) -> None:
@@ -79,24 +79,24 @@ class Cloud(Provider):
 
 
 def lasts(walltime_s: float) -> int:
-    """Minutes after which an instance shuts down, whatever becomes of its script."""
+    """Returns the minutes after which an instance shuts down, whatever its script does."""
     return math.ceil((walltime_s + 2 * KILL_AFTER) / 60)
 
 
 class Named(Cloud):
-    """A cloud whose instances have the names that they are asked for by: jobs have the names of their instances."""
+    """A cloud that lets requests choose the names of instances. The id of a job is the name of its instance."""
 
     _rest: Rest
 
     def __init__(self, options: dict[str, Any], directory: str) -> None:
         super().__init__(options, directory)
-        #: What instances are marked with, by which those of this endpoint are found again.
+        #: Label value that marks the instances of this endpoint.
         self._owner = hashlib.sha256(directory.encode()).hexdigest()[:32]
 
     def _submit(self, name: str, command: str, nodes: int, walltime_s: float) -> str:
         del nodes
         self._end_lost()
-        # The same for the same, so that it is asked for once however often it is submitted.
+        # The name is a hash of the request, so submitting twice creates one instance.
         what = hashlib.sha256(f"{name}\n{self._script(command, walltime_s)}".encode()).hexdigest()
         stem = re.sub(r"[^a-z0-9-]", "-", name.lower())[: LONGEST_NAME - 13].rstrip("-")
         job = f"{stem}-{what[:12]}"
@@ -105,7 +105,7 @@ class Named(Cloud):
             if answer.is_busy:
                 raise ProviderError(answer.words)
         except ProviderError:
-            # It may have begun all the same.
+            # The instance may have started despite the failure.
             self._lost[job] = time.monotonic()
             raise
         if not answer.is_granted and not self._is_there(answer):
@@ -116,10 +116,10 @@ class Named(Cloud):
         self._end_lost()
         found = self._look(jobs)
         for job, how in found.items():
-            # Once it was there, it is not there any more when nobody knows it.
+            # Once an instance was known, an unknown one has ended.
             self._submitted.pop(job, None)
             if how.state == ENDED and how is not GONE:
-                # It still costs something, and is not told to be over before that is sure to end.
+                # It still costs something. Report its end only when the deletion has been requested.
                 self._delete(job)
         return found
 
@@ -131,32 +131,32 @@ class Named(Cloud):
                 raise ProviderError(f"{job} is not known yet")
 
     def _end_lost(self) -> None:
-        """Ends instances that were asked for when nobody answered any more: the endpoint does not know of them."""
+        """Deletes instances whose request failed without a response. The endpoint does not know them."""
         for job, since in list(self._lost.items()):
             if self._delete(job) or time.monotonic() - since > LOOKED_FOR:
                 del self._lost[job]
 
     def _make(self, job: str, script: str, walltime_s: float) -> Answer:
-        """Asks for an instance."""
+        """Requests an instance."""
         raise NotImplementedError
 
     def _away(self, job: str) -> str:
-        """What an instance has itself deleted by, if it can."""
+        """Returns the commands by which an instance deletes itself; empty if it cannot."""
         raise NotImplementedError
 
     def _is_there(self, answer: Answer) -> bool:
-        """Whether an instance was refused for there being one of that name, which is the same then."""
+        """Returns whether a request was refused because the same instance exists already."""
         raise NotImplementedError
 
     def _look(self, jobs: list[str]) -> dict[str, Job]:
-        """How those of these instances are that are known; ``GONE`` are those that nobody need delete any more."""
+        """Returns the states of the known instances; ``GONE`` for those that need no deletion."""
         raise NotImplementedError
 
     def _delete(self, job: str) -> bool:
-        """Has an instance deleted, with all that belongs to it; whether there was one."""
+        """Deletes an instance with all its resources. Returns whether it existed."""
         raise NotImplementedError
 
 
 def away(header: str, token: str, instance: str) -> str:
-    """What an instance has itself deleted by: a token from that address, which is for whoever sends that header."""
+    """Returns the shell function by which an instance deletes itself, with a token from that address and header."""
     return AWAY.format(header=shlex.quote(header), token=shlex.quote(token), instance=shlex.quote(instance))

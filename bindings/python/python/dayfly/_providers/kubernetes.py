@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from .batch import Batch
 from .provider import ENDED, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
 
-#: Seconds to connect, and to hear an answer.
+#: Seconds to connect, and to wait for a response.
 WITHIN = (5, 20)
 
 
 class Kubernetes(Batch):
-    """Kubernetes, where a block is a pod; jobs have the names of their pods."""
+    """Kubernetes. A block is a pod, and the id of a job is the name of its pod."""
 
     module = "parsl.providers.kubernetes.kube"
     provider = "KubernetesProvider"
@@ -27,7 +27,7 @@ class Kubernetes(Batch):
         if volumes := options.get("persistent_volumes"):
             options = {**options, "persistent_volumes": [tuple(volume) for volume in volumes]}
         super().__init__(options, directory)
-        # Asking again, and waiting for that, is the endpoint's affair.
+        # The endpoint retries itself.
         pools: Any = self._base.kube_client.api_client.rest_client.pool_manager
         pools.connection_pool_kw["retries"] = False
 
@@ -37,7 +37,7 @@ class Kubernetes(Batch):
     def _submit(self, name: str, command: str, nodes: int, walltime_s: float) -> str:
         provider = self._base
         client = provider.kube_client
-        # Parsl's pods start again for ever, and have no limit.
+        # Parsl's pods restart without limit.
         provider.kube_client = _Once(client, math.ceil(walltime_s))
         try:
             job = provider.submit(self._wrapped(command, nodes), 1, name)
@@ -82,7 +82,7 @@ class Kubernetes(Batch):
 
 
 class _Once:
-    """A client of Kubernetes whose pods run once, and not for longer than the walltime."""
+    """A Kubernetes client whose pods run once, and for the walltime at most."""
 
     def __init__(self, client: Any, seconds: int) -> None:
         self._client = client
@@ -95,7 +95,7 @@ class _Once:
 
 
 def _said(error: Exception) -> str:
-    """What Kubernetes says of a request that it did not take."""
+    """Returns Kubernetes' reason for an error."""
     with contextlib.suppress(AttributeError, TypeError, ValueError):
         return str(json.loads(error.body)["message"])[:WORDS]  # type: ignore[attr-defined]
     return f"{type(error).__name__}: {error}"[:WORDS]

@@ -1,4 +1,4 @@
-"""What all kinds of providers are."""
+"""The base class of all providers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-#: Seconds that a question may take.
+#: Maximum seconds of one request to the batch system or cloud.
 LIMIT = 60
-#: Characters of others' words that are passed on.
+#: Maximum characters of foreign error messages.
 WORDS = 2000
 
 PENDING, RUNNING, ENDED = "pending", "running", "ended"
 
 
 class ProviderError(Exception):
-    """What was asked for could not be done, or nobody knows whether it was."""
+    """A request failed, or its outcome is unknown."""
 
 
 class RefusedError(Exception):
-    """A job is not wanted; the words of whoever does not want it."""
+    """The provider refuses a job. The message is the provider's."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """How a job is."""
+    """The state of a job."""
 
     state: str
     words: str = ""
@@ -38,29 +38,29 @@ GONE = Job(ENDED)
 
 
 class Provider:
-    """Whatever nodes come from. Each kind is a class below this one."""
+    """A source of nodes. Each kind is a subclass."""
 
-    #: What it is asked by: modules of packages that are called alike.
+    #: Required modules, from packages of the same names.
     libraries: ClassVar[tuple[str, ...]]
     #: Whether a job can have several nodes.
     several: ClassVar[bool] = True
-    #: Seconds after its submission in which a job may not be known yet.
+    #: Seconds after its submission in which a job may still be unknown.
     blind: ClassVar[float] = 0
 
-    #: Why a job would be refused just now, as far as that was found out.
+    #: Why a job would be refused at present; empty if unknown.
     trouble: str = ""
 
     def __init__(self, options: dict[str, Any], directory: str) -> None:
         self._options = dict(options)
-        #: Where jobs may leave files.
+        #: Directory for files of jobs.
         self._directory = directory
         self._submitted: dict[str, float] = {}
-        #: What jobs of which nobody knows whether they are there are known by, and since when.
+        #: Identifiers of jobs that may or may not exist after a failed submission, with the times of the failures.
         self._lost: dict[str, float] = {}
 
     @classmethod
     def versions(cls) -> str:
-        """Its libraries with their versions; how to get them where they are not there."""
+        """Returns the versions of the libraries. Raises an error with the installation command if one is missing."""
         packages = [library.replace(".", "-") for library in cls.libraries]
         for library in cls.libraries:
             try:
@@ -73,7 +73,21 @@ class Provider:
         return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
 
     def submit(self, name: str, command: str, nodes: int, walltime_s: float) -> str:
-        """A job in which the command runs once on each of its nodes; ``DAYFLY_RANK`` is 0 on the first of them."""
+        """Submits a job that runs the command once on each node. ``DAYFLY_RANK`` is 0 on the first node.
+
+        Args:
+            name: name of the job.
+            command: the shell command.
+            nodes: number of nodes.
+            walltime_s: maximum seconds of the job.
+
+        Returns:
+            The id of the job.
+
+        Raises:
+            ProviderError: if the submission failed, or its outcome is unknown.
+            RefusedError: if the provider does not accept the job.
+        """
         if nodes > 1 and not self.several:
             raise RefusedError(f"a block has one node there: `nodes` of [blocks] cannot be {nodes}")
         job = self._submit(name, command, nodes, walltime_s)
@@ -81,7 +95,7 @@ class Provider:
         return job
 
     def jobs(self, jobs: list[str]) -> dict[str, Job]:
-        """How these jobs are; those of an earlier process, too. What is not known any more has ended."""
+        """Returns the states of jobs, also of an earlier process's. A job that is no longer known has ended."""
         found = self._ask(jobs) if jobs or self._lost else {}
         for job in set(jobs) - set(found):
             found[job] = Job(PENDING) if self._is_new(job) else GONE
@@ -91,16 +105,16 @@ class Provider:
         return found
 
     def _is_new(self, job: str) -> bool:
-        """Whether one may not be known yet."""
+        """Returns whether a job may still be unknown."""
         return time.monotonic() - self._submitted.get(job, -math.inf) < self.blind
 
     def cancel(self, jobs: list[str]) -> None:
-        """Ends jobs, whoever submitted them; those that have ended are none less cancelled."""
+        """Cancels jobs, also those of an earlier process. Ended jobs count as cancelled."""
         raise NotImplementedError
 
     def _submit(self, name: str, command: str, nodes: int, walltime_s: float) -> str:
         raise NotImplementedError
 
     def _ask(self, jobs: list[str]) -> dict[str, Job]:
-        """How those of these jobs are that are known."""
+        """Returns the states of those jobs that are known."""
         raise NotImplementedError

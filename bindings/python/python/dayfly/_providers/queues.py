@@ -24,12 +24,12 @@ class Pbs(Batch):
     )
 
     def _ask(self, jobs: list[str]) -> dict[str, Job]:
-        # Long lines go on after a tab.
+        # Long lines continue after a tab.
         answer = self._each_sound(self.asked, jobs).replace("\n\t", "")
         found = {}
         for part in re.split(r"^Job Id:\s*", answer, flags=re.MULTILINE)[1:]:
             about = dict(re.findall(r"^ +(\S+) = (.*)$", part, flags=re.MULTILINE))
-            # It may be called by a longer name than it was submitted with, or a shorter one.
+            # The reported id may be longer or shorter than the id at submission.
             number = part.split(None, 1)[0].partition(".")[0]
             for job in (job for job in jobs if job.partition(".")[0] == number):
                 found[job] = self._how(about)
@@ -47,7 +47,7 @@ class Pbs(Batch):
 
 
 class Torque(Pbs):
-    """Torque, which is a PBS as well."""
+    """Torque, a variant of PBS."""
 
     module = "parsl.providers.torque.torque"
     provider = "TorqueProvider"
@@ -60,12 +60,12 @@ class Lsf(Batch):
     module = "parsl.providers.lsf.lsf"
     provider = "LSFProvider"
     commands = ("bsub", "bjobs", "bkill")
-    # Without it, bsub does not read what the script says of the job.
+    # Otherwise bsub ignores the directives in the script.
     defaults: ClassVar[dict[str, Any]] = {"cmd_timeout": LIMIT, "bsub_redirection": True}
     governed: ClassVar[dict[str, str]] = GOVERNED | {"cores_per_block": "it follows from `nodes` of [blocks]"}
     directives = "#BSUB -rn"
     unknown = re.compile(r"is not found|no matching job|no unfinished job", re.IGNORECASE)
-    # It answers from a copy that it makes now and then.
+    # Responses come from a copy that LSF updates periodically.
     blind = 30
     minutes = True
     states: ClassVar[dict[str, str]] = dict.fromkeys(("PEND", "PSUSP", "WAIT"), PENDING) | dict.fromkeys(
@@ -83,7 +83,7 @@ class Lsf(Batch):
     def _launcher(self, nodes: int) -> tuple[str, dict[str, Any]]:
         if nodes == 1:
             return super()._launcher(nodes)
-        # Where nodes can be asked for there is jsrun; elsewhere mpirun finds the hosts of the job by itself.
+        # jsrun exists on systems that allocate by nodes. Elsewhere mpirun finds the hosts of the job itself.
         by_nodes = self._options.get("request_by_nodes", True)
         return ("JsrunLauncher" if by_nodes else "MpiRunLauncher"), {}
 
@@ -105,9 +105,9 @@ class GridEngine(Batch):
     module = "parsl.providers.grid_engine.grid_engine"
     provider = "GridEngineProvider"
     commands = ("qsub", "qstat", "qdel")
-    # Parsl does not say how many hosts are wanted.
+    # Parsl does not request a number of hosts.
     several = False
-    # It kills at once, unless a job wants to be told.
+    # Without -notify, Grid Engine kills jobs without a warning.
     directives = "#$ -r n\n#$ -notify"
 
     def _directives(self, seconds: int) -> str:
@@ -115,7 +115,7 @@ class GridEngine(Batch):
         return f"{self.directives}\n#$ -l s_rt={early}" if early > 0 else self.directives
 
     def _wrapped(self, command: str, nodes: int) -> str:
-        # What it tells by others becomes SIGTERM. They are sent to the command as well, which would die of them.
+        # Convert Grid Engine's warning signals to SIGTERM. They also reach the command, which would die of them.
         told = "USR1 USR2 XCPU"
         return (
             f"trap 'kill -TERM $!' {told} TERM; (trap '' {told}; {super()._wrapped(command, nodes)}) & "
@@ -145,7 +145,7 @@ class Condor(Batch):
         since = "(time() - EnteredCurrentStatus)"
         again = "(JobStatus == 1 && NumJobStarts > 0)"
         return (
-            # Parsl leaves them there for ever, and has no use for the walltime.
+            # Otherwise Parsl leaves ended jobs in the queue forever, and ignores the walltime.
             f"leave_in_queue = (JobStatus == 3 || JobStatus == 4) && {since} < 600\n"
             f"periodic_remove = {again} || (JobStatus == 2 && {since} > {seconds})"
         )
@@ -165,5 +165,5 @@ class Condor(Batch):
         return found
 
     def _cancel(self, jobs: list[str]) -> bool:
-        # Parsl would not let it end: it takes the job away from its node at the same moment.
+        # Parsl would also remove the job's node, so that the job could not end in order.
         return self._execute(f"condor_rm {' '.join(jobs)}").code == 0

@@ -1,4 +1,4 @@
-"""An API of JSON over HTTPS, by the library ``requests``."""
+"""A client for JSON APIs over HTTPS, by the library ``requests``."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 
 from .provider import WORDS, ProviderError
 
-#: Seconds to connect, and to hear an answer.
+#: Seconds to connect, and to wait for a response.
 WITHIN = (5, 20)
-#: Faults that Google gives the status of what is forbidden.
+#: Error codes of transient failures to which Google gives the status 403.
 BUSY = ("rateLimitExceeded", "userRateLimitExceeded")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said to a request."""
+    """The response to a request."""
 
     status: int
     body: dict[str, Any]
-    #: What is wrong, as it is called there, and in words.
+    #: The error, as a code and as a message.
     code: str = ""
     words: str = ""
 
     @property
     def is_granted(self) -> bool:
-        """Whether it was or will be done."""
+        """Whether the request was accepted."""
         return self.status < 300
 
     @property
     def is_busy(self) -> bool:
-        """Whether it may be otherwise in a moment."""
+        """Whether the failure is transient."""
         return self.status in (408, 429) or self.status >= 500 or self.code in BUSY
 
 
 class Rest:
-    """Such an API below an address. Headers show who asks; they are had from a function, which may fail."""
+    """A client for an API below an address. A function, which may fail, returns the authorization headers."""
 
     def __init__(self, base: str, signed: Callable[[], dict[str, str]], failure: type[Exception]) -> None:
         self._requests: Any = importlib.import_module("requests")
@@ -49,7 +49,7 @@ class Rest:
     def ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: dict[str, Any] | None = None
     ) -> Answer:
-        """What it answers. That nobody does is an error, after which what was asked for may have been done."""
+        """Returns the response to a request. Raises if there is none: the request may have had an effect then."""
         try:
             answer = self._session.request(
                 method,
@@ -68,7 +68,7 @@ class Rest:
         except ValueError:
             said = None
         if not isinstance(said, dict) or not (answer.status_code < 300 or isinstance(said.get("error"), dict)):
-            # Said by something between here and there.
+            # A proxy responded instead of the API.
             status = answer.status_code if answer.status_code >= 400 else 502
             return Answer(status, {}, "", f"{self._base} said {answer.status_code}: {text}"[:WORDS])
         fault = said.get("error", {}) if answer.status_code >= 300 else {}
@@ -77,7 +77,7 @@ class Rest:
         return Answer(answer.status_code, said, code, words)
 
     def must(self, method: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """What it grants; that it does not is an error."""
+        """Returns the body of the response. Raises `ProviderError` if the request is not accepted."""
         answer = self.ask(method, path, query)
         if not answer.is_granted:
             raise ProviderError(answer.words)
@@ -85,7 +85,7 @@ class Rest:
 
 
 def _reason(fault: dict[str, Any]) -> Any:
-    """What a fault is called: Azure has names as codes, Google numbers, and names beside them."""
+    """Returns the code of an error: a name in Azure's field ``code``, or in Google's field ``reason``."""
     for one in fault.get("errors") or ():
         if isinstance(one, dict) and "reason" in one:
             return one["reason"]

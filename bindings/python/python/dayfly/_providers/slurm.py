@@ -13,14 +13,14 @@ from .provider import ENDED, PENDING, RUNNING, Job, ProviderError
 
 
 class Slurm(Batch):
-    """By sbatch, squeue, scontrol, sacct if there is one, and scancel."""
+    """Slurm, by sbatch, squeue, scancel, scontrol, and sacct if there is one."""
 
     module = "parsl.providers.slurm.slurm"
     provider = "SlurmProvider"
     commands = ("sbatch", "squeue", "scancel", "scontrol")
     directives = "#SBATCH --no-requeue"
     minutes = True
-    #: All others are running, as far as their nodes are concerned, or have ended.
+    #: States of waiting jobs. All other jobs run, as far as their nodes are concerned, or have ended.
     waiting: ClassVar[frozenset[str]] = frozenset(
         ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
     )
@@ -32,12 +32,12 @@ class Slurm(Batch):
         super().__init__(options, directory)
         clusters = options.get("clusters")
         self._clusters = f" --clusters={shlex.quote(clusters)}" if clusters else ""
-        #: How those ended of which it was said.
+        #: Final states of jobs, by id.
         self._ended: dict[str, str] = {}
 
     def _launcher(self, nodes: int) -> tuple[str, dict[str, Any]]:
-        # For one node, too: Slurm's signals reach what srun started at once, but scripts only at their end. And all
-        # CPUs of the job are for the command.
+        # Also for one node: Slurm's signals reach processes of srun immediately, but scripts only at their end. The
+        # command may use all CPUs of the job.
         return "SrunLauncher", {"overrides": "--cpu-bind=none"}
 
     def _rank(self, nodes: int) -> str:
@@ -46,7 +46,7 @@ class Slurm(Batch):
 
     def _submit(self, name: str, command: str, nodes: int, walltime_s: float) -> str:
         if self._lost:
-            # What would be submitted again may be there.
+            # The job may exist already, from a submission whose outcome is unknown.
             self._ask([])
         try:
             return super()._submit(name, command, nodes, walltime_s)
@@ -56,7 +56,7 @@ class Slurm(Batch):
             raise
 
     def _end_lost(self, there: dict[str, str]) -> None:
-        """Ends jobs that were submitted when nobody answered any more: the endpoint does not know of them."""
+        """Cancels jobs whose submission failed without a response. The endpoint does not know them."""
         for name, since in list(self._lost.items()):
             ended = name in there and self._execute(f"scancel{self._clusters} {there[name]}").code == 0
             if ended or time.monotonic() - since > 600:
@@ -87,14 +87,14 @@ class Slurm(Batch):
         done = self._execute(f"scontrol{self._clusters} --oneliner show job {job}")
         about = dict(re.findall(r"(\S+?)=(\S*)", done.out)) if done.code == 0 else {}
         words = _with_exit(state, about.get("ExitCode", ""))
-        # One that ends by itself when it is told to go has any state.
+        # A preempted job that ends by itself may have any state.
         told = about.get("PreemptTime", "None")[:1].isdigit()
         return f"PREEMPTED, {words}" if told and state != "PREEMPTED" else words
 
     def _look_up(self, jobs: list[str]) -> None:
-        """Finds what became of jobs that the controller has forgotten, if accounts are kept."""
+        """Asks the accounting for jobs that the controller has forgotten, if accounting is enabled."""
         self._ended |= dict.fromkeys(jobs, "")
-        # Parsl found that out.
+        # Parsl has already found out whether sacct works.
         if not jobs or not self._base._cmd.startswith("sacct"):
             return
         asked = f"sacct{self._clusters} -X --noheader --parsable2 --format=JobID,State,ExitCode --jobs={','.join(jobs)}"
@@ -105,7 +105,7 @@ class Slurm(Batch):
 
 
 def _with_exit(state: str, exited: str) -> str:
-    """``FAILED exit 3`` for FAILED and Slurm's 3:0."""
+    """Returns the state with Slurm's exit status: ``FAILED exit 3`` for FAILED and 3:0."""
     code, _, by = exited.partition(":")
     if state == "FAILED" and by not in ("", "0"):
         return f"{state} signal {by}"

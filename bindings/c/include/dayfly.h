@@ -1,11 +1,16 @@
-/* Dayfly for C: lease workers and invoke functions on them, and have programs talk to each other. Generated from
- * bindings/c/src by `make generate`.
+/* Dayfly for C: lease workers, invoke functions on them, and exchange messages between ranks. Generated
+ * from bindings/c/src by `make generate`.
  *
- * Functions answer a status; after an error dfly_last_error_message() says what happened. Handles are made by
- * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a
- * lease its client. Clients, leases, pools and groups may be used by any thread at any time, channels, buffers,
- * outputs and requests by one thread at a time; nobody may use what another thread frees. A child that was
- * forked gets DFLY_FORKED from every handle of its parent's, and may connect anew. */
+ * Functions return a status; after an error dfly_last_error_message() returns the message of this thread.
+ * All pointer arguments are required unless a description states that they may be NULL. Texts are UTF-8 and
+ * end with NUL. A missing or malformed argument gives DFLY_INVALID_REQUEST, a fault of the library
+ * DFLY_INTERNAL.
+ *
+ * The caller owns every handle that a function returns, and frees it with the function named there. On an
+ * error the handle is NULL. Handles may be freed in any order: a channel keeps its lease open, a lease its
+ * client. Clients, leases, pools and groups are thread-safe. Channels, buffers, outputs and requests may
+ * be used by one thread at a time. No thread may use a handle that another thread frees. In a forked child
+ * every handle of the parent returns DFLY_FORKED; the child may connect again. */
 #ifndef DAYFLY_H
 #define DAYFLY_H
 
@@ -13,49 +18,49 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Hot where the node has cores to give, else warm; `dfly_lease_is_hot` tells which.
+// Hot if the node has cores to reserve, else warm. `dfly_lease_is_hot` returns which.
 #define DFLY_MODE_AUTO 0
 
-// Each worker owns its core and polls.
+// Each worker owns its cores and polls.
 #define DFLY_MODE_HOT 1
 
-// Workers sleep until woken and share cores.
+// Workers sleep until woken, and share cores.
 #define DFLY_MODE_WARM 2
 
-// The best transport for the place: shared memory on one host, TCP on its loopback, else TLS.
+// The fastest available transport: shared memory on the same host, TCP over the loopback interface, else TLS.
 #define DFLY_TRANSPORT_BEST 0
 
-// Shared memory of one host.
+// Shared memory, on the same host.
 #define DFLY_TRANSPORT_SHM 1
 
-// TCP in clear, on the loopback or where the site trusts its fabric.
+// TCP without encryption, over the loopback interface or where the site trusts its network.
 #define DFLY_TRANSPORT_TCP 2
 
-// TCP under TLS 1.3.
+// TCP with TLS 1.3.
 #define DFLY_TRANSPORT_TLS 3
 
-// Remote memory over libfabric, where the node offers a fabric.
+// Remote memory access with libfabric, if the node offers it.
 #define DFLY_TRANSPORT_LIBFABRIC 4
 
-// `uint32_t f(void *in, uint32_t size, void *out)`, which answers the bytes written.
+// `uint32_t f(void *in, uint32_t size, void *out)`, which returns the number of bytes written.
 #define DFLY_FORM_PLAIN 0
 
 // `int32_t f(dfly_context *, const void *in, size_t in_len, void *out, size_t out_capacity, size_t *out_len)`.
 #define DFLY_FORM_CHECKED 1
 
-// How isolated the workers are is for the site to say.
+// The site's policy chooses the sandbox.
 #define DFLY_SANDBOX_SITE 0
 
-// Processes of the node's own user: for code that is trusted like its owner.
+// Processes of the node's own user, for trusted code.
 #define DFLY_SANDBOX_PROCESS 1
 
-// No privilege, no network, no files but programs and libraries, bounded memory: for other people's code.
+// No privileges, no network, no files except programs and libraries, bounded memory: for untrusted code.
 #define DFLY_SANDBOX_ISOLATED 2
 
-// The same with an image in place of the host's programs and libraries.
+// As DFLY_SANDBOX_ISOLATED, with an image in place of the host's programs and libraries.
 #define DFLY_SANDBOX_CONTAINER 3
 
-// For ever, as a time in milliseconds or microseconds.
+// No limit, for a time in milliseconds or microseconds.
 #define DFLY_FOR_EVER 4294967295
 
 // Standard output.
@@ -67,16 +72,16 @@
 // Any worker, in `dfly_call_options`.
 #define DFLY_ANY_WORKER 4294967295
 
-// Any rank, as a source of messages; also: whichever rank is free, in `dfly_group_options`.
+// Any rank: as the source of a message, or any free rank in `dfly_group_options`.
 #define DFLY_ANY_RANK 4294967295
 
-// No rank: what is sent there goes nowhere, and nothing is received from it.
+// No rank: a message to it is discarded, and a receive from it completes at once without data.
 #define DFLY_NO_RANK 4294967294
 
 // No part, in `dfly_group_split`.
 #define DFLY_NO_COLOR 4294967295
 
-// Bytes without a meaning.
+// Untyped bytes.
 #define DFLY_BYTES 0
 
 // `int8_t`.
@@ -118,16 +123,17 @@
 // Two `double`: real and imaginary part.
 #define DFLY_COMPLEX128 13
 
-// A `double` and an `int64_t`: a value and its place, for DFLY_MIN_AT and DFLY_MAX_AT.
+// A `double` value and its `int64_t` index, for DFLY_MIN_AT and DFLY_MAX_AT.
 #define DFLY_F64_AT 14
 
-// As DFLY_F64_AT, of two `int64_t`.
+// As DFLY_F64_AT, with an `int64_t` value.
 #define DFLY_I64_AT 15
 
-// `double`, `int32_t` and four bytes that mean nothing, as MPI's pairs are laid out; the next four likewise.
+// `double`, `int32_t` and four bytes of padding. This type and the next four have the layout of MPI's value-index
+// pairs.
 #define DFLY_F64_AT32 16
 
-// `int64_t`, `int32_t` and four bytes that mean nothing.
+// `int64_t`, `int32_t` and four bytes of padding.
 #define DFLY_I64_AT32 17
 
 // `float` and `int32_t`.
@@ -136,59 +142,59 @@
 // Two `int32_t`.
 #define DFLY_I32_AT32 19
 
-// `int16_t`, two bytes that mean nothing, and `int32_t`.
+// `int16_t`, two bytes of padding, and `int32_t`.
 #define DFLY_I16_AT32 20
 
-// Sums; those of integers wrap around.
+// Sum. Integers wrap around.
 #define DFLY_SUM 1
 
-// Products; those of integers wrap around.
+// Product. Integers wrap around.
 #define DFLY_PRODUCT 2
 
-// The smallest.
+// Minimum.
 #define DFLY_MIN 3
 
-// The largest.
+// Maximum.
 #define DFLY_MAX 4
 
-// Whether all are true (not zero).
+// True if all elements are true (not zero).
 #define DFLY_LOGICAL_AND 5
 
-// Whether any is true.
+// True if any element is true.
 #define DFLY_LOGICAL_OR 6
 
-// Whether an odd number of them is true.
+// True if an odd number of elements is true.
 #define DFLY_LOGICAL_XOR 7
 
-// Bits that are set in all.
+// Bitwise and.
 #define DFLY_BIT_AND 8
 
-// Bits that are set in any.
+// Bitwise or.
 #define DFLY_BIT_OR 9
 
-// Bits that are set in an odd number of them.
+// Bitwise exclusive or.
 #define DFLY_BIT_XOR 10
 
-// The smallest value and the lowest place of it.
+// Minimum and its lowest index.
 #define DFLY_MIN_AT 11
 
-// The largest value and the lowest place of it.
+// Maximum and its lowest index.
 #define DFLY_MAX_AT 12
 
-// Any tag, in a receive.
+// Matches any tag, in a receive.
 #define DFLY_ANY_TAG 4294967295
 
-// How a function ended. Numbers and names never change their meaning.
+// Result of a function. Numbers and names never change their meaning.
 enum dfly_status
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-    // It did what was asked.
+    // Success.
     DFLY_OK = 0,
-    // The request is malformed or contradicts itself; also every misuse of this library that it can see.
+    // The request is malformed or contradicts itself, or an argument of this library is invalid.
     DFLY_INVALID_REQUEST = 1,
-    // No such lease, node, worker, call, file or function.
+    // The lease, node, worker, call, file or function does not exist.
     DFLY_NOT_FOUND = 2,
     // The token, its signature, its holder's signature or the bearer is not accepted.
     DFLY_UNAUTHORIZED = 3,
@@ -196,11 +202,11 @@ enum dfly_status
     DFLY_LEASE_EXPIRED = 4,
     // The lease was released by its holder or revoked by an operator.
     DFLY_LEASE_ENDED = 5,
-    // No node has the wanted cores, memory or workers free.
+    // No node has the requested cores, memory or workers free.
     DFLY_NO_CAPACITY = 6,
-    // The request asks for more than the site's policy or any node could ever give.
+    // The request exceeds the site's policy or the capacity of every node.
     DFLY_TOO_LARGE = 7,
-    // Client and server speak different wire versions.
+    // Client and server use different wire versions.
     DFLY_VERSION_MISMATCH = 8,
     // Client and worker run different Python or cloudpickle versions.
     DFLY_PYTHON_MISMATCH = 9,
@@ -210,77 +216,77 @@ enum dfly_status
     DFLY_WORKER_BUSY = 11,
     // The hello was seen before, or its clock is too far from the node's.
     DFLY_REPLAYED = 12,
-    // The transport is not available here or not allowed by site policy.
+    // The transport is not available on this host or not allowed by the site's policy.
     DFLY_TRANSPORT_REFUSED = 13,
-    // The code could not be loaded, or has no such symbol.
+    // The code cannot be loaded, or does not export the symbol.
     DFLY_LOAD_FAILED = 14,
-    // The code's bytes do not have the hash they were announced with.
+    // The SHA-256 hash of the code's bytes differs from the announced hash.
     DFLY_HASH_MISMATCH = 15,
-    // The function reported an error; its text is the message.
+    // The function reported an error. The message is the function's own text.
     DFLY_FUNCTION_ERROR = 16,
-    // The function's output did not fit into its room.
+    // The function's output does not fit into the memory provided for it.
     DFLY_OUTPUT_OVERFLOW = 17,
-    // The worker died during the call: it may have been executed.
+    // The worker died during the call. The call may have been executed.
     DFLY_MAYBE_EXECUTED = 18,
-    // The worker died before the call began: it was not executed.
+    // The worker died before the call began. The call was not executed.
     DFLY_NOT_EXECUTED = 19,
-    // The call ran past its deadline and was ended.
+    // The call exceeded its deadline and was stopped.
     DFLY_DEADLINE_EXCEEDED = 20,
-    // The worker answered that it cannot run just now, or the ring is full.
+    // The worker cannot accept the call now, or the channel's ring is full.
     DFLY_REJECTED = 21,
-    // The state that the call depends on died with its worker.
+    // The state that the call depends on was lost with its worker.
     DFLY_STATE_LOST = 22,
     // The manager or node cannot be reached.
     DFLY_UNREACHABLE = 23,
-    // The wait was ended by the caller's own time limit.
+    // The caller's own time limit for a wait has passed.
     DFLY_TIMED_OUT = 24,
-    // The store could not write (disk full, corrupt).
+    // The store could not write: the disk is full, or the store is corrupt.
     DFLY_STORE_FAILED = 25,
     // The address is already in use.
     DFLY_ADDRESS_IN_USE = 26,
-    // The manager's ownership of the node has passed to another.
+    // Another manager now owns the node.
     DFLY_STALE_EPOCH = 27,
     // Cancelled by the caller.
     DFLY_CANCELLED = 28,
     // A payload is larger than the channel or the lease allows.
     DFLY_PAYLOAD_TOO_LARGE = 29,
-    // The peer broke the protocol.
+    // The peer violated the protocol.
     DFLY_PROTOCOL_VIOLATION = 30,
-    // A fault of Dayfly itself.
+    // Internal error of Dayfly.
     DFLY_INTERNAL = 31,
-    // The function index is not resolved on this channel.
+    // The function index was not resolved on this channel.
     DFLY_UNKNOWN_FUNCTION = 32,
-    // Memory for inputs or outputs is used up.
+    // The memory for inputs or outputs is exhausted.
     DFLY_OUT_OF_MEMORY = 33,
     // The handle was inherited through a fork and belongs to the parent process.
     DFLY_FORKED = 34,
-    // The tenant has no budget or quota left for it, or is suspended.
+    // The tenant has no budget or quota left for the request, or is suspended.
     DFLY_QUOTA_EXCEEDED = 35,
-    // The token is good, and does not allow this.
+    // The token is valid but does not permit the operation.
     DFLY_FORBIDDEN = 36,
-    // A rank of the group died or fell silent.
+    // A rank of the group died or stopped sending heartbeats.
     DFLY_RANK_LOST = 37,
-    // The ranks of a group called operations that do not fit together.
+    // The ranks of a group called operations that do not match.
     DFLY_MISMATCH = 38,
-    // A message is longer than the room that its receiver has for it.
+    // A message is longer than the receiver's buffer.
     DFLY_TRUNCATED = 39,
-    // A task that this one was to come after did not end well.
+    // A dependency of the task did not succeed.
     DFLY_DEPENDENCY_FAILED = 40,
-    // The node still builds the environment that the workers are to have.
+    // The node is still building the environment that the workers need.
     DFLY_ENVIRONMENT_BUILDING = 41,
-    // The environment that the workers are to have cannot be built.
+    // The environment that the workers need cannot be built.
     DFLY_ENVIRONMENT_FAILED = 42,
-    // The call ended well, and its result cannot be made where it was fetched.
+    // The call succeeded, but its result cannot be decoded in the process that fetched it.
     DFLY_RESULT_UNREADABLE = 43,
-    // Others can enter the state directory, and it is not the daemon's to close.
+    // Other users can access the state directory, and the daemon may not change its permissions.
     DFLY_STATE_EXPOSED = 44,
-    // The store lacks what it had before.
+    // The store lacks data that it held before.
     DFLY_STORE_LOST = 45,
-    // The lease must be isolated, and the node isolates nothing.
+    // The lease requires isolation, and the node offers none.
     DFLY_ISOLATION_UNAVAILABLE = 46,
-    // Another tenant may have made the result, and it holds more than data.
+    // Another tenant may have produced the result, and decoding it would run code.
     DFLY_UNTRUSTED = 47,
-    // The beginning or end of an id is that of several.
+    // Several ids match the abbreviated id.
     DFLY_AMBIGUOUS = 48,
 };
 #ifndef __cplusplus
@@ -291,7 +297,7 @@ typedef int32_t dfly_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// What a program may do about an error without asking anybody.
+// When a program may repeat a request that failed.
 enum dfly_retry
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -301,9 +307,9 @@ enum dfly_retry
     DFLY_RETRY_NEVER = 0,
     // The same request may succeed later.
     DFLY_RETRY_LATER = 1,
-    // The same request may succeed at once on another worker; nothing was executed.
+    // The same request may succeed at once on another worker. Nothing was executed.
     DFLY_RETRY_ELSEWHERE = 2,
-    // It may have been executed: repeat it only if that does no harm.
+    // The call may have been executed. Repeat it only if that does no harm.
     DFLY_RETRY_IF_IDEMPOTENT = 3,
 };
 #ifndef __cplusplus
@@ -314,211 +320,216 @@ typedef int32_t dfly_retry;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Memory of a channel or pool. Its bytes are the program's own to read and write, except while a call uses them. It
-// may outlive its channel. Different threads may use different buffers.
+// Memory of a channel or pool for inputs and outputs. The program may read and write its bytes, except while a call
+// uses them. It may outlive its channel. One thread at a time may use a buffer.
 typedef struct dfly_buffer dfly_buffer;
 
 // A channel to one worker. One thread at a time may use it.
 typedef struct dfly_channel dfly_channel;
 
-// A client of a manager, or of one node. Any thread may use it.
+// A client of a manager, or of one node. Thread-safe.
 typedef struct dfly_client dfly_client;
 
-// Some workers of a lease, for whoever holds this or its text.
+// The right to use some workers of a lease, for the holder of this handle or of its text.
 typedef struct dfly_delegation dfly_delegation;
 
-// Ranks that exchange messages and compute together, seen from one of them. Any thread may use it, one at a time; others
-// wait meanwhile. Counts are of elements of a datatype (DFLY_F64 and so on).
+// A group of ranks that exchange messages, as one of them sees it. Thread-safe: threads take turns. Counts are numbers
+// of elements of a datatype (DFLY_F64 and so on).
 //
-// The collectives, `dfly_group_barrier` to `dfly_group_exscan`, must be called by all ranks in the same order; those that do not
-// fit together fail with DFLY_MISMATCH, and a message that says what the ranks called. They return when this rank's part is
-// done if `request` is NULL; else they go on in the background, and all memory that they were given, but not the counts and
-// displacements, must stay until that request is over. What they read may lie where they write: it is copied first.
+// All ranks must call the collectives, `dfly_group_barrier` to `dfly_group_exscan`, in the same order. If the calls do
+// not match, they fail with DFLY_MISMATCH, and the message names the calls. If `request` is NULL, a collective returns
+// when this rank's part is complete. Else it continues in the background and writes a request to `request`; all memory
+// arguments except counts and displacements must stay valid until that request completes. Input and output may
+// overlap: the input is then copied first. Memory arguments may be NULL if they have no elements.
 //
-// What needs a rank that is lost fails with DFLY_RANK_LOST, and a message that names it. What takes longer than the group's
-// deadline, an hour unless it is said, fails with DFLY_TIMED_OUT.
+// An operation that needs a lost rank fails with DFLY_RANK_LOST, and the message names the rank. An operation that
+// exceeds the group's deadline (default: one hour) fails with DFLY_TIMED_OUT.
 typedef struct dfly_group dfly_group;
 
-// The right to some workers. Any thread may use it. It is released with the last of it, its channels and pools.
+// The right to use some workers. Thread-safe. The lease is released when the handle and all its channels and pools are
+// freed.
 typedef struct dfly_lease dfly_lease;
 
-// The output of a call. One thread at a time may use it; it may outlive its pool.
+// The output of a call. One thread at a time may use it. It may outlive its pool.
 typedef struct dfly_output dfly_output;
 
-// A channel to every worker of a lease. Any thread may use it; whoever waits drives the calls of all.
+// Channels to all workers of a lease. Thread-safe. A thread that waits progresses the calls of all threads.
 typedef struct dfly_pool dfly_pool;
 
-// Reads what a lease's workers print, from the lease's beginning. It keeps no lease alive, and reads on for a minute after one is
-// over.
+// Reader of the output of a lease's workers, from the beginning of the lease. It does not keep the lease alive, and
+// can read for one minute after the lease has ended. One thread at a time may use it.
 typedef struct dfly_printed dfly_printed;
 
-// An operation in the background. It moves on whenever this process waits for anything of its group. One thread at a time
-// may use it. It may outlive its group.
+// A group operation in the background. It progresses whenever this process waits for any operation of its group. One
+// thread at a time may use it. It may outlive its group.
 typedef struct dfly_request dfly_request;
 
-// What to lease. Initialise with `dfly_lease_options_init`, then change what you want.
+// Options of a lease. Initialise with `dfly_lease_options_init`, then set fields.
 typedef struct dfly_lease_options {
     // Set by `dfly_lease_options_init`.
     size_t size;
-    // Number of workers: 1.
+    // Number of workers. Default: 1.
     uint32_t workers;
-    // Cores of each worker: 1.
+    // Cores of each worker. Default: 1.
     uint32_t cores_per_worker;
-    // GPUs of each worker, which sees them alone, in CUDA_VISIBLE_DEVICES: 0.
+    // GPUs of each worker, set in its CUDA_VISIBLE_DEVICES. Default: 0.
     uint32_t gpus_per_worker;
-    // Memory of the whole lease in bytes; 0 for the node's usual share.
+    // Memory of the whole lease, in bytes. Default: 0, the node's usual share.
     uint64_t memory_bytes;
-    // How long from its first use: an hour.
+    // Duration from the first use, in milliseconds. Default: one hour.
     uint64_t duration_ms;
-    // How long it outlives its last channel, 0 for as long as it lasts: 10 seconds.
+    // How long the lease outlives its last channel, in milliseconds; 0 for its whole duration. Default: 10 seconds.
     uint64_t idle_release_ms;
     // DFLY_MODE_AUTO, DFLY_MODE_HOT or DFLY_MODE_WARM.
     uint32_t mode;
-    // How long a hot worker polls after a call before it sleeps: DFLY_FOR_EVER.
+    // How long a hot worker polls after a call before it sleeps, in milliseconds. Default: DFLY_FOR_EVER.
     uint32_t hot_for_ms;
     // DFLY_SANDBOX_SITE, DFLY_SANDBOX_PROCESS, DFLY_SANDBOX_ISOLATED or DFLY_SANDBOX_CONTAINER.
     uint32_t sandbox;
-    // Image of a container, a name or path that the site allows; NULL for the site's first, or for no container.
+    // Name or path of a container image that the site allows. NULL for the site's first, or for no container.
     const char *image;
 } dfly_lease_options;
 
-// Identity of code: the hash of its bytes.
+// Identity of code: the SHA-256 hash of its bytes.
 typedef struct dfly_code {
-    // SHA-256.
+    // SHA-256 hash.
     uint8_t hash[32];
 } dfly_code;
 
-// How much may be leased straight from nodes. Initialise with `dfly_allowance_options_init`, then change what you want.
+// Limits of the leases under an allowance. Initialise with `dfly_allowance_options_init`, then set fields.
 typedef struct dfly_allowance_options {
     // Set by `dfly_allowance_options_init`.
     size_t size;
-    // Memory of all workers together in bytes; 0 to leave it to the nodes.
+    // Memory of all workers together, in bytes. Default: 0, the nodes' usual share.
     uint64_t memory_bytes;
-    // The longest lease: an hour.
+    // Maximum duration of a lease, in milliseconds. Default: one hour.
     uint64_t duration_ms;
-    // Workers, of all leases at a time together: 1.
+    // Maximum number of workers of all concurrent leases together. Default: 1.
     uint32_t workers;
-    // Cores of all of them together: 0 for one each.
+    // Maximum number of cores of all workers together. Default: 0, one core per worker.
     uint32_t cores;
-    // Workers on one node at most: 0 for twice an even share.
+    // Maximum number of workers on one node. Default: 0, twice an even share.
     uint32_t workers_per_node;
-    // As of a lease; all leases under the allowance have the same.
+    // Sandbox of all leases under the allowance: DFLY_SANDBOX_SITE, _PROCESS, _ISOLATED or _CONTAINER.
     uint32_t sandbox;
 } dfly_allowance_options;
 
-// How to open a channel. Initialise with `dfly_channel_options_init`, then change what you want.
+// Options of a channel. Initialise with `dfly_channel_options_init`, then set fields.
 typedef struct dfly_channel_options {
     // Set by `dfly_channel_options_init`.
     size_t size;
     // DFLY_TRANSPORT_BEST, _SHM, _TCP, _TLS or _LIBFABRIC.
     uint32_t transport;
-    // Slots of each ring, a power of two: as many calls can be outstanding.
+    // Number of slots of each ring, a power of two. It limits the outstanding calls.
     uint32_t slots;
-    // Bytes of a slot, a multiple of 128: larger payloads travel through bulk memory.
+    // Size of a slot in bytes, a multiple of 128. Larger payloads use bulk memory.
     uint32_t stride_bytes;
-    // How long a wait polls before it sleeps, in microseconds; DFLY_FOR_EVER for ever, which spares the worker a fence.
+    // How long a wait polls before it sleeps, in microseconds. DFLY_FOR_EVER means that it never sleeps, which spares
+    // the worker a memory fence.
     uint32_t spin_us;
-    // Address space for bulk payloads each way, a multiple of 4096.
+    // Address space for bulk payloads in each direction, in bytes, a multiple of 4096.
     uint64_t bulk_bytes;
-    // For DFLY_TRANSPORT_LIBFABRIC: a provider, or a provider and domain such as `verbs/mlx5_0`; NULL for the one that the node
-    // offers first.
+    // For DFLY_TRANSPORT_LIBFABRIC: a provider, or a provider and a domain such as `verbs/mlx5_0`. NULL for the first
+    // that the node offers.
     const char *fabric;
 } dfly_channel_options;
 
-// The end of a call that was submitted.
+// Completion of a submitted call.
 typedef struct dfly_completion {
-    // The number that `dfly_channel_submit` answered.
+    // Number of the call, from `dfly_channel_submit`.
     uint32_t sequence;
-    // How the call ended.
+    // Status of the call.
     dfly_status status;
-    // The output, or the text of the error. Valid until the next function of this channel.
+    // Output of the call, or the text of its error. Valid until the next function of this channel.
     const void *output;
-    // Its bytes.
+    // Length of the output in bytes.
     size_t length;
 } dfly_completion;
 
-// How a pool works. Initialise with `dfly_pool_options_init`, then change what you want.
+// Options of a pool. Initialise with `dfly_pool_options_init`, then set fields.
 typedef struct dfly_pool_options {
     // Set by `dfly_pool_options_init`.
     size_t size;
-    // How its channels are opened.
+    // Options of the pool's channels.
     struct dfly_channel_options channel;
-    // How often a call that was not executed, or is idempotent, is tried again elsewhere: 3.
+    // How often a call is retried on another worker, if it was not executed or is idempotent. Default: 3.
     uint32_t retries;
-    // Most calls that one worker may have outstanding; 0 to let measured times decide.
+    // Maximum number of outstanding calls per worker. Default: 0, derived from measured times.
     uint32_t depth;
 } dfly_pool_options;
 
-// How one call is treated. Initialise with `dfly_call_options_init`, then change what you want.
+// Options of a call. Initialise with `dfly_call_options_init`, then set fields.
 typedef struct dfly_call_options {
     // Set by `dfly_call_options_init`.
     size_t size;
-    // Milliseconds of execution allowed, after which its worker is ended: 0 for no limit.
+    // Limit of the execution time in milliseconds, after which the worker is stopped. Default: 0, no limit.
     uint32_t deadline_ms;
-    // Not 0 if running it twice does no harm, so that it is repeated when its worker died during it.
+    // Not 0 if running the call twice does no harm; it is then retried if its worker dies during the call. Default: 0.
     uint32_t idempotent;
-    // The only worker that may run it: DFLY_ANY_WORKER.
+    // The only worker that may run the call. Default: DFLY_ANY_WORKER.
     uint32_t worker;
 } dfly_call_options;
 
-// What is told of the end of a call: its status, the text of its error or "", and its output, all valid during the
-// callback. It runs in the thread that called `dfly_pool_drive` (or `dfly_pool_free`), and may use the pool, except to free
-// it. It must not throw.
+// Called when a call ends, with its status, the text of its error (or ""), and its output. All are valid during the
+// callback only. It runs in the thread that called `dfly_pool_drive` or `dfly_pool_free`. It may use the pool but must
+// not free it, and must not throw.
 typedef void (*dfly_callback)(void *user, dfly_status status, const char *message, const void *output, size_t length);
 
-// How a process finds its group where `dayfly run` has not started it. Initialise with `dfly_group_options_init`, then set
-// `rendezvous`, `name`, `secret` and `ranks`, and change what else you want.
+// How a process that `dayfly run` did not start finds its group. Initialise with `dfly_group_options_init`, then set
+// `rendezvous`, `name`, `secret` and `ranks`. The other fields have defaults.
 typedef struct dfly_group_options {
     // Set by `dfly_group_options_init`.
     size_t size;
-    // Where the rendezvous is: `host:port`. A manager has one, `dayfly rendezvous` is one.
+    // Address of the rendezvous, `host:port`: a manager's, or one that `dayfly rendezvous` started.
     const char *rendezvous;
-    // Its key, in hexadecimal, as `dayfly rendezvous` prints it; NULL trusts whoever answers not to keep the ranks apart.
+    // Public key of the rendezvous in hexadecimal, as `dayfly rendezvous` prints it. If NULL, the rendezvous is not
+    // authenticated, and an impostor can keep the ranks apart.
     const char *key;
     // Name of the group.
     const char *name;
-    // Which run of it: ranks of one do not meet those of another; NULL for none.
+    // Run of the group: ranks of different runs do not meet. NULL for none.
     const char *run;
-    // What all ranks know and nobody else: at least 16 bytes, in hexadecimal.
+    // Shared secret of the ranks: at least 16 bytes, in hexadecimal.
     const char *secret;
-    // How many ranks the group has.
+    // Number of ranks of the group.
     uint32_t ranks;
-    // Which one this is; DFLY_ANY_RANK for any that is free.
+    // This process's rank, counted from 0; DFLY_ANY_RANK for any free one.
     uint32_t rank;
-    // Seconds within which all ranks must have come and be connected.
+    // Time limit in seconds until all ranks have joined and are connected.
     uint32_t patience_s;
-    // Seconds that one operation may take.
+    // Time limit of one operation, in seconds.
     uint32_t deadline_s;
-    // How long a rank that waits polls before it sleeps, in microseconds; DFLY_FOR_EVER for ever, and for not
-    // at all where it waits for a store.
+    // How long a waiting rank polls before it sleeps, in microseconds. DFLY_FOR_EVER means that it never sleeps, or,
+    // if it waits for a store, that it does not poll.
     uint32_t spin_us;
-    // 1 if nobody listens between the hosts, so that nothing is encrypted; else 0.
+    // 1 if the network between the hosts is trusted, so that messages are not encrypted; else 0.
     uint32_t trust_fabric;
-    // URL of a store for ranks that reach each other in no other way: `s3://bucket/prefix`, `redis://host:port`, `rediss://` or
-    // `file:///directory`; NULL for none. The same for all ranks.
+    // URL of a store for ranks that have no direct connection: `s3://bucket/prefix`, `redis://host:port`, `rediss://`
+    // or `file:///directory`. NULL for none. It must be equal on all ranks.
     const char *store;
-    // `direct`, or `stored` for ranks that exchange through the store alone; NULL for `direct`. The same for all ranks.
+    // `direct`, or `stored` for ranks that exchange messages only through the store. NULL for `direct`. It must be
+    // equal on all ranks.
     const char *channel;
-    // Provider of libfabric over which ranks on different hosts exchange, where both have it, such as `verbs`; NULL for none.
-    // The same for all ranks, and with `trust_fabric`.
+    // libfabric provider, such as `verbs`, for ranks on different hosts that both have it. Requires `trust_fabric`.
+    // NULL for none. It must be equal on all ranks.
     const char *fabric;
-    // 1 if two ranks are connected when one of them first needs the other, instead of all with all at the start; else 0. The same
-    // for all ranks.
+    // 1 to connect two ranks when one first needs the other; 0 to connect all ranks at the start. It must be equal on
+    // all ranks.
     uint32_t lazily;
 } dfly_group_options;
 
-// A program's own operation: combines `count` elements of `left` and `right` into `right` (`right = left op right`). It
-// runs in whichever thread of this process waits for the group, perhaps on a part of a buffer at a time. It must not
-// throw, and must not use the group.
+// Reduction operation defined by the program: combines `count` elements of `left` and `right` into `right` (`right =
+// left op right`). It runs in the thread of this process that waits for the group, possibly on a part of a buffer at a
+// time. It must not throw, and must not use the group.
 typedef void (*dfly_combine)(void *user, const void *left, void *right, size_t count, uint32_t datatype);
 
-// What a receive, or a probe, found.
+// Envelope of a message that was received or probed.
 typedef struct dfly_message {
-    // Who sent it.
+    // Rank that sent the message.
     uint32_t source;
-    // Under which tag.
+    // Tag of the message.
     uint32_t tag;
-    // Its bytes.
+    // Length in bytes.
     size_t length;
 } dfly_message;
 
@@ -526,601 +537,695 @@ typedef struct dfly_message {
 extern "C" {
 #endif // __cplusplus
 
-// What the last error of this thread was: what happened, and often what to do. Valid until the next error of this
-// thread; never NULL. A success leaves it as it is.
+// Returns the message of this thread's last error: what happened, and often what to do. Never NULL. The text is valid
+// until the next error of this thread. A successful call does not change it.
 const char *dfly_last_error_message(void);
 
-// The status of the last error of this thread.
+// Returns the status of this thread's last error; DFLY_OK before the first error.
 dfly_status dfly_last_error(void);
 
-// The name of a status, as in docs/errors.md, such as `output_overflow`. Never NULL.
+// Returns the name of a status, such as `output_overflow`, as listed in docs/errors.md. Never NULL. The text is
+// static.
 const char *dfly_error_name(int32_t status);
 
-// What to do about an error, in one sentence. Never NULL.
+// Returns one sentence on how to correct an error. Never NULL. The text is static.
 const char *dfly_error_remedy(int32_t status);
 
-// Whether the same request may be made again.
+// Returns whether and where the same request may be repeated after an error.
 dfly_retry dfly_error_retry(int32_t status);
 
-// Version of this library. Never NULL.
+// Returns the version of this library, such as `1.2.3`. Never NULL. The text is static.
 const char *dfly_version(void);
 
-// Connects to the manager that `path` names (a connection file, or a state directory). NULL means: the one of the
-// environment variable DAYFLY_MANAGER, else the one that this user runs, else an embedded one that ends with the last
-// of this client, its leases, channels and pools, or with this process.
+// Connects to the manager that `path` names: a connection file or a state directory. If `path` is NULL, connects to
+// the manager that the environment variable DAYFLY_MANAGER names, else to the one that this user runs, else starts an
+// embedded manager. An embedded manager ends with this process, or when the client and all its leases, channels and
+// pools are freed. `client` receives the new client; free it with `dfly_client_free`. Errors: DFLY_UNREACHABLE if the
+// manager does not respond, DFLY_EXECUTOR_FAILED if no embedded manager can be started.
 dfly_status dfly_client_connect(const char *path, struct dfly_client **client);
 
-// Starts an embedded manager and node, whatever else is configured. `binary` names the program `dayfly`; NULL means the
-// one of the environment variable DAYFLY_BIN, on the PATH, or beside this library.
+// Starts an embedded manager and node, regardless of the configuration. `binary` is the path of the program `dayfly`.
+// If it is NULL, the library uses the environment variable DAYFLY_BIN, else the program on the PATH, else the one
+// beside this library. `client` receives the new client; free it with `dfly_client_free`. Errors:
+// DFLY_EXECUTOR_FAILED.
 dfly_status dfly_client_embedded(const char *binary, struct dfly_client **client);
 
-// Leases from one node without a manager, by the allowance that the node wrote (`allowance.json`).
+// Makes a client that leases from one node without a manager. `allowance` is the path of the file `allowance.json`
+// that the node wrote. `client` receives the new client; free it with `dfly_client_free`.
 dfly_status dfly_client_node(const char *allowance, struct dfly_client **client);
 
-// What it is connected to, for people. Lives as long as the client; empty for NULL.
+// Returns a readable description of what the client is connected to. The text is valid as long as the client. Returns
+// "" if `client` is NULL.
 const char *dfly_client_describe(const struct dfly_client *client);
 
-// Closes the client. Leases, channels and pools of it live on. NULL is nothing.
+// Frees a client. Its leases, channels and pools remain usable. NULL is a no-op.
 void dfly_client_free(struct dfly_client *client);
 
-// Sets every option to its default.
+// Sets every option to its default. `options` must not be NULL.
 dfly_status dfly_lease_options_init(struct dfly_lease_options *options);
 
-// Leases workers. NULL for `options` means the defaults: one worker for an hour.
+// Leases workers. `options` may be NULL for the defaults: one worker for one hour. `lease` receives the lease; free it
+// with `dfly_lease_free`. Errors: DFLY_NO_CAPACITY, DFLY_TOO_LARGE, DFLY_QUOTA_EXCEEDED, DFLY_UNREACHABLE, and
+// DFLY_ISOLATION_UNAVAILABLE for a sandbox that the node does not offer.
 dfly_status dfly_lease_open(const struct dfly_client *client,
-                        const struct dfly_lease_options *options,
-                        struct dfly_lease **lease);
+                            const struct dfly_lease_options *options,
+                            struct dfly_lease **lease);
 
-// Sends a shared library to the node, unless it has it already.
+// Sends the shared library at `path` to the node, unless the node already has it. `code` receives its identity.
 dfly_status dfly_lease_load_library(const struct dfly_lease *lease, const char *path, struct dfly_code *code);
 
-// As `dfly_lease_load_library`, from memory.
-dfly_status dfly_lease_load_bytes(const struct dfly_lease *lease, const void *data, size_t length, struct dfly_code *code);
+// As `dfly_lease_load_library`, for `length` bytes in memory.
+dfly_status dfly_lease_load_bytes(const struct dfly_lease *lease,
+                                  const void *data,
+                                  size_t length,
+                                  struct dfly_code *code);
 
-// Makes the lease last so long from now.
+// Sets the lease's remaining duration, in milliseconds from now. Errors: DFLY_LEASE_EXPIRED or DFLY_LEASE_ENDED if it
+// is over.
 dfly_status dfly_lease_renew(const struct dfly_lease *lease, uint64_t duration_ms);
 
-// Gives the workers back now. Channels end; calls that run are ended.
+// Releases the workers now. Closes all channels, and stops running calls.
 dfly_status dfly_lease_release(const struct dfly_lease *lease);
 
-// Workers granted; 0 for NULL.
+// Returns the number of workers; 0 if `lease` is NULL.
 uint32_t dfly_lease_workers(const struct dfly_lease *lease);
 
-// Whether the workers poll on cores of their own.
+// Returns whether the workers poll on cores of their own; false if `lease` is NULL.
 bool dfly_lease_is_hot(const struct dfly_lease *lease);
 
-// The transport that channels of this lease use unless told otherwise.
+// Returns the default transport for channels of this lease.
 uint32_t dfly_lease_transport(const struct dfly_lease *lease);
 
-// Closes the handle; the lease is released when nothing else of it is left. NULL is nothing.
+// Frees the handle. The lease is released when its channels and pools are freed too. NULL is a no-op.
 void dfly_lease_free(struct dfly_lease *lease);
 
-// Opens what a lease's workers print. Their node keeps the last 256 KiB.
+// Opens the output of a lease's workers. Their node keeps the last 256 KiB. `printed` receives the reader; free it
+// with `dfly_printed_free`.
 dfly_status dfly_printed_open(const struct dfly_lease *lease, struct dfly_printed **printed);
 
-// The next piece, of one stream: up to `capacity` bytes are written to `into`, how many to `length`, and DFLY_STREAM_OUT or
-// DFLY_STREAM_ERR to `stream`, which may be NULL. Pieces end anywhere. If there is none yet, waits for one, no longer than `wait_ms` and no
-// longer than some seconds; `length` is 0 then.
+// Reads the next piece of one stream: writes up to `capacity` bytes to `into` and their number to `length`. `stream`
+// receives DFLY_STREAM_OUT or DFLY_STREAM_ERR and may be NULL. Pieces end at arbitrary bytes. If there is no output,
+// waits up to `wait_ms` milliseconds, and at most a few seconds; then `length` is 0. Errors: DFLY_INVALID_REQUEST if
+// `capacity` is 0, DFLY_LEASE_ENDED or DFLY_LEASE_EXPIRED if the lease ended more than a minute ago.
+//
+// # Safety `printed` is an output, `into` has room for `capacity` bytes, `length` is a place for a number, `stream`
+// NULL or a place for one.
 dfly_status dfly_printed_read(struct dfly_printed *printed,
-                          uint64_t wait_ms,
-                          void *into,
-                          size_t capacity,
-                          size_t *length,
-                          uint32_t *stream);
+                              uint64_t wait_ms,
+                              void *into,
+                              size_t capacity,
+                              size_t *length,
+                              uint32_t *stream);
 
-// Bytes that the node did not keep until they were read.
+// Returns the number of bytes that the node discarded before they were read; 0 if `printed` is NULL.
 uint64_t dfly_printed_missed(const struct dfly_printed *printed);
 
-// Whether the lease is over, and all was read.
+// Returns whether the lease has ended and all output was read; false if `printed` is NULL.
 bool dfly_printed_is_over(const struct dfly_printed *printed);
 
-// Frees an output.
+// Frees a reader. NULL is a no-op.
 void dfly_printed_free(struct dfly_printed *printed);
 
-// Sets every option to its default.
+// Sets every option to its default. `options` must not be NULL.
 dfly_status dfly_allowance_options_init(struct dfly_allowance_options *options);
 
-// A client whose leases come straight from nodes, under an allowance of its manager's, which hears of them afterwards: for many short
-// leases, and for leases while the manager is away. NULL for `options` means the defaults: one worker at a time. The allowance is
-// given back with the last of that client, its leases, channels and pools.
+// Makes a client that leases directly from nodes under an allowance of `client`'s manager. The nodes report the leases
+// to the manager afterwards. Use it for many short leases, and to lease while the manager is unavailable. `options`
+// may be NULL for the defaults: one worker at a time. `direct` receives the new client; free it with
+// `dfly_client_free`. The allowance is returned when that client and its leases, channels and pools are freed.
 dfly_status dfly_client_allowance(const struct dfly_client *client,
-                              const struct dfly_allowance_options *options,
-                              struct dfly_client **direct);
+                                  const struct dfly_allowance_options *options,
+                                  struct dfly_client **direct);
 
-// Allocates memory of a channel, aligned to 128 bytes.
+// Allocates a buffer of `length` bytes in the memory of a channel, aligned to 128 bytes. `buffer` receives it; free it
+// with `dfly_buffer_free`. Errors: DFLY_OUT_OF_MEMORY if the channel's memory is exhausted.
 dfly_status dfly_buffer_alloc(struct dfly_channel *channel, size_t length, struct dfly_buffer **buffer);
 
-// Its first byte; NULL for NULL. The address stays the same until the buffer is freed or submitted.
+// Returns the address of a buffer's first byte; NULL if `buffer` is NULL. The address is valid and constant until the
+// buffer is freed or submitted.
 void *dfly_buffer_data(const struct dfly_buffer *buffer);
 
-// Bytes in it; 0 for NULL.
+// Returns the length of a buffer in bytes; 0 if `buffer` is NULL.
 size_t dfly_buffer_length(const struct dfly_buffer *buffer);
 
-// Bytes that it could have; 0 for NULL.
+// Returns the capacity of a buffer in bytes; 0 if `buffer` is NULL.
 size_t dfly_buffer_capacity(const struct dfly_buffer *buffer);
 
-// Makes it shorter, or longer up to its capacity.
+// Changes the length of a buffer, in bytes, up to its capacity. Errors: DFLY_INVALID_REQUEST beyond the capacity.
 dfly_status dfly_buffer_resize(struct dfly_buffer *buffer, size_t length);
 
-// Gives the memory back. NULL is nothing.
+// Frees a buffer. NULL is a no-op.
 void dfly_buffer_free(struct dfly_buffer *buffer);
 
-// Sets every option to its default.
+// Sets every option to its default. `options` must not be NULL.
 dfly_status dfly_channel_options_init(struct dfly_channel_options *options);
 
-// Opens a channel to worker number `worker`, counted from 0. NULL for `options` means the defaults.
+// Opens a channel to worker number `worker`, counted from 0. `options` may be NULL for the defaults. `channel`
+// receives the channel; free it with `dfly_channel_free`. Errors: DFLY_WORKER_BUSY if another channel to the worker is
+// open, DFLY_TRANSPORT_REFUSED.
 dfly_status dfly_channel_open(const struct dfly_lease *lease,
-                          uint32_t worker,
-                          const struct dfly_channel_options *options,
-                          struct dfly_channel **channel);
+                              uint32_t worker,
+                              const struct dfly_channel_options *options,
+                              struct dfly_channel **channel);
 
-// Resolves a function of code that the lease has. Every submitted call must have been answered.
+// Resolves a function in code that the lease has loaded. `form` is DFLY_FORM_PLAIN or DFLY_FORM_CHECKED. `index`
+// receives the function's index, for calls on this channel. No call may be outstanding. Errors: DFLY_LOAD_FAILED.
 dfly_status dfly_channel_load(struct dfly_channel *channel,
-                          const struct dfly_code *code,
-                          const char *symbol,
-                          uint32_t form,
-                          uint16_t *index);
+                              const struct dfly_code *code,
+                              const char *symbol,
+                              uint32_t form,
+                              uint16_t *index);
 
-// Calls a function and waits for its output, which is copied to `output`. `deadline_ms` limits its execution, 0 for no
-// limit. When the output does not fit, the status is DFLY_OUTPUT_OVERFLOW, `output_length` says what it needs, and
-// `dfly_channel_output` gives it, so that nothing needs to run twice. Every submitted call must have been answered.
+// Calls a function, waits, and copies the output to `output`. `deadline_ms` limits the execution in milliseconds; 0
+// means no limit. `output_length` receives the length of the output in bytes and may be NULL; `input` and `output` may
+// be NULL if their length is 0. If the output does not fit, the status is DFLY_OUTPUT_OVERFLOW, `output_length`
+// receives the required size, and `dfly_channel_output` returns the output without another call. No submitted call may
+// be outstanding.
 dfly_status dfly_channel_call(struct dfly_channel *channel,
-                          uint16_t function,
-                          uint32_t deadline_ms,
-                          const void *input,
-                          size_t input_length,
-                          void *output,
-                          size_t output_capacity,
-                          size_t *output_length);
+                              uint16_t function,
+                              uint32_t deadline_ms,
+                              const void *input,
+                              size_t input_length,
+                              void *output,
+                              size_t output_capacity,
+                              size_t *output_length);
 
-// Calls a function on the first `input_length` bytes of a buffer and has its output written into another buffer, both of
-// this channel. Over shared memory nothing is copied. `output_length` tells how much of the buffer was written.
+// Calls a function on the first `input_length` bytes of one buffer and writes its output to another. Both buffers must
+// belong to this channel. Over shared memory nothing is copied. `deadline_ms` as in `dfly_channel_call`.
+// `output_length` receives the number of bytes written and may be NULL.
 dfly_status dfly_channel_call_into(struct dfly_channel *channel,
-                               uint16_t function,
-                               uint32_t deadline_ms,
-                               const struct dfly_buffer *input,
-                               size_t input_length,
-                               struct dfly_buffer *output,
-                               size_t *output_length);
-
-// Sends a call without waiting; `sequence` tells its number. The input may be reused at once. At most as many calls as
-// the ring has slots may be outstanding; beyond, the status is DFLY_REJECTED. A completion must be asked for, by
-// `dfly_channel_poll` or `dfly_channel_wait`, for every call.
-dfly_status dfly_channel_submit(struct dfly_channel *channel,
-                            uint16_t function,
-                            uint32_t deadline_ms,
-                            const void *input,
-                            size_t input_length,
-                            uint32_t *sequence);
-
-// As `dfly_channel_submit`, without a copy: the buffer belongs to the call from now on, whatever the status.
-dfly_status dfly_channel_submit_buffer(struct dfly_channel *channel,
                                    uint16_t function,
                                    uint32_t deadline_ms,
-                                   struct dfly_buffer *input,
+                                   const struct dfly_buffer *input,
                                    size_t input_length,
-                                   uint32_t *sequence);
+                                   struct dfly_buffer *output,
+                                   size_t *output_length);
 
-// The next completion, in the order of submission, if it is here (`came`). A call that failed is a completion with a
-// status of its own; the status of this function speaks of the channel.
+// Submits a call without waiting. `sequence` receives its number and may be NULL. The input may be reused at once.
+// `deadline_ms` as in `dfly_channel_call`. Take one completion for each call, with `dfly_channel_poll` or
+// `dfly_channel_wait`. Errors: DFLY_REJECTED if as many calls are outstanding as the ring has slots.
+dfly_status dfly_channel_submit(struct dfly_channel *channel,
+                                uint16_t function,
+                                uint32_t deadline_ms,
+                                const void *input,
+                                size_t input_length,
+                                uint32_t *sequence);
+
+// As `dfly_channel_submit`, without a copy. The call takes ownership of the buffer, even on an error.
+dfly_status dfly_channel_submit_buffer(struct dfly_channel *channel,
+                                       uint16_t function,
+                                       uint32_t deadline_ms,
+                                       struct dfly_buffer *input,
+                                       size_t input_length,
+                                       uint32_t *sequence);
+
+// Takes the next completion, in the order of submission, without waiting. `came` is set to whether there was one. The
+// status of a failed call is in the completion; this function returns the status of the channel.
 dfly_status dfly_channel_poll(struct dfly_channel *channel, struct dfly_completion *completion, bool *came);
 
-// Waits for the next completion, `timeout_ms` at most (DFLY_TIMED_OUT); DFLY_FOR_EVER for as long as it takes.
+// Waits up to `timeout_ms` milliseconds for the next completion, or without limit with DFLY_FOR_EVER. Errors:
+// DFLY_TIMED_OUT.
 dfly_status dfly_channel_wait(struct dfly_channel *channel, uint32_t timeout_ms, struct dfly_completion *completion);
 
-// The output of the completion that was told of last, or the one that did not fit into the room of `dfly_channel_call`.
-// Valid until the next function of this channel.
+// Returns the output of the last completion, or the output that did not fit in `dfly_channel_call`. `output` receives
+// its address, valid until the next function of this channel; `length` receives its length in bytes and may be NULL.
+// Errors: DFLY_NOT_FOUND if there is no output.
 dfly_status dfly_channel_output(struct dfly_channel *channel, const void **output, size_t *length);
 
-// Frees the slot of the completion that was told of last. Every other function of the channel does so first by itself,
-// except `dfly_channel_output`.
+// Frees the slot of the last completion and its output. The functions that load, call, submit, poll or wait do this
+// first.
 dfly_status dfly_channel_done(struct dfly_channel *channel);
 
-// Ends the submitted call `sequence`, now or when it begins, by ending its worker; the channel ends with it.
+// Cancels the submitted call `sequence` by stopping its worker, now or when the call begins. The channel ends with the
+// worker.
 dfly_status dfly_channel_cancel(struct dfly_channel *channel, uint32_t sequence);
 
-// The transport that it uses: DFLY_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.
+// Returns the channel's transport: DFLY_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.
 uint32_t dfly_channel_transport(const struct dfly_channel *channel);
 
-// The name of that: `shm`, `tcp`, `tls`, or `libfabric:` with provider and domain. Valid as long as the channel; "" for NULL.
+// Returns the name of the transport: `shm`, `tcp`, `tls`, or `libfabric:` with provider and domain. The text is valid
+// as long as the channel. Returns "" if `channel` is NULL.
 const char *dfly_channel_transport_name(const struct dfly_channel *channel);
 
-// Process id of the worker on its host; 0 for NULL.
+// Returns the process id of the worker on its host; 0 if `channel` is NULL.
 uint32_t dfly_channel_worker_pid(const struct dfly_channel *channel);
 
-// Calls submitted and not yet answered; 0 for NULL.
+// Returns the number of submitted calls without a completion; 0 if `channel` is NULL.
 uint32_t dfly_channel_outstanding(const struct dfly_channel *channel);
 
-// Closes the channel. Buffers of it live on. NULL is nothing.
+// Closes and frees a channel. Its buffers remain usable. NULL is a no-op.
 void dfly_channel_free(struct dfly_channel *channel);
 
-// Sets every option to its default.
+// Sets every option to its default. `options` must not be NULL.
 dfly_status dfly_pool_options_init(struct dfly_pool_options *options);
 
-// Sets every option to its default.
+// Sets every option to its default. `options` must not be NULL.
 dfly_status dfly_call_options_init(struct dfly_call_options *options);
 
-// Opens a channel to every worker of a lease. NULL for `options` means the defaults.
-dfly_status dfly_pool_open(const struct dfly_lease *lease, const struct dfly_pool_options *options, struct dfly_pool **pool);
+// Opens a channel to every worker of a lease. `options` may be NULL for the defaults. `pool` receives the pool; free
+// it with `dfly_pool_free`.
+dfly_status dfly_pool_open(const struct dfly_lease *lease,
+                           const struct dfly_pool_options *options,
+                           struct dfly_pool **pool);
 
-// Makes a function of code that the lease has known to the pool. Workers load it at its first call, which fails if they
-// cannot.
+// Registers a function of code that the lease has loaded. `form` is DFLY_FORM_PLAIN or DFLY_FORM_CHECKED. `id`
+// receives its number for calls of this pool. A worker loads the function at its first call of it; that call fails
+// with DFLY_LOAD_FAILED if the worker cannot.
 dfly_status dfly_pool_function(const struct dfly_pool *pool,
-                           const struct dfly_code *code,
-                           const char *symbol,
-                           uint32_t form,
-                           uint32_t *id);
+                               const struct dfly_code *code,
+                               const char *symbol,
+                               uint32_t form,
+                               uint32_t *id);
 
-// Sends a call, or queues it until a worker has room; `call` tells its number. The input may be reused at once. Its
-// outcome is taken with `dfly_pool_wait`, or given up with `dfly_pool_forget`. NULL for `options` means the defaults.
+// Submits a call, or queues it until a worker is free. `call` receives its number. The input may be reused at once.
+// Take the outcome with `dfly_pool_wait`, or discard it with `dfly_pool_forget`. `options` may be NULL for the
+// defaults; `input` may be NULL if `input_length` is 0.
 dfly_status dfly_pool_submit(const struct dfly_pool *pool,
-                         uint32_t function,
-                         const void *input,
-                         size_t input_length,
-                         const struct dfly_call_options *options,
-                         uint64_t *call);
+                             uint32_t function,
+                             const void *input,
+                             size_t input_length,
+                             const struct dfly_call_options *options,
+                             uint64_t *call);
 
-// As `dfly_pool_submit`, with memory of `dfly_pool_buffer_alloc`, which is not copied if the call goes to the worker for
-// which it was allocated. The buffer belongs to the call from now on, whatever the status.
+// As `dfly_pool_submit`, with a buffer from `dfly_pool_buffer_alloc`. The input is not copied if the call runs on the
+// worker that the buffer was allocated for. The call takes ownership of the buffer, even on an error.
 dfly_status dfly_pool_submit_buffer(const struct dfly_pool *pool,
-                                uint32_t function,
-                                struct dfly_buffer *input,
-                                size_t input_length,
-                                const struct dfly_call_options *options,
-                                uint64_t *call);
+                                    uint32_t function,
+                                    struct dfly_buffer *input,
+                                    size_t input_length,
+                                    const struct dfly_call_options *options,
+                                    uint64_t *call);
 
-// As `dfly_pool_submit`, with a function of yours that is told of the end, once, by whoever drives the pool
-// (`dfly_pool_drive`). `call` is NULL or tells the call's number, for `dfly_pool_cancel`.
+// As `dfly_pool_submit`, with a callback. It runs once, when the call has ended, in a thread that calls
+// `dfly_pool_drive`. `user` is passed to it and may be NULL. `call` receives the call's number, for
+// `dfly_pool_cancel`, and may be NULL.
 dfly_status dfly_pool_submit_callback(const struct dfly_pool *pool,
-                                  uint32_t function,
-                                  const void *input,
-                                  size_t input_length,
-                                  const struct dfly_call_options *options,
-                                  dfly_callback callback,
-                                  void *user,
-                                  uint64_t *call);
+                                      uint32_t function,
+                                      const void *input,
+                                      size_t input_length,
+                                      const struct dfly_call_options *options,
+                                      dfly_callback callback,
+                                      void *user,
+                                      uint64_t *call);
 
-// Drives the calls until some with a callback have ended, `timeout_ms` at most, and runs their callbacks; `ended` tells
-// how many, 0 when the time is over.
+// Progresses all calls until calls with a callback end, at most `timeout_ms` milliseconds, and runs their callbacks.
+// `ended` receives their number, 0 after the timeout, and may be NULL.
 dfly_status dfly_pool_drive(const struct dfly_pool *pool, uint32_t timeout_ms, size_t *ended);
 
-// Waits for the end of a call, `timeout_ms` at most (DFLY_TIMED_OUT: it goes on and can be waited for again), or for ever if
-// that is negative. The status is the call's own; its output, if it has one, is handed over through `output`. The outcome
-// of a call can be taken once.
+// Waits up to `timeout_ms` milliseconds for the end of a call, or without limit if that is negative. Returns the
+// status of the call. `output` receives its output, or NULL on an error; free it with `dfly_output_free`. After
+// DFLY_TIMED_OUT the call continues and can be waited for again. The outcome of a call can be taken once.
 dfly_status dfly_pool_wait(const struct dfly_pool *pool,
-                       uint64_t call,
-                       int64_t timeout_ms,
-                       struct dfly_output **output);
+                           uint64_t call,
+                           int64_t timeout_ms,
+                           struct dfly_output **output);
 
-// Calls a function and waits; the output is copied to `output`. When it does not fit, the status is DFLY_OUTPUT_OVERFLOW and
-// `output_length` says what it needs.
+// Calls a function, waits, and copies the output to `output`. `output_length` receives the length of the output in
+// bytes and may be NULL. If the output does not fit, the status is DFLY_OUTPUT_OVERFLOW, `output_length` receives the
+// required size, and the output is lost. `options` may be NULL for the defaults.
 dfly_status dfly_pool_call(const struct dfly_pool *pool,
-                       uint32_t function,
-                       const void *input,
-                       size_t input_length,
-                       const struct dfly_call_options *options,
-                       void *output,
-                       size_t output_capacity,
-                       size_t *output_length);
+                           uint32_t function,
+                           const void *input,
+                           size_t input_length,
+                           const struct dfly_call_options *options,
+                           void *output,
+                           size_t output_capacity,
+                           size_t *output_length);
 
-// Whether a call has ended.
+// Returns whether a call has ended; false if `pool` is NULL.
 bool dfly_pool_is_done(const struct dfly_pool *pool, uint64_t call);
 
-// Takes a call out of the queue, so that it ends as DFLY_CANCELLED; `cancelled` tells whether it was still there.
+// Removes a call from the queue; it ends with DFLY_CANCELLED. `cancelled` is set to false if it was already sent or
+// has ended, and may be NULL.
 dfly_status dfly_pool_cancel(const struct dfly_pool *pool, uint64_t call, bool *cancelled);
 
-// Ends a call even if it runs, by ending its worker. Calls behind it go elsewhere.
+// Ends a call even if it runs, by stopping its worker. Other calls sent to that worker run elsewhere.
 dfly_status dfly_pool_kill(const struct dfly_pool *pool, uint64_t call);
 
-// Nobody will wait for this call.
+// Discards the outcome of a call. The call itself continues.
 dfly_status dfly_pool_forget(const struct dfly_pool *pool, uint64_t call);
 
-// Calls that have not ended; 0 for NULL.
+// Returns the number of calls that have not ended; 0 if `pool` is NULL.
 size_t dfly_pool_pending(const struct dfly_pool *pool);
 
-// Allocates memory for an input, for the worker that has least to do; `worker` tells which, for `dfly_call_options`.
-dfly_status dfly_pool_buffer_alloc(const struct dfly_pool *pool, size_t length, struct dfly_buffer **buffer, uint32_t *worker);
+// Allocates a buffer of `length` bytes for an input, for the worker with the fewest outstanding calls. `worker`
+// receives that worker's number, for `dfly_call_options`, and may be NULL. `buffer` receives the buffer; submit it, or
+// free it with `dfly_buffer_free`.
+dfly_status dfly_pool_buffer_alloc(const struct dfly_pool *pool,
+                                   size_t length,
+                                   struct dfly_buffer **buffer,
+                                   uint32_t *worker);
 
-// The bytes of an output; NULL for NULL.
+// Returns the address of an output's bytes, valid until the output is freed; NULL if `output` is NULL.
 const void *dfly_output_data(const struct dfly_output *output);
 
-// How many bytes an output has; 0 for NULL.
+// Returns the length of an output in bytes; 0 if `output` is NULL.
 size_t dfly_output_length(const struct dfly_output *output);
 
-// Gives an output's memory back. NULL is nothing.
+// Frees an output. NULL is a no-op.
 void dfly_output_free(struct dfly_output *output);
 
-// Closes the pool. Callbacks that were not called are told DFLY_CANCELLED. Outputs and buffers live on. NULL is nothing.
+// Closes and frees a pool. Pending callbacks are called with DFLY_CANCELLED. Outputs and buffers remain usable. NULL
+// is a no-op.
 void dfly_pool_free(struct dfly_pool *pool);
 
-// Gives some of a pool's workers away for so long at most, once what they were sent has ended, within `limit_ms`. The pool does
-// without them until they are taken back. Isolated workers of `users` can use the delegation; NULL if no such ones shall.
+// Delegates `workers` of a pool's workers for at most `duration_ms` milliseconds. Waits up to `limit_ms` milliseconds
+// until the calls on them have ended. The pool does not use these workers until `dfly_pool_take_back`. `users` is the
+// lease of isolated workers that may use the delegation, or NULL. `delegation` receives the delegation; free it with
+// `dfly_delegation_free`.
 dfly_status dfly_pool_delegate(const struct dfly_pool *pool,
-                           uint32_t workers,
-                           uint64_t duration_ms,
-                           const struct dfly_lease *users,
-                           uint64_t limit_ms,
-                           struct dfly_delegation **delegation);
+                               uint32_t workers,
+                               uint64_t duration_ms,
+                               const struct dfly_lease *users,
+                               uint64_t limit_ms,
+                               struct dfly_delegation **delegation);
 
-// Takes back what `dfly_pool_delegate` gave. Its channels end, and its workers serve the pool again.
+// Revokes a delegation of this pool. Its channels are closed, and the pool uses its workers again.
 dfly_status dfly_pool_take_back(const struct dfly_pool *pool, const struct dfly_delegation *delegation);
 
-// A delegation as text, to be given to a function as its input. It is as good as a password. Valid as long as the delegation.
+// Returns a delegation as text, to pass to a function as input. The text is a credential: keep it secret. It is valid
+// as long as the handle. Returns NULL if `delegation` is NULL.
 const char *dfly_delegation_text(const struct dfly_delegation *delegation);
 
-// Reads the text of a delegation.
+// Parses the text of a delegation. `delegation` receives the delegation; free it with `dfly_delegation_free`. Errors:
+// DFLY_INVALID_REQUEST if the text is malformed.
 dfly_status dfly_delegation_read(const char *text, struct dfly_delegation **delegation);
 
-// The workers of a delegation as a lease, which can neither be renewed nor released.
+// Opens the workers of a delegation as a lease, which cannot be renewed or released. `lease` receives the lease; free
+// it with `dfly_lease_free`.
 dfly_status dfly_delegation_open(const struct dfly_delegation *delegation, struct dfly_lease **lease);
 
-// Frees the handle; what was delegated stays so. NULL is nothing.
+// Frees the handle. The delegation itself stays in force. NULL is a no-op.
 void dfly_delegation_free(struct dfly_delegation *delegation);
 
-// Sets every option to its default.
+// Sets every option to its default. `options` must not be NULL.
 dfly_status dfly_group_options_init(struct dfly_group_options *options);
 
-// Joins a group, and returns when all its ranks are there and connected. NULL for `options` means the group that the
-// environment variable DAYFLY_GROUP names, which `dayfly run` sets for the programs that it starts; a process without it is
-// a group of one. A process joins a group once; `dfly_group_dup` makes another of the same ranks.
-dfly_status dfly_group_join(const struct dfly_group_options *options,
-                        struct dfly_group **group);
+// Joins a group, and returns when all ranks have joined and are connected. If `options` is NULL, the environment
+// variable DAYFLY_GROUP names the group; `dayfly run` sets it for the programs that it starts. Without the variable,
+// the process is a group of one. A process can join a group once; use `dfly_group_dup` for another handle. `group`
+// receives the group; free it with `dfly_group_free`. Errors: DFLY_TIMED_OUT if a rank does not join in time.
+dfly_status dfly_group_join(const struct dfly_group_options *options, struct dfly_group **group);
 
-// This rank, counted from 0; DFLY_NO_RANK for NULL.
+// Returns this process's rank, counted from 0; DFLY_NO_RANK if `group` is NULL.
 uint32_t dfly_group_rank(const struct dfly_group *group);
 
-// How many ranks there are; 0 for NULL.
+// Returns the number of ranks; 0 if `group` is NULL.
 uint32_t dfly_group_size(const struct dfly_group *group);
 
-// Which rank of the group that was joined a rank of a part of it is.
+// Translates a rank of a part into the rank in the group that the process joined. `member` receives it.
 dfly_status dfly_group_member(const struct dfly_group *group, uint32_t rank, uint32_t *member);
 
-// Splits a group: all ranks that give the same colour are in one part, in the order of their keys, and of their ranks where
-// those are equal. Who gives DFLY_NO_COLOR is in none, and gets NULL. All ranks must call it.
-dfly_status dfly_group_split(const struct dfly_group *group,
-                         uint32_t color,
-                         int64_t key,
-                         struct dfly_group **part);
+// Splits a group. Ranks with the same colour form a part, ordered by key and then by rank. A rank with colour
+// DFLY_NO_COLOR belongs to no part and receives NULL. All ranks must call it. `part` receives the part; free it with
+// `dfly_group_free`.
+dfly_status dfly_group_split(const struct dfly_group *group, uint32_t color, int64_t key, struct dfly_group **part);
 
-// Another group of the same ranks, whose messages do not mix with this one's. All ranks must call it.
+// Makes another group of the same ranks, whose messages are separate. All ranks must call it. `copy` receives the
+// group; free it with `dfly_group_free`.
 dfly_status dfly_group_dup(const struct dfly_group *group, struct dfly_group **copy);
 
-// A group of the ranks that are left, on which they agree. All that are left must call it.
+// Makes a group of the surviving ranks, after they agree on which ranks are lost. All surviving ranks must call it.
+// `rest` receives the group; free it with `dfly_group_free`.
 dfly_status dfly_group_shrink(const struct dfly_group *group, struct dfly_group **rest);
 
-// Frees a group. With the last of its parts and requests this rank leaves: the others take that for the end of its work,
-// while a process that ends without it is a lost rank to whoever still waits for it. NULL is nothing.
+// Frees a group. This rank leaves when its last part and request are freed. The others treat this as a normal end; a
+// process that exits without it is a lost rank for every rank that still waits for it. NULL is a no-op.
 void dfly_group_free(struct dfly_group *group);
 
-// Bytes of an element of a datatype; 0 if there is no such datatype.
+// Returns the size of an element of a datatype in bytes; 0 if the datatype is unknown.
 size_t dfly_datatype_bytes(uint32_t datatype);
 
-// Makes an operation of a function, and tells the number by which reductions know it in this process. All ranks must use
-// the same function. It must be associative; `commutative` says whether the order of the ranks may be changed too. `user`
-// is handed to it each time.
-dfly_status dfly_operation_create(dfly_combine combine,
-                              void *user,
-                              bool commutative,
-                              uint32_t *operation);
+// Defines a reduction operation. `operation` receives its number, which is valid in this process. All ranks must
+// define it with the same function. `combine` must be associative; `commutative` states whether ranks may also be
+// combined in another order. `user` may be NULL and is passed to each call of `combine`. Free the operation with
+// `dfly_operation_free`.
+dfly_status dfly_operation_create(dfly_combine combine, void *user, bool commutative, uint32_t *operation);
 
-// Forgets an operation that `dfly_operation_create` made. Reductions that are under way still use it.
+// Frees an operation made by `dfly_operation_create`. Reductions that are in progress still use it. Errors:
+// DFLY_INVALID_REQUEST if there is no such operation.
 dfly_status dfly_operation_free(uint32_t operation);
 
-// Waits until an operation is over, for as long as the group's operations may take (DFLY_TIMED_OUT). After an error the
-// operation has ended. `message` tells what a receive got; NULL is nothing.
+// Waits until an operation completes. After an error the operation has ended. `message` receives the envelope of a
+// receive and may be NULL. Errors: DFLY_TIMED_OUT after the group's deadline, and the errors of the operation.
 dfly_status dfly_request_wait(struct dfly_request *request, struct dfly_message *message);
 
-// Waits for several operations, each of which must be over in the end; the first error ends it.
+// Waits until all `count` requests complete. Returns the first error and stops waiting; the remaining requests stay
+// valid.
 dfly_status dfly_request_wait_all(struct dfly_request *const *requests, size_t count);
 
-// Moves what can be moved, and tells whether the operation is over (`over`).
+// Progresses the group without waiting. `over` is set to whether the operation has completed. `message` receives the
+// envelope of a completed receive and may be NULL. Errors: those of the operation.
 dfly_status dfly_request_test(struct dfly_request *request, struct dfly_message *message, bool *over);
 
-// Frees a request. An operation that is still under way is cancelled, after which its memory may be used again and holds
-// anything; a collective that one rank cancels does not end on the others. NULL is nothing.
+// Frees a request. An operation in progress is cancelled; its memory may then be reused, and its content is undefined.
+// If one rank cancels a collective, it does not complete on the others. NULL is a no-op.
 void dfly_request_free(struct dfly_request *request);
 
-// Sends elements to a rank. Returns when they may be changed, which for many of them is when they have been received.
+// Sends `count` elements to a rank and waits until `data` may be reused. For a large message, that is when the message
+// has been received. `data` may be NULL if `count` is 0.
 dfly_status dfly_group_send(const struct dfly_group *group,
-                        const void *data,
-                        size_t count,
-                        uint32_t datatype,
-                        uint32_t to,
-                        uint32_t tag);
-
-// Receives a message of at most so many elements, from one rank or DFLY_ANY_RANK, under one tag or DFLY_ANY_TAG; messages of
-// one rank under one tag come in the order in which they were sent. A longer one is an error (DFLY_TRUNCATED). `message`
-// tells what came; NULL is nothing.
-dfly_status dfly_group_recv(const struct dfly_group *group,
-                        void *into,
-                        size_t count,
-                        uint32_t datatype,
-                        uint32_t from,
-                        uint32_t tag,
-                        struct dfly_message *message);
-
-// Sends one message and receives another at the same time, so that ranks can do this in circles. What is sent may lie
-// where it is received: it is copied first then.
-dfly_status dfly_group_sendrecv(const struct dfly_group *group,
                             const void *data,
                             size_t count,
-                            uint32_t to,
-                            uint32_t send_tag,
-                            void *into,
-                            size_t capacity,
-                            uint32_t from,
-                            uint32_t receive_tag,
                             uint32_t datatype,
-                            struct dfly_message *message);
+                            uint32_t to,
+                            uint32_t tag);
 
-// Waits until a message is here that a receive with these wishes would get, without receiving it.
-dfly_status dfly_group_probe(const struct dfly_group *group, uint32_t from, uint32_t tag, struct dfly_message *message);
-
-// As `dfly_group_probe`, for what is here now, if anything is (`came`).
-dfly_status dfly_group_iprobe(const struct dfly_group *group,
-                          uint32_t from,
-                          uint32_t tag,
-                          struct dfly_message *message,
-                          bool *came);
-
-// Starts to send. The elements must stay as they are until the request is over.
-dfly_status dfly_group_isend(const struct dfly_group *group,
-                         const void *data,
-                         size_t count,
-                         uint32_t datatype,
-                         uint32_t to,
-                         uint32_t tag,
-                         struct dfly_request **request);
-
-// Starts to receive. The memory must not be used until the request is over.
-dfly_status dfly_group_irecv(const struct dfly_group *group,
-                         void *into,
-                         size_t count,
-                         uint32_t datatype,
-                         uint32_t from,
-                         uint32_t tag,
-                         struct dfly_request **request);
-
-// Returns when all ranks have called it.
-dfly_status dfly_group_barrier(const struct dfly_group *group, struct dfly_request **request);
-
-// Gives everybody the root's elements.
-dfly_status dfly_group_bcast(const struct dfly_group *group,
-                         void *data,
-                         size_t count,
-                         uint32_t datatype,
-                         uint32_t root,
-                         struct dfly_request **request);
-
-// Gives the root everybody's `count` elements, in the order of the ranks. `into` matters at the root only.
-dfly_status dfly_group_gather(const struct dfly_group *group,
-                          const void *own,
-                          size_t count,
-                          uint32_t datatype,
-                          void *into,
-                          uint32_t root,
-                          struct dfly_request **request);
-
-// As `dfly_group_gather`, of any number of elements from each rank: rank i's `counts[i]` elements come to element
-// `displacements[i]` of `into`, or, if that is NULL, behind those of rank i - 1. `into`, `counts` and `displacements` matter
-// at the root only.
-dfly_status dfly_group_gatherv(const struct dfly_group *group,
-                           const void *own,
-                           size_t count,
-                           uint32_t datatype,
-                           void *into,
-                           const size_t *counts,
-                           const size_t *displacements,
-                           uint32_t root,
-                           struct dfly_request **request);
-
-// Gives everybody its `count` elements of the root's. `all` matters at the root only.
-dfly_status dfly_group_scatter(const struct dfly_group *group,
-                           const void *all,
-                           void *into,
-                           size_t count,
-                           uint32_t datatype,
-                           uint32_t root,
-                           struct dfly_request **request);
-
-// As `dfly_group_scatter`, of any number of elements for each rank: rank i gets `counts[i]` elements from element
-// `displacements[i]` of `all` on, or, if that is NULL, from behind those of rank i - 1. `all`, `counts` and `displacements`
-// matter at the root only; `count` is what this rank gets.
-dfly_status dfly_group_scatterv(const struct dfly_group *group,
-                            const void *all,
-                            const size_t *counts,
-                            const size_t *displacements,
+// Receives a message of at most `count` elements from one rank, or from any with DFLY_ANY_RANK, under one tag, or any
+// with DFLY_ANY_TAG. Messages of one rank under one tag arrive in the order of sending. `message` receives the
+// envelope and may be NULL. Errors: DFLY_TRUNCATED if the message is longer.
+dfly_status dfly_group_recv(const struct dfly_group *group,
                             void *into,
                             size_t count,
                             uint32_t datatype,
-                            uint32_t root,
-                            struct dfly_request **request);
+                            uint32_t from,
+                            uint32_t tag,
+                            struct dfly_message *message);
 
-// Gives everybody everybody's `count` elements, in the order of the ranks.
-dfly_status dfly_group_allgather(const struct dfly_group *group,
-                             const void *own,
+// Sends one message and receives another at the same time, so that ranks can exchange messages in a cycle without a
+// deadlock. The two buffers may overlap: the outgoing message is then copied first. `message` receives the envelope
+// and may be NULL.
+//
+// # Safety `group` is a group, `data` points to `count` elements, `into` has room for `capacity` elements, `message`
+// is NULL or a place for one.
+dfly_status dfly_group_sendrecv(const struct dfly_group *group,
+                                const void *data,
+                                size_t count,
+                                uint32_t to,
+                                uint32_t send_tag,
+                                void *into,
+                                size_t capacity,
+                                uint32_t from,
+                                uint32_t receive_tag,
+                                uint32_t datatype,
+                                struct dfly_message *message);
+
+// Waits until a receive with this source and tag would find a message. Does not receive it. `message` receives the
+// envelope.
+dfly_status dfly_group_probe(const struct dfly_group *group, uint32_t from, uint32_t tag, struct dfly_message *message);
+
+// As `dfly_group_probe`, but does not wait. `came` is set to whether a message is available. `message` receives its
+// envelope and may be NULL.
+dfly_status dfly_group_iprobe(const struct dfly_group *group,
+                              uint32_t from,
+                              uint32_t tag,
+                              struct dfly_message *message,
+                              bool *came);
+
+// Starts to send. `data` must stay unchanged until the request completes. `request` receives the request; free it with
+// `dfly_request_free`.
+dfly_status dfly_group_isend(const struct dfly_group *group,
+                             const void *data,
                              size_t count,
                              uint32_t datatype,
-                             void *into,
+                             uint32_t to,
+                             uint32_t tag,
                              struct dfly_request **request);
 
-// As `dfly_group_allgather`, of any number of elements from each rank, as `dfly_group_gatherv` has it. All ranks must give the
-// same `counts` and `displacements`.
-dfly_status dfly_group_allgatherv(const struct dfly_group *group,
+// Starts to receive. The memory `into` must not be used until the request completes. `request` receives the request;
+// free it with `dfly_request_free`.
+dfly_status dfly_group_irecv(const struct dfly_group *group,
+                             void *into,
+                             size_t count,
+                             uint32_t datatype,
+                             uint32_t from,
+                             uint32_t tag,
+                             struct dfly_request **request);
+
+// Blocks until all ranks have called it. `request` may be NULL.
+dfly_status dfly_group_barrier(const struct dfly_group *group, struct dfly_request **request);
+
+// Copies the root's `count` elements to all ranks. `request` may be NULL.
+dfly_status dfly_group_bcast(const struct dfly_group *group,
+                             void *data,
+                             size_t count,
+                             uint32_t datatype,
+                             uint32_t root,
+                             struct dfly_request **request);
+
+// Gathers `count` elements from every rank to the root, in the order of the ranks. `into` has room for `count`
+// elements of each rank; it is used at the root only and may be NULL elsewhere. `request` may be NULL.
+//
+// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for as many of each rank,
+// `request` is NULL or a place for a pointer.
+dfly_status dfly_group_gather(const struct dfly_group *group,
                               const void *own,
                               size_t count,
                               uint32_t datatype,
                               void *into,
-                              const size_t *counts,
-                              const size_t *displacements,
+                              uint32_t root,
                               struct dfly_request **request);
 
-// Sends everybody the `count` elements of `own` that have its number, and receives everybody's.
+// As `dfly_group_gather`, with a different number of elements from each rank. The `counts[i]` elements of rank i are
+// written from element `displacements[i]` of `into`. If `displacements` is NULL, the blocks are contiguous. `into`,
+// `counts` and `displacements` are used at the root only. `request` may be NULL.
+//
+// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for all, `counts` and
+// `displacements` there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
+dfly_status dfly_group_gatherv(const struct dfly_group *group,
+                               const void *own,
+                               size_t count,
+                               uint32_t datatype,
+                               void *into,
+                               const size_t *counts,
+                               const size_t *displacements,
+                               uint32_t root,
+                               struct dfly_request **request);
+
+// Distributes the root's elements: rank i receives the i-th block of `count` elements. `all` is used at the root only
+// and may be NULL elsewhere. `request` may be NULL.
+//
+// # Safety `group` is a group, `into` has room for `count` elements, `all` points at the root to as many for each
+// rank, `request` is NULL or a place for a pointer.
+dfly_status dfly_group_scatter(const struct dfly_group *group,
+                               const void *all,
+                               void *into,
+                               size_t count,
+                               uint32_t datatype,
+                               uint32_t root,
+                               struct dfly_request **request);
+
+// As `dfly_group_scatter`, with a different number of elements for each rank. Rank i receives `counts[i]` elements
+// from element `displacements[i]` of `all`. If `displacements` is NULL, the blocks are contiguous. `all`, `counts` and
+// `displacements` are used at the root only. `count` is the number of elements that this rank receives. `request` may
+// be NULL.
+dfly_status dfly_group_scatterv(const struct dfly_group *group,
+                                const void *all,
+                                const size_t *counts,
+                                const size_t *displacements,
+                                void *into,
+                                size_t count,
+                                uint32_t datatype,
+                                uint32_t root,
+                                struct dfly_request **request);
+
+// Gathers `count` elements from every rank to all ranks, in the order of the ranks. `request` may be NULL.
+//
+// # Safety `group` is a group, `own` points to `count` elements, `into` to room for as many of each rank, `request` is
+// NULL or a place for a pointer.
+dfly_status dfly_group_allgather(const struct dfly_group *group,
+                                 const void *own,
+                                 size_t count,
+                                 uint32_t datatype,
+                                 void *into,
+                                 struct dfly_request **request);
+
+// As `dfly_group_allgather`, with a different number of elements from each rank; `counts` and `displacements` as in
+// `dfly_group_gatherv`. They must be equal on all ranks. `request` may be NULL.
+//
+// # Safety `group` is a group, `own` points to `count` elements, `into` to room for all, `counts` and `displacements`
+// to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
+dfly_status dfly_group_allgatherv(const struct dfly_group *group,
+                                  const void *own,
+                                  size_t count,
+                                  uint32_t datatype,
+                                  void *into,
+                                  const size_t *counts,
+                                  const size_t *displacements,
+                                  struct dfly_request **request);
+
+// Sends the i-th block of `count` elements of `own` to rank i, and receives a block from every rank. `request` may be
+// NULL.
+//
+// # Safety `group` is a group, `own` points to `count` elements for each rank, `into` to room for as many, `request`
+// is NULL or a place for a pointer.
 dfly_status dfly_group_alltoall(const struct dfly_group *group,
+                                const void *own,
+                                void *into,
+                                size_t count,
+                                uint32_t datatype,
+                                struct dfly_request **request);
+
+// As `dfly_group_alltoall`, with a different number of elements for each pair of ranks. Sends `sent[i]` elements to
+// rank i, from element `sent_displacements[i]` of `own`. Writes the `received[i]` elements from rank i at element
+// `received_displacements[i]` of `into`. If displacements are NULL, the blocks are contiguous. `request` may be NULL.
+//
+// # Safety `group` is a group, `own` and `into` point to all elements, the counts and displacements to a number for
+// each rank (the latter may be NULL), `request` is NULL or a place for a pointer.
+dfly_status dfly_group_alltoallv(const struct dfly_group *group,
+                                 const void *own,
+                                 const size_t *sent,
+                                 const size_t *sent_displacements,
+                                 void *into,
+                                 const size_t *received,
+                                 const size_t *received_displacements,
+                                 uint32_t datatype,
+                                 struct dfly_request **request);
+
+// Reduces the elements of all ranks to the root. `into` is used at the root only and may be NULL elsewhere. `request`
+// may be NULL.
+//
+// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is
+// NULL or a place for a pointer.
+dfly_status dfly_group_reduce(const struct dfly_group *group,
+                              const void *own,
+                              void *into,
+                              size_t count,
+                              uint32_t datatype,
+                              uint32_t operation,
+                              uint32_t root,
+                              struct dfly_request **request);
+
+// Reduces the elements of all ranks to all ranks. `request` may be NULL.
+dfly_status dfly_group_allreduce(const struct dfly_group *group,
+                                 const void *own,
+                                 void *into,
+                                 size_t count,
+                                 uint32_t datatype,
+                                 uint32_t operation,
+                                 struct dfly_request **request);
+
+// Reduces the elements of all ranks; rank i receives `counts[i]` elements of the result. `counts` must be equal on all
+// ranks. `request` may be NULL.
+//
+// # Safety `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up
+// to, `into` to room for this rank's, `request` is NULL or a place for a pointer.
+dfly_status dfly_group_reduce_scatter(const struct dfly_group *group,
+                                      const void *own,
+                                      void *into,
+                                      const size_t *counts,
+                                      uint32_t datatype,
+                                      uint32_t operation,
+                                      struct dfly_request **request);
+
+// Inclusive prefix reduction: reduces the elements of ranks 0 to this rank. `request` may be NULL.
+dfly_status dfly_group_scan(const struct dfly_group *group,
                             const void *own,
                             void *into,
                             size_t count,
                             uint32_t datatype,
+                            uint32_t operation,
                             struct dfly_request **request);
 
-// As `dfly_group_alltoall`, of any number of elements: rank i is sent `sent[i]` elements from element `sent_displacements[i]` of
-// `own` on, and its `received[i]` elements come to element `received_displacements[i]` of `into`. Displacements that are NULL
-// put the blocks one behind the other.
-dfly_status dfly_group_alltoallv(const struct dfly_group *group,
-                             const void *own,
-                             const size_t *sent,
-                             const size_t *sent_displacements,
-                             void *into,
-                             const size_t *received,
-                             const size_t *received_displacements,
-                             uint32_t datatype,
-                             struct dfly_request **request);
-
-// Combines everybody's elements, for the root. `into` matters there only.
-dfly_status dfly_group_reduce(const struct dfly_group *group,
-                          const void *own,
-                          void *into,
-                          size_t count,
-                          uint32_t datatype,
-                          uint32_t operation,
-                          uint32_t root,
-                          struct dfly_request **request);
-
-// Combines everybody's elements, for everybody.
-dfly_status dfly_group_allreduce(const struct dfly_group *group,
-                             const void *own,
-                             void *into,
-                             size_t count,
-                             uint32_t datatype,
-                             uint32_t operation,
-                             struct dfly_request **request);
-
-// Combines everybody's elements, and gives rank i `counts[i]` of the result. All ranks must give the same `counts`.
-dfly_status dfly_group_reduce_scatter(const struct dfly_group *group,
-                                  const void *own,
-                                  void *into,
-                                  const size_t *counts,
-                                  uint32_t datatype,
-                                  uint32_t operation,
-                                  struct dfly_request **request);
-
-// Combines the elements of the ranks up to this one.
-dfly_status dfly_group_scan(const struct dfly_group *group,
-                        const void *own,
-                        void *into,
-                        size_t count,
-                        uint32_t datatype,
-                        uint32_t operation,
-                        struct dfly_request **request);
-
-// Combines the elements of the ranks before this one. Rank 0's `into` is left alone.
+// Exclusive prefix reduction: reduces the elements of the ranks before this one. `into` of rank 0 is not changed.
+// `request` may be NULL.
 dfly_status dfly_group_exscan(const struct dfly_group *group,
-                          const void *own,
-                          void *into,
-                          size_t count,
-                          uint32_t datatype,
-                          uint32_t operation,
-                          struct dfly_request **request);
+                              const void *own,
+                              void *into,
+                              size_t count,
+                              uint32_t datatype,
+                              uint32_t operation,
+                              struct dfly_request **request);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,4 +1,4 @@
-//! Allowances: leases straight from nodes, on no manager's way.
+//! Allowances: leases directly from nodes, without a request to the manager for each lease.
 
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use crate::handle::{self, get, give, put_required};
 use crate::lease::{DFLY_SANDBOX_SITE, narrow, sandbox};
 use crate::status::{dfly_status, guard};
 
-/// How much may be leased straight from nodes. Initialise with `dfly_allowance_options_init`, then change what you want.
+/// Limits of the leases under an allowance. Initialise with `dfly_allowance_options_init`, then set fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dfly_allowance_options {
     /// Set by `dfly_allowance_options_init`.
     pub size: usize,
-    /// Memory of all workers together in bytes; 0 to leave it to the nodes.
+    /// Memory of all workers together, in bytes. Default: 0, the nodes' usual share.
     pub memory_bytes: u64,
-    /// The longest lease: an hour.
+    /// Maximum duration of a lease, in milliseconds. Default: one hour.
     pub duration_ms: u64,
-    /// Workers, of all leases at a time together: 1.
+    /// Maximum number of workers of all concurrent leases together. Default: 1.
     pub workers: u32,
-    /// Cores of all of them together: 0 for one each.
+    /// Maximum number of cores of all workers together. Default: 0, one core per worker.
     pub cores: u32,
-    /// Workers on one node at most: 0 for twice an even share.
+    /// Maximum number of workers on one node. Default: 0, twice an even share.
     pub workers_per_node: u32,
-    /// As of a lease; all leases under the allowance have the same.
+    /// Sandbox of all leases under the allowance: DFLY_SANDBOX_SITE, _PROCESS, _ISOLATED or _CONTAINER.
     pub sandbox: u32,
 }
 
-/// Sets every option to its default.
+/// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
 /// `options` is NULL or a place for options.
@@ -59,9 +59,10 @@ fn allowance_options(options: dfly_allowance_options) -> Result<AllowanceOptions
     })
 }
 
-/// A client whose leases come straight from nodes, under an allowance of its manager's, which hears of them afterwards: for many short
-/// leases, and for leases while the manager is away. NULL for `options` means the defaults: one worker at a time. The allowance is
-/// given back with the last of that client, its leases, channels and pools.
+/// Makes a client that leases directly from nodes under an allowance of `client`'s manager. The nodes report the leases
+/// to the manager afterwards. Use it for many short leases, and to lease while the manager is unavailable. `options`
+/// may be NULL for the defaults: one worker at a time. `direct` receives the new client; free it with
+/// `dfly_client_free`. The allowance is returned when that client and its leases, channels and pools are freed.
 ///
 /// # Safety
 /// `client` is a client, `options` NULL or options, `direct` a place for a pointer.

@@ -8,8 +8,8 @@ use crate::channel::dfly_channel;
 use crate::handle::{Birth, Handle, get, get_mut, give, take};
 use crate::status::{dfly_status, guard, misuse, value};
 
-/// Memory of a channel or pool. Its bytes are the program's own to read and write, except while a call uses them. It
-/// may outlive its channel. Different threads may use different buffers.
+/// Memory of a channel or pool for inputs and outputs. The program may read and write its bytes, except while a call
+/// uses them. It may outlive its channel. One thread at a time may use a buffer.
 pub struct dfly_buffer {
     birth: Birth,
     pub(crate) buffer: Buffer,
@@ -41,7 +41,8 @@ impl dfly_buffer {
     }
 }
 
-/// Allocates memory of a channel, aligned to 128 bytes.
+/// Allocates a buffer of `length` bytes in the memory of a channel, aligned to 128 bytes. `buffer` receives it; free it
+/// with `dfly_buffer_free`. Errors: DFLY_OUT_OF_MEMORY if the channel's memory is exhausted.
 ///
 /// # Safety
 /// `channel` is a channel, `buffer` a place for a pointer.
@@ -61,7 +62,8 @@ pub unsafe extern "C" fn dfly_buffer_alloc(
     })
 }
 
-/// Its first byte; NULL for NULL. The address stays the same until the buffer is freed or submitted.
+/// Returns the address of a buffer's first byte; NULL if `buffer` is NULL. The address is valid and constant until the
+/// buffer is freed or submitted.
 ///
 /// # Safety
 /// `buffer` is NULL or a buffer.
@@ -73,7 +75,7 @@ pub unsafe extern "C" fn dfly_buffer_data(buffer: *const dfly_buffer) -> *mut c_
     })
 }
 
-/// Bytes in it; 0 for NULL.
+/// Returns the length of a buffer in bytes; 0 if `buffer` is NULL.
 ///
 /// # Safety
 /// `buffer` is NULL or a buffer.
@@ -83,7 +85,7 @@ pub unsafe extern "C" fn dfly_buffer_length(buffer: *const dfly_buffer) -> usize
     value(0, || Ok(unsafe { get(buffer) }?.buffer.len()))
 }
 
-/// Bytes that it could have; 0 for NULL.
+/// Returns the capacity of a buffer in bytes; 0 if `buffer` is NULL.
 ///
 /// # Safety
 /// `buffer` is NULL or a buffer.
@@ -93,7 +95,7 @@ pub unsafe extern "C" fn dfly_buffer_capacity(buffer: *const dfly_buffer) -> usi
     value(0, || Ok(unsafe { get(buffer) }?.buffer.capacity()))
 }
 
-/// Makes it shorter, or longer up to its capacity.
+/// Changes the length of a buffer, in bytes, up to its capacity. Errors: DFLY_INVALID_REQUEST beyond the capacity.
 ///
 /// # Safety
 /// `buffer` is a buffer.
@@ -110,7 +112,7 @@ pub unsafe extern "C" fn dfly_buffer_resize(buffer: *mut dfly_buffer, length: us
     })
 }
 
-/// Gives the memory back. NULL is nothing.
+/// Frees a buffer. NULL is a no-op.
 ///
 /// # Safety
 /// `buffer` is NULL or a buffer that is never used again.

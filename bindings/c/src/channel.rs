@@ -1,4 +1,4 @@
-//! One channel to one worker: the shortest way.
+//! A channel to one worker, for the lowest latency.
 
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::handle::{Birth, Handle, bytes, get, get_mut, give, optional_text, opt
 use crate::lease::{DFLY_FOR_EVER, dfly_code, dfly_lease, function, transport, transport_number};
 use crate::status::{dfly_status, guard, misuse, value};
 
-/// How to open a channel. Initialise with `dfly_channel_options_init`, then change what you want.
+/// Options of a channel. Initialise with `dfly_channel_options_init`, then set fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dfly_channel_options {
@@ -20,16 +20,17 @@ pub struct dfly_channel_options {
     pub size: usize,
     /// DFLY_TRANSPORT_BEST, _SHM, _TCP, _TLS or _LIBFABRIC.
     pub transport: u32,
-    /// Slots of each ring, a power of two: as many calls can be outstanding.
+    /// Number of slots of each ring, a power of two. It limits the outstanding calls.
     pub slots: u32,
-    /// Bytes of a slot, a multiple of 128: larger payloads travel through bulk memory.
+    /// Size of a slot in bytes, a multiple of 128. Larger payloads use bulk memory.
     pub stride_bytes: u32,
-    /// How long a wait polls before it sleeps, in microseconds; DFLY_FOR_EVER for ever, which spares the worker a fence.
+    /// How long a wait polls before it sleeps, in microseconds. DFLY_FOR_EVER means that it never sleeps, which spares
+    /// the worker a memory fence.
     pub spin_us: u32,
-    /// Address space for bulk payloads each way, a multiple of 4096.
+    /// Address space for bulk payloads in each direction, in bytes, a multiple of 4096.
     pub bulk_bytes: u64,
-    /// For DFLY_TRANSPORT_LIBFABRIC: a provider, or a provider and domain such as `verbs/mlx5_0`; NULL for the one that the node
-    /// offers first.
+    /// For DFLY_TRANSPORT_LIBFABRIC: a provider, or a provider and a domain such as `verbs/mlx5_0`. NULL for the first
+    /// that the node offers.
     pub fabric: *const c_char,
 }
 
@@ -37,11 +38,11 @@ pub struct dfly_channel_options {
 pub struct dfly_channel {
     birth: Birth,
     pub(crate) channel: Channel,
-    /// A completion has been told of and its slot is not free yet.
+    /// A completion was returned, and its slot is not free yet.
     told: bool,
-    /// An output that did not fit into the room of its caller.
+    /// An output that did not fit into the caller's memory.
     kept: Option<Vec<u8>>,
-    /// Name of its transport.
+    /// Name of the transport.
     transport: CString,
 }
 
@@ -52,21 +53,21 @@ impl Handle for dfly_channel {
     }
 }
 
-/// The end of a call that was submitted.
+/// Completion of a submitted call.
 #[repr(C)]
 pub struct dfly_completion {
-    /// The number that `dfly_channel_submit` answered.
+    /// Number of the call, from `dfly_channel_submit`.
     pub sequence: u32,
-    /// How the call ended.
+    /// Status of the call.
     pub status: dfly_status,
-    /// The output, or the text of the error. Valid until the next function of this channel.
+    /// Output of the call, or the text of its error. Valid until the next function of this channel.
     pub output: *const c_void,
-    /// Its bytes.
+    /// Length of the output in bytes.
     pub length: usize,
 }
 
 impl dfly_channel {
-    /// Frees the slot of the completion that was told of last.
+    /// Frees the slot of the last completion that was returned.
     #[inline]
     fn settle(&mut self) {
         if self.told {
@@ -100,7 +101,7 @@ pub(crate) fn channel_options(options: Option<dfly_channel_options>) -> Result<C
     };
     let slots = u16::try_from(options.slots).map_err(|_| misuse(format!("{} slots are too many", options.slots)))?;
     let spin = Duration::from_micros(options.spin_us.into());
-    // SAFETY: the caller of this library promises a C string where it names one.
+    // SAFETY: the caller of this library promises a C string where the field is not null.
     let fabric = unsafe { optional_text(options.fabric, "the fabric") }?;
     Ok(ChannelOptions {
         transport: transport(options.transport, fabric)?,
@@ -126,7 +127,8 @@ pub(crate) fn default_channel_options() -> dfly_channel_options {
     }
 }
 
-/// Writes an output into the caller's room and tells its length; one that does not fit is kept for `dfly_channel_output`.
+/// Copies an output into the caller's memory and writes its length to `output_length`. Errors: output overflow if it
+/// does not fit; the caller of this function then keeps the output.
 ///
 /// # Safety
 /// `output` has room for `capacity` bytes and `output_length` is writable, unless they are null.
@@ -146,7 +148,7 @@ pub(crate) unsafe fn deliver(
         let room = if output.is_null() { 0 } else { capacity };
         return Err(too_small(reply.len(), room));
     }
-    // SAFETY: the caller's room, which is no memory of ours, is as large as it says.
+    // SAFETY: the caller promises `capacity` writable bytes.
     unsafe { std::ptr::copy(reply.as_ptr(), output.cast::<u8>(), reply.len()) };
     Ok(())
 }
@@ -159,7 +161,7 @@ fn too_small(length: usize, room: usize) -> Error {
     )
 }
 
-/// Sets every option to its default.
+/// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
 /// `options` is NULL or a place for options.
@@ -169,7 +171,9 @@ pub unsafe extern "C" fn dfly_channel_options_init(options: *mut dfly_channel_op
     guard(|| Ok(unsafe { put_required(options, "the place for options", default_channel_options()) }?))
 }
 
-/// Opens a channel to worker number `worker`, counted from 0. NULL for `options` means the defaults.
+/// Opens a channel to worker number `worker`, counted from 0. `options` may be NULL for the defaults. `channel`
+/// receives the channel; free it with `dfly_channel_free`. Errors: DFLY_WORKER_BUSY if another channel to the worker is
+/// open, DFLY_TRANSPORT_REFUSED.
 ///
 /// # Safety
 /// `lease` is a lease, `options` NULL or options, `channel` a place for a pointer.
@@ -190,7 +194,7 @@ pub unsafe extern "C" fn dfly_channel_open(
                 let channel = lease.lease.channel(WorkerIndex(worker), &options)?;
                 Ok(dfly_channel {
                     birth: Birth::now(),
-                    // Names have no zero in them.
+                    // The names of transports contain no NUL.
                     transport: CString::new(channel.transport().to_string()).unwrap_or_default(),
                     channel,
                     told: false,
@@ -202,7 +206,8 @@ pub unsafe extern "C" fn dfly_channel_open(
     })
 }
 
-/// Resolves a function of code that the lease has. Every submitted call must have been answered.
+/// Resolves a function in code that the lease has loaded. `form` is DFLY_FORM_PLAIN or DFLY_FORM_CHECKED. `index`
+/// receives the function's index, for calls on this channel. No call may be outstanding. Errors: DFLY_LOAD_FAILED.
 ///
 /// # Safety
 /// `channel` is a channel, `code` a code, `symbol` a C string, `index` a place for a number.
@@ -224,9 +229,11 @@ pub unsafe extern "C" fn dfly_channel_load(
     })
 }
 
-/// Calls a function and waits for its output, which is copied to `output`. `deadline_ms` limits its execution, 0 for no
-/// limit. When the output does not fit, the status is DFLY_OUTPUT_OVERFLOW, `output_length` says what it needs, and
-/// `dfly_channel_output` gives it, so that nothing needs to run twice. Every submitted call must have been answered.
+/// Calls a function, waits, and copies the output to `output`. `deadline_ms` limits the execution in milliseconds; 0
+/// means no limit. `output_length` receives the length of the output in bytes and may be NULL; `input` and `output` may
+/// be NULL if their length is 0. If the output does not fit, the status is DFLY_OUTPUT_OVERFLOW, `output_length`
+/// receives the required size, and `dfly_channel_output` returns the output without another call. No submitted call may
+/// be outstanding.
 ///
 /// # Safety
 /// `channel` is a channel, `input` points to `input_length` bytes, `output` to room for `output_capacity`;
@@ -259,8 +266,9 @@ pub unsafe extern "C" fn dfly_channel_call(
     })
 }
 
-/// Calls a function on the first `input_length` bytes of a buffer and has its output written into another buffer, both of
-/// this channel. Over shared memory nothing is copied. `output_length` tells how much of the buffer was written.
+/// Calls a function on the first `input_length` bytes of one buffer and writes its output to another. Both buffers must
+/// belong to this channel. Over shared memory nothing is copied. `deadline_ms` as in `dfly_channel_call`.
+/// `output_length` receives the number of bytes written and may be NULL.
 ///
 /// # Safety
 /// `channel` is a channel, `input` and `output` are two buffers, `output_length` is NULL or a place for a number.
@@ -278,7 +286,7 @@ pub unsafe extern "C" fn dfly_channel_call_into(
         if std::ptr::eq(input, output) {
             return Err(misuse("input and output are one buffer").into());
         }
-        // SAFETY: as the caller promises, and they are two buffers.
+        // SAFETY: as the caller promises, and the buffers are distinct.
         let (channel, input, output) = unsafe { (get_mut(channel)?, get(input)?, get_mut(output)?) };
         input.check(input_length)?;
         channel.settle();
@@ -293,9 +301,9 @@ pub unsafe extern "C" fn dfly_channel_call_into(
     })
 }
 
-/// Sends a call without waiting; `sequence` tells its number. The input may be reused at once. At most as many calls as
-/// the ring has slots may be outstanding; beyond, the status is DFLY_REJECTED. A completion must be asked for, by
-/// `dfly_channel_poll` or `dfly_channel_wait`, for every call.
+/// Submits a call without waiting. `sequence` receives its number and may be NULL. The input may be reused at once.
+/// `deadline_ms` as in `dfly_channel_call`. Take one completion for each call, with `dfly_channel_poll` or
+/// `dfly_channel_wait`. Errors: DFLY_REJECTED if as many calls are outstanding as the ring has slots.
 ///
 /// # Safety
 /// `channel` is a channel, `input` points to `input_length` bytes, `sequence` is NULL or a place for a number.
@@ -319,7 +327,7 @@ pub unsafe extern "C" fn dfly_channel_submit(
     })
 }
 
-/// As `dfly_channel_submit`, without a copy: the buffer belongs to the call from now on, whatever the status.
+/// As `dfly_channel_submit`, without a copy. The call takes ownership of the buffer, even on an error.
 ///
 /// # Safety
 /// `channel` is a channel, `input` a buffer that is never used again, `sequence` NULL or a place for a number.
@@ -349,8 +357,8 @@ pub unsafe extern "C" fn dfly_channel_submit_buffer(
     })
 }
 
-/// The next completion, in the order of submission, if it is here (`came`). A call that failed is a completion with a
-/// status of its own; the status of this function speaks of the channel.
+/// Takes the next completion, in the order of submission, without waiting. `came` is set to whether there was one. The
+/// status of a failed call is in the completion; this function returns the status of the channel.
 ///
 /// # Safety
 /// `channel` is a channel, `completion` and `came` are places for their types.
@@ -368,7 +376,7 @@ pub unsafe extern "C" fn dfly_channel_poll(
         }
         channel.settle();
         let next = match channel.channel.poll() {
-            // Found again by a wait, which asks the node what became of the worker.
+            // The wait below finds the error again, and asks the node why the worker ended.
             Err(_) if channel.channel.outstanding() > 0 => Some(channel.channel.wait(Duration::ZERO)?),
             next => next?,
         };
@@ -382,7 +390,8 @@ pub unsafe extern "C" fn dfly_channel_poll(
     })
 }
 
-/// Waits for the next completion, `timeout_ms` at most (DFLY_TIMED_OUT); DFLY_FOR_EVER for as long as it takes.
+/// Waits up to `timeout_ms` milliseconds for the next completion, or without limit with DFLY_FOR_EVER. Errors:
+/// DFLY_TIMED_OUT.
 ///
 /// # Safety
 /// `channel` is a channel, `completion` a place for one.
@@ -411,8 +420,9 @@ pub unsafe extern "C" fn dfly_channel_wait(
     })
 }
 
-/// The output of the completion that was told of last, or the one that did not fit into the room of `dfly_channel_call`.
-/// Valid until the next function of this channel.
+/// Returns the output of the last completion, or the output that did not fit in `dfly_channel_call`. `output` receives
+/// its address, valid until the next function of this channel; `length` receives its length in bytes and may be NULL.
+/// Errors: DFLY_NOT_FOUND if there is no output.
 ///
 /// # Safety
 /// `channel` is a channel, `output` a place for a pointer, `length` NULL or a place for a number.
@@ -439,8 +449,8 @@ pub unsafe extern "C" fn dfly_channel_output(
     })
 }
 
-/// Frees the slot of the completion that was told of last. Every other function of the channel does so first by itself,
-/// except `dfly_channel_output`.
+/// Frees the slot of the last completion and its output. The functions that load, call, submit, poll or wait do this
+/// first.
 ///
 /// # Safety
 /// `channel` is a channel.
@@ -453,7 +463,8 @@ pub unsafe extern "C" fn dfly_channel_done(channel: *mut dfly_channel) -> dfly_s
     })
 }
 
-/// Ends the submitted call `sequence`, now or when it begins, by ending its worker; the channel ends with it.
+/// Cancels the submitted call `sequence` by stopping its worker, now or when the call begins. The channel ends with the
+/// worker.
 ///
 /// # Safety
 /// `channel` is a channel.
@@ -463,7 +474,7 @@ pub unsafe extern "C" fn dfly_channel_cancel(channel: *mut dfly_channel, sequenc
     guard(|| Ok(unsafe { get(channel) }?.channel.cancel(sequence)?))
 }
 
-/// The transport that it uses: DFLY_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.
+/// Returns the channel's transport: DFLY_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.
 ///
 /// # Safety
 /// `channel` is NULL or a channel.
@@ -473,7 +484,8 @@ pub unsafe extern "C" fn dfly_channel_transport(channel: *const dfly_channel) ->
     value(0, || Ok(transport_number(unsafe { get(channel) }?.channel.transport())))
 }
 
-/// The name of that: `shm`, `tcp`, `tls`, or `libfabric:` with provider and domain. Valid as long as the channel; "" for NULL.
+/// Returns the name of the transport: `shm`, `tcp`, `tls`, or `libfabric:` with provider and domain. The text is valid
+/// as long as the channel. Returns "" if `channel` is NULL.
 ///
 /// # Safety
 /// `channel` is NULL or a channel.
@@ -483,7 +495,7 @@ pub unsafe extern "C" fn dfly_channel_transport_name(channel: *const dfly_channe
     value(c"".as_ptr(), || Ok(unsafe { get(channel) }?.transport.as_ptr()))
 }
 
-/// Process id of the worker on its host; 0 for NULL.
+/// Returns the process id of the worker on its host; 0 if `channel` is NULL.
 ///
 /// # Safety
 /// `channel` is NULL or a channel.
@@ -493,7 +505,7 @@ pub unsafe extern "C" fn dfly_channel_worker_pid(channel: *const dfly_channel) -
     value(0, || Ok(unsafe { get(channel) }?.channel.worker_pid()))
 }
 
-/// Calls submitted and not yet answered; 0 for NULL.
+/// Returns the number of submitted calls without a completion; 0 if `channel` is NULL.
 ///
 /// # Safety
 /// `channel` is NULL or a channel.
@@ -503,7 +515,7 @@ pub unsafe extern "C" fn dfly_channel_outstanding(channel: *const dfly_channel) 
     value(0, || Ok(unsafe { get(channel) }?.channel.outstanding().into()))
 }
 
-/// Closes the channel. Buffers of it live on. NULL is nothing.
+/// Closes and frees a channel. Its buffers remain usable. NULL is a no-op.
 ///
 /// # Safety
 /// `channel` is NULL or a channel that is never used again.

@@ -1,4 +1,4 @@
-//! Clients: where leases come from.
+//! Clients: connections to a manager or a node.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use dayfly_client::{Client, Code, Error};
 use crate::handle::{Birth, Handle, get, give, optional_path, take};
 use crate::status::{dfly_status, guard, misuse, value};
 
-/// A client of a manager, or of one node. Any thread may use it.
+/// A client of a manager, or of one node. Thread-safe.
 pub struct dfly_client {
     birth: Birth,
     pub(crate) client: Client,
@@ -33,20 +33,20 @@ impl dfly_client {
     }
 }
 
-/// The program `dayfly` beside this library, for programs that are installed elsewhere.
+/// Returns the path of the program `dayfly` beside this library.
 fn binary_beside() -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let here = binary_beside as fn() -> Option<PathBuf> as *const c_void;
-    // SAFETY: any address may be asked about, and `info` has room for the answer.
+    // SAFETY: `dladdr` accepts any address, and `info` is writable.
     if unsafe { libc::dladdr(here, info.as_mut_ptr()) } == 0 {
         return None;
     }
-    // SAFETY: filled by the call above, which succeeded.
+    // SAFETY: the call above succeeded and filled `info`.
     let name = unsafe { info.assume_init() }.dli_fname;
     if name.is_null() {
         return None;
     }
-    // SAFETY: the linker's own C string, which lives as long as this library.
+    // SAFETY: a C string of the dynamic linker, valid as long as this library is loaded.
     let file = std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
     Some(PathBuf::from(file).parent()?.join("dayfly")).filter(|path| path.is_file())
 }
@@ -58,9 +58,11 @@ fn embedded_beside(error: Error) -> Result<Client, Error> {
     }
 }
 
-/// Connects to the manager that `path` names (a connection file, or a state directory). NULL means: the one of the
-/// environment variable DAYFLY_MANAGER, else the one that this user runs, else an embedded one that ends with the last
-/// of this client, its leases, channels and pools, or with this process.
+/// Connects to the manager that `path` names: a connection file or a state directory. If `path` is NULL, connects to
+/// the manager that the environment variable DAYFLY_MANAGER names, else to the one that this user runs, else starts an
+/// embedded manager. An embedded manager ends with this process, or when the client and all its leases, channels and
+/// pools are freed. `client` receives the new client; free it with `dfly_client_free`. Errors: DFLY_UNREACHABLE if the
+/// manager does not respond, DFLY_EXECUTOR_FAILED if no embedded manager can be started.
 ///
 /// # Safety
 /// `path` is NULL or a C string, `client` a place for a pointer.
@@ -84,8 +86,10 @@ pub unsafe extern "C" fn dfly_client_connect(path: *const c_char, client: *mut *
     })
 }
 
-/// Starts an embedded manager and node, whatever else is configured. `binary` names the program `dayfly`; NULL means the
-/// one of the environment variable DAYFLY_BIN, on the PATH, or beside this library.
+/// Starts an embedded manager and node, regardless of the configuration. `binary` is the path of the program `dayfly`.
+/// If it is NULL, the library uses the environment variable DAYFLY_BIN, else the program on the PATH, else the one
+/// beside this library. `client` receives the new client; free it with `dfly_client_free`. Errors:
+/// DFLY_EXECUTOR_FAILED.
 ///
 /// # Safety
 /// `binary` is NULL or a C string, `client` a place for a pointer.
@@ -109,7 +113,8 @@ pub unsafe extern "C" fn dfly_client_embedded(binary: *const c_char, client: *mu
     })
 }
 
-/// Leases from one node without a manager, by the allowance that the node wrote (`allowance.json`).
+/// Makes a client that leases from one node without a manager. `allowance` is the path of the file `allowance.json`
+/// that the node wrote. `client` receives the new client; free it with `dfly_client_free`.
 ///
 /// # Safety
 /// `allowance` is a C string, `client` a place for a pointer.
@@ -128,7 +133,8 @@ pub unsafe extern "C" fn dfly_client_node(allowance: *const c_char, client: *mut
     })
 }
 
-/// What it is connected to, for people. Lives as long as the client; empty for NULL.
+/// Returns a readable description of what the client is connected to. The text is valid as long as the client. Returns
+/// "" if `client` is NULL.
 ///
 /// # Safety
 /// `client` is NULL or a client.
@@ -138,7 +144,7 @@ pub unsafe extern "C" fn dfly_client_describe(client: *const dfly_client) -> *co
     value(c"".as_ptr(), || Ok(unsafe { get(client) }?.description.as_ptr()))
 }
 
-/// Closes the client. Leases, channels and pools of it live on. NULL is nothing.
+/// Frees a client. Its leases, channels and pools remain usable. NULL is a no-op.
 ///
 /// # Safety
 /// `client` is NULL or a client that is never used again.

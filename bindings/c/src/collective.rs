@@ -1,4 +1,4 @@
-//! Operations that all ranks of a group take part in.
+//! Collective operations of a group.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -13,20 +13,20 @@ use crate::operation::{datatype, operation};
 use crate::request::dfly_request;
 use crate::status::{dfly_status, guard, misuse};
 
-/// All memory that a collective works on.
+/// Memory of a collective.
 struct Work {
     own: Memory,
     into: Memory,
-    /// Where each rank's block is, if they are not equally long: what is sent, and what is received.
+    /// Byte range of each rank's block, if the blocks differ in length: of the input, and of the output.
     sent: Vec<Range<usize>>,
     received: Vec<Range<usize>>,
-    /// Bytes of each rank's part of the result.
+    /// Length in bytes of each rank's part of the result.
     counts: Vec<usize>,
     operation: Operation,
 }
 
 impl Work {
-    /// `own` is read and `into` written. Where they overlap, the first is copied.
+    /// The collective reads `own` and writes `into`. If they overlap, `own` is copied.
     fn new(own: Memory, into: Memory) -> Self {
         Self {
             own: own.beside(&into),
@@ -46,7 +46,7 @@ impl Work {
     }
 }
 
-/// Takes part in a collective, at once, or in the background where C has a place for a request.
+/// Runs a collective: to completion, or in the background if `request` is not null.
 macro_rules! collect {
     ($group:ident, $request:ident, $work:expr, $now:ident or $later:ident, |$of:ident| ($($argument:expr),*)) => {{
         let mut work: Work = $work;
@@ -65,7 +65,7 @@ macro_rules! collect {
     }};
 }
 
-/// Each rank's block in bytes; without displacements they lie one after the other.
+/// Returns the byte range of each rank's block. Without displacements the blocks are contiguous.
 ///
 /// # Safety
 /// Both point to a number for each rank of the group, unless they are null.
@@ -104,14 +104,14 @@ unsafe fn numbers(group: &dfly_group, counts: *const usize) -> Result<&[usize], 
     Ok(unsafe { std::slice::from_raw_parts(counts, group.place.communicator.size() as usize) })
 }
 
-/// Memory that holds all blocks.
+/// Memory from `start` that covers all blocks.
 fn around(start: *const c_void, blocks: &[Range<usize>], what: &str) -> Result<Memory, Error> {
     let length = blocks.iter().map(|block| block.end).max().unwrap_or(0);
     Memory::of(start, length, Datatype::Bytes, what)
 }
 
 impl dfly_group {
-    /// A block for each rank.
+    /// Memory of `count` elements for each rank.
     fn all(&self, start: *const c_void, count: usize, datatype: Datatype, what: &str) -> Result<Memory, Error> {
         let ranks = self.place.communicator.size() as usize;
         let total = count.checked_mul(ranks);
@@ -127,7 +127,7 @@ impl dfly_group {
 const OWN: &str = "what this rank gives";
 const INTO: &str = "the room for the result";
 
-/// Returns when all ranks have called it.
+/// Blocks until all ranks have called it. `request` may be NULL.
 ///
 /// # Safety
 /// `group` is a group, `request` NULL or a place for a pointer.
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn dfly_group_barrier(group: *const dfly_group, request: *
     })
 }
 
-/// Gives everybody the root's elements.
+/// Copies the root's `count` elements to all ranks. `request` may be NULL.
 ///
 /// # Safety
 /// `group` is a group, `data` points to `count` elements, `request` is NULL or a place for a pointer.
@@ -167,11 +167,11 @@ pub unsafe extern "C" fn dfly_group_bcast(
     })
 }
 
-/// Gives the root everybody's `count` elements, in the order of the ranks. `into` matters at the root only.
+/// Gathers `count` elements from every rank to the root, in the order of the ranks. `into` has room for `count`
+/// elements of each rank; it is used at the root only and may be NULL elsewhere. `request` may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many of each rank, `request` is
-/// NULL or a place for a pointer.
+/// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for as many of each rank,
+/// `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_gather(
     group: *const dfly_group,
@@ -199,13 +199,12 @@ pub unsafe extern "C" fn dfly_group_gather(
     })
 }
 
-/// As `dfly_group_gather`, of any number of elements from each rank: rank i's `counts[i]` elements come to element
-/// `displacements[i]` of `into`, or, if that is NULL, behind those of rank i - 1. `into`, `counts` and `displacements` matter
-/// at the root only.
+/// As `dfly_group_gather`, with a different number of elements from each rank. The `counts[i]` elements of rank i are
+/// written from element `displacements[i]` of `into`. If `displacements` is NULL, the blocks are contiguous. `into`,
+/// `counts` and `displacements` are used at the root only. `request` may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` at the root to room for all, `counts` and `displacements`
-/// there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
+/// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for all, `counts` and
+/// `displacements` there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_gatherv(
     group: *const dfly_group,
@@ -241,11 +240,11 @@ pub unsafe extern "C" fn dfly_group_gatherv(
     })
 }
 
-/// Gives everybody its `count` elements of the root's. `all` matters at the root only.
+/// Distributes the root's elements: rank i receives the i-th block of `count` elements. `all` is used at the root only
+/// and may be NULL elsewhere. `request` may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `into` has room for `count` elements, `all` points at the root to as many for each rank, `request` is
-/// NULL or a place for a pointer.
+/// # Safety `group` is a group, `into` has room for `count` elements, `all` points at the root to as many for each
+/// rank, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_scatter(
     group: *const dfly_group,
@@ -273,9 +272,10 @@ pub unsafe extern "C" fn dfly_group_scatter(
     })
 }
 
-/// As `dfly_group_scatter`, of any number of elements for each rank: rank i gets `counts[i]` elements from element
-/// `displacements[i]` of `all` on, or, if that is NULL, from behind those of rank i - 1. `all`, `counts` and `displacements`
-/// matter at the root only; `count` is what this rank gets.
+/// As `dfly_group_scatter`, with a different number of elements for each rank. Rank i receives `counts[i]` elements
+/// from element `displacements[i]` of `all`. If `displacements` is NULL, the blocks are contiguous. `all`, `counts` and
+/// `displacements` are used at the root only. `count` is the number of elements that this rank receives. `request` may
+/// be NULL.
 ///
 /// # Safety
 /// `group` is a group, `into` has room for `count` elements, `all` points at the root to all of them, `counts` and
@@ -315,11 +315,10 @@ pub unsafe extern "C" fn dfly_group_scatterv(
     })
 }
 
-/// Gives everybody everybody's `count` elements, in the order of the ranks.
+/// Gathers `count` elements from every rank to all ranks, in the order of the ranks. `request` may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` to room for as many of each rank, `request` is NULL or a
-/// place for a pointer.
+/// # Safety `group` is a group, `own` points to `count` elements, `into` to room for as many of each rank, `request` is
+/// NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_allgather(
     group: *const dfly_group,
@@ -342,12 +341,11 @@ pub unsafe extern "C" fn dfly_group_allgather(
     })
 }
 
-/// As `dfly_group_allgather`, of any number of elements from each rank, as `dfly_group_gatherv` has it. All ranks must give the
-/// same `counts` and `displacements`.
+/// As `dfly_group_allgather`, with a different number of elements from each rank; `counts` and `displacements` as in
+/// `dfly_group_gatherv`. They must be equal on all ranks. `request` may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` to room for all, `counts` and `displacements` to a number for
-/// each rank or are NULL, `request` is NULL or a place for a pointer.
+/// # Safety `group` is a group, `own` points to `count` elements, `into` to room for all, `counts` and `displacements`
+/// to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_allgatherv(
     group: *const dfly_group,
@@ -378,11 +376,11 @@ pub unsafe extern "C" fn dfly_group_allgatherv(
     })
 }
 
-/// Sends everybody the `count` elements of `own` that have its number, and receives everybody's.
+/// Sends the i-th block of `count` elements of `own` to rank i, and receives a block from every rank. `request` may be
+/// NULL.
 ///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements for each rank, `into` to room for as many, `request` is NULL or a
-/// place for a pointer.
+/// # Safety `group` is a group, `own` points to `count` elements for each rank, `into` to room for as many, `request`
+/// is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_alltoall(
     group: *const dfly_group,
@@ -405,13 +403,12 @@ pub unsafe extern "C" fn dfly_group_alltoall(
     })
 }
 
-/// As `dfly_group_alltoall`, of any number of elements: rank i is sent `sent[i]` elements from element `sent_displacements[i]` of
-/// `own` on, and its `received[i]` elements come to element `received_displacements[i]` of `into`. Displacements that are NULL
-/// put the blocks one behind the other.
+/// As `dfly_group_alltoall`, with a different number of elements for each pair of ranks. Sends `sent[i]` elements to
+/// rank i, from element `sent_displacements[i]` of `own`. Writes the `received[i]` elements from rank i at element
+/// `received_displacements[i]` of `into`. If displacements are NULL, the blocks are contiguous. `request` may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `own` and `into` point to all elements, the counts and displacements to a number for each rank (the
-/// latter may be NULL), `request` is NULL or a place for a pointer.
+/// # Safety `group` is a group, `own` and `into` point to all elements, the counts and displacements to a number for
+/// each rank (the latter may be NULL), `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_alltoallv(
     group: *const dfly_group,
@@ -450,11 +447,11 @@ pub unsafe extern "C" fn dfly_group_alltoallv(
     })
 }
 
-/// Combines everybody's elements, for the root. `into` matters there only.
+/// Reduces the elements of all ranks to the root. `into` is used at the root only and may be NULL elsewhere. `request`
+/// may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is NULL or a place
-/// for a pointer.
+/// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is
+/// NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_reduce(
     group: *const dfly_group,
@@ -476,7 +473,7 @@ pub unsafe extern "C" fn dfly_group_reduce(
             into.fill_from(&own);
             into
         } else {
-            // What is combined on the way passes through memory of its own.
+            // Other ranks reduce in temporary memory.
             own.copied()
         };
         let work = Work::new(Memory::NONE, into).reducing(operation)?;
@@ -489,7 +486,7 @@ pub unsafe extern "C" fn dfly_group_reduce(
     })
 }
 
-/// Combines everybody's elements, for everybody.
+/// Reduces the elements of all ranks to all ranks. `request` may be NULL.
 ///
 /// # Safety
 /// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
@@ -519,11 +516,11 @@ pub unsafe extern "C" fn dfly_group_allreduce(
     })
 }
 
-/// Combines everybody's elements, and gives rank i `counts[i]` of the result. All ranks must give the same `counts`.
+/// Reduces the elements of all ranks; rank i receives `counts[i]` elements of the result. `counts` must be equal on all
+/// ranks. `request` may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up to, `into` to
-/// room for this rank's, `request` is NULL or a place for a pointer.
+/// # Safety `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up
+/// to, `into` to room for this rank's, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_reduce_scatter(
     group: *const dfly_group,
@@ -557,7 +554,7 @@ pub unsafe extern "C" fn dfly_group_reduce_scatter(
     })
 }
 
-/// Combines the elements of the ranks up to this one.
+/// Inclusive prefix reduction: reduces the elements of ranks 0 to this rank. `request` may be NULL.
 ///
 /// # Safety
 /// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
@@ -587,7 +584,8 @@ pub unsafe extern "C" fn dfly_group_scan(
     })
 }
 
-/// Combines the elements of the ranks before this one. Rank 0's `into` is left alone.
+/// Exclusive prefix reduction: reduces the elements of the ranks before this one. `into` of rank 0 is not changed.
+/// `request` may be NULL.
 ///
 /// # Safety
 /// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a

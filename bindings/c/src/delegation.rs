@@ -1,4 +1,4 @@
-//! Parts of a lease for others: functions that call functions, and other processes.
+//! Delegations: parts of a lease for functions that call functions, and for other processes.
 
 use std::ffi::{CString, c_char};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::lease::{dfly_lease, narrow};
 use crate::pool::dfly_pool;
 use crate::status::{dfly_status, guard, value};
 
-/// Some workers of a lease, for whoever holds this or its text.
+/// The right to use some workers of a lease, for the holder of this handle or of its text.
 pub struct dfly_delegation {
     birth: Birth,
     delegation: Delegation,
@@ -36,8 +36,10 @@ impl dfly_delegation {
     }
 }
 
-/// Gives some of a pool's workers away for so long at most, once what they were sent has ended, within `limit_ms`. The pool does
-/// without them until they are taken back. Isolated workers of `users` can use the delegation; NULL if no such ones shall.
+/// Delegates `workers` of a pool's workers for at most `duration_ms` milliseconds. Waits up to `limit_ms` milliseconds
+/// until the calls on them have ended. The pool does not use these workers until `dfly_pool_take_back`. `users` is the
+/// lease of isolated workers that may use the delegation, or NULL. `delegation` receives the delegation; free it with
+/// `dfly_delegation_free`.
 ///
 /// # Safety
 /// `pool` is a pool, `users` NULL or a lease, `delegation` a place for a pointer.
@@ -69,7 +71,7 @@ pub unsafe extern "C" fn dfly_pool_delegate(
     })
 }
 
-/// Takes back what `dfly_pool_delegate` gave. Its channels end, and its workers serve the pool again.
+/// Revokes a delegation of this pool. Its channels are closed, and the pool uses its workers again.
 ///
 /// # Safety
 /// `pool` is a pool, `delegation` a delegation.
@@ -85,7 +87,8 @@ pub unsafe extern "C" fn dfly_pool_take_back(
     })
 }
 
-/// A delegation as text, to be given to a function as its input. It is as good as a password. Valid as long as the delegation.
+/// Returns a delegation as text, to pass to a function as input. The text is a credential: keep it secret. It is valid
+/// as long as the handle. Returns NULL if `delegation` is NULL.
 ///
 /// # Safety
 /// `delegation` is NULL or a delegation.
@@ -95,7 +98,8 @@ pub unsafe extern "C" fn dfly_delegation_text(delegation: *const dfly_delegation
     value(std::ptr::null(), || Ok(unsafe { get(delegation) }?.text.as_ptr()))
 }
 
-/// Reads the text of a delegation.
+/// Parses the text of a delegation. `delegation` receives the delegation; free it with `dfly_delegation_free`. Errors:
+/// DFLY_INVALID_REQUEST if the text is malformed.
 ///
 /// # Safety
 /// `text` is a C string, `delegation` a place for a pointer.
@@ -116,7 +120,8 @@ pub unsafe extern "C" fn dfly_delegation_read(
     })
 }
 
-/// The workers of a delegation as a lease, which can neither be renewed nor released.
+/// Opens the workers of a delegation as a lease, which cannot be renewed or released. `lease` receives the lease; free
+/// it with `dfly_lease_free`.
 ///
 /// # Safety
 /// `delegation` is a delegation, `lease` a place for a pointer.
@@ -132,7 +137,7 @@ pub unsafe extern "C" fn dfly_delegation_open(
     })
 }
 
-/// Frees the handle; what was delegated stays so. NULL is nothing.
+/// Frees the handle. The delegation itself stays in force. NULL is a no-op.
 ///
 /// # Safety
 /// `delegation` is NULL or a delegation that is never used again.

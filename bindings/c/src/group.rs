@@ -1,4 +1,4 @@
-//! Groups: programs whose ranks talk to each other.
+//! Groups: ranks that exchange messages.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -12,73 +12,76 @@ use crate::handle::{Birth, Handle, get, give, optional_text, options, put_requir
 use crate::lease::DFLY_FOR_EVER;
 use crate::status::{dfly_status, guard, misuse, value};
 
-/// Any rank, as a source of messages; also: whichever rank is free, in `dfly_group_options`.
+/// Any rank: as the source of a message, or any free rank in `dfly_group_options`.
 pub const DFLY_ANY_RANK: u32 = 4294967295;
-/// No rank: what is sent there goes nowhere, and nothing is received from it.
+/// No rank: a message to it is discarded, and a receive from it completes at once without data.
 pub const DFLY_NO_RANK: u32 = 4294967294;
 /// No part, in `dfly_group_split`.
 pub const DFLY_NO_COLOR: u32 = 4294967295;
 
-/// How a process finds its group where `dayfly run` has not started it. Initialise with `dfly_group_options_init`, then set
-/// `rendezvous`, `name`, `secret` and `ranks`, and change what else you want.
+/// How a process that `dayfly run` did not start finds its group. Initialise with `dfly_group_options_init`, then set
+/// `rendezvous`, `name`, `secret` and `ranks`. The other fields have defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dfly_group_options {
     /// Set by `dfly_group_options_init`.
     pub size: usize,
-    /// Where the rendezvous is: `host:port`. A manager has one, `dayfly rendezvous` is one.
+    /// Address of the rendezvous, `host:port`: a manager's, or one that `dayfly rendezvous` started.
     pub rendezvous: *const c_char,
-    /// Its key, in hexadecimal, as `dayfly rendezvous` prints it; NULL trusts whoever answers not to keep the ranks apart.
+    /// Public key of the rendezvous in hexadecimal, as `dayfly rendezvous` prints it. If NULL, the rendezvous is not
+    /// authenticated, and an impostor can keep the ranks apart.
     pub key: *const c_char,
     /// Name of the group.
     pub name: *const c_char,
-    /// Which run of it: ranks of one do not meet those of another; NULL for none.
+    /// Run of the group: ranks of different runs do not meet. NULL for none.
     pub run: *const c_char,
-    /// What all ranks know and nobody else: at least 16 bytes, in hexadecimal.
+    /// Shared secret of the ranks: at least 16 bytes, in hexadecimal.
     pub secret: *const c_char,
-    /// How many ranks the group has.
+    /// Number of ranks of the group.
     pub ranks: u32,
-    /// Which one this is; DFLY_ANY_RANK for any that is free.
+    /// This process's rank, counted from 0; DFLY_ANY_RANK for any free one.
     pub rank: u32,
-    /// Seconds within which all ranks must have come and be connected.
+    /// Time limit in seconds until all ranks have joined and are connected.
     pub patience_s: u32,
-    /// Seconds that one operation may take.
+    /// Time limit of one operation, in seconds.
     pub deadline_s: u32,
-    /// How long a rank that waits polls before it sleeps, in microseconds; DFLY_FOR_EVER for ever, and for not
-    /// at all where it waits for a store.
+    /// How long a waiting rank polls before it sleeps, in microseconds. DFLY_FOR_EVER means that it never sleeps, or,
+    /// if it waits for a store, that it does not poll.
     pub spin_us: u32,
-    /// 1 if nobody listens between the hosts, so that nothing is encrypted; else 0.
+    /// 1 if the network between the hosts is trusted, so that messages are not encrypted; else 0.
     pub trust_fabric: u32,
-    /// URL of a store for ranks that reach each other in no other way: `s3://bucket/prefix`, `redis://host:port`, `rediss://` or
-    /// `file:///directory`; NULL for none. The same for all ranks.
+    /// URL of a store for ranks that have no direct connection: `s3://bucket/prefix`, `redis://host:port`, `rediss://`
+    /// or `file:///directory`. NULL for none. It must be equal on all ranks.
     pub store: *const c_char,
-    /// `direct`, or `stored` for ranks that exchange through the store alone; NULL for `direct`. The same for all ranks.
+    /// `direct`, or `stored` for ranks that exchange messages only through the store. NULL for `direct`. It must be
+    /// equal on all ranks.
     pub channel: *const c_char,
-    /// Provider of libfabric over which ranks on different hosts exchange, where both have it, such as `verbs`; NULL for none.
-    /// The same for all ranks, and with `trust_fabric`.
+    /// libfabric provider, such as `verbs`, for ranks on different hosts that both have it. Requires `trust_fabric`.
+    /// NULL for none. It must be equal on all ranks.
     pub fabric: *const c_char,
-    /// 1 if two ranks are connected when one of them first needs the other, instead of all with all at the start; else 0. The same
-    /// for all ranks.
+    /// 1 to connect two ranks when one first needs the other; 0 to connect all ranks at the start. It must be equal on
+    /// all ranks.
     pub lazily: u32,
 }
 
-/// What all communicators of a rank are of.
+/// State that all communicators of a rank share.
 pub struct Place {
-    // In this order: ranks say good-bye to each other before they leave the group.
+    // Drop order: a rank closes its connections before it leaves the group.
     pub communicator: Communicator,
     membership: Option<Arc<Membership>>,
 }
 
-/// Ranks that exchange messages and compute together, seen from one of them. Any thread may use it, one at a time; others
-/// wait meanwhile. Counts are of elements of a datatype (DFLY_F64 and so on).
+/// A group of ranks that exchange messages, as one of them sees it. Thread-safe: threads take turns. Counts are numbers
+/// of elements of a datatype (DFLY_F64 and so on).
 ///
-/// The collectives, `dfly_group_barrier` to `dfly_group_exscan`, must be called by all ranks in the same order; those that do not
-/// fit together fail with DFLY_MISMATCH, and a message that says what the ranks called. They return when this rank's part is
-/// done if `request` is NULL; else they go on in the background, and all memory that they were given, but not the counts and
-/// displacements, must stay until that request is over. What they read may lie where they write: it is copied first.
+/// All ranks must call the collectives, `dfly_group_barrier` to `dfly_group_exscan`, in the same order. If the calls do
+/// not match, they fail with DFLY_MISMATCH, and the message names the calls. If `request` is NULL, a collective returns
+/// when this rank's part is complete. Else it continues in the background and writes a request to `request`; all memory
+/// arguments except counts and displacements must stay valid until that request completes. Input and output may
+/// overlap: the input is then copied first. Memory arguments may be NULL if they have no elements.
 ///
-/// What needs a rank that is lost fails with DFLY_RANK_LOST, and a message that names it. What takes longer than the group's
-/// deadline, an hour unless it is said, fails with DFLY_TIMED_OUT.
+/// An operation that needs a lost rank fails with DFLY_RANK_LOST, and the message names the rank. An operation that
+/// exceeds the group's deadline (default: one hour) fails with DFLY_TIMED_OUT.
 pub struct dfly_group {
     birth: Birth,
     pub(crate) place: Arc<Place>,
@@ -116,7 +119,7 @@ impl dfly_group {
         Ok(Self::new(alone, None))
     }
 
-    /// Some ranks of this group.
+    /// Returns a handle for a communicator of some of this group's ranks.
     fn part(&self, communicator: Communicator) -> Self {
         Self::new(communicator, self.place.membership.clone())
     }
@@ -142,7 +145,7 @@ unsafe fn invitation(options: &dfly_group_options) -> Result<Invitation, Error> 
     Ok(Invitation {
         rendezvous: rendezvous.into(),
         key: key.map_err(|error| misuse(format!("the rendezvous' key: {error}")))?,
-        // Whoever has one is told by its environment.
+        // The environment supplies the voucher, if there is one.
         voucher: None,
         name: name.into(),
         run: run.unwrap_or_default().into(),
@@ -161,7 +164,7 @@ unsafe fn invitation(options: &dfly_group_options) -> Result<Invitation, Error> 
     })
 }
 
-/// Sets every option to its default.
+/// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
 /// `options` is NULL or a place for options.
@@ -189,9 +192,10 @@ pub unsafe extern "C" fn dfly_group_options_init(options: *mut dfly_group_option
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
 }
 
-/// Joins a group, and returns when all its ranks are there and connected. NULL for `options` means the group that the
-/// environment variable DAYFLY_GROUP names, which `dayfly run` sets for the programs that it starts; a process without it is
-/// a group of one. A process joins a group once; `dfly_group_dup` makes another of the same ranks.
+/// Joins a group, and returns when all ranks have joined and are connected. If `options` is NULL, the environment
+/// variable DAYFLY_GROUP names the group; `dayfly run` sets it for the programs that it starts. Without the variable,
+/// the process is a group of one. A process can join a group once; use `dfly_group_dup` for another handle. `group`
+/// receives the group; free it with `dfly_group_free`. Errors: DFLY_TIMED_OUT if a rank does not join in time.
 ///
 /// # Safety
 /// `options` is NULL or options, `group` a place for a pointer.
@@ -215,7 +219,7 @@ pub unsafe extern "C" fn dfly_group_join(
     })
 }
 
-/// This rank, counted from 0; DFLY_NO_RANK for NULL.
+/// Returns this process's rank, counted from 0; DFLY_NO_RANK if `group` is NULL.
 ///
 /// # Safety
 /// `group` is NULL or a group.
@@ -225,7 +229,7 @@ pub unsafe extern "C" fn dfly_group_rank(group: *const dfly_group) -> u32 {
     value(DFLY_NO_RANK, || Ok(unsafe { get(group) }?.place.communicator.rank()))
 }
 
-/// How many ranks there are; 0 for NULL.
+/// Returns the number of ranks; 0 if `group` is NULL.
 ///
 /// # Safety
 /// `group` is NULL or a group.
@@ -235,7 +239,7 @@ pub unsafe extern "C" fn dfly_group_size(group: *const dfly_group) -> u32 {
     value(0, || Ok(unsafe { get(group) }?.place.communicator.size()))
 }
 
-/// Which rank of the group that was joined a rank of a part of it is.
+/// Translates a rank of a part into the rank in the group that the process joined. `member` receives it.
 ///
 /// # Safety
 /// `group` is a group, `member` a place for a number.
@@ -252,8 +256,9 @@ pub unsafe extern "C" fn dfly_group_member(group: *const dfly_group, rank: u32, 
     })
 }
 
-/// Splits a group: all ranks that give the same colour are in one part, in the order of their keys, and of their ranks where
-/// those are equal. Who gives DFLY_NO_COLOR is in none, and gets NULL. All ranks must call it.
+/// Splits a group. Ranks with the same colour form a part, ordered by key and then by rank. A rank with colour
+/// DFLY_NO_COLOR belongs to no part and receives NULL. All ranks must call it. `part` receives the part; free it with
+/// `dfly_group_free`.
 ///
 /// # Safety
 /// `group` is a group, `part` a place for a pointer.
@@ -279,7 +284,8 @@ pub unsafe extern "C" fn dfly_group_split(
     })
 }
 
-/// Another group of the same ranks, whose messages do not mix with this one's. All ranks must call it.
+/// Makes another group of the same ranks, whose messages are separate. All ranks must call it. `copy` receives the
+/// group; free it with `dfly_group_free`.
 ///
 /// # Safety
 /// `group` is a group, `copy` a place for a pointer.
@@ -297,7 +303,8 @@ pub unsafe extern "C" fn dfly_group_dup(group: *const dfly_group, copy: *mut *mu
     })
 }
 
-/// A group of the ranks that are left, on which they agree. All that are left must call it.
+/// Makes a group of the surviving ranks, after they agree on which ranks are lost. All surviving ranks must call it.
+/// `rest` receives the group; free it with `dfly_group_free`.
 ///
 /// # Safety
 /// `group` is a group, `rest` a place for a pointer.
@@ -315,8 +322,8 @@ pub unsafe extern "C" fn dfly_group_shrink(group: *const dfly_group, rest: *mut 
     })
 }
 
-/// Frees a group. With the last of its parts and requests this rank leaves: the others take that for the end of its work,
-/// while a process that ends without it is a lost rank to whoever still waits for it. NULL is nothing.
+/// Frees a group. This rank leaves when its last part and request are freed. The others treat this as a normal end; a
+/// process that exits without it is a lost rank for every rank that still waits for it. NULL is a no-op.
 ///
 /// # Safety
 /// `group` is NULL or a group that is never used again.

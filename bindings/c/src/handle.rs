@@ -1,4 +1,4 @@
-//! What C gives us, checked as far as it can be.
+//! Checks of the pointers, texts and options passed from C.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
@@ -9,14 +9,14 @@ use dayfly_client::{Code, Error};
 
 use crate::status::misuse;
 
-/// How often this process is a fork of the one that loaded the library.
+/// Number of forks between the process that loaded the library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn on_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// In which process a handle was made. A forked child shares the parent's sockets and rings, and must not touch them.
+/// The process in which a handle was made. A forked child shares the parent's sockets and rings, and must not use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Birth(u32);
 
@@ -24,7 +24,8 @@ impl Birth {
     pub fn now() -> Self {
         static WATCH: Once = Once::new();
         WATCH.call_once(|| {
-            // SAFETY: the handler only adds to an atomic number. Without memory for it, forks go unseen.
+            // SAFETY: the handler only increments an atomic. If `pthread_atfork` fails for lack of memory, forks are
+            // not detected.
             unsafe { libc::pthread_atfork(None, None, Some(on_fork)) };
         });
         Self(FORKS.load(Ordering::Relaxed))
@@ -36,11 +37,11 @@ impl Birth {
     }
 }
 
-/// A type of which C holds pointers.
+/// A type that C refers to by pointer.
 pub trait Handle {
-    /// Its name in messages.
+    /// Name of the type in messages.
     const NAME: &'static str;
-    /// Where it was made.
+    /// The process that made the handle.
     fn birth(&self) -> Birth;
 }
 
@@ -83,7 +84,8 @@ pub unsafe fn get_mut<'a, T: Handle>(handle: *mut T) -> Result<&'a mut T, Error>
     }
 }
 
-/// Takes a handle back from C. None for NULL, and in a forked child, which leaves the parent's things as they are.
+/// Takes ownership of a handle from C. Returns `None` for NULL, and in a forked child, which must not close the
+/// parent's resources.
 ///
 /// # Safety
 /// Not null means: made by [`give`], and never used again.
@@ -94,7 +96,7 @@ pub unsafe fn take<T: Handle>(handle: *mut T) -> Option<Box<T>> {
     birth.is_here().then(|| unsafe { Box::from_raw(handle) })
 }
 
-/// Hands a value to C.
+/// Transfers ownership of a new value to C through `place`. Writes NULL if `make` fails.
 ///
 /// # Safety
 /// `place` is writable unless null.
@@ -106,7 +108,7 @@ pub unsafe fn give<T>(place: *mut *mut T, make: impl FnOnce() -> Result<T, Error
     Ok(())
 }
 
-/// Writes a result where C wants it, which may be nowhere.
+/// Writes a result to `place`, which may be NULL.
 ///
 /// # Safety
 /// `place` is writable unless null.
@@ -171,7 +173,8 @@ pub unsafe fn optional_path<'a>(text: *const c_char, what: &str) -> Result<Optio
     Ok(unsafe { optional_text(text, what) }?.map(Path::new))
 }
 
-/// Options that C filled. Their first field is their size, by which those that nobody initialised are told.
+/// Reads options passed from C. Returns `None` for NULL. The first field must hold the size of the struct; any other
+/// value means that the options were not initialised.
 ///
 /// # Safety
 /// `options` points to options of this type, or to nothing initialised that is as large, unless it is null.
@@ -179,7 +182,8 @@ pub unsafe fn options<T: Copy>(options: *const T, name: &str) -> Result<Option<T
     if options.is_null() {
         return Ok(None);
     }
-    // SAFETY: every options type is repr(C) and starts with its size; all its fields are integers, pointers or such structs.
+    // SAFETY: every options type is repr(C) and starts with its size; all its fields are integers, pointers or such
+    // structs.
     let size = unsafe { options.cast::<usize>().read() };
     if size != size_of::<T>() {
         return Err(misuse(format!(

@@ -9,78 +9,79 @@ use crate::client::dfly_client;
 use crate::handle::{Birth, Handle, bytes, get, give, optional_path, optional_text, options, put_required, take, text};
 use crate::status::{dfly_status, guard, misuse, value};
 
-/// Hot where the node has cores to give, else warm; `dfly_lease_is_hot` tells which.
+/// Hot if the node has cores to reserve, else warm. `dfly_lease_is_hot` returns which.
 pub const DFLY_MODE_AUTO: u32 = 0;
-/// Each worker owns its core and polls.
+/// Each worker owns its cores and polls.
 pub const DFLY_MODE_HOT: u32 = 1;
-/// Workers sleep until woken and share cores.
+/// Workers sleep until woken, and share cores.
 pub const DFLY_MODE_WARM: u32 = 2;
 
-/// The best transport for the place: shared memory on one host, TCP on its loopback, else TLS.
+/// The fastest available transport: shared memory on the same host, TCP over the loopback interface, else TLS.
 pub const DFLY_TRANSPORT_BEST: u32 = 0;
-/// Shared memory of one host.
+/// Shared memory, on the same host.
 pub const DFLY_TRANSPORT_SHM: u32 = 1;
-/// TCP in clear, on the loopback or where the site trusts its fabric.
+/// TCP without encryption, over the loopback interface or where the site trusts its network.
 pub const DFLY_TRANSPORT_TCP: u32 = 2;
-/// TCP under TLS 1.3.
+/// TCP with TLS 1.3.
 pub const DFLY_TRANSPORT_TLS: u32 = 3;
-/// Remote memory over libfabric, where the node offers a fabric.
+/// Remote memory access with libfabric, if the node offers it.
 pub const DFLY_TRANSPORT_LIBFABRIC: u32 = 4;
 
-/// `uint32_t f(void *in, uint32_t size, void *out)`, which answers the bytes written.
+/// `uint32_t f(void *in, uint32_t size, void *out)`, which returns the number of bytes written.
 pub const DFLY_FORM_PLAIN: u32 = 0;
 /// `int32_t f(dfly_context *, const void *in, size_t in_len, void *out, size_t out_capacity, size_t *out_len)`.
 pub const DFLY_FORM_CHECKED: u32 = 1;
 
-/// How isolated the workers are is for the site to say.
+/// The site's policy chooses the sandbox.
 pub const DFLY_SANDBOX_SITE: u32 = 0;
-/// Processes of the node's own user: for code that is trusted like its owner.
+/// Processes of the node's own user, for trusted code.
 pub const DFLY_SANDBOX_PROCESS: u32 = 1;
-/// No privilege, no network, no files but programs and libraries, bounded memory: for other people's code.
+/// No privileges, no network, no files except programs and libraries, bounded memory: for untrusted code.
 pub const DFLY_SANDBOX_ISOLATED: u32 = 2;
-/// The same with an image in place of the host's programs and libraries.
+/// As DFLY_SANDBOX_ISOLATED, with an image in place of the host's programs and libraries.
 pub const DFLY_SANDBOX_CONTAINER: u32 = 3;
 
-/// For ever, as a time in milliseconds or microseconds.
+/// No limit, for a time in milliseconds or microseconds.
 pub const DFLY_FOR_EVER: u32 = 4294967295;
 
-/// What to lease. Initialise with `dfly_lease_options_init`, then change what you want.
+/// Options of a lease. Initialise with `dfly_lease_options_init`, then set fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dfly_lease_options {
     /// Set by `dfly_lease_options_init`.
     pub size: usize,
-    /// Number of workers: 1.
+    /// Number of workers. Default: 1.
     pub workers: u32,
-    /// Cores of each worker: 1.
+    /// Cores of each worker. Default: 1.
     pub cores_per_worker: u32,
-    /// GPUs of each worker, which sees them alone, in CUDA_VISIBLE_DEVICES: 0.
+    /// GPUs of each worker, set in its CUDA_VISIBLE_DEVICES. Default: 0.
     pub gpus_per_worker: u32,
-    /// Memory of the whole lease in bytes; 0 for the node's usual share.
+    /// Memory of the whole lease, in bytes. Default: 0, the node's usual share.
     pub memory_bytes: u64,
-    /// How long from its first use: an hour.
+    /// Duration from the first use, in milliseconds. Default: one hour.
     pub duration_ms: u64,
-    /// How long it outlives its last channel, 0 for as long as it lasts: 10 seconds.
+    /// How long the lease outlives its last channel, in milliseconds; 0 for its whole duration. Default: 10 seconds.
     pub idle_release_ms: u64,
     /// DFLY_MODE_AUTO, DFLY_MODE_HOT or DFLY_MODE_WARM.
     pub mode: u32,
-    /// How long a hot worker polls after a call before it sleeps: DFLY_FOR_EVER.
+    /// How long a hot worker polls after a call before it sleeps, in milliseconds. Default: DFLY_FOR_EVER.
     pub hot_for_ms: u32,
     /// DFLY_SANDBOX_SITE, DFLY_SANDBOX_PROCESS, DFLY_SANDBOX_ISOLATED or DFLY_SANDBOX_CONTAINER.
     pub sandbox: u32,
-    /// Image of a container, a name or path that the site allows; NULL for the site's first, or for no container.
+    /// Name or path of a container image that the site allows. NULL for the site's first, or for no container.
     pub image: *const c_char,
 }
 
-/// Identity of code: the hash of its bytes.
+/// Identity of code: the SHA-256 hash of its bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dfly_code {
-    /// SHA-256.
+    /// SHA-256 hash.
     pub hash: [u8; 32],
 }
 
-/// The right to some workers. Any thread may use it. It is released with the last of it, its channels and pools.
+/// The right to use some workers. Thread-safe. The lease is released when the handle and all its channels and pools are
+/// freed.
 pub struct dfly_lease {
     birth: Birth,
     pub(crate) lease: Lease,
@@ -198,7 +199,7 @@ pub(crate) unsafe fn function(
     Ok((CodeHash(code.hash), form))
 }
 
-/// Sets every option to its default.
+/// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
 /// `options` is NULL or a place for options.
@@ -221,7 +222,9 @@ pub unsafe extern "C" fn dfly_lease_options_init(options: *mut dfly_lease_option
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
 }
 
-/// Leases workers. NULL for `options` means the defaults: one worker for an hour.
+/// Leases workers. `options` may be NULL for the defaults: one worker for one hour. `lease` receives the lease; free it
+/// with `dfly_lease_free`. Errors: DFLY_NO_CAPACITY, DFLY_TOO_LARGE, DFLY_QUOTA_EXCEEDED, DFLY_UNREACHABLE, and
+/// DFLY_ISOLATION_UNAVAILABLE for a sandbox that the node does not offer.
 ///
 /// # Safety
 /// `client` is a client, `options` NULL or options, `lease` a place for a pointer.
@@ -247,7 +250,7 @@ pub unsafe extern "C" fn dfly_lease_open(
     })
 }
 
-/// Sends a shared library to the node, unless it has it already.
+/// Sends the shared library at `path` to the node, unless the node already has it. `code` receives its identity.
 ///
 /// # Safety
 /// `lease` is a lease, `path` a C string, `code` a place for a code.
@@ -269,7 +272,7 @@ pub unsafe extern "C" fn dfly_lease_load_library(
     })
 }
 
-/// As `dfly_lease_load_library`, from memory.
+/// As `dfly_lease_load_library`, for `length` bytes in memory.
 ///
 /// # Safety
 /// `lease` is a lease, `data` points to `length` bytes, `code` is a place for a code.
@@ -289,7 +292,8 @@ pub unsafe extern "C" fn dfly_lease_load_bytes(
     })
 }
 
-/// Makes the lease last so long from now.
+/// Sets the lease's remaining duration, in milliseconds from now. Errors: DFLY_LEASE_EXPIRED or DFLY_LEASE_ENDED if it
+/// is over.
 ///
 /// # Safety
 /// `lease` is a lease.
@@ -299,7 +303,7 @@ pub unsafe extern "C" fn dfly_lease_renew(lease: *const dfly_lease, duration_ms:
     guard(|| Ok(unsafe { get(lease) }?.lease.renew(Duration::from_millis(duration_ms))?))
 }
 
-/// Gives the workers back now. Channels end; calls that run are ended.
+/// Releases the workers now. Closes all channels, and stops running calls.
 ///
 /// # Safety
 /// `lease` is a lease.
@@ -309,7 +313,7 @@ pub unsafe extern "C" fn dfly_lease_release(lease: *const dfly_lease) -> dfly_st
     guard(|| Ok(unsafe { get(lease) }?.lease.release()?))
 }
 
-/// Workers granted; 0 for NULL.
+/// Returns the number of workers; 0 if `lease` is NULL.
 ///
 /// # Safety
 /// `lease` is NULL or a lease.
@@ -319,7 +323,7 @@ pub unsafe extern "C" fn dfly_lease_workers(lease: *const dfly_lease) -> u32 {
     value(0, || Ok(unsafe { get(lease) }?.lease.workers().into()))
 }
 
-/// Whether the workers poll on cores of their own.
+/// Returns whether the workers poll on cores of their own; false if `lease` is NULL.
 ///
 /// # Safety
 /// `lease` is NULL or a lease.
@@ -329,7 +333,7 @@ pub unsafe extern "C" fn dfly_lease_is_hot(lease: *const dfly_lease) -> bool {
     value(false, || Ok(unsafe { get(lease) }?.lease.is_hot()))
 }
 
-/// The transport that channels of this lease use unless told otherwise.
+/// Returns the default transport for channels of this lease.
 ///
 /// # Safety
 /// `lease` is NULL or a lease.
@@ -341,7 +345,7 @@ pub unsafe extern "C" fn dfly_lease_transport(lease: *const dfly_lease) -> u32 {
     })
 }
 
-/// Closes the handle; the lease is released when nothing else of it is left. NULL is nothing.
+/// Frees the handle. The lease is released when its channels and pools are freed too. NULL is a no-op.
 ///
 /// # Safety
 /// `lease` is NULL or a lease that is never used again.

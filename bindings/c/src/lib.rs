@@ -1,9 +1,8 @@
-//! Dayfly for C: the client library behind `dayfly.h`, which is generated from these files.
+//! C bindings: the client library behind `dayfly.h`, which is generated from these files.
 //!
-//! Every function catches what could unwind, answers a [`dfly_status`] and leaves a sentence for
-//! `dfly_last_error_message`. Nothing that C passes is believed: null pointers, unknown numbers and options that nobody
-//! initialised are errors. What cannot be checked (a length beyond the memory, a handle used after its end) is the
-//! caller's contract, stated in the header.
+//! Every function catches panics, returns a [`dfly_status`] and sets the message for `dfly_last_error_message`. All
+//! arguments from C are checked: null pointers, unknown numbers and uninitialised options are errors. The header states
+//! the caller's contract for the rest (a length beyond the memory, a handle used after it was freed).
 #![allow(non_camel_case_types)]
 
 mod allowance;

@@ -1,4 +1,4 @@
-//! Buffers of C's that operations of groups read and write.
+//! Buffers passed from C that group operations read and write.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -8,17 +8,17 @@ use dayfly_comm::Datatype;
 
 use crate::status::misuse;
 
-/// Memory of the caller's, which stays there while an operation uses it, or memory of the operation's own.
+/// Memory of the caller, which must stay valid during the operation, or memory owned by the operation.
 pub enum Memory {
     There(*mut u8, usize),
     Own(Vec<u8>),
 }
 
 impl Memory {
-    /// No bytes.
+    /// Empty memory.
     pub const NONE: Self = Self::There(std::ptr::null_mut(), 0);
 
-    /// So many elements of the caller's.
+    /// Memory of `count` elements at `start`. Errors if `start` is null and `count` is not 0, or if the size overflows.
     pub fn of(start: *const c_void, count: usize, datatype: Datatype, what: &str) -> Result<Self, Error> {
         let length = bytes(count, datatype)?;
         if length == 0 {
@@ -33,7 +33,7 @@ impl Memory {
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::There(_, 0) => &[],
-            // SAFETY: the caller of this library promised so many bytes for as long as the operation goes on.
+            // SAFETY: the caller of this library promised `length` readable bytes for the duration of the operation.
             Self::There(start, length) => unsafe { std::slice::from_raw_parts(*start, *length) },
             Self::Own(bytes) => bytes,
         }
@@ -42,7 +42,8 @@ impl Memory {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::There(_, 0) => &mut [],
-            // SAFETY: as above, to write, where the operation writes; what it reads is `beside` that.
+            // SAFETY: the caller promised `length` writable bytes for memory that the operation writes. Memory that it
+            // reads does not overlap: see `beside`.
             Self::There(start, length) => unsafe { std::slice::from_raw_parts_mut(*start, *length) },
             Self::Own(bytes) => bytes,
         }
@@ -55,7 +56,7 @@ impl Memory {
         }
     }
 
-    /// The same bytes, copied if they lie where the operation writes.
+    /// Returns the same bytes, copied if they overlap with `written`.
     pub fn beside(self, written: &Self) -> Self {
         let (own, other) = (self.range(), written.range());
         if own.start < other.end && other.start < own.end {
@@ -64,23 +65,23 @@ impl Memory {
         self
     }
 
-    /// A copy of the bytes.
+    /// Returns a copy of the bytes.
     pub fn copied(&self) -> Self {
         Self::Own(self.bytes().to_vec())
     }
 
-    /// Takes over the bytes of another, which may lie anywhere: both are the caller's.
+    /// Copies the bytes of another memory into this one. The two may overlap.
     pub fn fill_from(&mut self, other: &Self) {
         if let (Self::There(into, room), Self::There(from, length)) = (self, other)
             && *length > 0
         {
-            // SAFETY: the caller of this library promised so many bytes of either; no slice of them is alive.
+            // SAFETY: the caller of this library promised this many bytes of both; no slice of either is alive.
             unsafe { std::ptr::copy(*from, *into, (*length).min(*room)) };
         }
     }
 }
 
-/// Bytes of so many elements.
+/// Returns the size of `count` elements in bytes. Errors if it overflows.
 pub fn bytes(count: usize, datatype: Datatype) -> Result<usize, Error> {
     count
         .checked_mul(datatype.bytes())

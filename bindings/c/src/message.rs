@@ -1,4 +1,4 @@
-//! Messages from rank to rank.
+//! Messages between ranks.
 
 use std::ffi::c_void;
 
@@ -12,23 +12,23 @@ use crate::operation::datatype;
 use crate::request::dfly_request;
 use crate::status::{dfly_status, guard};
 
-/// Any tag, in a receive.
+/// Matches any tag, in a receive.
 pub const DFLY_ANY_TAG: u32 = 4294967295;
 
-/// What a receive, or a probe, found.
+/// Envelope of a message that was received or probed.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct dfly_message {
-    /// Who sent it.
+    /// Rank that sent the message.
     pub source: u32,
-    /// Under which tag.
+    /// Tag of the message.
     pub tag: u32,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: usize,
 }
 
 impl dfly_message {
-    /// What is received from nobody.
+    /// The envelope of a receive from DFLY_NO_RANK.
     pub(crate) const NONE: Self = Self {
         source: DFLY_NO_RANK,
         tag: DFLY_ANY_TAG,
@@ -41,13 +41,14 @@ impl From<Status> for dfly_message {
         Self {
             source: status.source,
             tag: status.tag,
-            // It is, or was, in memory.
+            // The message fits into memory, so its length fits into a usize.
             length: status.length as usize,
         }
     }
 }
 
-/// Sends elements to a rank. Returns when they may be changed, which for many of them is when they have been received.
+/// Sends `count` elements to a rank and waits until `data` may be reused. For a large message, that is when the message
+/// has been received. `data` may be NULL if `count` is 0.
 ///
 /// # Safety
 /// `group` is a group, `data` points to `count` elements.
@@ -71,9 +72,9 @@ pub unsafe extern "C" fn dfly_group_send(
     })
 }
 
-/// Receives a message of at most so many elements, from one rank or DFLY_ANY_RANK, under one tag or DFLY_ANY_TAG; messages of
-/// one rank under one tag come in the order in which they were sent. A longer one is an error (DFLY_TRUNCATED). `message`
-/// tells what came; NULL is nothing.
+/// Receives a message of at most `count` elements from one rank, or from any with DFLY_ANY_RANK, under one tag, or any
+/// with DFLY_ANY_TAG. Messages of one rank under one tag arrive in the order of sending. `message` receives the
+/// envelope and may be NULL. Errors: DFLY_TRUNCATED if the message is longer.
 ///
 /// # Safety
 /// `group` is a group, `into` has room for `count` elements, `message` is NULL or a place for one.
@@ -106,12 +107,12 @@ pub unsafe extern "C" fn dfly_group_recv(
     })
 }
 
-/// Sends one message and receives another at the same time, so that ranks can do this in circles. What is sent may lie
-/// where it is received: it is copied first then.
+/// Sends one message and receives another at the same time, so that ranks can exchange messages in a cycle without a
+/// deadlock. The two buffers may overlap: the outgoing message is then copied first. `message` receives the envelope
+/// and may be NULL.
 ///
-/// # Safety
-/// `group` is a group, `data` points to `count` elements, `into` has room for `capacity` elements, `message` is NULL or a
-/// place for one.
+/// # Safety `group` is a group, `data` points to `count` elements, `into` has room for `capacity` elements, `message`
+/// is NULL or a place for one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_sendrecv(
     group: *const dfly_group,
@@ -153,7 +154,8 @@ pub unsafe extern "C" fn dfly_group_sendrecv(
     })
 }
 
-/// Waits until a message is here that a receive with these wishes would get, without receiving it.
+/// Waits until a receive with this source and tag would find a message. Does not receive it. `message` receives the
+/// envelope.
 ///
 /// # Safety
 /// `group` is a group, `message` a place for one.
@@ -176,7 +178,8 @@ pub unsafe extern "C" fn dfly_group_probe(
     })
 }
 
-/// As `dfly_group_probe`, for what is here now, if anything is (`came`).
+/// As `dfly_group_probe`, but does not wait. `came` is set to whether a message is available. `message` receives its
+/// envelope and may be NULL.
 ///
 /// # Safety
 /// `group` is a group, `message` NULL or a place for one, `came` a place for a truth value.
@@ -203,7 +206,8 @@ pub unsafe extern "C" fn dfly_group_iprobe(
     })
 }
 
-/// Starts to send. The elements must stay as they are until the request is over.
+/// Starts to send. `data` must stay unchanged until the request completes. `request` receives the request; free it with
+/// `dfly_request_free`.
 ///
 /// # Safety
 /// `group` is a group, `data` points to `count` elements, `request` is a place for a pointer.
@@ -233,7 +237,8 @@ pub unsafe extern "C" fn dfly_group_isend(
     })
 }
 
-/// Starts to receive. The memory must not be used until the request is over.
+/// Starts to receive. The memory `into` must not be used until the request completes. `request` receives the request;
+/// free it with `dfly_request_free`.
 ///
 /// # Safety
 /// `group` is a group, `into` has room for `count` elements, `request` is a place for a pointer.

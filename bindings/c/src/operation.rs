@@ -1,4 +1,4 @@
-//! What elements of buffers are, and what reductions do with them.
+//! Element types of buffers, and reduction operations.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use dayfly_comm::{Datatype, Operation};
 use crate::handle::put_required;
 use crate::status::{dfly_status, guard, misuse};
 
-/// Bytes without a meaning.
+/// Untyped bytes.
 pub const DFLY_BYTES: u32 = 0;
 /// `int8_t`.
 pub const DFLY_I8: u32 = 1;
@@ -38,52 +38,53 @@ pub const DFLY_BOOL: u32 = 11;
 pub const DFLY_COMPLEX64: u32 = 12;
 /// Two `double`: real and imaginary part.
 pub const DFLY_COMPLEX128: u32 = 13;
-/// A `double` and an `int64_t`: a value and its place, for DFLY_MIN_AT and DFLY_MAX_AT.
+/// A `double` value and its `int64_t` index, for DFLY_MIN_AT and DFLY_MAX_AT.
 pub const DFLY_F64_AT: u32 = 14;
-/// As DFLY_F64_AT, of two `int64_t`.
+/// As DFLY_F64_AT, with an `int64_t` value.
 pub const DFLY_I64_AT: u32 = 15;
-/// `double`, `int32_t` and four bytes that mean nothing, as MPI's pairs are laid out; the next four likewise.
+/// `double`, `int32_t` and four bytes of padding. This type and the next four have the layout of MPI's value-index
+/// pairs.
 pub const DFLY_F64_AT32: u32 = 16;
-/// `int64_t`, `int32_t` and four bytes that mean nothing.
+/// `int64_t`, `int32_t` and four bytes of padding.
 pub const DFLY_I64_AT32: u32 = 17;
 /// `float` and `int32_t`.
 pub const DFLY_F32_AT32: u32 = 18;
 /// Two `int32_t`.
 pub const DFLY_I32_AT32: u32 = 19;
-/// `int16_t`, two bytes that mean nothing, and `int32_t`.
+/// `int16_t`, two bytes of padding, and `int32_t`.
 pub const DFLY_I16_AT32: u32 = 20;
 
-/// Sums; those of integers wrap around.
+/// Sum. Integers wrap around.
 pub const DFLY_SUM: u32 = 1;
-/// Products; those of integers wrap around.
+/// Product. Integers wrap around.
 pub const DFLY_PRODUCT: u32 = 2;
-/// The smallest.
+/// Minimum.
 pub const DFLY_MIN: u32 = 3;
-/// The largest.
+/// Maximum.
 pub const DFLY_MAX: u32 = 4;
-/// Whether all are true (not zero).
+/// True if all elements are true (not zero).
 pub const DFLY_LOGICAL_AND: u32 = 5;
-/// Whether any is true.
+/// True if any element is true.
 pub const DFLY_LOGICAL_OR: u32 = 6;
-/// Whether an odd number of them is true.
+/// True if an odd number of elements is true.
 pub const DFLY_LOGICAL_XOR: u32 = 7;
-/// Bits that are set in all.
+/// Bitwise and.
 pub const DFLY_BIT_AND: u32 = 8;
-/// Bits that are set in any.
+/// Bitwise or.
 pub const DFLY_BIT_OR: u32 = 9;
-/// Bits that are set in an odd number of them.
+/// Bitwise exclusive or.
 pub const DFLY_BIT_XOR: u32 = 10;
-/// The smallest value and the lowest place of it.
+/// Minimum and its lowest index.
 pub const DFLY_MIN_AT: u32 = 11;
-/// The largest value and the lowest place of it.
+/// Maximum and its lowest index.
 pub const DFLY_MAX_AT: u32 = 12;
 
-/// Operations of the program's own have numbers from here on.
+/// Lowest number of an operation that a program defines.
 const FIRST_OWN: u32 = 1 << 16;
 
-/// A program's own operation: combines `count` elements of `left` and `right` into `right` (`right = left op right`). It
-/// runs in whichever thread of this process waits for the group, perhaps on a part of a buffer at a time. It must not
-/// throw, and must not use the group.
+/// Reduction operation defined by the program: combines `count` elements of `left` and `right` into `right` (`right =
+/// left op right`). It runs in the thread of this process that waits for the group, possibly on a part of a buffer at a
+/// time. It must not throw, and must not use the group.
 pub type dfly_combine = Option<
     unsafe extern "C" fn(user: *mut c_void, left: *const c_void, right: *mut c_void, count: usize, datatype: u32),
 >;
@@ -93,14 +94,15 @@ struct Combine {
     user: *mut c_void,
 }
 
-// SAFETY: that any thread may run it is in its contract; we never look at `user`.
+// SAFETY: by contract any thread may run the function, and this library never dereferences `user`.
 unsafe impl Send for Combine {}
 // SAFETY: as above.
 unsafe impl Sync for Combine {}
 
 impl Combine {
     fn run(&self, left: &[u8], right: &mut [u8], datatype: Datatype) {
-        // Whoever reads a `double` may rely on its alignment; pieces that came over a wire lie anywhere.
+        // A function that reads a `double` may rely on its alignment. Parts that arrive over a network may be
+        // unaligned.
         let lies_well = |start: *const u8| (start as usize).is_multiple_of(datatype.bytes().min(size_of::<u64>()));
         if lies_well(left.as_ptr()) && lies_well(right.as_ptr()) {
             self.call(left.as_ptr(), right.as_mut_ptr(), right.len(), datatype);
@@ -109,7 +111,7 @@ impl Combine {
         let words = right.len().div_ceil(size_of::<u64>());
         let mut aligned = [vec![0_u64; words], vec![0_u64; words]];
         let [from, into] = aligned.each_mut().map(|words| words.as_mut_ptr().cast::<u8>());
-        // SAFETY: each has room for as many bytes, and they have nothing in common.
+        // SAFETY: each has room for this many bytes, and they do not overlap.
         unsafe {
             from.copy_from_nonoverlapping(left.as_ptr(), right.len());
             into.copy_from_nonoverlapping(right.as_ptr(), right.len());
@@ -121,12 +123,12 @@ impl Combine {
 
     fn call(&self, left: *const u8, right: *mut u8, bytes: usize, datatype: Datatype) {
         let count = bytes / datatype.bytes();
-        // SAFETY: a function of the caller's with this signature; both buffers have so many elements.
+        // SAFETY: a function of the caller with this signature; both buffers have `count` elements.
         unsafe { (self.function)(self.user, left.cast(), right.cast(), count, datatype as u32) };
     }
 }
 
-/// The program's own operations by number. No number is given twice.
+/// Operations that the program defined, by number. A number is never reused.
 struct Own {
     next: u32,
     known: BTreeMap<u32, Operation>,
@@ -195,15 +197,16 @@ pub(crate) fn operation(number: u32) -> Result<Operation, Error> {
     })
 }
 
-/// Bytes of an element of a datatype; 0 if there is no such datatype.
+/// Returns the size of an element of a datatype in bytes; 0 if the datatype is unknown.
 #[unsafe(no_mangle)]
 pub extern "C" fn dfly_datatype_bytes(datatype: u32) -> usize {
     self::datatype(datatype).map_or(0, Datatype::bytes)
 }
 
-/// Makes an operation of a function, and tells the number by which reductions know it in this process. All ranks must use
-/// the same function. It must be associative; `commutative` says whether the order of the ranks may be changed too. `user`
-/// is handed to it each time.
+/// Defines a reduction operation. `operation` receives its number, which is valid in this process. All ranks must
+/// define it with the same function. `combine` must be associative; `commutative` states whether ranks may also be
+/// combined in another order. `user` may be NULL and is passed to each call of `combine`. Free the operation with
+/// `dfly_operation_free`.
 ///
 /// # Safety
 /// `operation` is a place for a number; `combine` is such a function.
@@ -233,7 +236,8 @@ pub unsafe extern "C" fn dfly_operation_create(
     })
 }
 
-/// Forgets an operation that `dfly_operation_create` made. Reductions that are under way still use it.
+/// Frees an operation made by `dfly_operation_create`. Reductions that are in progress still use it. Errors:
+/// DFLY_INVALID_REQUEST if there is no such operation.
 #[unsafe(no_mangle)]
 pub extern "C" fn dfly_operation_free(operation: u32) -> dfly_status {
     guard(|| {

@@ -1,4 +1,4 @@
-//! Calls spread over all workers of a lease.
+//! Pools: calls distributed over all workers of a lease.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_void};
@@ -16,37 +16,37 @@ use crate::status::{dfly_status, guard, misuse, value};
 /// Any worker, in `dfly_call_options`.
 pub const DFLY_ANY_WORKER: u32 = 4294967295;
 
-/// How a pool works. Initialise with `dfly_pool_options_init`, then change what you want.
+/// Options of a pool. Initialise with `dfly_pool_options_init`, then set fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dfly_pool_options {
     /// Set by `dfly_pool_options_init`.
     pub size: usize,
-    /// How its channels are opened.
+    /// Options of the pool's channels.
     pub channel: dfly_channel_options,
-    /// How often a call that was not executed, or is idempotent, is tried again elsewhere: 3.
+    /// How often a call is retried on another worker, if it was not executed or is idempotent. Default: 3.
     pub retries: u32,
-    /// Most calls that one worker may have outstanding; 0 to let measured times decide.
+    /// Maximum number of outstanding calls per worker. Default: 0, derived from measured times.
     pub depth: u32,
 }
 
-/// How one call is treated. Initialise with `dfly_call_options_init`, then change what you want.
+/// Options of a call. Initialise with `dfly_call_options_init`, then set fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dfly_call_options {
     /// Set by `dfly_call_options_init`.
     pub size: usize,
-    /// Milliseconds of execution allowed, after which its worker is ended: 0 for no limit.
+    /// Limit of the execution time in milliseconds, after which the worker is stopped. Default: 0, no limit.
     pub deadline_ms: u32,
-    /// Not 0 if running it twice does no harm, so that it is repeated when its worker died during it.
+    /// Not 0 if running the call twice does no harm; it is then retried if its worker dies during the call. Default: 0.
     pub idempotent: u32,
-    /// The only worker that may run it: DFLY_ANY_WORKER.
+    /// The only worker that may run the call. Default: DFLY_ANY_WORKER.
     pub worker: u32,
 }
 
-/// What is told of the end of a call: its status, the text of its error or "", and its output, all valid during the
-/// callback. It runs in the thread that called `dfly_pool_drive` (or `dfly_pool_free`), and may use the pool, except to free
-/// it. It must not throw.
+/// Called when a call ends, with its status, the text of its error (or ""), and its output. All are valid during the
+/// callback only. It runs in the thread that called `dfly_pool_drive` or `dfly_pool_free`. It may use the pool but must
+/// not free it, and must not throw.
 pub type dfly_callback = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -62,7 +62,7 @@ struct Callback {
     user: *mut c_void,
 }
 
-// SAFETY: that any thread may run the callback is in its contract; we never look at `user`.
+// SAFETY: by contract any thread may run the callback, and this library never dereferences `user`.
 unsafe impl Send for Callback {}
 
 impl Callback {
@@ -74,7 +74,7 @@ impl Callback {
                 (error.code().into(), CString::new(text).unwrap_or_default(), &[][..])
             }
         };
-        // SAFETY: a function of the caller's with this signature; what it is given lives until it returns.
+        // SAFETY: a function of the caller with this signature; its arguments are valid until it returns.
         unsafe {
             (self.function)(
                 self.user,
@@ -87,7 +87,7 @@ impl Callback {
     }
 }
 
-/// A channel to every worker of a lease. Any thread may use it; whoever waits drives the calls of all.
+/// Channels to all workers of a lease. Thread-safe. A thread that waits progresses the calls of all threads.
 pub struct dfly_pool {
     birth: Birth,
     pub(crate) pool: Pool,
@@ -107,7 +107,7 @@ impl dfly_pool {
     }
 }
 
-/// The output of a call. One thread at a time may use it; it may outlive its pool.
+/// The output of a call. One thread at a time may use it. It may outlive its pool.
 pub struct dfly_output {
     birth: Birth,
     output: Output,
@@ -143,7 +143,7 @@ unsafe fn call_options(options: *const dfly_call_options) -> Result<CallOptions,
     })
 }
 
-/// Sets every option to its default.
+/// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
 /// `options` is NULL or a place for options.
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn dfly_pool_options_init(options: *mut dfly_pool_options)
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
 }
 
-/// Sets every option to its default.
+/// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
 /// `options` is NULL or a place for options.
@@ -176,7 +176,8 @@ pub unsafe extern "C" fn dfly_call_options_init(options: *mut dfly_call_options)
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
 }
 
-/// Opens a channel to every worker of a lease. NULL for `options` means the defaults.
+/// Opens a channel to every worker of a lease. `options` may be NULL for the defaults. `pool` receives the pool; free
+/// it with `dfly_pool_free`.
 ///
 /// # Safety
 /// `lease` is a lease, `options` NULL or options, `pool` a place for a pointer.
@@ -211,8 +212,9 @@ pub unsafe extern "C" fn dfly_pool_open(
     })
 }
 
-/// Makes a function of code that the lease has known to the pool. Workers load it at its first call, which fails if they
-/// cannot.
+/// Registers a function of code that the lease has loaded. `form` is DFLY_FORM_PLAIN or DFLY_FORM_CHECKED. `id`
+/// receives its number for calls of this pool. A worker loads the function at its first call of it; that call fails
+/// with DFLY_LOAD_FAILED if the worker cannot.
 ///
 /// # Safety
 /// `pool` is a pool, `code` a code, `symbol` a C string, `id` a place for a number.
@@ -233,8 +235,9 @@ pub unsafe extern "C" fn dfly_pool_function(
     })
 }
 
-/// Sends a call, or queues it until a worker has room; `call` tells its number. The input may be reused at once. Its
-/// outcome is taken with `dfly_pool_wait`, or given up with `dfly_pool_forget`. NULL for `options` means the defaults.
+/// Submits a call, or queues it until a worker is free. `call` receives its number. The input may be reused at once.
+/// Take the outcome with `dfly_pool_wait`, or discard it with `dfly_pool_forget`. `options` may be NULL for the
+/// defaults; `input` may be NULL if `input_length` is 0.
 ///
 /// # Safety
 /// `pool` is a pool, `input` points to `input_length` bytes, `options` is NULL or options, `call` a place for a number.
@@ -260,8 +263,8 @@ pub unsafe extern "C" fn dfly_pool_submit(
     })
 }
 
-/// As `dfly_pool_submit`, with memory of `dfly_pool_buffer_alloc`, which is not copied if the call goes to the worker for
-/// which it was allocated. The buffer belongs to the call from now on, whatever the status.
+/// As `dfly_pool_submit`, with a buffer from `dfly_pool_buffer_alloc`. The input is not copied if the call runs on the
+/// worker that the buffer was allocated for. The call takes ownership of the buffer, even on an error.
 ///
 /// # Safety
 /// `pool` is a pool, `input` a buffer that is never used again, `options` NULL or options, `call` a place for a number.
@@ -291,8 +294,9 @@ pub unsafe extern "C" fn dfly_pool_submit_buffer(
     })
 }
 
-/// As `dfly_pool_submit`, with a function of yours that is told of the end, once, by whoever drives the pool
-/// (`dfly_pool_drive`). `call` is NULL or tells the call's number, for `dfly_pool_cancel`.
+/// As `dfly_pool_submit`, with a callback. It runs once, when the call has ended, in a thread that calls
+/// `dfly_pool_drive`. `user` is passed to it and may be NULL. `call` receives the call's number, for
+/// `dfly_pool_cancel`, and may be NULL.
 ///
 /// # Safety
 /// As `dfly_pool_submit`; `callback` is a function of its type, that any thread may call with `user`.
@@ -315,7 +319,7 @@ pub unsafe extern "C" fn dfly_pool_submit_callback(
             notify: true,
             ..options
         };
-        // Held until the callback is known, so that no driver looks for it before.
+        // Locked until the callback is inserted, so that no driver looks for it before.
         let mut callbacks = pool.callbacks();
         let id = pool.pool.submit(FunctionId(function), input, notify)?;
         callbacks.insert(
@@ -331,8 +335,8 @@ pub unsafe extern "C" fn dfly_pool_submit_callback(
     })
 }
 
-/// Drives the calls until some with a callback have ended, `timeout_ms` at most, and runs their callbacks; `ended` tells
-/// how many, 0 when the time is over.
+/// Progresses all calls until calls with a callback end, at most `timeout_ms` milliseconds, and runs their callbacks.
+/// `ended` receives their number, 0 after the timeout, and may be NULL.
 ///
 /// # Safety
 /// `pool` is a pool, `ended` NULL or a place for a number.
@@ -355,9 +359,9 @@ pub unsafe extern "C" fn dfly_pool_drive(pool: *const dfly_pool, timeout_ms: u32
     })
 }
 
-/// Waits for the end of a call, `timeout_ms` at most (DFLY_TIMED_OUT: it goes on and can be waited for again), or for ever if
-/// that is negative. The status is the call's own; its output, if it has one, is handed over through `output`. The outcome
-/// of a call can be taken once.
+/// Waits up to `timeout_ms` milliseconds for the end of a call, or without limit if that is negative. Returns the
+/// status of the call. `output` receives its output, or NULL on an error; free it with `dfly_output_free`. After
+/// DFLY_TIMED_OUT the call continues and can be waited for again. The outcome of a call can be taken once.
 ///
 /// # Safety
 /// `pool` is a pool, `output` a place for a pointer.
@@ -383,8 +387,9 @@ pub unsafe extern "C" fn dfly_pool_wait(
     })
 }
 
-/// Calls a function and waits; the output is copied to `output`. When it does not fit, the status is DFLY_OUTPUT_OVERFLOW and
-/// `output_length` says what it needs.
+/// Calls a function, waits, and copies the output to `output`. `output_length` receives the length of the output in
+/// bytes and may be NULL. If the output does not fit, the status is DFLY_OUTPUT_OVERFLOW, `output_length` receives the
+/// required size, and the output is lost. `options` may be NULL for the defaults.
 ///
 /// # Safety
 /// `pool` is a pool, `input` points to `input_length` bytes, `options` is NULL or options, `output` points to room for
@@ -409,7 +414,7 @@ pub unsafe extern "C" fn dfly_pool_call(
     })
 }
 
-/// Whether a call has ended.
+/// Returns whether a call has ended; false if `pool` is NULL.
 ///
 /// # Safety
 /// `pool` is NULL or a pool.
@@ -419,7 +424,8 @@ pub unsafe extern "C" fn dfly_pool_is_done(pool: *const dfly_pool, call: u64) ->
     value(false, || Ok(unsafe { get(pool) }?.pool.is_done(CallId(call))))
 }
 
-/// Takes a call out of the queue, so that it ends as DFLY_CANCELLED; `cancelled` tells whether it was still there.
+/// Removes a call from the queue; it ends with DFLY_CANCELLED. `cancelled` is set to false if it was already sent or
+/// has ended, and may be NULL.
 ///
 /// # Safety
 /// `pool` is a pool, `cancelled` NULL or a place for a bool.
@@ -434,7 +440,7 @@ pub unsafe extern "C" fn dfly_pool_cancel(pool: *const dfly_pool, call: u64, can
     })
 }
 
-/// Ends a call even if it runs, by ending its worker. Calls behind it go elsewhere.
+/// Ends a call even if it runs, by stopping its worker. Other calls sent to that worker run elsewhere.
 ///
 /// # Safety
 /// `pool` is a pool.
@@ -444,7 +450,7 @@ pub unsafe extern "C" fn dfly_pool_kill(pool: *const dfly_pool, call: u64) -> df
     guard(|| Ok(unsafe { get(pool) }?.pool.kill(CallId(call))?))
 }
 
-/// Nobody will wait for this call.
+/// Discards the outcome of a call. The call itself continues.
 ///
 /// # Safety
 /// `pool` is a pool.
@@ -457,7 +463,7 @@ pub unsafe extern "C" fn dfly_pool_forget(pool: *const dfly_pool, call: u64) -> 
     })
 }
 
-/// Calls that have not ended; 0 for NULL.
+/// Returns the number of calls that have not ended; 0 if `pool` is NULL.
 ///
 /// # Safety
 /// `pool` is NULL or a pool.
@@ -467,7 +473,9 @@ pub unsafe extern "C" fn dfly_pool_pending(pool: *const dfly_pool) -> usize {
     value(0, || Ok(unsafe { get(pool) }?.pool.pending()))
 }
 
-/// Allocates memory for an input, for the worker that has least to do; `worker` tells which, for `dfly_call_options`.
+/// Allocates a buffer of `length` bytes for an input, for the worker with the fewest outstanding calls. `worker`
+/// receives that worker's number, for `dfly_call_options`, and may be NULL. `buffer` receives the buffer; submit it, or
+/// free it with `dfly_buffer_free`.
 ///
 /// # Safety
 /// `pool` is a pool, `buffer` a place for a pointer, `worker` NULL or a place for a number.
@@ -491,7 +499,7 @@ pub unsafe extern "C" fn dfly_pool_buffer_alloc(
     })
 }
 
-/// The bytes of an output; NULL for NULL.
+/// Returns the address of an output's bytes, valid until the output is freed; NULL if `output` is NULL.
 ///
 /// # Safety
 /// `output` is NULL or an output.
@@ -503,7 +511,7 @@ pub unsafe extern "C" fn dfly_output_data(output: *const dfly_output) -> *const 
     })
 }
 
-/// How many bytes an output has; 0 for NULL.
+/// Returns the length of an output in bytes; 0 if `output` is NULL.
 ///
 /// # Safety
 /// `output` is NULL or an output.
@@ -513,7 +521,7 @@ pub unsafe extern "C" fn dfly_output_length(output: *const dfly_output) -> usize
     value(0, || Ok(unsafe { get(output) }?.output.as_slice().len()))
 }
 
-/// Gives an output's memory back. NULL is nothing.
+/// Frees an output. NULL is a no-op.
 ///
 /// # Safety
 /// `output` is NULL or an output that is never used again.
@@ -526,7 +534,8 @@ pub unsafe extern "C" fn dfly_output_free(output: *mut dfly_output) {
     });
 }
 
-/// Closes the pool. Callbacks that were not called are told DFLY_CANCELLED. Outputs and buffers live on. NULL is nothing.
+/// Closes and frees a pool. Pending callbacks are called with DFLY_CANCELLED. Outputs and buffers remain usable. NULL
+/// is a no-op.
 ///
 /// # Safety
 /// `pool` is NULL or a pool that is never used again.

@@ -1,4 +1,4 @@
-//! What a lease's workers print.
+//! Standard output and standard error of a lease's workers.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -15,12 +15,12 @@ pub const DFLY_STREAM_OUT: u32 = 1;
 /// Standard error.
 pub const DFLY_STREAM_ERR: u32 = 2;
 
-/// Reads what a lease's workers print, from the lease's beginning. It keeps no lease alive, and reads on for a minute after one is
-/// over.
+/// Reader of the output of a lease's workers, from the beginning of the lease. It does not keep the lease alive, and
+/// can read for one minute after the lease has ended. One thread at a time may use it.
 pub struct dfly_printed {
     birth: Birth,
     reader: Reader,
-    /// Read from the node, and not by the program.
+    /// Pieces that were read from the node and not yet returned to the program.
     ahead: VecDeque<Printed>,
 }
 
@@ -31,7 +31,8 @@ impl Handle for dfly_printed {
     }
 }
 
-/// Opens what a lease's workers print. Their node keeps the last 256 KiB.
+/// Opens the output of a lease's workers. Their node keeps the last 256 KiB. `printed` receives the reader; free it
+/// with `dfly_printed_free`.
 ///
 /// # Safety
 /// `lease` is a lease, `printed` a place for a pointer.
@@ -51,12 +52,13 @@ pub unsafe extern "C" fn dfly_printed_open(lease: *const dfly_lease, printed: *m
     })
 }
 
-/// The next piece, of one stream: up to `capacity` bytes are written to `into`, how many to `length`, and DFLY_STREAM_OUT or
-/// DFLY_STREAM_ERR to `stream`, which may be NULL. Pieces end anywhere. If there is none yet, waits for one, no longer than `wait_ms` and no
-/// longer than some seconds; `length` is 0 then.
+/// Reads the next piece of one stream: writes up to `capacity` bytes to `into` and their number to `length`. `stream`
+/// receives DFLY_STREAM_OUT or DFLY_STREAM_ERR and may be NULL. Pieces end at arbitrary bytes. If there is no output,
+/// waits up to `wait_ms` milliseconds, and at most a few seconds; then `length` is 0. Errors: DFLY_INVALID_REQUEST if
+/// `capacity` is 0, DFLY_LEASE_ENDED or DFLY_LEASE_EXPIRED if the lease ended more than a minute ago.
 ///
-/// # Safety
-/// `printed` is an output, `into` has room for `capacity` bytes, `length` is a place for a number, `stream` NULL or a place for one.
+/// # Safety `printed` is an output, `into` has room for `capacity` bytes, `length` is a place for a number, `stream`
+/// NULL or a place for one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_printed_read(
     printed: *mut dfly_printed,
@@ -80,7 +82,7 @@ pub unsafe extern "C" fn dfly_printed_read(
         let mut copied = 0;
         if let Some(piece) = printed.ahead.front_mut() {
             copied = piece.bytes.len().min(capacity);
-            // SAFETY: there is room for `capacity` bytes, as the caller promises.
+            // SAFETY: the caller promises `capacity` writable bytes.
             unsafe { std::ptr::copy_nonoverlapping(piece.bytes.as_ptr(), into.cast(), copied) };
             let which = match piece.stream {
                 Stream::Out => DFLY_STREAM_OUT,
@@ -98,7 +100,7 @@ pub unsafe extern "C" fn dfly_printed_read(
     })
 }
 
-/// Bytes that the node did not keep until they were read.
+/// Returns the number of bytes that the node discarded before they were read; 0 if `printed` is NULL.
 ///
 /// # Safety
 /// `printed` is NULL or an output.
@@ -108,7 +110,7 @@ pub unsafe extern "C" fn dfly_printed_missed(printed: *const dfly_printed) -> u6
     value(0, || Ok(unsafe { get(printed) }?.reader.missed()))
 }
 
-/// Whether the lease is over, and all was read.
+/// Returns whether the lease has ended and all output was read; false if `printed` is NULL.
 ///
 /// # Safety
 /// `printed` is NULL or an output.
@@ -121,7 +123,7 @@ pub unsafe extern "C" fn dfly_printed_is_over(printed: *const dfly_printed) -> b
     })
 }
 
-/// Frees an output.
+/// Frees a reader. NULL is a no-op.
 ///
 /// # Safety
 /// `printed` is NULL or an output, which nobody uses any more.

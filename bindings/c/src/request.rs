@@ -1,4 +1,4 @@
-//! Operations of groups that go on in the background.
+//! Group operations in the background.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::handle::{Birth, Handle, get_mut, put, put_required, take};
 use crate::message::dfly_message;
 use crate::status::{dfly_status, guard, misuse};
 
-/// Something that lives on the heap and stays there until this is dropped, while a scope borrows it.
+/// A heap allocation at a fixed address, freed when this is dropped. A scope may borrow it until then.
 struct Kept<T>(*mut T);
 
 impl<T> Drop for Kept<T> {
@@ -24,9 +24,9 @@ impl<T> Drop for Kept<T> {
 trait Anything {}
 impl<T> Anything for Kept<T> {}
 
-/// An operation that is under way.
+/// An operation in progress.
 struct UnderWay {
-    // In this order: the scope ends before its memory, and both before what they are of.
+    // Drop order: the scope ends before its memory, and both before the group.
     scope: Scope<'static>,
     request: dayfly_comm::Request,
     _work: Box<dyn Anything>,
@@ -39,8 +39,8 @@ enum State {
     Failed,
 }
 
-/// An operation in the background. It moves on whenever this process waits for anything of its group. One thread at a time
-/// may use it. It may outlive its group.
+/// A group operation in the background. It progresses whenever this process waits for any operation of its group. One
+/// thread at a time may use it. It may outlive its group.
 pub struct dfly_request {
     birth: Birth,
     state: State,
@@ -54,7 +54,7 @@ impl Handle for dfly_request {
 }
 
 impl dfly_request {
-    /// Starts an operation over memory that the request keeps, or that C promises to keep.
+    /// Starts an operation on memory that the request owns, or that the C caller promised to keep valid.
     pub(crate) fn start<T: 'static>(
         group: &dfly_group,
         work: T,
@@ -62,9 +62,9 @@ impl dfly_request {
     ) -> Result<Self, Error> {
         let place = Arc::clone(&group.place);
         let work = Kept(Box::into_raw(Box::new(work)));
-        // SAFETY: both stay where they are, and are dropped after the scope.
+        // SAFETY: both have fixed addresses, and are dropped after the scope.
         let (lasting, memory) = unsafe { (&*Arc::as_ptr(&place), &mut *work.0) };
-        // SAFETY: it is dropped before what it borrows: below if starting fails, else with the request.
+        // SAFETY: the scope is dropped before what it borrows: below if starting fails, else with the request.
         let scope = unsafe { lasting.communicator.detached_scope() };
         let request = start(&scope, memory)?;
         Ok(Self {
@@ -78,7 +78,7 @@ impl dfly_request {
         })
     }
 
-    /// One that has nothing to do.
+    /// Returns a request that has already completed.
     pub(crate) fn over() -> Self {
         Self {
             birth: Birth::now(),
@@ -115,8 +115,8 @@ impl dfly_request {
     }
 }
 
-/// Waits until an operation is over, for as long as the group's operations may take (DFLY_TIMED_OUT). After an error the
-/// operation has ended. `message` tells what a receive got; NULL is nothing.
+/// Waits until an operation completes. After an error the operation has ended. `message` receives the envelope of a
+/// receive and may be NULL. Errors: DFLY_TIMED_OUT after the group's deadline, and the errors of the operation.
 ///
 /// # Safety
 /// `request` is a request, `message` NULL or a place for one.
@@ -131,7 +131,8 @@ pub unsafe extern "C" fn dfly_request_wait(request: *mut dfly_request, message: 
     })
 }
 
-/// Waits for several operations, each of which must be over in the end; the first error ends it.
+/// Waits until all `count` requests complete. Returns the first error and stops waiting; the remaining requests stay
+/// valid.
 ///
 /// # Safety
 /// `requests` points to `count` requests.
@@ -149,7 +150,8 @@ pub unsafe extern "C" fn dfly_request_wait_all(requests: *const *mut dfly_reques
     })
 }
 
-/// Moves what can be moved, and tells whether the operation is over (`over`).
+/// Progresses the group without waiting. `over` is set to whether the operation has completed. `message` receives the
+/// envelope of a completed receive and may be NULL. Errors: those of the operation.
 ///
 /// # Safety
 /// `request` is a request, `message` NULL or a place for one, `over` a place for a truth value.
@@ -175,8 +177,8 @@ pub unsafe extern "C" fn dfly_request_test(
     })
 }
 
-/// Frees a request. An operation that is still under way is cancelled, after which its memory may be used again and holds
-/// anything; a collective that one rank cancels does not end on the others. NULL is nothing.
+/// Frees a request. An operation in progress is cancelled; its memory may then be reused, and its content is undefined.
+/// If one rank cancels a collective, it does not complete on the others. NULL is a no-op.
 ///
 /// # Safety
 /// `request` is NULL or a request that is never used again.

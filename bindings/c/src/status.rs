@@ -1,4 +1,4 @@
-//! Status codes, their texts, and how an error reaches C.
+//! Status codes, their texts, and the last error of each thread.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -6,15 +6,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dayfly_client::{CallError, Code, Error, Retry};
 
-/// How a function ended. Numbers and names never change their meaning.
+/// Result of a function. Numbers and names never change their meaning.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum dfly_status {
-    /// It did what was asked.
+    /// Success.
     DFLY_OK = 0,
-    /// The request is malformed or contradicts itself; also every misuse of this library that it can see.
+    /// The request is malformed or contradicts itself, or an argument of this library is invalid.
     DFLY_INVALID_REQUEST = 1,
-    /// No such lease, node, worker, call, file or function.
+    /// The lease, node, worker, call, file or function does not exist.
     DFLY_NOT_FOUND = 2,
     /// The token, its signature, its holder's signature or the bearer is not accepted.
     DFLY_UNAUTHORIZED = 3,
@@ -22,11 +22,11 @@ pub enum dfly_status {
     DFLY_LEASE_EXPIRED = 4,
     /// The lease was released by its holder or revoked by an operator.
     DFLY_LEASE_ENDED = 5,
-    /// No node has the wanted cores, memory or workers free.
+    /// No node has the requested cores, memory or workers free.
     DFLY_NO_CAPACITY = 6,
-    /// The request asks for more than the site's policy or any node could ever give.
+    /// The request exceeds the site's policy or the capacity of every node.
     DFLY_TOO_LARGE = 7,
-    /// Client and server speak different wire versions.
+    /// Client and server use different wire versions.
     DFLY_VERSION_MISMATCH = 8,
     /// Client and worker run different Python or cloudpickle versions.
     DFLY_PYTHON_MISMATCH = 9,
@@ -36,82 +36,82 @@ pub enum dfly_status {
     DFLY_WORKER_BUSY = 11,
     /// The hello was seen before, or its clock is too far from the node's.
     DFLY_REPLAYED = 12,
-    /// The transport is not available here or not allowed by site policy.
+    /// The transport is not available on this host or not allowed by the site's policy.
     DFLY_TRANSPORT_REFUSED = 13,
-    /// The code could not be loaded, or has no such symbol.
+    /// The code cannot be loaded, or does not export the symbol.
     DFLY_LOAD_FAILED = 14,
-    /// The code's bytes do not have the hash they were announced with.
+    /// The SHA-256 hash of the code's bytes differs from the announced hash.
     DFLY_HASH_MISMATCH = 15,
-    /// The function reported an error; its text is the message.
+    /// The function reported an error. The message is the function's own text.
     DFLY_FUNCTION_ERROR = 16,
-    /// The function's output did not fit into its room.
+    /// The function's output does not fit into the memory provided for it.
     DFLY_OUTPUT_OVERFLOW = 17,
-    /// The worker died during the call: it may have been executed.
+    /// The worker died during the call. The call may have been executed.
     DFLY_MAYBE_EXECUTED = 18,
-    /// The worker died before the call began: it was not executed.
+    /// The worker died before the call began. The call was not executed.
     DFLY_NOT_EXECUTED = 19,
-    /// The call ran past its deadline and was ended.
+    /// The call exceeded its deadline and was stopped.
     DFLY_DEADLINE_EXCEEDED = 20,
-    /// The worker answered that it cannot run just now, or the ring is full.
+    /// The worker cannot accept the call now, or the channel's ring is full.
     DFLY_REJECTED = 21,
-    /// The state that the call depends on died with its worker.
+    /// The state that the call depends on was lost with its worker.
     DFLY_STATE_LOST = 22,
     /// The manager or node cannot be reached.
     DFLY_UNREACHABLE = 23,
-    /// The wait was ended by the caller's own time limit.
+    /// The caller's own time limit for a wait has passed.
     DFLY_TIMED_OUT = 24,
-    /// The store could not write (disk full, corrupt).
+    /// The store could not write: the disk is full, or the store is corrupt.
     DFLY_STORE_FAILED = 25,
     /// The address is already in use.
     DFLY_ADDRESS_IN_USE = 26,
-    /// The manager's ownership of the node has passed to another.
+    /// Another manager now owns the node.
     DFLY_STALE_EPOCH = 27,
     /// Cancelled by the caller.
     DFLY_CANCELLED = 28,
     /// A payload is larger than the channel or the lease allows.
     DFLY_PAYLOAD_TOO_LARGE = 29,
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     DFLY_PROTOCOL_VIOLATION = 30,
-    /// A fault of Dayfly itself.
+    /// Internal error of Dayfly.
     DFLY_INTERNAL = 31,
-    /// The function index is not resolved on this channel.
+    /// The function index was not resolved on this channel.
     DFLY_UNKNOWN_FUNCTION = 32,
-    /// Memory for inputs or outputs is used up.
+    /// The memory for inputs or outputs is exhausted.
     DFLY_OUT_OF_MEMORY = 33,
     /// The handle was inherited through a fork and belongs to the parent process.
     DFLY_FORKED = 34,
-    /// The tenant has no budget or quota left for it, or is suspended.
+    /// The tenant has no budget or quota left for the request, or is suspended.
     DFLY_QUOTA_EXCEEDED = 35,
-    /// The token is good, and does not allow this.
+    /// The token is valid but does not permit the operation.
     DFLY_FORBIDDEN = 36,
-    /// A rank of the group died or fell silent.
+    /// A rank of the group died or stopped sending heartbeats.
     DFLY_RANK_LOST = 37,
-    /// The ranks of a group called operations that do not fit together.
+    /// The ranks of a group called operations that do not match.
     DFLY_MISMATCH = 38,
-    /// A message is longer than the room that its receiver has for it.
+    /// A message is longer than the receiver's buffer.
     DFLY_TRUNCATED = 39,
-    /// A task that this one was to come after did not end well.
+    /// A dependency of the task did not succeed.
     DFLY_DEPENDENCY_FAILED = 40,
-    /// The node still builds the environment that the workers are to have.
+    /// The node is still building the environment that the workers need.
     DFLY_ENVIRONMENT_BUILDING = 41,
-    /// The environment that the workers are to have cannot be built.
+    /// The environment that the workers need cannot be built.
     DFLY_ENVIRONMENT_FAILED = 42,
-    /// The call ended well, and its result cannot be made where it was fetched.
+    /// The call succeeded, but its result cannot be decoded in the process that fetched it.
     DFLY_RESULT_UNREADABLE = 43,
-    /// Others can enter the state directory, and it is not the daemon's to close.
+    /// Other users can access the state directory, and the daemon may not change its permissions.
     DFLY_STATE_EXPOSED = 44,
-    /// The store lacks what it had before.
+    /// The store lacks data that it held before.
     DFLY_STORE_LOST = 45,
-    /// The lease must be isolated, and the node isolates nothing.
+    /// The lease requires isolation, and the node offers none.
     DFLY_ISOLATION_UNAVAILABLE = 46,
-    /// Another tenant may have made the result, and it holds more than data.
+    /// Another tenant may have produced the result, and decoding it would run code.
     DFLY_UNTRUSTED = 47,
-    /// The beginning or end of an id is that of several.
+    /// Several ids match the abbreviated id.
     DFLY_AMBIGUOUS = 48,
 }
 
 impl dfly_status {
-    /// Every status that stands for a code, in the order of their numbers.
+    /// All error statuses, ordered by number.
     pub(crate) const ERRORS: [Self; 48] = [
         Self::DFLY_INVALID_REQUEST,
         Self::DFLY_NOT_FOUND,
@@ -230,7 +230,7 @@ fn remedy(code: Code) -> &'static CStr {
     }
 }
 
-/// What a program may do about an error without asking anybody.
+/// When a program may repeat a request that failed.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum dfly_retry {
@@ -238,9 +238,9 @@ pub enum dfly_retry {
     DFLY_RETRY_NEVER = 0,
     /// The same request may succeed later.
     DFLY_RETRY_LATER = 1,
-    /// The same request may succeed at once on another worker; nothing was executed.
+    /// The same request may succeed at once on another worker. Nothing was executed.
     DFLY_RETRY_ELSEWHERE = 2,
-    /// It may have been executed: repeat it only if that does no harm.
+    /// The call may have been executed. Repeat it only if that does no harm.
     DFLY_RETRY_IF_IDEMPOTENT = 3,
 }
 
@@ -255,13 +255,13 @@ fn remember(error: &Error) -> dfly_status {
     status
 }
 
-/// An error of the caller's.
+/// Returns the error for an invalid argument.
 pub(crate) fn misuse(text: impl Into<String>) -> Error {
     Error::new(Code::InvalidRequest, text)
 }
 
-/// Runs the body of a function that C calls: its error becomes a status and a message of this thread, and a panic an
-/// error, because C cannot unwind.
+/// Runs the body of a function called from C. Converts its error into a status and a message of this thread, and a
+/// panic into `DFLY_INTERNAL`, because C cannot unwind.
 #[inline]
 pub(crate) fn guard(body: impl FnOnce() -> Result<(), CallError>) -> dfly_status {
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -282,7 +282,7 @@ fn said(panic: &(dyn std::any::Any + Send)) -> &str {
     }
 }
 
-/// As [`guard`], for functions that answer a value: `otherwise` stands for an error.
+/// As [`guard`], for functions that return a value. Returns `otherwise` on an error.
 pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
     let mut result = None;
     guard(|| {
@@ -292,22 +292,23 @@ pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) ->
     result.unwrap_or(otherwise)
 }
 
-/// What the last error of this thread was: what happened, and often what to do. Valid until the next error of this
-/// thread; never NULL. A success leaves it as it is.
+/// Returns the message of this thread's last error: what happened, and often what to do. Never NULL. The text is valid
+/// until the next error of this thread. A successful call does not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn dfly_last_error_message() -> *const c_char {
     LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |last| last.1.as_ptr()))
         .unwrap_or(c"".as_ptr())
 }
 
-/// The status of the last error of this thread.
+/// Returns the status of this thread's last error; DFLY_OK before the first error.
 #[unsafe(no_mangle)]
 pub extern "C" fn dfly_last_error() -> dfly_status {
     LAST.try_with(|last| last.try_borrow().map_or(dfly_status::DFLY_INTERNAL, |last| last.0))
         .unwrap_or(dfly_status::DFLY_INTERNAL)
 }
 
-/// The name of a status, as in docs/errors.md, such as `output_overflow`. Never NULL.
+/// Returns the name of a status, such as `output_overflow`, as listed in docs/errors.md. Never NULL. The text is
+/// static.
 #[unsafe(no_mangle)]
 pub extern "C" fn dfly_error_name(status: i32) -> *const c_char {
     if status == 0 {
@@ -316,13 +317,13 @@ pub extern "C" fn dfly_error_name(status: i32) -> *const c_char {
     code_of(status).map_or(c"unknown".as_ptr(), |code| name(code).as_ptr())
 }
 
-/// What to do about an error, in one sentence. Never NULL.
+/// Returns one sentence on how to correct an error. Never NULL. The text is static.
 #[unsafe(no_mangle)]
 pub extern "C" fn dfly_error_remedy(status: i32) -> *const c_char {
     code_of(status).map_or(c"".as_ptr(), |code| remedy(code).as_ptr())
 }
 
-/// Whether the same request may be made again.
+/// Returns whether and where the same request may be repeated after an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn dfly_error_retry(status: i32) -> dfly_retry {
     match code_of(status).map(Code::retry) {
@@ -333,7 +334,7 @@ pub extern "C" fn dfly_error_retry(status: i32) -> dfly_retry {
     }
 }
 
-/// Version of this library. Never NULL.
+/// Returns the version of this library, such as `1.2.3`. Never NULL. The text is static.
 #[unsafe(no_mangle)]
 pub extern "C" fn dfly_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");

@@ -1,4 +1,5 @@
-//! The header is the one that the code gives, the statuses are the protocol's, and misuse is an error.
+//! Tests of the C bindings: the generated header is current, statuses equal the protocol's codes, and misuse is an
+//! error.
 
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
@@ -59,16 +60,22 @@ fn header() -> String {
     builder.generate().unwrap().write(&mut out);
     let text = String::from_utf8(out).unwrap();
     let mut kept = String::from(
-        "/* Dayfly for C: lease workers and invoke functions on them, and have programs talk to each other. Generated from\n \
-         * bindings/c/src by `make generate`.\n \
+        "/* Dayfly for C: lease workers, invoke functions on them, and exchange messages between ranks. Generated\n \
+         * from bindings/c/src by `make generate`.\n \
          *\n \
-         * Functions answer a status; after an error dfly_last_error_message() says what happened. Handles are made by\n \
-         * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a\n \
-         * lease its client. Clients, leases, pools and groups may be used by any thread at any time, channels, buffers,\n \
-         * outputs and requests by one thread at a time; nobody may use what another thread frees. A child that was\n \
-         * forked gets DFLY_FORKED from every handle of its parent's, and may connect anew. */\n",
+         * Functions return a status; after an error dfly_last_error_message() returns the message of this thread.\n \
+         * All pointer arguments are required unless a description states that they may be NULL. Texts are UTF-8 and\n \
+         * end with NUL. A missing or malformed argument gives DFLY_INVALID_REQUEST, a fault of the library\n \
+         * DFLY_INTERNAL.\n \
+         *\n \
+         * The caller owns every handle that a function returns, and frees it with the function named there. On an\n \
+         * error the handle is NULL. Handles may be freed in any order: a channel keeps its lease open, a lease its\n \
+         * client. Clients, leases, pools and groups are thread-safe. Channels, buffers, outputs and requests may\n \
+         * be used by one thread at a time. No thread may use a handle that another thread frees. In a forked child\n \
+         * every handle of the parent returns DFLY_FORKED; the child may connect again. */\n",
     );
-    // The contracts of the Rust functions are for Rust; here the prototype says as much.
+    // The safety contracts of the Rust functions are not part of the header: the descriptions state what C callers
+    // need.
     let mut skipping = false;
     for line in text.lines() {
         if line.trim() == "// # Safety" {
@@ -110,7 +117,7 @@ fn every_code_of_the_protocol_is_a_status_with_name_and_remedy() {
         assert_eq!(dfly_status::from(*code), status);
         let constant = format!("DFLY_{}", code.name().to_uppercase());
         assert_eq!(format!("{status:?}"), constant);
-        // SAFETY: C strings that live for ever.
+        // SAFETY: static C strings.
         let (name, remedy) = unsafe {
             (
                 CStr::from_ptr(dfly_error_name(status as i32)),
@@ -140,7 +147,7 @@ fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
     let mut completion = std::mem::MaybeUninit::uninit();
     let (mut index, mut id, mut call, mut came, mut length) = (0, 0, 0, false, 0);
     let symbol = c"f".as_ptr();
-    // SAFETY: null wherever a pointer to something of ours is due, else valid places.
+    // SAFETY: handles are null, all other arguments are valid.
     unsafe {
         refused(
             dfly_client_connect(null(), null_mut()),
@@ -214,7 +221,7 @@ fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
         assert!(dfly_buffer_data(null()).is_null());
         assert_eq!(dfly_lease_workers(null()), 0);
         assert!(dfly_output_data(null()).is_null());
-        // Freeing nothing is fine.
+        // Freeing NULL is a no-op.
         dfly_client_free(null_mut());
         dfly_lease_free(null_mut());
         dfly_channel_free(null_mut());
@@ -229,12 +236,12 @@ fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
 #[test]
 fn options_that_nobody_initialised_are_refused_before_anything_is_read_from_them() {
     let options = std::mem::MaybeUninit::<dfly_lease_options>::zeroed();
-    // SAFETY: memory of the right size, whose first word is read.
+    // SAFETY: memory of the right size, and only its first word is read.
     let result = unsafe { crate::handle::options(options.as_ptr(), "dfly_lease_options") };
     let text = result.err().unwrap().0.message;
     assert!(text.contains("dfly_lease_options_init"), "{text}");
     let mut defaults = std::mem::MaybeUninit::<dfly_pool_options>::zeroed();
-    // SAFETY: a place for options, filled by the call.
+    // SAFETY: `options` is writable and filled by the call.
     let defaults = unsafe {
         assert_eq!(dfly_pool_options_init(defaults.as_mut_ptr()), dfly_status::DFLY_OK);
         defaults.assume_init()
@@ -280,7 +287,7 @@ fn a_group_that_is_null_is_an_error_in_every_function() {
     let (mut data, count, mut number, mut came) = ([0_u8; 8], [1_usize], 0, false);
     let (own, into) = (data.as_ptr().cast::<c_void>(), data.as_mut_ptr().cast::<c_void>());
     let (counts, later) = (count.as_ptr(), &raw mut request);
-    // SAFETY: null wherever a group or a request is due, else valid places.
+    // SAFETY: groups and requests are null, all other arguments are valid.
     unsafe {
         let of_group = [
             dfly_group_member(null(), 0, &mut number),

@@ -1,4 +1,4 @@
-/* What the C library promises, held against a real manager, node and workers: calls.c <functions.so>. */
+/* Tests of the C library with a real manager, node and workers: calls.c <functions.so>. */
 #include "check.h"
 
 #include <stdio.h>
@@ -130,7 +130,7 @@ static void errors_of_functions_have_their_text(void) {
     OK(dfly_channel_submit(channel, complain, 0, NULL, 0, NULL));
     OK(dfly_channel_wait(channel, 5000, &completion));
     TRUE(completion.status == DFLY_FUNCTION_ERROR && completion.length == strlen("I would rather not"));
-    /* The channel still works. */
+    /* The channel remains usable after the errors. */
     OK(dfly_channel_call(channel, load(channel, "echo", DFLY_FORM_CHECKED), 0, "x", 1, out, sizeof out, &length));
     dfly_channel_free(channel);
 }
@@ -262,7 +262,7 @@ static void leases_come_straight_from_nodes_as_far_as_is_allowed(void) {
     options.mode = DFLY_MODE_WARM;
     OK(dfly_lease_open(direct, &options, &first));
     TRUE(dfly_lease_workers(first) == 1);
-    // The node has its share, and hears that all of it is used up as soon as the manager does.
+    // The node has received its share. The node and the manager both refuse once it is used up.
     dfly_status refused = dfly_lease_open(direct, &options, &second);
     TRUE(refused == DFLY_NO_CAPACITY || refused == DFLY_QUOTA_EXCEEDED);
     dfly_lease_free(first);

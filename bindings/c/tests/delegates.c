@@ -1,5 +1,5 @@
-/* A C function that calls C functions on workers that were delegated to it: delegates.c <this library> <functions.so>. As a library it
- * has that function, as a program it leases, delegates and calls it. */
+/* A C function that calls C functions on workers delegated to it: delegates.c <this library> <functions.so>. The library
+ * contains the function; the program leases workers, delegates some, and calls the function. */
 #include <dayfly.h>
 #include <dayfly_function.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
         }                                                                                                              \
     } while (0)
 
-/* The input: the delegation's text, a zero, and the path of the library whose `echo` it calls, with its zero. */
+/* Input: the delegation's text and the path of the library whose `echo` it calls, each with its NUL. */
 DFLY_EXPORT int32_t parent(dfly_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,
                          size_t *out_len) {
     const char *text = in, *path = text + strnlen(text, in_len) + 1;

@@ -1,4 +1,4 @@
-/* Functions that behave in every way that a caller has to expect. */
+/* Functions with every behaviour that a caller must handle. */
 #include <dayfly_function.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* What the C library promises of groups, held by each rank of one: dayfly run --ranks N ./groups [mismatch|die], or
- * ./groups meet RENDEZVOUS KEY RANKS without it. */
+/* Tests of the C library's groups, in each rank: dayfly run --ranks N ./groups [mismatch|die], or
+ * ./groups meet RENDEZVOUS KEY RANKS without `dayfly run`. */
 #include "check.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ enum { MOST = 100000 };
 static dfly_group *group;
 static uint32_t rank, size;
 
-/* What rank r has as element i. */
+/* Returns element i of rank r. */
 static double element(uint32_t r, size_t i) { return (double)((i * 7 + r * 13) % 101); }
 
 static double *elements(size_t count) {
@@ -59,7 +59,7 @@ static void reductions_combine_what_all_ranks_have(void) {
         for (size_t i = 0; i < count; i++) {
             TRUE(into[i] == (rank == 0 ? -1 : total(rank, i)));
         }
-        /* In place: what is read is copied where it lies under what is written. */
+        /* In place: the input is copied where it overlaps with the output. */
         OK(dfly_group_allreduce(group, own, own, count, DFLY_F64, DFLY_SUM, NULL));
         for (size_t i = 0; i < count; i++) {
             TRUE(own[i] == total(size, i));
@@ -133,14 +133,14 @@ static void the_largest_value_is_told_with_its_place(void) {
         double value;
         int64_t place;
     } at = {fabs((double)rank - 1), rank};
-    uint32_t far = size > 3 ? size - 1 : 0; /* of |r - 1| the largest, the lowest of several */
+    uint32_t far = size > 3 ? size - 1 : 0; /* index of the largest |r - 1|, the lowest of several */
     OK(dfly_group_allreduce(group, &at, &at, 1, DFLY_F64_AT, DFLY_MAX_AT, NULL));
     TRUE(at.place == far && at.value == fabs((double)far - 1));
 }
 
 static int32_t used;
 
-/* 2 x 2 matrices: an order that matters. */
+/* 2 x 2 matrices: their product is not commutative. */
 static void multiply(void *user, const void *left, void *right, size_t count, uint32_t datatype) {
     const double *a = left;
     double *b = right;
@@ -178,7 +178,7 @@ static void operations_of_the_programs_own_are_called(void) {
     TRUE(memcmp(into, want, sizeof want) == 0);
     OK(dfly_group_allreduce(group, &used, &called, 1, DFLY_I32, DFLY_SUM, NULL));
     TRUE(size == 1 || called > 0);
-    /* One that lies askew is shown where a double may lie. */
+    /* An unaligned buffer is copied to aligned memory for the operation. */
     char askew[5 * sizeof(double)];
     memcpy(askew + 1, own, sizeof own);
     OK(dfly_group_allreduce(group, askew + 1, askew + 1, 4, DFLY_F64, product, NULL));
@@ -186,7 +186,7 @@ static void operations_of_the_programs_own_are_called(void) {
     int32_t here = rank % 2 ? -(int32_t)rank : (int32_t)rank, last = (int32_t)size - 1;
     OK(dfly_group_allreduce(group, &here, &here, 1, DFLY_I32, farthest, NULL));
     TRUE(here == (last % 2 ? -last : last));
-    /* Freed while it is under way, it is still used. */
+    /* An operation in progress still uses the function after this. */
     dfly_request *request;
     memcpy(into, own, sizeof own);
     OK(dfly_group_allreduce(group, own, into, 4, DFLY_F64, product, &request));
@@ -224,7 +224,7 @@ static void blocks_of_one_length_go_where_they_belong(void) {
             TRUE(seen[i] == element(root, i));
         }
     }
-    /* What a rank gives may lie in its place already. */
+    /* A rank's input may be in its place in the output already. */
     memset(all, 0, size * EACH * sizeof *all);
     memcpy(all + rank * EACH, own, sizeof own);
     OK(dfly_group_allgather(group, all + rank * EACH, EACH, DFLY_F64, all, NULL));
@@ -264,7 +264,7 @@ static void blocks_of_any_length_go_where_they_belong(void) {
             TRUE(all[at] == element((uint32_t)r, i));
         }
     }
-    /* Rank r sends s its first s + 1 elements, so that everybody receives as many from each. */
+    /* Rank r sends its first s + 1 elements to s, so that a rank receives equally many from each. */
     double *sent = malloc(whole * sizeof *sent), *came = malloc(size * (rank + 1) * sizeof *came);
     size_t *equal = malloc(size * sizeof *equal);
     for (size_t s = 0, at = 0; s < size; s++) {
@@ -286,10 +286,10 @@ static void messages_arrive_in_order_by_source_and_tag(void) {
     int32_t out[3] = {(int32_t)rank, 2, 3}, in[4] = {0};
     OK(dfly_group_sendrecv(group, out, 3, next, 5, in, 4, last, 5, DFLY_I32, &message));
     TRUE(message.source == last && message.tag == 5 && message.length == 12 && in[0] == (int32_t)last && in[2] == 3);
-    /* Over its own memory. */
+    /* Input and output overlap. */
     OK(dfly_group_sendrecv(group, out, 3, next, 6, out, 3, last, DFLY_ANY_TAG, DFLY_I32, &message));
     TRUE(message.tag == 6 && out[0] == (int32_t)last);
-    /* Nobody is there: nothing happens. */
+    /* A message to DFLY_NO_RANK is discarded. */
     OK(dfly_group_send(group, out, 3, DFLY_I32, DFLY_NO_RANK, 0));
     OK(dfly_group_recv(group, in, 4, DFLY_I32, DFLY_NO_RANK, 0, &message));
     TRUE(message.source == DFLY_NO_RANK && message.length == 0 && in[0] == (int32_t)last);
@@ -316,7 +316,7 @@ static void messages_arrive_in_order_by_source_and_tag(void) {
     bool came = true;
     OK(dfly_group_iprobe(group, DFLY_ANY_RANK, 77, &message, &came));
     TRUE(!came);
-    /* To oneself, and it is there at once. */
+    /* A message to this rank itself arrives at once. */
     OK(dfly_group_send(group, out, 3, DFLY_I32, rank, 77));
     OK(dfly_group_iprobe(group, rank, 77, &message, &came));
     TRUE(came && message.length == 12);
@@ -334,7 +334,7 @@ static void what_goes_on_in_the_background_ends(void) {
     OK(dfly_group_allreduce(group, &sum, &all, 1, DFLY_F64, DFLY_SUM, &requests[2]));
     OK(dfly_group_barrier(group, &requests[3]));
     OK(dfly_request_wait_all(requests, 4));
-    OK(dfly_request_wait(requests[0], &message)); /* says it again */
+    OK(dfly_request_wait(requests[0], &message)); /* returns the same envelope again */
     TRUE(message.source == last && message.length == MOST * sizeof *in);
     TRUE(all == size * (size - 1) / 2.0);
     for (size_t i = 0; i < MOST; i++) {
@@ -343,7 +343,7 @@ static void what_goes_on_in_the_background_ends(void) {
     for (int i = 0; i < 4; i++) {
         dfly_request_free(requests[i]);
     }
-    /* A receive that nothing comes for is not over, and can be cancelled. */
+    /* A receive without a message has not completed, and can be cancelled. */
     bool over = true;
     OK(dfly_group_irecv(group, in, MOST, DFLY_F64, last, 1234, &requests[0]));
     OK(dfly_request_test(requests[0], &message, &over));
@@ -353,7 +353,7 @@ static void what_goes_on_in_the_background_ends(void) {
     OK(dfly_request_test(requests[0], &message, &over));
     TRUE(over);
     dfly_request_free(requests[0]);
-    /* Every collective, in the background, beside the same at once. */
+    /* Every collective, in the background and in the foreground. */
     double *one = malloc(size * sizeof *one), *two = malloc(size * sizeof *two);
     size_t *ones = malloc(size * sizeof *ones);
     for (uint32_t r = 0; r < size; r++) {
@@ -390,7 +390,7 @@ static void what_goes_on_in_the_background_ends(void) {
 
 static void parts_of_a_group_are_groups(void) {
     dfly_group *part, *copy, *none;
-    OK(dfly_group_split(group, rank % 2, -(int64_t)rank, &part)); /* the highest first */
+    OK(dfly_group_split(group, rank % 2, -(int64_t)rank, &part)); /* highest rank first */
     uint32_t of = (size + 1 - rank % 2) / 2, member;
     TRUE(dfly_group_size(part) == of && dfly_group_rank(part) == of - 1 - rank / 2);
     OK(dfly_group_member(part, dfly_group_rank(part), &member));
@@ -405,7 +405,7 @@ static void parts_of_a_group_are_groups(void) {
     OK(dfly_group_split(group, rank == 0 ? DFLY_NO_COLOR : 1, 0, &none));
     TRUE((none == NULL) == (rank == 0));
     OK(dfly_group_dup(group, &copy));
-    /* Messages of one do not come in the other. */
+    /* The messages of the two groups are separate. */
     bool came;
     OK(dfly_group_send(copy, &sum, 1, DFLY_U32, rank, 3));
     OK(dfly_group_iprobe(group, rank, 3, NULL, &came));
@@ -444,7 +444,7 @@ static void misuse_is_an_error_and_harms_nothing(void) {
     OK(dfly_group_barrier(group, NULL));
 }
 
-/* Without `dayfly run`: by a name and a secret. */
+/* Without `dayfly run`: the ranks meet with a name and a secret. */
 static void meet(char **where) {
     dfly_group_options options = {0};
     dfly_message message;
@@ -467,14 +467,14 @@ static void meet(char **where) {
     options.spin_us = 500;
     options.deadline_s = 2;
     OK(dfly_group_join(&options, &group));
-    /* Nobody sends this: it ends all the same. */
+    /* No rank sends this message: the receive ends at the deadline. */
     IS(dfly_group_recv(group, NULL, 0, DFLY_BYTES, DFLY_ANY_RANK, 55, &message), DFLY_TIMED_OUT);
     dfly_request *request;
     OK(dfly_group_irecv(group, NULL, 0, DFLY_BYTES, DFLY_ANY_RANK, 55, &request));
     IS(dfly_request_wait(request, &message), DFLY_TIMED_OUT);
     IS(dfly_request_wait(request, &message), DFLY_INVALID_REQUEST);
     dfly_request_free(request);
-    /* A child has no place in the group of its parent. */
+    /* A forked child is not a member of its parent's group. */
     pid_t child = fork();
     if (child == 0) {
         bool refused = dfly_group_barrier(group, NULL) == DFLY_FORKED;
@@ -507,7 +507,7 @@ int main(int argc, char **argv) {
     } else if (strcmp(what, "die") == 0) {
         dfly_group *rest;
         uint32_t victim = size - 1, sum;
-        /* It goes when all the others wait for nothing but that. */
+        /* This rank dies while all others wait for it. */
         for (uint32_t r = 0; rank == victim && r < victim; r++) {
             OK(dfly_group_recv(group, NULL, 0, DFLY_BYTES, r, 1, NULL));
         }

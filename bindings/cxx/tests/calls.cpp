@@ -1,4 +1,4 @@
-// What the C++ header promises, held against a real manager, node and workers: calls <functions.so>.
+// Tests of the C++ headers with a real manager, node and workers: calls <functions.so>.
 #include "check.hpp"
 
 #include <atomic>
@@ -52,7 +52,7 @@ static void futures_and_callbacks(const char *library) {
     HOLDS(thrown_by([&] { unknown.get(); }) == DFLY_LOAD_FAILED);
     HOLDS(invoker.call("echo", "12", 2, small, sizeof small) == 2 && small[1] == '2');
 
-    // What runs when the workers are given back ends with an error, at once.
+    // A call that runs when its workers are released ends with an error at once.
     auto stuck = invoker.submit("forever", nullptr, 0, small, sizeof small);
     invoker.deallocate();
     HOLDS(thrown_by([&] { stuck.get(); }) != DFLY_OK);

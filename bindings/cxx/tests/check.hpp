@@ -1,4 +1,4 @@
-// How the tests in C++ say what does not hold.
+// Assertions of the tests in C++.
 #ifndef CHECK_HPP
 #define CHECK_HPP
 

@@ -1,5 +1,5 @@
-// What the C++ header promises of groups, held by each rank of one: dayfly run --ranks N ./groups [mismatch|die], or
-// ./groups meet RENDEZVOUS KEY RANKS without it.
+// Tests of the C++ headers for groups, in each rank: dayfly run --ranks N ./groups [mismatch|die], or ./groups meet
+// RENDEZVOUS KEY RANKS without `dayfly run`.
 #include "check.hpp"
 
 #include <array>
@@ -17,7 +17,7 @@ using dayfly::operation;
 
 namespace {
 
-// What a program says of an error: its code and its message.
+// Returns the code and the message of an error.
 template <typename Body> std::string message_of(dfly_status code, Body body) {
     try {
         body();
@@ -54,7 +54,7 @@ std::vector<double> total(std::uint32_t ranks, std::size_t count) {
     return sum;
 }
 
-// The sum of `value` over all ranks, found by its type.
+// Returns the sum of `value` over all ranks, with the datatype deduced.
 template <typename T> void adds_up(const dayfly::group &group, T value) {
     T want{};
     for (std::uint32_t rank = 0; rank < group.size(); rank++) {
@@ -146,7 +146,7 @@ void collectives_move_what_they_should(const dayfly::group &group) {
         HOLDS(back[at] == static_cast<double>(at / 2 * 100 + 2 * rank + at % 2));
     }
 
-    // Rank r has r + 1 elements, the last rank's first in memory.
+    // Rank r has r + 1 elements. The block of the last rank comes first in memory.
     std::vector<std::size_t> counts(size), places(size), equal(size, rank + 1);
     std::size_t room = 0;
     for (std::uint32_t r = size; r-- > 0;) {
@@ -185,7 +185,7 @@ void functions_are_operations(const dayfly::group &group) {
     }
     const auto hypot = [](double a, double b) { return std::hypot(a, b); };
     HOLDS(std::abs(group.allreduce(rank, dayfly::commutative(hypot)) - norm) < 1e-12);
-    // The first that is not zero: the order of the ranks matters.
+    // Returns the first value that is not zero, so that the order of the ranks matters.
     int calls = 0;
     const auto first = [&calls](double a, double b) {
         calls++;
@@ -200,7 +200,7 @@ void functions_are_operations(const dayfly::group &group) {
     going = group.iallreduce(rank, found, dayfly::commutative(hypot));
     going.wait();
     HOLDS(std::abs(found - norm) < 1e-12);
-    // What it throws comes out, on the ranks where it is called, and the group goes on.
+    // An exception is rethrown on the ranks where the function ran, and the group remains usable.
     bool threw = group.size() == 1;
     try {
         group.allreduce(rank, [](double, double) -> double { throw thrown("on purpose"); });
@@ -304,7 +304,7 @@ void die(const dayfly::group &group) {
     const std::uint32_t victim = group.size() - 1;
     const std::string name = "rank " + std::to_string(victim);
     int got = 0;
-    // It goes when all the others wait for nothing but that.
+    // This rank dies while all others wait for it.
     for (std::uint32_t rank = 0; group.rank() == victim && rank < victim; rank++) {
         group.recv(got, rank, 1);
     }

@@ -1,4 +1,4 @@
-//! Memory that arrived, as Python objects may look at it.
+//! Received memory, exported to Python through the buffer protocol.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 
 use crate::guard::Guarded;
 
-/// Where the bytes are.
+/// Storage of a block.
 pub enum Memory {
-    /// In memory shared with the other side, or received straight into place. Given back when dropped.
+    /// Memory shared with the peer, or received in place. Dropping it returns the memory.
     Landed(Received),
     /// Copied out of a slot.
     Copied(Vec<u8>),
@@ -26,8 +26,8 @@ impl Memory {
     }
 }
 
-/// A payload that exports the buffer protocol. Views hold a reference to it, so the memory is given back exactly when the
-/// last view is gone.
+/// A payload that exports the buffer protocol. Each view holds a reference to it, so the memory is returned when the
+/// last view is dropped.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Block {
     memory: Guarded<Memory>,
@@ -51,14 +51,15 @@ impl Block {
         self.bytes().len()
     }
 
-    /// Writable: the memory is this side's alone until it is given back, and functions may work in place.
+    /// The memory is writable: this side owns it until it is returned, and functions may modify it in place.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
             return Err(PyBufferError::new_err("no place for a view"));
         }
         let bytes = slf.get().bytes();
         let (start, length) = (bytes.as_ptr().cast_mut().cast::<c_void>(), bytes.len() as isize);
-        // SAFETY: `view` is the interpreter's; the memory lives as long as the block, of which the view takes a reference.
+        // SAFETY: the interpreter supplies `view`. The memory lives as long as the block, and the view holds a
+        // reference to it.
         let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags) };
         if filled != 0 {
             return Err(PyErr::fetch(slf.py()));

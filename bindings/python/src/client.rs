@@ -26,7 +26,7 @@ pub struct Client {
     inner: Guarded<Inner>,
 }
 
-/// What to lease, as Python names it.
+/// Lease options as Python passes them.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Wanted {
@@ -37,14 +37,14 @@ struct Wanted {
     duration: f64,
     mode: String,
     hot_for: Option<f64>,
-    /// JSON, or empty for shared libraries alone.
+    /// JSON, or empty for a lease that runs only shared libraries.
     runtime: String,
     idle_release: f64,
     node: Option<String>,
     sandbox: Option<String>,
     image: Option<String>,
     network: bool,
-    /// Paths, and whether they may be changed.
+    /// Paths, and whether they are writable.
     files: Vec<(String, bool)>,
     wait: f64,
     traceparent: Option<String>,
@@ -97,7 +97,7 @@ fn over(inner: Inner) -> Client {
 
 #[pymethods]
 impl Client {
-    /// The manager that is named or configured, else an embedded one started by `binary`.
+    /// Connects to the named or configured manager, else starts an embedded one with the program `binary`.
     #[staticmethod]
     #[pyo3(signature = (path = None, binary = None))]
     fn connect(py: Python<'_>, path: Option<PathBuf>, binary: Option<PathBuf>) -> PyResult<Self> {
@@ -106,7 +106,7 @@ impl Client {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// An embedded manager, whatever is configured.
+    /// Starts an embedded manager, regardless of the configuration.
     #[staticmethod]
     #[pyo3(signature = (binary = None))]
     fn embedded(py: Python<'_>, binary: Option<PathBuf>) -> PyResult<Self> {
@@ -115,7 +115,7 @@ impl Client {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// One node, by the allowance that it wrote.
+    /// Connects to one node with the allowance file that it wrote.
     #[staticmethod]
     fn node(py: Python<'_>, allowance: PathBuf) -> PyResult<Self> {
         py.detach(|| Inner::node(&allowance))
@@ -123,7 +123,7 @@ impl Client {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// A manager by its address.
+    /// Connects to a manager by URL. `ca_pem` is the certificate to trust.
     #[staticmethod]
     fn manager(py: Python<'_>, url: String, token: String, ca_pem: String) -> PyResult<Self> {
         let connection = Connection {
@@ -137,7 +137,7 @@ impl Client {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// Ends an embedded manager.
+    /// Stops the embedded manager, if there is one.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get(py)?;
         py.detach(|| inner.stop());
@@ -152,7 +152,7 @@ impl Client {
         Ok(self.inner.get(py)?.describe())
     }
 
-    /// Leases workers: a lease, or with a placement those of a gang, in the order of its ranks.
+    /// Leases workers. Returns one lease, or with a placement the leases of a gang in the order of its ranks.
     #[pyo3(signature = (wanted, placement = None))]
     fn lease(&self, py: Python<'_>, wanted: Wanted, placement: Option<&str>) -> PyResult<Vec<Lease>> {
         let inner = self.inner.get(py)?;
@@ -172,7 +172,7 @@ impl Client {
     }
 
     #[allow(clippy::too_many_arguments)] // Python names them
-    /// Leasing straight from nodes, so much of it.
+    /// Returns a client that leases directly from nodes, within these limits.
     #[pyo3(signature = (*, workers, cores, memory, workers_per_node, duration, sandbox))]
     fn allowance(
         &self,
@@ -198,7 +198,7 @@ impl Client {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// Durable tasks of one tag.
+    /// Returns the durable tasks with this tag.
     #[pyo3(signature = (tag = None, endpoint = None))]
     fn tasks(&self, py: Python<'_>, tag: Option<String>, endpoint: Option<String>) -> PyResult<Tasks> {
         let inner = self.inner.get(py)?;
@@ -208,7 +208,7 @@ impl Client {
         Tasks::new(py, tasks)
     }
 
-    /// `POST` of JSON to any path of the manager's API.
+    /// Sends a `POST` with a JSON body to a path of the manager's API. Returns the response's JSON.
     fn post(&self, py: Python<'_>, path: &str, body: &str) -> PyResult<String> {
         let inner = self.inner.get(py)?;
         let body: serde_json::Value =
@@ -219,7 +219,7 @@ impl Client {
         json(&value)
     }
 
-    /// `PUT` of JSON to any path of the manager's API.
+    /// Sends a `PUT` with a JSON body to a path of the manager's API. Returns the response's JSON.
     fn put(&self, py: Python<'_>, path: &str, body: &str) -> PyResult<String> {
         let inner = self.inner.get(py)?;
         let body: serde_json::Value =
@@ -230,14 +230,14 @@ impl Client {
         json(&value)
     }
 
-    /// `GET` of any path of the manager's API, as JSON.
+    /// Sends a `GET` to a path of the manager's API. Returns the response's JSON.
     fn get(&self, py: Python<'_>, path: &str) -> PyResult<String> {
         let inner = self.inner.get(py)?;
         let value: serde_json::Value = py.detach(|| inner.get(path)).map_err(|error| from_error(py, &error))?;
         json(&value)
     }
 
-    /// `DELETE` of any path of the manager's API, answered in JSON.
+    /// Sends a `DELETE` to a path of the manager's API. Returns the response's JSON.
     fn delete(&self, py: Python<'_>, path: &str) -> PyResult<String> {
         let inner = self.inner.get(py)?;
         let value: serde_json::Value = py
@@ -288,7 +288,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The lease, in this process.
+    /// Returns the lease. Errors in a forked child.
     pub fn get(&self, py: Python<'_>) -> PyResult<InnerLease> {
         Ok(self.inner.get(py)?.clone())
     }
@@ -296,7 +296,7 @@ impl Lease {
 
 #[pymethods]
 impl Lease {
-    /// The workers that a delegation is for.
+    /// Opens the workers of a delegation as a lease.
     #[staticmethod]
     fn part(py: Python<'_>, delegation: &str) -> PyResult<Self> {
         let lease = Delegation::from_text(delegation).and_then(|delegation| py.detach(|| delegation.open()));
@@ -305,14 +305,14 @@ impl Lease {
         })
     }
 
-    /// What was granted, as JSON. Its token is left out: whoever prints a grant means no harm, and should do none.
+    /// Returns the grant as JSON, without its token, so that a program can print it.
     fn grant(&self, py: Python<'_>) -> PyResult<String> {
         let mut grant = self.inner.get(py)?.grant();
         grant.token.clear();
         json(&grant)
     }
 
-    /// Makes code known to the node and answers its hash.
+    /// Sends code to the node, unless it has it, and returns its hash.
     fn put_code(&self, py: Python<'_>, code: PyBuffer<u8>) -> PyResult<String> {
         let inner = self.inner.get(py)?;
         let bytes = code.to_vec(py)?;
@@ -323,7 +323,8 @@ impl Lease {
     }
 
     #[allow(clippy::too_many_arguments)] // Python names them
-    /// Opens a channel to every worker. `foreign` are other tenants whose workers these are, and whose results are not trusted.
+    /// Opens a channel to every worker. `foreign` names the other tenants that own the workers; their results are not
+    /// trusted.
     #[pyo3(signature = (*, transport = None, slots, stride, bulk, spin, depth = 0, retries = 3, foreign = Vec::new()))]
     fn pool(
         &self,
@@ -366,7 +367,7 @@ impl Lease {
         Pool::new(py, pool, foreign)
     }
 
-    /// Makes the lease last so many seconds from now.
+    /// Sets the remaining duration of the lease, in seconds from now.
     fn renew(&self, py: Python<'_>, duration: f64) -> PyResult<()> {
         let inner = self.inner.get(py)?;
         let duration = seconds(duration, "duration")?;
@@ -374,7 +375,7 @@ impl Lease {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// Reads what the workers print.
+    /// Returns a reader of the workers' output.
     fn printed(&self, py: Python<'_>) -> PyResult<Printed> {
         let inner = self.inner.get(py)?;
         let reader = py.detach(|| inner.printed()).map_err(|error| from_error(py, &error))?;
@@ -383,14 +384,14 @@ impl Lease {
         })
     }
 
-    /// Gives the workers back.
+    /// Releases the workers.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get(py)?;
         py.detach(|| inner.release()).map_err(|error| from_error(py, &error))
     }
 }
 
-/// Reads what a lease's workers print, from the beginning.
+/// Reader of the output of a lease's workers, from the beginning of the lease.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Printed {
     reader: Guarded<Mutex<Reader>>,
@@ -398,7 +399,8 @@ pub struct Printed {
 
 #[pymethods]
 impl Printed {
-    /// What was printed since the last call: whether to standard error, and bytes. Waits so many seconds for something, some at most.
+    /// Returns the output since the last call as pairs: whether it is of standard error, and bytes. Waits up to `wait`
+    /// seconds, and at most a few, if there is none.
     fn next<'py>(&self, py: Python<'py>, wait: f64) -> PyResult<Vec<(bool, Bound<'py, PyBytes>)>> {
         let (reader, wait) = (self.reader.get(py)?, seconds(wait, "wait")?);
         let printed = py.detach(|| reader.lock().unwrap_or_else(PoisonError::into_inner).next(wait));
@@ -407,13 +409,13 @@ impl Printed {
         Ok(printed.into_iter().map(piece).collect())
     }
 
-    /// Whether the lease is over, and all was read.
+    /// Returns whether the lease has ended and all output was read.
     fn is_over(&self, py: Python<'_>) -> PyResult<bool> {
         let reader = self.reader.get(py)?;
         Ok(py.detach(|| reader.lock().unwrap_or_else(PoisonError::into_inner).is_over()))
     }
 
-    /// Bytes that the node did not keep until they were read.
+    /// Returns the number of bytes that the node discarded before they were read.
     fn missed(&self, py: Python<'_>) -> PyResult<u64> {
         let reader = self.reader.get(py)?;
         Ok(py.detach(|| reader.lock().unwrap_or_else(PoisonError::into_inner).missed()))

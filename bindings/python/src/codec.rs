@@ -1,14 +1,14 @@
-//! How Python values travel: pickle protocol 5, large buffers beside it where they land.
+//! Encoding of Python values: pickle protocol 5 with out-of-band buffers.
 //!
-//! The last byte of a payload says what it is ([`form`] in a request, [`answer`] in a response). A plain payload is a
-//! pickle and that byte. With [`BUFFERS`] set in it, the payload is
+//! The last byte of a payload is its form ([`form`] in a request, [`answer`] in a response). A plain payload is a
+//! pickle and that byte. If [`BUFFERS`] is set in it, the payload is
 //!
 //! ```text
 //! buffers, each at a multiple of 64 | pickle | (offset u64, length u64) per buffer | trailer
 //! trailer: pickle offset u64, pickle length u64, buffers u32, 3 zero bytes, the last byte
 //! ```
 //!
-//! so that the buffers stand aligned at the front and everything about them comes behind. Little-endian throughout.
+//! so that the buffers are aligned at the start of the memory. All numbers are little-endian.
 
 use dayfly_client::{Buffer, Input, Received};
 use dayfly_protocol::tasks::parts;
@@ -22,45 +22,45 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySlice, PySt
 use crate::block::{Block, Memory};
 use crate::shared::{SLACK, SharedMemory};
 
-/// What a request's payload is.
+/// Forms of a request's payload.
 pub mod form {
     /// The tuple of positional arguments.
     pub const ARGUMENTS: u8 = 0;
     /// A pair of the tuple of positional and the dictionary of keyword arguments.
     pub const KEYWORDS: u8 = 1;
-    /// A list of items, each the only argument of one call.
+    /// A list of items, each the only argument of a call.
     pub const MAP: u8 = 2;
-    /// A list of tuples, each the arguments of one call.
+    /// A list of tuples, each the arguments of a call.
     pub const STARMAP: u8 = 3;
-    /// The bytes before are the only argument, a `bytes` object.
+    /// The content of a `bytes` object, which is the only argument.
     pub const BYTES: u8 = 4;
-    /// JSON: an object with the list `arguments` and the object `keywords`; the result is wanted as JSON.
+    /// JSON: an object with the list `arguments` and the object `keywords`. The response is JSON too.
     pub const JSON: u8 = dayfly_protocol::tasks::JSON_CALL;
-    /// One of the others, and answers of tasks that stand in its arguments.
+    /// One of the other forms, with results of tasks that the arguments refer to.
     pub const WITH_ANSWERS: u8 = dayfly_protocol::tasks::CALL_WITH_ANSWERS;
-    /// One of the others, and a rank's invitation to its group.
+    /// One of the other forms, with a rank's invitation to its group.
     pub const OF_RANK: u8 = dayfly_protocol::tasks::CALL_OF_RANK;
 }
 
-/// What a response's payload is.
+/// Forms of a response's payload.
 pub mod answer {
     /// The result.
     pub const VALUE: u8 = 0;
-    /// Nothing before: the result is `None`.
+    /// Empty: the result is `None`.
     pub const NONE: u8 = 1;
-    /// The bytes before are the result, a `bytes` object.
+    /// The content of a `bytes` object, which is the result.
     pub const BYTES: u8 = 2;
-    /// JSON.
+    /// A JSON value.
     pub const JSON: u8 = dayfly_protocol::tasks::JSON_ANSWER;
-    /// Answers of all ranks of a group.
+    /// Results of all ranks of a group.
     pub const OF_RANKS: u8 = dayfly_protocol::tasks::ANSWERS_OF_RANKS;
 }
 
-/// Set in the last byte when buffers travel beside the pickle.
+/// Set in the last byte if the payload has out-of-band buffers.
 pub const BUFFERS: u8 = 0x80;
 const TRAILER: usize = 24;
 const ALIGN: usize = 64;
-/// Where the name of the module that two processes never share shows in a pickle.
+/// Name of the main module in a pickle. The main module differs between processes.
 const MAIN: &[u8] = b"__main__";
 
 /// The pickle functions, looked up once.
@@ -70,15 +70,15 @@ pub struct Codec {
     dumps_by_value: Py<PyAny>,
 }
 
-/// The arguments of a call on their way out.
+/// Arguments of a call, ready to send.
 pub enum Arguments<'a, 'py> {
-    /// One `bytes` object, as it is.
+    /// One `bytes` object, sent without a pickle.
     Bytes(&'a [u8]),
-    /// Anything else, and the form that says what.
+    /// Any other arguments, and their form.
     Encoded(Encoded<'py>, u8),
 }
 
-/// A value on its way out.
+/// A pickled value, ready to send.
 pub struct Encoded<'py> {
     pickle: Bound<'py, PyBytes>,
     buffers: Vec<PyBuffer<u8>>,
@@ -95,7 +95,7 @@ impl Codec {
         })
     }
 
-    /// One that makes nothing but data of what it reads, whoever wrote it: see ``_reader.py``.
+    /// Returns a codec that only decodes data and runs no code, for untrusted payloads: see ``_reader.py``.
     pub fn restricted(py: Python<'_>) -> PyResult<Self> {
         Ok(Self {
             loads: py.import("dayfly._reader")?.getattr("loads")?.unbind(),
@@ -119,7 +119,7 @@ impl Codec {
         if arguments.len() == 1
             && let Ok(bytes) = arguments.get_borrowed_item(0)?.cast_exact::<PyBytes>()
         {
-            // SAFETY: the tuple keeps the object, and a `bytes` object never changes nor moves.
+            // SAFETY: the tuple keeps the object alive, and a `bytes` object neither changes nor moves.
             let bytes = unsafe { std::slice::from_raw_parts(bytes.as_bytes().as_ptr(), bytes.as_bytes().len()) };
             return Ok(Arguments::Bytes(bytes));
         }
@@ -132,7 +132,8 @@ impl Codec {
         Ok(Arguments::Encoded(encoded, form::ARGUMENTS))
     }
 
-    /// Pickles a value: by the fast pickler where that will do, by value where it refers to what only this process has.
+    /// Pickles a value with the fast pickler. Falls back to pickling by value if the value refers to objects that only
+    /// this process has.
     pub fn encode<'py>(&self, py: Python<'py>, value: &Bound<'py, PyAny>) -> PyResult<Encoded<'py>> {
         let buffers = PyList::empty(py);
         let keywords = PyDict::new(py);
@@ -156,7 +157,7 @@ impl Codec {
         Encoded::new(pickle, &buffers)
     }
 
-    /// As [`Codec::encode`], for values that are known to hold no buffers.
+    /// As [`Codec::encode`], for values without buffers.
     pub fn encode_plain<'py>(&self, py: Python<'py>, value: &Bound<'py, PyAny>) -> PyResult<Encoded<'py>> {
         let pickle = self.dumps.bind(py).call1((value, 5))?.cast_into::<PyBytes>()?;
         let total = pickle.as_bytes().len() + 1;
@@ -167,7 +168,7 @@ impl Codec {
         })
     }
 
-    /// Unpickles a payload without buffers, where it lies.
+    /// Unpickles a payload without buffers, without a copy.
     pub fn decode_plain<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         // SAFETY: the unpickler copies what it keeps, so the view does not outlive the slice.
         let view = unsafe {
@@ -178,7 +179,7 @@ impl Codec {
         self.loads.bind(py).call1((view,))
     }
 
-    /// Unpickles a payload whose buffers stay where they landed; the value's views keep the block alive.
+    /// Unpickles a payload whose buffers stay in place. The value's views keep the block alive.
     pub fn decode_buffers<'py>(&self, py: Python<'py>, block: &Bound<'py, Block>) -> PyResult<Bound<'py, PyAny>> {
         let payload = block.get().bytes();
         let table =
@@ -203,7 +204,7 @@ impl Codec {
         self.loads.bind(py).call((pickle,), Some(&keywords))
     }
 
-    /// Unpickles an answer that was taken along.
+    /// Unpickles a received payload, and keeps its memory for the value's buffers.
     pub fn decode_received<'py>(&self, py: Python<'py>, received: Received) -> PyResult<Bound<'py, PyAny>> {
         match received.as_slice().last() {
             Some(last) if last & BUFFERS != 0 => {
@@ -214,7 +215,7 @@ impl Codec {
         }
     }
 
-    /// Unpickles an answer that must be copied if it is to be kept.
+    /// Unpickles a payload in a slot, and copies what the value keeps.
     pub fn decode_small<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         let Some((last, content)) = payload.split_last() else {
             return Err(PyValueError::new_err(
@@ -235,7 +236,7 @@ impl Codec {
         }
     }
 
-    /// Unpickles a payload whose buffers are copied, if it has any.
+    /// Unpickles a payload, and copies its buffers.
     pub fn decode_copied<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         match payload.split_last() {
             Some((last, _)) if last & BUFFERS != 0 => {
@@ -257,13 +258,13 @@ fn is_simple(value: &Bound<'_, PyAny>) -> bool {
         || value.is_exact_instance_of::<PyBytes>()
 }
 
-/// What must not be taken for a value that cannot be pickled.
+/// Returns whether an error must be raised instead of a retry by value: an interrupt or lack of memory, for example.
 fn is_fatal(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<pyo3::exceptions::PyMemoryError>(py)
         || !error.is_instance_of::<pyo3::exceptions::PyException>(py)
 }
 
-/// Whether a pickle refers to the main module, which is another one in every process.
+/// Returns whether a pickle refers to the main module, which differs between processes.
 fn mentions_main(pickle: &[u8]) -> bool {
     // SAFETY: both slices are valid for their lengths.
     let found = unsafe { libc::memmem(pickle.as_ptr().cast(), pickle.len(), MAIN.as_ptr().cast(), MAIN.len()) };
@@ -286,12 +287,12 @@ impl<'py> Encoded<'py> {
         Ok(Self { pickle, buffers, total })
     }
 
-    /// Bytes that [`Encoded::write`] writes.
+    /// Returns the number of bytes that [`Encoded::write`] writes.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Writes the payload into `place`, which must have exactly [`Encoded::total`] bytes.
+    /// Writes the payload into `place`, which must have exactly [`Encoded::total`] bytes. `last` is its form.
     pub fn write(&self, place: &mut [u8], last: u8) {
         let pickle = self.pickle.as_bytes();
         if self.buffers.is_empty() {
@@ -304,8 +305,8 @@ impl<'py> Encoded<'py> {
         for buffer in &self.buffers {
             let start = end.next_multiple_of(ALIGN);
             let length = buffer.len_bytes();
-            // SAFETY: a raw pickle buffer is contiguous memory of so many bytes that its view keeps alive; another thread
-            // that writes it meanwhile gets what it asks for, plain bytes.
+            // SAFETY: a raw pickle buffer is contiguous memory of `length` bytes that its view keeps alive. If another
+            // thread writes it concurrently, only the content of the copied bytes is undefined.
             let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), length) };
             if length > 0 {
                 place[start..start + length].copy_from_slice(bytes);
@@ -322,7 +323,7 @@ impl<'py> Encoded<'py> {
         place[end + pickle.len()..].copy_from_slice(&table);
     }
 
-    /// The payload as bytes of its own.
+    /// Returns the payload as a copy.
     pub fn to_vec(&self, last: u8) -> Vec<u8> {
         if self.buffers.is_empty() {
             let pickle = self.pickle.as_bytes();
@@ -336,8 +337,8 @@ impl<'py> Encoded<'py> {
         bytes
     }
 
-    /// The payload with its one buffer where it is, if that is memory that travels without a copy: the pickle is written
-    /// behind it.
+    /// Returns the payload with its only buffer in place, if that is shared memory, and writes the pickle behind it.
+    /// Returns `None` otherwise.
     pub fn in_place(&self, last: u8) -> Option<Input> {
         let [buffer] = self.buffers.as_slice() else { return None };
         let length = buffer.len_bytes();
@@ -349,10 +350,10 @@ impl<'py> Encoded<'py> {
         let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), length) };
         let (memory, _) = SharedMemory::holding(bytes)?;
         if length + SLACK != memory.len() {
-            // A part of it: what is behind is the caller's.
+            // The buffer is a part of the memory, so the bytes behind it belong to the caller.
             return None;
         }
-        // SAFETY: the slack behind the caller's bytes is nobody's else while no call uses the memory.
+        // SAFETY: no one else uses the slack behind the caller's bytes while no call uses the memory.
         let place = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr().add(length), behind) };
         self.write_behind(place, length, last);
         Some(Input::Shared(memory, self.total))
@@ -369,7 +370,7 @@ impl<'py> Encoded<'py> {
         table[36..40].copy_from_slice(&[0, 0, 0, last | BUFFERS]);
     }
 
-    /// The payload in memory that travels without another copy.
+    /// Writes the payload into a channel's buffer, which is sent without another copy.
     pub fn into_buffer(self, mut buffer: Buffer, last: u8) -> Buffer {
         self.write(&mut buffer.as_mut_slice()[..self.total], last);
         buffer

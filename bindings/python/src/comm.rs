@@ -1,4 +1,4 @@
-//! Communicators for Python: what `dayfly.MPI` is made of.
+//! Communicators for Python, used by `dayfly.MPI`.
 
 use std::ops::Range;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -21,7 +21,7 @@ fn failed(py: Python<'_>, failure: &Failure) -> PyErr {
     raise(py, failure.code, &failure.message)
 }
 
-/// What a reduction does with elements.
+/// A reduction operation.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Op {
     operation: Operation,
@@ -29,17 +29,17 @@ pub struct Op {
 
 fn memory_view<'py>(py: Python<'py>, start: *mut u8, length: usize, flags: c_int) -> PyResult<Bound<'py, PyAny>> {
     let length = ffi::Py_ssize_t::try_from(length).map_err(|_| PyValueError::new_err("a buffer of too many bytes"))?;
-    // SAFETY: the memory stays while the function that is shown it runs; it is told not to keep it.
+    // SAFETY: the memory outlives the call of the function, which must not keep the view.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromMemory(start.cast(), length, flags)) }
 }
 
-/// A read-only, and a writable view of memory.
+/// Flags of a read-only and of a writable memory view.
 const READ: c_int = 0x100;
 const WRITE: c_int = 0x200;
 
 #[pymethods]
 impl Op {
-    /// A built-in operation by its name.
+    /// Returns the built-in operation of this name.
     #[staticmethod]
     fn named(name: &str) -> PyResult<Self> {
         let operation = match name {
@@ -60,7 +60,8 @@ impl Op {
         Ok(Self { operation })
     }
 
-    /// A function of two buffers and a number of a datatype, that combines them into the second.
+    /// Makes an operation from a Python function. It takes two buffers and the number of a datatype, and combines them
+    /// into the second.
     #[staticmethod]
     fn user(function: Py<PyAny>, commute: bool) -> Self {
         let combine = move |left: &[u8], right: &mut [u8], datatype: Datatype| {
@@ -115,15 +116,15 @@ impl Kind {
     }
 }
 
-/// A collective operation with all that it works on.
+/// A collective operation with its memory.
 struct Job {
     kind: Kind,
     own: Option<Memory>,
     into: Option<Memory>,
-    /// Where each rank's block is, if they are not equally long: what is sent, and what is received.
+    /// Byte range of each rank's block of the input, if the blocks differ in length. `None` for equal blocks.
     sent: Option<Vec<Range<usize>>>,
     received: Option<Vec<Range<usize>>>,
-    /// Bytes of each rank's part of a `reduce_scatter`.
+    /// Length in bytes of each rank's part of a `reduce_scatter`.
     counts: Vec<usize>,
     root: u32,
     datatype: Datatype,
@@ -163,7 +164,7 @@ impl Job {
         }
     }
 
-    /// Starts it in the background.
+    /// Starts the operation in the background.
     fn start<'env>(&'env mut self, scope: &Scope<'env>) -> Result<dayfly_comm::Request, Failure> {
         let Self {
             kind,
@@ -199,7 +200,7 @@ impl Job {
     }
 }
 
-/// What a receive found: source, tag, bytes.
+/// Envelope of a received message: source, tag, length in bytes.
 type Found = (u32, u32, u64);
 
 fn found(status: dayfly_comm::Status) -> Found {
@@ -210,9 +211,9 @@ fn found(status: dayfly_comm::Status) -> Found {
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Communicator {
     inner: Guarded<Arc<Inner>>,
-    /// For each rank of it the lowest one of the whole group that runs on the same host.
+    /// For each rank, the lowest rank of the whole group on the same host.
     hosts: Vec<u32>,
-    /// The place in the group, left when the last of its communicators is dropped.
+    /// The membership in the group. The process leaves when the last of its communicators is dropped.
     membership: Option<Arc<Membership>>,
 }
 
@@ -288,7 +289,7 @@ impl Communicator {
         })
     }
 
-    /// A group of one.
+    /// Returns a group of one rank.
     #[staticmethod]
     fn alone(py: Python<'_>) -> PyResult<Self> {
         let formed = Inner::form(0, 1, vec![None], Arc::new(Lost::default()), Options::default());
@@ -299,12 +300,13 @@ impl Communicator {
         })
     }
 
-    /// Of ranks that are connected already, by sockets of these descriptors, which it takes over: negative for its own
-    /// place. For measurements; the sockets are of one host, or nothing that passes them is encrypted.
+    /// Returns a group of ranks that are already connected by these socket descriptors, and takes ownership of them.
+    /// This rank's own entry is negative. For measurements. Messages are not encrypted, so use it only between
+    /// processes of one host or over a trusted network.
     #[staticmethod]
     fn over(py: Python<'_>, rank: u32, sockets: Vec<RawFd>, remote: bool) -> PyResult<Self> {
         let road = |socket: RawFd| {
-            // SAFETY: whoever calls this gives it away.
+            // SAFETY: the caller transfers ownership of the descriptor.
             let owned = (socket >= 0).then(|| unsafe { OwnedFd::from_raw_fd(socket) })?;
             Some(match remote {
                 true => Road::Remote {
@@ -329,32 +331,32 @@ impl Communicator {
         })
     }
 
-    /// This rank.
+    /// Returns this rank, counted from 0.
     #[getter]
     fn rank(&self) -> u32 {
         self.inner.peek().rank()
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     #[getter]
     fn size(&self) -> u32 {
         self.inner.peek().size()
     }
 
-    /// The ranks as ranks of the whole group.
+    /// Returns the ranks as ranks of the whole group.
     #[getter]
     fn members(&self) -> Vec<u32> {
         self.inner.peek().members().to_vec()
     }
 
-    /// For each rank a number that those on the same host share.
+    /// Returns a number for each rank that all ranks on the same host share.
     #[getter]
     fn hosts(&self) -> Vec<u32> {
         self.hosts.clone()
     }
 
-    /// How the bytes to each rank travel: `local`, `direct`, `punched`, `relay`, `stored` or `fabric`; none to this one, nor to
-    /// those with which it is not connected yet.
+    /// Returns how bytes travel to each rank: `local`, `direct`, `punched`, `relay`, `stored` or `fabric`. `None` for
+    /// this rank and for ranks without a connection.
     #[getter]
     fn ways(&self, py: Python<'_>) -> PyResult<Vec<Option<&'static str>>> {
         self.with(py, |inner| {
@@ -362,21 +364,21 @@ impl Communicator {
         })
     }
 
-    /// Sends the bytes of a buffer.
+    /// Sends the bytes of a buffer, and returns when it may be reused.
     fn send(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, dest: i64, tag: i64) -> PyResult<()> {
         let view = Memory::to(buffer, false)?;
         let (to, under) = (number(dest, "rank")?, number(tag, "tag")?);
         self.with(py, |comm| comm.send(view.bytes(), to, under))
     }
 
-    /// Receives into a buffer.
+    /// Receives into a buffer, and returns the envelope.
     fn recv(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, from: i64, under: i64) -> PyResult<Found> {
         let mut view = Memory::to(buffer, true)?;
         let (from, under) = (source(from)?, tag(under)?);
         self.with(py, |comm| comm.recv(view.bytes_mut(), from, under).map(found))
     }
 
-    /// Both at the same time.
+    /// Sends and receives at the same time.
     #[allow(clippy::too_many_arguments)]
     fn sendrecv(
         &self,
@@ -403,7 +405,7 @@ impl Communicator {
         self.with(py, |comm| comm.probe(from, under).map(found))
     }
 
-    /// What message is here now.
+    /// Returns the envelope of a message that can be received now, if there is one.
     fn iprobe(&self, py: Python<'_>, from: i64, under: i64) -> PyResult<Option<Found>> {
         let (from, under) = (source(from)?, tag(under)?);
         self.with(py, |comm| Ok(comm.iprobe(from, under)?.map(found)))
@@ -429,7 +431,7 @@ impl Communicator {
         })
     }
 
-    /// Takes part in a collective operation; answers a request if it is to go on in the background.
+    /// Runs a collective operation. Returns a request if it continues in the background.
     #[pyo3(signature = (name, own=None, into=None, *, root=0, datatype=None, op=None, sent=None, received=None, counts=None, background=false))]
     #[allow(clippy::too_many_arguments)]
     fn collective(
@@ -472,7 +474,8 @@ impl Communicator {
         slf.get().with(slf.py(), |comm| job.run(comm)).map(|()| None)
     }
 
-    /// Gives everybody the root's buffer. Whether it did: the root's must be one that may be written to, too.
+    /// Copies the root's buffer to all ranks. Returns false if the buffer is read-only: it must be writable on the
+    /// root, too.
     fn bcast(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, root: i64) -> PyResult<bool> {
         let root = number(root, "rank")?;
         let mut view = Memory::to(buffer, self.inner.peek().rank() != root)?;
@@ -482,30 +485,32 @@ impl Communicator {
         self.with(py, |comm| comm.bcast(view.bytes_mut(), root)).map(|()| true)
     }
 
-    /// Gives everybody everybody's buffer, in the order of the ranks.
+    /// Gathers the buffers of all ranks to all ranks, in the order of the ranks.
     fn allgather(&self, py: Python<'_>, own: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<()> {
         let (own, mut into) = (Memory::to(own, false)?, Memory::to(into, true)?);
         self.with(py, |comm| comm.allgather(own.bytes(), into.bytes_mut()))
     }
 
-    /// A communicator of those ranks that give the same color, in the order of their keys; none for whoever gives none.
+    /// Returns a communicator of the ranks with the same color, ordered by key. Returns `None` on a rank without a
+    /// color.
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
         let part = self.with(py, |comm| comm.split(color, key))?;
         Ok(part.map(|part| self.part(part)))
     }
 
-    /// Another communicator of the same ranks.
+    /// Returns another communicator of the same ranks, whose messages are separate.
     fn dup(&self, py: Python<'_>) -> PyResult<Self> {
         self.with(py, Inner::dup).map(|dup| self.part(dup))
     }
 
-    /// A communicator of the ranks that are left.
+    /// Returns a communicator of the surviving ranks.
     fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
         self.with(py, Inner::shrink).map(|left| self.part(left))
     }
 }
 
-/// The type of two buffers of which none was named, which is the same if their elements are combined.
+/// Returns the datatype of two buffers without an explicit datatype. If the elements are reduced, both types must be
+/// equal.
 fn own_type(py: Python<'_>, own: Option<&Memory>, into: Option<&Memory>, combined: bool) -> PyResult<Datatype> {
     let of = |memory: Option<&Memory>| memory.and_then(Memory::element);
     if let (true, Some(sent), Some(received)) = (combined, of(own), of(into))
@@ -521,7 +526,7 @@ fn own_type(py: Python<'_>, own: Option<&Memory>, into: Option<&Memory>, combine
     Ok(of(into).or(of(own)).unwrap_or(Datatype::Bytes))
 }
 
-/// A request is made with the work that it is for.
+/// Error for a request whose work is of another kind, which cannot happen.
 fn unreachable_work() -> Result<dayfly_comm::Request, Failure> {
     Err(Failure::new(
         Code::Internal,
@@ -529,23 +534,23 @@ fn unreachable_work() -> Result<dayfly_comm::Request, Failure> {
     ))
 }
 
-/// What an operation in the background works on.
+/// Memory of an operation in the background.
 enum Work {
     Out(Memory),
     In(Memory),
     Collective(Box<Job>),
 }
 
-/// An operation that is under way, with its memory.
+/// An operation in progress, with its memory.
 struct UnderWay {
-    // In this order: the scope ends before its memory, and both before what they are of.
+    // Drop order: the scope ends before its memory, and both before the communicator.
     scope: Scope<'static>,
     request: dayfly_comm::Request,
     _work: Kept,
     _comm: Arc<Inner>,
 }
 
-/// Work that stays where it is until this is dropped, and that a scope borrows meanwhile.
+/// Work at a fixed address, freed when this is dropped. A scope may borrow it until then.
 struct Kept(*mut Work);
 
 impl Drop for Kept {
@@ -555,7 +560,7 @@ impl Drop for Kept {
     }
 }
 
-// SAFETY: it is behind a mutex, and a communicator may be used by any thread.
+// SAFETY: it is behind a mutex, and any thread may use a communicator.
 unsafe impl Send for UnderWay {}
 
 /// An operation in the background.
@@ -573,9 +578,9 @@ impl Request {
         let py = of.py();
         let comm = Arc::clone(of.get().inner.get(py)?);
         let work = Kept(Box::into_raw(Box::new(work)));
-        // SAFETY: both stay where they are, and are dropped after the scope.
+        // SAFETY: both have fixed addresses, and are dropped after the scope.
         let (lasting, memory) = unsafe { (&*Arc::as_ptr(&comm), &mut *work.0) };
-        // SAFETY: it is dropped with what holds it, and a value of Python's that is forgotten ends with the process.
+        // SAFETY: the scope is dropped with its owner. A Python object that is never freed ends with the process.
         let scope = unsafe { lasting.detached_scope() };
         let started = start(&scope, memory);
         let request = started.map_err(|failure| failed(py, &failure))?;
@@ -610,7 +615,7 @@ impl Request {
 
 #[pymethods]
 impl Request {
-    /// Waits for it, and answers what was received; none if it was waited for already.
+    /// Waits for the operation, and returns the envelope of a receive. Returns `None` if it was already waited for.
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Found>> {
         let waited = self.ask(py, |going| {
             going.scope.wait(going.request).map(|status| Some(found(status)))
@@ -618,7 +623,7 @@ impl Request {
         Ok(waited.flatten())
     }
 
-    /// Whether it is over, and what was received.
+    /// Returns whether the operation has completed, and the envelope of a receive. Does not wait.
     fn test(&self, py: Python<'_>) -> PyResult<(bool, Option<Found>)> {
         let tested = self.ask(py, |going| Ok(going.scope.test(going.request)?.map(found)))?;
         Ok(match tested {
@@ -628,7 +633,7 @@ impl Request {
         })
     }
 
-    /// Ends it early.
+    /// Cancels the operation.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let under_way = self.under_way.get(py)?;
         py.detach(|| drop(under_way.lock().unwrap_or_else(PoisonError::into_inner).take()));

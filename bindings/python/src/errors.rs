@@ -4,7 +4,7 @@ use dayfly_client::{CallError, Code, Error, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// The exception for a code and a sentence.
+/// Returns the exception for a code and a message.
 pub fn raise(py: Python<'_>, code: Code, message: &str) -> PyErr {
     let made = py
         .import("dayfly._errors")
@@ -19,7 +19,7 @@ pub fn from_error(py: Python<'_>, error: &Error) -> PyErr {
     raise(py, error.code(), &error.0.message)
 }
 
-/// A call ended well, and its result could not be unpickled here.
+/// Returns the exception for a call that succeeded but whose result cannot be unpickled here.
 pub fn unreadable(py: Python<'_>, error: PyErr) -> PyErr {
     let made = py
         .import("dayfly._errors")
@@ -27,7 +27,7 @@ pub fn unreadable(py: Python<'_>, error: PyErr) -> PyErr {
     made.map_or(error, PyErr::from_value)
 }
 
-/// What a call ended with: the function's own exception, or Dayfly's.
+/// Returns the exception for a failed call: the function's own, or Dayfly's.
 pub fn from_call(py: Python<'_>, error: &CallError) -> PyErr {
     if error.status == Some(Status::PythonException) {
         let unpacked = py

@@ -1,4 +1,4 @@
-//! What another tenant may have made, until somebody says how far it is trusted.
+//! Results that another tenant may have produced, kept unread until the program states whether it trusts the tenant.
 
 use dayfly_client::{CallError, Status};
 use dayfly_protocol::blob::Blob;
@@ -10,10 +10,10 @@ use pyo3::types::PyBytes;
 use crate::codec::Codec;
 use crate::errors::{from_call, unreadable};
 
-/// A result or an exception, unread.
+/// A result or an exception that was not decoded yet.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Foreign {
-    /// Who may have made it; an empty name for somebody who is not known any more.
+    /// Tenants that may have produced it. An empty name stands for a tenant that is no longer known.
     #[pyo3(get)]
     owners: Vec<String>,
     payload: Blob,
@@ -21,7 +21,7 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// What a task ended with: its result, or what its function raised.
+    /// Wraps the outcome of a task: its result, or the exception of its function.
     pub fn of(outcome: TaskOutcome) -> Self {
         Self {
             owners: outcome.foreign,
@@ -30,7 +30,7 @@ impl Foreign {
         }
     }
 
-    /// A result that is given to another function.
+    /// Wraps a result that is passed to another function.
     pub fn answer(owners: Vec<String>, payload: &[u8]) -> Self {
         Self {
             owners,
@@ -42,7 +42,8 @@ impl Foreign {
 
 #[pymethods]
 impl Foreign {
-    /// The result; raises what was raised. Where it is not trusted, nothing but data comes of it: `Refused` for what is more.
+    /// Returns the result, or raises the exception. If `trusted` is false, it only decodes data, and raises `Refused`
+    /// for anything else.
     fn open<'py>(&self, py: Python<'py>, trusted: bool) -> PyResult<Bound<'py, PyAny>> {
         match (&self.failure, trusted) {
             (None, true) => {
@@ -63,7 +64,7 @@ impl Foreign {
     }
 }
 
-/// What a function raised that nobody trusts.
+/// Returns an error that describes the exception of an untrusted function.
 pub fn raised(py: Python<'_>, packed: &[u8]) -> PyErr {
     let made = py
         .import("dayfly._trust")
@@ -71,7 +72,7 @@ pub fn raised(py: Python<'_>, packed: &[u8]) -> PyErr {
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// Why the result of a call was not read.
+/// Returns the error for a result of a call that was not decoded.
 pub fn untrusted(py: Python<'_>, error: PyErr, owners: &[String]) -> PyErr {
     let made = py
         .import("dayfly._trust")

@@ -1,5 +1,5 @@
-//! Values that belong to the process that made them. A fork copies them, and the copy must neither be used nor be dropped:
-//! dropping a lease's copy would release the parent's lease.
+//! Values that belong to the process that made them. A fork copies them, and the child must neither use nor drop the
+//! copy: dropping the copy of a lease would release the parent's lease.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -11,23 +11,23 @@ use pyo3::prelude::*;
 
 use crate::errors::raise;
 
-/// How many forks lie between the first process and this one.
+/// Number of forks between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn forked() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Has every later fork counted in the child.
+/// Registers a handler that counts every later fork in the child.
 pub fn watch_forks() {
     static ONCE: Once = Once::new();
-    // SAFETY: the handler only increments a number.
+    // SAFETY: the handler only increments an atomic.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(forked));
     });
 }
 
-/// A value that only its own process uses and drops.
+/// A value that only the process that made it uses and drops.
 pub struct Guarded<T> {
     value: ManuallyDrop<T>,
     generation: u32,
@@ -41,12 +41,12 @@ impl<T> Guarded<T> {
         }
     }
 
-    /// Whether this is the process that made it.
+    /// Returns whether this process made the value.
     pub fn is_own(&self) -> bool {
         self.generation == GENERATION.load(Ordering::Relaxed)
     }
 
-    /// The value, or the error that a forked child gets.
+    /// Returns the value. Errors in a forked child.
     #[inline]
     pub fn get(&self, py: Python<'_>) -> PyResult<&T> {
         if self.is_own() {
@@ -59,7 +59,7 @@ impl<T> Guarded<T> {
         ))
     }
 
-    /// The value, for what is harmless in a child.
+    /// Returns the value also in a forked child. Use it only to read plain data.
     pub fn peek(&self) -> &T {
         &self.value
     }

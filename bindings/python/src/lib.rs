@@ -18,12 +18,12 @@ use dayfly_executor::ExecutorError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-/// Runs this interpreter as an executor, over the control socket that its node gave it, until the node ends it.
+/// Runs this interpreter as an executor, over the control socket that its node passed to it, until the node stops it.
 #[pyfunction]
 fn executor_main(py: Python<'_>) -> PyResult<()> {
     let mut runtime = runtime::PythonRuntime::new(py)?;
     match py.detach(|| dayfly_executor::run(&mut runtime)) {
-        // The node ended the lease while something was being said to it.
+        // The node ended the lease during a write to it.
         Err(ExecutorError::Control(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(|error| PyRuntimeError::new_err(error.to_string())),
     }

@@ -1,4 +1,4 @@
-//! Memory that an object shows: by the buffer protocol, or by DLPack.
+//! Memory that an object exports, through the buffer protocol or DLPack.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,31 +16,31 @@ fn refuse(py: Python<'_>, message: &str) -> PyErr {
     raise(py, Code::InvalidRequest, message)
 }
 
-/// Contiguous memory of another object's, kept as long as this is. Its own buffer is its bytes.
+/// Contiguous memory of another object, which it keeps alive. Exports the bytes through the buffer protocol.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Memory {
     start: *mut c_void,
     length: usize,
     read_only: bool,
     datatype: Option<Datatype>,
-    /// As the object calls its type, if it is none of ours.
+    /// The object's own name of the element type, if it is none of the supported datatypes.
     format: String,
     _owner: Owner,
 }
 
-// SAFETY: the memory is kept by its owner, and may be used by any thread; whoever changes it meanwhile breaks the rules of MPI,
-// and gets some bytes or others.
+// SAFETY: the owner keeps the memory alive, and any thread may use it. A program that modifies it during an operation
+// violates the rules of MPI, and gets undefined content.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-/// Keeps the memory.
+/// The object that keeps the memory alive.
 enum Owner {
     Buffer { _held: Held },
     Tensor { _held: Tensor },
 }
 
-/// A buffer that is released when this is dropped.
+/// A buffer that is released on drop.
 struct Held(Box<ffi::Py_buffer>);
 
 impl Drop for Held {
@@ -50,7 +50,8 @@ impl Drop for Held {
     }
 }
 
-/// The type that a format of the buffer protocol means, if it is one of ours: its letter says the kind, and the size is its own.
+/// Returns the datatype of a format of the buffer protocol, if it is supported. The format's letter gives the kind, and
+/// `size` the size of an element in bytes.
 fn datatype_of(format: &str, size: usize) -> Option<Datatype> {
     let format = match format.as_bytes().first() {
         Some(b'<') if cfg!(target_endian = "little") => &format[1..],
@@ -76,7 +77,7 @@ fn datatype_of(format: &str, size: usize) -> Option<Datatype> {
     })
 }
 
-/// What DLPack calls an array, version 1.
+/// An array of DLPack, version 1.
 #[repr(C)]
 struct Array {
     data: *mut c_void,
@@ -102,7 +103,7 @@ struct Element {
     lanes: u16,
 }
 
-/// An array with its owner, as it was handed over before version 1.
+/// An array with its owner, before version 1 of DLPack.
 #[repr(C)]
 struct Unversioned {
     array: Array,
@@ -110,7 +111,7 @@ struct Unversioned {
     end: Option<unsafe extern "C" fn(*mut Unversioned)>,
 }
 
-/// As it is handed over since.
+/// An array with its owner, since version 1 of DLPack.
 #[repr(C)]
 struct Versioned {
     major: u32,
@@ -123,10 +124,10 @@ struct Versioned {
 
 const READ_ONLY: u64 = 1;
 const MAJOR: u32 = 1;
-/// Devices whose memory this processor reads and writes.
+/// DLPack devices whose memory this processor can access.
 const HOST: [i32; 3] = [1, 3, 11];
 
-/// An array that was handed over to us.
+/// An array whose ownership was transferred to this process.
 enum Tensor {
     Unversioned(*mut Unversioned),
     Versioned(*mut Versioned),
@@ -134,9 +135,9 @@ enum Tensor {
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        // Its owner may be Python's.
+        // The owner may be a Python object.
         Python::attach(|_| {
-            // SAFETY: ours since the capsule was renamed; ended once.
+            // SAFETY: owned since the capsule was renamed, and deleted once.
             unsafe {
                 match *self {
                     Self::Unversioned(of) => {
@@ -182,7 +183,7 @@ impl Element {
     }
 }
 
-/// Whether each dimension steps over those before it.
+/// Returns whether each dimension's stride covers the preceding dimensions without a gap.
 fn in_order<'a>(mut dimensions: impl Iterator<Item = (&'a i64, &'a i64)>) -> bool {
     let mut next = 1;
     dimensions.all(|(length, stride)| {
@@ -192,7 +193,7 @@ fn in_order<'a>(mut dimensions: impl Iterator<Item = (&'a i64, &'a i64)>) -> boo
     })
 }
 
-/// Elements of an array that lies in one piece, in either order; none if it does not.
+/// Returns the number of elements of a contiguous array, in row or column order; `None` if it is not contiguous.
 fn elements(shape: &[i64], strides: Option<&[i64]>) -> Option<usize> {
     let total = shape
         .iter()
@@ -204,7 +205,7 @@ fn elements(shape: &[i64], strides: Option<&[i64]>) -> Option<usize> {
 }
 
 impl Memory {
-    /// That of an object, to read or to write.
+    /// Returns the memory of an object, for reading or for writing.
     pub fn to(object: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
         let memory = Self::of(object)?;
         if write && memory.read_only {
@@ -224,7 +225,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Type of its elements, if it is one of ours.
+    /// Returns the datatype of its elements, if it is supported.
     pub fn element(&self) -> Option<Datatype> {
         self.datatype
     }
@@ -233,16 +234,16 @@ impl Memory {
         if self.length == 0 {
             return &[];
         }
-        // SAFETY: the owner keeps so many bytes there.
+        // SAFETY: the owner keeps `length` bytes there.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.length) }
     }
 
-    /// Only of memory that was asked for to be written to.
+    /// Returns the writable bytes. The memory must have been requested for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         if self.length == 0 || self.read_only {
             return &mut [];
         }
-        // SAFETY: as above, and it may be written to.
+        // SAFETY: as above, and the memory is writable.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.length) }
     }
 
@@ -250,13 +251,13 @@ impl Memory {
         let py = object.py();
         let mut held = Box::<ffi::Py_buffer>::new(ffi::Py_buffer::new());
         let mut ask = |flags: c_int| {
-            // SAFETY: the object is alive, and the buffer is filled in or left as it is.
+            // SAFETY: the object is alive, and the call fills the buffer in or leaves it unchanged.
             match unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *held, flags) } {
                 0 => Ok(()),
                 _ => Err(PyErr::fetch(py)),
             }
         };
-        // NumPy tells no format of dates; the memory is good for all that.
+        // NumPy exports no format for dates, but its memory is usable.
         ask(ffi::PyBUF_FULL_RO)
             .or_else(|_| ask(ffi::PyBUF_STRIDES))
             .map_err(|error| refuse(py, &format!("this object does not show its memory: {error}")))?;
@@ -272,7 +273,7 @@ impl Memory {
         }
         let size = usize::try_from(view.itemsize).unwrap_or(1);
         let format = match view.format.is_null() {
-            // SAFETY: a string of the object's, which is kept.
+            // SAFETY: a string of the object, which is kept alive.
             false => unsafe { CStr::from_ptr(view.format) }.to_string_lossy(),
             true if size == 1 => Cow::Borrowed("B"),
             true => Cow::Borrowed("unknown"),
@@ -302,14 +303,14 @@ impl Memory {
         let options = PyDict::new(py);
         options.set_item("max_version", (MAJOR, 0))?;
         let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
-            // From before version 1, which knows no such option.
+            // The object implements DLPack before version 1, which has no such keyword.
             Err(error) if error.is_instance_of::<PyTypeError>(py) && error.to_string().contains("keyword") => {
                 object.call_method0("__dlpack__")
             }
             made => made,
         };
         let tensor = Tensor::take(&capsule.map_err(refused)?).map_err(refused)?;
-        // SAFETY: handed over, and not ended before `tensor` is.
+        // SAFETY: owned, and not deleted before `tensor` is dropped.
         let (array, flags) = unsafe {
             match tensor {
                 Tensor::Unversioned(of) => (&(*of).array, 0),
@@ -329,7 +330,7 @@ impl Memory {
         }
         let dimensions = usize::try_from(array.dimensions).unwrap_or(0);
         let list = |start: *const i64| {
-            // SAFETY: the array has so many dimensions, and its lists are kept with it.
+            // SAFETY: the array has this many dimensions, and keeps its lists alive.
             (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, dimensions) })
         };
         let Some(count) = elements(list(array.shape).unwrap_or(&[]), list(array.strides)) else {
@@ -341,7 +342,7 @@ impl Memory {
         let element = array.element;
         let bits = usize::from(element.bits) * usize::from(element.lanes);
         let start = array.data.wrapping_byte_add(array.offset as usize);
-        // What Arrow shows others must not change, and versions of DLPack before 1 cannot say so.
+        // Arrow's exported memory is read-only, and DLPack before version 1 cannot express that.
         let read_only = flags & READ_ONLY != 0 || object.hasattr("__arrow_c_array__")?;
         Ok(Self {
             start,
@@ -369,9 +370,10 @@ fn on_a_device(py: Python<'_>, kind: i32) -> PyErr {
 }
 
 impl Tensor {
-    /// Takes the array over from a capsule.
+    /// Takes ownership of the array in a capsule.
     fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
-        // SAFETY: the names are those of the standard, and say what the capsule points at; who renames it owns that.
+        // SAFETY: the standard defines the names, which identify the type of the pointer. Renaming the capsule
+        // transfers ownership.
         unsafe {
             let object = capsule.as_ptr();
             if ffi::PyCapsule_IsValid(object, c"dltensor_versioned".as_ptr()) != 0 {
@@ -391,7 +393,7 @@ impl Tensor {
 
 #[pymethods]
 impl Memory {
-    /// That of an object.
+    /// Returns the memory that an object exports.
     #[staticmethod]
     fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
@@ -415,31 +417,32 @@ impl Memory {
         ))
     }
 
-    /// Number of the type of its elements, if it is one of ours.
+    /// Returns the number of the elements' datatype, if it is supported.
     #[getter]
     fn datatype(&self) -> Option<u8> {
         self.datatype.map(|datatype| datatype as u8)
     }
 
-    /// The type as the object calls it.
+    /// Returns the object's name of the element type.
     #[getter]
     fn format(&self) -> &str {
         &self.format
     }
 
-    /// Whether it must not be written to; named as `memoryview` has it.
+    /// Returns whether the memory is read-only. The name is that of `memoryview`.
     #[getter]
     pub fn readonly(&self) -> bool {
         self.read_only
     }
 
-    /// Its bytes, likewise.
+    /// Returns the length in bytes. The name is that of `memoryview`.
     #[getter]
     fn nbytes(&self) -> usize {
         self.length
     }
 
-    /// Its elements, if their type is one of ours, and if it is not to be written to or may be.
+    /// Returns the datatype and the number of elements, if the datatype is supported and the memory is writable or
+    /// `write` is false.
     fn elements(&self, write: bool) -> Option<(u8, usize)> {
         let datatype = self.datatype.filter(|_| !(write && self.read_only))?;
         Some((datatype as u8, self.length / datatype.bytes()))
@@ -451,7 +454,8 @@ impl Memory {
         }
         let own = slf.get();
         let length = ffi::Py_ssize_t::try_from(own.length).map_err(|_| PyBufferError::new_err("too many bytes"))?;
-        // SAFETY: `view` is the interpreter's; the memory lives as long as this object, of which the view takes a reference.
+        // SAFETY: the interpreter supplies `view`. The memory lives as long as this object, and the view holds a
+        // reference to it.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), own.start, length, own.read_only.into(), flags) };
         if filled != 0 {

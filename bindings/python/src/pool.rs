@@ -1,4 +1,4 @@
-//! The hot path of a client: arguments in, results out.
+//! The hot path of a client: arguments out, results in.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -21,15 +21,15 @@ use crate::foreign::{raised, untrusted};
 use crate::guard::Guarded;
 use crate::shared::SharedMemory;
 
-/// A wait returns to the interpreter this often, so that Ctrl-C works.
+/// Maximum wait before control returns to the interpreter, so that it handles signals such as Ctrl-C.
 pub const SLICE: Duration = Duration::from_millis(100);
-/// How often the helper looks after calls that nobody waits for. As long as a scheduler's tick: a program that waits for
-/// its own calls is not disturbed by it.
+/// Interval at which the helper progresses calls that no thread waits for. It equals a scheduler's tick, so that it
+/// does not disturb a program that waits for its own calls.
 const HELP: Duration = Duration::from_millis(1);
-/// How long the helper stays at hand after there was something to help with.
+/// How long the helper stays awake after its last work.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// What every call of a pool refers to.
+/// State that all calls of a pool share.
 pub struct Shared {
     pub pool: ClientPool,
     inline_bytes: usize,
@@ -52,7 +52,7 @@ impl Shared {
         }
     }
 
-    /// Wakes the helper if it sleeps and there is something that only it will do.
+    /// Wakes the helper if it sleeps and a call needs it.
     fn call_helper(&self, needed: bool) {
         if self.parked.load(Ordering::SeqCst) && (needed || self.pool.needs_help()) {
             self.wake();
@@ -77,13 +77,13 @@ impl Shared {
         let _unused = self.woken.wait_while(guard, |()| self.parked.load(Ordering::SeqCst));
     }
 
-    /// Looks after calls that nobody waits for, until some of those ended that somebody wants to hear of.
+    /// Progresses calls that no thread waits for, until some with a notification have ended. Returns those.
     fn help(&self) -> Vec<CallId> {
         let mut idle_since = Instant::now();
         loop {
             let closed = self.closed.load(Ordering::SeqCst);
             if self.pool.watched() > 0 {
-                // What ended is told even after the pool was closed: somebody waits to hear of it.
+                // Calls that ended are returned even after the pool was closed, because a future waits for them.
                 let ended = self.pool.drive(Duration::from_millis(50));
                 if !ended.is_empty() {
                     return ended;
@@ -110,7 +110,7 @@ impl Shared {
     }
 }
 
-/// How a call is to be treated.
+/// Options of a call.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Options {
     options: CallOptions,
@@ -141,12 +141,12 @@ impl Options {
     }
 }
 
-/// Calls spread over the workers of a lease.
+/// Calls distributed over the workers of a lease.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Pool {
     shared: Guarded<Arc<Shared>>,
     codec: Codec,
-    /// Other tenants whose workers these are, and whom nobody trusts.
+    /// Other tenants that own the workers and are not trusted.
     foreign: Vec<String>,
 }
 
@@ -229,7 +229,7 @@ impl Pool {
 
 #[pymethods]
 impl Pool {
-    /// Makes a pickled callable known, whose code the node has, and answers the number to call it by.
+    /// Registers a pickled callable whose code the node has. Returns the number to call it by.
     fn register_python(
         &self,
         py: Python<'_>,
@@ -246,7 +246,7 @@ impl Pool {
         self.register(py, hash, form)
     }
 
-    /// Delegates some of its workers, once what they were sent has ended, and answers the delegation as text.
+    /// Delegates some of the workers after their calls have ended. Returns the delegation as text.
     fn delegate(
         &self,
         py: Python<'_>,
@@ -263,7 +263,7 @@ impl Pool {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// Takes back what was delegated.
+    /// Revokes a delegation.
     fn take_back(&self, py: Python<'_>, delegation: &str) -> PyResult<()> {
         let shared = self.shared.get(py)?;
         Delegation::from_text(delegation)
@@ -271,7 +271,7 @@ impl Pool {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// Makes a symbol of a shared library known, whose code the node has, and answers the number to call it by.
+    /// Registers a symbol of a shared library that the node has. Returns the number to call it by.
     fn register_symbol(&self, py: Python<'_>, hash: &str, symbol: String, checked: bool) -> PyResult<u32> {
         let form = if checked {
             Form::Checked { symbol }
@@ -281,7 +281,7 @@ impl Pool {
         self.register(py, hash, form)
     }
 
-    /// Sends a call of a Python function.
+    /// Submits a call of a Python function.
     #[pyo3(signature = (function, arguments, keywords = None, options = None))]
     fn submit(
         &self,
@@ -296,7 +296,7 @@ impl Pool {
         self.send(py, function, input, options)
     }
 
-    /// Sends a call and waits for its result.
+    /// Submits a call and waits for its result.
     #[pyo3(signature = (function, arguments, keywords = None, options = None))]
     fn call<'py>(
         &self,
@@ -313,7 +313,7 @@ impl Pool {
         }
     }
 
-    /// Sends a chunk of a map: one invocation that calls the function on every item of a list.
+    /// Submits a chunk of a map: one invocation that calls the function on every item of a list.
     #[pyo3(signature = (function, items, star = false, options = None))]
     fn submit_map(
         &self,
@@ -329,7 +329,7 @@ impl Pool {
         self.send(py, function, input, options)
     }
 
-    /// Sends a call of a symbol of a shared library.
+    /// Submits a call of a symbol of a shared library.
     #[pyo3(signature = (function, data, options = None))]
     fn submit_raw(
         &self,
@@ -353,7 +353,7 @@ impl Pool {
         self.send(py, function, input, options)
     }
 
-    /// Memory that arguments travel from without a copy.
+    /// Allocates memory for arguments that are sent without a copy.
     fn shared_memory(&self, py: Python<'_>, length: usize) -> PyResult<SharedMemory> {
         let (buffer, _) = self
             .shared
@@ -364,14 +364,15 @@ impl Pool {
         Ok(SharedMemory::new(buffer, length))
     }
 
-    /// Waits, as the helper thread, until calls ended that somebody wants to hear of; nothing once the pool is closed.
+    /// Runs the helper thread until calls with a notification have ended. Returns their numbers; empty once the pool is
+    /// closed.
     fn serve(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let shared = Arc::clone(self.shared.get(py)?);
         let ended = py.detach(|| shared.help());
         Ok(ended.into_iter().map(|call| call.0).collect())
     }
 
-    /// Ends the helper.
+    /// Stops the helper.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let shared = self.shared.get(py)?;
         shared.closed.store(true, Ordering::SeqCst);
@@ -386,33 +387,33 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes back every call that was not sent.
+    /// Cancels every call that was not sent.
     fn cancel_all(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.get(py)?.pool.cancel_all();
         Ok(())
     }
 
-    /// Takes in what has come, without waiting.
+    /// Progresses calls without waiting.
     fn poll(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.shared.get(py)?.pool.poll())
     }
 
-    /// Calls that have not ended.
+    /// Returns the number of calls that have not ended.
     fn pending(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.shared.get(py)?.pool.pending())
     }
 
-    /// Name of the transport.
+    /// Returns the name of the transport.
     fn transport(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.shared.get(py)?.pool.transport().to_string())
     }
 
-    /// Incarnation of each worker, 0 for those that are gone.
+    /// Returns the incarnation of each worker; 0 for workers that are gone.
     fn incarnations(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         Ok(self.shared.get(py)?.pool.incarnations())
     }
 
-    /// Waits until no call is left, or the limit in seconds has passed. Whether none is left.
+    /// Waits up to `limit` seconds until all calls have ended. Returns whether they have.
     #[pyo3(signature = (limit = None))]
     fn drain(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<bool> {
         let until = deadline(limit)?;
@@ -479,7 +480,7 @@ pub fn deadline(limit: Option<f64>) -> PyResult<Option<Instant>> {
     Ok(Instant::now().checked_add(length))
 }
 
-/// The bytes of anything that exports a contiguous buffer.
+/// Passes the bytes of an object that exports a contiguous buffer to `with`.
 pub fn with_bytes<T>(data: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
     if let Ok(bytes) = data.cast::<PyBytes>() {
         return with(bytes.as_bytes());
@@ -491,11 +492,11 @@ pub fn with_bytes<T>(data: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResu
         .call1((data,))
         .map_err(|_| PyTypeError::new_err("a C function takes bytes, an array, or another object with a buffer"))?;
     let buffer = PyBuffer::<u8>::get(&view.call_method1("cast", ("B",))?)?;
-    // SAFETY: a view cast to bytes is contiguous memory of so many bytes, which the view keeps alive.
+    // SAFETY: a view cast to bytes is contiguous memory of this length, and the view keeps it alive.
     with(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
 }
 
-/// One call.
+/// A submitted call.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Call {
     shared: Guarded<Arc<Shared>>,
@@ -503,7 +504,7 @@ pub struct Call {
     taken: AtomicBool,
 }
 
-/// A failure where a result would be: the exception that the call ended with.
+/// A failed call: holds the exception in place of a result.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Failure {
     #[pyo3(get)]
@@ -513,7 +514,7 @@ pub struct Failure {
 const TAKEN: &str = "this call's outcome was taken already";
 
 impl Call {
-    /// Waits for the outcome and takes it; none if the limit passed.
+    /// Waits for the outcome and takes it. Returns `None` at the limit.
     fn outcome(&self, py: Python<'_>, until: Option<Instant>, wait: bool) -> PyResult<Option<Outcome>> {
         let shared = self.shared.get(py)?;
         loop {
@@ -569,7 +570,7 @@ impl Call {
     }
 }
 
-/// The output of a C function: bytes if small, else a view of where it landed.
+/// Returns the output of a C function: bytes if it is small, else a view of the received memory.
 fn raw_output(py: Python<'_>, output: Output) -> PyResult<Bound<'_, PyAny>> {
     match output {
         Output::Small(bytes) => Ok(PyBytes::new(py, &bytes).into_any()),
@@ -579,14 +580,14 @@ fn raw_output(py: Python<'_>, output: Output) -> PyResult<Bound<'_, PyAny>> {
 
 #[pymethods]
 impl Call {
-    /// Its number in its pool.
+    /// Returns its number in its pool.
     #[getter]
     fn id(&self) -> u64 {
         self.id.0
     }
 
-    /// Waits up to so many seconds. Answers the result, a `Failure`, `NotImplemented` when the time is over, or `Ellipsis`
-    /// when somebody else took the outcome.
+    /// Waits up to `limit` seconds. Returns the result, a `Failure`, `NotImplemented` at the limit, or `Ellipsis` if
+    /// another thread took the outcome.
     #[pyo3(signature = (pool, limit = None, raw = false))]
     fn wait<'py>(&self, py: Python<'py>, pool: &Pool, limit: Option<f64>, raw: bool) -> PyResult<Bound<'py, PyAny>> {
         let outcome = self.outcome(py, deadline(limit)?, true)?;
@@ -600,18 +601,18 @@ impl Call {
         self.answer(py, outcome, raw, pool)
     }
 
-    /// Whether it has ended.
+    /// Returns whether the call has ended.
     fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
         let shared = self.shared.get(py)?;
         Ok(shared.pool.is_done(self.id) || (shared.pool.poll() && shared.pool.is_done(self.id)))
     }
 
-    /// Whether it was sent to a worker and has not ended.
+    /// Returns whether the call was sent to a worker and has not ended.
     fn is_sent(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.shared.get(py)?.pool.is_sent(self.id))
     }
 
-    /// Has the helper told when it ends.
+    /// Requests a notification through the helper when the call ends.
     fn notify(&self, py: Python<'_>) -> PyResult<()> {
         let shared = self.shared.get(py)?;
         shared.pool.notify(self.id);
@@ -619,12 +620,12 @@ impl Call {
         Ok(())
     }
 
-    /// Takes it back if it was not sent. Whether that was so.
+    /// Cancels the call if it was not sent. Returns whether it was cancelled.
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.shared.get(py)?.pool.cancel(self.id))
     }
 
-    /// Ends it even if it runs, by ending its worker. Whether it had not ended yet.
+    /// Ends the call even if it runs, by stopping its worker. Returns whether it had not ended yet.
     fn kill(&self, py: Python<'_>) -> PyResult<bool> {
         let shared = self.shared.get(py)?;
         match py.detach(|| shared.pool.kill(self.id)) {

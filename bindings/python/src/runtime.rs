@@ -1,6 +1,6 @@
-//! The executor's side: Python functions as [`dayfly_executor::Runtime`] calls them.
+//! The executor's side: runs Python functions for [`dayfly_executor::Runtime`].
 //!
-//! The interpreter's main thread runs the executor's loop with the interpreter's lock released, and takes it only between
+//! The interpreter's main thread runs the executor's loop without the interpreter lock, and holds the lock only between
 //! the arrival of an invocation and its reply.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::block::{Block, Memory};
 use crate::codec::{BUFFERS, Codec, Encoded, answer, form};
 use crate::foreign::Foreign;
 
-/// Runs functions in this interpreter, and functions of shared libraries beside them.
+/// Runs functions in this interpreter, and functions of shared libraries.
 pub struct PythonRuntime {
     codec: Codec,
     worker: Py<PyAny>,
@@ -30,12 +30,12 @@ pub struct PythonRuntime {
     native: NativeRuntime,
     numbers: HashMap<(CodeHash, Form), u16>,
     functions: Vec<Function>,
-    /// Held from before a fork until after it.
+    /// The interpreter lock's state, held from before a fork until after it.
     forking: Option<ffi::PyGILState_STATE>,
 }
 
-// SAFETY: the runtime never leaves the interpreter's main thread; to run with the interpreter's lock released, that thread
-// must be told that nothing in here belongs to the lock. Every use of a Python object takes the lock again.
+// SAFETY: the runtime never leaves the interpreter's main thread. The bound is needed to release the interpreter lock
+// in that thread. Every use of a Python object takes the lock again.
 unsafe impl Send for PythonRuntime {}
 
 enum Function {
@@ -45,12 +45,12 @@ enum Function {
 
 enum Fault {
     Raised(PyErr),
-    /// The function raised this, as [text](dayfly_protocol::exception) alone.
+    /// An exception of the function, as [text](dayfly_protocol::exception) only.
     Described(Vec<u8>),
     TooLarge(String),
 }
 
-/// What a function answered, and how it travels.
+/// A function's result, and its encoding.
 enum Done<'py> {
     Value(Bound<'py, PyAny>, u8),
     Json(Bound<'py, PyBytes>),
@@ -139,7 +139,7 @@ impl PythonRuntime {
         })
     }
 
-    /// Calls a Python function on the current input and leaves its result as the output.
+    /// Calls a Python function on the current input and stores its result as the output.
     fn call_python(&self, py: Python<'_>, function: &Py<PyAny>, call: &mut Call<'_>) -> Result<(), Fault> {
         let function = function.bind(py);
         let (last, length) = {
@@ -173,10 +173,10 @@ impl PythonRuntime {
         let done = self.apply(py, function, last & !BUFFERS, argument);
         let done = done.and_then(|(result, kind)| self.answer(py, &result, kind, call));
         if let Some(block) = block
-            // SAFETY: the object is alive; the count is only compared.
+            // SAFETY: the object is alive, and the count is only compared.
             && unsafe { ffi::Py_REFCNT(block.as_ptr()) } > 1
         {
-            // Something still looks at the input: its memory must not be used for anything else yet.
+            // A view of the input still exists, so its memory must not be reused yet.
             call.retain();
         }
         done
@@ -198,13 +198,13 @@ impl PythonRuntime {
         let invitation = std::str::from_utf8(invitation).map_err(|_| broken())?;
         worker.call_method1(intern!(py, "enter_group"), (invitation,))?;
         let done = self.call_on(py, function, asked);
-        // The group is the worker's alone.
+        // End this process here if the function forked it: only the worker itself belongs to the group.
         forked::leave();
         worker.call_method0(intern!(py, "leave_group"))?;
         done
     }
 
-    /// Calls a function on what is not kept.
+    /// Calls a function on an input that the call does not keep.
     fn call_on<'py>(&self, py: Python<'py>, function: &Bound<'py, PyAny>, input: &[u8]) -> Result<Done<'py>, Fault> {
         let last = input.last().copied().unwrap_or(form::ARGUMENTS);
         let content = &input[..input.len().saturating_sub(1)];
@@ -218,12 +218,12 @@ impl PythonRuntime {
         Ok(Done::Value(result, kind))
     }
 
-    /// What a function is called with, where answers of others stand in it, and its form.
+    /// Decodes arguments that refer to results of other tasks. Returns the arguments and their form.
     fn with_answers<'py>(&self, py: Python<'py>, input: &[u8]) -> PyResult<(Bound<'py, PyAny>, u8)> {
         let broken = || pyo3::exceptions::PyValueError::new_err("the call and what goes along with it are broken");
         let given = parts(input).ok_or_else(broken)?;
         let (arguments, answers) = given.split_first().ok_or_else(broken)?;
-        // The manager says last who made those that are not the task's own tenant's.
+        // The manager's last entry names the tenants that produced results other than the task's own tenant's.
         let (answers, makers) = match answers.split_last() {
             Some((makers, answers)) if makers.last() == Some(&MAKERS_OF_ANSWERS) => {
                 let makers = serde_json::from_slice::<Vec<Vec<String>>>(&makers[..makers.len() - 1]);
@@ -260,16 +260,16 @@ impl PythonRuntime {
         let answered = worker.call_method1("call_json", (function, PyBytes::new(py, asked)));
         match answered {
             Ok(answered) => Ok(answered.cast_into::<PyBytes>().map_err(PyErr::from)?),
-            // Whoever asked in JSON cannot unpickle.
+            // A caller in JSON cannot unpickle an exception.
             Err(error) => {
-                // Taken apart like this, the exception carries its traceback.
+                // The exception keeps its traceback in this form.
                 let text = worker.call_method1("exception_text", (error.into_value(py),))?;
                 Err(Fault::Described(text.extract()?))
             }
         }
     }
 
-    /// Leaves what a function answered as the output.
+    /// Stores a function's result as the output.
     fn give(&self, py: Python<'_>, done: &Done<'_>, call: &mut Call<'_>) -> Result<(), Fault> {
         match done {
             Done::Value(result, kind) => self.answer(py, result, *kind, call),
@@ -331,7 +331,7 @@ impl PythonRuntime {
 
     fn report(&self, py: Python<'_>, error: PyErr, call: &mut Call<'_>) -> Status {
         let text = error.to_string();
-        // Taken apart like this, the exception carries its traceback.
+        // The exception keeps its traceback in this form.
         let packed = self.failure.bind(py).call1((error.into_value(py),));
         let packed = packed.and_then(|packed| Ok(packed.cast_into::<PyBytes>()?));
         match packed {
@@ -352,7 +352,7 @@ impl PythonRuntime {
 
 fn put(call: &mut Call<'_>, length: usize, write: impl FnOnce(&mut [u8])) -> Result<(), Fault> {
     let (start, _) = call.place(length).map_err(|error| Fault::TooLarge(error.to_string()))?;
-    // SAFETY: `place` made room for as many bytes, which nothing else uses until the call ends.
+    // SAFETY: `place` made room for `length` bytes, which nothing else uses until the call ends.
     write(unsafe { std::slice::from_raw_parts_mut(start, length) });
     call.set_length(length);
     Ok(())
@@ -362,7 +362,7 @@ fn read(code: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(code).map_err(|error| format!("the function's code cannot be read: {error}"))
 }
 
-/// `3.11` of `3.11.7`.
+/// Returns the minor version: `3.11` for `3.11.7`.
 fn minor(version: &str) -> &str {
     let end = version.match_indices('.').nth(1).map_or(version.len(), |(at, _)| at);
     &version[..end]
@@ -378,8 +378,8 @@ impl Runtime for PythonRuntime {
     }
 
     fn before_fork(&mut self) {
-        // SAFETY: the interpreter is initialised. The lock is held across the fork, as the hooks want it, and released by
-        // one of the two functions below, in each of the two processes.
+        // SAFETY: the interpreter is initialised. The lock is held across the fork, as the hooks require. One of the
+        // two functions below releases it in each of the two processes.
         unsafe {
             self.forking = Some(ffi::PyGILState_Ensure());
             ffi::PyOS_BeforeFork();
@@ -398,7 +398,7 @@ impl Runtime for PythonRuntime {
 
     fn after_fork_in_worker(&mut self) {
         if let Some(state) = self.forking.take() {
-            // SAFETY: this is the copy of the thread that took the lock before the fork.
+            // SAFETY: this thread is the copy of the one that took the lock before the fork.
             unsafe { ffi::PyOS_AfterFork_Child() };
             Python::attach(|py| {
                 if let Err(error) = self.worker.bind(py).call_method0("after_fork") {
@@ -411,7 +411,7 @@ impl Runtime for PythonRuntime {
     }
 
     fn set_variable(&mut self, name: &str, value: &str) {
-        // By way of Python, which keeps a copy of the environment.
+        // Set through Python, which keeps a copy of the environment.
         Python::attach(|py| {
             if let Err(error) = self.worker.bind(py).call_method1("set_variable", (name, value)) {
                 error.print(py);
@@ -420,7 +420,7 @@ impl Runtime for PythonRuntime {
     }
 
     fn flush(&mut self) {
-        // Of extensions and shared libraries, whose printing is not Python's.
+        // Flushes the output of extensions and shared libraries, which Python does not buffer.
         self.native.flush();
         Python::attach(|py| {
             if let Err(error) = self.worker.bind(py).call_method0("flush") {

@@ -1,4 +1,4 @@
-//! Memory of the caller's from which arguments travel without a copy.
+//! Memory for arguments that are sent without a copy.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -11,17 +11,17 @@ use pyo3::prelude::*;
 
 use crate::guard::Guarded;
 
-/// Room behind the caller's bytes for the pickle that refers to them.
+/// Space behind the caller's bytes for the pickle that refers to them, in bytes.
 pub const SLACK: usize = 4096;
 
-/// All such memory of this process, by its first address.
+/// All shared memory of this process, by address.
 static KNOWN: Mutex<BTreeMap<usize, (Weak<Buffer>, usize)>> = Mutex::new(BTreeMap::new());
 
 fn known() -> MutexGuard<'static, BTreeMap<usize, (Weak<Buffer>, usize)>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory shared with a worker, writable.
+/// Writable memory shared with a worker.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct SharedMemory {
     buffer: Guarded<Arc<Buffer>>,
@@ -38,16 +38,16 @@ impl SharedMemory {
         }
     }
 
-    /// The memory whose bytes these are, from the first on, unless a call is using it.
+    /// Returns the shared memory that starts with these bytes, unless a call is using it.
     pub fn holding(bytes: &[u8]) -> Option<(Arc<Buffer>, usize)> {
-        // Copying a few bytes is cheaper than finding out.
+        // Copying a few bytes is faster than the lookup.
         if bytes.len() < SLACK {
             return None;
         }
         let known = known();
         let (buffer, length) = known.get(&(bytes.as_ptr() as usize))?;
         let buffer = buffer.upgrade()?;
-        // One is ours, one its object's; another belongs to a call under way.
+        // One reference is held here, and one by the object. A third belongs to a call in progress.
         (bytes.len() <= *length && Arc::strong_count(&buffer) == 2).then_some((buffer, bytes.len()))
     }
 }
@@ -64,7 +64,8 @@ impl SharedMemory {
         }
         let own = slf.get();
         let start = own.buffer.peek().as_ptr().cast::<c_void>();
-        // SAFETY: `view` is the interpreter's; the memory lives as long as this object, of which the view takes a reference.
+        // SAFETY: the interpreter supplies `view`. The memory lives as long as this object, and the view holds a
+        // reference to it.
         let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, own.length as isize, 0, flags) };
         if filled != 0 {
             return Err(PyErr::fetch(slf.py()));

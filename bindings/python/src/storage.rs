@@ -1,4 +1,4 @@
-//! Object storage, for checkpoints and scripts that lie there.
+//! Object storage for checkpoints and scripts.
 
 use bytes::Bytes;
 use dayfly_protocol::error::Failure;
@@ -15,7 +15,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Each call opens the store for itself: calls are few, and what is open would not survive a fork.
+    /// Opens the store for each call: calls are rare, and an open connection would not survive a fork.
     fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Blocking) -> Result<T, Failure> + Send) -> PyResult<T> {
         py.detach(|| call(&Blocking::open(&self.place)?))
             .map_err(|failure| raise(py, failure.code, &failure.message))
@@ -30,24 +30,24 @@ impl Objects {
         Ok(Self { place })
     }
 
-    /// Stores an object, whole or not at all.
+    /// Stores an object atomically.
     fn put(&self, py: Python<'_>, name: &str, data: &[u8]) -> PyResult<()> {
         let data = Bytes::copy_from_slice(data);
         self.with(py, |objects| objects.put(name, data))
     }
 
-    /// An object, or None.
+    /// Returns an object, or `None`.
     fn get<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let found = self.with(py, |objects| objects.get(name))?;
         Ok(found.map(|bytes| PyBytes::new(py, &bytes)))
     }
 
-    /// The names of all objects below a name, in order, without it.
+    /// Returns the sorted names of all objects below a prefix, without the prefix.
     fn list(&self, py: Python<'_>, under: &str) -> PyResult<Vec<String>> {
         self.with(py, |objects| objects.list(under))
     }
 
-    /// Deletes all objects below a name.
+    /// Deletes all objects below a prefix.
     fn clear(&self, py: Python<'_>, under: &str) -> PyResult<()> {
         self.with(py, |objects| objects.clear(under))
     }
@@ -57,7 +57,7 @@ impl Objects {
     }
 }
 
-/// Deletes what the ranks of a group have left in a store.
+/// Deletes the objects that the ranks of a group left in a store.
 #[pyfunction]
 pub fn clear_store(py: Python<'_>, url: &str, group: &str) -> PyResult<()> {
     py.detach(|| dayfly_comm::stored::clear(&Place::parse(url)?, group))

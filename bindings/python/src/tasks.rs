@@ -1,4 +1,4 @@
-//! Durable tasks, as Python submits them.
+//! Durable tasks that Python submits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ use crate::foreign::Foreign;
 use crate::guard::Guarded;
 use crate::pool::{Failure, SLICE, deadline, with_bytes};
 
-/// How tasks are treated.
+/// Options of tasks.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct TaskOptions {
     options: Arc<Options>,
@@ -28,7 +28,7 @@ pub struct TaskOptions {
 
 #[pymethods]
 impl TaskOptions {
-    /// The options as JSON.
+    /// Parses the options from JSON.
     #[new]
     fn new(text: &str) -> PyResult<Self> {
         let options = serde_json::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -38,14 +38,14 @@ impl TaskOptions {
     }
 }
 
-/// Durable tasks of one tag.
+/// Durable tasks with one tag.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Tasks {
     tasks: Guarded<Arc<ClientTasks>>,
     codec: Codec,
 }
 
-/// A function's id, from its bytes.
+/// Parses a function's id from its bytes.
 fn function_of(bytes: &[u8]) -> PyResult<FunctionId> {
     let exact = <[u8; 16]>::try_from(bytes);
     exact
@@ -113,12 +113,13 @@ impl Tasks {
 
 #[pymethods]
 impl Tasks {
-    /// What its tasks have in common.
+    /// Returns the tag that the tasks share.
     fn tag(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.tasks.get(py)?.tag().to_owned())
     }
 
-    /// Makes a function known, described as JSON without its code; answers what the manager knows of it, as JSON.
+    /// Registers a function. `description` is JSON without the code. Returns the manager's record of the function as
+    /// JSON.
     fn register(&self, py: Python<'_>, description: &str, code: PyBuffer<u8>) -> PyResult<String> {
         let tasks = self.tasks.get(py)?;
         let mut described: serde_json::Value =
@@ -139,8 +140,8 @@ impl Tasks {
         serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// Submits a call of a function, by the bytes of its id. `taken` has, once the arguments are pickled, the ids of tasks whose
-    /// futures are among them.
+    /// Submits a call of a function; `function` is the bytes of its id. After the arguments are pickled, `taken`
+    /// contains the ids of the tasks whose futures are among them.
     #[pyo3(signature = (function, arguments, keywords, options, taken))]
     fn submit(
         &self,
@@ -165,7 +166,7 @@ impl Tasks {
         self.send(py, function, packed, after, options)
     }
 
-    /// Submits a call whose payload is what a buffer has, as it is.
+    /// Submits a call whose payload is the unchanged content of a buffer.
     fn submit_raw(
         &self,
         py: Python<'_>,
@@ -191,7 +192,7 @@ impl Tasks {
         self.send(py, function, packed, Vec::new(), options)
     }
 
-    /// Tasks that were submitted by somebody else, or earlier: from now on they are followed here.
+    /// Follows tasks that were submitted earlier or by another process.
     fn adopt(&self, py: Python<'_>, tasks: Vec<String>) -> PyResult<Vec<Task>> {
         let own = self.tasks.get(py)?;
         let ids = tasks.iter().map(|id| task_of(id)).collect::<PyResult<Vec<_>>>()?;
@@ -199,14 +200,14 @@ impl Tasks {
         Ok(ids.into_iter().map(|id| self.task(own, id)).collect())
     }
 
-    /// Waits, as the helper thread, until tasks ended of which somebody wants to hear; nothing once it is closed.
+    /// Runs the helper thread until tasks with a notification have ended. Returns their ids; empty once it is closed.
     fn serve(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let tasks = Arc::clone(self.tasks.get(py)?);
         let ended = py.detach(|| tasks.serve());
         Ok(ended.into_iter().map(|task| task.to_string()).collect())
     }
 
-    /// Waits until the manager has all that was submitted, so many seconds at most. Whether it has.
+    /// Waits up to `limit` seconds until the manager has received all submissions. Returns whether it has.
     fn flush(&self, py: Python<'_>, limit: f64) -> PyResult<bool> {
         let (tasks, limit) = (self.tasks.get(py)?, seconds(limit, "timeout")?);
         let until = Instant::now() + limit;
@@ -222,7 +223,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until no task is left whose outcome is not here.
+    /// Waits until the outcomes of all tasks have arrived.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         let tasks = self.tasks.get(py)?;
         while !py.detach(|| tasks.drain(SLICE)) {
@@ -231,12 +232,12 @@ impl Tasks {
         Ok(())
     }
 
-    /// Tasks whose outcomes are not here.
+    /// Returns the number of tasks whose outcomes have not arrived.
     fn pending(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.tasks.get(py)?.pending())
     }
 
-    /// Cancels all tasks whose outcomes are not here and that no worker has been given.
+    /// Cancels all tasks that have no outcome and that were not given to a worker.
     fn cancel_all(&self, py: Python<'_>) -> PyResult<()> {
         let tasks = self.tasks.get(py)?;
         py.detach(|| tasks.cancel_all())
@@ -244,7 +245,7 @@ impl Tasks {
             .map_err(|error| from_error(py, &error))
     }
 
-    /// Ends the waits, not the tasks; what was submitted is sent first.
+    /// Ends the waits but not the tasks. Pending submissions are sent first.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let tasks = self.tasks.get(py)?;
         py.detach(|| tasks.close());
@@ -256,7 +257,7 @@ impl Tasks {
     }
 }
 
-/// One task.
+/// A durable task.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Task {
     tasks: Guarded<Arc<ClientTasks>>,
@@ -296,8 +297,8 @@ impl Task {
         self.id.to_string()
     }
 
-    /// Waits up to so many seconds. Answers the result (`raw`: its bytes as they are), a `Failure`, `NotImplemented` when the time
-    /// is over, or `Ellipsis` when somebody else took the outcome.
+    /// Waits up to `limit` seconds. Returns the result (its bytes if `raw`), a `Failure`, `NotImplemented` at the
+    /// limit, or `Ellipsis` if another thread took the outcome.
     #[pyo3(signature = (tasks, limit = None, raw = false))]
     fn wait<'py>(&self, py: Python<'py>, tasks: &Tasks, limit: Option<f64>, raw: bool) -> PyResult<Bound<'py, PyAny>> {
         let until = deadline(limit)?;
@@ -317,30 +318,30 @@ impl Task {
     #[pyo3(signature = (tasks, raw = false))]
     fn take<'py>(&self, py: Python<'py>, tasks: &Tasks, raw: bool) -> PyResult<Bound<'py, PyAny>> {
         let own = self.tasks.get(py)?;
-        // A long answer is fetched now, and others go on meanwhile.
+        // A large result is fetched now, without the interpreter lock.
         let outcome = py.detach(|| own.wait(self.id, Duration::ZERO));
         self.answer(py, outcome, raw, tasks)
     }
 
-    /// Whether it left for the manager and has not ended.
+    /// Returns whether the task was sent to the manager and has not ended.
     fn is_sent(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.tasks.get(py)?.is_sent(self.id))
     }
 
-    /// Has the helper told when it ends.
+    /// Requests a notification through the helper when the task ends.
     fn notify(&self, py: Python<'_>) -> PyResult<()> {
         self.tasks.get(py)?.notify(self.id);
         Ok(())
     }
 
-    /// Cancels it unless a worker has been given it. Whether it will not run.
+    /// Cancels the task unless it was given to a worker. Returns whether it will not run.
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         let tasks = self.tasks.get(py)?;
         let cancelled = py.detach(|| tasks.cancel(vec![self.id]));
         Ok(cancelled.map_err(|error| from_error(py, &error))?.ended > 0)
     }
 
-    /// Ends it even if it runs. Whether it had not ended yet.
+    /// Ends the task even if it runs. Returns whether it had not ended yet.
     fn kill(&self, py: Python<'_>) -> PyResult<bool> {
         let tasks = self.tasks.get(py)?;
         let killed = py.detach(|| tasks.kill(vec![self.id]));

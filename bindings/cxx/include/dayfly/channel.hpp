@@ -1,4 +1,4 @@
-// One channel to one worker: the shortest way.
+// A channel to one worker, for the lowest latency.
 #ifndef DAYFLY_CHANNEL_HPP
 #define DAYFLY_CHANNEL_HPP
 
@@ -16,13 +16,13 @@ namespace dayfly {
 
 struct channel_options {
     dayfly::transport transport = dayfly::transport::best;
-    std::uint32_t slots = 64;         // calls that can be outstanding, a power of two
-    std::uint32_t stride_bytes = 1024; // larger payloads travel through bulk memory
-    std::chrono::microseconds spin{50}; // how long a wait polls before it sleeps
+    std::uint32_t slots = 64;         // maximum of outstanding calls, a power of two
+    std::uint32_t stride_bytes = 1024; // size of a slot; larger payloads use bulk memory
+    std::chrono::microseconds spin{50}; // how long a wait polls before it sleeps; see `always_spin`
     bool always_spin = false;
-    std::string fabric; // for libfabric: PROVIDER or PROVIDER/DOMAIN; empty for the one that the node offers first
+    std::string fabric; // for libfabric: PROVIDER or PROVIDER/DOMAIN; empty for the first that the node offers
 
-    // Valid as long as these options.
+    // Returns the options for the C library. The result points into this object and is valid as long as it.
     dfly_channel_options raw() const {
         dfly_channel_options options;
         detail::check(dfly_channel_options_init(&options));
@@ -35,12 +35,12 @@ struct channel_options {
     }
 };
 
-// A function that a channel resolved.
+// A function resolved on a channel, and valid on that channel only.
 struct function {
     std::uint16_t index;
 };
 
-// A channel to one worker. One thread at a time may use it, its allocators included.
+// A channel to one worker. One thread at a time may use it and its allocators.
 class channel {
 public:
     template <typename T> using vector = std::vector<T, dayfly::allocator<T>>;
@@ -67,7 +67,7 @@ public:
     }
     ~channel() { close(); }
 
-    // Resolves a function of a library that the lease has.
+    // Resolves a function of a library that the lease has loaded. No call may be outstanding.
     function load(const dfly_code &code, const std::string &symbol, form kind = form::plain) {
         function loaded{};
         detail::check(
@@ -75,7 +75,8 @@ public:
         return loaded;
     }
 
-    // Calls and waits; answers how many bytes of output there are. The worker is ended after `deadline`, if there is one.
+    // Calls a function, waits, and returns the length of the output in bytes. `deadline` limits the execution; 0 means
+    // no limit. Throws DFLY_OUTPUT_OVERFLOW if the output exceeds `out_capacity`.
     std::size_t call(function function, const void *in, std::size_t in_bytes, void *out, std::size_t out_capacity,
                      std::chrono::milliseconds deadline = {}) {
         std::size_t length = 0;
@@ -83,7 +84,8 @@ public:
         return length;
     }
 
-    // As above without a copy on shared memory; answers how many elements of `out` were written.
+    // As above, on buffers of this channel, without a copy over shared memory. Returns the number of elements of `out`
+    // that were written.
     template <typename In, typename Out>
     std::size_t call(function function, const buffer<In> &in, std::size_t count, buffer<Out> &out,
                      std::chrono::milliseconds deadline = {}) {
@@ -97,14 +99,15 @@ public:
         return into(function, from, in.size() * sizeof(In), to, deadline) / sizeof(Out);
     }
 
-    // Sends without waiting and answers the call's number. Every call needs a `wait` or `poll`.
+    // Submits a call without waiting and returns its number. Take one completion for each call, with `wait` or `poll`.
     std::uint32_t submit(function function, const void *in, std::size_t bytes, std::chrono::milliseconds deadline = {}) {
         std::uint32_t sequence = 0;
         detail::check(dfly_channel_submit(get(), function.index, ms(deadline), in, bytes, &sequence));
         return sequence;
     }
 
-    // The next completion in the order of submission, if it is here. It lives until the channel's next function.
+    // Takes the next completion, in the order of submission, if there is one. It is valid until the next function of
+    // this channel.
     bool poll(dfly_completion &completion) {
         bool came = false;
         detail::check(dfly_channel_poll(get(), &completion, &came));
@@ -121,7 +124,7 @@ public:
     dayfly::transport transport() const noexcept {
         return static_cast<dayfly::transport>(dfly_channel_transport(get()));
     }
-    // The name of that: with libfabric also the provider and its domain.
+    // Returns `shm`, `tcp`, `tls`, or `libfabric:` with provider and domain.
     std::string transport_name() const { return dfly_channel_transport_name(get()); }
     dfly_channel *get() const noexcept { return handle_.get(); }
 

@@ -24,10 +24,10 @@ enum class transport : std::uint32_t {
     libfabric = DFLY_TRANSPORT_LIBFABRIC
 };
 
-// The two forms of functions; see dayfly_function.h.
+// The two forms of functions: see dayfly_function.h.
 enum class form : std::uint32_t { plain = DFLY_FORM_PLAIN, checked = DFLY_FORM_CHECKED };
 
-// How far workers are kept from everything else on their host; by itself, as the site has it.
+// How workers are isolated from their host. `site`: the site's policy chooses.
 enum class sandbox : std::uint32_t {
     site = DFLY_SANDBOX_SITE,
     process = DFLY_SANDBOX_PROCESS,
@@ -35,19 +35,19 @@ enum class sandbox : std::uint32_t {
     container = DFLY_SANDBOX_CONTAINER
 };
 
-// What to lease.
+// Options of a lease.
 struct lease_options {
     std::uint32_t workers = 1;
     dayfly::mode mode = dayfly::mode::automatic;
     std::uint32_t cores_per_worker = 1;
-    std::uint32_t gpus_per_worker = 0; // each worker sees its own alone, in CUDA_VISIBLE_DEVICES
-    std::uint64_t memory_bytes = 0;    // 0 for the node's usual share
+    std::uint32_t gpus_per_worker = 0; // set in each worker's CUDA_VISIBLE_DEVICES
+    std::uint64_t memory_bytes = 0;    // of the whole lease; 0 for the node's usual share
     std::chrono::milliseconds duration = std::chrono::hours(1);
-    std::chrono::milliseconds hot_for = std::chrono::milliseconds(DFLY_FOR_EVER); // then a hot worker sleeps
+    std::chrono::milliseconds hot_for = std::chrono::milliseconds(DFLY_FOR_EVER); // polling time of a hot worker
     dayfly::sandbox sandbox = dayfly::sandbox::site;
-    std::string image = {}; // of a container, a name or path that the site allows; none for the site's first
+    std::string image = {}; // of a container: a name or path that the site allows; empty for the site's first
 
-    // For as long as these options live, whose image it points to.
+    // Returns the options for the C library. The result points into this object and is valid as long as it.
     dfly_lease_options raw() const {
         dfly_lease_options options;
         detail::check(dfly_lease_options_init(&options));
@@ -64,13 +64,13 @@ struct lease_options {
     }
 };
 
-// How much may be leased straight from nodes.
+// Limits of the leases under an allowance.
 struct allowance_options {
-    std::uint32_t workers = 1;          // of all leases at a time together
-    std::uint32_t cores = 0;            // of all of them; 0 for one each
-    std::uint64_t memory_bytes = 0;     // of all of them; 0 to leave it to the nodes
-    std::uint32_t workers_per_node = 0; // at most; 0 for twice an even share
-    std::chrono::milliseconds duration = std::chrono::hours(1); // of the longest lease
+    std::uint32_t workers = 1;          // of all concurrent leases together
+    std::uint32_t cores = 0;            // of all workers; 0 for one per worker
+    std::uint64_t memory_bytes = 0;     // of all workers; 0 for the nodes' usual share
+    std::uint32_t workers_per_node = 0; // maximum; 0 for twice an even share
+    std::chrono::milliseconds duration = std::chrono::hours(1); // maximum of a lease
     dayfly::sandbox sandbox = dayfly::sandbox::site;
 
     dfly_allowance_options raw() const {
@@ -86,12 +86,14 @@ struct allowance_options {
     }
 };
 
-// Reads what a lease's workers print, from its beginning. It keeps no lease alive, and reads on for a minute after one is over.
+// Reader of the output of a lease's workers, from the beginning of the lease. It does not keep the lease alive, and can
+// read for one minute after the lease has ended.
 class printed {
 public:
     explicit printed(dfly_printed *handle) : handle_(handle) {}
 
-    // The next piece, and whether it went to standard error; pieces end anywhere. Empty if nothing came for so long.
+    // Returns the next piece, and whether it is of standard error. Pieces end at arbitrary bytes. Waits up to `wait`,
+    // and at most a few seconds; then the piece is empty.
     std::pair<std::string, bool> next(std::chrono::milliseconds wait) const {
         std::string text(std::size_t(1) << 16, '\0');
         std::size_t length = 0;
@@ -101,28 +103,28 @@ public:
         text.resize(length);
         return {std::move(text), stream == DFLY_STREAM_ERR};
     }
-    // Bytes that the node did not keep until they were read.
+    // Returns the number of bytes that the node discarded before they were read.
     std::uint64_t missed() const noexcept { return dfly_printed_missed(handle_.get()); }
-    // Whether the lease is over, and all was read.
+    // Returns whether the lease has ended and all output was read.
     bool is_over() const noexcept { return dfly_printed_is_over(handle_.get()); }
 
 private:
     std::unique_ptr<dfly_printed, detail::closer> handle_;
 };
 
-// The right to some workers. Any thread may use it.
+// The right to some workers. Thread-safe. The lease is released when the last object that uses it is destroyed.
 class lease {
 public:
     explicit lease(dfly_lease *handle) : handle_(handle) {}
 
-    // Sends a shared library to the node, once.
+    // Sends a shared library to the node, unless the node already has it. Returns its identity.
     dfly_code load_library(const std::string &path) const {
         dfly_code code;
         detail::check(dfly_lease_load_library(get(), path.c_str(), &code));
         return code;
     }
 
-    // What the workers print, as far as their node keeps it: the last 256 KiB.
+    // Returns a reader of the workers' output. Their node keeps the last 256 KiB.
     dayfly::printed output() const {
         dfly_printed *handle = nullptr;
         detail::check(dfly_printed_open(get(), &handle));
@@ -132,7 +134,7 @@ public:
     void renew(std::chrono::milliseconds duration) const {
         detail::check(dfly_lease_renew(get(), static_cast<std::uint64_t>(duration.count())));
     }
-    // Gives the workers back now; else the last handle to anything of this lease does.
+    // Releases the workers now. Closes all channels, and stops running calls.
     void release() const { detail::check(dfly_lease_release(get())); }
 
     std::uint32_t workers() const noexcept { return dfly_lease_workers(get()); }
@@ -143,17 +145,17 @@ private:
     std::unique_ptr<dfly_lease, detail::closer> handle_;
 };
 
-// Some workers of a lease, for whoever holds this or its text. Made by `invoker::delegate`.
+// The right to use some workers of a lease, for the holder of this object or of its text. Made by `invoker::delegate`.
 class delegation {
 public:
     explicit delegation(dfly_delegation *handle) : handle_(handle) {}
-    // Reads what `text` answered, perhaps elsewhere.
+    // Parses a text that `text()` returned, possibly in another process.
     explicit delegation(const std::string &text) : handle_(read(text)) {}
 
-    // To be given to a function as its input. It is as good as a password.
+    // Returns the delegation as text, to pass to a function as input. The text is a credential: keep it secret.
     std::string text() const { return dfly_delegation_text(get()); }
 
-    // Its workers, as a lease that can neither be renewed nor released.
+    // Opens the workers as a lease, which cannot be renewed or released.
     dayfly::lease open() const {
         dfly_lease *handle = nullptr;
         detail::check(dfly_delegation_open(get(), &handle));
@@ -171,19 +173,20 @@ private:
     std::unique_ptr<dfly_delegation, detail::closer> handle_;
 };
 
-// Where leases come from. Any thread may use it.
+// A connection to a manager or a node, for leases. Thread-safe.
 class client {
 public:
-    // The configured manager, else an embedded one that ends with this program; or the one that a path names.
+    // Connects to the configured manager, else starts an embedded one that ends with this program. `path` names a
+    // connection file or a state directory instead.
     client() : client(open([](dfly_client **handle) { return dfly_client_connect(nullptr, handle); })) {}
     explicit client(const std::string &path)
         : client(open([&](dfly_client **handle) { return dfly_client_connect(path.c_str(), handle); })) {}
 
-    // A manager and node of this program's own, whatever else is configured.
+    // Starts an embedded manager and node, regardless of the configuration.
     static client embedded() {
         return client(open([](dfly_client **handle) { return dfly_client_embedded(nullptr, handle); }));
     }
-    // One node without a manager, by the allowance that it wrote.
+    // Leases from one node without a manager. `allowance` is the path of the file `allowance.json` that the node wrote.
     static client node(const std::string &allowance) {
         return client(open([&](dfly_client **handle) { return dfly_client_node(allowance.c_str(), handle); }));
     }
@@ -195,7 +198,8 @@ public:
         return dayfly::lease(handle);
     }
 
-    // A client whose leases come straight from nodes, under an allowance of the manager's, which hears of them afterwards.
+    // Returns a client that leases directly from nodes, under an allowance of the manager. The nodes report the leases
+    // to the manager afterwards.
     client allowance(const allowance_options &options = {}) const {
         const dfly_allowance_options raw = options.raw();
         return client(open([&](dfly_client **handle) { return dfly_client_allowance(get(), &raw, handle); }));

@@ -1,4 +1,4 @@
-// What is thrown.
+// The exception of this library.
 #ifndef DAYFLY_ERROR_HPP
 #define DAYFLY_ERROR_HPP
 
@@ -9,7 +9,8 @@
 
 namespace dayfly {
 
-// Anything that failed: `what()` says what happened, `code()` is stable, `remedy()` says what to do.
+// Thrown by every function that fails. `what()` is the message, `code()` is stable, `remedy()` states how to correct
+// the error, and `retry()` whether to repeat the request.
 class error : public std::runtime_error {
 public:
     error(dfly_status code, const std::string &message) : std::runtime_error(message), code_(code) {}
@@ -31,7 +32,7 @@ inline void check(dfly_status status) {
     }
 }
 
-// Ends a handle with the C function for it.
+// Frees a handle with the C function for its type.
 struct closer {
     void operator()(dfly_client *handle) const noexcept { dfly_client_free(handle); }
     void operator()(dfly_lease *handle) const noexcept { dfly_lease_free(handle); }

@@ -1,13 +1,13 @@
-// Groups: programs whose ranks talk to each other.
+// Groups: programs whose ranks exchange messages.
 //
-//     dayfly::group group;                                               // of `dayfly run`, else of this process alone
-//     double sum = group.allreduce(own, dayfly::operation::sum);         // of one element of each rank
-//     group.allreduce(mine, all, [](double a, double b) { return std::hypot(a, b); });
+//   dayfly::group group;                                               // of `dayfly run`, else of this process alone
+//   double sum = group.allreduce(own, dayfly::operation::sum);         // of one element of each rank
+//   group.allreduce(mine, all, [](double a, double b) { return std::hypot(a, b); });
 //
-// A buffer is an element (a number, `std::complex`, `dayfly::with_place`), a container that has its elements in a row, an
-// array, or a `dayfly::span`. What is read may be what is written. Operations with an `i` before their name go on in the
-// background: they answer a request, and their buffers must stay until that is over. What a function of the program's own
-// throws comes out of its collective, or of the wait for it; the other ranks get any result then.
+// A buffer is an element (a number, `std::complex`, `dayfly::with_place`), a contiguous container, an array, or a
+// `dayfly::span`. Input and output may be the same buffer. Operations with the prefix `i` continue in the background:
+// they return a request, and their buffers must stay valid until it completes. An exception in a reduction function of
+// the program is rethrown by the collective or by the wait for it; the result on the other ranks is then undefined.
 #ifndef DAYFLY_GROUP_HPP
 #define DAYFLY_GROUP_HPP
 
@@ -34,7 +34,7 @@ constexpr std::uint32_t any_rank = DFLY_ANY_RANK;
 constexpr std::uint32_t no_rank = DFLY_NO_RANK;
 constexpr std::uint32_t any_tag = DFLY_ANY_TAG;
 
-// What a reduction does with elements. A function of two elements will do too: see `commutative`.
+// Reduction operations. A function of two elements is accepted too: see `commutative`.
 enum class operation : std::uint32_t {
     sum = DFLY_SUM,
     product = DFLY_PRODUCT,
@@ -50,13 +50,13 @@ enum class operation : std::uint32_t {
     max_at = DFLY_MAX_AT
 };
 
-// A value and its place, for `operation::min_at` and `max_at`: of `double` and of `std::int64_t`.
+// A value and its index, for `operation::min_at` and `max_at`. `T` is `double` or `std::int64_t`.
 template <typename T> struct with_place {
     T value;
     std::int64_t place;
 };
 
-// `size()` elements at `data()`, for memory that is in no container.
+// `size()` elements at `data()`, for memory without a container.
 template <typename T> class span {
 public:
     span(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
@@ -72,7 +72,7 @@ private:
     std::size_t size_;
 };
 
-// What a receive, or a probe, found: `source`, `tag`, `length` in bytes.
+// Envelope of a message that was received or probed: `source`, `tag`, `length` in bytes.
 struct message : dfly_message {
     template <typename T> std::size_t count() const noexcept { return length / sizeof(T); }
 };
@@ -111,7 +111,7 @@ template <typename T> constexpr bool is_element = datatype<std::remove_cv_t<T>>:
 template <typename T> struct is_span : std::false_type {};
 template <typename T> struct is_span<span<T>> : std::true_type {};
 
-// A buffer of a caller's as a span.
+// Returns a view of the caller's buffer.
 template <typename Buffer> auto view(Buffer &buffer) {
     if constexpr (is_element<Buffer>) {
         return span<Buffer>(&buffer, 1);
@@ -122,7 +122,7 @@ template <typename Buffer> auto view(Buffer &buffer) {
     }
 }
 
-// The same, of a buffer that is still there when this expression ends.
+// As `view`, for a buffer that outlives the current expression. Temporaries do not compile.
 template <typename Buffer> auto lasting(std::remove_reference_t<Buffer> &buffer) {
     static_assert(std::is_lvalue_reference_v<Buffer> || is_span<std::remove_cv_t<Buffer>>::value,
                   "this buffer is gone before the operation is over: name it, or give a dayfly::span");
@@ -140,7 +140,7 @@ inline void expect(bool holds, const char *otherwise) {
     }
 }
 
-// An operation of the program's own while it may be called, and what it threw.
+// A reduction function of the program during its operation, and the exception that it threw.
 class combining {
 public:
     combining(const combining &) = delete;
@@ -186,7 +186,7 @@ public:
         : combining(&own_operation::combine, unwrapped<Operation>::commutes), operation_(operation) {}
 
 private:
-    // Below it is code that cannot unwind, so what is thrown waits for the end of the collective.
+    // The caller is C code that cannot unwind, so an exception is stored until the collective ends.
     static void combine(void *user, const void *left, void *right, std::size_t count, std::uint32_t) noexcept {
         own_operation &self = *static_cast<own_operation *>(static_cast<combining *>(user));
         const T *from = static_cast<const T *>(left);
@@ -205,13 +205,14 @@ private:
 
 } // namespace detail
 
-// A function of two elements as an operation for which the order of the ranks does not matter; it is faster then. One that is
-// given as it is must be associative only.
+// Wraps a commutative reduction function, which allows a faster order of reduction. A function without this wrapper
+// must only be associative.
 template <typename F> detail::commutative_function<std::decay_t<F>> commutative(F &&function) {
     return {std::forward<F>(function)};
 }
 
-// An operation in the background. Destroying it before it is over cancels it. One thread at a time may use it.
+// An operation in the background. Its destructor cancels an operation that has not completed. One thread at a time may
+// use it.
 class request {
 public:
     explicit request(dfly_request *handle, std::shared_ptr<detail::combining> operation = nullptr)
@@ -223,7 +224,7 @@ public:
         return *this;
     }
 
-    // Waits until it is over.
+    // Waits until the operation completes. Returns the envelope of a receive.
     message wait() {
         message found;
         const dfly_status status = dfly_request_wait(get(), &found);
@@ -232,7 +233,7 @@ public:
         return found;
     }
 
-    // What came of it, if it is over.
+    // Returns the envelope if the operation has completed, without waiting.
     std::optional<message> test() {
         message found;
         bool over = false;
@@ -251,30 +252,30 @@ private:
         }
     }
 
-    // The request ends before what it calls, also when it is assigned to.
+    // Destroyed after the request that calls it, also on assignment.
     std::shared_ptr<detail::combining> operation_;
     std::unique_ptr<dfly_request, detail::closer> handle_;
 };
 
-// How a process finds its group where `dayfly run` has not started it.
+// How a process that `dayfly run` did not start finds its group.
 struct group_options {
     std::string rendezvous;            // host:port of `dayfly rendezvous`, or of a manager
-    std::string key = {};              // what it prints; without, it is trusted not to keep the ranks apart
+    std::string key = {};              // public key of the rendezvous; empty: an impostor can keep the ranks apart
     std::string name;                  // of the group
-    std::string secret;                // that all ranks know and nobody else: 16 bytes or more, in hexadecimal
-    std::uint32_t ranks = 0;           // how many there are
-    std::uint32_t rank = any_rank;     // which one this is
-    std::string run = {};              // which run of the group
-    std::chrono::seconds patience = std::chrono::seconds(30);    // within which all must have come
-    std::chrono::seconds deadline = std::chrono::seconds(3600);  // that one operation may take
-    std::chrono::microseconds spin = std::chrono::microseconds(DFLY_FOR_EVER); // that a waiting rank polls before it sleeps
-    bool trust_fabric = false;         // nobody listens between the hosts: nothing is encrypted
-    std::string store = {};            // URL of a store for ranks that reach each other in no other way; the same for all
-    std::string channel = {};          // "direct", or "stored" for ranks that exchange through the store alone
-    std::string fabric = {};           // provider of libfabric between hosts that have it, with trust_fabric; the same for all
-    bool lazily = false;               // two ranks are connected when one first needs the other; the same for all
+    std::string secret;                // shared by all ranks: at least 16 bytes, in hexadecimal
+    std::uint32_t ranks = 0;           // number of ranks
+    std::uint32_t rank = any_rank;     // this process's rank
+    std::string run = {};              // ranks of different runs do not meet
+    std::chrono::seconds patience = std::chrono::seconds(30);    // limit until all have joined
+    std::chrono::seconds deadline = std::chrono::seconds(3600);  // limit of one operation
+    std::chrono::microseconds spin = std::chrono::microseconds(DFLY_FOR_EVER); // polling before sleeping
+    bool trust_fabric = false;         // the network is trusted: messages are not encrypted
+    std::string store = {};            // URL of a store for ranks without a direct connection; equal on all ranks
+    std::string channel = {};          // "direct", or "stored" for messages only through the store
+    std::string fabric = {};           // libfabric provider between hosts; requires trust_fabric; equal on all ranks
+    bool lazily = false;               // connect two ranks when one first needs the other; equal on all ranks
 
-    // For as long as these options live, whose texts it points to.
+    // Returns the options for the C library. The result points into this object and is valid as long as it.
     dfly_group_options raw() const {
         dfly_group_options options;
         detail::check(dfly_group_options_init(&options));
@@ -302,12 +303,12 @@ private:
     }
 };
 
-// Ranks that exchange messages and compute together, seen from one of them. Any thread may use it, one at a time.
+// A group of ranks that exchange messages, as one of them sees it. Thread-safe: threads take turns.
 class group {
 public:
-    // The group that `dayfly run` started this process in, else a group of one.
+    // Joins the group that `dayfly run` started this process in, else a group of one.
     group() : group(open([](dfly_group **handle) { return dfly_group_join(nullptr, handle); })) {}
-    // Returns when all ranks are there and connected.
+    // Joins a group, and returns when all ranks have joined and are connected.
     explicit group(const group_options &options)
         : group(open([raw = options.raw()](dfly_group **handle) { return dfly_group_join(&raw, handle); })) {}
     explicit group(dfly_group *handle) : handle_(handle) {}
@@ -316,37 +317,39 @@ public:
     std::uint32_t size() const noexcept { return dfly_group_size(get()); }
     dfly_group *get() const noexcept { return handle_.get(); }
 
-    // Which rank of the group that was joined a rank of a part of it is.
+    // Translates a rank of this part into the rank in the group that the process joined.
     std::uint32_t member(std::uint32_t rank) const {
         std::uint32_t found = 0;
         detail::check(dfly_group_member(get(), rank, &found));
         return found;
     }
 
-    // The ranks that give the same colour, in the order of their keys; none for a rank that gives none.
+    // Returns a group of the ranks with the same colour, ordered by key. Returns nothing on a rank without a colour.
+    // All ranks must call it.
     std::optional<group> split(std::optional<std::uint32_t> color, std::int64_t key = 0) const {
         dfly_group *part = nullptr;
         detail::check(dfly_group_split(get(), color.value_or(DFLY_NO_COLOR), key, &part));
         return part ? std::optional<group>(std::in_place, part) : std::nullopt;
     }
-    // The same ranks, whose messages do not mix with these.
+    // Returns another group of the same ranks, whose messages are separate. All ranks must call it.
     group dup() const {
         return group(open([&](dfly_group **handle) { return dfly_group_dup(get(), handle); }));
     }
-    // The ranks that are left, on which they agree.
+    // Returns a group of the surviving ranks, after they agree on which ranks are lost. All surviving ranks must call
+    // it.
     group shrink() const {
         return group(open([&](dfly_group **handle) { return dfly_group_shrink(get(), handle); }));
     }
 
     // Messages
 
-    // Returns when the buffer may be changed.
+    // Sends a message, and returns when the buffer may be reused.
     template <typename Own> void send(const Own &own, std::uint32_t to, std::uint32_t tag = 0) const {
         const auto data = detail::view(own);
         detail::check(dfly_group_send(get(), data.data(), data.size(), type(data), to, tag));
     }
 
-    // Receives at most as much as the buffer has room for.
+    // Receives a message. Throws DFLY_TRUNCATED if it is longer than the buffer.
     template <typename Into>
     message recv(Into &&into, std::uint32_t from = any_rank, std::uint32_t tag = any_tag) const {
         const auto room = writable(detail::view(into));
@@ -355,7 +358,7 @@ public:
         return found;
     }
 
-    // Both at the same time, so that ranks can do this in circles.
+    // Sends and receives at the same time, so that ranks can exchange messages in a cycle without a deadlock.
     template <typename Own, typename Into>
     message sendrecv(const Own &own, std::uint32_t to, std::uint32_t send_tag, Into &&into, std::uint32_t from,
                      std::uint32_t receive_tag) const {
@@ -374,7 +377,7 @@ public:
         return found;
     }
 
-    // The message that is here now, if there is one.
+    // Returns the envelope of a message that can be received now, if there is one.
     std::optional<message> iprobe(std::uint32_t from = any_rank, std::uint32_t tag = any_tag) const {
         message found;
         bool came = false;
@@ -399,13 +402,13 @@ public:
 
     // Collectives: all ranks must call the same ones in the same order.
 
-    // Returns when all ranks have called it.
+    // Blocks until all ranks have called it.
     void barrier() const { detail::check(dfly_group_barrier(get(), nullptr)); }
     request ibarrier() const {
         return later([&](dfly_request **made) { return dfly_group_barrier(get(), made); });
     }
 
-    // Gives everybody the root's elements.
+    // Copies the root's elements to all ranks.
     template <typename Buffer> void bcast(Buffer &&buffer, std::uint32_t root = 0) const {
         now(bcast_of(writable(detail::view(buffer)), root));
     }
@@ -413,14 +416,14 @@ public:
         return later(bcast_of(writable(detail::lasting<Buffer>(buffer)), root));
     }
 
-    // Gives the root everybody's elements, in the order of the ranks. `into` matters there only.
+    // Gathers the elements of all ranks to the root, in the order of the ranks. `into` is used at the root only.
     template <typename Own, typename Into> void gather(const Own &own, Into &&into, std::uint32_t root) const {
         now(gather_of(detail::view(own), detail::view(into), root));
     }
     template <typename Own, typename Into> request igather(Own &&own, Into &&into, std::uint32_t root) const {
         return later(gather_of(detail::lasting<Own>(own), detail::lasting<Into>(into), root));
     }
-    // The same, into a vector, which is empty elsewhere than at the root.
+    // As above. Returns a vector, which is empty except at the root.
     template <typename Own> auto gather(const Own &own, std::uint32_t root) const {
         const auto data = detail::view(own);
         std::vector<element<decltype(data)>> into(rank() == root ? data.size() * size() : 0);
@@ -428,7 +431,8 @@ public:
         return into;
     }
 
-    // The same, of any number of elements of each rank: where in `into` they go, one behind the other unless it is said.
+    // Gathers a different number of elements from each rank. `displacements` are in elements of `into`; without them
+    // the blocks are contiguous.
     template <typename Own, typename Into>
     void gatherv(const Own &own, Into &&into, const std::vector<std::size_t> &counts, std::uint32_t root,
                  const std::vector<std::size_t> &displacements = {}) const {
@@ -441,7 +445,7 @@ public:
             gatherv_of(detail::lasting<Own>(own), detail::lasting<Into>(into), counts, root, displacements));
     }
 
-    // Gives everybody its part of the root's elements. `all` matters there only.
+    // Distributes the root's elements in equal parts, in the order of the ranks. `all` is used at the root only.
     template <typename All, typename Into> void scatter(const All &all, Into &&into, std::uint32_t root) const {
         now(scatter_of(detail::view(all), detail::view(into), root));
     }
@@ -449,7 +453,7 @@ public:
         return later(scatter_of(detail::lasting<All>(all), detail::lasting<Into>(into), root));
     }
 
-    // The same, of parts of any length.
+    // As above, with parts of different lengths.
     template <typename All, typename Into>
     void scatterv(const All &all, const std::vector<std::size_t> &counts, Into &&into, std::uint32_t root,
                   const std::vector<std::size_t> &displacements = {}) const {
@@ -461,7 +465,7 @@ public:
         return later(scatterv_of(detail::lasting<All>(all), counts, detail::lasting<Into>(into), root, displacements));
     }
 
-    // Gives everybody everybody's elements, in the order of the ranks.
+    // Gathers the elements of all ranks to all ranks, in the order of the ranks.
     template <typename Own, typename Into> void allgather(const Own &own, Into &&into) const {
         now(allgather_of(detail::view(own), detail::view(into)));
     }
@@ -475,7 +479,7 @@ public:
         return into;
     }
 
-    // The same, of any number of elements of each rank; all give the same counts.
+    // As above, with a different number of elements from each rank. The counts must be equal on all ranks.
     template <typename Own, typename Into>
     void allgatherv(const Own &own, Into &&into, const std::vector<std::size_t> &counts,
                     const std::vector<std::size_t> &displacements = {}) const {
@@ -487,7 +491,7 @@ public:
         return later(allgatherv_of(detail::lasting<Own>(own), detail::lasting<Into>(into), counts, displacements));
     }
 
-    // Sends everybody its part of `own`, and receives everybody's; all are equally long.
+    // Sends one part of `own` to each rank, and receives one part from each. All parts have the same length.
     template <typename Own, typename Into> void alltoall(const Own &own, Into &&into) const {
         now(alltoall_of(detail::view(own), detail::view(into)));
     }
@@ -495,7 +499,7 @@ public:
         return later(alltoall_of(detail::lasting<Own>(own), detail::lasting<Into>(into)));
     }
 
-    // The same, of parts of any length, one behind the other unless it is said where.
+    // As above, with parts of different lengths. Without displacements the parts are contiguous.
     template <typename Own, typename Into>
     void alltoallv(const Own &own, const std::vector<std::size_t> &sent, Into &&into,
                    const std::vector<std::size_t> &received, const std::vector<std::size_t> &sent_displacements = {},
@@ -512,7 +516,7 @@ public:
                                   sent_displacements, received_displacements));
     }
 
-    // Combines everybody's elements, for the root. `into` matters there only.
+    // Reduces the elements of all ranks to the root. `into` is used at the root only.
     template <typename Own, typename Into, typename Operation>
     void reduce(const Own &own, Into &&into, const Operation &by, std::uint32_t root) const {
         combine<Own>(by, reduce_of(detail::view(own), detail::view(into), root));
@@ -522,7 +526,7 @@ public:
         return icombine<Own>(by, reduce_of(detail::lasting<Own>(own), detail::lasting<Into>(into), root));
     }
 
-    // Combines everybody's elements, for everybody.
+    // Reduces the elements of all ranks to all ranks.
     template <typename Own, typename Into, typename Operation>
     void allreduce(const Own &own, Into &&into, const Operation &by) const {
         combine<Own>(by, allreduce_of(detail::view(own), detail::view(into)));
@@ -531,7 +535,7 @@ public:
     request iallreduce(Own &&own, Into &&into, const Operation &by) const {
         return icombine<Own>(by, allreduce_of(detail::lasting<Own>(own), detail::lasting<Into>(into)));
     }
-    // The same, of one element.
+    // As above, for one element. Returns the result.
     template <typename T, typename Operation> T allreduce(const T &own, const Operation &by) const {
         static_assert(detail::is_element<T>, "without a place for the result, this combines one element of each rank");
         T all{};
@@ -539,7 +543,8 @@ public:
         return all;
     }
 
-    // Combines everybody's elements, and gives each rank its part: `counts` of each, or all the same.
+    // Reduces the elements of all ranks, and gives each rank its part of the result: `counts[i]` elements to rank i, or
+    // equal parts.
     template <typename Own, typename Into, typename Operation>
     void reduce_scatter(const Own &own, Into &&into, const std::vector<std::size_t> &counts, const Operation &by) const {
         combine<Own>(by, reduce_scatter_of(detail::view(own), detail::view(into), counts));
@@ -553,7 +558,7 @@ public:
         return icombine<Own>(by, reduce_scatter_of(detail::lasting<Own>(own), detail::lasting<Into>(into), counts));
     }
 
-    // Combines the elements of the ranks up to this one.
+    // Inclusive prefix reduction: reduces the elements of ranks 0 to this rank.
     template <typename Own, typename Into, typename Operation>
     void scan(const Own &own, Into &&into, const Operation &by) const {
         combine<Own>(by, scan_of(detail::view(own), detail::view(into)));
@@ -563,7 +568,7 @@ public:
         return icombine<Own>(by, scan_of(detail::lasting<Own>(own), detail::lasting<Into>(into)));
     }
 
-    // Combines the elements of the ranks before this one. Rank 0's `into` is left alone.
+    // Exclusive prefix reduction: reduces the elements of the ranks before this one. `into` of rank 0 is not changed.
     template <typename Own, typename Into, typename Operation>
     void exscan(const Own &own, Into &&into, const Operation &by) const {
         combine<Own>(by, exscan_of(detail::view(own), detail::view(into)));
@@ -639,7 +644,7 @@ private:
     }
     static const std::size_t *start(const counts_type &numbers) { return numbers.empty() ? nullptr : numbers.data(); }
 
-    // What each collective calls, once its arguments are checked.
+    // Calls of the C library, after the arguments have been checked.
 
     template <typename T> auto bcast_of(span<T> data, std::uint32_t root) const {
         return [=, of = get()](dfly_request **made) {

@@ -1,4 +1,4 @@
-// Calls over all workers of a lease, as futures or with callbacks.
+// Calls on all workers of a lease, with futures or callbacks.
 #ifndef DAYFLY_INVOKER_HPP
 #define DAYFLY_INVOKER_HPP
 
@@ -19,7 +19,7 @@
 
 namespace dayfly {
 
-// How a call ended, as a callback sees it; valid while it runs.
+// The end of a call, as passed to a callback. Valid during the callback only.
 class result {
 public:
     result(dfly_status status, const char *message, const void *output, std::size_t length)
@@ -31,7 +31,8 @@ public:
     const void *data() const noexcept { return output_; }
     std::size_t bytes() const noexcept { return length_; }
 
-    // Copies the output; answers its bytes, or throws what the call ended with.
+    // Copies the output to `out` and returns its length in bytes. Throws the call's error, or DFLY_OUTPUT_OVERFLOW if
+    // the output exceeds `capacity`.
     std::size_t copy_to(void *out, std::size_t capacity) const {
         if (!ok()) {
             throw error(status_, message_);
@@ -56,8 +57,9 @@ private:
 // Runs in the invoker's own thread, and must not throw.
 using callback = std::function<void(const result &)>;
 
-// Leases workers and spreads calls over them. Any thread may submit; allocate and deallocate want no other thread.
-// One thread of its own, made at the first submit, moves the calls and sleeps while there are none.
+// Leases workers and distributes calls over them. Any thread may submit; no other thread may use the invoker during
+// `allocate`, `use` or `deallocate`. The first submit starts one thread that progresses the calls and sleeps while
+// there are none.
 class invoker {
 public:
     static constexpr dayfly::mode ALWAYS_HOT = dayfly::mode::hot;
@@ -69,8 +71,8 @@ public:
     invoker &operator=(const invoker &) = delete;
     ~invoker() { shut(); }
 
-    // Leases workers and sends them a library. Slots are made for payloads of `bytes`, up to 4 KiB; larger ones travel
-    // through bulk memory.
+    // Leases workers and sends them a library. `bytes` is the expected size of a payload: slots fit payloads up to 4
+    // KiB, and larger ones use bulk memory.
     void allocate(const std::string &library, std::size_t bytes, const lease_options &options = {}) {
         shut();
         if (!client_) {
@@ -78,13 +80,13 @@ public:
         }
         use(client_->lease(options), library, bytes);
     }
-    // As `allocate`, on workers that somebody delegated to this program.
+    // As `allocate`, on workers that were delegated to this program.
     void use(const delegation &part, const std::string &library, std::size_t bytes = 0) {
         shut();
         use(part.open(), library, bytes);
     }
 
-    // Gives some of the workers away for so long at most, once what they were sent has ended, within `limit`.
+    // Delegates some of the workers for at most `duration`. Waits up to `limit` until the calls on them have ended.
     dayfly::delegation delegate(std::uint32_t workers, std::chrono::milliseconds duration,
                                 std::chrono::milliseconds limit = std::chrono::minutes(1)) {
         check_allocated();
@@ -93,7 +95,7 @@ public:
                                        static_cast<std::uint64_t>(limit.count()), &handle));
         return dayfly::delegation(handle);
     }
-    // Takes back what `delegate` gave.
+    // Revokes a delegation of this invoker, and uses its workers again.
     void take_back(const delegation &part) {
         check_allocated();
         detail::check(dfly_pool_take_back(pool_.get(), part.get()));
@@ -106,7 +108,7 @@ public:
         allocate(library, bytes, options);
     }
 
-    // Releases the workers. Calls that have not ended do so with an error.
+    // Releases the workers. Calls that have not ended fail.
     void deallocate() {
         if (driver_.joinable() && driver_.get_id() == std::this_thread::get_id()) {
             throw error(DFLY_INVALID_REQUEST, "a callback cannot deallocate its invoker");
@@ -114,17 +116,18 @@ public:
         shut();
     }
 
-    // Memory for inputs and outputs; also for std::vector.
+    // Returns an allocator for inputs and outputs, also for std::vector.
     template <typename T> dayfly::allocator<T> allocator() const {
         check_allocated();
         return dayfly::allocator<T>(arena_);
     }
 
-    // Makes `submit(name, ...)` use this form; functions that nobody declared are plain.
+    // Sets the form of a function before its first call. The default is `form::plain`.
     void declare(const std::string &name, form kind) { id_of(name, kind); }
 
-    // Calls a function on `count` elements. The future tells how many elements of `out` came; until then `in` may be
-    // reused, `out` not. A call that was never executed because its worker died is tried again elsewhere.
+    // Calls a function on `count` elements. The future returns the number of elements of `out` that were written. `in`
+    // may be reused at once, `out` when the future is ready. A call that was not executed because its worker died is
+    // retried on another worker.
     template <typename In, typename Out>
     std::future<std::size_t> submit(const std::string &name, const buffer<In> &in, std::size_t count, buffer<Out> &out) {
         return submit<Out>(name, in.data(), bytes_of<In>(count, in.size()), out.data(), out.bytes());
@@ -133,7 +136,7 @@ public:
     std::future<std::size_t> submit(const std::string &name, const std::vector<In, A> &in, std::vector<Out, B> &out) {
         return submit<Out>(name, in.data(), in.size() * sizeof(In), out.data(), out.size() * sizeof(Out));
     }
-    // As above with any memory, in bytes (unless `Out` is named).
+    // As above, with any memory. Sizes and the result are in bytes, unless `Out` is given.
     template <typename Out = char>
     std::future<std::size_t> submit(const std::string &name, const void *in, std::size_t bytes, void *out,
                                     std::size_t capacity) {
@@ -149,7 +152,7 @@ public:
         return future;
     }
 
-    // Calls a function and has another one told of the end, in the invoker's thread.
+    // Calls a function, and runs `told` in the invoker's thread when the call has ended.
     void submit(const std::string &name, const void *in, std::size_t bytes, callback told) {
         const std::uint32_t function = id_of(name, form::plain);
         auto task = std::make_unique<pending>(pending{this, std::move(told)});
@@ -167,7 +170,8 @@ public:
         submit(name, in.data(), bytes_of<In>(count, in.size()), std::move(told));
     }
 
-    // Calls and waits in this thread, which is quicker than a future: nobody has to be woken. Answers bytes.
+    // Calls a function and waits in this thread, which is faster than a future because no other thread must wake.
+    // Returns the length of the output in bytes.
     std::size_t call(const std::string &name, const void *in, std::size_t bytes, void *out, std::size_t capacity) {
         const std::uint32_t function = id_of(name, form::plain);
         std::size_t length = 0;
@@ -261,7 +265,7 @@ private:
                 return;
             }
             lock.unlock();
-            // Errors of calls reach their callbacks; the pool itself has none to tell.
+            // Errors of calls are passed to their callbacks. The pool itself returns none.
             static_cast<void>(dfly_pool_drive(pool_.get(), 50, nullptr));
             lock.lock();
         }
@@ -277,12 +281,12 @@ private:
                 std::lock_guard<std::mutex> lock(mutex_);
                 stopping_ = true;
             }
-            // What runs ends with its lease, and the driver tells its callbacks so.
+            // Running calls end with the lease, and the driver runs their callbacks.
             static_cast<void>(dfly_lease_release(lease_->get()));
             changed_.notify_all();
             driver_.join();
         }
-        pool_.reset(); // tells the callbacks that are left
+        pool_.reset(); // runs the remaining callbacks
         lease_.reset();
         functions_.clear();
         stopping_ = false;

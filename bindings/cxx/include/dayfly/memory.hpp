@@ -1,4 +1,4 @@
-// Memory that workers read and write in place: typed buffers, and an allocator for std::vector.
+// Memory that workers access in place: typed buffers, and an allocator for std::vector.
 #ifndef DAYFLY_MEMORY_HPP
 #define DAYFLY_MEMORY_HPP
 
@@ -16,7 +16,7 @@
 
 namespace dayfly {
 
-// `size()` elements in memory of a channel or invoker, aligned to 128 bytes. It may outlive both.
+// `size()` elements in memory of a channel or invoker, aligned to 128 bytes. A buffer may outlive both.
 template <typename T> class buffer {
     static_assert(std::is_trivially_copyable<T>::value, "only plain data can be shared with another process");
 
@@ -62,7 +62,7 @@ private:
 
 namespace detail {
 
-// Which buffer an address belongs to: containers know addresses only.
+// Finds the buffer that owns an address, because containers know only addresses.
 class arena {
 public:
     explicit arena(std::function<dfly_buffer *(std::size_t)> make) : make_(std::move(make)) {}
@@ -90,7 +90,7 @@ public:
         known_.erase(start);
     }
 
-    // The buffer that starts here, made to end after `bytes`.
+    // Returns the buffer that starts at `start`, with its length set to `bytes`.
     dfly_buffer *find(const void *start, std::size_t bytes) {
         std::lock_guard<std::mutex> lock(mutex_);
         const auto found = known_.find(start);
@@ -102,7 +102,7 @@ public:
         return found->second.get();
     }
 
-    // Nothing can be allocated from now on; what was stays.
+    // Refuses further allocations. Existing buffers stay valid.
     void close() noexcept {
         std::lock_guard<std::mutex> lock(mutex_);
         make_ = nullptr;
@@ -116,11 +116,12 @@ private:
 
 } // namespace detail
 
-// Allocates memory of a channel or invoker. A `std::vector<T, dayfly::allocator<T>>` lies where the workers read and write.
+// Allocates memory of a channel or invoker. Workers access the elements of a `std::vector<T, dayfly::allocator<T>>` in
+// place.
 template <typename T> class allocator {
 public:
     using value_type = T;
-    // A vector takes its memory along when it is moved or swapped.
+    // A vector that is moved or swapped keeps its memory.
     using propagate_on_container_move_assignment = std::true_type;
     using propagate_on_container_swap = std::true_type;
 
@@ -130,7 +131,7 @@ public:
     T *allocate(std::size_t count) { return static_cast<T *>(arena_->allocate(bytes(count))); }
     void deallocate(T *start, std::size_t) noexcept { arena_->deallocate(start); }
 
-    // A typed buffer for an input or an output.
+    // Allocates a buffer of `count` elements for an input or an output.
     buffer<T> input(std::size_t count) const { return buffer<T>(arena_->make(bytes(count)), count); }
     buffer<T> output(std::size_t count) const { return input(count); }
 

@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
     double in[3] = {1, 2, 3}, out[3];
     size_t length;
 
-    check(dfly_client_connect(NULL, &client));           /* finds a manager, or starts one of its own */
+    check(dfly_client_connect(NULL, &client));           /* finds a manager, or starts an embedded one */
     check(dfly_lease_open(client, NULL, &lease));        /* one worker */
     check(dfly_lease_load_library(lease, argc > 1 ? argv[1] : "./libsquare.so", &code));
     check(dfly_channel_open(lease, 0, NULL, &channel));

@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
     check(dfly_client_connect(NULL, &client));
     check(dfly_lease_options_init(&options));
     options.workers = 2;
-    options.mode = DFLY_MODE_WARM; /* they share cores, and sleep when there is nothing to do */
+    options.mode = DFLY_MODE_WARM; /* workers share cores, and sleep when idle */
     check(dfly_lease_open(client, &options, &lease));
     check(dfly_lease_load_library(lease, argc > 1 ? argv[1] : "./libsquare.so", &code));
     check(dfly_pool_open(lease, NULL, &pool));           /* a channel to each worker */

@@ -10,7 +10,7 @@
 #include <dayfly/dayfly.hpp>
 
 int main(int argc, char **argv) try {
-    dayfly::client client;                // finds a manager, or starts one of its own
+    dayfly::client client;                // finds a manager, or starts an embedded one
     dayfly::lease lease = client.lease(); // one worker
     dfly_code code = lease.load_library(argc > 1 ? argv[1] : "./libsquare.so");
     dayfly::channel channel(lease, 0);

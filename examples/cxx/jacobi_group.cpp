@@ -1,12 +1,13 @@
-/* The Laplace equation on a rectangle, solved by Jacobi's method on the ranks of a group: each has a block of rows, and
- * exchanges the rows at its edges with its neighbours before every sweep.
+/* Solves the Laplace equation on a rectangle with Jacobi's method on the ranks of a group. Each rank has a block of
+ * rows, and exchanges its edge rows with its neighbours before every sweep.
  *
  *     c++ -std=c++17 -O3 -I bindings/c/include -I bindings/cxx/include -o jacobi_group examples/cxx/jacobi_group.cpp \
  *         -L "$LIB" -Wl,-rpath,"$LIB" -ldayfly -pthread
  *     dayfly up &
  *     dayfly run --ranks 4 ./jacobi_group            # or: ./jacobi_group ROWS COLUMNS TOLERANCE
  *
- * LIB is the directory that `make build` prints. Rank 0 solves it alone as well; the exit status is 1 if the two differ. */
+ * LIB is the directory that `make build` prints. Rank 0 also solves the equation alone; the exit status is 1 if the
+ * results differ. */
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -14,12 +15,12 @@
 #include <string>
 #include <vector>
 
-// Rows of a grid, with one more above and below that belong to neighbours or to the boundary, and a column at either side.
+// Rows of a grid, with a halo row above and below (of a neighbour or the boundary), and a boundary column at each side.
 struct block {
     std::size_t rows, columns;
     std::vector<double> now, next;
 
-    // Cold, with the upper boundary of the whole grid as warm as half a wave; `top` says whether this block has it.
+    // Sets all cells to 0, and the grid's upper boundary to half a sine wave if this block has it (`top`).
     block(std::size_t height, std::size_t width, bool top)
         : rows(height), columns(width), now((height + 2) * (width + 2)) {
         const double pi = std::acos(-1.0);
@@ -29,10 +30,10 @@ struct block {
         next = now;
     }
 
-    // Row number `y`, counted from 1 within the block, without the boundary.
+    // Returns row `y` of the block, counted from 1, without the boundary columns.
     dayfly::span<double> row(std::size_t y) { return {&now[y * (columns + 2) + 1], columns}; }
 
-    // Replaces each cell by the mean of its neighbours; the largest change.
+    // Replaces each cell by the mean of its neighbours. Returns the largest change of a cell.
     double sweep() {
         const std::size_t width = columns + 2;
         double change = 0;

@@ -1,4 +1,4 @@
-// Prices options from a file over all workers of a lease, and says how many seconds that took:
+// Prices options from a file on all workers of a lease, and prints the seconds that this took:
 //     blackscholes <library> <options> <prices> <workers>
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
-"""The main job: functions on leased workers over real input, each checked against the same computation here, and then
-what an invocation costs beside this machine's own limits. Run by `make demo`."""
+"""The demo: functions on leased workers with real input, each checked against the same computation in this process, and
+then the latency of an invocation compared with the limits of this machine. Run by `make demo`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import terminal
 
 
 def binaries() -> Path:
-    """Where the programs and the C library are: named by DAYFLY_BIN_DIR, else beside `dayfly` on the PATH."""
+    """Returns the directory of the programs and the C library: DAYFLY_BIN_DIR, else that of `dayfly` on the PATH."""
     named = os.environ.get("DAYFLY_BIN_DIR")
     found = Path(named) / "dayfly" if named else shutil.which("dayfly")
     if found is None or not Path(found).exists():

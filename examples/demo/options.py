@@ -1,4 +1,4 @@
-"""Black-Scholes prices of a million options, by a function in C that is called from Python and from C++."""
+"""Black-Scholes prices of a million options, computed by a C function that Python and C++ call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CHUNK = 50_000
 
 
 def market() -> Any:
-    """The options: spot, strike, years to expiry, interest rate, volatility. The same ones every time."""
+    """Returns rows of spot, strike, years to expiry, interest rate and volatility. The random seed is fixed."""
     random = np.random.default_rng(1973)
     low, high = np.array([(50, 150), (50, 150), (0.1, 3), (0.0, 0.08), (0.1, 0.6)]).T
     return random.uniform(low, high, (COUNT, 5))
 
 
 def price(options: Any) -> Any:
-    """The same formula in NumPy."""
+    """Returns the prices, computed with NumPy."""
     from scipy.special import erfc
 
     spot, strike, years, rate, volatility = options.T
@@ -38,7 +38,7 @@ def price(options: Any) -> Any:
 
 
 def compiled(source: Path, output: Path, *flags: str) -> Path:
-    """Compiles C or C++; the flags say what it becomes."""
+    """Compiles C or C++ with these flags."""
     compiler = os.environ.get("CXX", "c++") if source.suffix == ".cpp" else os.environ.get("CC", "cc")
     standard = ["-std=c++17"] if source.suffix == ".cpp" else []
     includes = [f"-I{ROOT / 'bindings' / part / 'include'}" for part in ("c", "cxx")]
@@ -62,7 +62,7 @@ def check(prices: Any, expected: Any, where: str) -> None:
 def from_python(client: Any, workers: int, library: Path, options: Any, expected: Any) -> None:
     with client.lease(workers=workers, runtime="native") as lease:
         function = lease.library(str(library)).checked("blackscholes")
-        function(options[:1])  # every worker loads it at its first call
+        function(options[:1])  # each worker loads the function at its first call
         prices = np.empty(COUNT)
         start = time.perf_counter()
         futures = [

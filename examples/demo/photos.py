@@ -1,4 +1,4 @@
-"""Thumbnails of the photographs that come with scikit-learn and scikit-image, by Python workers."""
+"""Thumbnails of the photographs in scikit-learn and scikit-image, made by Python workers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 import terminal
 from PIL import Image
 
-#: The photographs inside scikit-image's wheel; others it would have to download.
+#: The photographs in scikit-image's wheel, which need no download.
 NAMES = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "retina", "motorcycle_left", "camera", "moon")
 WIDTHS = (320, 240, 160, 120, 80, 64)
 COLUMNS, CELL, MARGIN = 4, 240, 12
 
 
 def thumbnail(photo: Any, width: int) -> Any:
-    """What the workers run: a photograph, made smaller."""
+    """Returns a smaller photograph. Runs on the workers."""
     height = max(1, round(photo.shape[0] * width / photo.shape[1]))
     return np.asarray(Image.fromarray(photo).resize((width, height), Image.Resampling.LANCZOS))
 
 
 def load() -> dict[str, Any]:
-    """Every photograph, by name, as an array."""
+    """Returns all photographs as arrays, by name."""
     import skimage.data
     from sklearn.datasets import load_sample_images
 
@@ -38,7 +38,7 @@ def load() -> dict[str, Any]:
 
 
 def contact_sheet(photos: dict[str, Any], out: Path) -> None:
-    """One picture of all thumbnails."""
+    """Writes a picture of all thumbnails to `out`."""
     rows = -(-len(photos) // COLUMNS)
     size = (COLUMNS * (CELL + MARGIN) + MARGIN, rows * (CELL + MARGIN) + MARGIN)
     sheet = Image.new("RGB", size, (24, 26, 32))
@@ -68,7 +68,7 @@ def run(client: Any, workers: int, out: Path) -> None:
         first = lease.submit(thumbnail, black, 4).result()
         ready = time.perf_counter() - start
         for future in [lease.submit(thumbnail, black, 4) for _ in range(4 * workers)]:
-            future.result()  # every worker imports Pillow at its first call
+            future.result()  # each worker imports Pillow at its first call
         start = time.perf_counter()
         futures = [lease.submit(thumbnail, photos[name], width) for name, width in jobs]
         remote = [future.result() for future in futures]

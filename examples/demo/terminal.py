@@ -1,4 +1,4 @@
-"""How the demo speaks: titles, rows and times, with colours where a terminal shows them."""
+"""Output of the demo: titles, rows and times, in colour on a terminal."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ def seconds(length: float) -> str:
 
 
 class DemoError(Exception):
-    """A result that the local computation contradicts, or something that the demo needs and does not find."""
+    """A result differs from the local computation, or a requirement of the demo is missing."""

@@ -1,5 +1,5 @@
-/* Prices of European call options after Black and Scholes, in the checked form: it grows its output and says what is
- * wrong with its input.
+/* Black-Scholes prices of European call options, in the checked form: the function grows its output, and reports errors
+ * in its input.
  *
  *     cc -O3 -shared -fPIC -I bindings/c/include -o libblackscholes.so examples/functions/blackscholes.c -lm
  *

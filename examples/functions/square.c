@@ -12,7 +12,7 @@ DFLY_EXPORT uint32_t square(void *in, uint32_t size, void *out) {
     return size;
 }
 
-/* Gives back what it got. */
+/* Copies its input to its output. */
 DFLY_EXPORT int32_t echo(dfly_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,
                        size_t *out_len) {
     if (in_len > out_capacity && (out = dfly_grow_output(context, 0, in_len)) == NULL) {

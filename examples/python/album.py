@@ -1,9 +1,9 @@
-"""What is known of every file below a folder, and a thumbnail of every picture, by durable tasks.
+"""Describes every file below a folder, and makes a thumbnail of every picture, with durable tasks.
 
 python examples/python/album.py FOLDER                        on the machine that `dayfly up` runs on
-python examples/python/album.py FOLDER --endpoint cluster     the same on whatever `dayfly endpoint setup cluster` has
+python examples/python/album.py FOLDER --endpoint cluster     on the endpoint that `dayfly endpoint setup cluster` made
 
-End it whenever you like: the tasks go on. Start it again, and it fetches what there is by then, and waits for the rest.
+You can stop it at any time: the tasks continue. Start it again, and it fetches the results and waits for the rest.
 """
 
 import argparse
@@ -19,7 +19,7 @@ SIDE = 96
 
 
 def describe(path):
-    """What is known of a file, and a small JPEG of it if it is a picture."""
+    """Returns the properties of a file, and a small JPEG if it is a picture."""
     import hashlib
     import io
     import mimetypes
@@ -55,14 +55,14 @@ def main():
     given = parser.parse_args()
     found = (str(path) for path in given.folder.resolve().rglob("*") if path.is_file() and not path.is_symlink())
     files = sorted(found)[: given.most]
-    # The same work has the same name, so that it is found again.
+    # The same work has the same name, so that a second run finds its tasks.
     tag = "album-" + hashlib.sha256("\n".join([given.endpoint, *files]).encode()).hexdigest()[:12]
     (given.out / "thumbnails").mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
     with dayfly.connect() as client:
         earlier = client.tasks(tag)
         done = earlier.counts()["done"]
-        # Reading a file twice does no harm: what a lost node had is done again by another.
+        # Reading a file twice does no harm, so another node may repeat the tasks of a lost node.
         rest = client.map(
             describe, files[len(earlier) :], tag=tag, extend=True, endpoint=given.endpoint, repeatable=True
         )

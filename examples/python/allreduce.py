@@ -11,7 +11,7 @@ def add_up():
     return total.tolist()
 
 
-if MPI.COMM_WORLD.size > 1:  # by `dayfly run`: this is one of the ranks
+if MPI.COMM_WORLD.size > 1:  # started by `dayfly run`: this process is one of the ranks
     print(add_up())
 else:
     print(dayfly.run(add_up, ranks=4))

@@ -1,4 +1,4 @@
-"""Trains a network on handwritten digits, with the data divided over ranks, and checks it against one process.
+"""Trains a network on handwritten digits with the data divided over ranks, and compares the result with one process.
 
 `python ddp_digits.py`, or `dayfly run --ranks 3 ddp_digits.py`. Fails if the losses differ.
 """
@@ -14,7 +14,7 @@ EPOCHS, BATCH, RATE = 15, 128, 0.5
 
 
 def gradients(weights, x, y):
-    """Sums over some images: the loss, and its derivative by all weights, one after the other."""
+    """Returns the loss and its gradient in one array, both summed over the images."""
     first, second = weights[: 65 * 32].reshape(65, 32), weights[65 * 32 :].reshape(33, 10)
     x = np.column_stack([x, np.ones(len(x))])
     hidden = np.column_stack([np.tanh(x @ first), np.ones(len(x))])
@@ -28,7 +28,7 @@ def gradients(weights, x, y):
 
 
 def train(comm, x, y):
-    """The loss of each epoch, and the weights: those of all ranks stay the same."""
+    """Returns the loss of each epoch and the weights, which are equal on all ranks."""
     rng = np.random.default_rng(1)
     weights = rng.normal(0, 0.1, 65 * 32 + 33 * 10)
     losses = []
@@ -52,7 +52,7 @@ def together(x, y):
 digits = load_digits()
 data = digits.data / 16, digits.target
 alone, _ = train(MPI.COMM_SELF, *data)
-if MPI.COMM_WORLD.size > 1:  # by `dayfly run`: this is one of the ranks
+if MPI.COMM_WORLD.size > 1:  # started by `dayfly run`: this process is one of the ranks
     ranks, results = MPI.COMM_WORLD.size, [together(*data)]
 else:
     ranks, results = 3, dayfly.run(together, ranks=3, args=data)

@@ -10,7 +10,7 @@ def square(x):
     return x * x
 
 
-# Finds a manager, or starts one of its own; leases one worker.
+# Finds a manager or starts an embedded one, and leases one worker.
 with dayfly.connect() as client, client.lease() as lease:
     for x in (1, 2, 3):
         print(f"{x} squared is {lease.submit(square, x).result()}")

@@ -12,7 +12,7 @@ def square(x):
     return x * x
 
 
-# Warm workers share cores, and sleep when there is nothing to do.
+# Warm workers share cores, and sleep when idle.
 with dayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
     total = sum(lease.map(square, range(CALLS)))
     print(f"the squares of 0 to {CALLS - 1} add up to {total}, on {lease.workers} workers")

@@ -3,5 +3,5 @@
 from dayfly import MPI
 
 ways = MPI.COMM_WORLD.gather(MPI.COMM_WORLD.ways)
-for rank, row in enumerate(ways or []):  # rank 0 has them all
+for rank, row in enumerate(ways or []):  # only rank 0 has the gathered rows
     print(f"from {rank}:", *(f"{way or '-':8}" for way in row))

@@ -7,7 +7,7 @@ use dayfly_client::{ChannelOptions, Client, Form, LeaseOptions, WorkerIndex};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let library = std::env::args().nth(1).unwrap_or("./libsquare.so".into());
-    let client = Client::connect(None)?; // finds a manager, or starts one of its own
+    let client = Client::connect(None)?; // finds a manager, or starts an embedded one
     let lease = client.lease(LeaseOptions::native(1))?; // one worker
     let code = lease.put_code(&std::fs::read(library)?)?;
     let mut channel = lease.channel(WorkerIndex(0), &ChannelOptions::default())?;

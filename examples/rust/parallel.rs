@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let warm = LeaseOptions {
         mode: Mode::Warm,
         ..LeaseOptions::native(2)
-    }; // they share cores, and sleep when idle
+    }; // warm workers share cores, and sleep when idle
     let lease = client.lease(warm)?;
     let code = lease.put_code(&std::fs::read(library)?)?;
     let pool = lease.pool(Default::default())?; // a channel to each worker

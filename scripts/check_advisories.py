@@ -1,8 +1,8 @@
 """Compares the versions in the lock files with the known advisories in advisories.toml, without a network.
 
-``check_advisories.py`` fails with a line for each advisory that affects a locked version. ``--missing DIR`` prints, as
-lines of that file, what a copy of the RustSec database knows of locked packages and the file does not. How to refresh
-the file stands in docs/advisories.md.
+``check_advisories.py`` prints a line for each advisory that affects a locked version, and fails if there is one.
+``--missing DIR`` prints the advisories for locked packages in a copy of the RustSec database that advisories.toml lacks,
+as lines for that file. docs/advisories.md describes how to refresh the file.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = Path(__file__).with_name("advisories.toml")
-#: Older ones are of versions that no lock file goes back to.
+#: Older advisories affect only versions that no lock file contains.
 FIRST_YEAR = 2024
 
-#: Versions by ecosystem and package.
+#: Locked versions, by ecosystem and package.
 Locked = dict[tuple[str, str], set[str]]
 
 
 def _python_name(name: str) -> str:
-    """A package's name as PEP 503 compares it."""
+    """Returns a package name in the normal form of PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def locked(root: Path) -> Locked:
-    """What the three lock files name."""
+    """Returns the packages in the three lock files."""
     found: Locked = {}
     for package in tomllib.loads((root / "Cargo.lock").read_text())["package"]:
-        # Packages of the workspace have no source.
+        # Skip packages of the workspace, which have no source.
         if "source" in package:
             found.setdefault(("cargo", package["name"]), set()).add(package["version"])
     for line in (root / "requirements-dev.txt").read_text().splitlines():
@@ -52,7 +52,7 @@ def locked(root: Path) -> Locked:
 
 
 def known_advisories(file: Path = KNOWN) -> list[dict[str, Any]]:
-    """All of them, with their ecosystems."""
+    """Returns all advisories in the file, each with its ecosystem."""
     return [
         advisory | {"ecosystem": ecosystem}
         for ecosystem, advisories in tomllib.loads(file.read_text()).items()
@@ -61,14 +61,14 @@ def known_advisories(file: Path = KNOWN) -> list[dict[str, Any]]:
 
 
 def is_in(version: str, ranges: list[str]) -> bool:
-    """Whether a version lies in one of the ranges. What follows a `+` tells builds apart, not versions."""
+    """Returns whether a version is in one of the ranges. Ignores build metadata, which follows a `+`."""
     plain = Version(version.partition("+")[0])
     return any(SpecifierSet(one).contains(plain, prereleases=True) for one in ranges)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An advisory and the locked version that it is about."""
+    """An advisory and the locked version that it affects."""
 
     advisory: dict[str, Any]
     version: str
@@ -79,7 +79,7 @@ class Finding:
 
 
 def findings(known: list[dict[str, Any]], versions: Locked) -> list[Finding]:
-    """Every locked version that an advisory affects."""
+    """Returns every locked version that an advisory affects."""
     return [
         Finding(advisory, version)
         for advisory in known
@@ -89,7 +89,7 @@ def findings(known: list[dict[str, Any]], versions: Locked) -> list[Finding]:
 
 
 def complaints(known: list[dict[str, Any]], versions: Locked) -> list[str]:
-    """What has to be done about the lock files, or about what was accepted."""
+    """Returns messages about affected packages, and about accepted advisories that no longer apply."""
     found = findings(known, versions)
     affecting = {finding.advisory["id"] for finding in found}
     wrong = [f"{finding}; raise it" for finding in found if "accepted" not in finding.advisory]
@@ -102,7 +102,7 @@ def complaints(known: list[dict[str, Any]], versions: Locked) -> list[str]:
 
 
 def _affected(versions: dict[str, list[str]]) -> list[str]:
-    """The complement of RustSec's `patched` and `unaffected` where it is one range; else empty."""
+    """Returns the complement of RustSec's `patched` and `unaffected` if it is one range; else an empty list."""
     patched, unaffected = versions.get("patched", []), versions.get("unaffected", [])
     if not patched:
         return [">=0"] if not unaffected else []
@@ -114,7 +114,7 @@ def _affected(versions: dict[str, list[str]]) -> list[str]:
 
 
 def missing(database: Path, known: list[dict[str, Any]], versions: Locked) -> Iterator[str]:
-    """What a copy of the RustSec database says of locked packages, and the file does not."""
+    """Yields advisories for locked packages in a copy of the RustSec database that the file lacks."""
     ids = {advisory["id"] for advisory in known}
     for file in sorted(database.glob("crates/*/RUSTSEC-*.md")):
         text = file.read_text()

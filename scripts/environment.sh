@@ -1,27 +1,27 @@
-# Sourced by every script here: where things are, and how the scripts speak. Works with no variable set.
+# Sourced by every script: sets directories and defines output functions. Requires no environment variable.
 # shellcheck shell=bash
 
 set -euo pipefail
-exec </dev/null # nothing may ever wait for an answer
+exec </dev/null # no command may wait for input
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$ROOT"
 
 if [ -z "${DAYFLY_CACHE:-}" ]; then
     DAYFLY_CACHE=${HOME:-/nonexistent}/.cache/dayfly
-    # A home that cannot be written to (a bare container, a build user) must not stop anybody.
+    # Fall back if the home directory is not writable, as in a minimal container or for a build user.
     mkdir -p "$DAYFLY_CACHE" 2>/dev/null && [ -w "$DAYFLY_CACHE" ] || DAYFLY_CACHE=${TMPDIR:-/tmp}/dayfly-cache-$(id -u)
 fi
 mkdir -p "$DAYFLY_CACHE"
 DAYFLY_CACHE=$(cd "$DAYFLY_CACHE" && pwd -P)
 export DAYFLY_CACHE
-# One for each checkout: cargo tells two apart by the times of their files only, and runs the programs of either in both.
+# One target directory per checkout: cargo distinguishes them only by file times, and would run the other's programs.
 CHECKOUT_KEY=$(printf '%s' "$ROOT" | sha256sum | cut -c1-12)
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$DAYFLY_CACHE/target-$CHECKOUT_KEY}
 export DAYFLY_BIN_DIR=${DAYFLY_BIN_DIR:-$CARGO_TARGET_DIR/release}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 export CARGO_TERM_PROGRESS_WHEN=never
-# A rustup that was installed a moment ago is not on the path of this shell yet.
+# A newly installed rustup is not on the PATH of this shell yet.
 [ -d "${CARGO_HOME:-${HOME:-}/.cargo}/bin" ] && PATH=$PATH:${CARGO_HOME:-${HOME:-}/.cargo}/bin
 export PATH
 
@@ -33,7 +33,7 @@ die() {
     exit 1
 }
 
-# Runs a command under a title and says how long it took.
+# Runs a command under a title, prints its duration in seconds, and returns its exit status.
 step() {
     local title=$1 start=$SECONDS status=0
     shift
@@ -47,7 +47,7 @@ step() {
     return "$status"
 }
 
-# The files of this checkout that are or could be committed; a source archive has no git and is all of them.
+# Prints the files of this checkout that git tracks or does not ignore; without git, as in a source archive, all files.
 sources() {
     if git -C "$ROOT" rev-parse --is-inside-work-tree >/dev/null 2>&1; then
         git -C "$ROOT" ls-files --cached --others --exclude-standard -- "$@" | while IFS= read -r path; do

@@ -1,4 +1,4 @@
-"""The peers' own Python environment, kept in the cache under a name that says what is in it."""
+"""The Python environment of the peers, cached under a name derived from its content."""
 
 import fcntl
 import hashlib
@@ -14,7 +14,7 @@ REQUIREMENTS = HERE / "requirements.txt"
 
 
 def cache() -> Path:
-    """Where the scripts keep what may be thrown away; a home that cannot be written to must not stop anybody."""
+    """Returns the cache directory of the scripts, with a fallback if the home directory is not writable."""
     path = Path(os.environ.get("DAYFLY_CACHE") or Path.home() / ".cache/dayfly")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def cache() -> Path:
 
 
 def _pip(python: Path, *args: str) -> str:
-    """Installs; gives the last lines of what pip said when it could not."""
+    """Installs packages. Returns the last lines of pip's output on a failure."""
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", *args]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -35,7 +35,7 @@ def _pip(python: Path, *args: str) -> str:
 
 
 def prepare(peers: list[str]) -> tuple[Path, dict[str, str]]:
-    """Gives the environment's Python, and for each peer that could not be installed the reason."""
+    """Returns the environment's Python, and the reason for each peer that could not be installed."""
     key = hashlib.sha256(f"{REQUIREMENTS.read_text()}{sys.version}{sys.base_prefix}{HERE}".encode()).hexdigest()[:12]
     venv = cache() / f"venv-peers-{key}"
     python = venv / "bin/python"
@@ -45,15 +45,15 @@ def prepare(peers: list[str]) -> tuple[Path, dict[str, str]]:
             print(f"==> Installing the peers into {venv}", file=sys.stderr)
             base = getattr(sys, "_base_executable", sys.executable)
             subprocess.run([base, "-m", "venv", "--clear", venv], check=True)
-            (venv / "checkout").write_text(f"{HERE.parent.parent}\n")  # for the scripts, which clear up by it
+            (venv / "checkout").write_text(f"{HERE.parent.parent}\n")  # see scripts/bootstrap
             whole = _pip(python, "--no-deps", "-r", str(REQUIREMENTS))
-            # Not every Python has a wheel of everything: then each by itself, and the reason of those that fail.
+            # Not every Python has a wheel of every peer. Install each separately, and keep the reasons of the failures.
             reasons = {}
             if whole:
                 pins = {line.split("==")[0]: line for line in REQUIREMENTS.read_text().split() if "==" in line}
                 reasons = {peer: why for peer in peers if (why := _pip(python, pins[peer], "-c", str(REQUIREMENTS)))}
             (venv / "missing").write_text("\0".join(f"{peer}\1{why}" for peer, why in reasons.items()))
-            if not reasons:  # otherwise the next run tries again
+            if not reasons:  # else the next run tries again
                 (venv / "complete").touch()
         text = (venv / "missing").read_text()
     return python, dict(entry.split("\1", 1) for entry in text.split("\0") if entry)

@@ -1,4 +1,4 @@
-"""What every peer runs. In a module of its own, so that all of them can pickle it by name."""
+"""The functions that every peer runs, in a separate module so that all peers can pickle them by name."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ def noop(argument: object) -> None:
 
 
 def increment(number: int) -> int:
-    """As little as a map's function can do that gives a result."""
+    """The cheapest function of a map with a result."""
     return number + 1
 
 
 def increment_all(numbers: Sequence[int]) -> list[int]:
-    """A chunk of the map, for peers whose map takes no chunk size: the loop that their users write."""
+    """Runs a chunk of the map, for peers whose map has no chunk size. Their users write this loop."""
     return [increment(number) for number in numbers]
 
 
 def increment_array(numbers: "array[int]") -> "array[int]":
-    """The same chunk as an array, for peers that take lists apart number by number."""
+    """Runs the chunk as an array, for peers that serialize lists number by number."""
     return array("q", [increment(number) for number in numbers])

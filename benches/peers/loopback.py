@@ -1,4 +1,4 @@
-"""A network of this process alone, with nothing in it but the loopback: for peers that listen on every address."""
+"""A network namespace with only the loopback interface, for peers that listen on every address."""
 
 import ctypes
 import fcntl
@@ -21,7 +21,7 @@ def _unshare(what: int) -> None:
 
 
 def confine() -> None:
-    """Moves this process, which must have one thread, and all that it will start. Fails where that is not permitted."""
+    """Moves this process, which must have one thread, and its future children. Fails without permission."""
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         _unshare(CLONE_NEWNET)

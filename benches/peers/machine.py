@@ -1,4 +1,4 @@
-"""The machine: which cores, what it is, and whether it is quiet enough to believe a measurement."""
+"""The machine: its cores, its description, and whether it is idle enough for a measurement."""
 
 import os
 import platform
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 CORES = 2
-BUSY = 0.15  # share of the cores' time that something else takes
+BUSY = 0.15  # largest share of the cores' time that other processes may use
 
 
 def take_cores() -> list[int]:
-    """Confines this process, and with it everything that it starts, to the same cores."""
+    """Pins this process and its children to the same cores."""
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     os.sched_setaffinity(0, cores)
     return cores
@@ -36,7 +36,7 @@ def busy_share(cores: list[int], seconds: float = 0.5) -> float:
 
 
 def quiet(cores: list[int], patience: float = 4.0) -> float:
-    """Waits a little for the machine to be quiet. Gives the share that was busy in the quietest moment."""
+    """Waits briefly until the machine is idle. Returns the smallest measured share of busy time."""
     deadline = time.monotonic() + patience
     least = busy_share(cores)
     while least > BUSY and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Dayfly beside its peers, in one run on the same two cores: `main.py --out DIRECTORY [--only NAME ...]`.
+"""Compares Dayfly with its peers, in one run on the same two cores: `main.py --out DIRECTORY [--only NAME ...]`.
 
 The standard library comes first, as the baseline. Each peer is a process of its own with a deadline; everything that it
 started is gone before the next. Writes peers.json and peers.md, and a table to the terminal.
@@ -20,14 +20,14 @@ import report
 
 HERE = Path(__file__).resolve().parent
 DEADLINE = 90.0
-ALL = 345.0  # seconds; a peer that does not fit any more is not started
+ALL = 345.0  # seconds; a peer that would exceed this is not started
 
 
 @dataclass
 class Entry:
     module: str
-    package: str = ""  # to be installed; none for the standard library and Dayfly
-    shared: tuple[str, ...] = ("psm_", "sem.mp-")  # what it may forget in /dev/shm
+    package: str = ""  # package to install; empty for the standard library and Dayfly
+    shared: tuple[str, ...] = ("psm_", "sem.mp-")  # prefixes of files that it may leave in /dev/shm
 
 
 PEERS = {
@@ -42,7 +42,7 @@ PEERS = {
     "Dask distributed": Entry("peer_dask", "distributed"),
 }
 
-# Nobody is told that this ran, and nothing but the loopback is listened on.
+# Disables telemetry, and restricts the peers to the loopback interface.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -110,7 +110,7 @@ def main() -> int:
     (out / "peers.json").write_text(json.dumps({"machine": about, "peers": results}, indent=2) + "\n")
     (out / "peers.md").write_text(report.markdown(about, results))
     print(report.table(about, results))
-    # A peer that does not run is reported and is no failure of ours; Dayfly and the baseline have to.
+    # A peer that does not run is reported but is no failure. Dayfly and the baseline must run.
     return int(any("p50_ns" not in results[name] for name, entry in chosen.items() if not entry.package))
 
 

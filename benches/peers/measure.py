@@ -1,4 +1,4 @@
-"""One peer's figures. Each peer is a context manager that yields a `Peer`; this module times what it can do."""
+"""Measures one peer. Each peer is a context manager that yields a `Peer`."""
 
 import gc
 import statistics
@@ -11,17 +11,17 @@ from typing import Any
 ARGUMENT = b"x" * 1024
 ITEMS = 1_000_000
 ROUNDS = 3
-# From a thousand, which costs much in overhead, to as many as leave each of two workers one chunk.
+# From 1000 items, with much overhead, to one chunk for each of the two workers.
 CHUNKS = (1_000, 10_000, 50_000, 125_000, 500_000)
 
 
 @dataclass
 class Peer:
-    """How to ask one peer for the same three things."""
+    """The three measured operations of a peer."""
 
     call: Callable[[bytes], Any]  # a round trip
-    submit_all: Callable[[int], Any]  # so many futures, and all their results
-    map_all: Callable[[Sequence[int], int], list[int]]  # items and a chunk size (which may be 0 where none is needed)
+    submit_all: Callable[[int], Any]  # submits this many calls and waits for all results
+    map_all: Callable[[Sequence[int], int], list[int]]  # items and chunk size; 0 if the peer needs none
     workers: int
     version: str
     chunks: Sequence[int] = CHUNKS
@@ -40,7 +40,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 
 def _progress(what: str) -> None:
-    """Where a peer that comes to its deadline or fails was: its last lines are part of the report."""
+    """Prints the progress. The report contains the last lines if the peer fails or exceeds its deadline."""
     print(f"[peer] {what}", file=sys.stderr, flush=True)
 
 
@@ -60,13 +60,13 @@ def _round_trips(call: Callable[[bytes], Any], calls: int) -> list[int]:
 
 
 def _fitting(one: float, seconds: float, least: int, most: int) -> int:
-    """How many of what takes so long fit into the time."""
+    """Returns how many operations of this duration fit into the time."""
     return max(least, min(most, int(seconds / one)))
 
 
 def measure(peer: Peer, say: Callable[[dict[str, Any]], None]) -> None:
-    """Warms the peer up, then measures in rounds that take turns. Says what it has after every round, so that a peer
-    that comes to its deadline keeps what was measured before."""
+    """Warms the peer up, then measures all operations in alternating rounds. Reports the figures after every round, so
+    that a peer that exceeds its deadline keeps the earlier ones."""
     _progress("round trips")
     for _ in range(50):
         peer.call(ARGUMENT)
@@ -101,7 +101,7 @@ def measure(peer: Peer, say: Callable[[dict[str, Any]], None]) -> None:
                 "p50_ns": ordered[len(ordered) // 2],
                 "p99_ns": ordered[len(ordered) * 99 // 100],
                 "futures": futures,
-                # The best round: what else runs on the machine only ever takes away.
+                # Use the best round: other processes on the machine can only reduce the rate.
                 "futures_per_s": max(submit_rates),
                 "futures_per_s_rounds": submit_rates,
                 "map_items": ITEMS,

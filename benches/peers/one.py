@@ -1,4 +1,4 @@
-"""Runs one peer: `one.py MODULE WORKERS OUTPUT`. A process of its own for each, so that it can be ended whole."""
+"""Runs one peer: `one.py MODULE WORKERS OUTPUT`, in a separate process so that it can be stopped completely."""
 
 import importlib
 import json

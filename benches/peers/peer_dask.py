@@ -28,7 +28,7 @@ def start(workers: int) -> Iterator[Peer]:
     ):
 
         def map_all(items: range, chunk: int) -> list[int]:
-            # Arrays both ways: a list of numbers it takes apart, one by one, which costs a hundred times as much.
+            # Arrays in both directions: Dask serializes a list number by number, which takes a hundred times as long.
             parts = [array("q", part) for part in chunks_of(items, chunk)]
             futures = client.map(increment_array, parts, pure=False)
             return list(itertools.chain.from_iterable(client.gather(futures)))

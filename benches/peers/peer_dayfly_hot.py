@@ -1,4 +1,4 @@
-"""Dayfly with hot workers, which poll. One core stays with the client, as a hot worker has a core of its own."""
+"""Dayfly with hot workers, which poll. Each hot worker owns a core, and one core is left for the client."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -19,7 +19,7 @@ def leased(workers: int, mode: str, spin: float | None) -> Iterator[Peer]:
             map_all=lambda items, _: list(lease.map(increment, items)),
             workers=workers,
             version=version("dayfly"),
-            chunks=(0,),  # there is none to be given
+            chunks=(0,),  # Dayfly chooses the chunk size
             note=f"{lease.mode}, {lease.transport}",
         )
 

@@ -18,7 +18,7 @@ def start(workers: int) -> Iterator[Peer]:
     from parsl.executors import HighThroughputExecutor
     from parsl.providers import LocalProvider
 
-    # Its programs are found by their names.
+    # Parsl finds its programs on the PATH.
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     config = Config(
         executors=[

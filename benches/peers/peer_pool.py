@@ -11,7 +11,7 @@ from measure import ARGUMENT, Peer
 
 
 def peer_of(pool: Any, workers: int, version: str) -> Peer:
-    """Any pool with the standard library's interface."""
+    """Measures a pool with the standard library's interface."""
     return Peer(
         call=lambda argument: pool.apply(noop, (argument,)),
         submit_all=lambda count: [r.get() for r in [pool.apply_async(noop, (ARGUMENT,)) for _ in range(count)]],

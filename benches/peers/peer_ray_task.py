@@ -12,7 +12,7 @@ from measure import ARGUMENT, Peer, chunks_of
 
 @contextmanager
 def cluster(workers: int) -> Iterator[None]:
-    # Whatever address it is given, some of its daemons listen on all of them.
+    # Some of Ray's daemons listen on all addresses, regardless of the configured one.
     loopback.confine()
     import ray
 

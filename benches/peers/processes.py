@@ -1,4 +1,4 @@
-"""Starts one peer, and leaves nothing of it: no process, no file in shared memory, no temporary directory."""
+"""Runs one peer, and removes its processes, files in shared memory and temporary directory afterwards."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ SHARED = Path("/dev/shm")
 
 
 def become_subreaper() -> None:
-    """Daemons that a peer leaves behind become children of this process, which can then find and end them."""
+    """Makes daemons that a peer leaves behind children of this process, so that it can find and stop them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -43,7 +43,7 @@ def _reap() -> None:
 
 
 def end_all(grace: float = 3.0, patience: float = 10.0) -> int:
-    """Ends everything below this process: asks, and after `grace` seconds kills. Says how many had to be killed."""
+    """Terminates all descendants of this process, and kills them after `grace` seconds. Returns the number killed."""
     deadline = time.monotonic() + grace
     for pid in (asked := _below(os.getpid())):
         _signal(pid, signal.SIGTERM)
@@ -71,7 +71,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _mapped() -> set[str]:
-    """Files in shared memory that some process has mapped."""
+    """Returns the files in shared memory that a process has mapped."""
     found = set()
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -90,9 +90,9 @@ def _shared() -> set[str]:
 
 
 def run(command: list[str], env: dict[str, str], deadline: float, shared_prefixes: tuple[str, ...]) -> tuple[str, int]:
-    """Runs a peer within its deadline. Gives what went wrong ("" when nothing did), and how many processes it left."""
+    """Runs a peer within its deadline. Returns the error ("" for success) and the number of processes it left."""
     before = _shared()
-    # A short path: Ray keeps sockets below it, whose names have a limit of 107 bytes.
+    # A short path, because Ray's sockets below it have a limit of 107 bytes.
     scratch = Path(tempfile.mkdtemp(prefix="peer-", dir="/tmp"))
     home = {name: str(scratch) for name in ("TMPDIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR")}
     problem = ""
@@ -105,7 +105,7 @@ def run(command: list[str], env: dict[str, str], deadline: float, shared_prefixe
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # and no session of its own, in which Dragon's launcher would wait for ever
+                process_group=0,  # not a new session: Dragon's launcher would wait for ever in one
             )
             try:
                 status = process.wait(deadline)

@@ -1,4 +1,4 @@
-"""The figures as a table for the terminal and as Markdown."""
+"""Formats the figures as a table for the terminal and as Markdown."""
 
 from typing import Any
 

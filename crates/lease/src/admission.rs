@@ -1,14 +1,14 @@
-//! How many may stand at a door who have shown nothing yet: so many in all, and no more than a share of them from one place.
+//! Limits on unauthenticated connections: a bound on their total number and a bound for each source.
 //!
-//! What costs a server something before it knows who asks (a descriptor, a task, a handshake) is bounded by where it comes from:
-//! whoever takes all of their own share keeps nobody out who comes from elsewhere.
+//! A server spends resources (a descriptor, a task, a handshake) before it knows its peer. These limits depend on where
+//! the peer connects from, so a source that exhausts its own share does not lock out other sources.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Counts those who have shown nothing yet, by where they come from.
+/// Counts unauthenticated connections by source.
 #[derive(Debug)]
 pub struct Admission<K: Hash + Eq + Copy> {
     most: usize,
@@ -22,7 +22,7 @@ struct Counts<K> {
     total: usize,
 }
 
-/// A place at the door. Dropping it makes room for another.
+/// The right to one unauthenticated connection. Dropping it frees the place.
 #[derive(Debug)]
 pub struct Place<K: Hash + Eq + Copy> {
     from: K,
@@ -30,12 +30,12 @@ pub struct Place<K: Hash + Eq + Copy> {
 }
 
 fn lock<K>(counts: &Mutex<Counts<K>>) -> MutexGuard<'_, Counts<K>> {
-    // No panic can happen between two changes that belong together.
+    // Ignore poisoning: no panic can happen between two changes that belong together.
     counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<K: Hash + Eq + Copy> Admission<K> {
-    /// At most so many in all, and so many from one place.
+    /// Returns limits of `most` places in total and `most_of_one` for each source.
     pub fn new(most: usize, most_of_one: usize) -> Self {
         Self {
             most,
@@ -47,7 +47,7 @@ impl<K: Hash + Eq + Copy> Admission<K> {
         }
     }
 
-    /// A place for whoever comes from there, if there is one.
+    /// Returns a place for a connection from this source, or `None` if a limit is reached.
     pub fn admit(&self, from: K) -> Option<Place<K>> {
         let mut counts = lock(&self.counts);
         if counts.total >= self.most {
@@ -64,7 +64,8 @@ impl<K: Hash + Eq + Copy> Admission<K> {
     }
 }
 
-/// Places, and a queue for those who find none: many ranks behind one address come at once, and each stays for a moment.
+/// Places and a bounded queue for connections that find none. Many ranks behind one address connect at once, and each
+/// occupies its place only briefly.
 #[derive(Debug)]
 pub struct Queue<K: Hash + Eq + Copy> {
     places: Admission<K>,
@@ -72,13 +73,13 @@ pub struct Queue<K: Hash + Eq + Copy> {
 }
 
 impl<K: Hash + Eq + Copy> Queue<K> {
-    /// With these places, and room for those who wait.
+    /// Returns a queue in front of `places`. `waiting` limits the connections that wait.
     pub fn new(places: Admission<K>, waiting: Admission<K>) -> Self {
         Self { places, waiting }
     }
 
-    /// A place for whoever comes from there. Looks for one so many times, with pauses between; none if there is none by then, or
-    /// too many wait.
+    /// Returns a place for a connection from this source. Retries `looks` times, with a pause before each. Returns
+    /// `None` if there is still no place, or if too many connections wait.
     pub async fn enter<P: Future>(&self, from: K, looks: u32, pause: impl Fn() -> P) -> Option<Place<K>> {
         if let Some(place) = self.places.admit(from) {
             return Some(place);
@@ -107,7 +108,8 @@ impl<K: Hash + Eq + Copy> Drop for Place<K> {
     }
 }
 
-/// The place that an address belongs to: itself, or for IPv6 its network of 64 bits, of which one host may use every address.
+/// Returns the source of an address: the address itself, or for IPv6 its /64 network, because one host may use every
+/// address in it.
 pub fn place_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
@@ -137,7 +139,7 @@ mod tests {
         assert!(door.admit(1).is_some() && door.admit(9).is_some());
     }
 
-    /// What a future is ready with once it was polled so many times.
+    /// Returns the output of a future if it is ready within `times` polls.
     fn polled<T>(times: usize, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());
@@ -152,7 +154,7 @@ mod tests {
         let queue = Queue::new(Admission::new(4, 1), Admission::new(4, 1));
         let held = RefCell::new(polled(1, queue.enter(1, 0, || ready(()))).unwrap());
         assert!(held.borrow().is_some());
-        // It becomes free during the second pause.
+        // The place becomes free during the second pause.
         let pauses = Cell::new(0);
         let pause = || {
             pauses.set(pauses.get() + 1);

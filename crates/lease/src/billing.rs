@@ -1,14 +1,14 @@
-//! What leases used and what that costs.
+//! Usage of leases and its cost.
 //!
-//! Meters are written where user code can reach them, so they are claims: [`clamp`] cuts them to what wall-clock time
-//! allows. They travel as totals under growing numbers, so that an entry may be heard any number of times.
+//! User code can write to the meters, so their values are untrusted claims: [`clamp`] cuts them to what wall-clock time
+//! allows. Meters travel as totals with growing sequence numbers, so that an entry may arrive more than once.
 
 use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::api::Usage;
 
-/// Cuts one worker's meter to what can be true: it cannot have computed and polled for longer than it existed, nor
-/// failed more often than it was called, and no counter ever goes back. `wall_us` is the time since the worker's lease
-/// began; `before` what was believed last time. Computing is believed before polling.
+/// Cuts one worker's meter to plausible values: computing and polling together take at most the time since the lease
+/// began (`wall_us`), failures do not exceed calls, and no counter decreases below `before`, the last accepted value.
+/// Computing takes precedence over polling.
 pub fn clamp(claimed: Usage, before: Usage, wall_us: u64) -> Usage {
     let computing_us = claimed
         .computing_us
@@ -25,7 +25,7 @@ pub fn clamp(claimed: Usage, before: Usage, wall_us: u64) -> Usage {
     }
 }
 
-/// Sum of two usages, as of two workers or of two times.
+/// Returns the sum of two usages, for example of two workers or two periods. Saturates.
 pub fn add(a: Usage, b: Usage) -> Usage {
     Usage {
         computing_us: a.computing_us.saturating_add(b.computing_us),
@@ -36,7 +36,7 @@ pub fn add(a: Usage, b: Usage) -> Usage {
     }
 }
 
-/// What `a` is more than `b`.
+/// Returns `a - b` for each quantity. Saturates at 0.
 pub fn subtract(a: Usage, b: Usage) -> Usage {
     Usage {
         computing_us: a.computing_us.saturating_sub(b.computing_us),
@@ -47,7 +47,7 @@ pub fn subtract(a: Usage, b: Usage) -> Usage {
     }
 }
 
-/// The larger of each quantity: totals never go back, whatever order they arrive in.
+/// Returns the larger value of each quantity. Totals therefore never decrease, in whatever order they arrive.
 pub fn merge(a: Usage, b: Usage) -> Usage {
     Usage {
         computing_us: a.computing_us.max(b.computing_us),
@@ -58,26 +58,27 @@ pub fn merge(a: Usage, b: Usage) -> Usage {
     }
 }
 
-/// A lease's bill, in billionths of the site's unit of account.
+/// Cost of a lease, in billionths of the site's unit of account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// Ca ta.
+    /// Cost of memory: Ca ta.
     pub allocation: u64,
-    /// Cc tc.
+    /// Cost of computing: Cc tc.
     pub computing: u64,
-    /// Ch th.
+    /// Cost of polling: Ch th.
     pub polling: u64,
 }
 
 impl Cost {
-    /// What usage costs at these prices. `ta` is the papers' product of allocation time and memory: the usage counts it once
-    /// for each worker and `memory_bytes` is the whole lease's, hence the division. Never smaller for more usage.
+    /// Returns the cost of `usage` at these prices. `ta` is the product of allocation time and memory. `allocated_us`
+    /// counts the time once for each worker and `memory_bytes` is for the whole lease, hence the division by `workers`.
+    /// More usage never costs less.
     pub fn of(prices: &Prices, usage: &Usage, memory_bytes: u64, workers: u16) -> Self {
         const US_PER_S: u128 = 1_000_000;
         let whole = |billionths: u128| u64::try_from(billionths).unwrap_or(u64::MAX);
         let per_s = |us: u64, price: u64| whole(u128::from(us) * u128::from(price) / US_PER_S);
         let byte_us = u128::from(usage.allocated_us) * u128::from(memory_bytes) / u128::from(workers.max(1));
-        // Bytes first: 2^64 us of 2^64 bytes would leave no room for the price.
+        // Divide the bytes first: 2^64 us of 2^64 bytes would leave no room for the price.
         let allocation = (byte_us >> 30).saturating_mul(prices.allocation_per_gib_s.into()) / US_PER_S;
         Self {
             allocation: whole(allocation),
@@ -86,7 +87,7 @@ impl Cost {
         }
     }
 
-    /// C = Ca ta + Cc tc + Ch th.
+    /// Returns C = Ca ta + Cc tc + Ch th. Saturates.
     pub fn total(&self) -> u64 {
         self.allocation
             .saturating_add(self.computing)
@@ -156,7 +157,7 @@ mod tests {
             calls: 1,
             failures: 0,
         };
-        // 4 workers for 10 s with 2 GiB in all: 20 GiB s.
+        // 4 workers for 10 s with 2 GiB in total: 20 GiB s.
         assert_eq!(
             Cost::of(&prices, &usage, 2 << 30, 4).total(),
             2 * 20 + 1_000 * 3 + 100 * 5

@@ -1,7 +1,7 @@
-//! Which parts of a lease its holder has delegated, and to whom.
+//! Delegation of parts of a lease.
 //!
-//! A part is some of the workers, for some of the time, for another holder key. Whoever has a part may delegate a part of that.
-//! What is taken back takes all that came of it with it.
+//! A part is some of a lease's workers, for a limited time, for another holder key. The holder of a part may delegate a
+//! part of it further. Revoking a part also revokes everything delegated from it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,53 +9,53 @@ use std::ops::Range;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
 
-/// Parts of one lease at once. Each costs its node some hundred bytes.
+/// Most delegated parts of a lease. Each costs its node about a hundred bytes.
 pub const MOST_PARTS: usize = 256;
 
-/// What a holder may use.
+/// The workers that one holder may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Which workers, as the lease counts them.
+    /// Indices of the workers in the lease.
     pub workers: Range<u16>,
-    /// Until when, by the node's monotonic clock; none for as long as the lease lasts.
+    /// End by the node's monotonic clock in milliseconds; `None` for the end of the lease.
     pub until_ms: Option<u64>,
-    /// Whose part it was taken from; none for the lease's own holder.
+    /// Key that delegated the part; `None` for the lease's own holder.
     pub by: Option<PublicKey>,
 }
 
-/// Why a part is not delegated, or not taken back.
+/// Why a delegation or a revocation is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DelegationError {
-    /// Not there to be given.
+    /// The delegator does not have these workers.
     #[error(
         "the delegation asks for workers {first} to {last} of {workers}; workers count from 0, and there must be one at least"
     )]
     Workers {
-        /// First that was asked for.
+        /// First requested worker.
         first: u16,
-        /// Last that was asked for.
+        /// Last requested worker.
         last: u32,
-        /// How many whoever delegates has.
+        /// Number of workers that the delegator has.
         workers: u16,
     },
-    /// The key has a part already.
+    /// The key already has a part of the lease.
     #[error("this key has a part of the lease already; draw a new key for every delegation")]
     KeyInUse,
-    /// Too many.
+    /// The lease has [`MOST_PARTS`] delegated parts.
     #[error("{MOST_PARTS} parts of this lease are delegated; take some back first")]
     TooMany,
-    /// Who asks has none.
+    /// The caller's own part was revoked or has expired.
     #[error(
         "the part of the lease that was delegated to this key was taken back, or its time is over; ask for another one"
     )]
     TakenBack,
-    /// What shall be taken back was never the asker's.
+    /// The caller did not delegate anything to that key.
     #[error("no part of this lease is delegated to that key by this one")]
     NotYours,
 }
 
 impl DelegationError {
-    /// The code under which a peer hears of it.
+    /// The error code that a peer receives.
     pub fn code(&self) -> Code {
         match self {
             Self::Workers { .. } | Self::KeyInUse => Code::InvalidRequest,
@@ -72,7 +72,7 @@ impl From<DelegationError> for Failure {
     }
 }
 
-/// The parts of one lease.
+/// The delegated parts of one lease.
 #[derive(Debug, Clone)]
 pub struct Delegations {
     holder: PublicKey,
@@ -81,7 +81,7 @@ pub struct Delegations {
 }
 
 impl Delegations {
-    /// None yet, of a lease of so many workers.
+    /// Returns the state of a lease of `workers` workers without delegations.
     pub fn new(holder: PublicKey, workers: u16) -> Self {
         Self {
             holder,
@@ -90,7 +90,10 @@ impl Delegations {
         }
     }
 
-    /// What a key may use now: all of the lease if it is its holder's.
+    /// Returns the part that a key may use now. For the lease's holder this is the whole lease.
+    ///
+    /// # Errors
+    /// [`DelegationError::TakenBack`] if the key has no part, or its time is over.
     pub fn part_of(&self, key: &PublicKey, now_ms: u64) -> Result<Part, DelegationError> {
         if *key == self.holder {
             return Ok(Part {
@@ -103,7 +106,8 @@ impl Delegations {
         part.cloned().ok_or(DelegationError::TakenBack)
     }
 
-    /// Gives `to` the workers from `first` on, as `by` counts its own, for `duration_ms` at most.
+    /// Delegates `workers` workers to the key `to` for at most `duration_ms`. `first` is an index in the part of `by`.
+    /// The delegated part ends no later than that part.
     pub fn delegate(
         &mut self,
         by: &PublicKey,
@@ -139,7 +143,10 @@ impl Delegations {
         Ok(part)
     }
 
-    /// Takes back what `by` gave to `from`. Answers every key that has nothing any more.
+    /// Revokes the part that `by` delegated to `from`. Returns all keys that lost their part.
+    ///
+    /// # Errors
+    /// [`DelegationError::NotYours`] if `by` did not delegate to `from`.
     pub fn take_back(&mut self, by: &PublicKey, from: &PublicKey) -> Result<Vec<PublicKey>, DelegationError> {
         match self.parts.get(from) {
             Some(part) if part.by.as_ref() == Some(by) => Ok(self.remove(*from)),
@@ -147,9 +154,9 @@ impl Delegations {
         }
     }
 
-    /// Takes back what was given for a time that is over. Answers every key that has nothing any more.
+    /// Removes the expired parts. Returns the keys that lost their part.
     pub fn expire(&mut self, now_ms: u64) -> Vec<PublicKey> {
-        // Nothing that was delegated further lasts longer than what it came of.
+        // A part never outlasts the part that it was delegated from, so dependents expire with it.
         let over: Vec<_> = self.parts.iter().filter(|(_, part)| part.is_over(now_ms)).collect();
         let over: Vec<_> = over.into_iter().map(|(key, _)| *key).collect();
         for key in &over {
@@ -158,7 +165,7 @@ impl Delegations {
         over
     }
 
-    /// When the next part's time is over.
+    /// Returns when the next part expires, in milliseconds by the node's monotonic clock.
     pub fn next_at(&self) -> Option<u64> {
         self.parts.values().filter_map(|part| part.until_ms).min()
     }
@@ -280,7 +287,7 @@ mod tests {
     }
 
     proptest! {
-        /// Attenuation: nobody ever has a worker, or a time, that whoever gave it to him has not.
+        /// Attenuation: a part never has more workers or time than the part that it was delegated from.
         #[test]
         fn every_part_lies_within_the_part_that_it_came_of(steps in prop::collection::vec(step(), 0..60)) {
             let (mut parts, mut now) = (lease_of_four(), 0);

@@ -1,8 +1,9 @@
-//! Leasing straight from nodes: what an allowance permits, how much of it is used, and which node is asked next.
+//! Leasing from nodes directly under an allowance: its limits, its use, and the order in which a client tries nodes.
 //!
-//! The manager signs an allowance and counts what starts under it; nodes hold to its cap for one node; clients try nodes in random
-//! order out of a list that is true as of a while ago. Follows the decentralised allocation of rFaaS (Copik et al., "rFaaS:
-//! RDMA-Enabled FaaS Platform for Serverless High-Performance Computing"), in which full executors drop off the list.
+//! The manager signs an allowance and counts the leases under it. Nodes enforce its limit for one node. Clients try
+//! nodes in random order from a list that may be outdated. Follows the decentralised allocation of rFaaS (Copik et al.,
+//! "rFaaS: RDMA-Enabled FaaS Platform for Serverless High-Performance Computing"), in which full executors drop off the
+//! list.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,16 +15,16 @@ use dayfly_protocol::ids::{LeaseId, NodeId};
 use crate::placement::mode_on;
 use crate::quota::Held;
 
-/// A node that had no room is not asked again for so long, unless it is heard to have some.
+/// Milliseconds for which a client does not ask a full node again, unless an update reports free resources.
 pub const FULL_FOR_MS: u64 = 1_000;
-/// A node that could not be reached is left alone for so long.
+/// Milliseconds for which a client does not ask an unreachable node again.
 pub const GONE_FOR_MS: u64 = 5_000;
-/// Between two rounds in which nobody had room: the first pause, and the longest.
+/// First pause after a round in which no node had room, in milliseconds.
 pub const FIRST_PAUSE_MS: u64 = 2;
-/// See [`FIRST_PAUSE_MS`].
+/// Longest pause after a round in which no node had room, in milliseconds.
 pub const LONGEST_PAUSE_MS: u64 = 200;
 
-/// The most that one node may hold under an allowance.
+/// Returns the most that one node may hold under an allowance.
 pub fn cap_of(allowance: &Token) -> Held {
     Held {
         leases: u32::MAX,
@@ -33,8 +34,11 @@ pub fn cap_of(allowance: &Token) -> Held {
     }
 }
 
-/// Whether a node that holds so much under an allowance may hold as much more. Memory that the allowance leaves to the nodes is 0 in
-/// its cap.
+/// Checks that a node holding `held` under an allowance may hold `wanted` more. A memory limit of 0 leaves memory to
+/// the node.
+///
+/// # Errors
+/// `QuotaExceeded` when a limit would be exceeded.
 pub fn within_cap(cap: &Held, held: &Held, wanted: &Held) -> Result<(), Failure> {
     let bounds = [
         (
@@ -71,7 +75,7 @@ pub fn within_cap(cap: &Held, held: &Held, wanted: &Held) -> Result<(), Failure>
     Ok(())
 }
 
-/// What started under an allowance, as the manager counts it.
+/// The leases under an allowance, as the manager counts them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
     total: Held,
@@ -79,17 +83,17 @@ pub struct Account {
     exhausted: bool,
 }
 
-/// What nodes are to be told of an allowance.
+/// A change that the manager sends to nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum News {
-    /// Nothing more may start.
+    /// No further leases may start under the allowance.
     Exhausted,
-    /// It may again.
+    /// Leases may start again.
     Room,
 }
 
 impl Account {
-    /// Nothing yet, of so much.
+    /// Returns an account with a limit of `total` and no leases.
     pub fn new(total: Held) -> Self {
         Self {
             total,
@@ -98,34 +102,34 @@ impl Account {
         }
     }
 
-    /// What is held now, perhaps more than all of it.
+    /// Resources of all live leases. May exceed the limit, because several nodes may grant at the same time.
     pub fn held(&self) -> Held {
         self.live.values().fold(Held::default(), |sum, (_, one)| sum.plus(*one))
     }
 
-    /// What is held on one node.
+    /// Resources of the live leases on one node.
     pub fn held_on(&self, node: &NodeId) -> Held {
         let there = self.live.values().filter(|(on, _)| on == node);
         there.fold(Held::default(), |sum, (_, one)| sum.plus(*one))
     }
 
-    /// What may still start.
+    /// Resources that may still be leased.
     pub fn left(&self) -> Held {
         self.total.minus(self.held())
     }
 
-    /// Whether nodes were told that nothing more may start.
+    /// Whether the limit was reached at the last change.
     pub fn is_exhausted(&self) -> bool {
         self.exhausted
     }
 
-    /// A lease started on a node. That has happened, whatever is left.
+    /// Records a lease that a node has started, even beyond the limit. Returns the change to send to nodes, if any.
     pub fn start(&mut self, lease: LeaseId, node: NodeId, held: Held) -> Option<News> {
         self.live.insert(lease, (node, held));
         self.news()
     }
 
-    /// A lease ended.
+    /// Records the end of a lease. Returns the change to send to nodes, if any.
     pub fn end(&mut self, lease: &LeaseId) -> Option<News> {
         self.live.remove(lease)?;
         self.news()
@@ -141,19 +145,20 @@ impl Account {
     }
 }
 
-/// The nodes that a client knows to have room, and those that it knows better about.
+/// The nodes that a client may try, and those that it leaves alone for now.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     nodes: Vec<(NodeId, Capacity)>,
-    /// Until when each is left alone.
+    /// When each resting node may be asked again, in milliseconds.
     resting: HashMap<NodeId, u64>,
 }
 
 impl Candidates {
-    /// The manager's latest list, the best first. Nodes that were full are on it only because they have room again.
+    /// Replaces the list with the manager's latest one, best first. A resting node whose entry changed may be asked
+    /// again.
     pub fn update(&mut self, nodes: Vec<(NodeId, Capacity)>) {
         let known: HashMap<_, _> = std::mem::replace(&mut self.nodes, nodes).into_iter().collect();
-        // A list may have been on its way while a node filled: only one on which the node has changed counts as news of it.
+        // A list may have been under way while a node filled up, so only a changed entry counts as an update.
         for (node, free) in &self.nodes {
             if known.get(node) != Some(free) {
                 self.resting.remove(node);
@@ -161,7 +166,8 @@ impl Candidates {
         }
     }
 
-    /// Nodes to ask in this round, each once: those that should have room for it, at random, then the others, at random.
+    /// Returns the nodes to ask in this round, each once: first those with enough free resources, then the others, both
+    /// in random order.
     pub fn round(&mut self, request: &LeaseRequest, random: u64, now_ms: u64) -> Vec<NodeId> {
         self.resting.retain(|_, until| *until > now_ms);
         let may = |node: &NodeId| !self.resting.contains_key(node) && request.node.is_none_or(|wanted| wanted == *node);
@@ -176,29 +182,30 @@ impl Candidates {
         nodes.into_iter().map(|(_, _, node)| node).collect()
     }
 
-    /// This node had no room.
+    /// Records that a node had no room.
     pub fn full(&mut self, node: NodeId, now_ms: u64) {
         self.resting.insert(node, now_ms.saturating_add(FULL_FOR_MS));
     }
 
-    /// This node could not be reached.
+    /// Records that a node could not be reached.
     pub fn gone(&mut self, node: NodeId, now_ms: u64) {
         self.resting.insert(node, now_ms.saturating_add(GONE_FOR_MS));
     }
 
-    /// When some node may be asked again that rests now; none if none rests.
+    /// Returns when the next resting node may be asked again, in milliseconds, or `None` if no node rests.
     pub fn next_at(&self) -> Option<u64> {
         self.resting.values().min().copied()
     }
 }
 
-/// How long to wait after so many rounds in which nobody had room, with a random share so that clients do not come back together.
+/// Returns the pause in milliseconds after this many rounds without success. Doubles up to [`LONGEST_PAUSE_MS`]; half
+/// of it is random, so that clients do not retry together.
 pub fn pause_ms(rounds: u32, random: u64) -> u64 {
     let longest = (FIRST_PAUSE_MS << rounds.min(10)).min(LONGEST_PAUSE_MS);
     longest / 2 + random % (longest / 2 + 1)
 }
 
-/// One number made of another so that it looks drawn at random: a step of SplitMix64, of Steele, Lea and Flood.
+/// Returns a pseudorandom number derived from `number`: a step of SplitMix64 (Steele, Lea and Flood).
 pub fn mix(number: u64) -> u64 {
     let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -292,7 +299,7 @@ mod tests {
         candidates.update(vec![(node(1), free(2)), (node(2), free(2))]);
         candidates.full(node(1), 0);
         assert_eq!(candidates.round(&request(), 7, 10), [node(2)]);
-        // The same list again says nothing new about it.
+        // An unchanged list is no update.
         candidates.update(vec![(node(1), free(2)), (node(2), free(2))]);
         assert_eq!(candidates.round(&request(), 7, 20), [node(2)]);
         candidates.update(vec![(node(1), free(1)), (node(2), free(2))]);

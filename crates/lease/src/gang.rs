@@ -1,4 +1,4 @@
-//! How a gang's workers are divided among nodes: all of them find room at once, or none does.
+//! Division of a gang's workers among nodes. All workers are placed at once, or none.
 
 use dayfly_protocol::api::{Capacity, LeaseRequest, MOST_RANKS, Mode, Placement};
 use dayfly_protocol::ids::NodeId;
@@ -6,32 +6,32 @@ use dayfly_protocol::ids::NodeId;
 use crate::ledger::{LEAST_WORKER_BYTES, LedgerError, MAX_WORKERS, validate};
 use crate::placement::{PlacementError, View, eligible, in_words};
 
-/// What one node is to be offered.
+/// The share of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// How many of the workers.
+    /// Workers of the gang on this node.
     pub workers: u16,
-    /// Never [`Mode::Auto`]: all parts of a gang are of one mode.
+    /// Never [`Mode::Auto`]. All shares of a gang have the same mode.
     pub mode: Mode,
-    /// Their part of the memory; 0 for the node's usual share.
+    /// Memory of these workers in bytes; 0 for the node's share per worker.
     pub memory_bytes: u64,
 }
 
-/// How many of a gang's workers find room on a node, and on which.
+/// Workers of a gang that fit on a node.
 #[derive(Debug, Clone, Copy)]
 struct Room {
     node: NodeId,
     workers: u16,
 }
 
-/// Divides a gang among nodes, in the order of its ranks. `request.workers` is the whole gang. `spin` (any number) decides
-/// between equal nodes, so that they take turns.
+/// Divides a gang among nodes, in the order of its ranks. `request.workers` is the size of the whole gang. `spin` (any
+/// number) breaks ties between equal nodes, so that they take turns.
 ///
-/// Packed takes the fewest nodes there can be: the largest rooms first, and for the rest the smallest that holds it, so that large
-/// rooms stay large. Spread gives each node one worker in turn. Of the fabrics, each of which is the nodes that are on it, the one is
-/// taken where the fewest nodes do, packed.
+/// `Packed` uses as few nodes as possible: it fills the largest nodes first and puts the rest on the smallest node that
+/// holds it, so that large nodes stay free. `Spread` gives each node one worker in turn. `Fabric` packs the gang on the
+/// fabric that needs the fewest nodes; each element of `fabrics` lists the nodes of one fabric.
 pub fn divide(
     request: &LeaseRequest,
     placement: Placement,
@@ -112,7 +112,7 @@ pub fn divide(
     })
 }
 
-/// The nodes that have any room at all, the largest rooms first.
+/// Returns the nodes that fit at least one worker, those that fit the most first.
 fn rooms(request: &LeaseRequest, mode: Mode, up: &[&View], spin: u64, of: fn(&View) -> Capacity) -> Vec<Room> {
     let worker_bytes = match request.memory_bytes {
         0 => LEAST_WORKER_BYTES,
@@ -142,7 +142,7 @@ fn rooms(request: &LeaseRequest, mode: Mode, up: &[&View], spin: u64, of: fn(&Vi
     rooms.sort_by_key(|room| room.node);
     let count = rooms.len().max(1) as u64;
     rooms.rotate_left((spin % count) as usize);
-    // Stable, so that the rotation decides between equals.
+    // The sort is stable, so that the rotation breaks ties.
     rooms.sort_by_key(|room| std::cmp::Reverse(room.workers));
     rooms
 }
@@ -155,7 +155,7 @@ fn on_fabric(rooms: &[Room], fabric: &[NodeId]) -> Vec<Room> {
         .collect()
 }
 
-/// So many of the workers on each node; none when they do not all find room.
+/// Returns the workers for each node, or `None` if not all fit.
 fn share_out(workers: u16, placement: Placement, mode: Mode, rooms: Vec<Room>) -> Option<Vec<Room>> {
     let room: usize = rooms.iter().map(|room| usize::from(room.workers)).sum();
     if room < usize::from(workers) {
@@ -164,7 +164,8 @@ fn share_out(workers: u16, placement: Placement, mode: Mode, rooms: Vec<Room>) -
     match placement {
         Placement::Together => {
             let mut fitting = rooms.iter().filter(|room| room.workers >= workers);
-            // As single leases are placed: hot ones where they leave the least over, warm ones where the most is free.
+            // As for single leases: hot gangs go where they leave the fewest cores, warm ones where the most workers
+            // are free.
             let room = match mode {
                 Mode::Hot => fitting.next_back(),
                 _ => fitting.next(),
@@ -179,7 +180,7 @@ fn share_out(workers: u16, placement: Placement, mode: Mode, rooms: Vec<Room>) -
 fn packed(workers: u16, mut rooms: Vec<Room>) -> Vec<Room> {
     let (mut shares, mut left) = (Vec::new(), workers);
     while left > 0 && !rooms.is_empty() {
-        // The last that holds what is left is the smallest one that does.
+        // The rooms are in descending order, so the last one that fits is the smallest.
         let last = rooms.iter().rposition(|room| room.workers >= left);
         let room = rooms.remove(last.unwrap_or(0));
         let workers = room.workers.min(left);
@@ -192,7 +193,7 @@ fn packed(workers: u16, mut rooms: Vec<Room>) -> Vec<Room> {
 fn spread(workers: u16, rooms: Vec<Room>) -> Vec<Room> {
     let mut shares: Vec<Room> = rooms.iter().map(|room| Room { workers: 0, ..*room }).collect();
     let mut left = workers;
-    // At least one finds room in each round, since all of them do.
+    // Each round places at least one worker, because all of them fit.
     while left > 0 {
         for (share, room) in shares.iter_mut().zip(&rooms) {
             if left > 0 && share.workers < room.workers {
@@ -249,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Node and workers of each part.
+    /// Returns node and number of workers of each part.
     fn shares(parts: &[Part]) -> Vec<(u8, u16)> {
         parts.iter().map(|part| (part.node.0[0], part.workers)).collect()
     }

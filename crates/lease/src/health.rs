@@ -1,15 +1,15 @@
-//! Nodes that keep failing get no leases for a while.
+//! Suspension of nodes that fail repeatedly: they get no leases for a while.
 
-/// Failures in a row after which a node is suspended.
+/// Consecutive failures after which a node is suspended.
 const MOST_IN_A_ROW: u32 = 3;
-/// Failures that lie further apart are not in a row.
+/// Milliseconds after which a failure no longer counts as consecutive.
 const WINDOW_MS: u64 = 60_000;
-/// The first suspension; each that follows without a success in between lasts twice as long as the one before.
+/// First suspension in milliseconds. Each further one without a success in between lasts twice as long.
 const FIRST_MS: u64 = 10_000;
-/// None lasts longer.
+/// Longest suspension in milliseconds.
 const LONGEST_MS: u64 = 600_000;
 
-/// What is known of how a node does, by a clock that only goes forward.
+/// Failure history of a node, by a monotonic clock in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
     in_a_row: u32,
@@ -18,19 +18,19 @@ pub struct Health {
     suspension: Option<Suspension>,
 }
 
-/// Why a node gets no leases, and up to when.
+/// Why a node gets no leases, and until when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suspension {
-    /// By the same clock.
+    /// End of the suspension, by the same clock.
     pub until_ms: u64,
-    /// What failed last.
+    /// Last failure.
     pub why: String,
 }
 
 impl Health {
-    /// The node failed at what it was asked, or in what it held. Answers the suspension that follows from it.
+    /// Records that a request to the node or a lease on it failed. Returns the suspension that begins, if any.
     pub fn failed(&mut self, now_ms: u64, why: &str) -> Option<&Suspension> {
-        // What failed under way when it was suspended says nothing new.
+        // Ignore requests that were under way when the suspension began.
         if self.suspension.is_some() {
             return None;
         }
@@ -44,7 +44,7 @@ impl Health {
         }
         let length_ms = FIRST_MS.saturating_mul(1 << self.suspensions.min(16)).min(LONGEST_MS);
         self.suspensions += 1;
-        // One more failure after it is enough for the next.
+        // One more failure after the suspension is enough for the next.
         self.in_a_row = MOST_IN_A_ROW - 1;
         Some(self.suspension.insert(Suspension {
             until_ms: now_ms.saturating_add(length_ms),
@@ -52,7 +52,7 @@ impl Health {
         }))
     }
 
-    /// A lease was used and ended as it should.
+    /// Records that a lease was used and ended normally. Does not end a current suspension.
     pub fn succeeded(&mut self) {
         *self = Self {
             suspension: self.suspension.take(),
@@ -60,19 +60,18 @@ impl Health {
         };
     }
 
-    /// Time passes. Whether a suspension ends now.
+    /// Ends a suspension whose time is over. Returns whether one ended.
     pub fn tick(&mut self, now_ms: u64) -> bool {
         self.suspension
             .take_if(|suspension| now_ms >= suspension.until_ms)
             .is_some()
     }
 
-    /// An operator says that all is well again.
+    /// Clears the history when an operator resumes the node.
     pub fn forgive(&mut self) {
         *self = Self::default();
     }
 
-    /// The suspension, if the node is suspended.
     pub fn suspension(&self) -> Option<&Suspension> {
         self.suspension.as_ref()
     }
@@ -116,7 +115,7 @@ mod tests {
         let mut length_ms = FIRST_MS;
         for _ in 0..30 {
             assert!(health.tick(now_ms));
-            // It may be long until somebody tries it again.
+            // The history is kept however long the node is idle.
             now_ms += 10 * WINDOW_MS;
             let until_ms = health.failed(now_ms, "again").unwrap().until_ms;
             length_ms = (2 * length_ms).min(LONGEST_MS);

@@ -1,4 +1,4 @@
-//! Ed25519 keys: what signs tokens, hellos and verdicts, and proves a peer in TLS.
+//! Ed25519 keys, which sign tokens, hellos and verdicts and authenticate peers in TLS.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use ed25519_dalek::pkcs8::DecodePrivateKey;
 use ed25519_dalek::{Signature, Signer, VerifyingKey};
 use sha2::{Digest, Sha256};
 
-/// DER of a PKCS#8 version 1 `PrivateKeyInfo` up to the seed (RFC 8410, section 7). Version 1, without the public key,
-/// because every TLS library reads it.
+/// DER of a PKCS#8 version 1 `PrivateKeyInfo` up to the seed (RFC 8410, section 7). Version 1, which omits the public
+/// key, is readable by every TLS library.
 const PKCS8_PREFIX: [u8; 16] = [
     0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
 ];
 /// DER of a `SubjectPublicKeyInfo` up to the key (RFC 8410, section 4).
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
-/// Bytes of a public key as TLS sends it.
+/// Bytes of a public key in TLS.
 pub const SPKI_BYTES: usize = SPKI_PREFIX.len() + 32;
-/// Bytes of a private key as TLS libraries read it.
+/// Bytes of a private key in PKCS#8.
 pub const PKCS8_BYTES: usize = PKCS8_PREFIX.len() + 32;
 
-/// Bytes that are not the key they should be.
+/// Bytes do not encode the expected key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// Not PKCS#8 of an Ed25519 key.
@@ -30,44 +30,44 @@ pub enum KeyError {
     Spki,
 }
 
-/// A private key. Its bytes are wiped from memory when it is dropped, and never printed.
+/// A private key. Its bytes are erased from memory when it is dropped, and never printed.
 #[derive(Clone)]
 pub struct SigningKey(ed25519_dalek::SigningKey);
 
 impl SigningKey {
-    /// The key that these 32 random bytes make.
+    /// Derives the key from 32 random bytes.
     pub fn from_seed(seed: [u8; 32]) -> Self {
         Self(ed25519_dalek::SigningKey::from_bytes(&seed))
     }
 
-    /// The bytes to keep, with mode 0600.
+    /// Returns the secret bytes. Store them with mode 0600.
     pub fn seed(&self) -> [u8; 32] {
         self.0.to_bytes()
     }
 
-    /// Reads what [`SigningKey::to_pkcs8`] or another tool wrote (DER).
+    /// Parses DER written by [`SigningKey::to_pkcs8`] or another tool.
     pub fn from_pkcs8(der: &[u8]) -> Result<Self, KeyError> {
         ed25519_dalek::SigningKey::from_pkcs8_der(der)
             .map(Self)
             .map_err(|_| KeyError::Pkcs8)
     }
 
-    /// DER that TLS libraries read.
+    /// Returns PKCS#8 in DER, for TLS libraries.
     pub fn to_pkcs8(&self) -> Vec<u8> {
         [&PKCS8_PREFIX[..], &self.0.to_bytes()].concat()
     }
 
-    /// The public half.
+    /// Returns the public key.
     pub fn public(&self) -> PublicKey {
         PublicKey(self.0.verifying_key().to_bytes())
     }
 
-    /// Name of the public half.
+    /// Returns the id of the public key.
     pub fn id(&self) -> KeyId {
         key_id(&self.public())
     }
 
-    /// Signs these bytes.
+    /// Returns the Ed25519 signature of `message`.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         self.0.sign(message).to_bytes()
     }
@@ -87,7 +87,7 @@ pub fn key_id(key: &PublicKey) -> KeyId {
     KeyId(id)
 }
 
-/// Whether `key` signed exactly these bytes. Strict: no malleable signatures, no keys of small order.
+/// Whether `key` signed exactly these bytes. Rejects malleable signatures and keys of small order.
 pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 64]) -> bool {
     VerifyingKey::from_bytes(&key.0).is_ok_and(|verifying| {
         verifying
@@ -96,7 +96,7 @@ pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 64]) -> bool {
     })
 }
 
-/// A public key as TLS sends it in place of a certificate (RFC 7250).
+/// Returns a public key as DER, as TLS sends it in place of a certificate (RFC 7250).
 pub fn to_spki(key: &PublicKey) -> [u8; SPKI_BYTES] {
     let mut der = [0; SPKI_BYTES];
     der[..SPKI_PREFIX.len()].copy_from_slice(&SPKI_PREFIX);
@@ -104,7 +104,7 @@ pub fn to_spki(key: &PublicKey) -> [u8; SPKI_BYTES] {
     der
 }
 
-/// Reads [`to_spki`].
+/// Parses the DER of [`to_spki`].
 pub fn from_spki(der: &[u8]) -> Result<PublicKey, KeyError> {
     let key = der.strip_prefix(&SPKI_PREFIX[..]).ok_or(KeyError::Spki)?;
     Ok(PublicKey(key.try_into().map_err(|_| KeyError::Spki)?))

@@ -1,8 +1,8 @@
-//! What one node has, and which lease holds it.
+//! The resources of one node, and the leases that hold them.
 //!
-//! Hot workers own cores, by number. Warm workers own none: they share what is left, of which at least
-//! [`Resources::kept_cores`] cores are never given away, so that clients and daemons have somewhere to run. A warm worker of
-//! several cores takes the places of as many single ones.
+//! Hot workers own numbered cores. Warm workers own none: they share the remaining cores. At least
+//! [`Resources::kept_cores`] cores are never leased, so that clients and daemons always have cores to run on. A warm
+//! worker of several cores takes as many places as single-core workers would.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,31 +12,31 @@ use dayfly_protocol::ids::LeaseId;
 
 /// Most workers of one lease.
 pub const MAX_WORKERS: u16 = 1_024;
-/// No lease names more host paths.
+/// Most host paths of a lease.
 pub const MAX_FILES: usize = 64;
-/// No host path is longer.
+/// Longest host path, in bytes.
 const MAX_PATH_BYTES: usize = 4096;
-/// A worker gets no less when the request does not say: an empty Python interpreter with NumPy loaded takes 30 MiB.
+/// Least default memory of a worker: an empty Python interpreter with NumPy takes 30 MiB.
 pub const LEAST_WORKER_BYTES: u64 = 32 << 20;
 
-/// What a node offers.
+/// Resources that a node offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resources {
-    /// Core numbers as the kernel counts them.
+    /// Core numbers of the kernel.
     pub cores: Vec<u16>,
-    /// How many of them stay shared, whatever is asked; the lowest-numbered ones.
+    /// Number of cores that always stay shared; those with the lowest numbers.
     pub kept_cores: u16,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Warm workers of one core at most.
+    /// Most single-core warm workers.
     pub workers: u16,
-    /// GPUs, as `CUDA_VISIBLE_DEVICES` has them.
+    /// GPUs in the syntax of `CUDA_VISIBLE_DEVICES`.
     pub gpus: Vec<String>,
 }
 
 impl Resources {
-    /// What a machine with these cores and this memory offers by default: all but one core, and 16 warm workers a core
-    /// (sleeping workers cost memory, not time).
+    /// Returns the defaults for a host: all cores but one, and 16 warm workers per core, because sleeping workers use
+    /// memory but no CPU.
     pub fn of_machine(cores: Vec<u16>, memory_bytes: u64) -> Self {
         let workers = (cores.len() as u64 * 16).min(u64::from(MAX_WORKERS)) as u16;
         Self {
@@ -49,59 +49,59 @@ impl Resources {
     }
 }
 
-/// What a lease holds.
+/// Resources that a lease holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
     /// Never [`Mode::Auto`].
     pub mode: Mode,
-    /// Workers.
+    /// Number of workers.
     pub workers: u16,
-    /// Places of warm workers; 0 when hot.
+    /// Places of warm workers; 0 for a hot lease.
     pub places: u16,
-    /// Cores of its own: `cores_per_worker` for each worker in turn; empty when warm.
+    /// Exclusive cores, `cores_per_worker` for each worker in turn; empty for a warm lease.
     pub cores: Vec<u16>,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// GPUs: `gpus_per_worker` for each worker in turn.
+    /// GPUs, `gpus_per_worker` for each worker in turn.
     pub gpus: Vec<String>,
 }
 
-/// Why a lease does not fit.
+/// Why a lease is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
-    /// More than there is when nobody else is here.
+    /// The request exceeds the node's total resources.
     #[error("the lease asks for {asked} {what} and the node has {total} in all; ask for less{hint}")]
     TooLarge {
-        /// Of what.
+        /// Name of the resource.
         what: &'static str,
-        /// How much was asked.
+        /// Requested amount.
         asked: u64,
-        /// How much the node has.
+        /// The node's total.
         total: u64,
-        /// What else may help.
+        /// Additional advice for the message.
         hint: &'static str,
     },
-    /// More than is free now.
+    /// The request exceeds the free resources.
     #[error(
         "the lease asks for {asked} {what} of which {free} of {total} are free; try later, elsewhere or ask for less"
     )]
     NoCapacity {
-        /// Of what.
+        /// Name of the resource.
         what: &'static str,
-        /// How much was asked.
+        /// Requested amount.
         asked: u64,
-        /// How much is free.
+        /// Free amount.
         free: u64,
-        /// How much the node has.
+        /// The node's total.
         total: u64,
     },
-    /// Contradicts itself.
+    /// The request is malformed or contradicts itself.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl LedgerError {
-    /// The code under which a peer hears of it.
+    /// The error code that a peer receives.
     pub fn code(&self) -> Code {
         match self {
             Self::TooLarge { .. } => Code::TooLarge,
@@ -117,7 +117,7 @@ impl From<LedgerError> for Failure {
     }
 }
 
-/// Whether the numbers of a request make sense at all, wherever it may go.
+/// Checks the parts of a request that do not depend on a node.
 pub fn validate(request: &LeaseRequest) -> Result<(), LedgerError> {
     let invalid = |text: &str| Err(LedgerError::Invalid(text.to_string()));
     if request.workers == 0 {
@@ -152,7 +152,7 @@ pub fn validate(request: &LeaseRequest) -> Result<(), LedgerError> {
     Ok(())
 }
 
-/// One node's books. Never over-committed: every amount held is an amount that was free.
+/// Accounting of one node's resources. Never over-committed: an amount can only be reserved while it is free.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     resources: Resources,
@@ -165,7 +165,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Books of a node with nothing leased.
+    /// Returns the ledger of a node without leases.
     pub fn new(resources: Resources) -> Self {
         let all: BTreeSet<u16> = resources.cores.iter().copied().collect();
         let kept: BTreeSet<u16> = all.iter().copied().take(resources.kept_cores.max(1).into()).collect();
@@ -180,7 +180,7 @@ impl Ledger {
         }
     }
 
-    /// What leases could take from an empty node.
+    /// Resources of the node when no lease holds any.
     pub fn capacity(&self) -> Capacity {
         Capacity {
             cores: self.leasable_cores(),
@@ -190,7 +190,7 @@ impl Ledger {
         }
     }
 
-    /// What leases could take now.
+    /// Resources that are free now.
     pub fn free(&self) -> Capacity {
         Capacity {
             cores: self.free_cores.len() as u16,
@@ -205,17 +205,20 @@ impl Ledger {
         self.kept.union(&self.free_cores).copied().collect()
     }
 
-    /// What a lease holds.
+    /// Returns the resources that a lease holds, if any.
     pub fn held(&self, lease: &LeaseId) -> Option<&Reservation> {
         self.held.get(lease)
     }
 
-    /// Leases that hold something.
+    /// Number of leases that hold resources.
     pub fn leases(&self) -> usize {
         self.held.len()
     }
 
-    /// Takes what the request asks for, all of it or nothing.
+    /// Reserves everything that the request asks for, or nothing.
+    ///
+    /// # Errors
+    /// [`LedgerError`], without a change to the ledger.
     pub fn reserve(&mut self, lease: LeaseId, request: &LeaseRequest) -> Result<&Reservation, LedgerError> {
         validate(request)?;
         if self.held.contains_key(&lease) {
@@ -247,11 +250,11 @@ impl Ledger {
             "",
         )?;
         let memory_bytes = self.memory_for(request, mode)?;
-        // Everything fits: from here on nothing fails, so that nothing is half taken.
+        // All checks have passed. Nothing fails from here on, so a reservation is never partial.
         let mut cores = Vec::new();
         let mut places = 0;
         if mode == Mode::Hot {
-            // The highest numbers first: interrupts and daemons tend to sit on the low ones.
+            // Take the highest numbers first, because interrupts and daemons tend to use the low ones.
             for _ in 0..cores_of(request) {
                 cores.extend(self.free_cores.pop_last());
             }
@@ -275,7 +278,7 @@ impl Ledger {
         Ok(self.held.entry(lease).or_insert(reservation))
     }
 
-    /// Gives back everything that a lease holds; none when it holds nothing (any more).
+    /// Frees all resources of a lease and returns them, or `None` if it holds none.
     pub fn release(&mut self, lease: &LeaseId) -> Option<Reservation> {
         let reservation = self.held.remove(lease)?;
         self.free_cores.extend(&reservation.cores);
@@ -322,11 +325,12 @@ impl Ledger {
     }
 }
 
-/// What a lease that names no memory would get on a node with this capacity, of which this is free.
+/// Returns the bytes of memory that a lease without a memory request would get, on a node with this capacity and these
+/// free resources.
 pub fn share_of(request: &LeaseRequest, capacity: &Capacity, free: &Capacity) -> u64 {
     let hot = request.mode != Mode::Warm && cores_of(request) <= u64::from(free.cores);
     let mode = if hot { Mode::Hot } else { Mode::Warm };
-    // One more than can be leased: the core that is kept.
+    // Include the one core that is never leased.
     let all_cores = u64::from(capacity.cores) + 1;
     let share = share(request, mode, capacity.memory_bytes, all_cores, capacity.workers.into());
     share
@@ -334,8 +338,8 @@ pub fn share_of(request: &LeaseRequest, capacity: &Capacity, free: &Capacity) ->
         .max(LEAST_WORKER_BYTES * u64::from(request.workers))
 }
 
-/// A lease's part of the memory: its part of all cores (the kept ones too, for theirs is what warm leases find when
-/// every other core is hot), or of the warm workers.
+/// Returns a lease's share of the memory in bytes: its share of all cores if hot, or of all warm workers. The cores
+/// that are never leased count too, because their memory is left for warm leases when every other core is hot.
 fn share(request: &LeaseRequest, mode: Mode, memory_bytes: u64, all_cores: u64, all_workers: u64) -> u64 {
     let (asked, all) = match mode {
         Mode::Hot => (cores_of(request), all_cores),
@@ -348,12 +352,10 @@ fn count<T>(all: impl IntoIterator<Item = T>) -> u16 {
     u16::try_from(all.into_iter().count()).unwrap_or(u16::MAX)
 }
 
-/// GPUs of all workers together.
 pub(crate) fn gpus_of(request: &LeaseRequest) -> u64 {
     u64::from(request.workers) * u64::from(request.gpus_per_worker)
 }
 
-/// Cores of all workers together.
 pub(crate) fn cores_of(request: &LeaseRequest) -> u64 {
     u64::from(request.workers) * u64::from(request.cores_per_worker)
 }

@@ -1,20 +1,21 @@
-//! Pure lease policy: capability tokens, lease state machine, resource ledger, placement and billing arithmetic.
+//! Lease policy as pure functions: capability tokens, the lease state machine, the resource ledger, placement and
+//! billing.
 //!
-//! No I/O, no clock, no randomness: time comes in as milliseconds, random bytes as bytes, and what should be done comes
-//! out as a value. The daemons and the simulator run the same code.
+//! The crate does no I/O, reads no clock and draws no random numbers. Time is a parameter in milliseconds, random bytes
+//! are a parameter, and the action to take is a return value. The daemons and the simulator run the same code.
 //!
 //! - [`key`]: Ed25519 keys, and their encodings for TLS raw public keys;
-//! - [`token`]: signing and checking of tokens, hellos and verdicts; [`replay`] remembers hellos that were seen;
-//! - [`delegation`]: parts of a lease in other hands;
-//! - [`direct`]: leasing straight from nodes under an allowance;
-//! - [`state`]: the life of one lease by its node's monotonic clock;
-//! - [`ledger`]: what one node has and who holds it;
-//! - [`placement`]: which node should get a lease, and [`gang`] how many of its workers;
-//! - [`health`]: which nodes keep failing, and get none for a while;
-//! - [`billing`]: what a lease used, and what it costs;
-//! - [`quota`]: what a tenant may hold and spend;
-//! - [`rendezvous`]: a manager's word that ranks may meet there;
-//! - [`admission`]: how many may stand at a door who have shown nothing yet.
+//! - [`token`]: signatures and checks of tokens, hellos and verdicts; [`replay`] remembers used hellos;
+//! - [`delegation`]: parts of a lease that are delegated to other keys;
+//! - [`direct`]: leasing from nodes directly under an allowance;
+//! - [`state`]: the states of one lease, by its node's monotonic clock;
+//! - [`ledger`]: the resources of one node and the leases that hold them;
+//! - [`placement`]: the choice of nodes for a lease; [`gang`] divides a gang among nodes;
+//! - [`health`]: suspension of nodes that fail repeatedly;
+//! - [`billing`]: metered usage and its cost;
+//! - [`quota`]: limits on what a tenant may hold and spend;
+//! - [`rendezvous`]: a manager's voucher for the server where ranks meet;
+//! - [`admission`]: limits on unauthenticated connections.
 
 pub mod admission;
 pub mod billing;

@@ -1,4 +1,4 @@
-//! Which nodes to offer a lease to, in which order. A choice only: the node alone allocates, and may refuse.
+//! Chooses the nodes to which a lease is offered, and their order. Only the node allocates, and it may refuse.
 
 use dayfly_protocol::api::{Capacity, LeaseRequest, Mode};
 use dayfly_protocol::error::{Code, Failure};
@@ -6,104 +6,104 @@ use dayfly_protocol::ids::NodeId;
 
 use crate::ledger::{LedgerError, cores_of, gpus_of, validate};
 
-/// A node as placement sees it.
+/// A node, as placement knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
-    /// Which.
+    /// Id of the node.
     pub node: NodeId,
-    /// Whether it takes leases: connected, heard from in time, not leaving.
+    /// Whether it takes leases: it is connected, sends heartbeats and is not leaving.
     pub up: bool,
-    /// What it has.
+    /// Total resources.
     pub capacity: Capacity,
-    /// What is free, as last heard.
+    /// Free resources, as last reported.
     pub free: Capacity,
 }
 
-/// Why no node can take a lease.
+/// Why a lease cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// The request itself.
+    /// The request is invalid.
     #[error(transparent)]
     Invalid(#[from] LedgerError),
-    /// Nobody is here.
+    /// No node is connected.
     #[error("no node is connected to this manager; start one with `dayfly node`, or wait for one to come back")]
     NoNodes,
-    /// The wanted node is not here.
+    /// The requested node is not connected.
     #[error("node {0} is not connected to this manager; `dayfly status` lists those that are")]
     UnknownNode(NodeId),
-    /// A gang is to be on one fabric.
+    /// A gang must run on one fabric, and no node reports a fabric.
     #[error(
         "no node of this manager says which fabric it is on; start nodes with --on-fabric NAME (or --fabric), or ask for another placement"
     )]
     NoFabric,
-    /// Would fit when others are gone.
+    /// The request would fit on a node with nothing leased.
     #[error(
         "no node has {workers} {mode} workers of {cores_per_worker} cores{gpus} with {memory_bytes} bytes free now ({nodes} up); try later or ask for less"
     )]
     NoCapacity {
-        /// Asked.
+        /// Requested workers.
         workers: u16,
-        /// Asked.
+        /// Requested mode.
         mode: &'static str,
-        /// Asked.
+        /// Requested cores of each worker.
         cores_per_worker: u16,
-        /// Asked, in words; empty for none.
+        /// Requested GPUs for the message; empty for none.
         gpus: String,
-        /// Asked.
+        /// Requested memory.
         memory_bytes: u64,
         /// Nodes that are up.
         nodes: usize,
     },
-    /// Would fit nowhere, ever.
+    /// The request exceeds the capacity of every node.
     #[error(
         "{workers} {mode} workers of {cores_per_worker} cores{gpus} with {memory_bytes} bytes are more than any node has \
          (the largest: {} cores, {} warm workers, {} bytes, {} GPUs); ask for less or split the lease",
         largest.cores, largest.workers, largest.memory_bytes, largest.gpus
     )]
     TooLarge {
-        /// Asked.
+        /// Requested workers.
         workers: u16,
-        /// Asked.
+        /// Requested mode.
         mode: &'static str,
-        /// Asked.
+        /// Requested cores of each worker.
         cores_per_worker: u16,
-        /// Asked, in words; empty for none.
+        /// Requested GPUs for the message; empty for none.
         gpus: String,
-        /// Asked.
+        /// Requested memory.
         memory_bytes: u64,
-        /// Most that any node has of each.
+        /// The largest amount of each resource on any node.
         largest: Capacity,
     },
-    /// A gang would fit when others are gone.
+    /// The gang would fit if nothing were leased.
     #[error(
         "a gang of {workers} {mode} workers, {place}, finds no room now: there is room for {room} on {nodes} nodes; try later, \
          wait for room, or ask for fewer"
     )]
     NoRoomForGang {
-        /// Asked.
+        /// Requested workers.
         workers: u16,
-        /// Asked.
+        /// Requested mode.
         mode: &'static str,
-        /// Asked.
+        /// Requested placement, for the message.
         place: &'static str,
-        /// Workers that would find room.
+        /// Workers that would fit now.
         room: usize,
         /// Nodes that are up.
         nodes: usize,
     },
-    /// A gang would fit nowhere, ever.
+    /// The gang exceeds the capacity of all nodes together.
     #[error(
         "a gang of {workers} {mode} workers, {place}, is too large: when nobody else is there, there is room for {room} on \
          {nodes} nodes; ask for fewer"
     )]
     GangTooLarge {
-        /// Asked.
+        /// Requested workers.
         workers: u16,
-        /// Asked.
+        /// Requested mode.
         mode: &'static str,
-        /// Asked.
+        /// Requested placement, for the message.
         place: &'static str,
-        /// Workers that would find room if nobody else were there.
+        /// Workers that would fit if nothing were leased.
         room: usize,
         /// Nodes that are up.
         nodes: usize,
@@ -111,7 +111,7 @@ pub enum PlacementError {
 }
 
 impl PlacementError {
-    /// The code under which a client hears of it.
+    /// The error code that a client receives.
     pub fn code(&self) -> Code {
         match self {
             Self::Invalid(error) => error.code(),
@@ -128,9 +128,9 @@ impl From<PlacementError> for Failure {
     }
 }
 
-/// Nodes that should be able to take the lease, best first. Hot leases go where they leave the fewest cores over, so
-/// that large holes stay large; warm ones where the most workers are free, so that sleepers spread. `spin` (any
-/// number) decides between equals, so that equal nodes take turns.
+/// Returns the nodes that should be able to take the lease, best first. Hot leases go where they leave the fewest free
+/// cores, so that large nodes stay free. Warm leases go where the most workers are free, so that load spreads. `spin`
+/// (any number) breaks ties, so that equal nodes take turns.
 pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<NodeId>, PlacementError> {
     validate(request)?;
     let up = eligible(request, nodes)?;
@@ -144,7 +144,7 @@ pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<N
     let count = fitting.len() as u64;
     fitting.sort_by_key(|(view, _)| view.node);
     fitting.rotate_left((spin % count) as usize);
-    // Stable, so that the rotation decides between equals; every hot place comes before any warm one.
+    // The sort is stable, so that the rotation breaks ties. Every hot placement precedes any warm one.
     fitting.sort_by_key(|(view, mode)| match mode {
         Mode::Hot => (0, u64::from(view.free.cores)),
         _ => (1, u64::from(u16::MAX - view.free.workers)),
@@ -152,7 +152,7 @@ pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<N
     Ok(fitting.into_iter().map(|(view, _)| view.node).collect())
 }
 
-/// The nodes that may be asked at all, whatever they have free: at least one.
+/// Returns the nodes that may be asked, whatever they have free; at least one.
 pub(crate) fn eligible<'a>(request: &LeaseRequest, nodes: &'a [View]) -> Result<Vec<&'a View>, PlacementError> {
     let up: Vec<&View> = nodes
         .iter()
@@ -166,7 +166,7 @@ pub(crate) fn eligible<'a>(request: &LeaseRequest, nodes: &'a [View]) -> Result<
     Ok(up)
 }
 
-/// A mode, as refusals name it.
+/// Returns the mode's name for messages.
 pub(crate) fn in_words(mode: Mode) -> &'static str {
     match mode {
         Mode::Hot => "hot",
@@ -175,7 +175,7 @@ pub(crate) fn in_words(mode: Mode) -> &'static str {
     }
 }
 
-/// How a request would run in this capacity, if it fits.
+/// Returns the mode in which a request would run with these resources, or `None` if it does not fit.
 pub(crate) fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode> {
     if request.memory_bytes > capacity.memory_bytes || gpus_of(request) > capacity.gpus.into() {
         return None;

@@ -1,23 +1,23 @@
-//! What a tenant may hold and spend.
+//! Limits on what a tenant may hold and spend.
 
 use dayfly_protocol::accounts::TenantSpec;
 use dayfly_protocol::error::{Code, Failure};
 
-/// What leases hold together.
+/// Resources that leases hold together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Held {
-    /// How many they are.
+    /// Number of leases.
     pub leases: u32,
-    /// Their workers.
+    /// Number of workers.
     pub workers: u32,
-    /// Cores of all workers, whether they own or share them.
+    /// Cores of all workers, both exclusive and shared.
     pub cores: u32,
-    /// Their memory.
+    /// Memory in bytes.
     pub memory_bytes: u64,
 }
 
 impl Held {
-    /// What one lease holds.
+    /// Returns the resources of one lease.
     pub fn by_one(workers: u16, cores_per_worker: u16, memory_bytes: u64) -> Self {
         Self {
             leases: 1,
@@ -27,7 +27,7 @@ impl Held {
         }
     }
 
-    /// Both together.
+    /// Returns the sum. Saturates.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Held {
         }
     }
 
-    /// What is left when these are gone.
+    /// Returns the difference. Saturates at 0.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         Self {
@@ -50,38 +50,38 @@ impl Held {
     }
 }
 
-/// Why a tenant gets nothing (more).
+/// Why a tenant gets no further resources.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
-    /// For whatever reason.
+    /// An administrator suspended the tenant.
     #[error("the tenant `{0}` is suspended; ask an administrator of this site")]
     Suspended(String),
-    /// No money.
+    /// The budget is spent.
     #[error(
         "the tenant `{tenant}` has spent {spent} of its budget of {budget} (billionths of the site's unit of account); \
          ask an administrator of this site for more"
     )]
     Spent {
-        /// Who.
+        /// Name of the tenant.
         tenant: String,
-        /// What.
+        /// Amount spent, in billionths.
         spent: u64,
-        /// Of what.
+        /// Budget, in billionths.
         budget: u64,
     },
-    /// Too much at a time.
+    /// A quota would be exceeded.
     #[error(
         "the tenant `{tenant}` holds {held} {what} and wants {wanted} more, of at most {most}; release a lease, or ask \
          for less"
     )]
     Holds {
-        /// Who.
+        /// Name of the tenant.
         tenant: String,
-        /// Of what.
+        /// Name of the resource.
         what: &'static str,
-        /// Now.
+        /// Amount held now.
         held: u64,
-        /// More.
+        /// Additional amount requested.
         wanted: u64,
         /// The quota.
         most: u64,
@@ -94,7 +94,7 @@ impl From<QuotaError> for Failure {
     }
 }
 
-/// Whether a tenant that has spent so much may go on at all.
+/// Checks that a tenant that has spent `spent` billionths is neither suspended nor over budget.
 pub fn may_spend(tenant: &str, spec: &TenantSpec, spent: u64) -> Result<(), QuotaError> {
     if spec.suspended {
         return Err(QuotaError::Suspended(tenant.to_owned()));
@@ -109,7 +109,7 @@ pub fn may_spend(tenant: &str, spec: &TenantSpec, spent: u64) -> Result<(), Quot
     }
 }
 
-/// Whether a tenant that holds so much may hold as much more.
+/// Checks that a tenant that holds `held` may hold `wanted` more.
 pub fn may_hold(tenant: &str, spec: &TenantSpec, held: Held, wanted: Held) -> Result<(), QuotaError> {
     let quota = &spec.quota;
     let bounds = [

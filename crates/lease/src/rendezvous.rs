@@ -1,26 +1,26 @@
-//! A manager's word that a rendezvous is its own.
+//! A manager's voucher for a rendezvous server.
 //!
-//! Where ranks have no network their node joins for them, and does so only where a manager that it trusts says that groups may
-//! meet. It knows that by a signature which travels with the address, and asks nobody.
+//! A node joins groups for ranks that have no network, but only at a server that a trusted manager vouches for. The
+//! voucher is a signature that travels with the address, so the node checks it without a request.
 
 use dayfly_protocol::api::RendezvousAddress;
 use dayfly_protocol::ids::PublicKey;
 
 use crate::key::{SigningKey, verify};
 
-/// What is signed begins with this, so that it is nothing else that a manager signs.
+/// Prefix of the signed bytes, so that no other signature of a manager can pass as a voucher.
 const LABEL: &[u8] = b"dayfly rendezvous 1\0";
 
 fn signed(address: &str, key: &PublicKey) -> Vec<u8> {
     [LABEL, &key.0, address.as_bytes()].concat()
 }
 
-/// The word of the manager with this key, in hexadecimal.
+/// Returns the manager's voucher in hexadecimal.
 pub fn vouch(manager: &SigningKey, address: &str, key: &PublicKey) -> String {
     hex::encode(manager.sign(&signed(address, key)))
 }
 
-/// Whether the manager with this key said so.
+/// Whether the manager with this key signed the voucher.
 pub fn is_vouched(place: &RendezvousAddress, manager: &PublicKey) -> bool {
     let mut signature = [0; 64];
     hex::decode_to_slice(&place.voucher, &mut signature).is_ok()

@@ -1,9 +1,10 @@
-//! Remembers the hellos that were seen, so that each opens one connection and no second.
+//! Remembers used hellos, so that each opens at most one connection.
 //!
-//! Hellos are counted by tenant, and within a tenant by lease. When the memory is full, whoever has the most of it pays: a hello
-//! of another takes the place of the oldest of theirs, and hellos of that lease which are as old as that are believed no more. So
-//! a flood is at the cost of the lease that sends it: shares are max-min fair, as in the longest-queue drop of Suter et al.,
-//! "Design considerations for supporting TCP with per-flow queueing" (INFOCOM 1998).
+//! Hellos are counted by tenant, and within a tenant by lease. When the memory is full, a hello of another lease
+//! replaces the oldest hello of the lease with the most. From then on, hellos of that lease which are as old or older
+//! are refused. A flood is therefore at the expense of the lease that sends it: shares are max-min fair, as in the
+//! longest-queue drop of Suter et al., "Design considerations for supporting TCP with per-flow queueing" (INFOCOM
+//! 1998).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -12,39 +13,38 @@ use dayfly_protocol::ids::{ChannelId, LeaseId, TenantId};
 
 use crate::token::TokenError;
 
-/// Most hellos remembered, of all tenants together: at some 80 bytes each 10 MiB at worst, and 1,000 connections a second
-/// under a tolerance of 60 s each way.
+/// Most hellos remembered, for all tenants together. At about 80 bytes each they take at most 10 MiB. They allow 1,000
+/// connections per second at a tolerance of 60 s in each direction.
 pub const DEFAULT_CAPACITY: usize = 120_000;
-/// Between two looks for hellos that are too old, in parts of the tolerance: so much of the memory may be stale.
+/// Expired hellos are removed at this fraction of the tolerance, so at most that part of the memory is stale.
 const LOOKS: u64 = 64;
 
-/// Channel ids of the hellos that are still fresh enough to be believed. A hello that is older is refused for its
-/// age, so its id can be forgotten.
+/// Channel ids of recent hellos. An older hello is refused because of its age, so its id can be forgotten.
 #[derive(Debug)]
 pub struct ReplayWindow {
     tolerance_ms: u64,
     capacity: usize,
     tenants: Shares<TenantId, Shares<LeaseId, Seen>>,
-    /// Ids of hellos sent before this were forgotten; they stay refused even when the wall clock is set back.
+    /// Ids of hellos sent before this time were forgotten. Such hellos stay refused even if the wall clock is set back.
     forgotten_before_ms: u64,
     looked_at_ms: u64,
 }
 
-/// Hellos of one lease.
+/// Used hellos of one lease.
 #[derive(Debug, Default)]
 struct Seen {
     channels: HashSet<ChannelId>,
     by_age: BTreeSet<(u64, ChannelId)>,
-    /// As that of the window, for this lease alone: others took the place of its older hellos.
+    /// As the window's, for this lease only: other leases' hellos replaced its older ones.
     forgotten_before_ms: u64,
 }
 
-/// Something that is counted.
+/// A share that can be counted.
 trait Count {
     fn count(&self) -> usize;
 }
 
-/// Who has how many, and who has the most.
+/// Shares by key, ordered by size.
 #[derive(Debug)]
 struct Shares<K, V> {
     of: BTreeMap<K, V>,
@@ -75,7 +75,7 @@ impl Count for Seen {
 }
 
 impl<K: Ord + Copy, V: Count + Default> Shares<K, V> {
-    /// Changes a share, and counts it anew.
+    /// Changes a share and updates its count.
     fn change<T>(&mut self, key: K, change: impl FnOnce(&mut V) -> T) -> T {
         let share = self.of.entry(key).or_default();
         let before = share.count();
@@ -89,12 +89,12 @@ impl<K: Ord + Copy, V: Count + Default> Shares<K, V> {
         changed
     }
 
-    /// Whoever has the most, and how many that is.
+    /// Returns the size and the key of the largest share.
     fn largest(&self) -> Option<(usize, K)> {
         self.by_count.last().copied()
     }
 
-    /// Changes every share, counts them anew and drops those that are not to be kept.
+    /// Changes all shares, updates their counts and drops those for which `keep` returns false.
     fn retain(&mut self, mut keep: impl FnMut(&mut V) -> bool) {
         self.of.retain(|_, share| keep(share));
         self.by_count = self.of.iter().map(|(key, share)| (share.count(), *key)).collect();
@@ -103,7 +103,7 @@ impl<K: Ord + Copy, V: Count + Default> Shares<K, V> {
 }
 
 impl Seen {
-    /// Forgets hellos that were sent before this.
+    /// Forgets hellos sent before `oldest_ms`. Returns the time of the last one forgotten.
     fn forget(&mut self, oldest_ms: u64) -> Option<u64> {
         let mut last = None;
         while let Some(&(sent_at_ms, channel)) = self.by_age.first() {
@@ -117,7 +117,7 @@ impl Seen {
         last
     }
 
-    /// Gives the place of the oldest to somebody else.
+    /// Forgets the oldest hello, to make room for another lease's.
     fn give_up_oldest(&mut self) {
         if let Some((sent_at_ms, channel)) = self.by_age.pop_first() {
             self.channels.remove(&channel);
@@ -127,7 +127,8 @@ impl Seen {
 }
 
 impl ReplayWindow {
-    /// Believes hellos whose clock is at most `tolerance_ms` away from the node's, and remembers `capacity` of them.
+    /// Returns a window that accepts hellos whose timestamp is at most `tolerance_ms` from the node's clock, and that
+    /// remembers `capacity` of them.
     pub fn new(tolerance_ms: u64, capacity: usize) -> Self {
         Self {
             tolerance_ms,
@@ -138,17 +139,17 @@ impl ReplayWindow {
         }
     }
 
-    /// Hellos remembered now.
+    /// Number of hellos remembered.
     pub fn len(&self) -> usize {
         self.tenants.total
     }
 
-    /// Whether none is remembered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Accepts a hello once. Call it last, when its signatures are verified, so that a forger can fill nobody's share.
+    /// Accepts a hello once. Call it last, after the signatures are verified, so that a forger cannot use up a tenant's
+    /// share.
     pub fn accept(&mut self, hello: &Hello, now_ms: u64) -> Result<(), TokenError> {
         let (tenant, lease) = (hello.token.tenant, hello.token.lease);
         self.accept_of(tenant, lease, hello.channel, hello.sent_at_ms.get(), now_ms)
@@ -187,13 +188,13 @@ impl ReplayWindow {
         Ok(())
     }
 
-    /// Forgets the oldest hello of whoever has the most, unless that is this lease or would be.
+    /// Forgets the oldest hello of the lease with the most, unless that is this lease or would be.
     fn make_room(&mut self, tenant: TenantId, lease: LeaseId) -> Result<(), TokenError> {
         let refused = || self.too_many();
         let own = |shares: Option<usize>| shares.unwrap_or(0);
         let leases = self.tenants.of.get(&tenant);
         let (most, largest) = self.tenants.largest().ok_or_else(refused)?;
-        // Equals take nothing from each other, but for their own.
+        // Tenants with equal shares take nothing from each other, only from their own leases.
         let victim = if own(leases.map(|leases| leases.total)) + 1 < most {
             largest
         } else {
@@ -242,7 +243,7 @@ impl ReplayWindow {
     }
 }
 
-/// Whether a hello of this age could be believed.
+/// Checks that a hello's timestamp is within the tolerance.
 pub fn check_age(sent_at_ms: u64, now_ms: u64, tolerance_ms: u64) -> Result<(), TokenError> {
     if sent_at_ms.abs_diff(now_ms) > tolerance_ms {
         return Err(too_far(sent_at_ms, now_ms, tolerance_ms));

@@ -71,7 +71,7 @@ fn flood_of_one_lease_costs_that_lease_alone() {
         assert_eq!(window.accept_of(other, LEASE, channel(number), 5_000, 5_000), Ok(()));
     }
     assert_eq!(window.len(), 100);
-    // What it sent is good for nothing a second time, remembered or not.
+    // None of its hellos is accepted a second time, remembered or not.
     for number in 0..200 {
         assert!(accept(&mut window, number, 5_000, 5_000).is_err());
     }
@@ -107,7 +107,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever is sent, in whatever order, under whatever clock: each hello opens one connection.
+    /// Whatever is sent, in any order and under any clock, each hello opens at most one connection.
     #[test]
     fn no_hello_is_accepted_twice_and_memory_is_bounded(steps in prop::collection::vec(step(), 0..300)) {
         let mut window = ReplayWindow::new(50, 12);
@@ -127,7 +127,7 @@ proptest! {
         }
     }
 
-    /// Who sends no more than an even share is never refused, however much the others send.
+    /// A sender that stays within an even share is never refused, however much the others send.
     #[test]
     fn even_share_is_never_refused(flood in prop::collection::vec((1..4u8, 0..3u8), 0..400), every in 1..8usize) {
         let mut window = ReplayWindow::new(1_000, 40);
@@ -143,7 +143,7 @@ proptest! {
                 prop_assert_eq!(accepted, Ok(()));
             }
         }
-        // And nothing of it was forgotten.
+        // None of its hellos was forgotten.
         for number in 1..=sent.get(&0).copied().unwrap_or(0) {
             let again = window.accept_of(TenantId([0; 16]), LEASE, channel(number), 5_000, 5_000);
             prop_assert_eq!(again, Err(TokenError::Replayed));

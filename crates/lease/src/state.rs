@@ -1,4 +1,4 @@
-//! The life of one lease, by its node's monotonic clock in milliseconds.
+//! The states of one lease, by its node's monotonic clock in milliseconds.
 //!
 //! ```text
 //! granted --first channel--> active --expiry, idle--> expired | released
@@ -10,32 +10,32 @@
 use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
-/// A call that runs at expiry may go on for this long before its worker is killed.
+/// Milliseconds that a call running at expiry may continue before its worker is killed.
 pub const DEFAULT_GRACE_MS: u64 = 2_000;
-/// A grant that nobody uses for this long is taken back: twice what a cold Python client needs to import and connect
-/// on a slow file system.
+/// Milliseconds after which an unused grant expires: twice the time that a cold Python client needs to import and
+/// connect on a slow file system.
 pub const DEFAULT_START_BY_MS: u64 = 30_000;
 
-/// Where a lease is in its life.
+/// State of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Capacity is held and nobody came yet.
+    /// Resources are held, and the lease has not been used.
     Granted,
     /// Used at least once.
     Active,
-    /// Given back by its holder, or idle.
+    /// Released by its holder, or idle for too long.
     Released,
-    /// Its time is over, or nobody came in time.
+    /// Its time is over, or it was not used in time.
     Expired,
     /// Ended by an operator.
     Revoked,
-    /// Its node or its executor is gone.
+    /// Its node or its executor was lost.
     Lost,
 }
 
 impl State {
-    /// Its name on the wire and in the store.
+    /// The state's name on the wire and in the store.
     pub fn name(self) -> &'static str {
         match self {
             Self::Granted => "granted",
@@ -47,7 +47,7 @@ impl State {
         }
     }
 
-    /// The state with this name.
+    /// Returns the state with this name, or `None`.
     pub fn from_name(name: &str) -> Option<Self> {
         [
             Self::Granted,
@@ -61,56 +61,56 @@ impl State {
         .find(|state| state.name() == name)
     }
 
-    /// Whether it holds capacity.
+    /// Whether the lease holds resources.
     pub fn is_live(self) -> bool {
         matches!(self, Self::Granted | Self::Active)
     }
 }
 
-/// What was agreed.
+/// Terms of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
     /// Length from first use.
     pub duration_ms: u64,
-    /// Time to the first use.
+    /// Time until the first use, after which an unused lease expires.
     pub start_by_ms: u64,
-    /// Time without a channel, once there was one, after which it is released; 0 for never.
+    /// Time without a channel after which a used lease is released; 0 for never.
     pub idle_release_ms: u64,
-    /// What a running call gets at expiry.
+    /// Time that a running call may take after expiry.
     pub grace_ms: u64,
 }
 
-/// What to do now.
+/// Action that the node must take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Time is over: let no new call begin, and let the running ones end by this time.
+    /// The lease's time is over: start no new call, and let running calls end by this time.
     Drain {
         /// By the node's monotonic clock.
         until_ms: u64,
     },
-    /// The lease has ended: close its channels, end its executor, give its capacity back.
+    /// The lease has ended: close its channels, end its executor and free its resources.
     End(State),
 }
 
-/// Why a lease does not do what was asked.
+/// Why a lease refuses an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LeaseError {
-    /// It has ended.
+    /// The lease has ended.
     #[error("the lease is {}; lease again", .0.name())]
     Ended(State),
-    /// Its time is over and the grace for running calls has begun.
+    /// The lease has expired, and only running calls continue.
     #[error("the lease has expired and only finishes its running calls; lease again")]
     Draining,
-    /// It was taken back and the grace for running calls has begun.
+    /// The lease was recalled, and only running calls continue.
     #[error("the lease is being taken back and only finishes its running calls; lease again")]
     Recalled,
-    /// No time at all.
+    /// The requested duration is 0.
     #[error("a lease of 0 ms; ask for at least 1 ms")]
     NoDuration,
 }
 
 impl LeaseError {
-    /// The code under which a peer hears of it.
+    /// The error code that a peer receives.
     pub fn code(self) -> Code {
         match self {
             Self::Ended(State::Expired) | Self::Draining => Code::LeaseExpired,
@@ -126,24 +126,24 @@ impl From<LeaseError> for Failure {
     }
 }
 
-/// One lease on its node. All times are the node's monotonic milliseconds.
+/// One lease on its node. All times are in milliseconds by the node's monotonic clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     terms: Terms,
     state: State,
-    /// End of life: the start-by time while granted, else the expiry.
+    /// The start-by time while granted, afterwards the expiry.
     ends_at_ms: u64,
     first_use_ms: Option<u64>,
     ended_at_ms: Option<u64>,
     channels: u32,
     idle_since_ms: Option<u64>,
     draining: bool,
-    /// How it ends when its time is over: `expired`, or `revoked` once it was recalled.
+    /// State at the end of its time: `expired`, or `revoked` after a recall.
     ends_as: State,
 }
 
 impl Lease {
-    /// A lease granted now.
+    /// Returns a lease granted now.
     pub fn grant(terms: Terms, now_ms: u64) -> Result<Self, LeaseError> {
         if terms.duration_ms == 0 {
             return Err(LeaseError::NoDuration);
@@ -161,17 +161,16 @@ impl Lease {
         })
     }
 
-    /// Where it is.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Channels open now.
+    /// Number of open channels.
     pub fn channels(&self) -> u32 {
         self.channels
     }
 
-    /// A channel wants to open. True for the first one, with which the lease's time begins.
+    /// Records an open channel. Returns true for the first use, which starts the lease's duration.
     pub fn open_channel(&mut self, now_ms: u64) -> Result<bool, LeaseError> {
         let first = self.use_now(now_ms)?;
         self.channels += 1;
@@ -179,7 +178,7 @@ impl Lease {
         Ok(first)
     }
 
-    /// A channel closed.
+    /// Records a closed channel.
     pub fn close_channel(&mut self, now_ms: u64) {
         self.channels = self.channels.saturating_sub(1);
         if self.channels == 0 && self.state == State::Active {
@@ -198,7 +197,7 @@ impl Lease {
         Ok(first)
     }
 
-    /// Whether it may be used now.
+    /// Checks that the lease may be used now.
     pub fn check(&self, now_ms: u64) -> Result<(), LeaseError> {
         match self.state {
             State::Granted | State::Active if self.ends_as == State::Revoked => Err(LeaseError::Recalled),
@@ -209,7 +208,7 @@ impl Lease {
         }
     }
 
-    /// Counts the length anew from now. A lease that drains is past saving: its workers were told to stop.
+    /// Restarts the duration from now. A draining lease cannot be renewed, because its workers are already stopping.
     pub fn renew(&mut self, now_ms: u64, duration_ms: u64) -> Result<(), LeaseError> {
         if duration_ms == 0 {
             return Err(LeaseError::NoDuration);
@@ -222,8 +221,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Takes it back: no new call, and what runs may end within `grace_ms`. It ends as `revoked`. A second recall can only
-    /// shorten the grace; a lease whose time was over keeps the grace that it has, if that is shorter.
+    /// Recalls the lease: it starts no new call, running calls may continue for `grace_ms`, and it ends as `revoked`. A
+    /// second recall, or the recall of an expired lease, can only shorten the grace.
     pub fn recall(&mut self, now_ms: u64, grace_ms: u64) {
         if !self.state.is_live() {
             return;
@@ -238,17 +237,17 @@ impl Lease {
         self.ends_as = State::Revoked;
     }
 
-    /// How it ends when its time is over.
+    /// The state in which it will end when its time is over.
     pub fn ends_as(&self) -> State {
         self.ends_as
     }
 
-    /// Whether it only finishes its running calls.
+    /// Whether only running calls continue.
     pub fn is_draining(&self) -> bool {
         self.state.is_live() && self.draining
     }
 
-    /// Ends it as `released`, `revoked` or `lost`. False when it had ended already: the first cause stands.
+    /// Ends the lease as `released`, `revoked` or `lost`. Returns false, and changes nothing, if it has already ended.
     pub fn end(&mut self, state: State, now_ms: u64) -> bool {
         if !self.state.is_live() || state.is_live() {
             return false;
@@ -258,8 +257,8 @@ impl Lease {
         true
     }
 
-    /// What time demands. `busy` tells whether a call runs. Call it whenever [`Lease::next_at`] has come, and when a
-    /// draining lease's last call ends.
+    /// Returns the action that is due. `busy` states whether a call is running. Call it at [`Lease::next_at`], and when
+    /// the last call of a draining lease ends.
     pub fn tick(&mut self, now_ms: u64, busy: bool) -> Option<Step> {
         if !self.state.is_live() {
             return None;
@@ -280,7 +279,7 @@ impl Lease {
         None
     }
 
-    /// When [`Lease::tick`] will next have something to say if nothing else happens.
+    /// Returns when [`Lease::tick`] must be called next if nothing else happens, or `None` after the end.
     pub fn next_at(&self) -> Option<u64> {
         if !self.state.is_live() {
             return None;
@@ -302,7 +301,7 @@ impl Lease {
             .map(|since| since.saturating_add(self.terms.idle_release_ms))
     }
 
-    /// Milliseconds left. Before first use, the full length.
+    /// Returns the remaining milliseconds; before first use, the full length.
     pub fn remaining_ms(&self, now_ms: u64) -> u64 {
         match self.state {
             State::Granted => self.terms.duration_ms,
@@ -311,7 +310,7 @@ impl Lease {
         }
     }
 
-    /// Milliseconds since first use, up to its end: what allocation is billed by.
+    /// Returns the milliseconds from first use to the end or to now. Allocation is billed by them.
     pub fn allocated_ms(&self, now_ms: u64) -> u64 {
         self.first_use_ms
             .map_or(0, |first| self.ended_at_ms.unwrap_or(now_ms).saturating_sub(first))
@@ -395,7 +394,7 @@ mod tests {
         assert_eq!(lease.next_at(), Some(1_100));
         lease.recall(300, 0);
         assert_eq!(lease.tick(300, true), Some(Step::End(State::Revoked)));
-        // Nor does a recall give more time to a lease whose own is over.
+        // A recall does not give more time to an expired lease.
         let mut expiring = active_at(0);
         assert_eq!(expiring.tick(1_000, true), Some(Step::Drain { until_ms: 1_050 }));
         expiring.recall(1_010, 5_000);

@@ -1,4 +1,5 @@
-//! Capabilities: the signed token that is a lease, the signed hello that uses it, the signed verdict that answers.
+//! Capabilities: the signed token that represents a lease, the signed hello that uses it, and the node's signed
+//! verdict.
 
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::Sandbox;
@@ -14,112 +15,112 @@ use zerocopy::FromZeros;
 use crate::key::{SigningKey, key_id, verify};
 use crate::replay::check_age;
 
-/// Precedes what a verdict signs: a node's key also signs tokens when there is no manager, and neither signature may
-/// ever pass for the other.
+/// Prefix of the bytes that a verdict signs. Without a manager, a node's key also signs tokens, and neither signature
+/// may pass as the other.
 const VERDICT_DOMAIN: &[u8; 16] = b"dayfly verdict 1";
 
-/// Clocks may differ by this much unless a site says otherwise: a minute is what an unattended machine without time
-/// synchronisation drifts in a month.
+/// Default clock difference that is tolerated. An unattended host without time synchronisation drifts about a minute in
+/// a month.
 pub const DEFAULT_SKEW_TOLERANCE_MS: u64 = 60_000;
 
-/// Why a token, a hello or a verdict is not accepted.
+/// Why a token, a hello or a verdict is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Other wire version.
+    /// The peer uses another wire version.
     #[error(
         "the {what} speaks wire version {theirs} and this side {WIRE_VERSION} (Dayfly {RELEASE}); install the same release on both"
     )]
     Version {
         /// `hello`, `token` or `verdict`.
         what: &'static str,
-        /// Its version.
+        /// The peer's version.
         theirs: u16,
     },
-    /// The bytes are not what they should be.
+    /// The bytes are malformed.
     #[error("malformed {0}; the peer is not a Dayfly client of this version")]
     Malformed(&'static str),
-    /// Channel geometry.
+    /// The channel geometry is out of bounds.
     #[error("the hello asks for {0}")]
     Geometry(#[from] GeometryError),
-    /// No such worker in the lease.
+    /// The lease has no such worker.
     #[error("the hello asks for worker {worker} of a lease of {workers}; workers count from 0")]
     Worker {
-        /// Asked.
+        /// Requested worker.
         worker: u16,
-        /// Leased.
+        /// Number of workers of the lease.
         workers: u16,
     },
-    /// An allowance used as a lease.
+    /// An allowance was used to open a channel.
     #[error("an allowance only permits leasing; ask the node for a lease and open channels with its token")]
     AllowanceOpensNothing,
-    /// Issuer.
+    /// The node does not trust the token's issuer.
     #[error("the token was signed by key {issuer}, which this node does not trust; lease again from its manager")]
     UnknownIssuer {
-        /// The key.
+        /// Id of the issuer's key.
         issuer: KeyId,
     },
-    /// Token's signature.
+    /// The token's signature is invalid.
     #[error("the token's signature is wrong: it was altered or forged; lease again")]
     TokenSignature,
-    /// Hello's signature.
+    /// The hello's signature is invalid.
     #[error("the hello is not signed by the lease's holder; use the key that the lease was requested with")]
     HelloSignature,
-    /// Verdict's signature.
+    /// The verdict's signature is invalid.
     #[error("the verdict is not signed by the node that the lease names; something stands between, connect elsewhere")]
     VerdictSignature,
-    /// Other node.
+    /// The token or the hello is for another node.
     #[error("the token or hello is for node {token} and this is node {node}; connect to the address in the grant")]
     WrongNode {
-        /// Named by it.
+        /// The node named in the token or hello.
         token: NodeId,
-        /// That was asked.
+        /// The node that received it.
         node: NodeId,
     },
-    /// Too early.
+    /// The token is not yet valid.
     #[error("the token is valid only in {} ms; set the clocks of manager and node alike", not_before_ms - now_ms)]
     NotYetValid {
-        /// From when.
+        /// Start of validity.
         not_before_ms: u64,
         /// The node's clock.
         now_ms: u64,
     },
-    /// Too late.
+    /// The token has expired.
     #[error("the token expired {} ms ago; renew in time or lease again", now_ms - expires_at_ms)]
     Expired {
-        /// Until when.
+        /// End of validity.
         expires_at_ms: u64,
         /// The node's clock.
         now_ms: u64,
     },
-    /// Hello too old, or from the future.
+    /// The hello's timestamp is too far from the node's clock.
     #[error(
         "the hello's clock is {} ms away from the node's, of which {tolerance_ms} ms are tolerated; \
          set the clocks alike and connect again",
         sent_at_ms.abs_diff(*now_ms)
     )]
     ClockTooFar {
-        /// The client's clock.
+        /// Time in the hello.
         sent_at_ms: u64,
         /// The node's clock.
         now_ms: u64,
-        /// What is allowed.
+        /// Tolerated difference.
         tolerance_ms: u64,
     },
-    /// Hello seen before.
+    /// The hello was used before.
     #[error("this hello was used before; draw a new channel id for every connection")]
     Replayed,
-    /// Window full.
+    /// The lease has used up its share of the replay window.
     #[error(
         "this lease opens more connections than its share of the {capacity} that its node can remember; connect again in a minute"
     )]
     TooManyHellos {
-        /// How many.
+        /// Capacity of the replay window, in hellos.
         capacity: usize,
     },
 }
 
 impl TokenError {
-    /// The code under which a peer hears of it.
+    /// The error code that a peer receives.
     pub fn code(&self) -> Code {
         match self {
             Self::Version { .. } => Code::VersionMismatch,
@@ -146,37 +147,37 @@ impl From<TokenError> for Failure {
     }
 }
 
-/// What a token says, before it is signed.
+/// The contents of a token before it is signed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claims {
     /// Workers of the lease.
     pub workers: u16,
     /// Cores of each worker.
     pub cores: u16,
-    /// Memory of the whole lease.
+    /// Memory of the whole lease in bytes.
     pub memory_bytes: u64,
-    /// How isolated its workers are; in an allowance, what it permits at least.
+    /// Isolation of its workers; in an allowance, the least isolation that it permits.
     pub sandbox: Sandbox,
-    /// The lease; none makes an allowance.
+    /// The lease; `None` for an allowance.
     pub lease: Option<LeaseId>,
-    /// Who pays.
+    /// The tenant that pays.
     pub tenant: TenantId,
-    /// The only node that may honour it.
+    /// The only node that may accept it.
     pub node: NodeId,
-    /// Who may use it.
+    /// The key that may use it.
     pub holder: PublicKey,
-    /// The manager's epoch over the node; 0 when a node signs for itself.
+    /// The manager's epoch over the node; 0 if the node signs it itself.
     pub epoch: u64,
     /// Start of validity, milliseconds since the Unix epoch.
     pub not_before_ms: u64,
-    /// End of validity.
+    /// End of validity, in milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
-    /// Length of the lease from first use.
+    /// Length of the lease from first use, in milliseconds.
     pub duration_ms: u64,
 }
 
 impl Claims {
-    /// The signed token of an allowance that all nodes of a manager honour.
+    /// Returns the signed token of an allowance that all nodes of a manager accept.
     pub fn sign_for_all(&self, allowance: AllowanceId, key: &SigningKey) -> Token {
         let mut token = self.sign(key);
         token.kind = kind::ALLOWANCE;
@@ -186,7 +187,7 @@ impl Claims {
         token
     }
 
-    /// The signed token.
+    /// Returns the signed token.
     pub fn sign(&self, key: &SigningKey) -> Token {
         let mut token = Token::new_zeroed();
         token.version = WIRE_VERSION.into();
@@ -212,20 +213,20 @@ impl Claims {
     }
 }
 
-/// The allowance that a token is, if it is a manager's.
+/// Returns the id of a manager's allowance, or `None` for any other token.
 pub fn allowance_of(token: &Token) -> Option<AllowanceId> {
     let is_managers = token.kind == kind::ALLOWANCE && token.lease.0 != [0; 16];
     is_managers.then_some(AllowanceId(token.lease.0))
 }
 
-/// Fills in the issuer and the signature.
+/// Sets the issuer and the signature.
 pub fn sign_token(token: &mut Token, key: &SigningKey) {
     token.issuer = key.id();
     token.signature = key.sign(token.signed_bytes());
 }
 
-/// Whether this node may honour this token now. The expiry only bounds how long the bytes mean anything; the lease's
-/// own length is counted by [`crate::state::Lease`].
+/// Checks that this node may accept the token now. The expiry only bounds how long the signed bytes are valid;
+/// [`crate::state::Lease`] counts the lease's own length.
 pub fn check_token(
     token: &Token,
     now_ms: u64,
@@ -257,7 +258,7 @@ fn judge_token(
     if !is_proven && !verify(issuer, token.signed_bytes(), &token.signature) {
         return Err(TokenError::TokenSignature);
     }
-    // Only now are the fields worth a judgement: whoever holds an unsigned token learns nothing about this node.
+    // Check the fields only after the signature, so that a forged token reveals nothing about this node.
     if !matches!(token.kind, kind::LEASE | kind::ALLOWANCE) || Sandbox::from_number(token.sandbox).is_none() {
         return Err(TokenError::Malformed("token"));
     }
@@ -279,29 +280,30 @@ fn judge_token(
     Ok(())
 }
 
-/// What a client wants of a node, before it is signed.
+/// The contents of a hello before it is signed.
 #[derive(Debug, Clone, Copy)]
 pub enum Opening {
-    /// A channel.
+    /// Opens a channel.
     Channel {
-        /// To which worker.
+        /// The worker to connect to.
         worker: WorkerIndex,
         /// One of [`transport`].
         transport: u8,
-        /// Its size.
+        /// Wanted geometry.
         geometry: Geometry,
-        /// Union of [`options`].
+        /// Bit set of [`options`].
         options: u32,
     },
-    /// A control connection.
+    /// Opens a control connection.
     Control {
-        /// Whether both sides go on under TLS after the verdict.
+        /// Whether both sides continue under TLS after the verdict.
         encrypted: bool,
     },
 }
 
 impl Opening {
-    /// The signed hello to `node`. `channel` is drawn at random for every connection, also for a control connection.
+    /// Returns the signed hello to `node`. Every connection, including a control connection, needs a new random
+    /// `channel`.
     pub fn sign(self, node: NodeId, token: Token, channel: ChannelId, now_ms: u64, holder: &SigningKey) -> Hello {
         let mut hello = Hello::new_zeroed();
         hello.magic = MAGIC;
@@ -335,14 +337,14 @@ impl Opening {
     }
 }
 
-/// Fills in the signature.
+/// Sets the signature.
 pub fn sign_hello(hello: &mut Hello, holder: &SigningKey) {
     hello.signature = holder.sign(hello.signed_bytes());
 }
 
-/// Whether this node may serve this hello now, if it did not serve it before, which the [`ReplayWindow`](crate::ReplayWindow)
-/// knows; cheap checks first, signatures last. `is_proven` says that the signature of exactly this token was verified before;
-/// everything else of it is judged anew. Both clocks may be `tolerance_ms` apart.
+/// Checks that this node may serve the hello, except for replays, which [`ReplayWindow`](crate::ReplayWindow) detects.
+/// Cheap checks come first, signatures last. `is_proven` states that the signature of exactly this token was verified
+/// before; everything else is checked again. The clocks may differ by `tolerance_ms`.
 pub fn check_hello(
     hello: &Hello,
     is_proven: bool,
@@ -388,8 +390,8 @@ pub fn check_hello(
     Ok(())
 }
 
-/// What a node shows for a lease that it granted under a manager's allowance: whether the allowance is one, and its holder really
-/// asked this node while it was good.
+/// Checks the evidence for a lease that a node granted under a manager's allowance: the allowance is genuine, and its
+/// holder asked this node while it was valid. Returns the allowance.
 pub fn check_evidence(
     hello: &Hello,
     skew_tolerance_ms: u64,
@@ -413,8 +415,8 @@ pub fn check_evidence(
     Ok(allowance)
 }
 
-/// An accepting verdict, signed by the node. `options` is a union of
-/// [`mod@options`]; `executor_key` is all zero for transports without TLS.
+/// Returns an accepting verdict signed by the node. `options` is a bit set of [`mod@options`]. `executor_key` is zero
+/// for transports without TLS.
 pub fn accept(
     channel: &ChannelId,
     incarnation: Incarnation,
@@ -434,7 +436,7 @@ pub fn accept(
     verdict
 }
 
-/// A refusing verdict. The text is cut at a character's boundary when it is too long.
+/// Returns a refusing verdict. A text that is too long is cut at a character boundary.
 pub fn refuse(failure: &Failure) -> Verdict {
     let mut verdict = Verdict::new_zeroed();
     verdict.magic = MAGIC;
@@ -446,7 +448,10 @@ pub fn refuse(failure: &Failure) -> Verdict {
     verdict
 }
 
-/// What the node answered: nothing when it accepted and its signature holds.
+/// Checks a node's verdict.
+///
+/// # Errors
+/// The node's refusal, or a violation if the verdict is malformed or its signature is invalid.
 pub fn check_verdict(verdict: &Verdict, channel: &ChannelId, node_key: &PublicKey) -> Result<(), Failure> {
     if verdict.magic != MAGIC {
         return Err(TokenError::Malformed("verdict").into());
@@ -485,7 +490,8 @@ trait FloorCharBoundary {
 }
 
 impl FloorCharBoundary for str {
-    /// The longest length up to `most` that splits no character (the standard one needs a newer compiler).
+    /// Returns the largest length up to `most` that splits no character. The standard library's method needs a newer
+    /// compiler.
     fn floor_char_boundary_of(&self, most: usize) -> usize {
         (0..=most.min(self.len()))
             .rev()

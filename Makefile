@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench lint build fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
-export DAYFLY_CACHE DAYFLY_PYTHON DAYFLY_PEERS
+export DAYFLY_CACHE DAYFLY_PYTHON DAYFLY_PEERS DAYFLY_RECORD
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -14,7 +14,7 @@ demo: ## build, then run functions over real input and show their latencies
 test: ## build, then run every test
 	@scripts/test
 
-bench: ## measure beside the machine's limits and beside the peers
+bench: ## measure beside the machine's limits and beside the peers (DAYFLY_RECORD=NAME keeps a page of it)
 	@scripts/bench
 
 lint: ## formatting, clippy, ruff, mypy, drift of generated files, known advisories

@@ -71,3 +71,20 @@ def test_every_make_command_in_the_documents_exists() -> None:
         for command in [block.removeprefix("make ")]
     }
     assert wanted <= targets, f"no such target: {sorted(wanted - targets)}"
+
+
+def test_every_promise_names_its_test_or_command() -> None:
+    promises, missing = 0, []
+    checked = False
+    for line in (ROOT / "SPECIFICATION.md").read_text().splitlines():
+        if not line.startswith("|"):
+            checked = False
+        elif line == "| promise | bound | test or command |":
+            checked = True
+        elif checked and not line.startswith("|---"):
+            promises += 1
+            _, _promise, _bound, check, _ = re.split(r" ?\| ?", line)
+            if "`" not in check:
+                missing.append(line)
+    assert promises > 100
+    assert not missing, missing

@@ -1,4 +1,4 @@
-//! A rank's connection to the rendezvous. Never blocks by itself; whoever has it waits on its socket.
+//! A rank's connection to the rendezvous. It does not block; its owner polls the socket.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -15,16 +15,16 @@ use crate::keys::GroupKeys;
 use crate::messages::{FromRank, MOST_TO_RANK, PROBE_BYTES, ToRank, from_probe, take_frame, to_frame};
 use crate::socket::{dial, wait_for};
 
-/// Pings for each heartbeat: some may come late.
+/// Pings in each heartbeat interval, since some may be late.
 const PINGS_PER_HEARTBEAT: u32 = 10;
-/// A rendezvous that answers no ping for so many heartbeats is not there any more.
+/// Heartbeat intervals without a response after which the rendezvous counts as gone.
 const SILENT_HEARTBEATS: u32 = 3;
-/// What the server may take to notice that a rank leaves.
+/// Limit for the server to notice that a rank leaves.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// What the port that tells addresses may take to do so.
+/// Limit for the probe port's response.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The connection, inside TLS.
+/// A TLS connection to the rendezvous.
 pub struct Contact {
     socket: TcpStream,
     session: ClientConnection,
@@ -35,11 +35,11 @@ pub struct Contact {
     pinged: Instant,
     heard: Instant,
     ended: bool,
-    /// A socket of whoever this is done for: once that is closed, it is done for nobody.
+    /// A socket of the process that this rank acts for. When its other end closes, the connection fails.
     asker: Option<OwnedFd>,
 }
 
-/// How often it is looked whether whoever asked is still there.
+/// Interval at which that process is checked.
 const LOOK: Duration = Duration::from_millis(250);
 
 fn has_hung_up(socket: &OwnedFd) -> bool {
@@ -56,7 +56,7 @@ fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Waits until a connection that was begun is there, or is not.
+/// Waits for a connection that was begun.
 fn finish(socket: &TcpStream, deadline: Instant) -> io::Result<()> {
     while !wait_for(socket, true, until(deadline))? {
         if until(deadline).is_zero() {
@@ -67,15 +67,15 @@ fn finish(socket: &TcpStream, deadline: Instant) -> io::Result<()> {
 }
 
 fn connected(server: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
-    // From a port of its own that later connections share.
+    // Bind a port that later connections can share.
     let socket = dial(server, Some(0))?;
     finish(&socket, deadline)?;
     Ok(socket)
 }
 
 impl Contact {
-    /// Connects to the first of the server's addresses that answers, and shows the group's key. Only the server whose key is `pinned`
-    /// is spoken to, if one is.
+    /// Connects to the first of the server's addresses that accepts, and authenticates with the group's key. With
+    /// `pinned`, only a server with that key is accepted.
     pub fn open(
         server: &str,
         pinned: Option<&PublicKey>,
@@ -91,7 +91,7 @@ impl Contact {
         let addresses: Vec<SocketAddr> = addresses.collect();
         let mut failed = Vec::new();
         for (at, address) in addresses.iter().enumerate() {
-            // A name may have addresses that lead nowhere; the last one has what time is left.
+            // A name may have unreachable addresses; divide the remaining time among the rest.
             let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
             match connected(*address, Instant::now() + until(deadline) / others) {
                 Ok(socket) => return Self::over(socket, *address, pinned, keys),
@@ -132,55 +132,55 @@ impl Contact {
         })
     }
 
-    /// With a socket, [`Self::pump`] fails once its other end has been closed.
+    /// Sets a socket whose end makes [`Self::pump`] fail.
     pub fn act_for(&mut self, asker: Option<OwnedFd>) {
         self.asker = asker;
     }
 
-    /// How long the server goes without a word before it takes this rank for lost.
+    /// How long this rank may be silent before the server considers it lost.
     pub fn heartbeat(&self) -> Option<Duration> {
         self.heartbeat
     }
 
-    /// The server's address that answered.
+    /// The server's address of this connection.
     pub fn server(&self) -> SocketAddr {
         self.server
     }
 
-    /// This end's own address.
+    /// The local address of this connection.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// To wait on.
+    /// The socket to poll.
     pub fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
-    /// Whether there is something to write.
+    /// Whether to poll for writing.
     pub fn wants_write(&self) -> bool {
         self.session.wants_write()
     }
 
-    /// Whether nothing will come any more.
+    /// Whether the connection has ended.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// How long the server goes without a word before it takes this rank for lost; pings begin with that.
+    /// Starts pings. `heartbeat` is how long this rank may be silent before the server considers it lost.
     pub fn keep_alive(&mut self, heartbeat: Duration) {
         self.heartbeat = Some(heartbeat);
         self.heard = Instant::now();
     }
 
-    /// Says something, with the next [`Self::pump`].
+    /// Queues a message; the next [`Self::pump`] sends it.
     pub fn say(&mut self, message: &FromRank) -> Result<(), Failure> {
         let written = self.session.writer().write_all(&to_frame(message));
         written.map_err(|error| unreachable(self.server, error))
     }
 
-    /// Writes and reads what can be without waiting, and pings if it is time to. The end of the connection is an error, but only once
-    /// all that came before has been read.
+    /// Writes and reads without blocking, and pings if it is due. The end of the connection is an error once everything
+    /// before it has been read.
     pub fn pump(&mut self) -> Result<(), Failure> {
         if self.asker.as_ref().is_some_and(has_hung_up) {
             return Err(Failure::new(Code::Cancelled, "its process ended meanwhile"));
@@ -197,11 +197,11 @@ impl Contact {
         }
         self.write()?;
         self.read()?;
-        // Handshakes are answered.
+        // Send the handshake's response.
         self.write()
     }
 
-    /// When [`Self::pump`] has something to do though nothing came.
+    /// When the next ping is due.
     pub fn next_ping(&self) -> Option<Instant> {
         Some(self.pinged + self.heartbeat? / PINGS_PER_HEARTBEAT)
     }
@@ -212,7 +212,7 @@ impl Contact {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // What it said last may still be there to read.
+                // The last messages may still be readable.
                 Err(_) => return Ok(()),
             }
         }
@@ -252,7 +252,7 @@ impl Contact {
         Ok(())
     }
 
-    /// The next message that has come.
+    /// Takes the next received message. A refusal is returned as an error.
     pub fn take(&mut self) -> Result<Option<ToRank>, Failure> {
         match take_frame(&mut self.received, MOST_TO_RANK)? {
             Some(ToRank::Refused { failure }) => Err(failure),
@@ -262,7 +262,7 @@ impl Contact {
         }
     }
 
-    /// Waits for the next message; `None` when the deadline has passed.
+    /// Waits for the next message; `None` after the deadline.
     pub fn wait(&mut self, deadline: Instant) -> Result<Option<ToRank>, Failure> {
         loop {
             self.pump()?;
@@ -282,8 +282,8 @@ impl Contact {
         }
     }
 
-    /// Leaves the group, with a reason if the others are to know that something is wrong. Returns when the server has heard it, so that
-    /// whoever joins under the same name afterwards does not meet what is left of this rank; or when it does not answer.
+    /// Leaves the group; a reason informs the others that something is wrong. Returns when the server has noticed, or
+    /// after 500 ms. So a rank that joins under the same name afterwards does not meet this one.
     pub fn leave(mut self, reason: Option<String>) {
         self.asker = None;
         let deadline = Instant::now() + FAREWELL;
@@ -298,7 +298,7 @@ impl Contact {
         }
     }
 
-    /// Where the server's other port sees a second connection from the same port of ours. Pings go on meanwhile.
+    /// Asks the probe port from which address it sees a second connection from our port. Pings continue meanwhile.
     pub fn probe(&mut self, port: u16, deadline: Instant) -> Result<io::Result<SocketAddr>, Failure> {
         let mut to = self.server;
         to.set_port(port);
@@ -327,7 +327,7 @@ impl Contact {
     }
 }
 
-/// A connection to the port that tells addresses.
+/// A connection to the probe port.
 struct Probe {
     socket: TcpStream,
     answer: [u8; PROBE_BYTES],
@@ -339,7 +339,7 @@ impl Probe {
         self.socket.peer_addr().is_err()
     }
 
-    /// The answer, once all of it is there.
+    /// The response, once it is complete.
     fn read(&mut self) -> io::Result<Option<SocketAddr>> {
         if let Some(error) = self.socket.take_error()? {
             return Err(error);

@@ -1,17 +1,18 @@
-//! What a group's secret becomes.
+//! Keys derived from a group's secret.
 //!
-//! The secret itself never leaves a rank. HKDF (RFC 5869) makes two things of it: a signing key, with which a rank shows the rendezvous
-//! in TLS that it belongs to the name, so that the rendezvous keeps a public key and nothing that would let it in; and a key for
-//! HMAC among ranks, which the rendezvous never learns, so that it can neither change what a rank says of itself nor stand between two.
+//! The secret itself never leaves a rank. HKDF (RFC 5869) derives two keys from it. With the signing key a rank shows
+//! the rendezvous in TLS that it belongs to the group; the rendezvous stores only the public key, which admits no one.
+//! The HMAC key is used among ranks. The rendezvous never learns it, so it can neither change what a rank states about
+//! itself nor intercept a connection.
 
 use dayfly_fabric::tls::Identity;
 use dayfly_lease::SigningKey;
 use dayfly_protocol::error::{Code, Failure};
 use ring::{hkdf, hmac};
 
-/// Bytes of a secret below which it could be guessed.
+/// Minimum length of a secret in bytes; a shorter one could be guessed.
 const LEAST_SECRET_BYTES: usize = 16;
-/// Bytes of an HMAC.
+/// Length of an HMAC in bytes.
 pub const MAC_BYTES: usize = 32;
 
 /// The keys of a group.
@@ -54,7 +55,6 @@ pub fn random<const N: usize>() -> Result<[u8; N], Failure> {
     Ok(bytes)
 }
 
-/// A new key pair.
 pub fn new_identity() -> Result<Identity, Failure> {
     Ok(identity(&SigningKey::from_seed(random()?)))
 }
@@ -73,7 +73,7 @@ pub(crate) fn identity_from(seed: [u8; 32]) -> Identity {
 }
 
 impl GroupKeys {
-    /// The keys of a run of a group. The secret is to be random: whoever can guess it is a member.
+    /// Derives the keys of a run of a group. The secret must be random: anyone who can guess it is a member.
     pub fn new(name: &str, run: &str, secret: &[u8]) -> Result<Self, Failure> {
         if secret.len() < LEAST_SECRET_BYTES {
             return Err(Failure::new(
@@ -94,7 +94,7 @@ impl GroupKeys {
         })
     }
 
-    /// What a rank shows the rendezvous. Its public half is the same for all who have the secret.
+    /// The identity that a rank shows the rendezvous. It is equal for all ranks with the secret.
     pub fn member(&self) -> &Identity {
         &self.member
     }
@@ -108,20 +108,20 @@ impl GroupKeys {
         context
     }
 
-    /// Binds what a rank says of itself to the rank, the size and the run.
+    /// Binds a card to its rank, the group's size and the run.
     pub fn seal_card(&self, nonce: &[u8; 16], rank: u32, size: u32, card: &str) -> [u8; MAC_BYTES] {
         let (rank, size) = (rank.to_le_bytes(), size.to_le_bytes());
         tag(self.context(b"card", &[nonce, &rank, &size, card.as_bytes()]))
     }
 
-    /// Shows knowledge of the secret to the other end of a connection, by the first bytes that both ends sent; the lower
-    /// rank's proof is not the higher's.
+    /// Proves knowledge of the secret to the other end of a connection, over the hellos of both ends. The proofs of the
+    /// lower and the higher rank differ.
     pub fn proof<const N: usize>(&self, of_lower: bool, lower: &[u8; N], higher: &[u8; N]) -> [u8; MAC_BYTES] {
         let label = if of_lower { b"lower" } else { b"upper" };
         tag(self.context(label, &[lower, higher]))
     }
 
-    /// Says that this of all connections is the pair's.
+    /// Announces that this connection is the pair's choice.
     pub fn choice<const N: usize>(&self, lower: &[u8; N], higher: &[u8; N]) -> [u8; MAC_BYTES] {
         tag(self.context(b"chose", &[lower, higher]))
     }
@@ -133,7 +133,7 @@ fn tag(context: hmac::Context) -> [u8; MAC_BYTES] {
     bytes
 }
 
-/// Whether two tags are equal, in a time that does not tell where they differ.
+/// Whether two tags are equal, in constant time.
 pub fn same_tag(ours: &[u8; MAC_BYTES], theirs: &[u8]) -> bool {
     ours.len() == theirs.len() && ours.iter().zip(theirs).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }

@@ -1,13 +1,14 @@
-//! Where ranks meet: each brings what others need to find it, and gets what all others brought once all are there.
+//! The rendezvous, where the ranks of a group meet. Each rank brings its card, which describes how to reach it, and
+//! receives all cards when all ranks have arrived.
 //!
-//! A rank opens one TLS connection and keeps it while it is of the group; that it ends, or is silent for a heartbeat,
-//! means that the rank is lost, and the others hear it. Names and numbers only: no byte of the group's messages comes
-//! by here, except in the relay, which cannot read them.
+//! A rank opens one TLS connection and keeps it while it belongs to the group. If the connection ends, or is silent for
+//! a heartbeat interval, the rank is lost and the others are informed. Only names and addresses pass the rendezvous.
+//! The group's messages do not, except through the relay, which cannot read them.
 //!
-//! - [`messages`]: what a rank and the rendezvous say to each other;
+//! - [`messages`]: the protocol between a rank and the rendezvous;
 //! - [`client`]: a rank's connection;
-//! - [`keys`]: what a group's secret becomes;
-//! - [`socket`]: sockets on ports that connections share, as opening NATs needs;
+//! - [`keys`]: keys derived from a group's secret;
+//! - [`socket`]: sockets with shared ports, for connections through NATs;
 //! - `server`, behind the feature of that name: the rendezvous, and its relay.
 
 pub mod client;

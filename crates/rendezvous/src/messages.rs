@@ -1,4 +1,4 @@
-//! What a rank and the rendezvous say to each other: frames of a length (u32, little endian) and that much JSON, inside TLS.
+//! Messages between a rank and the rendezvous: frames of a length (u32, little endian) and that much JSON, inside TLS.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,107 +6,107 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
 
-/// What both sides must agree on.
+/// Protocol version; both sides must have the same.
 pub const VERSION: u32 = 2;
-/// A longer frame from a rank is none of ours.
+/// Longest frame from a rank, in bytes.
 pub const MOST_FROM_RANK: usize = 16 << 10;
-/// A longer frame from the rendezvous is none of ours: some 700 bytes for each of the largest group.
+/// Longest frame from the rendezvous, in bytes: about 700 for each rank of the largest group.
 pub(crate) const MOST_TO_RANK: usize = 64 << 20;
-/// Addresses that a rank may say it has.
+/// Most addresses of a rank.
 pub const MOST_ADDRESSES: usize = 16;
-/// Ranks of those missing that are named.
+/// Most missing ranks that are named.
 pub const MOST_MISSING: usize = 16;
-/// Bytes of a ticket for the relay.
+/// Length of a relay ticket in bytes.
 pub const TICKET_BYTES: usize = 64;
-/// What a connection to the relay begins with, before its ticket; by its first byte it is told from TLS.
+/// First bytes of a connection to the relay, before its ticket. The first byte distinguishes it from TLS.
 pub const RELAY_MAGIC: [u8; 4] = *b"DFRL";
-/// The relay's answer once both halves are there.
+/// The relay's response when both halves have arrived.
 pub const RELAY_JOINED: u8 = b'+';
 
-/// What a rank says.
+/// Messages of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum FromRank {
-    /// The first word.
+    /// The first message.
     Join(Join),
-    /// What others need to find this rank, once it has a seat.
+    /// How others reach this rank; sent once it has a seat.
     Card(Sealed),
-    /// It lives; answered by [`ToRank::Pong`].
+    /// Shows that the rank is alive. The response is [`ToRank::Pong`].
     Ping,
-    /// It wants to be connected with a rank now, where ranks connect when they first need each other; answered by
-    /// [`ToRank::Called`] or [`ToRank::Left`].
+    /// Requests the connection to a rank, if ranks connect on demand. The response is [`ToRank::Called`] or
+    /// [`ToRank::Left`].
     Call {
-        /// With this one.
+        /// The other rank.
         to: u32,
     },
-    /// It wants a ticket for the relay.
+    /// Requests a ticket for the relay.
     Relay {
-        /// To this rank.
+        /// The other rank.
         to: u32,
     },
-    /// It goes of its own will.
+    /// Leaves in an orderly way.
     Leave {
-        /// Why, unless all is well.
+        /// Why, if something is wrong.
         reason: Option<String>,
     },
 }
 
-/// Which group it wants to be of. Its key in TLS shows that it may.
+/// The group to join. The rank's TLS key shows that it may.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     /// [`VERSION`].
     pub version: u32,
     /// The group's name.
     pub name: String,
-    /// Which run of it, where whoever starts it says so; else empty.
+    /// The run; empty if its starter names none.
     pub run: String,
-    /// How many ranks it has.
+    /// Number of ranks.
     pub size: u32,
-    /// Which rank this one is; any that is free if it does not say.
+    /// The rank to take; `None` takes any free one.
     pub rank: Option<u32>,
 }
 
-/// How a NAT maps connections of one port to different destinations.
+/// How a NAT maps connections from one port to different destinations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Nat {
-    /// The rendezvous sees an address that the rank has itself.
+    /// No NAT: the rendezvous sees an address of the rank itself.
     None,
-    /// All to one port: others can find it there (RFC 4787's endpoint-independent mapping).
+    /// All to one port, where others can reach it (endpoint-independent mapping, RFC 4787).
     Independent,
-    /// Each to a port of its own (a symmetric NAT): nobody can tell beforehand.
+    /// Each to a different port, which is unpredictable (a symmetric NAT).
     Dependent,
-    /// It could not be found out.
+    /// Unknown.
     Unknown,
 }
 
-/// What a rank says of itself to the others.
+/// A rank's description for the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Its key in TLS with the others.
+    /// Its TLS key.
     pub key: PublicKey,
-    /// Names the running system and network that it sees; who sees the same can use the same sockets.
+    /// Name of its running system and network; ranks with the same name can reach each other's sockets.
     pub host: String,
-    /// Its user there.
+    /// Its user id there.
     pub user: u32,
     /// Name of its abstract Unix socket.
     pub unix: Option<String>,
-    /// Where it listens.
+    /// Addresses at which it listens.
     pub locals: Vec<SocketAddr>,
-    /// Where the rendezvous saw it.
+    /// Address from which the rendezvous sees it.
     pub observed: SocketAddr,
-    /// What lies in between.
+    /// The NAT in between.
     pub nat: Nat,
-    /// A number that all ranks of a group must have in common.
+    /// Digest of the settings that must be equal on all ranks.
     #[serde(default)]
     pub alike: u64,
-    /// Its store, and whether all goes through it, as text that ranks with the same have in common.
+    /// Its store, and whether everything goes through it, as text that is equal on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
 }
 
 impl Card {
-    /// Whether the rendezvous saw another address than it has.
+    /// Whether there is, or may be, a NAT.
     pub fn is_translated(&self) -> bool {
         self.nat != Nat::None
     }
@@ -117,73 +117,73 @@ impl Card {
 pub struct Sealed {
     /// The card's JSON.
     pub card: String,
-    /// In hexadecimal.
+    /// The HMAC in hexadecimal.
     pub mac: String,
 }
 
 /// A rank's place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
-    /// Which rank it is.
+    /// The rank.
     pub rank: u32,
-    /// Of how many.
+    /// Number of ranks.
     pub size: u32,
-    /// Random name of this very run, 16 bytes in hexadecimal.
+    /// Random name of this run: 16 bytes in hexadecimal.
     pub nonce: String,
 }
 
-/// What the rendezvous says.
+/// Messages of the rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum ToRank {
-    /// Answers [`FromRank::Join`].
+    /// Response to [`FromRank::Join`].
     Seat {
-        /// Which it is.
+        /// The rank's place.
         seat: Seat,
-        /// Where the rendezvous sees the rank.
+        /// Address from which the rendezvous sees the rank.
         observed: SocketAddr,
-        /// A port that says where it sees whoever connects to it.
+        /// Port that sends each client the address from which it is seen.
         probe: u16,
-        /// A rank that says nothing for so long is lost.
+        /// A rank that is silent for this long is lost, in milliseconds.
         heartbeat_ms: u64,
     },
-    /// All are there: their cards in order.
+    /// All ranks have arrived.
     World {
-        /// One for each rank.
+        /// Their cards, in the order of the ranks.
         cards: Vec<Sealed>,
     },
-    /// Answers [`FromRank::Ping`].
+    /// Response to [`FromRank::Ping`].
     Pong {
-        /// Ranks that have not come yet, the first of them.
+        /// The first of the ranks that have not arrived.
         missing: Vec<u32>,
-        /// How many have not.
+        /// Number of ranks that have not arrived.
         missing_count: u32,
     },
     /// A rank is lost.
     Lost {
-        /// Which.
+        /// The lost rank.
         rank: u32,
         /// Why.
         reason: String,
     },
     /// One of the two has called the other: both begin to connect.
     Called {
-        /// The other one.
+        /// The other rank.
         rank: u32,
     },
-    /// A rank that was called has ended, and all is well.
+    /// The called rank has left in an orderly way.
     Left {
-        /// Which.
+        /// The called rank.
         rank: u32,
     },
-    /// Answers [`FromRank::Relay`].
+    /// Response to [`FromRank::Relay`].
     Ticket {
-        /// To which rank.
+        /// The other rank.
         to: u32,
-        /// [`TICKET_BYTES`] in hexadecimal; none if there is no relay.
+        /// [`TICKET_BYTES`] in hexadecimal; `None` without a relay.
         ticket: Option<String>,
     },
-    /// No, and the connection ends.
+    /// The request is refused, and the connection ends.
     Refused {
         /// Why.
         failure: Failure,
@@ -194,15 +194,15 @@ fn broken(text: String) -> Failure {
     Failure::new(Code::ProtocolViolation, text)
 }
 
-/// A message as a frame.
+/// Encodes a message as a frame.
 pub(crate) fn to_frame(message: &impl Serialize) -> Vec<u8> {
-    // Of these types none fails: their keys are strings.
+    // These types always serialize: their keys are strings.
     let body = serde_json::to_vec(message).unwrap_or_default();
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
     [&length.to_le_bytes()[..], &body].concat()
 }
 
-/// Takes the first whole message off what has come so far.
+/// Takes the first complete message from the received bytes.
 pub(crate) fn take_frame<T: for<'a> Deserialize<'a>>(
     received: &mut Vec<u8>,
     most: usize,
@@ -224,7 +224,7 @@ pub(crate) fn take_frame<T: for<'a> Deserialize<'a>>(
     Ok(Some(message))
 }
 
-/// An address as the probe's port sends it: 19 bytes, inverted, so that no NAT takes it for one and translates it.
+/// An address as the probe port sends it: 19 bytes, inverted, so that no NAT recognizes and translates it.
 #[cfg(feature = "server")]
 pub(crate) fn probe_bytes(seen: SocketAddr) -> [u8; PROBE_BYTES] {
     let mut bytes = [0; PROBE_BYTES];
@@ -242,10 +242,10 @@ pub(crate) fn probe_bytes(seen: SocketAddr) -> [u8; PROBE_BYTES] {
     bytes.map(|byte| !byte)
 }
 
-/// Bytes of [`probe_bytes`].
+/// Length of [`probe_bytes`].
 pub(crate) const PROBE_BYTES: usize = 19;
 
-/// Reads [`probe_bytes`].
+/// Decodes [`probe_bytes`].
 pub(crate) fn from_probe(bytes: &[u8; PROBE_BYTES]) -> Option<SocketAddr> {
     let bytes = bytes.map(|byte| !byte);
     let ip = match bytes[0] {

@@ -1,10 +1,11 @@
-//! Passes bytes between two ranks that cannot connect otherwise.
+//! Relays bytes between two ranks that cannot connect otherwise.
 //!
-//! Each of the two opens a connection and shows a ticket that the rendezvous gave it: which run, which two ranks, until when, and an
-//! HMAC under a key that only this server has; so the relay keeps no list of tickets. The first waits for the second, then all
-//! bytes go through. They are those of the ranks' own handshake and TLS, whose keys the server does not have.
+//! Each of the two opens a connection and shows a ticket from the rendezvous. The ticket contains the run, the two
+//! ranks, an expiry, and an HMAC under a key that only this server has, so the relay keeps no list of tickets. The
+//! first rank waits for the second; then all bytes pass. They belong to the ranks' own handshake and TLS, whose keys
+//! the server does not have.
 //!
-//! Bytes are moved by `splice` through a pipe for each direction, without a copy into this process. A pipe that is full is the
+//! `splice` moves the bytes through a pipe for each direction, without a copy into this process. A full pipe is the
 //! backpressure.
 
 use std::collections::HashMap;
@@ -27,16 +28,16 @@ use crate::keys;
 use crate::messages::{RELAY_JOINED, RELAY_MAGIC, TICKET_BYTES};
 use crate::socket::watch_peer;
 
-/// A ticket is good for so long.
+/// Validity of a ticket.
 const VALID: Duration = Duration::from_secs(60);
 /// How long the first half waits for the second.
 const WAIT: Duration = Duration::from_secs(30);
-/// Halves that wait, at a time.
+/// Most waiting halves.
 const MOST_WAITING: usize = 50_000;
-/// What a pipe holds, where the system lets it: the default is 64 KiB.
+/// Capacity of a pipe, if the system permits it; the default is 64 KiB.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// The run's nonce, and the two ranks, the lower first.
+/// The run's nonce and the two ranks, the lower first.
 type Pair = ([u8; 16], u32, u32);
 
 /// The relay of a server.
@@ -45,7 +46,7 @@ pub struct Relay {
     waiting: Mutex<HashMap<Pair, Half>>,
 }
 
-/// One that waits: which rank it is, and how its connection is handed over.
+/// A waiting half: its rank, and the channel to pass it the other's connection.
 struct Half {
     rank: u32,
     hand_over: oneshot::Sender<TcpStream>,
@@ -66,7 +67,7 @@ fn broken(error: io::Error) -> Failure {
 }
 
 impl Relay {
-    /// One that gives tickets only if it is to relay.
+    /// A relay. Without `relays` it issues no tickets.
     pub fn new(relays: bool) -> Result<Self, Failure> {
         let key = if relays {
             Some(hmac::Key::new(hmac::HMAC_SHA256, &keys::random::<32>()?))
@@ -83,7 +84,7 @@ impl Relay {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A ticket for a rank, to another.
+    /// A ticket for rank `from` to rank `to`; `None` if the server does not relay.
     pub fn ticket(&self, run: [u8; 16], from: u32, to: u32) -> Option<[u8; TICKET_BYTES]> {
         let mut ticket = [0; TICKET_BYTES];
         ticket[..16].copy_from_slice(&run);
@@ -95,7 +96,7 @@ impl Relay {
         Some(ticket)
     }
 
-    /// Which rank of which pair shows this ticket.
+    /// Verifies a ticket. Returns its pair and its holder's rank.
     fn check(&self, ticket: &[u8; TICKET_BYTES]) -> Result<(Pair, u32), Failure> {
         let key = self.key.as_ref().ok_or_else(|| no("this server does not relay"))?;
         let (told, tag) = ticket.split_at(32);
@@ -111,7 +112,7 @@ impl Relay {
         Ok(((run, from.min(to), from.max(to)), from))
     }
 
-    /// One half: waits for the other, or goes to it; the second to come passes the bytes on until both ends have ended.
+    /// Serves one half. The first half waits for the second; then the bytes pass until both ends have ended.
     pub async fn serve(&self, mut socket: TcpStream, deadline: Instant, unknown: Place<IpAddr>) -> Result<(), Failure> {
         let mut hello = [0; RELAY_MAGIC.len() + TICKET_BYTES];
         match timeout_at(deadline, socket.read_exact(&mut hello)).await {
@@ -131,11 +132,11 @@ impl Relay {
             match waiting.remove(&pair) {
                 Some(half) if half.rank != rank => {
                     drop(waiting);
-                    // That it had just given up is its own affair: this half comes again.
+                    // If it has just given up, this half tries again.
                     let _ = half.hand_over.send(socket);
                     return Ok(());
                 }
-                // The same again: its former connection is given up.
+                // The same rank again: replace its former connection.
                 _ => {}
             }
             if waiting.len() >= MOST_WAITING {
@@ -152,16 +153,16 @@ impl Relay {
                 Ok(Err(_)) => return Ok(()),
                 Err(_) => return Err(no("the other half did not come")),
             },
-            // It says nothing before it is answered; so this is its end.
+            // A half sends nothing before the response, so this is its end.
             _ = socket.read(&mut hello[..1]) => return Ok(()),
         };
-        // Its entry is gone, and the next one's is another's.
+        // The entry is removed already; the next one under this key belongs to others.
         std::mem::forget(forget);
         pass(socket, other).await.map_err(broken)
     }
 }
 
-/// Takes back what waits, if nobody came for it.
+/// Removes a waiting half when it is dropped.
 struct Forget<'a> {
     relay: &'a Relay,
     pair: Pair,
@@ -176,7 +177,7 @@ impl Drop for Forget<'_> {
     }
 }
 
-/// Tells both that they are joined, and passes on until both have ended, or one broke.
+/// Reports to both halves that they are joined, and passes bytes until both have ended or one broke.
 async fn pass(mut first: TcpStream, mut second: TcpStream) -> io::Result<()> {
     first.write_all(&[RELAY_JOINED]).await?;
     second.write_all(&[RELAY_JOINED]).await?;
@@ -187,7 +188,7 @@ async fn pass(mut first: TcpStream, mut second: TcpStream) -> io::Result<()> {
 
 fn new_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (out, into) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    // A user's pipes may be limited; then it stays as it is.
+    // The system may limit a user's pipes; then the default stays.
     let _ = fcntl_setpipe_size(&into, PIPE_BYTES);
     Ok((out, into))
 }
@@ -202,7 +203,7 @@ async fn one_way(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
             })
             .await?;
         if held == 0 {
-            // The other direction may go on.
+            // The other direction may continue.
             return rustix::net::shutdown(to, rustix::net::Shutdown::Write).map_err(io::Error::from);
         }
         while held > 0 {

@@ -1,7 +1,8 @@
-//! The rendezvous as a server: one port for ranks and the relay's halves, and one that tells where it sees a caller.
+//! The rendezvous server: one port for ranks and the relay's halves, and one that sends a client the address it is seen
+//! from.
 //!
-//! A connection is a task, not a thread. Before it has shown a key and a group it has one deadline for all of that, so
-//! silent and garbage-talking callers cost little and that not for long.
+//! A connection is a task, not a thread. It has one deadline to show a key and a group, so silent and malformed clients
+//! cost little and only for a short time.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -29,26 +30,26 @@ use crate::state::{Conn, Effect, State};
 /// First byte of a TLS handshake.
 const TLS_FIRST: u8 = 0x16;
 const RELAY_FIRST: u8 = RELAY_MAGIC[0];
-/// Callers from one place who have not said who they are: a quarter of all there is room for, and no more than the ranks of one
-/// group, which may come at once.
+/// Most unauthenticated connections from one address: a quarter of all, and at most the ranks of one group, which may
+/// arrive at once.
 const MOST_UNKNOWN_OF_ONE: usize = 4_096;
-/// After a failed `accept`, such as for want of descriptors: others may end meanwhile.
+/// Pause after a failed `accept`, for example for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a server is to do.
+/// Configuration of a server.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
-    /// Where ranks come; a port 0 becomes any that is free.
+    /// Addresses for ranks; port 0 selects any free port.
     pub listen: Vec<SocketAddr>,
-    /// Seed of its key, which ranks may pin; a random one if there is none.
+    /// Seed of its key, which ranks may pin; `None` for a random key.
     pub seed: Option<[u8; 32]>,
-    /// A rank that is silent for so long is lost.
+    /// A rank that is silent for this long is lost.
     pub heartbeat: Duration,
-    /// What a caller has to say who it is.
+    /// Time limit of a client's authentication.
     pub patience: Duration,
     /// Whether it relays between pairs that cannot connect otherwise.
     pub relay: bool,
-    /// Connections at a time; more wait in the system's queue.
+    /// Most connections; further ones wait in the kernel's queue.
     pub most_connections: usize,
 }
 
@@ -65,10 +66,10 @@ impl Default for ServeOptions {
     }
 }
 
-/// A caller's place while it has not said who it is.
+/// The place of an unauthenticated connection.
 type Unknown = Place<IpAddr>;
 
-/// State, and how to reach each rank: always locked together, so that what is said arrives in the order in which it happened.
+/// The state, and the mailbox of each rank. One lock covers both, so messages arrive in the order of the events.
 #[derive(Default)]
 struct Desk {
     state: State,
@@ -76,13 +77,13 @@ struct Desk {
 }
 
 impl Desk {
-    /// A mailbox holds at most one table and one loss for each rank, so it needs no other bound.
+    /// Sends messages. A mailbox holds at most one table and one loss for each rank, so it needs no other bound.
     fn deliver(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             let frame: Arc<[u8]> = to_frame(&effect.say).into();
             for conn in effect.to {
                 if let Some(mailbox) = self.mailboxes.get(&conn) {
-                    // Whoever does not listen any more is about to be lost.
+                    // A closed mailbox belongs to a rank that is about to be lost.
                     let _ = mailbox.send(frame.clone());
                 }
             }
@@ -97,7 +98,7 @@ struct Shared {
     options: ServeOptions,
     relay: Arc<Relay>,
     room: Arc<Semaphore>,
-    /// Callers who have not said who they are, by where they come from.
+    /// Unauthenticated connections, by address.
     unknown: Admission<IpAddr>,
 }
 
@@ -107,11 +108,11 @@ impl Shared {
     }
 }
 
-/// Sockets that are bound, and a key: a server before it runs.
+/// Bound sockets and a key: a server before it runs.
 pub struct Bound {
     shared: Arc<Shared>,
     key: PublicKey,
-    /// Each with the one beside it that tells callers their address.
+    /// Each with the probe listener beside it.
     listeners: Vec<(TcpListener, TcpListener)>,
 }
 
@@ -126,7 +127,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
 }
 
 impl Bound {
-    /// Binds.
+    /// Binds all sockets.
     pub async fn new(options: ServeOptions) -> Result<Self, Failure> {
         let identity = match options.seed {
             Some(seed) => keys::identity_from(seed),
@@ -159,20 +160,20 @@ impl Bound {
         })
     }
 
-    /// What ranks may pin.
+    /// The public key that ranks may pin.
     pub fn key(&self) -> PublicKey {
         self.key
     }
 
-    /// Where it listens, in the order of the options.
+    /// Addresses for ranks, in the order of the options.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         let addresses = self.listeners.iter().filter_map(|(ranks, _)| ranks.local_addr().ok());
         addresses.collect()
     }
 
-    /// Serves until `stop` is over; then every connection ends.
+    /// Serves until `stop` completes; then every connection ends.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        // Its receivers learn of the end by its being dropped.
+        // Dropping the sender notifies its receivers.
         let (running, ended) = watch::channel(());
         for (ranks, probe) in self.listeners {
             let port = probe.local_addr().map_or(0, |address| address.port());
@@ -185,7 +186,7 @@ impl Bound {
     }
 }
 
-/// Accepts until the end.
+/// Accepts the next connection; `None` at the end.
 async fn next_caller(listener: &TcpListener, ended: &mut watch::Receiver<()>) -> Option<(TcpStream, SocketAddr)> {
     loop {
         tokio::select! {
@@ -234,7 +235,7 @@ async fn accept_probes(shared: Arc<Shared>, listener: TcpListener, mut ended: wa
         let patience = shared.options.patience;
         tokio::spawn(async move {
             let _unknown = unknown;
-            // It fits into the socket's buffer, so this waits for nobody; then the caller is given time to close first.
+            // The bytes fit in the socket's buffer, so this does not block; then the client has time to close first.
             if socket.write_all(&probe_bytes(canonical(from))).await.is_ok() {
                 let _ = timeout(patience, socket.read(&mut [0; 1])).await;
             }
@@ -254,7 +255,7 @@ fn broken(error: std::io::Error) -> Failure {
     Failure::new(Code::Unreachable, format!("its connection broke: {error}"))
 }
 
-/// Finds out what a caller wants.
+/// Determines from the first bytes what a client wants.
 async fn meet(
     shared: &Arc<Shared>,
     socket: TcpStream,
@@ -279,7 +280,7 @@ async fn meet(
     }
 }
 
-/// What a rank said so far. Its reading can be abandoned at any time and taken up again.
+/// Received bytes of a rank. Reading is cancel-safe.
 struct Reader<R> {
     from: R,
     received: Vec<u8>,
@@ -295,7 +296,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             match self.from.read_buf(&mut self.received).await {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
-                // A process that was killed says no farewell in TLS.
+                // A killed process sends no TLS farewell.
                 Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
                 Err(error) => return Err(broken(error)),
             }
@@ -348,7 +349,7 @@ async fn attend(
         Err(failure) => Err(failure),
     };
     if let Err(failure) = &result {
-        // If it still hears anything.
+        // The rank may not receive it.
         let refused = to_frame(&ToRank::Refused {
             failure: failure.clone(),
         });
@@ -361,7 +362,7 @@ async fn attend(
     result
 }
 
-/// Writes all of it; what TLS holds back when the socket is full, too.
+/// Writes all bytes, including those that TLS holds back when the socket is full.
 async fn put(writing: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> std::io::Result<()> {
     writing.write_all(frame).await?;
     writing.flush().await
@@ -377,7 +378,7 @@ fn silent(heartbeat: Duration) -> Failure {
     )
 }
 
-/// A rank's connection while it is of a group.
+/// A rank's connection while it belongs to a group.
 struct Attendance {
     shared: Arc<Shared>,
     conn: Conn,
@@ -403,7 +404,7 @@ impl Attendance {
         Ok((attendance, seat))
     }
 
-    /// Until the rank leaves, or its connection ends, or it is silent.
+    /// Serves until the rank leaves, its connection ends, or it is silent.
     async fn serve<R, W>(&mut self, reader: &mut Reader<R>, writing: &mut W) -> Result<(), Failure>
     where
         R: AsyncRead + Unpin,
@@ -435,12 +436,12 @@ impl Attendance {
                 Ok(Err(error)) => return self.hear_last_word(reader, error).await,
                 Err(_) => return Err(silent(heartbeat)),
             }
-            // While it was written to, nobody listened.
+            // Nothing was read during the write.
             heard += begun.elapsed();
         }
     }
 
-    /// A rank that hears nothing any more may have said that it leaves.
+    /// A rank that takes no more bytes may have announced that it leaves.
     async fn hear_last_word<R>(&mut self, reader: &mut Reader<R>, error: std::io::Error) -> Result<(), Failure>
     where
         R: AsyncRead + Unpin,
@@ -503,13 +504,13 @@ impl Attendance {
 }
 
 impl Drop for Attendance {
-    /// Its task may be dropped at any time.
+    /// The task may be dropped at any time.
     fn drop(&mut self) {
         self.end(&Ok(()));
     }
 }
 
-/// A server with a thread of its own, for programs without a runtime. Ends when dropped.
+/// A server with its own thread, for programs without a runtime. Dropping it ends it.
 pub struct Server {
     shared: Arc<Shared>,
     key: PublicKey,
@@ -519,7 +520,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds, and serves from then on.
+    /// Binds and starts to serve.
     pub fn start(options: ServeOptions) -> Result<Self, Failure> {
         let (tell, bound) = std::sync::mpsc::channel();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -556,17 +557,17 @@ impl Server {
         })
     }
 
-    /// What ranks may pin.
+    /// The public key that ranks may pin.
     pub fn key(&self) -> PublicKey {
         self.key
     }
 
-    /// Where it listens, in the order of the options.
+    /// Addresses for ranks, in the order of the options.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// How many groups and ranks it has.
+    /// Number of groups and of ranks.
     pub fn counts(&self) -> (usize, usize) {
         self.shared.desk().state.counts()
     }
@@ -583,7 +584,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves until the process is asked to end (SIGINT, SIGTERM); `ready` hears the key and the addresses. What `dayfly rendezvous` does.
+/// Serves until SIGINT or SIGTERM; `ready` receives the key and the addresses. Implements `dayfly rendezvous`.
 pub fn serve(options: ServeOptions, ready: impl FnOnce(PublicKey, &[SocketAddr])) -> Result<(), Failure> {
     use tokio::signal::unix::{SignalKind, signal};
     let failed = |error| Failure::new(Code::Internal, format!("the rendezvous cannot start: {error}"));

@@ -1,4 +1,4 @@
-//! Sockets as connecting needs them: non-blocking, several on one port, and of a bounded patience with a silent peer.
+//! Sockets for connecting: non-blocking, with shared ports, and with a bound on a silent peer.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,16 +9,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt};
 
-/// Connections that the system holds for us; it has a limit of its own.
+/// Connections in the kernel's queue; the system has a limit of its own.
 const BACKLOG: i32 = 4096;
-/// A connection on which nothing comes is asked after so long whether it lives...
+/// Silence after which keep-alive probes begin.
 const IDLE: Duration = Duration::from_secs(2);
-/// ...so often...
+/// Interval of the probes.
 const ASK: Duration = Duration::from_secs(1);
-/// ...so many times. What was sent must be acknowledged within the same time.
+/// Number of probes. Sent bytes must be acknowledged within the same time.
 const ASKS: u32 = 3;
 
-/// Lets a connection end with an error when its other host is gone or cannot be reached any more, within some 5 s.
+/// Makes a connection fail within about 5 s when its other host is gone or unreachable.
 pub fn watch_peer(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_socket_keepalive(&socket, true)?;
     sockopt::set_tcp_keepidle(&socket, IDLE)?;
@@ -42,7 +42,7 @@ fn new(to: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Any address, of the family of `like`.
+/// The unspecified address of the family of `like`.
 pub fn any(like: SocketAddr, port: u16) -> SocketAddr {
     match like {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
@@ -50,7 +50,7 @@ pub fn any(like: SocketAddr, port: u16) -> SocketAddr {
     }
 }
 
-/// Lets several sockets of this user have one port: what NATs know is the port.
+/// Lets several sockets of this user share one port, since a NAT maps the port.
 fn share(socket: &OwnedFd, at: SocketAddr) -> io::Result<()> {
     sockopt::set_socket_reuseaddr(socket, true)?;
     sockopt::set_socket_reuseport(socket, true)?;
@@ -58,7 +58,7 @@ fn share(socket: &OwnedFd, at: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Begins to connect, from a port that other sockets share if one is named (0: a new one).
+/// Begins to connect. `from` is a local port that other sockets share; 0 selects a new one.
 pub fn dial(to: SocketAddr, from: Option<u16>) -> io::Result<TcpStream> {
     let socket = new(to)?;
     if let Some(port) = from {
@@ -80,7 +80,7 @@ pub fn listen_on(at: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from(socket))
 }
 
-/// Milliseconds and more for the system's waits, rounded up so that nobody waits again for a rest.
+/// Converts a duration for the kernel, at most an hour.
 pub fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).unwrap_or(Timespec {
         tv_sec: 3600,
@@ -88,7 +88,7 @@ pub fn timespec(time: Duration) -> Timespec {
     })
 }
 
-/// Waits until a socket can be read, or written if that is wanted too; whether it can.
+/// Waits until a socket is readable, or writable if `writing`. Returns whether it is.
 pub(crate) fn wait_for(socket: impl AsFd, writing: bool, at_most: Duration) -> io::Result<bool> {
     let flags = if writing {
         PollFlags::IN | PollFlags::OUT

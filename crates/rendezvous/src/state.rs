@@ -1,8 +1,8 @@
-//! Which groups there are and who is in them. Pure: no I/O, no clock, no randomness; the server around it brings all three.
+//! The groups and their ranks. Pure: no I/O, no clock, no randomness; the server supplies all three.
 //!
-//! A group is there from its first rank to its last. It forms until all ranks have shown their cards, and is closed to newcomers
-//! from then on, and from its first loss. The run that whoever starts a group names is remembered for a while when it is over, so that
-//! a rank that comes late does not wait for others who are gone.
+//! A group exists from its first rank to its last. It forms until all ranks have sent their cards. It accepts no ranks
+//! after that, or after its first loss. A named run is remembered for a while after its end, so that a late rank does
+//! not wait for ranks that are gone.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -11,30 +11,30 @@ use dayfly_protocol::ids::PublicKey;
 
 use crate::messages::{Join, MOST_MISSING, Sealed, Seat, ToRank, VERSION};
 
-/// A connection, numbered by the server; a number is used once.
+/// Number of a connection. The server uses each number once.
 pub type Conn = u64;
 
 /// Ranks of the largest group.
 const MOST_RANKS: u32 = 1 << 16;
-/// Bytes of a name or of a run's.
+/// Longest name of a group or of a run, in bytes.
 const MOST_NAME: usize = 200;
-/// Characters of a reason that is passed on.
+/// Longest reason that is passed on, in characters.
 const MOST_REASON: usize = 500;
-/// Groups at a time.
+/// Most groups at a time.
 const MOST_GROUPS: usize = 100_000;
-/// Runs that are over, and remembered.
+/// Most finished runs that are remembered.
 const MOST_OVER: usize = 10_000;
 
-/// Something to say.
+/// A message to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effect {
-    /// To whom.
+    /// The receivers.
     pub to: Vec<Conn>,
-    /// What.
+    /// The message.
     pub say: ToRank,
 }
 
-/// A run's name: the group's, and which run of it.
+/// Name of the group, and of the run.
 type Key = (String, String);
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ struct Group {
     verifier: PublicKey,
     nonce: [u8; 16],
     size: u32,
-    /// Those who are there. One that was lost leaves no entry.
+    /// Ranks that are present. A lost rank has no entry.
     members: BTreeMap<u32, Member>,
     cards: u32,
     formed: bool,
@@ -69,7 +69,7 @@ impl Group {
 #[derive(Debug, Default)]
 pub struct State {
     groups: HashMap<Key, Group>,
-    /// How many groups of a name there are, and whose they are.
+    /// For each name its owner's key, and its number of groups.
     names: HashMap<String, (PublicKey, usize)>,
     seats: HashMap<Conn, (Key, u32)>,
     over: HashMap<Key, PublicKey>,
@@ -113,7 +113,8 @@ fn check(join: &Join) -> Result<(), Failure> {
 }
 
 impl State {
-    /// A rank wants to be of a group; `verifier` is the key that it showed, `nonce` random, for the case that it is the first.
+    /// Adds a rank to a group. `verifier` is the key that it showed; `nonce` is random and names the run if this rank
+    /// is the first.
     pub fn join(&mut self, conn: Conn, verifier: PublicKey, join: &Join, nonce: [u8; 16]) -> Result<Seat, Failure> {
         check(join)?;
         if self.seats.contains_key(&conn) {
@@ -216,7 +217,7 @@ impl State {
         }
     }
 
-    /// A rank says what others need to find it. With the last card, all get all.
+    /// Records a rank's card. With the last card, all ranks get all cards.
     pub fn card(&mut self, conn: Conn, card: Sealed) -> Result<Vec<Effect>, Failure> {
         let (group, rank) = self.group_of(conn)?;
         match group.members.get_mut(&rank) {
@@ -228,7 +229,7 @@ impl State {
             return Ok(Vec::new());
         }
         group.formed = true;
-        // Nobody needs them here any more.
+        // The cards are not needed here any more.
         let cards = group
             .members
             .values_mut()
@@ -240,7 +241,7 @@ impl State {
         }])
     }
 
-    /// Who has not come yet: the first of them, and how many.
+    /// Ranks that have not arrived: the first of them, and their number.
     pub fn missing(&mut self, conn: Conn) -> Result<(Vec<u32>, u32), Failure> {
         let (group, _) = self.group_of(conn)?;
         if group.formed {
@@ -262,7 +263,7 @@ impl State {
         Ok((group.nonce, rank, to))
     }
 
-    /// A rank wants to be connected with another: both hear of it at the same time, which opening to each other through NATs needs.
+    /// Handles a call: both ranks are informed at the same time, as simultaneous open requires.
     pub fn call(&mut self, conn: Conn, to: u32) -> Result<Vec<Effect>, Failure> {
         let (group, rank) = self.group_of(conn)?;
         if !group.formed || to >= group.size || to == rank {
@@ -274,12 +275,12 @@ impl State {
                 effect(other.conn, ToRank::Called { rank }),
                 effect(conn, ToRank::Called { rank: to }),
             ],
-            // Of one that is lost all have heard.
+            // The loss of a rank was reported to all.
             None => vec![effect(conn, ToRank::Left { rank: to })],
         })
     }
 
-    /// A connection ended, or fell silent: its rank is lost, which all others of its group hear.
+    /// Handles the end or the silence of a connection: its rank is lost, and all others of its group are informed.
     pub fn gone(&mut self, conn: Conn, reason: &str) -> Vec<Effect> {
         let Some((key, rank)) = self.seats.remove(&conn) else {
             return Vec::new();
@@ -292,7 +293,7 @@ impl State {
         let first = group.lost.is_none();
         group.lost.get_or_insert_with(|| (rank, reason.clone()));
         if !first && !group.formed {
-            // All know that nothing will come of it, and why; each that goes now goes for that reason.
+            // The others know that the group will not form, and leave for that reason.
             self.forget_if_empty(&key);
             return Vec::new();
         }
@@ -304,8 +305,8 @@ impl State {
         if effect.to.is_empty() { Vec::new() } else { vec![effect] }
     }
 
-    /// A rank goes of its own will. What it sent may still be on its way, so the others hear nothing; but those who wait for
-    /// it to come hear that it will not.
+    /// A rank leaves in an orderly way. Its last messages may still be in flight, so connected ranks are not informed.
+    /// Ranks that wait for it are.
     pub fn leave(&mut self, conn: Conn, reason: Option<&str>) -> Vec<Effect> {
         if let Some(reason) = reason {
             return self.gone(conn, reason);
@@ -335,7 +336,7 @@ impl State {
                 self.names.remove(&key.0);
             }
         }
-        // A run without a name of its own may be followed by another such.
+        // An unnamed run may be followed by another one.
         if !key.1.is_empty() {
             self.over.insert(key.clone(), group.verifier);
             self.over_since.push_back(key.clone());
@@ -347,7 +348,7 @@ impl State {
         }
     }
 
-    /// How many groups and ranks there are.
+    /// Number of groups and of ranks.
     pub fn counts(&self) -> (usize, usize) {
         (self.groups.len(), self.seats.len())
     }

@@ -218,7 +218,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 proptest! {
-    /// Whatever comes in whatever order: seats are unique, nobody of one secret hears of another's, a world is told to all of it, and nothing is kept of those who are gone.
+    /// In any order of events: seats are unique, no rank learns of another secret's group, all ranks of a group get its
+    /// cards, and nothing remains of ranks that are gone.
     #[test]
     fn no_order_of_events_mixes_groups_or_leaves_anything_behind(events in events()) {
         let mut state = State::default();

@@ -1,57 +1,58 @@
-//! How many blocks of nodes a site should have: as many as its tasks can use, between bounds, and none that idles for long.
+//! Decides how many blocks of nodes a site has: as many as its tasks can use, between bounds, and none that idles for
+//! long.
 
-/// How blocks are wanted.
+/// Bounds of a site's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockTerms {
-    /// There are always so many.
+    /// Minimum number of blocks.
     pub min: u32,
-    /// There are never more.
+    /// Maximum number of blocks.
     pub max: u32,
     /// Workers of one block.
     pub workers: u32,
-    /// One that has had nothing to do for so long goes, in milliseconds.
+    /// An idle block is cancelled after this time, in milliseconds.
     pub idle_ms: u64,
 }
 
-/// A block that there is.
+/// State of an existing block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Block {
     /// In the batch system's queue.
     Pending,
     /// On its nodes.
     Running {
-        /// Workers that it has room for: fewer than those of a block where it has lost nodes.
+        /// Workers that it has room for: fewer than a whole block's if it has lost nodes.
         workers: u32,
-        /// Since when nothing has been leased there; none while something is.
+        /// Since when nothing has been leased there; `None` while something is.
         idle_since_ms: Option<u64>,
         /// When the batch system ends it; 0 for never.
         ends_at_ms: u64,
     },
 }
 
-/// What there is to do.
+/// Work to do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Workers that would do all of it at once.
+    /// Workers that could do all of it at once.
     pub workers: u64,
-    /// What the longest task that waits may take, in milliseconds; 0 if none waits, or none says.
+    /// Longest walltime of a waiting task in milliseconds; 0 if none waits or none states it.
     pub longest_ms: u64,
 }
 
-/// What to do about blocks.
+/// Changes to the blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// So many more.
+    /// Number of blocks to submit.
     pub submit: u32,
-    /// Not these any more.
+    /// Indices of the blocks to cancel.
     pub cancel: Vec<usize>,
 }
 
-/// What to do about the blocks that there are.
+/// Computes the changes from the existing blocks and the demand.
 pub fn plan(terms: BlockTerms, blocks: &[Block], demand: Demand, now_ms: u64) -> Plan {
     let most = u64::from(terms.max);
     let least = u64::from(terms.min).min(most);
-    // One that ends before a task could is of no use to it.
+    // A block that ends before the longest task could is useless to it.
     let is_useful = |block: &Block| match block {
         Block::Pending => true,
         Block::Running { ends_at_ms, .. } => *ends_at_ms == 0 || now_ms.saturating_add(demand.longest_ms) < *ends_at_ms,
@@ -70,13 +71,13 @@ pub fn plan(terms: BlockTerms, blocks: &[Block], demand: Demand, now_ms: u64) ->
     let room = most.saturating_sub(blocks.len() as u64);
     let submit = missing.min(room);
     let is_idle = |block: &Block| match block {
-        // What nobody needs any more need not be waited for.
+        // A pending block that is not needed can be cancelled at once.
         Block::Pending => true,
         Block::Running { idle_since_ms, .. } => {
             idle_since_ms.is_some_and(|since_ms| now_ms.saturating_sub(since_ms) >= terms.idle_ms)
         }
     };
-    // Those that wait go first, the latest of them before the others.
+    // Cancel pending blocks first, the latest of them before the others.
     let mut idle: Vec<usize> = (0..blocks.len()).filter(|at| is_idle(&blocks[*at])).collect();
     idle.sort_by_key(|at| (blocks[*at] != Block::Pending, std::cmp::Reverse(*at)));
     idle.retain(|at| {
@@ -88,7 +89,7 @@ pub fn plan(terms: BlockTerms, blocks: &[Block], demand: Demand, now_ms: u64) ->
         is_surplus
     });
     if missing > room && submit == 0 {
-        // One that has lost nodes makes room for a whole one.
+        // Replace a block that has lost nodes by a whole one.
         let is_broken = |block: &Block| match block {
             Block::Pending => false,
             Block::Running {

@@ -1,22 +1,23 @@
-//! How long executions had workers, told from when they were given to several workers and when they were seen to have ended.
+//! Estimates how long executions had workers, from when they were given to several workers and when they ended.
 
 use std::time::Duration;
 
-/// What several workers did that has not been counted for any execution.
+/// Busy time of several workers that is not yet attributed to an execution.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Busy {
-    /// Up to when it was looked at: the time of some clock.
+    /// Time of the last look, on any clock.
     until: Duration,
     left: Duration,
 }
 
 impl Busy {
-    /// Executions are seen to have ended now, of which the first was given to the workers at `begun`: how long each of them had a
-    /// worker, at most. `outstanding` are all that the workers had until now, those that ended among them.
+    /// Returns the largest time that each of the executions that ended by `now` can have had a worker. `begun` is when
+    /// the first of them was given to the workers. `outstanding` counts all executions that the workers had until now,
+    /// including those that ended.
     ///
-    /// Executions wait for each other in the workers' rings, so that the time since each was given is not what it took: what all
-    /// busy workers did since the last look is shared among those that ended, and what is more than those can have had is left for
-    /// those that end next.
+    /// Executions wait for each other in the workers' rings, so the time since each was given is not its duration. The
+    /// busy time of all workers since the last look is divided among those that ended. Time that exceeds what those can
+    /// have had remains for the next ones.
     pub fn share(
         &mut self,
         now: Duration,
@@ -31,7 +32,7 @@ impl Busy {
         self.left / u32::try_from(ended.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// So much of it was counted; if nothing is outstanding any more, nothing is left.
+    /// Attributes `took` of the busy time. If nothing is outstanding any more, no time remains.
     pub fn count(&mut self, took: Duration, outstanding: usize) {
         self.left = if outstanding == 0 {
             Duration::ZERO
@@ -47,7 +48,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Has executions that were begun then end now, one after the other seen; how long each had a worker.
+    /// Ends executions that were begun at these times, in order. Returns how long each had a worker.
     fn end(busy: &mut Busy, now: u32, begun: &[u32], outstanding: usize, workers: usize) -> Vec<Duration> {
         let first = begun.iter().min().copied().unwrap_or(0);
         let most = busy.share(now * MS, first * MS, outstanding, workers, begun.len());
@@ -66,7 +67,7 @@ mod tests {
         let mut busy = Busy::default();
         assert_eq!(end(&mut busy, 1100, &[1000], 2, 2), [100 * MS]);
         assert_eq!(end(&mut busy, 1101, &[1000], 1, 2), [101 * MS]);
-        // What was idle between is nobody's.
+        // Idle time between them belongs to no execution.
         assert_eq!(end(&mut busy, 9100, &[9000], 1, 2), [100 * MS]);
     }
 
@@ -76,7 +77,7 @@ mod tests {
         let begun = [1000; 100];
         assert_eq!(end(&mut busy, 1050, &begun, 200, 2), [MS; 100]);
         assert_eq!(end(&mut busy, 1100, &begun, 100, 2), [MS; 100]);
-        // One alone, of which the second worker knew nothing.
+        // A single execution; the second worker was idle.
         assert_eq!(end(&mut busy, 1300, &[1200], 1, 2), [100 * MS]);
     }
 

@@ -1,48 +1,48 @@
-//! What becomes of a task after an execution, or when whoever executed it is gone.
+//! Decides whether a task ends, is retried or is requeued after an attempt.
 
 use dayfly_protocol::error::Code;
 use dayfly_protocol::tasks::MOST_RETRY_WAIT_MS;
 
-/// What a task's owner allows.
+/// What a task's owner allows, and the task's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
     /// Whether it may be executed again when it may have been executed.
     pub repeatable: bool,
-    /// How often it may yet be executed again because its function failed.
+    /// Remaining retries after failures of its function.
     pub retries_left: u16,
     /// Executions that faults have cost so far.
     pub faults: u16,
-    /// Its owner wants its end.
+    /// Its owner has cancelled it.
     pub cancelled: bool,
-    /// Its deadline has passed.
     pub late: bool,
 }
 
-/// Executions that a task may lose to faults: one that keeps killing its worker is itself the fault.
+/// Most executions that a task may lose to faults: a task that keeps killing its worker is itself the fault.
 pub const MOST_FAULTS: u16 = 5;
 
-/// What becomes of it.
+/// Decision about a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It has its outcome, as it was told.
+    /// Keep the reported outcome.
     Done,
-    /// Back into the queue. Whether this costs one of its retries, and whether one of its faults.
+    /// Requeue the task.
     Again {
-        /// Its function failed.
+        /// It costs a retry: its function failed.
         retry: bool,
-        /// Somebody else did.
+        /// It costs a fault: something else failed.
         fault: bool,
     },
-    /// It ends with this code in place of what was told.
+    /// End the task with this code in place of the reported one.
     As(Code),
 }
 
-/// How long a task rests whose function failed again after it had rested so long, in milliseconds.
+/// The wait in milliseconds after another failure of the function: twice the last one, up to a bound.
 pub fn next_wait(waited_ms: u32) -> u32 {
     waited_ms.saturating_mul(2).min(MOST_RETRY_WAIT_MS)
 }
 
-/// What becomes of a task whose execution ended so: none for well. `begun` is whether its function may have been begun.
+/// Decides about a task after an execution. `error` is `None` for success; `begun` is whether its function may have
+/// begun.
 pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
     let Some(code) = error else { return Fate::Done };
     if code != Code::FunctionError && (terms.cancelled || terms.late) {
@@ -53,8 +53,8 @@ pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
         });
     }
     match code {
-        // The function itself, and whatever executing it again would end in as well. Where an environment comes from may answer
-        // again.
+        // The function itself failed, or another execution would fail in the same way. The source of an environment may
+        // respond at another time.
         Code::FunctionError
         | Code::DeadlineExceeded
         | Code::OutOfMemory
@@ -74,11 +74,11 @@ pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
         | Code::TooLarge
         | Code::IsolationUnavailable
         | Code::Forbidden => Fate::Done,
-        // No site has what it is to run in.
+        // No site has what the task needs to run in.
         Code::NotFound if !begun => Fate::Done,
-        // It was executed, and its answer has no place.
+        // It was executed, and its result does not fit in the quota.
         Code::QuotaExceeded if begun => Fate::Done,
-        // A fault: of the worker, the node, the lease or the dispatcher.
+        // A fault of the worker, the node, the lease or the dispatcher.
         _ if begun && !terms.repeatable => Fate::As(Code::MaybeExecuted),
         _ if begun && terms.faults + 1 >= MOST_FAULTS => Fate::As(Code::MaybeExecuted),
         _ => Fate::Again {

@@ -1,9 +1,9 @@
-//! Scheduling of durable tasks: pure policy, without I/O, clock or randomness.
+//! Scheduling policy for durable tasks. Pure: no I/O, no clock, no randomness.
 //!
-//! - [`queue`]: whose task is next, by fair share between tenants and priority within one;
-//! - [`window`]: how many tasks to have at a dispatcher, by what they cost;
-//! - [`fate`]: what becomes of a task after an execution or a fault;
-//! - [`blocks`]: how many nodes to ask a batch system for;
+//! - [`queue`]: the order of tasks, by fair share between tenants and by priority within one;
+//! - [`window`]: how many tasks to have at a dispatcher, by their cost;
+//! - [`fate`]: whether a task ends, is retried or is requeued after an attempt;
+//! - [`blocks`]: how many blocks of nodes to request from a batch system;
 //! - [`busy`]: how long executions had workers;
 //! - [`timer`]: when a timer is due.
 

@@ -1,18 +1,18 @@
-//! Whose task is next.
+//! The queue of an endpoint's tasks.
 //!
-//! Tenants share an endpoint by the time that their tasks take: each has a virtual time, which grows with what its tasks cost,
-//! and the one that is furthest behind is next (start-time fair queueing). A tenant that comes back after a pause starts where
-//! the others are, and has no claim to what it did not use. Within one tenant the higher priority goes first, and among equals
-//! the earlier. So nobody can get ahead of other tenants by a priority.
+//! Tenants share an endpoint by the time that their tasks take. Each tenant has a virtual time, which grows with the
+//! cost of its tasks; the tenant with the lowest virtual time is next (start-time fair queueing). A tenant that returns
+//! after a pause starts at the current virtual time, and gets no credit for unused time. Within a tenant the higher
+//! priority goes first, then the earlier task. So a priority cannot overtake other tenants.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use dayfly_protocol::ids::TenantId;
 
-/// What a task is taken to cost before one of its tenant has ended, in microseconds.
+/// Assumed cost of a tenant's first tasks, in microseconds.
 const FIRST_GUESS_US: u64 = 1_000;
-/// Weight of the past in the mean cost: one part in so many is new.
+/// Weight of the past in the mean cost: one part in this many is new.
 const MEMORY: u64 = 8;
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl<T> Line<T> {
 #[derive(Debug)]
 pub struct Queue<T> {
     lines: BTreeMap<TenantId, Line<T>>,
-    /// Virtual time of whoever was served last.
+    /// Virtual time of the tenant that was served last.
     now_us: u64,
     length: usize,
 }
@@ -54,12 +54,12 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// How many wait.
+    /// Number of waiting tasks.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether none waits.
+    /// Whether no task waits.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -73,7 +73,7 @@ impl<T> Queue<T> {
         line
     }
 
-    /// Where tasks of this tenant and priority wait, of which there is about to be one more.
+    /// The queue of this tenant and priority; counts one more task.
     fn place(&mut self, tenant: TenantId, priority: i8) -> &mut VecDeque<T> {
         self.length += 1;
         let line = self.line(tenant);
@@ -81,28 +81,28 @@ impl<T> Queue<T> {
         line.waiting.entry(Reverse(priority)).or_default()
     }
 
-    /// One more, behind its equals.
+    /// Appends a task, behind those of equal priority.
     pub fn push(&mut self, tenant: TenantId, priority: i8, task: T) {
         self.place(tenant, priority).push_back(task);
     }
 
-    /// One that was taken and could not be sent: before its equals.
+    /// Puts a task back that could not be sent, before those of equal priority.
     pub fn put_back(&mut self, tenant: TenantId, priority: i8, task: T) {
         self.place(tenant, priority).push_front(task);
     }
 
-    /// The next one.
+    /// Takes the next task.
     pub fn pop(&mut self) -> Option<T> {
         self.pop_but(&[])
     }
 
-    /// Who has tasks that wait.
+    /// Tenants with waiting tasks.
     pub fn tenants(&self) -> impl Iterator<Item = TenantId> {
         let waiting = self.lines.iter().filter(|(_, line)| line.length > 0);
         waiting.map(|(tenant, _)| *tenant)
     }
 
-    /// The next one of those whose tenants are not among these.
+    /// Takes the next task of a tenant that is not among `held_up`.
     pub fn pop_but(&mut self, held_up: &[TenantId]) -> Option<T> {
         let mut lines = self.lines.iter_mut();
         let waiting = lines
@@ -121,17 +121,17 @@ impl<T> Queue<T> {
         task
     }
 
-    /// A task of this tenant took so long.
+    /// Records that a task of this tenant took `took_us` microseconds.
     pub fn took(&mut self, tenant: TenantId, took_us: u64) {
         if let Some(line) = self.lines.get_mut(&tenant) {
             line.mean_us = (line.mean_us * (MEMORY - 1) + took_us) / MEMORY;
         }
     }
 
-    /// Forgets tenants that have nothing waiting.
+    /// Drops tenants without waiting tasks.
     pub fn tidy(&mut self) {
         let now_us = self.now_us;
-        // One that used more than its share is remembered for as long as that would count.
+        // Keep a tenant that used more than its share until the others catch up.
         self.lines.retain(|_, line| line.length > 0 || line.virtual_us > now_us);
     }
 }
@@ -200,7 +200,7 @@ mod tests {
             queue.push(tenant(2), 0, (2, n));
         }
         while queue.pop().is_some() {}
-        // One works on alone for long.
+        // One tenant works alone for a long time.
         for n in 0..1_000 {
             queue.push(tenant(1), 0, (1, n));
             queue.pop();

@@ -1,4 +1,4 @@
-//! When a timer is due.
+//! Computes when a timer is due.
 
 use chrono::{DateTime, Utc};
 use chrono_tz::Tz;
@@ -6,20 +6,20 @@ use croner::Cron;
 use croner::parser::{CronParser, Year};
 use dayfly_protocol::error::{Code, Failure};
 
-/// Times that passed are counted up to here.
+/// Most missed times that are counted.
 const MOST_MISSED: u64 = 1_000;
 
 /// A timer that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Due {
-    /// The last of its times that have passed.
+    /// The last of its times that has passed, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// How many of them passed before that one, unheard: 1,000 if they are more.
+    /// Earlier times that passed unnoticed, at most 1,000.
     pub missed: u64,
 }
 
-/// Times in cron syntax, in some time zone. Where clocks are set forward, a time that is left out comes an hour later; where they are
-/// set back, one that comes twice counts once, unless it is every hour or oftener.
+/// Times in cron syntax, in a time zone. When clocks are set forward, a skipped time comes an hour later. When they are
+/// set back, a repeated time counts once, unless the timer is hourly or more frequent.
 #[derive(Debug, Clone)]
 pub struct Timer {
     cron: Cron,
@@ -27,10 +27,11 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Reads one: minute, hour, day of month, month, day of week, perhaps with seconds before them, and the name of a time zone.
+    /// Parses a timer: minute, hour, day of month, month, day of week, optionally seconds before them; and the name of
+    /// a time zone.
     ///
     /// # Errors
-    /// `InvalidRequest` when it is none, or never comes after this time.
+    /// `InvalidRequest` when the syntax is wrong, or no time comes after `now_ms`.
     pub fn parse(cron: &str, zone: &str, now_ms: u64) -> Result<Self, Failure> {
         let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
         let parser = CronParser::builder().year(Year::Disallowed).build();
@@ -51,14 +52,14 @@ impl Timer {
         }
     }
 
-    /// The first of its times after this one. Milliseconds since the Unix epoch.
+    /// The first time after `after_ms`, in milliseconds since the Unix epoch.
     pub fn next(&self, after_ms: u64) -> Option<u64> {
         let after = self.at(after_ms)?;
         let found = self.cron.find_next_occurrence(&after, false).ok()?;
         u64::try_from(found.timestamp_millis()).ok()
     }
 
-    /// Whether one of its times has passed since this one.
+    /// The times that passed after `since_ms` and up to `now_ms`; `None` if there are none.
     pub fn due(&self, since_ms: u64, now_ms: u64) -> Option<Due> {
         let passed = |after_ms: u64| self.next(after_ms).filter(|at_ms| *at_ms <= now_ms);
         let mut due = Due {
@@ -105,7 +106,7 @@ mod tests {
         let friday = ms("2026-01-09T05:30:00Z");
         assert_eq!(workdays.next(friday - 1), Some(friday));
         assert_eq!(workdays.next(friday), Some(ms("2026-01-12T05:30:00Z")));
-        // In summer it is two hours before UTC.
+        // In summer the zone is two hours ahead of UTC.
         assert_eq!(
             workdays.next(ms("2026-07-06T00:00:00Z")),
             Some(ms("2026-07-06T04:30:00Z"))
@@ -140,7 +141,7 @@ mod tests {
             missed: 22,
         };
         assert_eq!(hourly.due(since, ms("2026-01-02T09:59:00Z")), Some(later));
-        // Years of seconds are not counted one by one.
+        // Many missed seconds are not counted one by one.
         let far = ms("2036-01-01T00:00:00Z") + 400;
         let each_second = timer("* * * * * *", "UTC").due(since, far);
         assert_eq!(
@@ -150,7 +151,7 @@ mod tests {
                 missed: MOST_MISSED
             })
         );
-        // A clock that went back is waited for.
+        // After the clock was set back, nothing is due.
         assert_eq!(hourly.due(one, since), None);
     }
 

@@ -1,17 +1,17 @@
-//! How many tasks to have at a dispatcher.
+//! Decides how many tasks to have at a dispatcher.
 //!
-//! Enough that no worker waits for the next while the way to the manager and back takes its time; no more, because what is
-//! there is out of the queue's hands: it cannot be overtaken, and may end as *maybe executed* with its dispatcher.
+//! There must be enough that no worker waits for a round trip to the manager. There should not be more: tasks at a
+//! dispatcher have left the queue, cannot be overtaken, and may end as *maybe executed* with their dispatcher.
 
-/// So much work, in microseconds, is to be at hand for each worker: some round trips to a manager that also writes to its disk.
+/// Work to have at hand for each worker, in microseconds: some round trips to a manager that also writes to its disk.
 const AHEAD_US: u64 = 20_000;
-/// What an execution is taken to cost of whose function nothing is known.
+/// Assumed duration of an execution of an unknown function, in microseconds.
 const UNKNOWN_US: u64 = 1_000_000;
-/// However short tasks are, for each worker.
+/// Most tasks for each worker, however short they are.
 const MOST_EACH: u64 = 1_024;
-/// Weight of the past in the mean cost.
+/// Weight of the past in the mean cost: one part in this many is new.
 const MEMORY: u64 = 16;
-/// What a task is taken to cost before one has ended: short, so that nothing is held up for want of knowing.
+/// Assumed duration of a dispatcher's first tasks, in microseconds. Short, so that nothing is held up.
 const FIRST_GUESS_US: u64 = 1_000;
 
 /// The window of one dispatcher.
@@ -29,40 +29,40 @@ impl Default for Window {
 }
 
 impl Window {
-    /// A task took so long on its worker.
+    /// Records that a task took `took_us` microseconds on its worker.
     pub fn took(&mut self, took_us: u64) {
         self.mean_us = (self.mean_us * (MEMORY - 1) + took_us) / MEMORY;
     }
 
-    /// How many tasks to have at a time for so many workers: at least one more than runs, for each.
+    /// Number of tasks to have at a time for `workers` workers: at least two for each.
     pub fn tasks(&self, workers: u32) -> u32 {
         let each = (AHEAD_US / self.mean_us.max(1)).clamp(1, MOST_EACH) + 1;
         u32::try_from(each * u64::from(workers.max(1))).unwrap_or(u32::MAX)
     }
 }
 
-/// What executions of one function take, as far as is known.
+/// Mean duration of the executions of one function.
 #[derive(Debug, Clone, Default)]
 pub struct Cost {
     mean_us: Option<u64>,
 }
 
 impl Cost {
-    /// One took so long.
+    /// Records an execution of `took_us` microseconds.
     pub fn took(&mut self, took_us: u64) {
         let mean_us = self.mean_us.unwrap_or(took_us);
         self.mean_us = Some((mean_us * (MEMORY - 1) + took_us) / MEMORY);
     }
 
-    /// What the next one is expected to take, in microseconds. Of what nothing is known it is much: it might take an hour, and
-    /// whatever was sent to the same worker behind it would wait for it.
+    /// Expected duration of the next execution, in microseconds. It is long for an unknown function: the execution
+    /// might take an hour, and calls behind it on the same worker would wait.
     pub fn expected_us(&self) -> u64 {
         self.mean_us.unwrap_or(UNKNOWN_US)
     }
 }
 
-/// Whether workers that have so many executions, of so many microseconds together, should be given one more of such a cost
-/// now: always if a worker would be idle otherwise, else if all of them will be through soon.
+/// Whether to give one more execution to workers that have `running` ones with `ahead_us` microseconds of work: always
+/// if a worker would idle otherwise, else if all workers will finish soon.
 pub fn gives(workers: u32, running: usize, ahead_us: u64, cost: &Cost) -> bool {
     let workers = workers.max(1);
     running < workers as usize
@@ -98,7 +98,7 @@ mod tests {
         long.took(5_000_000);
         assert!(gives(2, 100, 1_000, &short));
         assert!(!gives(2, 2, 20, &long));
-        // Nor does anything wait behind it.
+        // No execution waits behind a long one.
         assert!(!gives(2, 2, long.expected_us(), &short));
     }
 

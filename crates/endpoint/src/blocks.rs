@@ -1,7 +1,7 @@
-//! The nodes of a site that come and go: jobs of a batch system, each of which brings some.
+//! Nodes on demand: jobs of a batch system, each with a block of nodes.
 //!
-//! One thread looks at what there is to do and at what there is, follows [`dayfly_scheduling::plan`], and remembers
-//! its jobs in a file, so that whoever is started after it goes on with them.
+//! One thread compares the demand with the existing blocks, follows [`dayfly_scheduling::plan`], and records its jobs
+//! in a file, so that the next process continues with them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,73 +17,73 @@ use serde::{Deserialize, Serialize};
 
 use crate::provider::{Job, JobState, Provider, Trouble};
 
-/// Between two looks at what there is to do.
+/// Interval of the comparison.
 const LOOK: Duration = Duration::from_millis(100);
-/// Waits after a refusal, or after a job that came to nothing, double from the first to the last.
+/// First and longest pause after a refusal or a failed job; each further failure doubles it.
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 const LAST_WAIT: Duration = Duration::from_secs(300);
-/// A job that was told to end and has not is told again.
+/// Pause before a job that has not ended is cancelled again.
 const TOLD_AGAIN: Duration = Duration::from_secs(30);
-/// How long jobs that were told to end are waited for.
+/// How long to wait for cancelled jobs at the end.
 const LAST_WORDS: Duration = Duration::from_secs(15);
-/// Jobs, in the endpoint's directory.
-/// A node of a block that has been away for so long does not come back.
+/// How long a node of a complete block may be away before it counts as gone.
 const GONE: Duration = Duration::from_secs(10);
+/// The record of the jobs, in the endpoint's directory.
 const FILE: &str = "blocks.json";
 
-/// What can be chosen about blocks.
+/// Options of the blocks.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Of the endpoint, and of the jobs.
+    /// Name of the endpoint and of the jobs.
     pub name: String,
-    /// How many.
+    /// Bounds.
     pub terms: BlockTerms,
     /// Nodes of one block.
     pub nodes: u32,
-    /// How long a job may take; zero for no limit.
+    /// Longest duration of a job; zero for no limit.
     pub walltime: Duration,
-    /// How often the batch system is asked.
+    /// Interval at which the batch system is asked.
     pub poll: Duration,
-    /// A node that has not come for so long since its block began does not come.
+    /// A node that has not joined this long after its block began counts as missing.
     pub late: Duration,
-    /// Where to remember them.
+    /// Directory of the record.
     pub directory: PathBuf,
 }
 
-/// A node that is there.
+/// A node that is present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SiteNode {
-    /// Its name: that of its block, a dot, and its number.
+    /// Its name: the block's name, a dot, and its number.
     pub name: String,
-    /// Leases that it holds.
+    /// Number of its leases.
     pub leases: u32,
 }
 
-/// What blocks are for.
+/// The site that the blocks serve.
 pub trait Site: Send {
-    /// Makes ready for a block, and answers what each of its nodes is to run.
+    /// Prepares for a block, and returns the command of each of its nodes.
     fn prepare(&mut self, block: &str, nodes: u32) -> Result<String, Failure>;
 
-    /// Nodes that are there.
+    /// Nodes that are present.
     fn nodes(&self) -> Vec<SiteNode>;
 
-    /// What there is to do.
+    /// Work to do.
     fn demand(&self) -> Demand;
 
-    /// Nothing is to begin on a block's nodes any more; returns when nothing runs there, or after a while.
+    /// Starts nothing more on a block's nodes; returns when nothing runs there, or after a while.
     fn drain(&mut self, block: &str);
 
-    /// Blocks are so now, and why there are not more, if more are wanted.
+    /// Reports the blocks, and why there are not more if more are wanted.
     fn tell(&mut self, blocks: &[BlockStatus], trouble: Option<&str>);
 
-    /// A block is over.
+    /// Cleans up after a block has ended.
     fn clean(&mut self, block: &str);
 }
 
-/// What is remembered.
+/// The record of the jobs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Memory {
-    /// The number of the last block.
+    /// Number of the last block.
     last: u64,
     blocks: Vec<Remembered>,
 }
@@ -91,22 +91,22 @@ struct Memory {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Remembered {
     name: String,
-    /// Empty while it is being submitted.
+    /// Id of the job; empty while it is being submitted.
     job: String,
     nodes: u32,
     submitted_at_ms: u64,
-    /// 0 before.
+    /// 0 before the start.
     started_at_ms: u64,
 }
 
-/// The same, with what is known of it in this process.
+/// A recorded block, and what this process knows about it.
 struct Known {
     kept: Remembered,
     words: String,
     joined: u32,
-    /// Since when it has had fewer nodes than it is for.
+    /// Since when it has had fewer nodes than it should.
     lacks_since: Option<Instant>,
-    /// Whether a node of it was ever there, and whether all were.
+    /// Whether any of its nodes, and whether all of them, were ever present.
     was_there: bool,
     was_whole: bool,
     idle_since_ms: Option<u64>,
@@ -127,7 +127,7 @@ impl Known {
         }
     }
 
-    /// Nodes that it is to be counted for.
+    /// Number of nodes to count.
     fn nodes(&self, late: Duration) -> u32 {
         let patience = if self.was_whole { GONE } else { late };
         match self.lacks_since {
@@ -148,22 +148,22 @@ enum Order {
     Stop { cancel: bool },
 }
 
-/// The thread that looks after blocks.
+/// The thread that manages the blocks.
 pub struct Handle {
     orders: Sender<Order>,
     thread: JoinHandle<()>,
 }
 
 impl Handle {
-    /// Ends it, and with it all jobs, or none of them.
+    /// Stops the thread. `cancel` ends all jobs; otherwise they go on.
     pub fn stop(self, cancel: bool) {
-        // It may have ended by itself; its panic has been told on standard error.
+        // The thread may have ended by a panic, which was printed to standard error.
         let _ = self.orders.send(Order::Stop { cancel });
         let _ = self.thread.join();
     }
 }
 
-/// Looks after blocks from now on, beginning with those that an earlier process left.
+/// Starts to manage blocks, beginning with those that an earlier process recorded.
 pub fn start(options: Options, provider: Box<dyn Provider>, site: Box<dyn Site>) -> Result<Handle, Failure> {
     let (orders, ordered) = channel();
     let mut keeper = Keeper::new(options, provider, site)?;
@@ -198,7 +198,7 @@ fn read(path: &Path) -> Result<Memory, Failure> {
         })
 }
 
-/// The wall clock as it was when this process began, and by itself since: no block ends because somebody sets it.
+/// Wall clock at the start of this process plus monotonic time since, so that a clock change ends no block.
 fn now_ms() -> u64 {
     static BEGAN: LazyLock<(Duration, Instant)> = LazyLock::new(|| {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -213,19 +213,19 @@ struct Keeper {
     site: Box<dyn Site>,
     blocks: Vec<Known>,
     last: u64,
-    /// What the site was told last.
+    /// The last report to the site.
     told: Option<(Vec<BlockStatus>, Option<String>)>,
-    /// Why there are not more, and why nothing is known of those that there are.
+    /// Why there are not more blocks, and why the state of the existing ones is unknown.
     refused: Option<String>,
     unreachable: Option<String>,
     wait: Duration,
     not_before: Option<Instant>,
-    /// When the batch system was asked.
+    /// When the batch system was asked last.
     asked: Option<Instant>,
 }
 
 impl Keeper {
-    /// One that goes on with what is remembered.
+    /// A keeper that continues with the record.
     fn new(options: Options, provider: Box<dyn Provider>, site: Box<dyn Site>) -> Result<Self, Failure> {
         let memory = read(&options.directory.join(FILE))?;
         Ok(Self {
@@ -263,13 +263,13 @@ impl Keeper {
             }
         }
         if plan.submit == 0 {
-            // What was refused is not wanted any more.
+            // The refused block is not wanted any more.
             self.refused = None;
         }
         self.tell();
     }
 
-    /// When a block's time is over; 0 for never, or not known yet.
+    /// End of a block in milliseconds since the Unix epoch; 0 for never, or unknown.
     fn ends_at_ms(&self, known: &Known) -> u64 {
         let length = u64::try_from(self.options.walltime.as_millis()).unwrap_or(u64::MAX);
         match (known.kept.started_at_ms, length) {
@@ -278,7 +278,7 @@ impl Keeper {
         }
     }
 
-    /// Blocks whose time is over: a batch system may look later, and this machine never does.
+    /// Blocks whose time is over. A batch system may notice that later, and this machine never does.
     fn overdue(&self, now_ms: u64) -> Vec<usize> {
         let is_over = |known: &Known| {
             let ends_at_ms = self.ends_at_ms(known);
@@ -304,7 +304,7 @@ impl Keeper {
         }
     }
 
-    /// Nodes tell sooner than the batch system that their block has begun.
+    /// Notices from its nodes that a block has begun, earlier than from the batch system.
     fn see_nodes(&mut self, now_ms: u64) {
         let mut there: HashMap<String, (u32, u32)> = HashMap::new();
         for node in self.site.nodes() {
@@ -350,11 +350,11 @@ impl Keeper {
             overdue.push(known.kept.job.clone());
         }
         if !overdue.is_empty() {
-            // It is asked for its state below, and told once more otherwise.
+            // Its state is read below, and it is cancelled again if necessary.
             let _ = self.provider.cancel(&overdue);
         }
         let jobs = self.jobs();
-        // After a submission that nobody answered there may be a job all the same, which the provider looks for now.
+        // A submission without a response may have made a job, which the provider looks for now.
         if jobs.is_empty() && self.unreachable.is_none() {
             return;
         }
@@ -374,7 +374,7 @@ impl Keeper {
                     }
                     return true;
                 }
-                // Its submission was cut short: if there is a job, its nodes say so.
+                // Its submission was interrupted: its nodes show that there is a job.
                 None if known.kept.job.is_empty() && known.joined > 0 => return true,
                 Some(JobState::Ended(words)) => known.words = words,
                 None => {}
@@ -418,7 +418,7 @@ impl Keeper {
             if drained && known.joined > 0 {
                 self.site.drain(&name);
             }
-            // One whose submission was cut short has no name to end it by.
+            // A job whose submission was interrupted has no id to cancel it by.
             let named: &[String] = if job.is_empty() { &[] } else { &[job] };
             if !named.is_empty()
                 && let Err(trouble) = self.provider.cancel(named)
@@ -427,7 +427,7 @@ impl Keeper {
             }
         }
         if !which.is_empty() {
-            // They are gone soon.
+            // Ask for their state soon.
             self.asked = None;
         }
     }
@@ -450,7 +450,7 @@ impl Keeper {
             submitted_at_ms: now_ms(),
             started_at_ms: 0,
         }));
-        // First, so that nodes of a job that nobody remembers are known for what they are.
+        // Record the block first, so that the nodes of a lost job are recognized.
         self.remember();
         let job = Job {
             name: name.clone(),
@@ -524,7 +524,7 @@ impl Keeper {
             words: known.words.clone(),
         };
         let blocks: Vec<BlockStatus> = self.blocks.iter().map(status).collect();
-        // Who waits hears why.
+        // A report about waiting blocks includes the reason.
         let pending = |block: &&BlockStatus| block.state == BlockState::Pending && !block.words.is_empty();
         let waits = match blocks.iter().all(|block| block.state == BlockState::Pending) {
             true => blocks.iter().find(pending),
@@ -539,7 +539,7 @@ impl Keeper {
         }
     }
 
-    /// Those that have names: the submission of one may have been cut short.
+    /// Ids of all jobs, except those whose submission was interrupted.
     fn jobs(&self) -> Vec<String> {
         let jobs = self.blocks.iter().map(|known| known.kept.job.clone());
         jobs.filter(|job| !job.is_empty()).collect()
@@ -556,7 +556,7 @@ impl Keeper {
             tracing::error!(%trouble, ?jobs, "jobs that were left cannot be ended");
             return;
         }
-        // Their nodes have last words for the manager beside this.
+        // Their nodes send last messages to the manager meanwhile.
         let until = Instant::now() + LAST_WORDS;
         let is_there = |states: HashMap<String, JobState>| {
             states
@@ -580,7 +580,7 @@ mod tests {
 
     use super::*;
 
-    /// A batch system and a site of the test's.
+    /// A test's batch system and site.
     #[derive(Default)]
     struct World {
         jobs: HashMap<String, JobState>,
@@ -605,7 +605,7 @@ mod tests {
             self.world().told.clone().and_then(|(_, trouble)| trouble)
         }
 
-        /// A node of each job joins, and holds so many leases.
+        /// Joins a node of each job, with this many leases.
         fn join(&self, blocks: &[&str], leases: u32) {
             let node = |block: &&str| SiteNode {
                 name: format!("{block}.0"),
@@ -701,7 +701,7 @@ mod tests {
         shared.world().refuses = Some(Trouble::Refused("no such partition".into()));
         keeper.look();
         assert_eq!(shared.trouble().as_deref(), Some("no such partition"));
-        // It is not asked again at once, nor is the refusal forgotten.
+        // It is not asked again at once, and the refusal is not forgotten.
         shared.world().refuses = None;
         keeper.look();
         assert_eq!(shared.world().submitted, 0);

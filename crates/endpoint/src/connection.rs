@@ -1,7 +1,7 @@
-//! The dispatcher's way to a manager at another host: a WebSocket that is opened again for ever.
+//! The dispatcher's connection to a manager on another host: a WebSocket that reconnects without end.
 //!
-//! The dispatcher behind it notices nothing of breaks: what it has is kept in a [`Book`] until the manager has written it down, and
-//! said again on the next connection.
+//! The dispatcher does not notice interruptions. A [`Book`] keeps its tasks and outcomes until the manager has stored
+//! them, and repeats them on the next connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -24,36 +24,35 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::outbox::Outbox;
 
-/// Where a manager listens for dispatchers.
+/// Path at which a manager accepts dispatchers.
 const PATH: &str = "/v1/endpoints/connect";
-/// Connecting, with TLS.
+/// Limit for connecting, including TLS.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
-/// A manager that reads nothing for so long is stuck, however slow the network.
+/// A manager that reads nothing for this long is stuck.
 const SEND_DEADLINE: Duration = Duration::from_secs(60);
-/// A manager pings oftener.
+/// Longest silence; a manager pings more often.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// Whom to connect to, and as whom.
+/// Managers to connect to, and credentials.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The managers of the site that tasks come from, of which each will do; one at least.
+    /// The managers of the site that tasks come from, at least one. Any of them can serve the connection.
     pub managers: Vec<ManagerAddress>,
-    /// The token that the endpoint was registered with.
+    /// The token of the endpoint's registration.
     pub token: String,
-    /// Where outcomes are kept while there is no connection; none where they are in memory alone.
+    /// Path of the outbox for outcomes without a connection; `None` keeps them in memory only.
     pub outbox: Option<PathBuf>,
-    /// What the endpoint is, which the manager is told on each connection; none where that is not for its dispatcher to say.
+    /// The endpoint's specification, sent on each connection; `None` if the dispatcher does not set it.
     pub spec: Option<EndpointSpec>,
 }
 
-/// How the connection is.
+/// State of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Not made yet.
+    /// Not connected yet.
     Connecting,
-    /// It is there.
     Up,
-    /// It is not, and why; tried again.
+    /// Not connected, and why; retried.
     Down(String),
 }
 
@@ -67,7 +66,7 @@ impl std::fmt::Display for State {
     }
 }
 
-/// Why a connection ended, or was never one.
+/// Why a connection ended or failed.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error("{0}; set the endpoint up anew")]
@@ -91,19 +90,19 @@ enum Lost {
 type Frames = SplitStream<Socket>;
 type Writer = SplitSink<Socket, Message>;
 
-/// A dispatcher's two halves of the conversation, as they outlive connections.
+/// A dispatcher's two channels to the manager, which outlive connections.
 pub struct Conversation {
-    /// What the manager says.
+    /// Messages of the manager.
     pub heard: UnboundedReceiver<ToDispatcher>,
-    /// What the dispatcher says.
+    /// Messages of the dispatcher.
     pub said: UnboundedSender<FromDispatcher>,
-    /// How the connection is.
+    /// State of the connection.
     pub state: watch::Receiver<State>,
-    /// Ends when all that was said is sent, once nothing more can be.
+    /// Completes when all messages are sent, after the last sender is dropped.
     pub ended: JoinHandle<()>,
 }
 
-/// Keeps a connection to a manager until all that say something are gone. Takes a tokio runtime.
+/// Keeps a connection to a manager until all senders are dropped. Requires a tokio runtime.
 pub fn keep(options: Options) -> Result<Conversation, Failure> {
     let (to_dispatcher, heard) = unbounded_channel();
     let (said, from_dispatcher) = unbounded_channel();
@@ -140,12 +139,12 @@ pub fn keep(options: Options) -> Result<Conversation, Failure> {
     })
 }
 
-/// What a dispatcher has, and has said.
+/// A dispatcher's tasks and messages.
 #[derive(Default)]
 struct Book {
-    /// What it was given, and how it ended, until that is written down.
+    /// Its tasks and their outcomes, until the manager has stored these.
     held: HashMap<Attempt, Option<Ended>>,
-    /// Its last words of each kind.
+    /// Its last message of each kind.
     room: Option<u32>,
     workers: Option<(u32, Option<String>)>,
     blocks: Option<FromDispatcher>,
@@ -175,7 +174,7 @@ impl Book {
             FromDispatcher::Workers { count, trouble } => self.workers = Some((*count, trouble.clone())),
             FromDispatcher::Blocks { .. } => self.blocks = Some(message.clone()),
             FromDispatcher::Spec(_) => self.spec = Some(message.clone()),
-            // Of files, a manager that connects anew is told anew.
+            // A manager that reconnects receives files anew.
             FromDispatcher::Arrived { .. }
             | FromDispatcher::Unmapped { .. }
             | FromDispatcher::Watching { .. }
@@ -189,12 +188,12 @@ impl Book {
         }
     }
 
-    /// Outcomes that are not known to be kept.
+    /// Outcomes that the manager may not have stored.
     fn ended(&self) -> Vec<Ended> {
         self.held.values().flatten().cloned().collect()
     }
 
-    /// The first words of a connection.
+    /// The first messages of a connection.
     fn greeting(&self, instance: u64) -> Vec<FromDispatcher> {
         let mut words = vec![FromDispatcher::Hello {
             version: WIRE_VERSION,
@@ -209,17 +208,17 @@ impl Book {
         let workers = self.workers.clone();
         words.extend(workers.map(|(count, trouble)| FromDispatcher::Workers { count, trouble }));
         words.extend(self.blocks.clone());
-        // Last: from here on, tasks may come.
+        // Last: from here on, tasks may arrive.
         words.extend(self.room.map(|tasks| FromDispatcher::Room { tasks }));
         words
     }
 }
 
 struct Keeper {
-    /// The first is the one to connect to.
+    /// The managers; the first is the one to connect to.
     managers: Mutex<VecDeque<ManagerAddress>>,
     token: String,
-    /// The greatest one that was told.
+    /// The highest epoch that was received.
     epoch: AtomicU64,
     instance: u64,
     book: Mutex<Book>,
@@ -240,11 +239,11 @@ impl Keeper {
                 Ok(socket) => {
                     let begun = Instant::now();
                     let lost = self.converse(socket, &mut said).await;
-                    // One that is refused at once is not to be asked again at once.
+                    // Do not retry at once after an immediate refusal.
                     if begun.elapsed() > CONNECT_DEADLINE || !matches!(lost, Lost::Refused(_)) {
                         patience.renew();
                     }
-                    // What was said on the way to its end is in doubt; what comes from now on is added.
+                    // Outcomes that were sent shortly before the end are in doubt; later ones are appended.
                     let ended = self.book().ended();
                     if let Some(outbox) = &mut *self.outbox() {
                         outbox.hold(&ended);
@@ -258,12 +257,12 @@ impl Keeper {
             }
             let wait = patience.wait();
             let manager = self.manager().manager;
-            // Where there are several, the next one may do.
+            // If there are several managers, try the next.
             self.managers().rotate_left(1);
             tracing::warn!(manager, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
             self.state.send_replace(State::Down(lost.to_string()));
             let until = tokio::time::Instant::now() + wait;
-            // Meanwhile nothing that is said is lost.
+            // Meanwhile keep all messages.
             while let Ok(message) = tokio::time::timeout_at(until, said.recv()).await {
                 let Some(message) = message else { return };
                 self.book().say(&message);
@@ -290,7 +289,7 @@ impl Keeper {
         })
     }
 
-    /// The manager says which there are. Who is connected to one of them goes on with the others after it.
+    /// Updates the list of managers. The connected manager stays first.
     fn learn(&self, mut told: VecDeque<ManagerAddress>) {
         let now = self.manager().manager;
         if let Some(place) = told.iter().position(|one| one.manager == now) {
@@ -299,7 +298,7 @@ impl Keeper {
         }
     }
 
-    /// What was in doubt is not any more.
+    /// Clears the outbox when the manager has stored its outcomes.
     fn empty_outbox(&self, heard: &ToDispatcher) {
         if !matches!(heard, ToDispatcher::Kept(_)) {
             return;
@@ -325,7 +324,7 @@ impl Keeper {
 
     async fn converse(&self, socket: Socket, said: &mut UnboundedReceiver<FromDispatcher>) -> Lost {
         let (mut writer, frames) = socket.split();
-        // Apart from each other: whoever writes much before it reads must not stop both.
+        // Write and read concurrently: a peer that writes much before it reads must not block both.
         let lost = tokio::select! {
             lost = self.write(&mut writer, said) => lost,
             lost = self.read(frames) => lost,
@@ -361,7 +360,7 @@ impl Keeper {
                 Ok(_) => return Lost::Gone,
                 Err(_) => return Lost::TimedOut,
             };
-            // The manager speaks first of all when it has taken this endpoint.
+            // The manager sends the first message when it has accepted this endpoint.
             if *self.state.borrow() != State::Up && !matches!(frame, Message::Binary(_) | Message::Close(_)) {
                 tracing::info!(manager = self.manager().manager, "connected");
                 self.state.send_replace(State::Up);
@@ -382,7 +381,7 @@ impl Keeper {
                 Ok(message) => {
                     self.book().hear(&message);
                     self.empty_outbox(&message);
-                    // A dispatcher that ends hears nothing more, and may have words left.
+                    // A dispatcher that ends receives nothing more, and may have messages left.
                     let _ = self.to_dispatcher.send(message);
                 }
                 Err(error) => return Lost::Violation(error.to_string()),

@@ -1,4 +1,4 @@
-//! Long arguments are read before a worker gets them, and long answers stored before the manager is told of them.
+//! Reads long arguments before a worker gets them, and stores long results before the manager receives the outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,22 +13,23 @@ use dayfly_protocol::tasks::{CALL_WITH_ANSWERS, join};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What is read and not executed yet, and what is answered and not stored yet, have so many KiB each, unless a single one has more.
+/// Bound in KiB on read arguments that are not executed yet, and on results that are not stored yet. A single one may
+/// exceed it.
 const ROOM_KIB: u32 = 256 << 10;
-/// After the first attempt while a content store does not answer, or is full; twice as long after each further one, up to the second.
+/// First and longest pause while a content store is unavailable or full; each further attempt doubles it.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(10);
 
-/// Where long arguments and answers are. Calls block.
+/// The store of long arguments and results. Calls block.
 pub trait Contents: Send + Sync {
-    /// The arguments of a task of this tenant's.
+    /// Reads the arguments of a task of this tenant.
     fn read(&self, tenant: TenantId, task: TaskId, content: Content) -> Result<Blob, Failure>;
 
-    /// Keeps the answer of one.
+    /// Stores the result of a task.
     fn store(&self, tenant: TenantId, task: TaskId, bytes: &[u8]) -> Result<Content, Failure>;
 }
 
-/// At the manager that the tasks come from.
+/// The content store of the manager that the tasks come from.
 impl Contents for HeldContents {
     fn read(&self, _: TenantId, task: TaskId, content: Content) -> Result<Blob, Failure> {
         let read = HeldContents::read(self, task, content);
@@ -40,12 +41,12 @@ impl Contents for HeldContents {
     }
 }
 
-/// What a task is given: its arguments, and the answers that go along.
+/// A task's inputs: its arguments, and the results of earlier tasks.
 fn parts(task: &Assigned) -> impl Iterator<Item = &Payload> {
     std::iter::once(&task.arguments).chain(&task.answers)
 }
 
-/// What a worker gets of it.
+/// Joins the inputs for a worker.
 fn whole(parts: &[Blob]) -> Blob {
     match parts {
         [arguments] => arguments.clone(),
@@ -56,7 +57,7 @@ fn whole(parts: &[Blob]) -> Blob {
     }
 }
 
-/// What a worker gets, where all of it is here already.
+/// The joined inputs, if all of them are present; `None` otherwise.
 pub fn at_hand(task: &Assigned) -> Option<Blob> {
     let here = |part: &Payload| match part {
         Payload::Here(bytes) => Some(bytes.clone()),
@@ -66,18 +67,18 @@ pub fn at_hand(task: &Assigned) -> Option<Blob> {
     Some(whole(&parts))
 }
 
-/// Whether some of what a task is given is to be read first.
+/// Whether any input has to be read first.
 pub fn is_apart(task: &Assigned) -> bool {
     parts(task).any(|part| part.content().is_some())
 }
 
-/// Arguments that were read; they count for as long as this is kept.
+/// Arguments that were read. They count against the bound until this is dropped.
 pub struct Fetched {
     pub bytes: Blob,
     pub room: OwnedSemaphorePermit,
 }
 
-/// Reads and stores beside everything else, within bounds.
+/// Reads and stores contents in the background, within bounds.
 pub struct Carrier {
     contents: Arc<dyn Contents>,
     runtime: Handle,
@@ -89,7 +90,7 @@ fn kib(bytes: u64) -> u32 {
     u32::try_from(bytes >> 10).unwrap_or(u32::MAX).clamp(1, ROOM_KIB)
 }
 
-/// The end of a task that had not begun when the endpoint ended.
+/// The error of a task that had not begun when the endpoint stopped.
 pub fn stopping() -> Failure {
     Failure::new(Code::NotExecuted, "the endpoint stopped before the task began")
 }
@@ -105,13 +106,13 @@ impl Carrier {
         }
     }
 
-    /// Nobody waits any more.
+    /// Ends all waits for room.
     pub fn close(&self) {
         self.to_run.close();
         self.to_store.close();
     }
 
-    /// Reads what a task is given when there is room, puts it together, and says what came of it.
+    /// Reads a task's inputs when there is room, joins them, and passes the result to `done`.
     pub fn fetch(&self, task: &Assigned, done: impl FnOnce(Result<Fetched, Failure>) + Send + 'static) {
         let parts: Vec<Payload> = parts(task).cloned().collect();
         let bytes = |part: &Payload| part.content().map_or(part.bytes_here() as u64, |content| content.bytes);
@@ -131,7 +132,7 @@ impl Carrier {
                 Ok(whole(&parts))
             });
             let read = read.await;
-            // Whoever would execute it again would find the same.
+            // Another execution would find the same.
             let gone = |failure: Failure| {
                 let text = format!("the task's arguments cannot be read: {}", failure.message);
                 Failure::new(Code::LoadFailed, text)
@@ -140,7 +141,7 @@ impl Carrier {
         });
     }
 
-    /// Stores an answer, and says how the task ended then. Waits while too much is being stored.
+    /// Stores a result, then passes the outcome to `done`. Blocks while too much is being stored.
     pub fn store(&self, tenant: TenantId, mut ended: Ended, output: Output, done: impl FnOnce(Ended) + Send + 'static) {
         let room = Arc::clone(&self.to_store).acquire_many_owned(kib(output.as_slice().len() as u64));
         let Ok(room) = self.runtime.block_on(room) else { return };
@@ -163,7 +164,7 @@ impl Carrier {
     }
 }
 
-/// Asks until there is an answer.
+/// Repeats a request until it succeeds or fails for good.
 async fn patiently<T: Send + 'static>(
     ask: impl Fn() -> Result<T, Failure> + Send + Sync + 'static,
 ) -> Result<T, Failure> {

@@ -1,4 +1,4 @@
-//! The workers of one tenant and one runtime.
+//! A crew: the workers of one tenant and one runtime, and their tasks.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,16 +21,16 @@ use crate::lane::Lane;
 use crate::lane::gang::Gang;
 use crate::lane::single::Single;
 
-/// Workers that are leased at once, however few tasks there are: more follow at once mostly, and a lease of several costs no more.
+/// Workers to lease at once, even for fewer tasks: more tasks usually follow, and a lease of several costs no more.
 const BLOCK: u16 = 4;
-/// Between two attempts to lease where there is no room.
+/// Pause between attempts to lease without room.
 const RETRY: Duration = Duration::from_millis(250);
-/// Tasks that are looked at for one that fits.
+/// Tasks that are examined for one that fits.
 const LOOKED_AT: usize = 64;
-/// By what part the room must have changed to be told anew.
+/// Relative change of the window that is reported to the manager.
 const SAY_ROOM_AT: f64 = 0.2;
 
-/// What all crews of a dispatcher share.
+/// State that all crews of a dispatcher share.
 pub struct Shared {
     pub options: Options,
     pub carrier: Carrier,
@@ -54,13 +54,13 @@ impl Shared {
         }
     }
 
-    /// A crew's demand counts from now on.
+    /// Includes a crew's demand from now on.
     pub fn count(&self, crew: &Arc<Crew>) {
         let mut crews = self.crews.lock().unwrap_or_else(PoisonError::into_inner);
         crews.push(Arc::downgrade(crew));
     }
 
-    /// What workers would do all that there is to do at once.
+    /// Work to do, of all crews.
     pub fn demand(&self) -> Demand {
         let crews = self.crews.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut demand = Demand::default();
@@ -75,12 +75,12 @@ impl Shared {
         self.workers.load(Ordering::Relaxed)
     }
 
-    /// Tells the manager. One that is gone hears nothing, and needs not.
+    /// Sends a message to the manager, unless the connection has ended.
     pub fn say(&self, message: FromDispatcher) {
         let _ = self.said.send(message);
     }
 
-    /// Executions took so long: there may be room for more, or should be for fewer.
+    /// Records the durations of executions, and reports a changed window.
     fn learn<'a>(&self, ended: impl Iterator<Item = &'a Ended>) {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         for one in ended.filter(|one| one.begun) {
@@ -98,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// Cores that there are now for workers of all crews.
+    /// Cores that are available now for workers of all crews.
     fn there(&self) -> u32 {
         let most = u32::from(self.options.most_workers);
         let there = |places: &Arc<dyn Places>| places.there().min(most);
@@ -113,14 +113,15 @@ impl Shared {
     }
 }
 
-/// What workers must have in common to be of one crew.
+/// What workers must have in common to belong to one crew.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     pub tenant: TenantId,
-    /// Whether the endpoint is another's, whose files, processes and network its workers have nothing to do with: also where the
-    /// site runs its owner's functions without a sandbox.
+    /// Whether the endpoint belongs to another tenant. Then workers are isolated from its files, processes and network,
+    /// even if the site runs its owner's functions without a sandbox.
     guest: bool,
-    /// Whose functions they call: what another tenant's leave behind in a worker would have a hand in the results of one's own.
+    /// Owner of the functions. Another tenant's function could leave something in a worker that affects this owner's
+    /// results.
     owner: TenantId,
     runtime: Runtime,
     image: Option<String>,
@@ -148,11 +149,11 @@ impl Key {
     }
 }
 
-/// A task, and what it runs.
+/// A task and its program.
 pub struct Task {
     pub program: Arc<Program>,
     pub assigned: Assigned,
-    /// Its arguments, where they are stored apart and were read.
+    /// Its arguments, if they were read from a content store.
     pub fetched: Option<Fetched>,
 }
 
@@ -165,7 +166,7 @@ impl Task {
         }
     }
 
-    /// Whether something is to be read before a worker can have it.
+    /// Whether inputs have to be read before a worker can have it.
     fn is_apart(&self) -> bool {
         self.fetched.is_none() && is_apart(&self.assigned)
     }
@@ -174,7 +175,7 @@ impl Task {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Task>,
-    /// Those whose arguments are being read.
+    /// Tasks whose inputs are being read.
     fetching: HashMap<Attempt, Task>,
     lanes: Vec<Arc<dyn Lane>>,
     /// Whether a thread is leasing.
@@ -184,7 +185,7 @@ struct State {
 }
 
 impl State {
-    /// Takes those of these executions out that no lane has.
+    /// Removes those of these executions that no lane has, and returns them.
     fn withdraw(&mut self, wanted: &HashSet<Attempt>) -> Vec<Attempt> {
         let mut withdrawn = Vec::new();
         let mut keeps = |task: &Task| {
@@ -208,12 +209,12 @@ impl State {
 /// Why there are no workers.
 struct Refusal {
     error: Error,
-    /// Whether there would be, were it not for others.
+    /// Whether other crews hold the room.
     is_full: bool,
 }
 
 impl Refusal {
-    /// There is nothing that anybody could give up.
+    /// A refusal that no crew could resolve by giving up room.
     fn of_none(text: &str) -> Self {
         Self {
             error: Error::new(Code::NoCapacity, text),
@@ -231,7 +232,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// The workers of one tenant and one runtime, and the tasks that wait for them.
+/// The workers of one tenant and one runtime, and their waiting tasks.
 pub struct Crew {
     key: Key,
     client: Client,
@@ -240,8 +241,7 @@ pub struct Crew {
     closing: Condvar,
 }
 
-/// Takes the next task that a lane is to be given, whose node will be there for so long: the first, or, where that takes too long
-/// for it, one that does not.
+/// Takes the next task for a lane whose node remains for `left`: the first that fits, unless the lane does not take it.
 fn next_for(waiting: &mut VecDeque<Task>, lane: &dyn Lane, left: Option<Duration>) -> Option<Task> {
     let fits = |task: &Assigned| left.is_none_or(|left| Duration::from_millis(task.walltime_ms.into()) < left);
     let at = waiting.iter().take(LOOKED_AT).position(|task| fits(&task.assigned))?;
@@ -266,7 +266,7 @@ impl Crew {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// More tasks.
+    /// Adds tasks.
     pub fn take(self: &Arc<Self>, tasks: Vec<Task>) {
         let mut state = self.state();
         for task in tasks {
@@ -275,7 +275,7 @@ impl Crew {
         self.feed(&mut state);
     }
 
-    /// A task waits for a worker, once its arguments are here.
+    /// Queues a task for a worker, after its inputs are read.
     fn line_up(self: &Arc<Self>, state: &mut State, task: Task, push: impl Fn(&mut VecDeque<Task>, Task)) {
         if !task.is_apart() {
             return push(&mut state.waiting, task);
@@ -289,7 +289,7 @@ impl Crew {
 
     fn fetched(self: &Arc<Self>, attempt: Attempt, fetched: Result<Fetched, Failure>) {
         let mut state = self.state();
-        // Else it was cancelled meanwhile.
+        // Otherwise it was cancelled meanwhile.
         let Some(mut task) = state.fetching.remove(&attempt) else {
             return;
         };
@@ -305,7 +305,7 @@ impl Crew {
         }
     }
 
-    /// Gives the lanes what they have room for, and leases more where that is not all.
+    /// Gives tasks to lanes with room, and leases more workers if tasks remain.
     fn feed(self: &Arc<Self>, state: &mut State) {
         let (mut over, mut back) = (Vec::new(), Vec::new());
         for lane in &state.lanes {
@@ -326,12 +326,12 @@ impl Crew {
         }
         self.make_room(state);
         self.count(state);
-        // One without workers is to have some as soon as it may.
+        // A crew without workers leases as soon as it may.
         let wants = state.lanes.is_empty() || self.wanted(state).is_some();
         if state.waiting.is_empty() || state.leasing || state.closed || !wants {
             return;
         }
-        // What the next one needs; others may do with less.
+        // Lease for the next task; others may need less.
         let needed_ms = state.waiting.front().map_or(0, |task| task.assigned.walltime_ms);
         state.leasing = true;
         let crew = Arc::clone(self);
@@ -342,7 +342,7 @@ impl Crew {
         }
     }
 
-    /// How many workers to lease, if it is to have more than it has.
+    /// Number of workers to lease, if the crew may have more.
     fn wanted(&self, state: &State) -> Option<u16> {
         let (workers, most) = (state.workers(), self.most());
         match self.key.ranks {
@@ -352,12 +352,12 @@ impl Crew {
                 let wanted = u16::try_from(wanted).unwrap_or(u16::MAX);
                 (wanted > 0).then_some(wanted)
             }
-            // One gang may always be.
+            // One gang is always allowed.
             ranks => (most > 0 && (workers == 0 || workers + u32::from(ranks) <= most)).then_some(ranks),
         }
     }
 
-    /// Cores that a worker is counted for: where it has GPUs, as many as no other can have who wants GPUs, too.
+    /// Cores to count for a worker. A worker with GPUs counts all cores that other GPU workers cannot use.
     fn cores(&self) -> u16 {
         let own = self.key.cores.max(1);
         match &self.shared.options.places {
@@ -366,7 +366,7 @@ impl Crew {
         }
     }
 
-    /// Workers that it may have.
+    /// Most workers of this crew.
     fn most(&self) -> u32 {
         let shared = &self.shared;
         let cores = match shared.crowd.is_crowded() {
@@ -379,28 +379,28 @@ impl Crew {
         }
     }
 
-    /// Has lanes end where others find no room and this crew has more than its share.
+    /// Retires lanes while other crews find no room and this one has more than its share.
     fn make_room(&self, state: &mut State) {
         if !self.shared.crowd.is_crowded() {
             return;
         }
         let most = self.most();
         while state.workers() > most
-            // Of one node before those of the next: whoever waits may need much at one place.
+            // Empty one node before the next: a waiting crew may need much room at one place.
             && let Some(lane) = state.lanes.iter().min_by_key(|lane| (lane.nodes(), lane.workers())).cloned()
         {
             self.remove(state, &lane);
         }
     }
 
-    /// Counts this crew among those that have tasks or workers, if it does.
+    /// Counts this crew as active if it has tasks or workers.
     fn count(&self, state: &mut State) {
         let has_any = !state.waiting.is_empty() || !state.lanes.is_empty();
         let active = has_any && !state.closed;
         self.shared.crowd.count(&mut state.standing, active);
     }
 
-    /// Since when it has found no room, if it does not.
+    /// Records since when the crew has found no room; `None` if it finds some.
     fn starve(&self, state: &mut State, since: Option<Instant>) {
         let has = state.workers().saturating_mul(self.cores().into());
         let shared = &self.shared;
@@ -417,7 +417,7 @@ impl Crew {
                 0 => (wanted / part).max(1),
                 ranks => ranks,
             });
-            // What nobody has nobody can give up.
+            // Room that no crew holds cannot be given up.
             let is_held = self.shared.crowd.holds_any();
             let opened = match wanted {
                 Some(wanted) => self.open(wanted, needed),
@@ -459,7 +459,7 @@ impl Crew {
                         continue;
                     }
                     let words = error.to_string();
-                    // Where nodes come when they are needed, whoever gets them says why there are none.
+                    // Nodes on demand: their manager reports why there are none.
                     let comes = code == Code::NoCapacity && self.shared.options.places.is_some();
                     if !comes && told.as_ref() != Some(&words) {
                         tracing::warn!(tenant = %self.key.tenant, error = words, "no workers");
@@ -474,7 +474,7 @@ impl Crew {
         }
     }
 
-    /// What waits for a worker waits for its environment.
+    /// Reports that waiting tasks wait for their environment.
     fn tell_building(&self, how: &str) {
         let state = self.state();
         let attempts: Vec<Attempt> = state.waiting.iter().map(|task| task.assigned.attempt).collect();
@@ -483,7 +483,7 @@ impl Crew {
             attempts,
             how: how.into(),
         });
-        // Those who look after the endpoint see it, too, until there are workers.
+        // The endpoint's administrators see it too, until there are workers.
         self.shared.workers_changed(0, Some(how.into()));
     }
 
@@ -500,7 +500,7 @@ impl Crew {
             let among = places.lasting(needed);
             return match among.is_empty() {
                 true => Err(refusal),
-                // It was looked at whether the site can have room at all.
+                // The site as a whole has enough room; that was checked before.
                 false => self.open_gang(workers, among).map_err(|error| match error.code() {
                     Code::TooLarge => {
                         Refusal::of_none("the nodes that are there have no room for all ranks; more are asked for")
@@ -512,7 +512,7 @@ impl Crew {
         for node in places.lasting(needed) {
             match self.open_at(workers, Some(node)) {
                 Err(error) if error.code() == Code::NoCapacity => refusal = error.into(),
-                // The node has gone just now; with an image it may be that which is not there.
+                // The node has just left. With an image, the missing thing may be the image.
                 Err(error) if error.code() == Code::NotFound && self.key.image.is_none() => {}
                 done => return done.map_err(Refusal::from),
             }
@@ -539,7 +539,7 @@ impl Crew {
             mode: Mode::Warm,
             runtime: self.key.runtime.clone(),
             image: self.key.image.clone(),
-            // In an image they are in a container anyway.
+            // An image implies a container.
             sandbox: (self.key.guest && self.key.image.is_none()).then_some(Sandbox::Isolated),
             cores_per_worker: self.key.cores,
             memory_bytes: self.key.memory_bytes.saturating_mul(workers.into()),
@@ -549,17 +549,17 @@ impl Crew {
         }
     }
 
-    /// For how long what a lane leads to will be there; none for ever.
+    /// How long a lane's nodes remain; `None` without end.
     fn left(&self, lane: &dyn Lane) -> Option<Duration> {
         let places = self.shared.options.places.as_ref()?;
         lane.nodes().into_iter().filter_map(|node| places.left(node)).min()
     }
 
-    /// Waits before the next attempt. True if there is to be none: nobody waits, or waiting is in vain.
+    /// Waits before the next attempt. Returns true if there should be none: no task waits, or waiting is useless.
     fn give_up(self: &Arc<Self>, error: &Error) -> bool {
         let mut state = self.state();
         if error.retry() == dayfly_client::Retry::Never {
-            // What these tasks ask for they will never get.
+            // These tasks can never get what they request.
             let never = |task: Task| Ended::unexecuted(task.assigned.attempt, Some(error.0.clone()));
             let ended = state.waiting.drain(..).map(never);
             let ended: Vec<_> = ended.collect();
@@ -586,7 +586,7 @@ impl Crew {
         done
     }
 
-    /// Adds what this crew could use.
+    /// Adds this crew's demand.
     fn demand(&self, demand: &mut Demand) {
         let state = self.state();
         let running: usize = state.lanes.iter().map(|lane| lane.running()).sum();
@@ -597,7 +597,7 @@ impl Crew {
         demand.longest_ms = demand.longest_ms.max(longest.unwrap_or_default().into());
     }
 
-    /// Executions ended on a lane. Those that never began there go elsewhere.
+    /// Handles ended executions of a lane. Those that never began are queued again.
     pub fn ended(
         self: &Arc<Self>,
         lane: &Arc<dyn Lane>,
@@ -610,7 +610,7 @@ impl Crew {
             self.shared.say(FromDispatcher::Ended(ended));
         }
         if !long.is_empty() {
-            // Until its answer is stored, a task shows as running, also one that took too little time to be told before.
+            // A task shows as running until its result is stored, even if it was too short to be reported before.
             let attempts = long.iter().map(|(one, _)| one.attempt).collect();
             self.shared.say(FromDispatcher::Running(attempts));
         }
@@ -632,7 +632,7 @@ impl Crew {
         self.feed(&mut state);
     }
 
-    /// A lane gets no more tasks.
+    /// Removes a lane: it gets no more tasks.
     fn remove(&self, state: &mut State, lane: &Arc<dyn Lane>) {
         let before = state.lanes.len();
         state.lanes.retain(|other| !Arc::ptr_eq(other, lane));
@@ -642,7 +642,7 @@ impl Crew {
         }
     }
 
-    /// Whether a lane that has been idle for so long, or whose lease is over, should end.
+    /// Whether a lane should end, after this idle time or because its lease is over.
     pub fn lets_go(&self, lane: &Arc<dyn Lane>, idle: Duration) -> bool {
         let mut state = self.state();
         let is_awaited = self.shared.crowd.is_crowded() && state.waiting.is_empty();
@@ -653,7 +653,7 @@ impl Crew {
         lane.is_retired() && lane.running() == 0
     }
 
-    /// Ends these executions, if they are here.
+    /// Ends those of these executions that this crew has.
     pub fn cancel(&self, attempts: &[Attempt]) {
         let wanted: HashSet<Attempt> = attempts.iter().copied().collect();
         let mut state = self.state();
@@ -665,12 +665,12 @@ impl Crew {
         self.tell_cancelled(&withdrawn);
     }
 
-    /// Ends those of these executions that no worker has been given, and returns them.
+    /// Ends those of these executions that no worker has, and returns them.
     pub fn withdraw(&self, attempts: &[Attempt]) -> Vec<Attempt> {
         let wanted: HashSet<Attempt> = attempts.iter().copied().collect();
         let mut state = self.state();
         let mut withdrawn = state.withdraw(&wanted);
-        // Lanes tell of the end of theirs themselves.
+        // Lanes report the end of their executions themselves.
         let from_lanes: Vec<Attempt> = state.lanes.iter().flat_map(|lane| lane.withdraw(&wanted)).collect();
         drop(state);
         self.tell_cancelled(&withdrawn);
@@ -688,7 +688,7 @@ impl Crew {
             .say(FromDispatcher::Ended(attempts.iter().map(ended).collect()));
     }
 
-    /// Ends all of it.
+    /// Ends the crew, its tasks and its lanes.
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;

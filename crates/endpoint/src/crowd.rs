@@ -1,29 +1,30 @@
-//! Who leaves room for whom, of those that lease from the same nodes: so that one with endless tasks does not keep the others out.
+//! Fair sharing between crews that lease from the same nodes, so that a crew with endless tasks does not exclude the
+//! others.
 //!
-//! Where one of several finds no room and has less than its part of what is there, each is kept to its part. One that has had
-//! nothing for a while has all others make room: what these left may be in pieces, and a gang needs much at once. Nobody gives way
-//! where nobody has anything.
+//! If one of several finds no room and has less than its share, each is limited to its share. If one has had nothing
+//! for a while, all others make room: the room they left may be fragmented, and a gang needs much at once. No crew
+//! gives up room while none holds any.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// All others make room for one that has found none for so long.
+/// How long a crew without workers waits before all others make room.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// All that lease from the same nodes; each is known by a `K`.
+/// All that lease from the same nodes; a `K` identifies each.
 #[derive(Debug)]
 pub struct Crowd<K> {
-    /// Those that have tasks or workers, and those that have less than their part and find no room for more.
+    /// Number of those with tasks or workers, and of those with less than their share that find no room.
     active: AtomicU32,
     starved: AtomicU32,
     /// Leases and gangs that have not ended.
     held: AtomicU32,
-    /// Whom all others make room for.
+    /// The one that all others make room for.
     claim: Mutex<Option<K>>,
 }
 
-/// How one of them does, as the others know.
+/// State of one of them, as counted in the crowd.
 #[derive(Debug, Default)]
 pub struct Standing {
     active: bool,
@@ -47,27 +48,27 @@ impl<K: Clone + PartialEq> Crowd<K> {
         self.starved.load(Ordering::Relaxed) > 0 && self.active.load(Ordering::Relaxed) > 1
     }
 
-    /// Whether there is anything that anybody could give up.
+    /// Whether any of them holds a lease that it could give up.
     pub fn holds_any(&self) -> bool {
         self.held.load(Ordering::Relaxed) > 0
     }
 
-    /// A lease has begun.
+    /// Counts a lease that has begun.
     pub fn takes(&self) {
         self.held.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A lease has ended.
+    /// Counts a lease that has ended.
     pub fn gives(&self) {
         self.held.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// One's part of so many cores.
+    /// An equal share of `there` cores, at least 1.
     fn part(&self, there: u32) -> u32 {
         (there / self.active.load(Ordering::Relaxed).max(1)).max(1)
     }
 
-    /// How many of so many cores one may have.
+    /// Number of cores, of `there`, that this one may have now.
     pub fn share(&self, of: &K, there: u32) -> u32 {
         let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         match &*claim {
@@ -76,12 +77,12 @@ impl<K: Clone + PartialEq> Crowd<K> {
         }
     }
 
-    /// One has tasks or workers, or has none.
+    /// Records whether one has tasks or workers.
     pub fn count(&self, standing: &mut Standing, active: bool) {
         change(&mut standing.active, active, &self.active);
     }
 
-    /// Since when one has found no room, if it does not; it has workers on so many of the cores that are there.
+    /// Records since when one has found no room (`None` if it finds some); it has workers on `has` of `there` cores.
     pub fn starve(&self, one: &K, standing: &mut Standing, since: Option<Instant>, has: u32, there: u32) {
         let starved = since.is_some() && has < self.part(there);
         change(&mut standing.starved, starved, &self.starved);
@@ -95,7 +96,7 @@ impl<K: Clone + PartialEq> Crowd<K> {
     }
 }
 
-/// Changes a flag, and how many of its kind are set.
+/// Changes a flag, and the count of set flags.
 fn change(flag: &mut bool, value: bool, count: &AtomicU32) {
     match (*flag, value) {
         (false, true) => drop(count.fetch_add(1, Ordering::Relaxed)),
@@ -111,7 +112,7 @@ mod tests {
 
     const THERE: u32 = 8;
 
-    /// Three that have tasks.
+    /// A crowd of three with tasks.
     fn three() -> (Crowd<char>, [Standing; 3]) {
         let crowd = Crowd::default();
         let mut standings = [Standing::default(), Standing::default(), Standing::default()];
@@ -129,7 +130,7 @@ mod tests {
     fn each_has_its_part_where_one_with_less_finds_no_room() {
         let (crowd, [mut a, _, mut c]) = three();
         let now = Some(Instant::now());
-        // One that has its part wants more in vain.
+        // One with its full share does not cause crowding.
         crowd.starve(&'a', &mut a, now, 2, THERE);
         assert!(!crowd.is_crowded());
         crowd.starve(&'c', &mut c, now, 1, THERE);

@@ -1,4 +1,4 @@
-//! What the manager says, and who does it.
+//! The dispatcher: receives the manager's messages and passes them to crews.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
@@ -21,42 +21,42 @@ use crate::contents::Contents;
 use crate::crew::{Crew, Key, Shared, Task};
 use crate::watch::Watcher;
 
-/// Says what to lease with on behalf of a tenant, by its id and its name.
+/// Returns the connection to lease with on behalf of a tenant, by the tenant's id and name.
 pub type Tenants = Box<dyn Fn(TenantId, String) -> Admission + Send + Sync>;
-/// What [`Tenants`] say, once they know.
+/// Result of [`Tenants`].
 pub type Admission = Pin<Box<dyn Future<Output = Result<Connection, Failure>> + Send>>;
 
-/// Nodes that come and go, and for how long they are there.
+/// Nodes on demand, and how long they remain.
 pub trait Places: Send + Sync {
-    /// Nodes that will be there for at least so long, the emptiest first.
+    /// Nodes that remain for at least `needed`, the emptiest first.
     fn lasting(&self, needed: Duration) -> Vec<NodeId>;
 
-    /// For how long a node will be there; none for ever.
+    /// How long a node remains; `None` without end.
     fn left(&self, node: NodeId) -> Option<Duration>;
 
-    /// What a new one will be there for; none for ever.
+    /// How long a new node would remain; `None` without end.
     fn longest(&self) -> Option<Duration>;
 
-    /// Workers of one core that there is room for now, whoever has them.
+    /// Single-core workers that fit now, whoever has them.
     fn there(&self) -> u32;
 
-    /// What there may be at a time.
+    /// Upper bounds.
     fn most(&self) -> Most;
 }
 
-/// Nodes, and what each of them has.
+/// Upper bounds of nodes, and of each node's resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Most {
-    /// Nodes at a time.
+    /// Most nodes at a time.
     pub nodes: u32,
-    /// Workers of one core that each has room for.
+    /// Single-core workers that fit on each.
     pub cores: u16,
-    /// GPUs that each has.
+    /// GPUs of each.
     pub gpus: u16,
 }
 
 impl Most {
-    /// The part of a node's cores that goes with so many of its GPUs.
+    /// The part of a node's cores that belongs to this many of its GPUs.
     pub fn cores_beside(&self, gpus: u16) -> u16 {
         match self.gpus {
             0 => 0,
@@ -66,7 +66,7 @@ impl Most {
         }
     }
 
-    /// How many workers of a function one node has room for, when nobody else is there.
+    /// Number of workers of a function that fit on an empty node.
     fn workers_on_one(&self, needed: &Resources) -> u32 {
         let by_gpus = match needed.gpus {
             0 => u16::MAX,
@@ -76,39 +76,40 @@ impl Most {
     }
 }
 
-/// Says with what a tenant leases from the site itself, by its id, its name, and whether the endpoint is another's.
+/// Returns the connection for leasing from the site itself, by the tenant's id, its name, and whether the endpoint is
+/// another's.
 pub type Invites = Box<dyn Fn(TenantId, String, bool) -> Admission + Send + Sync>;
 
-/// Says why no node of the site would run what has this runtime, if that is so.
+/// Returns an error if no node of the site could run this runtime.
 pub type Suits = Box<dyn Fn(&Runtime) -> Result<(), Failure> + Send + Sync>;
 
-/// What can be chosen about a dispatcher.
+/// Options of a dispatcher.
 pub struct Options {
-    /// Nodes, where they come when there is something to do, and go; none where there are those that there are.
+    /// Nodes on demand; `None` for a fixed set of nodes.
     pub places: Option<Arc<dyn Places>>,
-    /// Whom tasks are leased for.
+    /// Connections of tenants.
     pub tenants: Tenants,
-    /// Who may lease from the site itself; none where that is the manager that tasks come from.
+    /// Connections for leasing from the site itself; `None` if the tasks' manager is the site's.
     pub invites: Option<Invites>,
-    /// What its site can run.
+    /// Runtimes that the site can run.
     pub suits: Suits,
-    /// Where long arguments and answers are.
+    /// Store of long arguments and results.
     pub contents: Arc<dyn Contents>,
-    /// Most cores that workers of one tenant and runtime have at a time.
+    /// Most cores for workers of one tenant and runtime.
     pub most_workers: u16,
-    /// How long workers without a task are kept.
+    /// How long idle workers are kept.
     pub idle: Duration,
 }
 
 /// Contents that are moved at the same time.
 const CARRIERS: usize = 8;
-/// How long those are waited for that are being moved at the end.
+/// How long to wait at the end for contents that are being moved.
 const LAST_CONTENTS: Duration = Duration::from_secs(1);
 
 /// Runs tasks.
 pub struct Dispatcher;
 
-/// A running dispatcher. It ends when the manager's side of the conversation does, or by [`Handle::stop`].
+/// A running dispatcher. It ends when the manager's channel ends, or by [`Handle::stop`].
 pub struct Handle {
     shared: Arc<Shared>,
     stop: oneshot::Sender<()>,
@@ -116,7 +117,7 @@ pub struct Handle {
 }
 
 impl Dispatcher {
-    /// Starts one between the two halves of a conversation with a manager.
+    /// Starts a dispatcher on the two channels to a manager.
     pub fn start(
         options: Options,
         heard: UnboundedReceiver<ToDispatcher>,
@@ -145,26 +146,26 @@ impl Dispatcher {
 }
 
 impl Handle {
-    /// Counts the workers that would do what there is to do at once.
+    /// Returns a function that computes the current demand.
     pub fn demand(&self) -> impl Fn() -> Demand + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move || shared.demand()
     }
 
-    /// Counts the workers that are leased for tasks.
+    /// Returns a function that counts the workers leased for tasks.
     pub fn workers(&self) -> impl Fn() -> u32 + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move || shared.workers()
     }
 
-    /// Whether it has ended: by itself, it does only for a fault, which has been told on standard error.
+    /// Whether the dispatcher has ended. If it was not stopped, that is a fault, which was printed to standard error.
     pub fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Ends it: calls that run are ended, and are told as such to a manager that still listens.
+    /// Stops the dispatcher. Running calls are ended, and reported if the manager's channel is still open.
     pub fn stop(self) {
-        // It may have ended by itself; its panic has been told on standard error.
+        // The thread may have ended by a panic, which was printed to standard error.
         let _ = self.stop.send(());
         let _ = self.thread.join();
     }
@@ -173,7 +174,7 @@ impl Handle {
 struct Dispatching {
     shared: Arc<Shared>,
     clients: HashMap<TenantId, Client>,
-    /// Tenants that are not the endpoint's owner.
+    /// Tenants that do not own the endpoint.
     guests: HashSet<TenantId>,
     programs: HashMap<FunctionId, Arc<Program>>,
     crews: HashMap<Key, Arc<Crew>>,
@@ -182,7 +183,7 @@ struct Dispatching {
 
 impl Dispatching {
     fn new(shared: Arc<Shared>) -> Self {
-        // A look that a dead file system holds up must not keep the conversation from ending.
+        // A listing that hangs in a dead file system must not keep the channel open.
         let says = Arc::downgrade(&shared);
         let watcher = Watcher::new(move |message| {
             if let Some(shared) = says.upgrade() {
@@ -247,14 +248,14 @@ impl Dispatching {
                 }
                 ToDispatcher::Watch(watches) => self.watcher.watch(watches),
                 ToDispatcher::Noted { trigger, files } => self.watcher.noted(trigger, files),
-                // Of whoever keeps the conversation, if anybody does.
+                // Handled by the connection.
                 ToDispatcher::Kept(_)
                 | ToDispatcher::Site { .. }
                 | ToDispatcher::Wanted { .. }
                 | ToDispatcher::Refused(_) => {}
             }
         }
-        // What comes back now is not to come again.
+        // Tasks that are returned now must not come back.
         self.shared.say(FromDispatcher::Room { tasks: 0 });
         self.shared.carrier.close();
         for crew in self.crews.values() {
@@ -276,7 +277,7 @@ impl Dispatching {
 
     fn on_tasks(&mut self, tasks: Vec<Assigned>) {
         let mut refused = Vec::new();
-        // By function first: what a crew is known by is long, and most tasks that come together are of one function.
+        // Group by function first: a crew's key is long, and most tasks of a batch have the same function.
         let mut by_function: HashMap<(TenantId, FunctionId), Vec<Assigned>> = HashMap::new();
         let longest = self.shared.options.places.as_ref().and_then(|places| places.longest());
         for task in tasks {
@@ -319,7 +320,7 @@ impl Dispatching {
         }
     }
 
-    /// Why no nodes of this site would ever have room for an execution, if that is so.
+    /// The error if an execution can never fit on this site's nodes.
     fn too_large(&self, needed: &Resources) -> Option<Failure> {
         let most = self.shared.options.places.as_ref()?.most();
         let on_one = most.workers_on_one(needed);
@@ -363,7 +364,7 @@ fn too_long(attempt: Attempt, needed: Duration, longest: Duration) -> Ended {
     Ended::unexecuted(attempt, Some(Failure::new(Code::TooLarge, text)))
 }
 
-/// A manager sends functions and tenants before what needs them.
+/// A manager sends functions and tenants before the tasks that need them.
 fn unknown(attempt: Attempt) -> Ended {
     let text = "the manager sent a task without its function, or the site knows no client for its tenant: see the endpoint's log";
     Ended::unexecuted(attempt, Some(Failure::new(Code::ProtocolViolation, text)))

@@ -1,13 +1,14 @@
-//! A site: the dispatcher of one endpoint, and the nodes that it gets from a batch system.
+//! A site: the dispatcher of one endpoint, and its nodes from a batch system.
 //!
-//! - [`dispatcher`]: takes tasks from a manager, runs them on workers that it leases, and tells how they ended. A [`crew::Crew`] has
-//!   the workers of one tenant and one runtime: tenants share no worker. It leases them when tasks come, in lanes
-//!   ([`lane::Lane`]: a lease, or those of a gang, its pools of channels and the thread that drives them), and gives them back
-//!   when none have come for a while, or others find no room ([`crowd`]). Nothing here is durable: the manager has every task until its outcome is written down there;
-//! - [`contents`]: arguments and answers that are long, which travel beside all that;
+//! - [`dispatcher`]: receives tasks from a manager, runs them on leased workers, and reports outcomes. A [`crew::Crew`]
+//!   has the workers of one tenant and one runtime: tenants share no worker. It leases them when tasks arrive, in lanes
+//!   ([`lane::Lane`]: one lease, or those of a gang, with pools of channels and their thread). It gives them back when
+//!   no tasks arrive for a while, or when others find no room ([`crowd`]). Nothing here is durable: the manager keeps
+//!   every task until it has stored the outcome;
+//! - [`contents`]: long arguments and results, which travel through a content store;
 //! - [`watch`]: files that triggers wait for, in directories and buckets that the site sees;
-//! - [`connection`]: the way to a manager at another host, and [`outbox`]: outcomes that wait for it;
-//! - [`blocks`]: jobs of a batch system, as many as the tasks can use, by a [`provider`].
+//! - [`connection`]: the connection to a manager on another host, and [`outbox`]: outcomes that wait for it;
+//! - [`blocks`]: jobs of a batch system, as many as the tasks can use, from a [`provider`].
 
 pub mod blocks;
 pub mod connection;

@@ -1,6 +1,7 @@
-//! Outcomes that no manager has taken yet, in a file, while there is no connection: so they survive their endpoint's end.
+//! A file of outcomes that no manager has stored yet, while there is no connection. They survive the end of the
+//! endpoint's process.
 //!
-//! The file is for the death of a process, and not for that of its machine: nothing is synced.
+//! The file does not survive a crash of the machine: nothing is synced.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -9,15 +10,15 @@ use std::path::{Path, PathBuf};
 
 use dayfly_protocol::dispatch::{Ended, MOST_FRAME_BYTES};
 
-/// The file of one endpoint.
+/// The outbox of one endpoint.
 pub struct Outbox {
     path: PathBuf,
-    /// Open while there is something in it.
+    /// Open while it is not empty.
     file: Option<File>,
 }
 
 impl Outbox {
-    /// The one at this path, and what an earlier process left in it.
+    /// Opens the outbox at this path, and returns the outcomes that an earlier process left in it.
     pub fn open(path: PathBuf) -> (Self, Vec<Ended>) {
         let left = match File::open(&path) {
             Ok(file) => read(file),
@@ -31,12 +32,12 @@ impl Outbox {
         (outbox, left)
     }
 
-    /// The connection broke: these are in doubt, and what is in the file is among them.
+    /// Replaces the contents by these outcomes, which are in doubt after a broken connection.
     pub fn hold(&mut self, ended: &[Ended]) {
         if ended.is_empty() {
             return self.clear();
         }
-        // In its place once it is whole, so that nothing is ever in neither.
+        // Renamed when it is complete, so that each outcome is always in one of the two files.
         let fresh = self.path.with_extension("new");
         let _ = std::fs::remove_file(&fresh);
         self.file = None;
@@ -46,7 +47,7 @@ impl Outbox {
         self.tell(kept);
     }
 
-    /// Some more.
+    /// Appends outcomes.
     pub fn add(&mut self, ended: &[Ended]) {
         if ended.is_empty() {
             return;
@@ -62,7 +63,7 @@ impl Outbox {
         }
     }
 
-    /// Adds them to the file that is open, or else to the one at this path.
+    /// Appends to the open file, or creates the file at this path.
     fn write(&mut self, path: &Path, ended: &[Ended]) -> std::io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
@@ -82,7 +83,7 @@ impl Outbox {
         file.write_all(&frames)
     }
 
-    /// All of them are taken.
+    /// Removes all outcomes.
     pub fn clear(&mut self) {
         self.file = None;
         match std::fs::remove_file(&self.path) {
@@ -93,13 +94,13 @@ impl Outbox {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Whether it contains no outcomes.
     pub fn is_empty(&self) -> bool {
         self.file.is_none()
     }
 }
 
-/// What can be read: the last one may be cut off.
+/// Reads all complete outcomes; the last one may be truncated.
 fn read(mut file: File) -> Vec<Ended> {
     let mut found = Vec::new();
     let mut length = [0; 4];
@@ -148,7 +149,7 @@ mod tests {
         outbox.add(&[ended(3)]);
         let all = [ended(1), ended(2), ended(3)];
         assert_eq!(Outbox::open(path.clone()).1, all);
-        // The connection broke again, and one was taken meanwhile.
+        // The connection broke again, and the manager stored one outcome meanwhile.
         outbox.hold(&all[1..]);
         assert_eq!(Outbox::open(path.clone()).1, all[1..]);
         outbox.clear();

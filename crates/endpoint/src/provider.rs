@@ -1,4 +1,4 @@
-//! What a site gets nodes from.
+//! Providers: sources of a site's nodes.
 
 mod local;
 mod program;
@@ -12,44 +12,44 @@ pub use program::Program;
 /// A job to submit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// For people.
+    /// Name, for users.
     pub name: String,
-    /// What the shell runs once on each node, with the node's number from 0 on in `DAYFLY_RANK`.
+    /// Shell command to run once on each node, with the node's number from 0 in `DAYFLY_RANK`.
     pub command: String,
-    /// Nodes of it.
+    /// Number of nodes.
     pub nodes: u32,
-    /// Seconds that it may take; 0 for no limit.
+    /// Longest duration in seconds; 0 for no limit.
     pub walltime_s: u64,
 }
 
-/// Why there is no job, or nothing is known of one.
+/// Why there is no job, or its state is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
-    /// The batch system does not want it, in its own words.
+    /// The batch system refuses the job, with this message.
     #[error("{0}")]
     Refused(String),
-    /// It cannot be asked.
+    /// The batch system cannot be reached.
     #[error("the batch system cannot be asked: {0}")]
     Unreachable(String),
 }
 
-/// How a job does.
+/// State of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobState {
-    /// It waits, or is on its nodes; and what the batch system says of it.
+    /// Waiting or running, with the batch system's message.
     Live(BlockState, String),
-    /// There is nothing of it any more.
+    /// Ended, with the batch system's message.
     Ended(String),
 }
 
-/// Something that runs jobs: a batch system, or this machine.
+/// Runs jobs: a batch system, or this machine.
 pub trait Provider: Send {
-    /// Submits a job, and answers what the batch system calls it.
+    /// Submits a job, and returns the batch system's id for it.
     fn submit(&mut self, job: &Job) -> Result<String, Trouble>;
 
-    /// How jobs do, also those that an earlier process submitted.
+    /// States of jobs, including those that an earlier process submitted.
     fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, Trouble>;
 
-    /// Ends jobs: their commands are told by SIGTERM.
+    /// Ends jobs: their commands receive SIGTERM.
     fn cancel(&mut self, jobs: &[String]) -> Result<(), Trouble>;
 }

@@ -1,7 +1,8 @@
-//! Files that triggers wait for: one thread looks at one place after the other, and tells what arrived there.
+//! Files that triggers wait for: one thread lists one place after the other, and reports new files.
 //!
-//! [`Sight`] lists what is at a place, and [`Seen`] decides what of it is told. Nothing here is durable: what the manager does not
-//! note is told again, and one that connects anew is told everything anew. It knows files by their keys.
+//! [`Sight`] lists a place, and [`Seen`] decides which files to report. Nothing here is durable: files that the manager
+//! does not note are reported again, and a manager that reconnects receives all of them again. It identifies files by
+//! their keys.
 
 mod sight;
 
@@ -19,32 +20,32 @@ use tokio::runtime::{Builder, Runtime};
 
 use sight::{Found, Sight, is_bucket};
 
-/// Files that were told and are not noted by then are told again.
+/// Time after which an unnoted file is reported again.
 const AGAIN: Duration = Duration::from_secs(30);
-/// Files of one place that are told and not noted: others wait, so that a manager that has no room is not told more and more.
+/// Most unnoted files of one place. Further files wait, so that a full manager does not receive more and more.
 const MOST_TOLD: usize = 10 * MOST_FILES;
-/// Between two looks, where the watch does not say.
+/// Default intervals between two listings.
 const EVERY: Duration = Duration::from_secs(1);
 const EVERY_OF_BUCKETS: Duration = Duration::from_secs(10);
-/// How long a look is waited for at the end.
+/// How long to wait for a listing at the end.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
 type Say = Arc<dyn Fn(FromDispatcher) + Send + Sync>;
 
-/// Looks for files, once there are some to look for, until it is dropped.
+/// Lists places while there are watches, until it is dropped.
 pub struct Watcher {
     say: Say,
     thread: Option<Thread>,
 }
 
 enum Order {
-    /// With when it was given.
+    /// With the time when it was received.
     Watch(Vec<Watch>, SystemTime),
     Noted(TriggerId, Vec<String>),
 }
 
 impl Watcher {
-    /// Tells what it sees by this. Nothing is started yet.
+    /// A watcher that reports by `say`. It starts no thread yet.
     pub fn new(say: impl Fn(FromDispatcher) + Send + Sync + 'static) -> Self {
         Self {
             say: Arc::new(say),
@@ -52,7 +53,7 @@ impl Watcher {
         }
     }
 
-    /// Looks for these from now on, and for no others. What was told before is told again.
+    /// Replaces all watches. Files are reported again.
     pub fn watch(&mut self, watches: Vec<Watch>) {
         if self.thread.is_none() && !watches.is_empty() {
             match Thread::start(Arc::clone(&self.say)) {
@@ -68,14 +69,14 @@ impl Watcher {
         self.order(Order::Watch(watches, SystemTime::now()));
     }
 
-    /// These, by their keys, need not be told any more.
+    /// Stops reporting these files, given by their keys.
     pub fn noted(&mut self, trigger: TriggerId, files: Vec<String>) {
         self.order(Order::Noted(trigger, files));
     }
 
     fn order(&self, order: Order) {
         if let Some(thread) = &self.thread {
-            // It ends early by a panic alone, which has been told on standard error.
+            // The thread ends early only by a panic, which was printed to standard error.
             let _ = thread.orders.send(order);
         }
     }
@@ -85,16 +86,16 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         if let Some(Thread { orders, ended }) = self.thread.take() {
             drop(orders);
-            // Not for ever: a look may be long, and a dead file system gives nobody back.
+            // With a limit: a listing may take long, and a dead file system never returns.
             let _ = ended.recv_timeout(LAST_LOOK);
         }
     }
 }
 
 struct Thread {
-    /// Dropped to end it.
+    /// Dropping it ends the thread.
     orders: Sender<Order>,
-    /// Closed when it has ended.
+    /// Closed when the thread has ended.
     ended: Receiver<()>,
 }
 
@@ -115,9 +116,9 @@ impl Thread {
     }
 }
 
-/// Looks when it is time to, until there is nobody to give an order.
+/// Lists places when they are due, until the sender of orders is dropped.
 fn look_on(runtime: Runtime, orders: Receiver<Order>, say: &dyn Fn(FromDispatcher)) {
-    // What asks a bucket is made and dropped beside what runs it.
+    // Bucket clients must be created and dropped inside the runtime.
     let _entered = runtime.enter();
     let mut looks: Vec<Look> = Vec::new();
     loop {
@@ -144,14 +145,14 @@ fn look_on(runtime: Runtime, orders: Receiver<Order>, say: &dyn Fn(FromDispatche
     }
 }
 
-/// One place, and what is known of the files there.
+/// One place, and the known files there.
 struct Look {
     trigger: TriggerId,
     of_bucket: bool,
     every: Duration,
     sight: Result<Sight, Failure>,
     seen: Seen,
-    /// What was said of it last, if anything was.
+    /// The last reported trouble, if any report was sent.
     said: Option<Option<Failure>>,
     next: Instant,
 }
@@ -175,7 +176,7 @@ impl Look {
         }
     }
 
-    /// Looks once, and says what is to be said.
+    /// Lists the place once, and reports changes.
     fn look(&mut self, runtime: &Runtime, say: &dyn Fn(FromDispatcher)) {
         let listed = self.sight.as_ref().map_err(Failure::clone);
         let (found, trouble) = match listed.and_then(|sight| sight.list(runtime)) {
@@ -187,7 +188,7 @@ impl Look {
             self.said = Some(trouble.clone());
             say(FromDispatcher::Watching { trigger, trouble });
         }
-        // What could not be looked at is taken to be as it was.
+        // After a failed listing the known files stay as they are.
         let arrived = found.map(|found| self.seen.look(found, !self.of_bucket, Instant::now()));
         for files in arrived.unwrap_or_default().chunks(MOST_FILES) {
             let files = files.to_vec();
@@ -197,14 +198,14 @@ impl Look {
 
     fn has_said(&self, trouble: Option<&Failure>) -> bool {
         match (&self.said, trouble) {
-            // In the words of a bucket are numbers of requests.
+            // A bucket's messages contain request numbers, so compare the codes.
             (Some(Some(said)), Some(trouble)) if self.of_bucket => said.code == trouble.code,
             (said, trouble) => said.as_ref().is_some_and(|said| said.as_ref() == trouble),
         }
     }
 }
 
-/// What is known of the files that are there, by their paths.
+/// Known files, by their paths.
 #[derive(Default)]
 struct Seen {
     files: HashMap<String, Known>,
@@ -216,16 +217,16 @@ struct Known {
 }
 
 enum State {
-    /// It may still be written to: when its inode had changed last at the last look.
+    /// It may still be written; with the inode's change time at the last listing.
     Fresh(i128),
-    /// It was told then.
+    /// Reported at this time.
     Told(Instant),
     Noted,
 }
 
 impl Seen {
-    /// Of the files that are found, those to tell now, the oldest first. Those that settle are told once two looks saw the same of
-    /// them; others appear whole. What is not found is forgotten.
+    /// Returns the files to report now, the oldest first. With `settles`, a file is reported once two listings found
+    /// the same version; otherwise files appear complete. Files that are not found are forgotten.
     fn look(&mut self, found: Vec<Found>, settles: bool, now: Instant) -> Vec<FileSeen> {
         let is_due = |at: Instant| now.saturating_duration_since(at) >= AGAIN;
         let mut before = std::mem::take(&mut self.files);
@@ -257,10 +258,10 @@ impl Seen {
         told
     }
 
-    /// These keys are not told any more.
+    /// Marks these keys as noted.
     fn note(&mut self, keys: &[String]) {
         for key in keys {
-            // A path may have an @ of its own, and so may what a bucket calls a version.
+            // A path may contain an @, and so may a bucket's version.
             for (at, _) in key.match_indices('@') {
                 if let Some(known) = self.files.get_mut(&key[..at])
                     && known.version == key[at + 1..]
@@ -313,7 +314,7 @@ mod tests {
         Look::new(watch(directory.to_str().unwrap(), pattern), SystemTime::now())
     }
 
-    /// What one look says.
+    /// The messages of one listing.
     fn says(look: &mut Look) -> Vec<FromDispatcher> {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let said = RefCell::new(Vec::new());
@@ -321,7 +322,7 @@ mod tests {
         said.into_inner()
     }
 
-    /// The files that one look tells, by their paths below the place.
+    /// The files that one listing reports, by their paths below the place.
     fn tells(look: &mut Look) -> Vec<String> {
         let root = format!("{}/", look.sight.as_ref().unwrap().root);
         let said = says(look).into_iter().flat_map(|message| match message {
@@ -335,7 +336,7 @@ mod tests {
         paths
     }
 
-    /// The troubles of which one look speaks.
+    /// The troubles that one listing reports.
     fn troubles(look: &mut Look) -> Vec<Option<Code>> {
         let said = says(look).into_iter().filter_map(|message| match message {
             FromDispatcher::Watching { trouble, .. } => Some(trouble.map(|trouble| trouble.code)),
@@ -351,7 +352,7 @@ mod tests {
         assert!(objects.look(vec![found("a", "1", 0)], false, now).is_empty());
         assert!(files.look(vec![found("a", "1", 1)], true, now).is_empty());
         assert!(files.look(vec![found("a", "2", 2)], true, now).is_empty());
-        // Of the same length, and with its time set back.
+        // The same length, with the modification time set back.
         assert!(files.look(vec![found("a", "2", 3)], true, now).is_empty());
         assert_eq!(keys(&files.look(vec![found("a", "2", 3)], true, now)), ["a@2"]);
         assert!(files.look(vec![found("a", "2", 3)], true, now).is_empty());
@@ -454,7 +455,7 @@ mod tests {
             .unwrap();
         fs::rename(directory.path().join(".old"), directory.path().join("old")).unwrap();
         let place = directory.path().to_str().unwrap();
-        // Longer than the grain of times.
+        // Longer than the granularity of file times.
         std::thread::sleep(Duration::from_millis(300));
         for (within_ms, expected) in [(Some(60_000), 1), (Some(0), 0)] {
             let watch = Watch {

@@ -1,5 +1,5 @@
-//! The leases of a gang, the channels to its ranks, and the thread that drives them. One task has all ranks at a time: each is
-//! called with its arguments and with an invitation to the task's own group.
+//! A lane for gangs: the leases of a gang, the channels to its ranks, and their thread. One task has all ranks at a
+//! time. Each rank is called with the task's arguments and an invitation to the task's own group.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,15 +23,15 @@ use crate::crew::{Crew, Task};
 
 /// How long one of several pools is driven before the next one.
 const TURN: Duration = Duration::from_millis(2);
-/// The other ranks have so long to end by themselves after one has failed.
+/// Time for the other ranks to end by themselves after one has failed.
 const GRACE: Duration = Duration::from_secs(5);
-/// What one operation of a group may take where the task has no walltime: what ends it is its end.
+/// Limit of one group operation in a task without walltime.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
-/// All ranks must have come to their group so soon after the first of them: a function may do something else before.
+/// Time for all ranks to arrive after the first: a function may do something else before.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Microseconds that a rank polls for another before it sleeps.
+/// Microseconds that a waiting rank polls before it sleeps.
 const SPIN_US: u64 = 500;
-/// What a pickle has in it of the exception that ranks raise when another one has left them.
+/// Marks a pickled exception as the one that ranks raise when another rank has left.
 const LEFT_ALONE: &[u8] = b"GroupError";
 
 /// A part of a gang: its ranks on one node.
@@ -41,37 +41,37 @@ struct Part {
     printed: Mutex<Option<Reader>>,
 }
 
-/// Which call of which part.
+/// Index of a part, and its call.
 type Place = (usize, CallId);
 
 /// A task that all ranks have.
 struct Running {
     task: Task,
-    /// What its arguments take of the memory.
+    /// Memory of its arguments.
     _room: Option<OwnedSemaphorePermit>,
     since: Instant,
     /// The ranks that have not ended.
     calls: HashMap<Place, usize>,
-    /// How ranks ended, in the order in which they did.
+    /// Outcomes of ranks, in the order of their ends.
     ended: Vec<(usize, Outcome)>,
-    /// When the first of them did not end well.
+    /// When the first rank failed.
     failed_at: Option<Instant>,
-    /// Whether the others have been ended for it.
+    /// Whether the other ranks have been ended for it.
     ends: bool,
     told: bool,
 }
 
 #[derive(Default)]
 struct State {
-    /// What each part's pool calls the functions that it knows.
+    /// For each part, the functions that its pool knows.
     functions: Vec<HashMap<ids::FunctionId, FunctionId>>,
     running: Option<Running>,
-    /// Calls that ended last: what they printed may come after their end.
+    /// The last calls that ended: their output may arrive later.
     ended: VecDeque<(Place, Attempt)>,
 }
 
 impl State {
-    /// The execution that a call is, or was a moment ago.
+    /// The execution of a call, also shortly after its end.
     fn attempt(&self, place: Place) -> Option<Attempt> {
         let running = self
             .running
@@ -88,12 +88,12 @@ impl State {
 /// The leases of a gang, and the task that its ranks have.
 pub struct Gang {
     parts: Vec<Part>,
-    /// The part and the worker of each rank.
+    /// Part and worker of each rank.
     ranks: Vec<(usize, WorkerIndex)>,
     rendezvous: RendezvousAddress,
     state: Mutex<State>,
     retired: AtomicBool,
-    /// Whether its channels were closed, whatever ran.
+    /// Whether its channels were closed, even with running calls.
     closed: AtomicBool,
 }
 
@@ -126,7 +126,7 @@ impl Gang {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls all ranks. With an error none of them was.
+    /// Calls all ranks. After an error no rank was called.
     fn call(&self, state: &mut State, task: &Task, arguments: &[u8]) -> Result<Called, Error> {
         let group = self.invitation(task)?;
         let mut called = Called::default();
@@ -137,7 +137,7 @@ impl Gang {
                     called.calls.insert((*at, call), rank);
                 }
                 Err(error) if called.calls.is_empty() => return Err(error),
-                // The others have been called: it is as if this one had failed.
+                // Other ranks are called already: treat it as a failure of this one.
                 Err(error) => called.failed.push((rank, CallError::from(error))),
             }
         }
@@ -194,7 +194,7 @@ impl Gang {
         })))
     }
 
-    /// A rank has ended.
+    /// Handles the end of a rank.
     fn on_ended(&self, place: Place) {
         let mut state = self.state();
         let State { running, ended, .. } = &mut *state;
@@ -210,13 +210,13 @@ impl Gang {
         running.on_outcome(rank, outcome);
     }
 
-    /// The task, when all ranks have ended.
+    /// Takes the task when all ranks have ended.
     fn done(&self) -> Option<Running> {
         let mut state = self.state();
         state.running.take_if(|running| running.calls.is_empty())
     }
 
-    /// Ends the other ranks a while after one has failed, and shows long executions as such.
+    /// Ends the other ranks [`GRACE`] after one has failed, and reports long executions as running.
     fn mind(&self, crew: &Arc<Crew>) {
         let mut state = self.state();
         let Some(running) = &mut state.running else { return };
@@ -245,7 +245,7 @@ impl Gang {
         }
     }
 
-    /// Which executions printed what on a part; of what none of them printed nobody hears.
+    /// Attributes output of a part to executions. Other output is dropped.
     fn printed_by(&self, at: usize, pieces: Vec<Printed>) -> Vec<TaskOutput> {
         let pool = &self.parts[at].pool;
         let called: Vec<_> = pieces.iter().map(|piece| pool.printer(piece.by?)).collect();
@@ -260,7 +260,7 @@ impl Gang {
         known.collect()
     }
 
-    /// Tells how a task ended on all ranks.
+    /// Reports the outcome of a task.
     fn conclude(self: &Arc<Self>, crew: &Arc<Crew>, running: Running) {
         let lane: Arc<dyn Lane> = Arc::clone(self) as _;
         let took_us = u64::try_from(running.since.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -274,7 +274,7 @@ impl Gang {
         let (mut one, output) = told(task.assigned.attempt, outcome, took_us);
         one.begun |= begun;
         if lost {
-            // A gang that misses a part is none.
+            // A gang without one of its parts is useless.
             self.retire();
         }
         match output {
@@ -284,7 +284,7 @@ impl Gang {
     }
 }
 
-/// What the ranks of a group are told, but for their numbers.
+/// The invitation to a group, without the rank.
 struct Group(serde_json::Value);
 
 impl Group {
@@ -318,7 +318,8 @@ impl Running {
     }
 }
 
-/// What comes of how all ranks ended, in that order: their answers, or the failure that is the cause of the others.
+/// Outcome of a task from those of its ranks in order of their ends: their results, or the failure that caused the
+/// others.
 fn of_all(mut ended: Vec<(usize, Outcome)>) -> Outcome {
     let is_own = |outcome: &Outcome| outcome.as_ref().is_err_and(|error| !is_left_alone(error));
     let first = ended.iter().position(|(_, outcome)| is_own(outcome));
@@ -331,7 +332,7 @@ fn of_all(mut ended: Vec<(usize, Outcome)>) -> Outcome {
     Ok(Output::Small(together(&answers)))
 }
 
-/// Whether a rank failed because another had left it.
+/// Whether a rank failed because another had left.
 fn is_left_alone(error: &CallError) -> bool {
     error
         .payload
@@ -339,7 +340,7 @@ fn is_left_alone(error: &CallError) -> bool {
         .any(|window| window == LEFT_ALONE)
 }
 
-/// The answers of all ranks as one: in JSON, where all of them are, a list.
+/// Joins the results of all ranks: a JSON list, if all of them are JSON.
 fn together(answers: &[&[u8]]) -> Vec<u8> {
     let text = |answer: &&[u8]| match answer.split_last() {
         Some((&JSON_ANSWER, text)) => Some(text.to_vec()),
@@ -429,7 +430,7 @@ impl Lane for Gang {
     }
 
     fn withdraw(&self, _: &HashSet<Attempt>) -> Vec<Attempt> {
-        // Its workers are given a task as soon as it is here.
+        // A task's ranks get it as soon as it arrives.
         Vec::new()
     }
 

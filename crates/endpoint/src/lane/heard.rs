@@ -1,4 +1,4 @@
-//! What the workers of a lease print.
+//! Output of a lease's workers.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use dayfly_protocol::dispatch::{FromDispatcher, TaskOutput};
 
 use crate::crew::Shared;
 
-/// How long it is waited for something to be printed, before it is looked whether there is anybody left to print.
+/// How long to wait for output before checking that the lane still exists.
 const LISTEN: Duration = Duration::from_secs(5);
-/// Until it is tried again to hear it, where its node could not be asked.
+/// Pause after a failed request to the node.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
-/// What is heard of a lease at most; its node keeps the last 256 KiB meanwhile.
+/// Most output of a lease, in bytes per second. Its node keeps the last 256 KiB meanwhile.
 const HEARD_BYTES_PER_S: u32 = 256 << 10;
 
-/// Passes on what workers print, for as long as their lane is there; `whose` says which executions printed what.
+/// Passes workers' output on while their lane exists; `whose` attributes it to executions.
 pub fn listen<T: Send + Sync + 'static>(
     lane: Weak<T>,
     mut printed: Reader,
@@ -35,7 +35,7 @@ pub fn listen<T: Send + Sync + 'static>(
                     if !printed.is_empty() {
                         shared.say(FromDispatcher::Printed(printed));
                     }
-                    // What prints without end is heard in part.
+                    // Endless output is passed on in part.
                     Duration::from_secs(1) * u32::try_from(bytes).unwrap_or(u32::MAX) / HEARD_BYTES_PER_S
                 }
                 Err(error) => {

@@ -1,5 +1,5 @@
-//! Workers that a crew leased, what runs there, and the thread that drives it: one lease ([`single`]), or those of a gang
-//! ([`gang`]).
+//! Lanes: leased workers of a crew, their executions, and the thread that drives them. A lane has one lease
+//! ([`single`]), or those of a gang ([`gang`]).
 
 pub mod gang;
 mod heard;
@@ -19,58 +19,58 @@ use dayfly_protocol::tasks::{JSON_ANSWER, MOST_ANSWER_BYTES};
 
 use crate::crew::{Crew, Task};
 
-/// How long a lane sleeps while nothing ends; also how soon a long execution shows as running.
+/// Longest sleep of a lane; also the delay until a long execution shows as running.
 const LOOK: Duration = Duration::from_millis(50);
-/// Executions that have ended and may not have been heard to the end.
+/// Ended executions whose output may still arrive.
 const REMEMBERED: usize = 1024;
-/// A lease is made longer when so much of it is over.
+/// Interval at which a lease is renewed.
 const RENEW_EVERY: Duration = Duration::from_secs(6 * 3600);
-/// What a lease is renewed for.
+/// Duration of a renewal.
 const LENGTH: Duration = Duration::from_secs(24 * 3600);
-/// Slots of a channel, and their stride: arguments of up to 2 KiB travel inside a slot.
+/// Slots of a channel and their stride: arguments of up to 2 KiB fit in a slot.
 const GEOMETRY: Geometry = Geometry {
     slots: 64,
     stride_bytes: 2048,
     bulk_bytes: 8 << 30,
 };
 
-/// Some workers of a crew. A lane that is retired gets no more tasks, and ends when it has none.
+/// Some workers of a crew. A retired lane gets no more tasks, and ends when it has none.
 pub trait Lane: Send + Sync {
-    /// How many there are.
+    /// Number of workers.
     fn workers(&self) -> u16;
 
-    /// Where they are.
+    /// Nodes of the workers.
     fn nodes(&self) -> Vec<NodeId>;
 
-    /// Whether it is to be given one more execution of this function.
+    /// Whether to give it one more execution of this function.
     fn takes(&self, program: &Program) -> bool;
 
-    /// Executions that it has.
+    /// Number of executions that it has.
     fn running(&self) -> usize;
 
     /// Whether it gets no more tasks.
     fn is_retired(&self) -> bool;
 
-    /// It gets no more tasks.
+    /// Stops giving it tasks.
     fn retire(&self);
 
-    /// Ends what runs.
+    /// Ends running executions.
     fn close(&self);
 
-    /// Begins to execute a task. It comes back where the lease is over.
+    /// Begins to execute a task. Returns it if the lease is over.
     fn begin(&self, task: Task) -> Option<Task>;
 
-    /// Ends these executions, if they are here.
+    /// Ends those of these executions that it has.
     fn cancel(&self, wanted: &HashSet<Attempt>);
 
-    /// Ends those of these executions that no worker has been given, and returns them.
+    /// Ends those of these executions that no worker has, and returns them.
     fn withdraw(&self, wanted: &HashSet<Attempt>) -> Vec<Attempt>;
 
-    /// Drives the channels until the lane is empty and gets no more tasks.
+    /// Drives the channels until the lane is retired and empty.
     fn run(self: Arc<Self>, crew: &Arc<Crew>);
 }
 
-/// Channels to each worker of a lease.
+/// Opens channels to all workers of a lease.
 fn channels(lease: &Lease) -> Result<Pool, Error> {
     lease.pool(PoolOptions {
         channel: ChannelOptions {
@@ -83,8 +83,8 @@ fn channels(lease: &Lease) -> Result<Pool, Error> {
     })
 }
 
-/// Takes turns until the lane is empty and gets no more tasks, and makes its leases last meanwhile. A turn answers whether an
-/// execution ended; after one in which none did, it is time for `mind`.
+/// Takes turns until the lane is retired and empty, and renews its leases meanwhile. A turn returns whether an
+/// execution ended; after a turn without one, `mind` is called.
 fn keep<'a>(
     lane: &Arc<dyn Lane>,
     crew: &Crew,
@@ -125,7 +125,7 @@ fn is_over(code: Code) -> bool {
     )
 }
 
-/// What the manager is told of an execution, and its answer, where that is long.
+/// The report about an execution, and its result if that is long.
 fn told(attempt: Attempt, outcome: Outcome, took_us: u64) -> (Ended, Option<Output>) {
     let ended = Ended {
         begun: true,
@@ -167,12 +167,12 @@ fn told(attempt: Attempt, outcome: Outcome, took_us: u64) -> (Ended, Option<Outp
     }
 }
 
-/// Whether the function of a call that did not end well may have been begun.
+/// Whether the function of a failed call may have begun.
 fn was_begun(error: &CallError) -> bool {
     error.status.is_some() || matches!(error.failure.code, Code::MaybeExecuted | Code::DeadlineExceeded)
 }
 
-/// Whether an answer goes to the content store. In JSON it is for whoever asks in JSON, and goes along.
+/// Whether a result goes to the content store. A JSON result may be longer, since clients read it as JSON.
 fn is_long(answer: &[u8]) -> bool {
     let most = match answer.last() {
         Some(&JSON_ANSWER) => MOST_ANSWER_BYTES,

@@ -1,4 +1,4 @@
-//! One lease, the channels to its workers, and the thread that drives them.
+//! A lane with one lease, the channels to its workers, and their thread.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +17,10 @@ use crate::crew::{Crew, Task};
 
 struct Running {
     task: Task,
-    /// What its arguments take of the memory.
+    /// Memory of its arguments.
     _room: Option<OwnedSemaphorePermit>,
     since: Instant,
-    /// What it was expected to take.
+    /// Expected duration in microseconds.
     expected_us: u64,
     told: bool,
 }
@@ -29,16 +29,16 @@ struct Running {
 struct Calls {
     running: HashMap<CallId, Running>,
     functions: HashMap<dayfly_protocol::ids::FunctionId, Known>,
-    /// What all that runs is expected to take.
+    /// Expected duration of everything that runs, in microseconds.
     ahead_us: u64,
-    /// What its workers did.
+    /// Busy time of its workers.
     busy: Busy,
-    /// Those that ended last: what they printed may come after their end.
+    /// The last calls that ended: their output may arrive later.
     ended: VecDeque<(CallId, Attempt)>,
 }
 
 impl Calls {
-    /// The execution that a call is, or was a moment ago.
+    /// The execution of a call, also shortly after its end.
     fn attempt(&self, call: CallId) -> Option<Attempt> {
         if let Some(running) = self.running.get(&call) {
             return Some(running.task.assigned.attempt);
@@ -48,22 +48,22 @@ impl Calls {
     }
 }
 
-/// A function of this lane's.
+/// A function that this lane's pool knows.
 struct Known {
     function: FunctionId,
     cost: Cost,
 }
 
-/// One lease, the channels to its workers, and what runs there.
+/// One lease, the channels to its workers, and the running calls.
 pub struct Single {
     lease: Lease,
     pool: Pool,
-    /// What its workers print, until somebody reads it.
+    /// Output of its workers, until a reader takes it.
     printed: Mutex<Option<Reader>>,
     calls: Mutex<Calls>,
     begun: Instant,
     retired: AtomicBool,
-    /// Whether its channels were closed, whatever ran.
+    /// Whether its channels were closed, even with running calls.
     closed: AtomicBool,
 }
 
@@ -96,7 +96,7 @@ impl Single {
         Ok((function, expected_us))
     }
 
-    /// Which executions printed what; of what none of them printed nobody hears.
+    /// Attributes output to executions. Other output is dropped.
     fn printed_by(&self, pieces: Vec<Printed>) -> Vec<TaskOutput> {
         let called: Vec<_> = pieces.iter().map(|piece| self.pool.printer(piece.by?)).collect();
         let calls = self.calls();
@@ -110,7 +110,7 @@ impl Single {
         known.collect()
     }
 
-    /// How executions ended, those with long answers, and those that must go elsewhere.
+    /// Ended executions, those with long results, and those to be queued again.
     fn collect(&self, ended: &[CallId]) -> (Vec<Ended>, Vec<(Ended, Output)>, Vec<Task>) {
         let mut outcomes = Vec::with_capacity(ended.len());
         let mut long = Vec::new();
@@ -144,7 +144,7 @@ impl Single {
                 Err(error) if is_over(error.code()) && !self.is_retired() => back.push(running.task),
                 outcome => {
                     let (mut one, output) = told(running.task.assigned.attempt, outcome, took_us);
-                    // What was cut off may have been at it.
+                    // An interrupted execution may have begun.
                     one.begun |= self.closed.load(Ordering::Relaxed);
                     if one.begun
                         && let Some(known) = calls.functions.get_mut(&running.task.program.id)
@@ -161,7 +161,7 @@ impl Single {
         (outcomes, long, back)
     }
 
-    /// Long executions show as such.
+    /// Reports long executions as running.
     fn tell_running(&self, crew: &Arc<Crew>) {
         let mut calls = self.calls();
         let long = calls
@@ -219,7 +219,7 @@ impl Lane for Single {
         let mut calls = self.calls();
         let options = CallOptions {
             deadline_ms: task.assigned.walltime_ms,
-            // Whether it is executed again is the manager's affair, who counts.
+            // The manager counts retries and decides about them.
             idempotent: false,
             notify: true,
             ..CallOptions::default()

@@ -1,4 +1,4 @@
-//! This machine: a job is a process for each of its nodes.
+//! The provider for this machine: a job is a process for each of its nodes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,13 +16,13 @@ use super::{Job, JobState, Provider, Trouble};
 /// Runs jobs on this machine.
 #[derive(Debug)]
 pub struct Local {
-    /// Where jobs' output goes, to `<name>.out`.
+    /// Directory of the jobs' output, `<name>.out`.
     directory: PathBuf,
-    /// Those of this process, whose ends it has to see.
+    /// Children of this process, which it has to reap.
     children: HashMap<u32, Child>,
 }
 
-/// A process of a job: its id, and when it began, as an id may come again.
+/// A process of a job: its id, and its start time, since an id may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Process {
     pid: u32,
@@ -48,10 +48,11 @@ impl FromStr for Process {
 }
 
 impl Process {
-    /// The process that has this id now, unless it has ended.
+    /// The process that has this id now; `None` if it has ended.
     fn now(pid: u32) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // Behind the name, which may have spaces and brackets itself: the state first, and the start as the twentieth.
+        // Skip the name, which may contain spaces and brackets. Then follow the state, and the start time as the
+        // twentieth field.
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
         if matches!(fields.next()?, "Z" | "X") {
             return None;
@@ -68,19 +69,19 @@ impl Process {
         if self.is_there()
             && let Some(group) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
         {
-            // It may have ended since.
+            // It may have ended meanwhile.
             let _ = rustix::process::kill_process_group(group, Signal::TERM);
         }
     }
 }
 
-/// A job is called by its processes.
+/// The processes in a job's id.
 fn processes(job: &str) -> impl Iterator<Item = Process> {
     job.split(',').filter_map(|process| process.parse().ok())
 }
 
 impl Local {
-    /// Puts jobs' output into a directory.
+    /// A provider that writes the jobs' output into `directory`.
     pub fn new(directory: PathBuf) -> Self {
         Self {
             directory,
@@ -98,11 +99,11 @@ impl Local {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
-            // What is told to end is all of it, and nothing else.
+            // A process group of its own, so that a signal reaches the whole job and nothing else.
             .process_group(0);
         let child = umask::hand_back(&mut command).spawn()?;
         let pid = child.id();
-        // A child that nobody has waited for has its number to itself.
+        // The id of an unreaped child cannot be reused.
         let process = Process::now(pid).unwrap_or(Process { pid, begun: 0 });
         self.children.insert(pid, child);
         Ok(process)
@@ -191,7 +192,7 @@ mod tests {
         let said = || std::fs::read_to_string(directory.path().join("job.out")).unwrap_or_default();
         let both = |_: &JobState| said().contains("rank 0") && said().contains("rank 1");
         assert!(matches!(wait_until(&mut first, &name, both), JobState::Live(..)));
-        // Whoever comes later knows it, too.
+        // A later provider knows the job too.
         let mut second = Local::new(directory.path().into());
         second.cancel(std::slice::from_ref(&name)).expect("told");
         let ended = |state: &JobState| matches!(state, JobState::Ended(_));

@@ -1,6 +1,6 @@
-//! A program that speaks for a batch system, a JSON object on a line for each question and each answer.
+//! A provider program that serves a batch system: one JSON object in a line for each request and each response.
 //!
-//! `dayfly._providers` of the Python package is one: it has Parsl's providers.
+//! `dayfly._providers` of the Python package is such a program, for Parsl's providers.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 
 use super::{Job, JobState, Provider, Trouble};
 
-/// A batch system that is asked waits for its own controller; the program gives up before.
+/// Limit for a response. The batch system waits for its own controller; the program gives up earlier.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
 
-/// A program that speaks for a batch system. It is started when it is needed, and again after it ended.
+/// A provider program. It is started on demand, and again after it ended.
 #[derive(Debug)]
 pub struct Program {
     command: Vec<String>,
@@ -31,31 +31,31 @@ struct Running {
     child: Child,
     questions: ChildStdin,
     answers: Receiver<String>,
-    /// Why a job would have been refused when it began. It can be asked about others all the same.
+    /// Why jobs would have been refused when the program started. It can report on other jobs all the same.
     trouble: Option<String>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has no state: what it submitted runs on.
+        // The program has no state: submitted jobs go on.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// One of these.
+/// A response; one of these fields is set.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Answer {
     ready: Option<Value>,
-    /// Why a job would be refused just now.
+    /// Why jobs would be refused now.
     trouble: Option<String>,
     job: Option<String>,
     jobs: Option<HashMap<String, Status>>,
     cancelled: Option<Value>,
-    /// What the batch system does not want.
+    /// The batch system's refusal.
     refused: Option<String>,
-    /// What could not be done at all.
+    /// Why the request failed.
     failed: Option<String>,
 }
 
@@ -89,7 +89,7 @@ enum Phase {
 }
 
 impl Program {
-    /// Speaks through a command, which is told first what to speak for.
+    /// A provider that runs this command. `greeting` is its first input, the configuration.
     pub fn new(command: Vec<String>, greeting: Value) -> Self {
         Self {
             command,
@@ -98,7 +98,7 @@ impl Program {
         }
     }
 
-    /// Whether it can be started, and knows its batch system and all that it was told of it.
+    /// Starts the program. Returns an error if it does not start, or does not accept its configuration.
     pub fn check(&mut self) -> Result<(), Trouble> {
         match self.running()?.trouble.take() {
             Some(words) => Err(Trouble::Refused(words)),
@@ -158,7 +158,7 @@ impl Program {
         match ask(self.running()?, question) {
             Ok(answer) => answer.checked(),
             Err(trouble) => {
-                // Whatever it says later would be taken for the answer to another question.
+                // A late response would be taken for the response to the next request.
                 self.running = None;
                 Err(trouble)
             }
@@ -217,7 +217,7 @@ impl Provider for Program {
 mod tests {
     use super::*;
 
-    /// A batch system whose words are given, one for each question.
+    /// A provider program with these responses, one for each request.
     fn saying(words: &[&str]) -> Program {
         let script: String = words.iter().map(|word| format!("read q; echo '{word}'\n")).collect();
         Program::new(vec!["/bin/sh".into(), "-c".into(), script], json!({}))

@@ -1,4 +1,4 @@
-//! Lists the files at a place, of which a pattern says which are meant.
+//! Lists the files at a place that match a pattern.
 
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
@@ -11,19 +11,20 @@ use dayfly_storage::{Objects, Place};
 use globset::{GlobBuilder, GlobMatcher};
 use tokio::runtime::Runtime;
 
-/// What one look goes through at most.
+/// Most entries of one listing.
 const MOST_ENTRIES: usize = 1_000_000;
-/// What arrives when the watch is given may bear a time that is so much earlier, since the watch was on its way meanwhile, Linux
-/// marks inodes with the time of its last tick, and S3 knows no less than seconds. One too many is better than one too few.
+/// Tolerance in milliseconds for files that arrive when the watch is given. Their time may be earlier by that much: the
+/// watch was in transit, Linux marks inodes with the time of its last tick, and S3 has a resolution of a second. A file
+/// too many is better than one too few.
 const GRAIN_MS: u64 = 250;
 const GRAIN_OF_BUCKETS_MS: u64 = 1_250;
 
-/// Which paths below a place are meant.
+/// Paths below a place that match.
 struct Pattern {
     glob: GlobMatcher,
-    /// Whether directories below are looked at, too.
+    /// Whether subdirectories are included.
     deep: bool,
-    /// Whether names are taken that begin with a dot.
+    /// Whether names with a leading dot are included.
     hidden: bool,
 }
 
@@ -53,7 +54,7 @@ impl Pattern {
     }
 }
 
-/// A file, and when its inode changed last: a rename does that, too, and leaves the time when it was written.
+/// A file, and its inode's last change. A rename changes the inode too, and keeps the modification time.
 pub struct Found {
     pub file: FileSeen,
     pub changed_ns: i128,
@@ -76,16 +77,17 @@ impl Found {
     }
 }
 
-/// What a look finds.
+/// Result of a listing.
 #[derive(Default)]
 pub struct Listing {
     pub found: Vec<Found>,
-    /// Why it does not find all, if that is so.
+    /// Why it is incomplete, if it is.
     pub trouble: Option<Failure>,
 }
 
 impl Listing {
-    /// Something below the place cannot be seen. What went since its name was read needs no word.
+    /// Records that something below the place cannot be read. A file that vanished since its name was read is no
+    /// trouble.
     fn miss(&mut self, directory: &str, error: &io::Error) {
         if self.trouble.is_none() && error.kind() != ErrorKind::NotFound {
             self.trouble = Some(failed(directory, error));
@@ -107,22 +109,22 @@ fn failed(directory: &str, error: &io::Error) -> Failure {
     Failure::new(code, format!("looking into {directory} failed: {advice} ({error})"))
 }
 
-/// Whether a place is a bucket, or should be.
+/// Whether a place is given as a bucket.
 pub fn is_bucket(place: &str) -> bool {
     place.starts_with("s3://")
 }
 
-/// Where to look, and for what.
+/// A place, and the pattern of its files.
 pub struct Sight {
     pub root: String,
-    /// There, where it is a bucket.
+    /// The bucket, if the place is one.
     pub objects: Option<Objects>,
     pattern: Pattern,
     since_ns: i128,
 }
 
 impl Sight {
-    /// What a watch that was given then is for.
+    /// The sight of a watch that was received at `given`.
     pub fn of(watch: &Watch, given: SystemTime) -> Result<Self, Failure> {
         let place = &watch.place;
         let (objects, grain_ms) = if is_bucket(place) {
@@ -145,7 +147,7 @@ impl Sight {
         })
     }
 
-    /// What is there, and came since it counts. Blocks.
+    /// Lists the matching files that arrived since the watch counts. Blocks.
     pub fn list(&self, runtime: &Runtime) -> Result<Listing, Failure> {
         let Some(objects) = &self.objects else {
             return self.walk();
@@ -169,12 +171,12 @@ impl Sight {
         })
     }
 
-    /// Regular files; symbolic links, which may lead anywhere and in circles, are left out.
+    /// Lists regular files. Symbolic links are left out: they may lead anywhere and form cycles.
     fn walk(&self) -> Result<Listing, Failure> {
         let root = &self.root;
         let mut listing = Listing::default();
         let mut entries = 0;
-        // Below the root, with a slash at the end.
+        // Relative to the root, with a slash at the end.
         let mut directories = vec![String::new()];
         while let Some(directory) = directories.pop() {
             let read = match fs::read_dir(format!("{root}/{directory}")) {

@@ -1,7 +1,7 @@
 """Fixtures of the black-box tests.
 
-``up`` is a running ``dayfly up``; ``start`` starts any daemon; ``state`` is a private directory. Whatever a test
-started is ended when it ends, and the test fails if anything was left: a process, a memory file, a descriptor.
+``up`` is a running ``dayfly up``; ``start`` starts any daemon; ``state`` is a private directory. At the end of a test,
+all that it started is stopped, and the test fails if it leaked a process, a memory file or a descriptor.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Start = Callable[..., Daemon]
 
 def pytest_configure(config: pytest.Config) -> None:
     become_subreaper()
-    # A shell that starts pytest in the background has it, and all that it starts, ignore interrupts.
+    # A shell that starts pytest in the background makes it, and its children, ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Clients that look for a daemon find the programs under test, and no manager of the person who runs the tests.
+    # Clients must find the programs under test, and no manager of the user.
     kept = ("DAYFLY_BIN_DIR", "DAYFLY_CACHE", "DAYFLY_CHAOS_S")
     for name in [n for n in os.environ if n.startswith("DAYFLY_") and n not in kept]:
         del os.environ[name]
-    # Nothing asks a public index, and nothing depends on how this machine reaches one.
+    # Do not use a public index, or this machine's settings for one.
     for name in [n for n in os.environ if n.startswith(("UV_", "PIP_"))]:
         del os.environ[name]
     os.environ.update(index.settings())
     os.environ["DAYFLY_BIN_DIR"] = str(bin_dir())
-    # Where a person's own manager would be found.
+    # The location of a user's own manager.
     os.environ["XDG_STATE_HOME"] = str(Path(__file__).parent.parent / "build" / "no-state")
     os.environ["PATH"] = f"{bin_dir()}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Puts the logs of a failed test's daemons into its report."""
+    """Adds the logs of a failed test's daemons to its report."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.failed:
@@ -63,7 +63,8 @@ def state() -> Iterator[Path]:
 
 @pytest.fixture
 def start(state: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """``start("up", ...)`` starts ``dayfly up ...`` and waits until it is ready. Its ``state`` may be given."""
+    """``start("up", ...)`` starts ``dayfly up ...`` and waits until it is ready. ``state=`` sets its state
+    directory."""
     before = Snapshot()
     daemons = request.node.stash.setdefault(DAEMONS, [])
 
@@ -75,7 +76,7 @@ def start(state: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
 
     yield start_daemon
     failures = []
-    # In reverse, as the later ones depend on the earlier.
+    # In reverse order, because later daemons depend on earlier ones.
     for daemon in reversed(daemons):
         if daemon.alive:
             try:
@@ -92,13 +93,13 @@ def start(state: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
 
 @pytest.fixture
 def up(start: Start) -> Daemon:
-    """A running ``dayfly up``: manager and node on this machine, in a private directory, beside others."""
+    """A running ``dayfly up``: manager and node on this machine, in a private directory."""
     return start("up", "--listen", "127.0.0.1:0")
 
 
 @pytest.fixture
 def leakless() -> Iterator[Callable[..., None]]:
-    """Fails the test if it leaks anything in or below the test's process."""
+    """Fails the test if it leaks resources in or below the test's process."""
     before = Snapshot()
     yield before.assert_no_leaks
     before.assert_no_leaks()
@@ -106,7 +107,7 @@ def leakless() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    """A PostgreSQL of the module's own."""
+    """A PostgreSQL server for the module."""
     server = Postgres()
     yield server
     server.end()
@@ -114,6 +115,6 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture
 def rendezvous() -> Iterator[dict[str, Any]]:
-    """What a running rendezvous without a manager says of itself."""
+    """The line of JSON of a running rendezvous without a manager."""
     with daemons.rendezvous() as said:
         yield said

@@ -1,6 +1,6 @@
-"""What black-box tests need: the programs under test, daemons in private directories, and proof that nothing leaks.
+"""The machinery of the black-box tests: programs under test, daemons in private directories, leak detection.
 
-Tests use the fixtures of ``conftest.py``; this package is their machinery.
+Tests use the fixtures of ``conftest.py``, which use this package.
 """
 
 from harness.daemons import Daemon, DaemonError

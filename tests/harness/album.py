@@ -1,4 +1,4 @@
-"""The example over real files: metadata of all of them, and thumbnails of pictures."""
+"""The album example on real files: metadata of all files, and thumbnails of pictures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from PIL import Image
 
 from harness.programs import ROOT
 
-#: Libraries that tests have, whose files are programs, data, and some pictures.
+#: Installed libraries whose files the album covers: programs, data, and some pictures.
 LIBRARIES = ("matplotlib", "scipy", "skimage", "sklearn")
 PROGRAM = ROOT / "examples" / "python" / "album.py"
 
 
 def fill(folder: Path) -> int:
-    """Puts some thousand real files into a folder that nobody else changes. How many."""
+    """Copies some thousand real files into a private folder. Returns their number."""
     count = 0
     for library in LIBRARIES:
         of = Path(Image.__file__).parents[1] / library
@@ -34,7 +34,7 @@ def fill(folder: Path) -> int:
 
 
 class Album:
-    """One album, which may be begun and gone on with by several programs."""
+    """One album, which several runs of the program may begin and continue."""
 
     def __init__(self, place: Path, environment: dict[str, str], endpoint: str) -> None:
         self.out = place / "out"
@@ -45,7 +45,7 @@ class Album:
         self._environment = os.environ | environment
 
     def begin_and_die(self) -> None:
-        """Begins it, and is killed in the middle."""
+        """Starts the program and kills it halfway."""
         program = subprocess.Popen(self._command, env=self._environment, stdout=subprocess.PIPE, text=True)
         assert program.stdout is not None
         try:
@@ -58,7 +58,7 @@ class Album:
             program.wait(10)
 
     def finish(self) -> tuple[int, int, int]:
-        """Goes on to its end: how many tasks it submitted, how many were there before, and how many of those done."""
+        """Runs the program to its end. Returns the numbers of tasks submitted, found from before, and found done."""
         run = subprocess.run(
             self._command, env=self._environment, capture_output=True, text=True, timeout=100, check=False
         )
@@ -68,7 +68,7 @@ class Album:
         return int(said[1]), int(said[2]), int(said[3])
 
     def check(self) -> None:
-        """Whether it says of every file what is true."""
+        """Asserts that the album describes every file correctly."""
         known = [json.loads(line) for line in (self.out / "metadata.jsonl").read_text().splitlines()]
         assert len({one["path"] for one in known}) == len(known) == self.files
         assert all(os.stat(one["path"]).st_size == one["bytes"] for one in known)

@@ -1,4 +1,4 @@
-"""What fakes of clouds and clusters answer by: a server of JSON over HTTP, on a port of the loopback."""
+"""The base of fake clouds and clusters: a JSON server over HTTP on a loopback port."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 
 
 class RefusedError(Exception):
-    """A request that is not granted: its status, and what is said of it."""
+    """A refused request: its status and its body."""
 
 
 class InvalidError(Exception):
-    """A body that is not of the shape that it should be: where, and why."""
+    """A body of the wrong shape: the path of the error, and the reason."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for."""
+    """A received request."""
 
     method: str
     path: str
     query: dict[str, str]
-    #: By their names in small letters.
+    #: By lower-case names.
     headers: dict[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """Its body, as what it says in JSON."""
+        """Returns the body, parsed as JSON."""
         return json.loads(self.body or b"null")
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer that is not simply granted."""
+    """A response with a status other than success, or with headers."""
 
     status: int
     body: Any
@@ -44,12 +44,12 @@ class Reply:
 
 
 class Api:
-    """Such a server. Each kind is a class below this one, and says what it answers."""
+    """The server. Each fake is a subclass that implements `answer`."""
 
     def __init__(self) -> None:
-        #: Whether nobody gets an answer.
+        #: Whether requests get no response.
         self.down = False
-        #: What went wrong here while it was asked.
+        #: The first exception of a handler.
         self._fault: Exception | None = None
         api = self
 
@@ -92,15 +92,15 @@ class Api:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The address of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def answer(self, request: Request) -> Any:
-        """What it says to a request: what is granted, or a `Reply`."""
+        """Returns the response to a request: a body, or a `Reply`."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Ends it. That it was asked for what it cannot judge is an error."""
+        """Stops the server. Raises if a handler failed."""
         self._server.shutdown()
         self._server.server_close()
         self._serving.join(10)
@@ -109,12 +109,12 @@ class Api:
 
 
 def checked(value: Any, shape: Any, where: str) -> None:
-    """Holds a body against its shape: a type, a list of one shape, or a table of them with ``*`` for any other name.
+    """Checks a body against a shape: a type, a list of one shape, or a table of shapes with ``*`` for any other name.
 
-    Names that end with ``!`` must be there. What is not of its shape is an `InvalidError`.
+    Names that end with ``!`` are required. Raises `InvalidError` if the body does not match.
     """
     if isinstance(shape, type):
-        # To Python, a truth value is a number.
+        # In Python, bool is a subclass of int.
         if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
             raise InvalidError(where, f"{json.dumps(value)} is not of the type {shape.__name__}")
     elif isinstance(shape, list):

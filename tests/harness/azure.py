@@ -1,4 +1,4 @@
-"""A fake of Microsoft's Azure: it answers what is asked of virtual machines, which are processes with their scripts."""
+"""A fake of Microsoft Azure. Its virtual machines are processes that run their scripts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from harness.api import Api, RefusedError, Reply, Request
 from harness.azure_rules import GROUP, IMAGE, LOCATION, MACHINES, OPERATIONS, SIZE, SUBNET, SUBSCRIPTION, judge, refused
 from harness.cloud import Cloud
 
-#: What whoever asks shows where tokens are had.
+#: Secret that a client sends to the token endpoint.
 SECRET = "only-tests-know-it"
 
 
 def unavailable() -> str | None:
-    """Why there can be none; none if there can."""
+    """Returns why the fake is unavailable, or None."""
     if importlib.util.find_spec("azure") is None or importlib.util.find_spec("azure.identity") is None:
         return "azure-identity is not installed: pip install -r requirements-dev.txt"
     if os.geteuid() != 0:
@@ -31,21 +31,21 @@ def unavailable() -> str | None:
 
 
 class Azure(Cloud, Api):
-    """Such a cloud, of one subscription, with one resource group."""
+    """A fake Azure with one subscription and one resource group."""
 
     kind, where = "azure", "endpoint"
 
     def __init__(self, directory: Path, hidden: Path) -> None:
-        #: What becomes of machines that are asked for: a fault with its words, where they cannot be placed.
+        #: Code and message of the error with which new machines fail, or None.
         self.fault: tuple[str, str] | None = None
-        #: How many machines there may be.
+        #: Maximum number of machines.
         self.quota = 10
-        #: Whether machines may delete machines, as their identity.
+        #: Whether machines may delete machines, with their identity.
         self.trusts_machines = True
-        #: How many of a list are told at once.
+        #: Entries in one page of a list.
         self.page = 100
         self.there: dict[str, dict[str, Any]] = {}
-        #: Network interfaces, disks and addresses, with whether each goes with its machine.
+        #: Network interfaces, disks and addresses, and whether each is deleted with its machine.
         self.parts: dict[str, bool] = {}
         self._tokens: dict[str, str] = {}
         self._operations: dict[str, dict[str, Any]] = {}
@@ -78,7 +78,7 @@ class Azure(Cloud, Api):
         Api.stop(self)
         self.end()
 
-    # What it does by itself.
+    # Background activity
 
     def look(self) -> None:
         for name, about in list(self.there.items()):
@@ -92,7 +92,7 @@ class Azure(Cloud, Api):
                         del self.parts[part]
             elif properties["provisioningState"] == "Creating":
                 with self._lock:
-                    # Somebody may have deleted it just now.
+                    # The machine may have been deleted meanwhile.
                     if properties["provisioningState"] == "Creating":
                         self._place(name, about)
             elif about["_power"] == "running" and self.machines.ended(name) is not None:
@@ -110,13 +110,13 @@ class Azure(Cloud, Api):
             return
         script = self._directory / f"{name}.script"
         script.write_bytes(about["_data"])
-        # All that it asks for by HTTP is here.
+        # Redirect all HTTP requests of the script to this server.
         curl = f'exec {shutil.which("curl")} --connect-to ::127.0.0.1:{self.port} -H "X-Machine: {name}" "$@"'
         self.machines.boot(name, ["/bin/sh", str(script)], curl=curl)
         about["properties"]["provisioningState"] = "Succeeded"
         about["_power"] = "running"
 
-    # What it answers.
+    # Requests
 
     def answer(self, request: Request) -> Any:
         if request.path == "/msi/token":
@@ -134,9 +134,9 @@ class Azure(Cloud, Api):
             return self._of_group(who, request)
 
     def _persons_token(self, request: Request) -> Any:
-        """A token, as a program has it in Azure's own App Service."""
+        """Returns a token, as Azure's App Service does for a program."""
         assert request.headers.get("x-identity-header") == SECRET
-        # For whom a token is: for the address of the API, as whoever asks has it.
+        # The audience is the address of the API, as the client uses it.
         assert re.fullmatch(r"http://127.0.0.1:\d+", request.query.pop("resource"))
         assert request.query == {"api-version": "2019-08-01"}
         return self._given("person")
@@ -190,7 +190,7 @@ class Azure(Cloud, Api):
         return said
 
     def _begun(self, status: int, name: str, does: str, body: Any) -> Reply:
-        """An answer that says where it is told what becomes of it."""
+        """Returns a response that refers to a new asynchronous operation."""
         number = str(next(self._numbers))
         self._operations[number] = {"name": number, "status": "InProgress", "_of": name, "_does": does}
         at = f"{self.url}{OPERATIONS}/{number}?api-version=2024-07-01"
@@ -237,7 +237,7 @@ class Azure(Cloud, Api):
     def _shown(self, name: str, with_view: bool = False) -> dict[str, Any]:
         about = self.there[name]
         shown = _shown(about)
-        # What is told once.
+        # Azure never returns customData.
         system = {key: value for key, value in about["properties"]["osProfile"].items() if key != "customData"}
         shown["properties"] = {**about["properties"], "osProfile": system}
         if with_view:

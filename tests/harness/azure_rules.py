@@ -1,4 +1,4 @@
-"""What a fake of Azure takes of a virtual machine, by what the real one says that it takes."""
+"""The virtual machines that the fake of Azure accepts, according to the documentation of the real one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDRESS = {
     },
 }
 INTERFACE = {"primary": bool, "deleteOption": str, "ipConfigurations!": [{"name!": str, "properties": ADDRESS}]}
-#: What a machine is asked for by, as far as it is known here.
+#: The known part of the shape of a request for a machine.
 SHAPE = {
     "location!": str,
     "tags": {"*": str},
@@ -58,12 +58,12 @@ SHAPE = {
 
 
 def refused(status: int, code: str, words: str) -> RefusedError:
-    """A request that is not granted."""
+    """Returns the error for a refused request."""
     return RefusedError(status, {"error": {"code": code, "message": words}})
 
 
 def judge(name: str, body: Any) -> bytes:
-    """Refuses what Azure would not take; the script of what it takes."""
+    """Refuses a request that Azure would refuse. Returns the script of the machine."""
     try:
         checked(body, SHAPE, "machine")
     except InvalidError as error:

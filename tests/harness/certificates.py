@@ -1,4 +1,4 @@
-"""Certificates of an authority that only one test knows."""
+"""Certificates of a private certificate authority for one test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.programs import run
 
 
 def certify(directory: Path, name: str) -> Path:
-    """Writes ``NAME.pem`` and ``NAME.key`` for this machine's loopback. Returns the authority's certificate."""
+    """Writes ``NAME.pem`` and ``NAME.key`` for localhost. Returns the path of the authority's certificate."""
     ca, ca_key = directory / f"{name}-ca.pem", directory / f"{name}-ca.key"
     key, certificate, request = (directory / f"{name}.{suffix}" for suffix in ("key", "pem", "csr"))
     extensions = directory / f"{name}.ext"

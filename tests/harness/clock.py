@@ -1,4 +1,4 @@
-"""A wall clock that can be set, for a test's processes alone: a library that they load adds to what the kernel says."""
+"""An adjustable wall clock for a test's processes: a preloaded library adds an offset to the kernel's time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.compilers import compile_source
 
-#: Nothing but the time of day is changed: clocks that nobody can set, and waits, are the kernel's.
+#: Changes the time of day only. Monotonic clocks and waits are the kernel's.
 SOURCE = r"""
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -59,7 +59,7 @@ time_t time(time_t *into) {
 
 
 class Clock:
-    """What the clock says of whoever is started with its ``environment``."""
+    """The clock of all processes that are started with its ``environment``."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -73,5 +73,5 @@ class Clock:
             self._page = mmap.mmap(file.fileno(), 8)
 
     def set(self, ahead: int) -> None:
-        """It is so many seconds ahead of this machine's from now on."""
+        """Sets the clock to ``ahead`` seconds ahead of this machine's."""
         self._page[:] = struct.pack("=q", ahead)

@@ -1,4 +1,4 @@
-"""Fakes of clouds, whose instances are processes that do what their scripts say; and that of Amazon's EC2, by moto."""
+"""Fakes of clouds, whose instances are processes that run their scripts; and of Amazon EC2, by moto."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from harness.machines import GRACE, Machines
 from harness.stores import Server
 
-#: An image that moto knows.
+#: An image that moto provides.
 IMAGE = "ami-12c6146b"
 
 
 def unavailable() -> str | None:
-    """Why there can be none; none if there can."""
+    """Returns why the fake is unavailable, or None."""
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("boto3") is None:
         return "moto or boto3 is not installed: pip install -r requirements-dev.txt"
     if os.geteuid() != 0:
@@ -27,26 +27,26 @@ def unavailable() -> str | None:
 
 
 class Cloud:
-    """What is behind the API of a cloud: machines, and somebody who turns them on and off."""
+    """A cloud behind an API: its machines, and a thread that boots and stops them."""
 
-    #: What the provider for it is called, the option that says where its API is, and where that is.
+    #: Name of the provider, and the name and value of the option with the address of the API.
     kind: str
     where: str
     url: str
 
     def __init__(self, directory: Path, hidden: Path) -> None:
-        """``hidden`` is a directory that no instance sees."""
+        """Creates the cloud. ``hidden`` is a directory that instances do not see."""
         self.machines = Machines(directory, hidden)
         self._ends = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._operate, daemon=True)
 
     def begin(self) -> None:
-        """Turns machines on and off from now on."""
+        """Starts the thread that boots and stops machines."""
         self._thread.start()
 
     def end(self) -> None:
-        """Turns all machines off."""
+        """Stops the thread and all machines."""
         self._ends.set()
         self._thread.join(3 * GRACE)
         self.machines.close()
@@ -54,7 +54,7 @@ class Cloud:
             raise self._failure
 
     def _operate(self) -> None:
-        """What a cloud does behind its API, which here tells of nothing by itself."""
+        """Runs the cloud behind its API, by polling."""
         try:
             while not self._ends.wait(0.05):
                 self.look()
@@ -62,36 +62,36 @@ class Cloud:
             self._failure = failure
 
     def look(self) -> None:
-        """Does what is to be done now."""
+        """Does the due work once."""
         raise NotImplementedError
 
     def output(self, instance: str) -> list[str]:
-        """What was written there so far, by lines."""
+        """Returns the lines that an instance has printed so far."""
         return self.machines.output(instance)
 
     def environment(self) -> dict[str, str]:
-        """Who is asking."""
+        """Returns the environment variables with the client's credentials."""
         raise NotImplementedError
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """What an endpoint says of its instances."""
+        """Returns the options of an endpoint's instances."""
         raise NotImplementedError
 
     def costs(self) -> list[str]:
-        """Instances that there are, and whatever else of them is to be paid for."""
+        """Returns the instances and other resources that cost something."""
         raise NotImplementedError
 
     def is_running(self, instance: str) -> bool:
-        """Whether one is turned on, as the API has it."""
+        """Returns whether the API reports an instance as running."""
         raise NotImplementedError
 
     def asks(self, sent: bytes) -> bool:
-        """Whether what was sent to the API ends a request for an instance."""
+        """Returns whether bytes sent to the API complete a request for an instance."""
         raise NotImplementedError
 
 
 class Ec2(Cloud, Server):
-    """Such a cloud."""
+    """A fake Amazon EC2."""
 
     kind, where = "aws", "endpoint_url"
 
@@ -116,12 +116,12 @@ class Ec2(Cloud, Server):
         return about | more
 
     def instances(self) -> dict[str, dict[str, Any]]:
-        """What the API says of all that there were."""
+        """Returns the API's descriptions of all instances, including ended ones."""
         groups = self.client.describe_instances()["Reservations"]
         return {one["InstanceId"]: one for group in groups for one in group["Instances"]}
 
     def state(self, instance: str) -> str:
-        """Such as ``running``."""
+        """Returns the state of an instance, such as ``running``."""
         found: str = self.instances()[instance]["State"]["Name"]
         return found
 

@@ -1,4 +1,4 @@
-"""Where daemons send their traces: it takes OTLP over HTTP as OpenTelemetry's own messages define it, and keeps it."""
+"""A trace collector: receives OTLP over HTTP, decodes it with OpenTelemetry's own messages, and stores it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class Step:
-    """A span as it was sent."""
+    """A received span."""
 
     name: str
     service: str
     trace: str
     span: str
     parent: str
-    #: Of OpenTelemetry's kinds: 1 internal, 2 server, 3 client.
+    #: OpenTelemetry's kind: 1 internal, 2 server, 3 client.
     kind: int
     failed: bool
     attributes: dict[str, Any]
@@ -28,7 +28,7 @@ class Step:
 
 
 class Collector:
-    """Listens on the loopback while it is entered."""
+    """Listens on loopback, inside its context."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
@@ -36,7 +36,7 @@ class Collector:
         collector = self
 
         class Server(ThreadingHTTPServer):
-            # Closing waits for whatever is being answered.
+            # Closing waits for requests in progress.
             daemon_threads = False
 
         class Handler(BaseHTTPRequestHandler):
@@ -59,7 +59,7 @@ class Collector:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a daemon is told so that it sends its traces here, and does not wait for long before it does."""
+        """Returns the environment variables that make a daemon send its traces here, without a long delay."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self._server.server_port}",
             "OTEL_BSP_SCHEDULE_DELAY": "50",
@@ -89,7 +89,7 @@ class Collector:
                     self._changed.notify_all()
 
     def find(self, limit: float = 20, **wanted: object) -> Step:
-        """The first step, by now or within ``limit`` seconds, whose fields are as ``wanted``."""
+        """Returns the first span whose fields equal ``wanted``, waiting up to ``limit`` seconds."""
 
         def found() -> Step | None:
             fits = (s for s in self._steps if all(getattr(s, name) == value for name, value in wanted.items()))
@@ -104,7 +104,7 @@ class Collector:
         return step
 
     def steps(self, trace: str) -> list[Step]:
-        """Those of one trace that have come."""
+        """Returns the received spans of one trace."""
         with self._changed:
             return [step for step in self._steps if step.trace == trace]
 

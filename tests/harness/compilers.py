@@ -11,13 +11,14 @@ INCLUDES = [ROOT / "bindings" / "c" / "include", ROOT / "bindings" / "cxx" / "in
 
 
 def linked() -> list[str]:
-    """What links with libdayfly."""
+    """Returns the flags that link with libdayfly."""
     return [f"-L{bin_dir()}", "-ldayfly", f"-Wl,-rpath,{bin_dir()}", "-lm"]
 
 
 def compile_source(source: Path, output: Path, *flags: str, warnings: bool = True) -> Path:
-    """``source`` (C, or C++ by its suffix) to ``output``: a shared library if that ends in ``.so``, else a program
-    linked with libdayfly."""
+    """Compiles ``source`` (C, or C++ by its suffix) to ``output``: a shared library if that ends in ``.so``, else a
+    program linked with libdayfly.
+    """
     cxx = source.suffix in (".cpp", ".cc", ".cxx")
     command = [os.environ.get("CXX", "c++") if cxx else os.environ.get("CC", "cc")]
     command += ["-std=c++17" if cxx else "-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-pthread"]

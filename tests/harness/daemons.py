@@ -1,4 +1,4 @@
-"""Real daemons in private directories."""
+"""Daemons under test, in private directories."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from harness.programs import clean_environment, program, run, run_json
 
 
 def free_port() -> int:
-    """A port that a daemon which comes back has again."""
+    """Returns a free port, for a daemon that restarts on the same port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 class DaemonError(AssertionError):
-    """A daemon did not start; carries what it wrote."""
+    """A daemon did not start. Contains its output."""
 
 
 class Daemon:
-    """``dayfly up``, ``dayfly manager`` or ``dayfly node``: a process with a state directory and a log of its own.
+    """``dayfly up``, ``dayfly manager`` or ``dayfly node``: a process with its own state directory and log.
 
-    A daemon says that it is ready by one line of JSON on its standard output, which becomes ``ready``.
+    A daemon reports that it is ready by one line of JSON on standard output, which becomes ``ready``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Daemon:
         self.args = args
         self.host = host
         self.prefix = prefix
-        # Beside its state, unless that is a private directory itself.
+        # Next to the state directory, unless that is a private directory itself.
         place = state if state.parent == Path(tempfile.gettempdir()) else state.parent
         self.log = place / f"{state.name}-{args[0]}-{time.monotonic_ns()}.log"
         self.environment = clean_environment(**(env or {}))
@@ -68,9 +68,9 @@ class Daemon:
                 stderr=log,
                 env=self.environment,
                 cwd=cwd,
-                # Of its own session, so that a signal to the tests' terminal does not end it before its test.
+                # In a session of its own, so that a signal to the terminal does not end it before its test.
                 start_new_session=True,
-                # But nothing outlives the tests, however they end.
+                # It must not outlive the tests, however they end.
                 preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
             )
         self.pid = self.process.pid
@@ -98,14 +98,14 @@ class Daemon:
 
     @property
     def connection(self) -> dict[str, Any]:
-        """What a client needs to reach it: the content of ``connection.json``."""
+        """The content of ``connection.json``, which clients need."""
         found: dict[str, Any] = json.loads((self.state / "connection.json").read_text())
         return found
 
     def ask(
         self, method: str, path: str, body: bytes | None = None, *, token: str = "", **headers: str
     ) -> tuple[int, bytes]:
-        """What its manager answers to a request, as ``curl`` would see it; ``Content_Type=`` is such a header."""
+        """Sends a request to the manager. Returns status and body; ``Content_Type=`` sets a header."""
         connection = self.connection
         request = urllib.request.Request(connection["manager"] + path, body, method=method)
         request.add_header("Authorization", f"Bearer {token or connection['token']}")
@@ -119,38 +119,38 @@ class Daemon:
             return error.code, error.read()
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
-        """What it answers to a document in JSON, in the same."""
+        """Sends a JSON document. Returns the status and the parsed response."""
         status, said = self.ask("POST", path, json.dumps(body).encode(), Content_Type="application/json")
         return status, json.loads(said)
 
     def cli(self, *args: str, timeout: float = 60) -> Any:
-        """``dayfly ARGS --json`` against this daemon."""
+        """Runs ``dayfly ARGS --json`` against this daemon. Returns the parsed output."""
         return run_json(*args, timeout=timeout, env=self.client_environment())
 
     def cli_on(self, host: Host, *args: str, timeout: float = 60) -> str:
-        """``dayfly ARGS`` against this daemon, on a host of a test's own network."""
+        """Runs ``dayfly ARGS`` against this daemon, on a host of the test's network. Returns the output."""
         return run(*host.prefix, program(), *args, timeout=timeout, env=self.client_environment()).stdout
 
     def client_environment(self) -> dict[str, str]:
-        """An environment in which every client finds this daemon."""
+        """Returns the environment in which every client finds this daemon."""
         return self.environment | {"DAYFLY_MANAGER": str(self.state)}
 
     def output(self) -> str:
-        """What it wrote to its log so far."""
-        # A report on the teardown may come after the daemon's directory is gone.
+        """Returns the daemon's log."""
+        # The log may be gone when the teardown is reported.
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def processes(self) -> dict[int, str]:
-        """The processes below it, with their command lines: executors and their workers."""
+        """Returns the processes below it, executors and workers, with their command lines."""
         return descendants(self.pid)
 
     def stop(self, timeout: float = 10) -> int:
-        """Asks it to end (SIGTERM) and gives its exit status. A daemon that does not end is an error."""
+        """Ends the daemon by SIGTERM. Returns its exit status; raises if it does not end in time."""
         if self.alive:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -162,20 +162,20 @@ class Daemon:
         return status
 
     def kill(self) -> None:
-        """SIGKILL to the daemon alone: what is below it has to end by itself."""
+        """Kills the daemon alone by SIGKILL. Processes below it must end by themselves."""
         if self.alive:
             self.process.kill()
         self.process.wait(10)
         self._close()
 
     def kill_tree(self) -> None:
-        """Kills it and everything below it, whatever state that is in."""
+        """Kills the daemon and all processes below it."""
         below = list(self.processes())
         self.kill()
         kill([pid for pid in below if pid in descendants()])
 
     def restart(self, timeout: float = 20) -> Daemon:
-        """A new daemon with the same arguments on the same state."""
+        """Starts a new daemon with the same arguments and state."""
         return Daemon(
             *self.args,
             state=self.state,
@@ -194,13 +194,13 @@ class Daemon:
 
 
 def private_directory() -> tempfile.TemporaryDirectory[str]:
-    """A directory with a path short enough for Unix sockets below it, which end at 107 bytes."""
+    """Returns a directory with a short path: paths of Unix sockets have at most 107 bytes."""
     return tempfile.TemporaryDirectory(prefix="df-")
 
 
 @contextlib.contextmanager
 def rendezvous() -> Iterator[dict[str, Any]]:
-    """What a running rendezvous without a manager says of itself."""
+    """Runs a rendezvous without a manager. Yields its line of JSON."""
     process = subprocess.Popen(
         [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Endpoints on this machine, as their owner runs them, and a way between them and their manager that breaks."""
+"""Endpoints on this machine, run with their owner's commands, and a breakable connection to their manager."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.programs import program, run
 
 @contextlib.contextmanager
 def manager_alone(state: Path, port: int = 0) -> Iterator[Daemon]:
-    """A manager without nodes. At its end, no process that was started meanwhile may be left."""
+    """Runs a manager without nodes. Asserts at the end that no process started meanwhile is left."""
     before = set(descendants())
     manager = Daemon("manager", "--listen", f"127.0.0.1:{port}", state=state)
     try:
@@ -31,7 +31,7 @@ def manager_alone(state: Path, port: int = 0) -> Iterator[Daemon]:
 
     def left() -> dict[int, str]:
         now = descendants()
-        # What belongs to a batch system is its own affair.
+        # Slurm's processes are not the test's.
         return {pid: name for pid, name in now.items() if pid not in before and "slurm" not in name}
 
     try:
@@ -42,7 +42,9 @@ def manager_alone(state: Path, port: int = 0) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def endpoints_of(manager: Daemon, home: Path, **variables: str) -> Iterator[Callable[..., Endpoint]]:
-    """``make("--max-blocks", "2")`` sets one up, with two workers on each node unless it is said, and starts it."""
+    """Yields ``make``: ``make("--max-blocks", "2")`` sets an endpoint up and starts it, by default with two workers
+    on each node.
+    """
     os.environ.setdefault("DAYFLY_BIN", str(program()))
     made: list[Endpoint] = []
 
@@ -62,7 +64,7 @@ def endpoints_of(manager: Daemon, home: Path, **variables: str) -> Iterator[Call
 
 
 class Endpoint:
-    """One endpoint, by the commands of ``dayfly endpoint``."""
+    """One endpoint, used through the commands of ``dayfly endpoint``."""
 
     def __init__(self, manager: Daemon, home: Path, name: str, *setup: str, **variables: str) -> None:
         self.name = name
@@ -78,74 +80,76 @@ class Endpoint:
         self._setup = setup
 
     def set_up(self, *more: str) -> Endpoint:
-        """Registers it, and writes its configuration."""
+        """Registers the endpoint and writes its configuration."""
         self.say("setup", *self._setup, *more)
         return self
 
     def of(self, home: Path, connection: Path) -> Endpoint:
-        """The one with the same name of another person's, at the same manager."""
+        """Returns another person's endpoint of the same name at the same manager."""
         return Endpoint(self.manager, home, self.name, DAYFLY_MANAGER=str(connection))
 
     def say(self, command: str, *args: str, timeout: float = 60) -> Any:
-        """``dayfly endpoint COMMAND NAME ARGS --json``."""
+        """Runs ``dayfly endpoint COMMAND NAME ARGS --json``. Returns the parsed output."""
         done = run(
             program(), "endpoint", command, self.name, *args, "--json", timeout=timeout, env=self._environment
         ).stdout
         return json.loads(done)
 
     def refusal(self, command: str, *args: str) -> str:
-        """The same, where it is refused: the words that a person would see."""
+        """Runs a command that must fail. Returns its error message."""
         done = run(program(), "endpoint", command, self.name, *args, check=False, env=self._environment)
         assert done.returncode != 0, done.stdout
         return done.stderr
 
     def start(self) -> None:
-        """Starts it in the background."""
+        """Starts the endpoint in the background."""
         self.say("start")
 
     def stop(self, *args: str) -> None:
-        """Stops it, and gives its nodes back."""
+        """Stops the endpoint, which releases its nodes."""
         self.say("stop", *args)
 
     def kill(self) -> None:
-        """SIGKILL to the daemon alone."""
+        """Kills the endpoint's daemon alone by SIGKILL."""
         pid = self.local["pid"]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not self.local["running"], "the endpoint is gone")
 
     @property
     def local(self) -> Any:
-        """What ``dayfly endpoint status`` says."""
+        """The output of ``dayfly endpoint status``."""
         return self.say("status")
 
     @property
     def blocks(self) -> list[dict[str, Any]]:
-        """Blocks, as it tells them itself."""
+        """The blocks in the endpoint's own status."""
         status = self.local["status"]
         return status["blocks"] if status else []
 
     @property
     def seen(self) -> dict[str, Any]:
-        """What its manager says of it."""
+        """The endpoint's status at its manager."""
         found: list[dict[str, Any]] = self.manager.cli("endpoint", "list")
         return next(one for one in found if one["name"] == self.name)
 
     def log(self) -> str:
-        """What it wrote."""
+        """Returns the end of the endpoint's log."""
         with contextlib.suppress(FileNotFoundError):
             return (self.directory / "log").read_text(errors="replace")[-20_000:]
         return ""
 
     def goes_through(self, way: Way) -> None:
-        """From its next start on it reaches its manager by this way."""
+        """Makes the endpoint connect to its manager through ``way`` from its next start on."""
         path = self.directory / "credential.json"
         credential = json.loads(path.read_text()) | {"manager": f"https://127.0.0.1:{way.port}"}
         path.write_text(json.dumps(credential))
 
 
 class Way:
-    """A port on the loopback that leads to another, until it is cut. What is sent and not ``answered`` gets there,
-    and nothing more gets through on its connection."""
+    """A loopback port that forwards to another until it is cut.
+
+    Data that is not ``answered`` is still forwarded, but its connection then stays silent.
+    """
 
     def __init__(self, url: str, answered: Callable[[bytes], bool] = lambda _: True) -> None:
         host, port = url.rpartition("//")[2].rsplit(":", 1)
@@ -160,7 +164,7 @@ class Way:
         self._thread.start()
 
     def cut(self) -> None:
-        """Breaks every connection, and refuses others until `mend`."""
+        """Breaks all connections, and refuses new ones until `mend`."""
         with self._lock:
             self._open = False
             for end in self._ends:
@@ -168,7 +172,7 @@ class Way:
                     end.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
-        """Connections can be made again."""
+        """Accepts connections again."""
         with self._lock:
             self._open = True
 
@@ -205,9 +209,9 @@ class Way:
                             return
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the port."""
         self.cut()
-        # Closing alone would not wake whoever accepts.
+        # Closing the listener alone would not wake the thread in accept.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

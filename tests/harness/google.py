@@ -1,4 +1,4 @@
-"""A fake of Google's Compute Engine: it answers what is asked of instances, which are processes with their scripts."""
+"""A fake of Google Compute Engine. Its instances are processes that run their scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.google_rules import IMAGE, MACHINE, NAME, PERSON, PROJECT, ZONE, in
 
 
 def unavailable() -> str | None:
-    """Why there can be none; none if there can."""
+    """Returns why the fake is unavailable, or None."""
     if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.auth") is None:
         return "google-auth is not installed: pip install -r requirements-dev.txt"
     if os.geteuid() != 0:
@@ -33,7 +33,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def _key() -> tuple[str, str]:
-    """The private key of whoever asks, and the public one."""
+    """Returns the client's private and public keys."""
     from cryptography.hazmat.primitives import serialization as forms
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -44,16 +44,16 @@ def _key() -> tuple[str, str]:
 
 
 class Google(Cloud, Api):
-    """Such a cloud, of one project and one zone."""
+    """A fake Compute Engine with one project and one zone."""
 
     kind, where = "google", "endpoint"
 
     def __init__(self, directory: Path, hidden: Path) -> None:
-        #: What becomes of requests for instances: a fault with its words, where they are not had.
+        #: Code and message of the error with which requests for instances fail, or None.
         self.fault: tuple[str, str] | None = None
-        #: Whether instances may delete instances, as their service account.
+        #: Whether instances may delete instances, with their service account.
         self.trusts_instances = True
-        #: How many of a list are told at once.
+        #: Entries in one page of a list.
         self.page = 500
         self.instances: dict[str, dict[str, Any]] = {}
         self.operations: list[dict[str, Any]] = []
@@ -90,10 +90,10 @@ class Google(Cloud, Api):
         self.end()
 
     def pass_over(self, seconds: float) -> None:
-        """As if so much time had passed."""
+        """Advances the cloud's clock."""
         self._ahead += seconds
 
-    # What it does by itself.
+    # Background activity
 
     def look(self) -> None:
         for name, about in list(self.instances.items()):
@@ -132,13 +132,13 @@ class Google(Cloud, Api):
     def _boot(self, name: str, about: dict[str, Any]) -> None:
         script = self._directory / f"{name}.script"
         script.write_text(next(one["value"] for one in about["metadata"]["items"] if one["key"] == "startup-script"))
-        # All that it asks for by HTTP is here.
+        # Redirect all HTTP requests of the script to this server.
         curl = f'exec {shutil.which("curl")} --connect-to ::127.0.0.1:{self.port} -H "X-Machine: {name}" "$@"'
         self.machines.boot(name, ["/bin/sh", str(script)], curl=curl)
         about |= {"status": "RUNNING", "_since": self._now()}
         about["_made"]["status"] = "DONE"
 
-    # What it answers.
+    # Requests
 
     def answer(self, request: Request) -> Any:
         if request.path == "/token":
@@ -161,10 +161,10 @@ class Google(Cloud, Api):
             return self._of_zone(who, request, *found.groups())
 
     def _token(self, form: dict[str, list[str]]) -> Any:
-        """A token for whoever signed with the right key."""
+        """Returns a token for a request signed with the client's key."""
         from google.auth import jwt
 
-        # For Google, wherever it is asked.
+        # The audience is Google's address, wherever the request was sent.
         claims = jwt.decode(form["assertion"][0], certs=_key()[1], audience="https://oauth2.googleapis.com/token")
         assert form["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
         assert claims["scope"] == "https://www.googleapis.com/auth/cloud-platform"

@@ -1,4 +1,4 @@
-"""What a fake of Compute Engine takes of an instance, by what the real one says that it takes."""
+"""The instances that the fake of Compute Engine accepts, according to the documentation of the real one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PROJECT, ZONE, MACHINE, IMAGE = (
     "e2-small",
     "projects/debian-cloud/global/images/family/x",
 )
-#: Who asks, and as whom instances may ask.
+#: The client, and the service account of instances.
 PERSON, ACCOUNT = (f"{name}@{PROJECT}.iam.gserviceaccount.com" for name in ("person", "nodes"))
 NAME = r"(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
-#: What an instance is asked for by, as far as it is known here.
+#: The known part of the shape of a request for an instance.
 SHAPE = {
     "name!": str,
     "machineType!": str,
@@ -36,18 +36,18 @@ SHAPE = {
 
 
 def refused(status: int, reason: str, words: str) -> RefusedError:
-    """A request that is not granted."""
+    """Returns the error for a refused request."""
     errors = [{"message": words, "domain": "global", "reason": reason}]
     return RefusedError(status, {"error": {"code": status, "message": words, "errors": errors}})
 
 
 def invalid(field: str, why: str) -> RefusedError:
-    """One in which something is wrong."""
+    """Returns the error for an invalid field."""
     return refused(400, "invalid", f"Invalid value for field '{field}': {why}")
 
 
 def judge(body: dict[str, Any]) -> None:
-    """Refuses what Google would not take."""
+    """Refuses a request that Google would refuse."""
     try:
         checked(body, SHAPE, "resource")
     except InvalidError as error:

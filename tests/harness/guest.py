@@ -1,6 +1,6 @@
-"""A small virtual machine: a Debian in memory, with a kernel of its own, that runs one script to its end.
+"""A small virtual machine: a Debian in memory, with its own kernel, that runs one script to its end.
 
-For what the kernel of this machine does not have, such as control groups of version 2 alone.
+For kernel features that this machine lacks, such as control groups of version 2 only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from harness.images import debian
 from harness.programs import run
 
-#: Debian's kernel for virtual machines: everything that is needed here is built in, so there is no module to load.
+#: Debian's kernel for virtual machines. All required drivers are built in, so no modules are loaded.
 KERNEL = "linux-image-cloud-amd64"
-#: Emulated: a machine that is a guest itself may have /dev/kvm and hang in it.
+#: Seconds. The guest is emulated, because /dev/kvm may hang on a machine that is a guest itself.
 LIMIT = 1200
-#: What the guest does first. It leaves the file system that the kernel unpacked, from which nobody may pivot away.
+#: The guest's first script. It leaves the initial file system, on which pivot_root is not possible.
 INIT = """#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mount -t tmpfs -o size=75%,mode=755 none /mnt && cp -ax /. /mnt && cd /mnt || exit 1
@@ -29,7 +29,7 @@ mount -t cgroup2 none sys/fs/cgroup
 mkdir -p dev/shm && mount -t tmpfs none dev/shm
 mount --move . / && exec chroot . /guest/last
 """
-#: What it does last, whatever became of the script.
+#: The guest's last script, whether or not the test's script succeeded.
 LAST = """#!/bin/sh
 /bin/sh /guest/script
 echo "GUEST ENDED $?"
@@ -40,7 +40,7 @@ sleep 10
 
 
 def _fetch(kernel: Path) -> str | None:
-    """Why there is no kernel to be had, if so."""
+    """Fetches the kernel. Returns why it is unavailable, or None."""
     part = kernel.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -59,7 +59,7 @@ def _fetch(kernel: Path) -> str | None:
 
 
 def kernel() -> tuple[Path, str | None]:
-    """The kernel of guests, and why there is none, if so."""
+    """Returns the path of the guests' kernel, and why it is unavailable, or None."""
     root, why = debian()
     place = root.parent / f"{root.name}-vmlinuz"
     if why:
@@ -85,7 +85,7 @@ def _archive(directory: Path) -> bytes:
 
 
 def boot(script: str, files: dict[str, Path], directory: Path) -> str:
-    """Runs a script as root in a guest that has these files below ``/guest``, and gives what its console showed."""
+    """Runs a script as root in a guest with these files below ``/guest``. Returns the console output."""
     vmlinuz, why = kernel()
     assert why is None, why
     own = directory / "own"
@@ -99,7 +99,7 @@ def boot(script: str, files: dict[str, Path], directory: Path) -> str:
     for path in [own / "init", guest / "last"]:
         path.chmod(0o755)
     memory = directory / "initrd"
-    # The kernel unpacks one archive after the other.
+    # The kernel unpacks concatenated archives in order.
     memory.write_bytes(_archive(debian()[0]) + _archive(own))
     command = ["qemu-system-x86_64", "-machine", "accel=tcg", "-cpu", "max", "-smp", "2", "-m", "3G"]
     command += ["-nographic", "-no-reboot", "-nic", "none", "-kernel", str(vmlinuz), "-initrd", str(memory)]

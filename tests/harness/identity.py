@@ -1,4 +1,4 @@
-"""A real OpenID Connect provider (the npm package ``oidc-provider``), and a person with a browser who logs in there."""
+"""An OpenID Connect provider (the npm package ``oidc-provider``), and a browser that logs in there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _modules() -> Path:
 
 
 def unavailable() -> str | None:
-    """Why there can be none; none if there can."""
+    """Returns why the provider is unavailable, or None."""
     if not shutil.which("node"):
         return "Node.js is not installed: sudo apt-get install nodejs npm"
     if not (_modules() / "oidc-provider").is_dir():
@@ -38,7 +38,7 @@ def unavailable() -> str | None:
 
 
 class Provider:
-    """A provider on the loopback, with a certificate authority of its own."""
+    """A provider on loopback, with its own certificate authority."""
 
     def __init__(self, directory: Path, people: dict[str, dict[str, Any]], **settings: Any) -> None:
         self.directory = directory
@@ -49,7 +49,7 @@ class Provider:
         self.start(**settings)
 
     def start(self, **settings: Any) -> None:
-        """Starts it, with new keys."""
+        """Starts the provider, with new keys."""
         told = {
             "port": self.port,
             "cert": str(self.directory / "provider.pem"),
@@ -72,7 +72,7 @@ class Provider:
         assert line == "ready", (self.directory / "provider.log").read_text()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the provider."""
         self.process.kill()
         self.process.wait(10)
         assert self.process.stdout is not None
@@ -81,7 +81,7 @@ class Provider:
 
 
 class Browser:
-    """A browser without a screen: cookies, redirections, and forms that are filled in."""
+    """A browser without a screen: it handles cookies, redirects and forms."""
 
     def __init__(self, provider: Provider) -> None:
         cookies = http.cookiejar.CookieJar()
@@ -93,7 +93,7 @@ class Browser:
         )
         self.url = ""
         self.text = ""
-        #: Where it was sent last, whether somebody answers there or not.
+        #: The target of the last redirect, reachable or not.
         self.sent = ""
 
     def _redirections(self) -> urllib.request.HTTPRedirectHandler:
@@ -107,13 +107,13 @@ class Browser:
         return Followed()
 
     def open(self, url: str, form: dict[str, str] | None = None) -> None:
-        """Goes there, and wherever that leads."""
+        """Opens an address and follows redirects."""
         data = urllib.parse.urlencode(form).encode() if form is not None else None
         with self.opener.open(url, data, timeout=20) as response:
             self.url, self.text = response.url, response.read().decode()
 
     def submit(self, **fields: str) -> None:
-        """Fills in the page's form and sends it."""
+        """Fills in and submits the form of the page."""
         found = re.search(r"<form[^>]*>", self.text)
         assert found, self.text
         action = re.search(r'action="([^"]*)"', found[0])
@@ -127,6 +127,6 @@ class Browser:
         self.open(target, form | fields)
 
     def log_in(self, person: str) -> None:
-        """Logs in on the page that is shown, and lets the program have what it asks for."""
+        """Logs in on the current page, and grants the program's request."""
         self.submit(login=person, password="any")
         self.submit()

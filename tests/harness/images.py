@@ -1,4 +1,4 @@
-"""A small Debian for tests of containers: built once by debootstrap, kept in the cache, never changed afterwards."""
+"""A small Debian for container tests, built once by debootstrap, cached, and never changed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from harness.programs import run
 
-#: The Debian whose Python is of this minor version.
+#: The Debian release for each minor version of Python.
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
-#: What only the image has: a module that no requirement of ours brings.
+#: A module that only the image has.
 MODULE = "docopt"
-#: The download alone takes a minute on slow lines.
+#: Seconds. The download takes a minute on slow networks.
 LIMIT = 600
 
 
 def _build(root: Path, suite: str) -> str | None:
-    """Why it could not be built, if so."""
+    """Builds the root file system. Returns why that failed, or None."""
     part = root.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     include = f"--include=python3,python3-{MODULE}"
@@ -43,7 +43,7 @@ def _build(root: Path, suite: str) -> str | None:
 
 @functools.cache
 def debian() -> tuple[Path, str | None]:
-    """A root file system with Python, and why there is none, if so."""
+    """Returns the root file system with Python, and why it is unavailable, or None."""
     suite = SUITES.get(sys.version_info[:2])
     root = Path(os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly")) / "images" / f"{suite}-2"
     if root.is_dir():
@@ -55,39 +55,39 @@ def debian() -> tuple[Path, str | None]:
     if shutil.which("debootstrap") is None:
         return root, "debootstrap not found; install it"
     root.parent.mkdir(parents=True, exist_ok=True)
-    # Tests run side by side: one builds, the others wait.
+    # Test processes run in parallel: one builds, the others wait.
     with open(root.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return root, None if root.is_dir() else _build(root, suite)
 
 
 def archive(root: Path, to: Path, *more: str) -> Path:
-    """The root file system as an archive, with what else is named."""
+    """Writes the root file system, and the named files, to an archive."""
     subprocess.run(["tar", "-C", root, "-cf", to, *more, "."], check=True)
     return to
 
 
 class Podman:
-    """Podman with a storage of its own."""
+    """Podman with a private storage."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         conf = directory / "storage.conf"
         graph, run = directory / "graph", directory / "run"
-        # Of all drivers the one that needs nothing of the kernel.
+        # The vfs driver needs no kernel support.
         conf.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{graph}"\nrunroot = "{run}"\n')
-        #: For whoever shall see this storage.
+        #: Environment variables that select this storage.
         self.environment = {"CONTAINERS_STORAGE_CONF": str(conf)}
 
     def __call__(self, *arguments: str | Path) -> str:
         return run("podman", *arguments, env=os.environ | self.environment, timeout=120).stdout.strip()
 
     def containers(self) -> list[str]:
-        """Those there are, running or not."""
+        """Returns the ids of all containers, running or not."""
         return self("ps", "--all", "--quiet").split()
 
     def remove(self) -> None:
-        """Removes everything."""
+        """Removes all containers, images and the storage."""
         for image in self("images", "--quiet", "--all").split():
             self("rmi", "--force", image)
         shutil.rmtree(self.directory)

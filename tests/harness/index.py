@@ -1,4 +1,4 @@
-"""A package index on loopback, for tests of what asks one: nothing of theirs ever reaches a public index."""
+"""A package index on loopback, so that tests never use a public index."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
-#: Port 9 discards what it gets where anybody serves it, and refuses connections everywhere else.
+#: Port 9 discards data if it is served, and otherwise refuses connections.
 NOWHERE = "http://127.0.0.1:9/simple"
 
 
 def settings(url: str = NOWHERE) -> dict[str, str]:
-    """What makes uv and pip use one index and read no configuration of the person who runs the tests."""
+    """Returns the environment variables that make uv and pip use one index, and ignore the user's configuration."""
     return {
         "UV_DEFAULT_INDEX": url,
         "UV_NO_CONFIG": "1",
         "PIP_INDEX_URL": url,
         "PIP_CONFIG_FILE": "/dev/null",
-        # A proxy knows nothing of this machine's loopback.
+        # A proxy cannot reach this machine's loopback.
         "NO_PROXY": "127.0.0.1,localhost",
     }
 
 
 def write_wheel(directory: Path, name: str, version: str) -> Path:
-    """A wheel of a package with nothing in it but its ``version``."""
+    """Writes a wheel whose package contains only its ``version``. Returns its path."""
     path = directory / f"{name}-{version}-py3-none-any.whl"
     dist_info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
@@ -44,16 +44,16 @@ def write_wheel(directory: Path, name: str, version: str) -> Path:
 
 
 def _normalized(name: str) -> str:
-    """A package's name as indexes compare it (PEP 503)."""
+    """Returns a package's name in the normal form of PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class Index:
-    """Serves the wheels of a directory by the simple API (PEP 503), as they are at each request."""
+    """Serves the wheels in a directory by the simple API (PEP 503). Reads the directory at each request."""
 
     def __init__(self, directory: Path, tls: ssl.SSLContext | None = None) -> None:
         self.directory = directory
-        #: Methods and paths of all requests so far.
+        #: Methods and paths of all received requests.
         self.requests: list[tuple[str, str]] = []
         index = self
 
@@ -62,7 +62,7 @@ class Index:
                 index.requests.append((self.command, self.path))
                 found = index.find(self.path)
                 self.send_response(404 if found is None else 200)
-                # Without it uv would keep a page, and know nothing of wheels that came later.
+                # Otherwise uv would cache a page and miss later wheels.
                 self.send_header("Cache-Control", "no-store")
                 self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
                 self.send_header("Content-Length", str(len(found or b"")))
@@ -70,7 +70,7 @@ class Index:
                 if self.command != "HEAD":
                     self.wfile.write(found or b"")
 
-            # What a proxy is asked for.
+            # Requests to a proxy.
             do_HEAD = do_CONNECT = do_GET  # noqa: N815 (its names are BaseHTTPRequestHandler's)
 
             def log_message(self, format: str, *args: object) -> None:
@@ -85,7 +85,7 @@ class Index:
         self._thread.start()
 
     def find(self, path: str) -> bytes | None:
-        """The page of a package, or the content of a wheel."""
+        """Returns the page of a package, or the content of a wheel."""
         kind, _, name = path.strip("/").partition("/")
         wheels = sorted(self.directory.glob("*.whl"))
         if kind == "simple":
@@ -96,7 +96,7 @@ class Index:
         return next((wheel.read_bytes() for wheel in wheels if kind == "files" and wheel.name == unquote(name)), None)
 
     def stop(self) -> None:
-        """Serves no longer."""
+        """Stops the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)
@@ -104,7 +104,7 @@ class Index:
 
 @contextlib.contextmanager
 def serving(directory: Path, tls: ssl.SSLContext | None = None) -> Iterator[Index]:
-    """An index of the wheels in a directory."""
+    """Runs an index of the wheels in a directory."""
     index = Index(directory, tls)
     try:
         yield index

@@ -1,4 +1,4 @@
-"""A fake of Kubernetes: it answers what is asked of pods, which are processes that do as their containers should."""
+"""A fake of Kubernetes. Its pods are processes that run the commands of their containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.machines import Machines
 
 
 def unavailable() -> str | None:
-    """Why there can be none; none if there can."""
+    """Returns why the fake is unavailable, or None."""
     if importlib.util.find_spec("parsl") is None or importlib.util.find_spec("kubernetes") is None:
         return "Parsl or the client of Kubernetes is not installed: pip install -r requirements-dev.txt"
     if os.geteuid() != 0:
@@ -30,12 +30,12 @@ def _refused(status: int, words: str) -> RefusedError:
 
 
 class Kubernetes(Api):
-    """Such a cluster, with room for so many pods in each namespace. ``hidden`` is a directory that no pod sees."""
+    """A cluster with ``room`` pods in each namespace. ``hidden`` is a directory that pods do not see."""
 
     def __init__(self, directory: Path, hidden: Path, room: int = 4) -> None:
         self.machines = Machines(directory, hidden)
         self.room = room
-        #: What was asked for, and when, by namespace and name.
+        #: Pods and their creation times, by namespace and name.
         self.pods: dict[tuple[str, str], tuple[dict[str, Any], float]] = {}
         self._lock = threading.Lock()
         super().__init__()
@@ -54,25 +54,25 @@ class Kubernetes(Api):
         self._config.write_text(json.dumps(config))
 
     def environment(self) -> dict[str, str]:
-        """Where it is."""
+        """The environment variables that select this cluster."""
         return {"KUBECONFIG": str(self._config)}
 
     def output(self, pod: str) -> list[str]:
-        """What a pod wrote so far, by lines."""
+        """Returns the lines that a pod has printed so far."""
         return self.machines.output(pod)
 
     def names(self) -> list[str]:
-        """Pods that there are."""
+        """Returns the names of all pods."""
         with self._lock:
             return [name for _, name in self.pods]
 
     def stop(self) -> None:
-        """Ends it with all its pods."""
+        """Stops the cluster and all its pods."""
         super().stop()
         self.machines.close()
 
     def answer(self, request: Request) -> Any:
-        """What it says to a request."""
+        """Returns the response to a request."""
         verb = request.method
         found = re.fullmatch(r"/api/v1/namespaces/([a-z-]+)/pods(?:/([a-z0-9.-]+))?", request.path)
         if found is None:
@@ -97,7 +97,7 @@ class Kubernetes(Api):
         if len(running) >= self.room:
             raise _refused(403, f'pods "{name}" is forbidden: exceeded quota: pods={self.room}')
         (container,) = pod["spec"]["containers"]
-        # A pod that starts again for ever would be none of a batch job's.
+        # A pod that restarts is not a batch job.
         assert pod["spec"]["restartPolicy"] == "Never"
         self.pods[namespace, name] = pod, time.monotonic()
         self.machines.boot(name, [*container["command"], *container["args"]])

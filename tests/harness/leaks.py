@@ -1,7 +1,7 @@
-"""Proof that nothing leaks: processes below us, memory files, descriptors.
+"""Leak detection: processes, memory files and descriptors.
 
-The test process is a subreaper (``conftest.py`` sets it), so that whatever a killed daemon leaves behind becomes a
-child of ours and is seen, and killed, here.
+The test process is a subreaper (``conftest.py`` sets it), so processes that a killed daemon leaves behind become its
+children, and are found and killed here.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-# Loaded here, because a child between fork and exec must not load anything.
+# Loaded now, because a child between fork and exec must not load anything.
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children instead of init's."""
+    """Makes orphans below this process its children instead of init's."""
     if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent() -> None:
-    """For a child before its exec: the kernel kills it when its parent dies."""
+    """Makes the kernel kill this process when its parent dies. For a child before its exec."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 10) -> None:
-    """Looks every few milliseconds, for what announces itself in no other way; fails after ``timeout`` seconds."""
+    """Polls a condition every few milliseconds, and fails after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 10) 
 
 
 def _stat(pid: int) -> tuple[int, str, int] | None:
-    """Parent, state and start time of a process."""
+    """Returns the parent, state and start time of a process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -53,13 +53,13 @@ def _stat(pid: int) -> tuple[int, str, int] | None:
 
 
 def parent(pid: int) -> int | None:
-    """The parent of a process; none if there is no such process."""
+    """Returns the parent of a process, or None if there is no such process."""
     found = _stat(pid)
     return found[0] if found else None
 
 
 def descendants(of: int | None = None) -> dict[int, str]:
-    """Living processes below one (this one), by id, with their command lines. Zombies do not count."""
+    """Returns the living processes below one, by default this one, with their command lines. Ignores zombies."""
     root = os.getpid() if of is None else of
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
@@ -77,32 +77,32 @@ def descendants(of: int | None = None) -> dict[int, str]:
 
 
 def kill(pids: list[int]) -> None:
-    """Kills processes of ours and waits until they are gone."""
+    """Kills processes and waits for their end."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for pid in pids:
-        # Orphans that came to us are ours to reap; those whose parent lives are not.
+        # Only orphans that this process adopted can be reaped here.
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
             os.waitpid(pid, 0)
     wait_until(lambda: not set(pids) & set(descendants()), f"processes {pids} are gone")
 
 
 def descriptors(pid: int | None = None) -> list[str]:
-    """What a process has open. Pipes, sockets and the like lose their numbers, so that lists can be compared."""
+    """Returns the open descriptors of a process. Pipes and sockets lose their numbers, so lists can be compared."""
     directory = f"/proc/{pid or os.getpid()}/fd"
     found = []
     for entry in os.listdir(directory):
         with contextlib.suppress(OSError):
             target = os.readlink(f"{directory}/{entry}")
-            # The listing itself, and random numbers of the kernel's.
+            # Exclude the directory listing itself, and the kernel's random numbers.
             if not target.startswith(f"/proc/{pid or os.getpid()}/fd"):
                 found.append(target.split(":[")[0])
     return sorted(found)
 
 
 def memory_files(pids: list[int] | None = None) -> list[str]:
-    """Memory files that processes (by default this one and all below it) hold open or mapped."""
+    """Returns the memory files that processes (by default this one and all below it) have open or mapped."""
     found = []
     for pid in pids if pids is not None else [os.getpid(), *descendants()]:
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def memory_files(pids: list[int] | None = None) -> list[str]:
 
 
 def shared_files() -> set[str]:
-    """Files of ours in /dev/shm. Dayfly makes none there; this proves it."""
+    """Returns Dayfly's files in /dev/shm. There must be none."""
     with contextlib.suppress(FileNotFoundError):
         return {name for name in os.listdir("/dev/shm") if "dayfly" in name.lower()}
     return set()
@@ -122,7 +122,7 @@ def shared_files() -> set[str]:
 
 @dataclass
 class Snapshot:
-    """What there was at some moment below and in this process, and in one daemon if given."""
+    """The resources of this process, the processes below it, and optionally one daemon, at one time."""
 
     daemon: int | None = None
     processes: dict[int, str] = field(init=False)
@@ -139,8 +139,11 @@ class Snapshot:
         self.theirs = descriptors(self.daemon) if self.daemon else []
 
     def _is_anothers(self, pid: int) -> bool:
-        """Whether a process belongs to one that was there before, such as a manager that outlives this test and refills
-        its pool of executors meanwhile. What is below the watched daemon is never another's."""
+        """Returns whether a process belongs to one that existed before, such as a manager that refills its pool of
+        executors.
+
+        A process below the watched daemon never does.
+        """
         while stat := _stat(pid):
             pid = stat[0]
             if pid == self.daemon:
@@ -150,7 +153,7 @@ class Snapshot:
         return False
 
     def leaks(self) -> list[str]:
-        """What is there now that was not then; empty when nothing leaked."""
+        """Returns the resources that exist now and did not then."""
         now = Snapshot(self.daemon)
         fresh = {pid: cmd for pid, cmd in now.processes.items() if pid not in self.processes}
         others = {pid for pid in fresh if self._is_anothers(pid)}
@@ -163,9 +166,9 @@ class Snapshot:
         return leaks
 
     def assert_no_leaks(self, timeout: float = 10) -> None:
-        """Gives what is ending the time to end, then fails with a list of what is left."""
+        """Waits for resources to be released, and fails after ``timeout`` seconds with a list of the rest."""
         deadline = time.monotonic() + timeout
-        # An exception that a test keeps keeps its frames, and they what they opened, until Python looks for rings.
+        # A kept exception keeps its frames and their open files, until reference cycles are collected.
         gc.collect()
         while leaks := self.leaks():
             if time.monotonic() > deadline:
@@ -174,7 +177,7 @@ class Snapshot:
 
 
 def _more(now: list[str], then: list[str]) -> list[str]:
-    """What ``now`` has more often than ``then``."""
+    """Returns the items that occur more often in ``now`` than in ``then``."""
     left = list(then)
     extra = []
     for item in now:

@@ -1,7 +1,7 @@
-"""Processes that stand in for the machines of a cloud or the pods of a cluster.
+"""Processes that replace the machines of a cloud or the pods of a cluster.
 
-They see none of the files that they are to have no part in, have an address on the loopback, and find in their PATH
-what an image would have. When one is turned off its processes are told by SIGTERM, as an operating system does.
+They do not see hidden files, have a loopback address, and find the programs of an image in their PATH. Turning one off
+sends SIGTERM to its processes, as an operating system does.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pathlib import Path
 from harness.leaks import die_with_parent
 from harness.programs import clean_environment, program
 
-#: Seconds that the processes of a machine have when it is turned off.
+#: Seconds between SIGTERM and SIGKILL when a machine is turned off.
 GRACE = 10
 
 
 class Machines:
-    """Some of these, by name. ``hidden`` is a directory that none of them sees."""
+    """Machines by name. ``hidden`` is a directory that none of them sees."""
 
     def __init__(self, directory: Path, hidden: Path) -> None:
         self.directory = directory
         self._hidden = hidden
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        # They die with the thread that started them.
+        # Machines die with the thread that started them, so one thread starts all.
         self._starter = ThreadPoolExecutor(1)
 
     def boot(self, name: str, command: Sequence[str], **programs: str) -> None:
-        """Turns one on, which runs a command and is over when that is. It has programs beside the usual ones."""
+        """Boots a machine, which runs a command and ends with it. ``programs`` are added to its PATH."""
         root = self.directory / name
         (root / "bin").mkdir(parents=True)
         for called, does in {
@@ -65,16 +65,16 @@ class Machines:
         return name in self._running
 
     def ended(self, name: str) -> int | None:
-        """How its command ended; none while it runs."""
+        """Returns the exit status of a machine's command, or None while it runs."""
         return self._running[name].poll()
 
     def output(self, name: str) -> list[str]:
-        """What was written there so far, by lines."""
+        """Returns the lines that a machine has printed so far."""
         log = self.directory / name / "output"
         return log.read_text().splitlines() if log.exists() else []
 
     def turn_off(self, name: str) -> None:
-        """Ends one that may be over."""
+        """Turns a machine off, if it is on."""
         machine = self._running[name]
         for number in (signal.SIGTERM, signal.SIGKILL):
             if machine.poll() is None:
@@ -85,14 +85,14 @@ class Machines:
                     continue
 
     def close(self) -> None:
-        """Turns off all that are there."""
+        """Turns all machines off."""
         for name in list(self._running):
             self.turn_off(name)
         self._starter.shutdown()
 
 
 def _tell(session: int, number: int) -> None:
-    """All of a session: ``timeout`` gives what it starts a group of its own."""
+    """Signals all processes of a session. Process groups are not enough, because ``timeout`` creates its own."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if os.getsid(int(process.name)) == session:

@@ -1,4 +1,4 @@
-"""A manager that can be killed and started again, and its tenants."""
+"""A manager that tests kill and restart, and its tenants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.programs import bin_dir
 
 @contextlib.contextmanager
 def manager_here(*options: str, port: int = 0) -> Iterator[Daemon]:
-    """A manager with a node whose workers have the tests' own Python, in a directory of its own."""
+    """Runs a manager with a node that uses the tests' own Python, in a private directory."""
     os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
     with private_directory() as directory:
         state = Path(directory) / "state"
@@ -25,14 +25,14 @@ def manager_here(*options: str, port: int = 0) -> Iterator[Daemon]:
 
 
 def most_memory(pid: int) -> int:
-    """The most bytes that a process ever had in memory."""
+    """Returns the peak resident memory of a process, in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
 
 class Manager:
-    """A manager with a node, which can be killed, and started again at the same place."""
+    """A manager with a node, which can be killed and restarted on the same address."""
 
     def __init__(self, state: Path, **environment: str) -> None:
         os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
@@ -41,26 +41,26 @@ class Manager:
         self.daemon = Daemon("up", *own, state=state, env=environment)
 
     def kill(self) -> None:
-        """Ends it and all below it."""
+        """Kills the manager and all processes below it."""
         self.daemon.kill_tree()
 
     def start_again(self) -> None:
-        """Starts it at the same place."""
+        """Restarts the manager."""
         self.daemon = self.daemon.restart()
 
     def again(self) -> None:
-        """Ends it and all below it, and starts it again."""
+        """Kills the manager and all processes below it, and restarts it."""
         self.kill()
         self.start_again()
 
     def stop(self) -> None:
-        """Ends it; what it wrote is in the report of a test that fails."""
+        """Stops the manager, and prints its log for the report of a failed test."""
         print(self.daemon.output()[-20_000:])
         self.daemon.stop()
 
 
 def tenant(manager: Daemon, name: str, directory: Path, *more: str) -> Path:
-    """Another tenant, by the connection file of a token."""
+    """Creates another tenant. Returns the connection file with its token."""
     manager.cli("tenant", "set", name)
     connection = directory / f"{name}.json"
     manager.cli("token", "create", "laptop", "--tenant", name, "--output", str(connection), *more)

@@ -1,4 +1,4 @@
-"""Tasks that leave a mark for each execution, so that what ran twice, or never, is seen."""
+"""Tasks that leave a mark for each execution, to detect repeated and missing executions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def leave_a_mark(path: str, task: int, seconds: float = 0.001) -> int:
-    """One byte for each execution."""
+    """Appends one byte to the task's file for each execution."""
     with open(f"{path}/{task}", "ab") as mark:
         mark.write(b"x")
     time.sleep(seconds)
@@ -23,25 +23,25 @@ def leave_a_mark(path: str, task: int, seconds: float = 0.001) -> int:
 
 
 def leave_a_mark_behind(gate: str, path: str, task: int) -> int:
-    """As :func:`leave_a_mark`, as soon as ``gate`` is there."""
+    """As :func:`leave_a_mark`, once the file ``gate`` exists."""
     while not os.path.exists(gate):
         time.sleep(0.01)
     return leave_a_mark(path, task)
 
 
 def executions(directory: Path) -> Counter[int]:
-    """How often each task was executed."""
+    """Returns the number of executions of each task."""
     return Counter({int(mark.name): mark.stat().st_size for mark in directory.iterdir()})
 
 
 def go_on(batch: dayfly.Batch, more: int) -> None:
-    """Returns when so many more tasks have ended, or all but the last."""
+    """Waits until ``more`` further tasks have ended, or all but the last."""
     wanted = min(batch.done() + more, len(batch) - 1)
     wait_until(lambda: batch.done() > wanted, "tasks go on", 60)
 
 
 def outcomes(batch: dayfly.Batch, limit: float = 120) -> Counter[str]:
-    """How many ended well, each with its own number as result, and with which codes the others."""
+    """Counts tasks by outcome: success with the task's own number as result, or an error code."""
     import dayfly
 
     ended = Counter[str]()

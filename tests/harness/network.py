@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces of their own, joined by a cable that can be pulled."""
+"""Hosts on one machine: network namespaces, connected by a cable that can be unplugged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _numbers = itertools.count(1)
 
 
 def unavailable() -> str | None:
-    """Why no hosts can be made here, if so."""
+    """Returns why hosts cannot be created, or None."""
     if os.geteuid() != 0:
         return "making network namespaces needs root"
     if shutil.which("ip") is None:
@@ -23,26 +23,26 @@ def unavailable() -> str | None:
 
 
 class Host:
-    """One end of a cable: a name, an address, and how to run something there."""
+    """One end of a cable: a name, an address, and a command prefix."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
-        # What to put before a command.
+        # Prefix for commands that run on this host.
         self.prefix = ("nsenter", f"--net=/run/netns/{name}")
 
     def without(self, directory: Path) -> tuple[str, ...]:
-        """What to put before a command that shall not see a directory, as if it were on another machine."""
+        """Returns the prefix for a command that does not see a directory, as on another machine."""
         command = f'mount -t tmpfs none {directory} && exec "$0" "$@"'
         return (*self.prefix, "unshare", "--mount", "sh", "-c", command)
 
 
 class Cable:
-    """Two hosts that reach nobody but each other."""
+    """Two hosts that can reach only each other."""
 
     def __init__(self) -> None:
         number = next(_numbers)
-        # Test processes run side by side, and their namespaces have one list of names.
+        # Test processes run in parallel and share the names of network namespaces.
         key = f"df-{os.getpid()}-{number}"
         self.hosts = (Host(f"{key}a", "10.77.0.1"), Host(f"{key}b", "10.77.0.2"))
         self._interfaces = ("df-a", "df-b")
@@ -68,20 +68,20 @@ class Cable:
             run("ip", "netns", "delete", host.name, check=False)
 
     def pull(self) -> None:
-        """Nothing gets through any more, and nobody is told."""
+        """Disconnects the hosts, without notifying either."""
         run("ip", "-n", self.hosts[1].name, "link", "set", self._interfaces[1], "down")
 
     def slow(self) -> None:
-        """Lets little through, late, in both directions, until ``hasten``."""
+        """Limits bandwidth and adds latency in both directions, until ``hasten``."""
         for host, interface in zip(self.hosts, self._interfaces, strict=True):
             limit = ("tbf", "rate", "1mbit", "burst", "16kbit", "latency", "300ms")
             run("tc", "-n", host.name, "qdisc", "replace", "dev", interface, "root", *limit)
 
     def hasten(self) -> None:
-        """As fast as it can be again."""
+        """Removes the limits."""
         for host, interface in zip(self.hosts, self._interfaces, strict=True):
             run("tc", "-n", host.name, "qdisc", "delete", "dev", interface, "root")
 
     def plug(self) -> None:
-        """What comes from now on gets through again."""
+        """Connects the hosts again."""
         run("ip", "-n", self.hosts[1].name, "link", "set", self._interfaces[1], "up")

@@ -1,4 +1,4 @@
-"""Who uses a manager: tenants with tokens and clients, and an observer who has no token."""
+"""The users of a manager: tenants with tokens and clients, and an observer without a token."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any
 from harness.daemons import Daemon
 from harness.managers import tenant
 
-#: Seconds until a request by hand fails.
+#: Seconds after which a raw request fails.
 DEADLINE_S = 30
 
 
 class Observer:
-    """Reaches a manager's port and has no token."""
+    """A client that reaches a manager's port and has no token."""
 
-    #: What a request by hand is sent with; empty for none.
+    #: Default token of raw requests; empty for none.
     token = ""
 
     def __init__(self, manager: Daemon, source: str = "") -> None:
         self.manager = manager
-        #: The address that its connections come from.
+        #: Source address of its connections.
         self.source = source
         connection = manager.connection
         self.url: str = connection["manager"]
@@ -56,16 +56,16 @@ class Observer:
             return error.code, _decoded(error.read())
 
     def connect(self) -> socket.socket:
-        """A TCP connection on which nothing was sent."""
+        """Opens a TCP connection and sends nothing."""
         source = (self.source, 0) if self.source else None
         return socket.create_connection(self.address, timeout=DEADLINE_S, source_address=source)
 
     def connect_tls(self) -> ssl.SSLSocket:
-        """A connection after its TLS handshake."""
+        """Opens a connection and completes the TLS handshake."""
         return self.tls.wrap_socket(self.connect(), server_hostname=self.address[0])
 
     def connect_local(self) -> socket.socket:
-        """A connection over the manager's local socket, for programs of this machine."""
+        """Opens a connection over the manager's local socket, for programs on the same machine."""
         digest = hashlib.sha256(self.manager.connection["ca_pem"].strip().encode() + self.address[1].to_bytes(2, "big"))
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(DEADLINE_S)
@@ -73,13 +73,13 @@ class Observer:
         return connection
 
     def open_stream(self, path: str, *, token: str | None = None, local: bool = False) -> Stream:
-        """A WebSocket at this path; refused ones raise an ``AssertionError`` with the response's head."""
+        """Opens a WebSocket at this path. Raises ``AssertionError`` with the response's head if it is refused."""
         connection = self.connect_local() if local else self.connect_tls()
         return Stream(connection, path, self.token if token is None else token)
 
 
 class Stream:
-    """A WebSocket of which only the end matters, and that something arrived."""
+    """A WebSocket that reports only whether data arrived and whether it was closed."""
 
     def __init__(self, connection: socket.socket, path: str, token: str) -> None:
         self.connection = connection
@@ -97,7 +97,7 @@ class Stream:
         assert head.startswith(b"HTTP/1.1 101 "), head
 
     def received(self, timeout: float) -> bytes | None:
-        """Bytes that arrived within ``timeout`` seconds; empty at the end, None if there were none."""
+        """Returns bytes that arrived within ``timeout`` seconds; empty at the end, None on a timeout."""
         self.connection.settimeout(timeout)
         try:
             return self.connection.recv(1 << 16)
@@ -107,15 +107,15 @@ class Stream:
             return b""
 
     def closed_within(self, timeout: float) -> bool:
-        """Whether the other side closes the connection within ``timeout`` seconds after the last bytes."""
+        """Returns whether the other side closes the connection within ``timeout`` seconds after its last data."""
         while received := self.received(timeout):
-            # The other side may say why before it closes the connection.
+            # The other side may send the reason before it closes the connection.
             if (b"revoked or has expired" in received) or received[0] & 0x0F == 0x8:
                 return True
         return received == b""
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
         with contextlib.suppress(OSError):
             self.connection.close()
 
@@ -134,13 +134,13 @@ class Person(Observer):
 
     @property
     def token_id(self) -> str:
-        """By which the token is revoked."""
+        """The id by which the token is revoked."""
         tokens = self.manager.cli("token", "list")
         return str(next(one["id"] for one in tokens if one["tenant"] == self.name and one["name"] == "laptop"))
 
 
 class People(dict[str, Person]):
-    """Tenants of one manager by their names, each made when it is first asked for."""
+    """The tenants of one manager by name, created on first use."""
 
     def __init__(self, manager: Daemon, directory: Path) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class People(dict[str, Person]):
         return made
 
     def close(self) -> None:
-        """Closes their clients."""
+        """Closes the clients of all tenants."""
         for person in self.values():
             person.client.close()
 

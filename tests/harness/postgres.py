@@ -1,4 +1,4 @@
-"""A real PostgreSQL server in a private directory, on a Unix socket there (``scripts/postgres``)."""
+"""A PostgreSQL server in a private directory, on a Unix socket (``scripts/postgres``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _bin() -> Path | None:
 
 
 def unavailable() -> str | None:
-    """Why there can be none; none if there can."""
+    """Returns why PostgreSQL is unavailable, or None."""
     return None if _bin() else "PostgreSQL is not installed: sudo apt-get install postgresql"
 
 
@@ -35,7 +35,7 @@ class Postgres:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # An interrupted test run ends it by the end of its input.
+            # When a test run is interrupted, the end of its input stops the server.
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
         )
@@ -49,7 +49,7 @@ class Postgres:
         return line
 
     def database(self) -> str:
-        """The address of a new, empty database."""
+        """Creates an empty database. Returns its URL."""
         self.made += 1
         name = f"test{self.made}"
         bin_dir = _bin()
@@ -58,13 +58,13 @@ class Postgres:
         return f"postgresql://dayfly@/{name}?host={self.directory}"
 
     def tell(self, what: str) -> None:
-        """``stop``, ``kill`` or ``start``; returns when it is done."""
+        """Sends the command ``stop``, ``kill`` or ``start``, and waits until it is done."""
         assert self.script.stdin is not None
         os.write(self.script.stdin.fileno(), f"{what}\n".encode())
         assert self._answer() == what
 
     def end(self) -> None:
-        """Ends it, and everything of it goes."""
+        """Stops the server and removes its directory."""
         assert self.script.stdin is not None
         assert self.script.stdout is not None
         self.script.stdin.close()

@@ -1,4 +1,4 @@
-"""The programs under test, and how to run one to its end."""
+"""The programs under test, and functions that run them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def target_dir() -> Path:
-    """Where cargo builds, by the same rule as scripts/environment.sh."""
+    """Returns cargo's target directory, by the same rule as scripts/environment.sh."""
     cache = os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly")
     key = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
     return Path(os.environ.get("CARGO_TARGET_DIR") or Path(cache) / f"target-{key}")
 
 
 def bin_dir() -> Path:
-    """Where the released programs and libraries are: ``DAYFLY_BIN_DIR``, or cargo's release directory."""
+    """Returns the directory of the release programs and libraries: ``DAYFLY_BIN_DIR``, or cargo's release directory."""
     return Path(os.environ.get("DAYFLY_BIN_DIR") or target_dir() / "release")
 
 
 def program(name: str = "dayfly") -> Path:
-    """The path of a program or library, or an error that says how to make it."""
+    """Returns the path of a program or library. Raises an error with the build command if it is missing."""
     path = bin_dir() / name
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there: run `make build`, or set DAYFLY_BIN_DIR")
@@ -35,10 +35,10 @@ def program(name: str = "dayfly") -> Path:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """Our environment without any Dayfly setting of the person who runs the tests."""
+    """Returns this process's environment without the user's Dayfly settings."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("DAYFLY_") or k in ("DAYFLY_BIN_DIR",)}
     kept.setdefault("RUST_BACKTRACE", "1")
-    # Programs that start their own daemons must find the ones under test.
+    # Programs that start daemons must find those under test.
     kept["PATH"] = f"{bin_dir()}{os.pathsep}{kept.get('PATH', '')}"
     return kept | extra
 
@@ -50,7 +50,7 @@ def run(
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end. Fails the test with its whole output when it fails and ``check`` is set."""
+    """Runs a program to its end. With ``check``, a failure fails the test with the whole output."""
     done = subprocess.run(
         [os.fspath(a) for a in args],
         stdin=subprocess.DEVNULL,
@@ -70,10 +70,10 @@ def run(
 
 
 def run_python(text: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program, indented as it may be, in an interpreter of its own with these variables set."""
+    """Runs Python source, which may be indented, in a new interpreter with these variables set."""
     return run(sys.executable, "-c", textwrap.dedent(text), *args, env={**os.environ, **variables})
 
 
 def run_json(*args: str | os.PathLike[str], timeout: float = 60, env: dict[str, str] | None = None) -> Any:
-    """Runs ``dayfly ARGS --json`` and gives what it printed."""
+    """Runs ``dayfly ARGS --json``. Returns the parsed output."""
     return json.loads(run(program(), *args, "--json", timeout=timeout, env=env).stdout)

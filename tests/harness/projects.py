@@ -1,4 +1,4 @@
-"""Directories of somebody's own modules, and scripts that import them."""
+"""Projects: directories of a user's own modules, and scripts that import them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from harness.daemons import Daemon
 from harness.programs import clean_environment, run
 
-#: What a script does with an expression of its project's modules.
+#: Lines of a script that print the result of a call.
 DURABLE = "print(client.run({call}).result(60))"
 LEASED = "with client.lease(workers=1, mode='warm') as lease: print(lease.submit({call}).result(60))"
 
 
 class Project:
-    """Files of somebody's own, and scripts that import them."""
+    """A directory of a user's own modules."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -28,7 +28,7 @@ class Project:
         return path
 
     def script(self, manager: Daemon | None, body: str, imports: str = "import helper2") -> str:
-        """What a script prints, that has a client: of a manager, or of one of its own."""
+        """Runs a script with a client of the manager, or of an embedded one. Returns its output."""
         main = f"{imports}\nimport dayfly\nwith dayfly.connect() as client:\n"
         self.write("main.py", main + "".join(f"    {line}\n" for line in body.splitlines()))
         env = clean_environment() if manager is None else manager.client_environment()

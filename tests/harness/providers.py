@@ -1,4 +1,4 @@
-"""What an endpoint starts to have blocks of nodes, asked as an endpoint asks it."""
+"""The process that starts blocks of nodes for an endpoint, with the endpoint's requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Self
 from harness.leaks import die_with_parent, wait_until
 from harness.programs import clean_environment
 
-#: Says that it is there, and waits; says what it is told, and goes after a moment.
+#: Prints that it has started and waits. On SIGTERM, prints that and exits after a moment.
 STAYS = "trap 'echo told $DAYFLY_RANK; sleep 0.2; exit 0' TERM; echo here $DAYFLY_RANK; while :; do sleep 0.05; done"
 
 
 class Provider:
-    """One such process; it is entered to begin with its first request."""
+    """One provider process. Entering it sends the first request."""
 
     def __init__(self, kind: str, directory: Path, environment: dict[str, str], **options: Any) -> None:
         self.directory = directory
@@ -62,7 +62,7 @@ class Provider:
         return self.how(job)[1]
 
     def output(self) -> list[str]:
-        """What jobs wrote, by lines, without the numbers that Slurm puts before them."""
+        """Returns the output lines of jobs, without the task numbers that Slurm adds."""
         texts = [file.read_text() for file in self.directory.glob("*.stdout")]
         return sorted(line.partition(": ")[2] or line for text in texts for line in text.splitlines())
 
@@ -78,6 +78,6 @@ class Provider:
         self.end()
 
     def end(self) -> None:
-        """The end of its input is its own."""
+        """Ends the process by closing its input."""
         rest, _ = self.process.communicate(timeout=20)
         assert (self.process.returncode, rest) == (0, "")

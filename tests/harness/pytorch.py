@@ -1,4 +1,4 @@
-"""Where PyTorch is: in the Python of the tests, or in that of the distribution, when both are of one version."""
+"""The location of PyTorch: the tests' Python, or the distribution's if both have the same version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DISTRIBUTION = Path("/usr/lib/python3/dist-packages")
 
 @cache
 def folder() -> str | None:
-    """What to append to the path to import it: nothing if it is there anyway, None if it is not to be had."""
+    """Returns the directory to append to the path to import torch: empty if none is needed, None if unavailable."""
     if importlib.util.find_spec("torch") is not None:
         return ""
     text = f"import sys; sys.path.append({str(_DISTRIBUTION)!r}); import torch, torch.distributed"

@@ -13,7 +13,7 @@ from harness.leaks import wait_until
 def several_nodes(
     start: Callable[..., Daemon], nodes: int, workers: int, sandbox: str = "process", *options: str
 ) -> tuple[Daemon, list[Daemon]]:
-    """A manager, and so many nodes of so many warm workers each, named n0, n1 and so on, with these options."""
+    """Starts a manager and ``nodes`` nodes, each with ``workers`` warm workers, named n0, n1 and so on."""
     manager = start("manager", "--listen", f"127.0.0.1:{free_port()}", "--sandbox", sandbox)
     size = ("--cores", "0", "--workers", str(workers), "--sandbox", sandbox, *options)
     started = []
@@ -26,5 +26,5 @@ def several_nodes(
 
 
 def up(manager: Daemon) -> list[Any]:
-    """The manager's nodes that take leases."""
+    """Returns the manager's nodes that accept leases."""
     return [node for node in manager.cli("status")["nodes"] if node["state"] == "up"]

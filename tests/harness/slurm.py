@@ -1,4 +1,4 @@
-"""A real Slurm in a private directory: its controller, and nodes that are several daemons on this machine."""
+"""A Slurm in a private directory: its controller, and nodes that are several daemons on this machine."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from harness.daemons import free_port
 from harness.leaks import die_with_parent, kill, wait_until
 from harness.programs import clean_environment, run
 
-#: Seconds within which all of it is ready.
+#: Seconds until the cluster must be ready.
 READY = 30.0
-#: Seconds that a job which is preempted or ended has between SIGTERM and SIGKILL.
+#: Seconds between SIGTERM and SIGKILL for a job that is preempted or cancelled.
 GRACE = 5
-#: Of every node, whatever this machine has.
+#: CPUs of every node, whatever this machine has.
 CPUS = 2
-#: Jobs in ``idle`` give way to those in ``batch``; in ``short`` none may ask for more than two minutes.
+#: Jobs in ``batch`` preempt those in ``idle``; jobs in ``short`` may request at most two minutes.
 PARTITIONS = {
     "idle": f"Default=YES PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE} MaxTime=INFINITE",
     "batch": "PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE",
     "short": "PriorityTier=1 PreemptMode=OFF MaxTime=2",
 }
-#: Set for its daemons, so that whatever they leave is found.
+#: Environment variable that marks the daemons, by which their remaining processes are found.
 _MARK = "HARNESS_SLURM"
 
 
 def slurm_is_here() -> bool:
-    """Whether its programs are installed."""
+    """Returns whether Slurm's programs are installed."""
     return all(_program(name) for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun"))
 
 
 def unavailable() -> str | None:
-    """Why there can be none; none if there can."""
+    """Returns why Slurm is unavailable, or None."""
     return None if slurm_is_here() else "Slurm is not installed: sudo apt-get install slurm-wlm munge"
 
 
 def _program(name: str) -> str | None:
-    # A person's path often has no directories of daemons.
+    # A user's path often lacks the directories of daemons.
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
 
 
 class Slurm:
-    """One cluster, of nodes named n0, n1 and so on. Made by `slurm_cluster`."""
+    """One cluster, with nodes named n0, n1 and so on. Created by `slurm_cluster`."""
 
     def __init__(self, directory: Path, nodes: int, partitions: dict[str, str], settings: dict[str, str]) -> None:
         self.directory = directory
@@ -79,7 +79,7 @@ class Slurm:
             "SlurmctldPidFile": place / "slurmctld.pid",
             "SlurmdPidFile": place / "slurmd-%n.pid",
             "SlurmdSpoolDir": place / "spool-%n",
-            # Nothing of this machine's is needed: no control groups, no accounts, no database.
+            # Use nothing of this machine's: no control groups, no accounts, no database.
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
             "JobAcctGatherType": "jobacct_gather/none",
@@ -90,12 +90,12 @@ class Slurm:
             "SlurmdParameters": "config_overrides",
             "PreemptType": "preempt/partition_prio",
             "PreemptMode": "CANCEL",
-            # What asks for more than its partition gives is refused, instead of waiting for ever.
+            # Refuse jobs that request more than the partition allows, instead of queueing them forever.
             "EnforcePartLimits": "ALL",
             "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1",
             "KillWait": GRACE,
             "MessageTimeout": 10,
-            # Jobs that have ended are known for so long.
+            # Seconds that ended jobs stay known.
             "MinJobAge": 300,
             "ReturnToService": 2,
             "InactiveLimit": 0,
@@ -111,10 +111,10 @@ class Slurm:
     # Daemons
 
     def start(self) -> None:
-        """Starts all of it, and waits until it takes jobs."""
+        """Starts all daemons, and waits until the cluster accepts jobs."""
         files = {name: self.directory / f"munged.{name}" for name in ("log", "pid", "seed")}
         options = [f"--{name}-file={file}" for name, file in files.items()]
-        # As root it would not have a directory like this for its files.
+        # As root, munged otherwise refuses the permissions of this directory.
         force = ["--force"] if os.getuid() == 0 else []
         plug = self._munge / "socket"
         self._start("munged", "--foreground", *force, f"--socket={plug}", f"--key-file={self._key}", *options)
@@ -125,11 +125,11 @@ class Slurm:
         self.wait_until_ready()
 
     def start_controller(self) -> None:
-        """Starts it, or starts it again on the state that it left."""
+        """Starts the controller, with the state of an earlier one if any."""
         self._start("slurmctld", "-D", "-f", str(self.conf))
 
     def start_node(self, node: str) -> None:
-        """Starts the daemon of a node, or starts it again."""
+        """Starts the daemon of a node."""
         self._start("slurmd", "-D", "-N", node, "-f", str(self.conf), known_as=node)
 
     def _start(self, name: str, *args: str, known_as: str = "") -> None:
@@ -160,7 +160,7 @@ class Slurm:
             raise AssertionError(f"{error}\n" + "\n".join(map(self.output, self._processes))) from None
 
     def wait_until_ready(self) -> None:
-        """Until all nodes have nothing to do."""
+        """Waits until all nodes are idle."""
 
         def ready() -> bool:
             asked = self.ask("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
@@ -169,69 +169,71 @@ class Slurm:
         self._wait(ready, "all nodes are idle")
 
     def stop(self, name: str = "slurmctld") -> None:
-        """Ends the controller, or a node's daemon, in good order. Jobs go on."""
+        """Stops the controller or a node's daemon cleanly. Jobs continue."""
         process = self._processes.pop(name)
         process.terminate()
         process.wait(20)
 
     def kill(self, name: str = "slurmctld") -> None:
-        """Ends the controller, or a node's daemon, at once. A controller has forgotten the last seconds' jobs then."""
+        """Kills the controller or a node's daemon. A controller then loses the jobs of the last seconds."""
         process = self._processes.pop(name)
         process.kill()
         process.wait(10)
 
     def pause(self, name: str = "slurmctld") -> None:
-        """Stops the controller, or a node's daemon, as if its machine hung."""
+        """Suspends the controller or a node's daemon, as if its machine hung."""
         self._processes[name].send_signal(signal.SIGSTOP)
 
     def go_on(self, name: str = "slurmctld") -> None:
-        """Ends a pause."""
+        """Resumes a suspended daemon."""
         self._processes[name].send_signal(signal.SIGCONT)
 
     def output(self, name: str) -> str:
-        """What a daemon wrote."""
+        """Returns the end of a daemon's output."""
         return f"--- {name}\n" + (self.directory / f"{name}.out").read_text(errors="replace")[-5000:]
 
     # Jobs
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes Slurm's commands, and jobs, use this one."""
+        """The environment variables that select this cluster."""
         return {"SLURM_CONF": str(self.conf)}
 
     def ask(self, *command: str, check: bool = True) -> str:
-        """What one of Slurm's commands prints."""
+        """Returns the output of one of Slurm's commands."""
         return run(*command, check=check, env=clean_environment(**self.environment)).stdout.strip()
 
     def submit(self, command: str = "sleep 600", partition: str = "batch", *options: str) -> str:
-        """Submits a shell command as another user of the cluster would; answers the job's id. It has all of one node,
-        unless options say otherwise."""
+        """Submits a shell command, as another user of the cluster would. Returns the job's id.
+
+        The job has all of one node, unless options request otherwise.
+        """
         options = ("--exclusive", "--time=10", f"--output={self.directory}/job-%j.out", *options)
         return self.ask("sbatch", "--parsable", f"--partition={partition}", *options, f"--wrap={command}")
 
     def fill(self, partition: str = "batch", command: str = "sleep 600") -> str:
-        """Submits a job that needs all nodes; answers its id."""
+        """Submits a job that needs all nodes. Returns its id."""
         return self.submit(f"srun sh -c {shlex.quote(command)}", partition, f"--nodes={len(self.nodes)}")
 
     def about(self, job: str) -> dict[str, str]:
-        """What the controller says of a job; nothing once it has forgotten it."""
+        """Returns the controller's description of a job; empty once the controller has forgotten it."""
         text = self.ask("scontrol", "--oneliner", "show", "job", job, check=False)
         return dict(re.findall(r"(\S+?)=(\S*)", text))
 
     def state(self, job: str) -> str:
-        """The state of a job in Slurm's words; empty once it is forgotten."""
+        """Returns Slurm's state of a job; empty once the controller has forgotten it."""
         return self.about(job).get("JobState", "")
 
     def wait_for(self, job: str, *states: str, timeout: float = 20) -> None:
-        """Waits until a job is in one of these states."""
+        """Waits until a job is in one of the states."""
         wait_until(lambda: self.state(job) in states, f"job {job} is {' or '.join(states)}", timeout)
 
     def cancel(self, *jobs: str) -> None:
-        """Ends jobs."""
+        """Cancels jobs."""
         self.ask("scancel", *jobs)
 
     def cancel_all(self, timeout: float = 20) -> None:
-        """Ends all jobs, and waits until the nodes have nothing to do."""
+        """Cancels all jobs, and waits until the nodes are idle."""
         names = ("PENDING", "RUNNING", "SUSPENDED")
         for name in names:
             self.ask("scancel", f"--state={name}", f"--user={getpass.getuser()}")
@@ -239,14 +241,14 @@ class Slurm:
         self.wait_until_ready()
 
     def drain(self, node: str, reason: str = "harness") -> None:
-        """Takes a node out: what runs there goes on, nothing new starts."""
+        """Drains a node: running jobs continue, and no job starts."""
         self.ask("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
 
     def resume(self, node: str) -> None:
-        """Ends a drain."""
+        """Ends the drain of a node."""
         self.ask("scontrol", "update", f"nodename={node}", "state=resume")
 
-    # The end
+    # Teardown
 
     def _is_ours(self, process: str) -> bool:
         try:
@@ -259,8 +261,8 @@ class Slurm:
         return in_a_job and f"SLURM_CONF={self.conf}".encode() in variables
 
     def end(self) -> None:
-        """Kills every process of it: daemons, those that look after jobs, and jobs."""
-        # In rounds, because what is looked at may start another meanwhile.
+        """Kills all processes of the cluster: daemons, job supervisors and jobs."""
+        # Repeat, because a process may start another during the scan.
         while left := [int(name) for name in os.listdir("/proc") if name.isdigit() and self._is_ours(name)]:
             kill(left)
         for process in self._processes.values():
@@ -272,8 +274,11 @@ class Slurm:
 def slurm_cluster(
     directory: Path, nodes: int = 2, partitions: dict[str, str] | None = None, settings: dict[str, str] | None = None
 ) -> Iterator[Slurm]:
-    """A Slurm that is ready for jobs, all below ``directory``, which needs a short path and must be empty. Another may
-    be there at the same time. ``partitions`` are settings of slurm.conf by name, ``settings`` more of them."""
+    """Runs a Slurm that is ready for jobs, below ``directory``, which must be empty and have a short path.
+
+    Several clusters may run at the same time. ``partitions`` are settings of slurm.conf by partition, ``settings`` are
+    others.
+    """
     cluster = Slurm(directory, nodes, PARTITIONS if partitions is None else partitions, settings or {})
     try:
         cluster.start()

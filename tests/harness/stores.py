@@ -1,4 +1,4 @@
-"""Real stores in private directories: a Redis server, and a server that speaks S3."""
+"""Stores in private directories: a Redis server, and an S3 server."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from harness.daemons import free_port
 from harness.leaks import die_with_parent, wait_until
 from harness.programs import run
 
-#: Seconds within which a store is ready.
+#: Seconds until a store must be ready.
 READY = 20.0
 
 
-#: Comes with the other Python packages of the tests.
+#: Installed with the tests' Python packages.
 WEED = Path(sys.executable).with_name("weed")
 
 
 def unavailable() -> str | None:
-    """Why there can be none; none if there can."""
+    """Returns why the stores are unavailable, or None."""
     if not shutil.which("redis-server"):
         return "Redis is not installed: sudo apt-get install redis-server"
     if not WEED.exists():
@@ -36,7 +36,7 @@ def unavailable() -> str | None:
 
 
 class Server:
-    """A process that listens on a port of the loopback."""
+    """A process that listens on a loopback port."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -48,7 +48,7 @@ class Server:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Starts it, and waits until it listens."""
+        """Starts the server, and waits until it listens."""
         with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -69,7 +69,7 @@ class Server:
                 time.sleep(0.01)
 
     def stop(self) -> None:
-        """Ends it at once."""
+        """Kills the server."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(10)
@@ -90,17 +90,17 @@ class Redis(Server):
         return f"redis://:{self.password}@127.0.0.1:{self.port}"
 
     def ask(self, *command: str) -> list[str]:
-        """What it answers, by lines."""
+        """Returns the words that redis-cli prints for a command."""
         asks = ("redis-cli", "-p", str(self.port), "-a", self.password, "--no-auth-warning")
         return run(*asks, *command).stdout.split()
 
     def left(self) -> list[str]:
-        """What is stored there."""
+        """Returns the stored keys."""
         return self.ask("--scan")
 
 
 class S3(Server):
-    """A server that speaks S3 (SeaweedFS, all of it in one process), with one bucket."""
+    """An S3 server (SeaweedFS, in one process) with one bucket."""
 
     bucket = "runs"
 
@@ -111,7 +111,7 @@ class S3(Server):
         self.filer, self.tls_port = free_port(), free_port()
         self.ca = certify(directory, "s3")
         super().__init__(directory)
-        # It listens before its parts have found each other.
+        # The server listens before its parts are connected.
         wait_until(lambda: self._file("POST", ""), "the parts of the store find each other", READY)
 
     def command(self) -> list[str]:
@@ -130,12 +130,12 @@ class S3(Server):
         small += ["-s3.cert.file=s3.pem", "-s3.key.file=s3.key"]
         own = ("s3.port.grpc", "filer.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
         ports += [f"-{name}={free_port()}" for name in own]
-        # Its logs would go to the temporary directory.
+        # Otherwise it writes logs to the temporary directory.
         return [os.fspath(WEED), "-logtostderr", "server", *options, *small, *ports]
 
     def stop(self) -> None:
         super().stop()
-        # One that is killed leaves them, and they lie in no directory of ours.
+        # A killed server leaves sockets outside of its own directory.
         for left in Path("/tmp").glob("seaweedfs-*.sock"):
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as tried:
                 if tried.connect_ex(os.fspath(left)):
@@ -146,7 +146,7 @@ class S3(Server):
         return f"s3://{self.bucket}"
 
     def environment(self) -> dict[str, str]:
-        """How it is found."""
+        """Returns the environment variables that select this server."""
         return {
             "AWS_ACCESS_KEY_ID": "tests",
             "AWS_SECRET_ACCESS_KEY": "secret",
@@ -156,12 +156,12 @@ class S3(Server):
         }
 
     def tls_environment(self) -> dict[str, str]:
-        """How it is found by those who encrypt, and whose system trusts its certificate."""
+        """As `environment`, for TLS, with this server's certificate trusted."""
         endpoint = {"AWS_ENDPOINT_URL": f"https://127.0.0.1:{self.tls_port}", "AWS_ALLOW_HTTP": "false"}
         return self.environment() | endpoint | {"SSL_CERT_FILE": str(self.ca)}
 
     def _file(self, method: str, name: str, data: bytes | None = None) -> bytes | None:
-        """Asks for a file below the bucket, behind S3's back; none if that failed."""
+        """Requests a file below the bucket, bypassing S3. Returns its content, or None on failure."""
         url = f"http://127.0.0.1:{self.filer}/buckets/{self.bucket}/{name}"
         asked = urllib.request.Request(url, data, {"Accept": "application/json"}, method=method)
         try:
@@ -175,12 +175,12 @@ class S3(Server):
         assert self._file("PUT", name, data)
 
     def left(self, below: str = "") -> list[str]:
-        """What is stored there."""
+        """Returns the names of the stored objects."""
         listed = self._file("GET", f"{below}?limit=10000")
         entries = json.loads(listed or b"{}").get("Entries") or []
         names = []
         for entry in entries:
             name = entry["FullPath"].removeprefix(f"/buckets/{self.bucket}/")
-            # A directory is one by its mode, as Go writes it.
+            # Go's mode bit for directories.
             names += self.left(f"{name}/") if entry["Mode"] & 1 << 31 else [name]
         return sorted(names)

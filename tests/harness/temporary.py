@@ -1,6 +1,6 @@
-"""The temporary files of a test run: all below one directory, which goes when the run ends, also when it is killed.
+"""Temporary files of a test run: all below one directory, which is removed when the run ends or is killed.
 
-A plugin for pytest: a run in which anything is left there at its end fails, and says which test made it.
+A pytest plugin: a run fails if files are left there at its end, and reports the test that created each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-#: Removes a directory when its standard input ends: when the process that started it closes it, or is no more.
+#: Removes a directory when its standard input closes, because the process that started it closed it or died.
 REMOVER = """
 import os, shutil, subprocess, sys, time
 root = sys.argv[1]
@@ -35,40 +35,41 @@ while os.path.lexists(root) and time.monotonic() < until:
 """
 
 
-#: What may be there: modules that travelled, which workers of the same user share and remove by age; programs of ranks
-#: that were killed; and what multiprocessing removes when the process of the tests ends.
+#: Files that may stay: traveled modules, which workers of one user share and remove by age; programs of killed ranks;
+#: and files that multiprocessing removes at the end of the process.
 KEPT = ("dayfly-code-", "dayfly-run-", "pymp-")
 
 
 class Temporary:
-    """Where a run's temporary files are, and what of them is there."""
+    """The directory of a run's temporary files, and its content."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        #: What appeared, and in which test.
+        #: The files, and the tests in which they appeared.
         self.appeared: dict[str, str] = {}
         os.environ["TMPDIR"] = str(root)
         tempfile.tempdir = None
 
     def look(self, test: str) -> None:
-        """Notes what is there after a test and was not before."""
+        """Records the files that appeared during a test."""
         for name in os.listdir(self.root):
             self.appeared.setdefault(name, test)
 
     def left(self) -> list[str]:
-        """What is there now and should not be, with the test in which it appeared."""
+        """Returns the files that should not be left, with the tests in which they appeared."""
         names = sorted(name for name in os.listdir(self.root) if not name.startswith(KEPT))
         return [f"{name} ({self.appeared.get(name, 'of no test')})" for name in names]
 
 
 class Run(Temporary):
-    """All of a run: the process that the tests run in, or that starts those."""
+    """The temporary files of the whole run, in its main process."""
 
     def __init__(self) -> None:
-        # Short, as Unix sockets below it end at 107 bytes. Servers of tests run as other accounts.
+        # A short path, because paths of Unix sockets have at most 107 bytes. Accessible for servers with other
+        # accounts.
         self.directory = Path(tempfile.mkdtemp(prefix="df-"))
         self.directory.chmod(0o711)
-        # A process of its own, which nothing ends that ends this one.
+        # In a session of its own, so that signals to the test run do not end it.
         self._remover = subprocess.Popen(
             [sys.executable, "-I", "-c", REMOVER, self.directory], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -76,18 +77,18 @@ class Run(Temporary):
 
     @property
     def basetemp(self) -> Path:
-        """Where pytest keeps the directories that it gives to tests."""
+        """Returns the base directory of pytest's temporary directories."""
         return self.directory / "p"
 
     def end(self) -> None:
-        """Removes everything."""
+        """Removes the directory."""
         assert self._remover.stdin is not None
         self._remover.stdin.close()
         self._remover.wait(70)
 
 
 def below(directory: Path, name: str) -> Path:
-    """A part of a run's directory."""
+    """Creates a subdirectory of a run's directory."""
     part = directory / name
     part.mkdir(mode=0o711)
     return part
@@ -101,7 +102,7 @@ LEFT = pytest.StashKey[list[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT] = []
     if worker := getattr(config, "workerinput", None):
-        # It inherits the directory of the process that started it, and has a part of its own.
+        # A worker inherits the directory of the main process and uses a subdirectory.
         config.stash[TEMPORARY] = Temporary(below(Path(os.environ["TMPDIR"]).parent, worker["workerid"]))
         return
     run = Run()
@@ -119,7 +120,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A process of the run ended: what it left is for the report."""
+    """Collects the files that a worker process left."""
     node.config.stash[LEFT] += getattr(node, "workeroutput", {}).get("left", [])
 
 

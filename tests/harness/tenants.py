@@ -1,4 +1,4 @@
-"""Fixtures: tenants of the manager that a module's own fixture ``manager`` started, which live as long as that."""
+"""Fixtures for tenants of the manager in a module's own fixture ``manager``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.people import Observer, People, Person
 
 @pytest.fixture(scope="module")
 def people(manager: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
-    """Tenants by their names."""
+    """Tenants by name."""
     pytest.importorskip("dayfly", reason="the package is not installed: make build")
     people = People(manager, tmp_path_factory.mktemp("people"))
     yield people
@@ -21,7 +21,7 @@ def people(manager: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def alice(people: People) -> Person:
-    """A tenant, who is attacked in tests of attacks."""
+    """A tenant, the victim in tests of attacks."""
     return people["alice"]
 
 
@@ -39,5 +39,5 @@ def carol(people: People) -> Person:
 
 @pytest.fixture
 def observer(manager: Daemon) -> Observer:
-    """Reaches the manager's port and has no token."""
+    """A client that reaches the manager's port and has no token."""
     return Observer(manager)

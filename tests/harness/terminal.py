@@ -14,7 +14,7 @@ from harness.programs import clean_environment
 def on_terminal(
     *args: str | os.PathLike[str], env: dict[str, str] | None = None, timeout: float = 60
 ) -> tuple[int, str]:
-    """Runs a program on a terminal. Returns its exit status and what the terminal got."""
+    """Runs a program on a terminal. Returns its exit status and its output."""
     ours, theirs = pty.openpty()
     try:
         process = subprocess.Popen(
@@ -45,5 +45,5 @@ def on_terminal(
             raise
     finally:
         os.close(ours)
-    # The terminal itself ends each line so.
+    # A terminal ends lines with carriage return and line feed.
     return status, received.decode(errors="replace").replace("\r\n", "\n")

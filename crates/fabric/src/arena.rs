@@ -5,19 +5,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::memory::{Buffer, Mapping};
 
-/// Every block starts with a line of its own that holds its state; the payload follows.
+/// Bytes before a block's payload. This separate cache line contains the block's state.
 pub const BLOCK_HEADER_BYTES: usize = 128;
-/// State of a block that the peer is done with.
+/// State of a block that the peer has released.
 pub const FREE: u32 = 0;
 const TAKEN: u32 = 1;
-/// A block is never smaller: one page.
+/// Smallest block, as a power of two: one page.
 const SMALLEST_CLASS: u32 = 12;
-/// Freed pages beyond this many bytes go back to the kernel. 64 MiB: a few large arguments stay warm (touching a fresh
-/// page costs about 0.25 us, so 1 MiB of them as much as copying it).
+/// Most bytes of free blocks whose pages are kept. Further pages go back to the kernel. With 64 MiB, a few large
+/// arguments stay warm: touching a fresh page takes about 0.25 us, so 1 MiB of them as long as copying it.
 const RETAINED_BYTES: usize = 64 << 20;
 
-/// Hands out blocks of one side's bulk region. Sizes are powers of two: the region is address space, of which there is
-/// plenty, and an untouched page costs nothing.
+/// Allocates blocks of one side's bulk region. Sizes are powers of two: the region is address space, which is
+/// plentiful, and an untouched page costs nothing.
 #[derive(Debug)]
 pub struct Arena {
     memory: Arc<Mapping>,
@@ -32,12 +32,12 @@ struct State {
     retained: usize,
     /// Blocks that belong to the peer until it marks them free: offset and class.
     lent: Vec<(usize, u32)>,
-    /// Blocks whose pages went back to the kernel, if somebody wants to know.
+    /// If watched, blocks whose pages went back to the kernel.
     gone: Option<Vec<usize>>,
 }
 
 impl Arena {
-    /// An arena over `length` bytes at `start`.
+    /// Returns an arena over `length` bytes at `start`.
     pub fn new(memory: Arc<Mapping>, start: usize, length: usize) -> Self {
         let state = Mutex::new(State {
             blocks: Blocks::new(length),
@@ -48,14 +48,14 @@ impl Arena {
         Self { memory, start, state }
     }
 
-    /// As [`Arena::new`], for somebody who keeps something for each block and asks [`Arena::gone`].
+    /// Like [`Arena::new`], for a caller that keeps data for each block and polls [`Arena::gone`].
     pub fn watched(memory: Arc<Mapping>, start: usize, length: usize) -> Self {
         let arena = Self::new(memory, start, length);
         arena.state().gone = Some(Vec::new());
         arena
     }
 
-    /// Blocks that got other pages, or were cut up anew, since this was asked last.
+    /// Returns the blocks that lost their pages or were split anew since the last call.
     pub fn gone(&self) -> Vec<usize> {
         self.state().gone.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -64,7 +64,7 @@ impl Arena {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A block with room for `length` bytes of payload; none when the region is used up.
+    /// Returns a block with `length` bytes of payload, or `None` when the region is exhausted.
     pub fn allocate(self: &Arc<Self>, length: usize) -> Option<Buffer> {
         let class = (length
             .checked_add(BLOCK_HEADER_BYTES)?
@@ -89,7 +89,7 @@ impl Arena {
         Some(Buffer::in_arena(self.clone(), offset, class, length))
     }
 
-    /// The region is cut up: puts free blocks of all sizes together, and cuts anew.
+    /// The region is fragmented: merges free blocks of all sizes and carves a new one.
     fn merge_and_carve(&self, state: &mut State, class: u32) -> Option<usize> {
         for (offset, class) in state.blocks.free_blocks() {
             self.memory.punch(self.start + offset, 1 << class);
@@ -123,31 +123,31 @@ impl Arena {
         state.blocks.free[class as usize].push(offset);
     }
 
-    /// Takes a block back from its owner on this side.
+    /// Frees a block that this side owns.
     pub(crate) fn release(&self, offset: usize, class: u32) {
         self.put_back(&mut self.state(), offset, class);
     }
 
-    /// Leaves a block to the peer, who marks it free when it has read it.
+    /// Leaves a block to the peer, which marks it free after reading it.
     pub(crate) fn lend(&self, offset: usize, class: u32) {
         self.state().lent.push((offset, class));
     }
 
-    /// Address of a block's payload.
+    /// Returns the address of a block's payload.
     pub(crate) fn payload(&self, offset: usize) -> *mut u8 {
         self.memory.at(self.start + offset + BLOCK_HEADER_BYTES)
     }
 }
 
-/// Which parts of a region are whose, without the memory itself.
+/// Division of a region into blocks, without the memory itself.
 #[derive(Debug)]
 struct Blocks {
     length: usize,
-    /// From here on nothing was ever cut, or all of it was put together again.
+    /// Start of the space that has never been carved, or that has been merged again.
     fresh: usize,
     /// Free blocks by class.
     free: [Vec<usize>; 64],
-    /// Free space that is no block: offset and length.
+    /// Free space that is not a block: offset and length.
     holes: Vec<(usize, usize)>,
 }
 
@@ -170,7 +170,7 @@ impl Blocks {
             .flat_map(|(class, offsets)| offsets.into_iter().map(move |offset| (offset, class)))
     }
 
-    /// Cuts a block out of fresh space, or out of the smallest hole that it fits into.
+    /// Carves a block out of fresh space, or out of the smallest hole that fits.
     fn carve(&mut self, class: u32) -> Option<usize> {
         let size = 1usize.checked_shl(class)?;
         let end = self.fresh.checked_add(size)?;
@@ -188,7 +188,7 @@ impl Blocks {
         Some(carved)
     }
 
-    /// Makes holes of all free blocks, and one hole of neighbours; the last one grows into fresh space.
+    /// Turns all free blocks into holes and merges adjacent ones. A hole at the end becomes fresh space.
     fn merge(&mut self) {
         let mut space: Vec<(usize, usize)> = self
             .free_blocks()

@@ -1,9 +1,9 @@
-//! The time-stamp counter, which both sides of a host read alike, and its rate.
+//! The time-stamp counter, which is the same for all processes of a host, and its rate.
 
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Ticks since some fixed moment; monotonic across the cores of a host.
+/// Ticks since a fixed moment. Monotonic across the cores of a host.
 #[inline(always)]
 pub fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -18,11 +18,11 @@ pub fn ticks() -> u64 {
     }
 }
 
-/// Environment variable in which a node tells its executors the rate that it measured, so that a cold start does not
-/// wait for another measurement.
+/// Environment variable in which a node passes the measured rate to its executors, so that a cold start does not repeat
+/// the measurement.
 pub const RATE_VARIABLE: &str = "DAYFLY_TICKS_PER_US";
 
-/// Ticks in a microsecond: told by the node, or measured once against the monotonic clock over 2 ms.
+/// Ticks per microsecond: the node's value, or measured once against the monotonic clock for 2 ms.
 pub fn ticks_per_us() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {
@@ -44,17 +44,17 @@ pub fn ticks_per_us() -> f64 {
     })
 }
 
-/// Ticks in so many milliseconds.
+/// Converts milliseconds to ticks.
 pub fn ticks_of_ms(ms: u64) -> u64 {
     ticks_of_us(ms.saturating_mul(1000))
 }
 
-/// Ticks in so many microseconds.
+/// Converts microseconds to ticks.
 pub fn ticks_of_us(us: u64) -> u64 {
     (us as f64 * ticks_per_us()) as u64
 }
 
-/// Microseconds in so many ticks.
+/// Converts ticks to microseconds.
 pub fn us_of_ticks(ticks: u64) -> u64 {
     (ticks as f64 / ticks_per_us()) as u64
 }

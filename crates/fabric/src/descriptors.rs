@@ -1,4 +1,4 @@
-//! Passing file descriptors over a Unix socket.
+//! Passing of file descriptors over a Unix socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -8,10 +8,10 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
-/// Most descriptors that ride along with one message.
+/// Most descriptors in one message.
 pub const MAX_DESCRIPTORS: usize = 4;
 
-/// Sends `bytes` with `descriptors` beside them. Returns how many bytes went (all, on a packet socket).
+/// Sends `bytes` and `descriptors`. Returns the number of bytes sent (all, on a packet socket).
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> std::io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -29,7 +29,8 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     )?)
 }
 
-/// Receives into `bytes`, with the descriptors that came along (closed on exec). 0 bytes mean that the peer is gone.
+/// Receives into `bytes`. Returns the number of bytes and the received descriptors (closed on exec). 0 bytes mean that
+/// the peer has closed.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> std::io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

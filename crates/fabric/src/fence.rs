@@ -1,8 +1,11 @@
-//! Keeps a TCP connection to its peer, whoever has it next.
+//! Restricts a TCP connection to its peer, whichever process holds it.
 //!
-//! A process without a network may be given a connection of its host's. Nothing in the kernel stops it from disconnecting that
-//! (`connect` to no family) and dialling anybody with the same socket, in the network where that was made. But a socket's filter stays
-//! with it, and once locked nobody can take it off: one that lets packets of the peer alone in, and so no other connection come about.
+//! A process without a network may receive a connection of its host's network. The kernel does not prevent it from
+//! disconnecting that socket (`connect` with no family) and connecting it to another address in that network. But a
+//! socket's filter stays attached, and a locked filter cannot be removed. A filter that accepts only the peer's packets
+//! therefore prevents any other connection.
+//! with it, and once locked nobody can take it off: one that lets packets of the peer alone in, and so no other
+//! connection come about.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,10 +15,10 @@ const LOAD_HALF: u16 = 0x28;
 const LOAD_WORD: u16 = 0x20;
 const JUMP_UNLESS_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
-/// Offsets from here on are into the network's header; a TCP socket's filter sees TCP's otherwise.
+/// Offsets from here on refer to the network header. Other offsets in a TCP socket's filter refer to the TCP header.
 const NETWORK: u32 = 0xfff0_0000;
 
-/// Steps that let in what comes from this address and port.
+/// Returns a filter that accepts only packets from this address and port.
 fn program(peer: SocketAddr) -> Vec<libc::sock_filter> {
     let word = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     let mut wanted = vec![(LOAD_HALF, 0, u32::from(peer.port()))];
@@ -30,17 +33,17 @@ fn program(peer: SocketAddr) -> Vec<libc::sock_filter> {
     let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
     let count = wanted.len();
     let checks = wanted.into_iter().enumerate().flat_map(|(at, (load, from, value))| {
-        // To the last step, past the other checks and the one that lets in.
+        // Jump to the last step, past the other checks and the accepting step.
         let out = 2 * (count - at) - 1;
         [step(load, 0, from), step(JUMP_UNLESS_EQUAL, out as u8, value)]
     });
     checks.chain([step(RETURN, 0, u32::MAX), step(RETURN, 0, 0)]).collect()
 }
 
-/// Keeps a connected TCP socket, and every copy of it, to its peer for good.
+/// Restricts a connected TCP socket, and every copy of it, to its peer permanently.
 ///
 /// # Errors
-/// When the kernel does not take the filter.
+/// When the kernel rejects the filter.
 pub fn keep_to_peer(socket: impl AsFd, peer: SocketAddr) -> io::Result<()> {
     let steps = program(peer);
     let filter = libc::sock_fprog {
@@ -67,7 +70,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
-    /// Disconnects a socket and dials somebody else with it.
+    /// Disconnects a socket and connects it to another address.
     fn dial_anew(socket: &TcpStream, to: SocketAddr) {
         let raw = socket.as_raw_fd();
         let none = libc::sockaddr {
@@ -113,7 +116,7 @@ mod tests {
             };
             let fenced = dial(true);
             let open = dial(false);
-            // The one that nobody kept has come through; long before that the other would have.
+            // The unrestricted connection has succeeded; the restricted one would have succeeded long before.
             let mut came = Vec::new();
             while came.is_empty() {
                 came.extend(elsewhere.accept());

@@ -1,27 +1,27 @@
-//! Blocking on a word that other processes share.
+//! Blocking on a word in memory that processes share.
 
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
-/// Blocks while `word` is `expected`, for at most `limit`. May return early for no reason.
+/// Blocks while `word` is `expected`, for at most `limit`. May return early without a reason.
 pub fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
     let limit = futex::Timespec {
         tv_sec: limit.as_secs() as i64,
         tv_nsec: limit.subsec_nanos() as i64,
     };
-    // Every error (value changed, time-out, interrupted) means the same to the caller: look again.
+    // All errors (value changed, time-out, interrupted) mean the same to the caller: check again.
     let _ = futex::wait(word, futex::Flags::empty(), expected, Some(&limit));
 }
 
-/// Wakes everybody who blocks on `word`.
+/// Wakes all threads that block on `word`.
 pub fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// Blocks while every word still is 1, for at most `limit`. Kernels before 5.16 lack the call; there it blocks on the
-/// first word for at most a millisecond, so that the others are looked at soon.
+/// Blocks while every word is 1, for at most `limit`. Kernels before 5.16 lack the system call; there it blocks on the
+/// first word for at most a millisecond, so that the others are checked soon.
 pub fn wait_any(words: &[&AtomicU32], limit: Duration) {
     match words {
         [] => std::thread::sleep(limit),
@@ -47,7 +47,7 @@ pub fn wait_any(words: &[&AtomicU32], limit: Duration) {
 mod libc_waitv {
     use std::time::{Duration, Instant};
 
-    /// The kernel's limit on one call.
+    /// The kernel's limit for one call.
     pub const MAX_WAITERS: usize = 128;
 
     /// `struct futex_waitv`.
@@ -59,7 +59,7 @@ mod libc_waitv {
         pub reserved: u32,
     }
 
-    /// False when the kernel does not know the call.
+    /// Returns false if the kernel does not support the call.
     pub fn wait(waiters: &[Waiter], until: Instant) -> bool {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let left = until.saturating_duration_since(Instant::now());

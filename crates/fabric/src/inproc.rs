@@ -1,4 +1,4 @@
-//! The in-memory twin of shared memory: both ends in one process. For tests of everything above a link.
+//! A channel with both ends in one process, with the layout of shared memory. For tests of code above a link.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::mapped::{self, MappedLink, Side};
 use crate::memory::Mapping;
 use crate::{LinkError, Transport};
 
-/// Ends the pair's channel, as a node would.
+/// Ends the channel of a pair, as a node would.
 #[derive(Debug, Clone)]
 pub struct Closer(Arc<Mapping>);
 
 impl Closer {
-    /// Ends it for both sides.
+    /// Ends the channel for both sides.
     pub fn close(&self, end: End) {
         mapped::close(&self.0, end);
     }
 }
 
-/// Both ends of a channel: client, worker, and what ends it.
+/// Returns the client's end, the worker's end and the closer of a new channel.
 pub fn pair(geometry: Geometry) -> Result<(MappedLink, MappedLink, Closer), LinkError> {
     let memory = Arc::new(Mapping::anonymous(mapped::memory_bytes(geometry))?);
     let end = |side| MappedLink::new(memory.clone(), Transport::Inproc, geometry, side, false);

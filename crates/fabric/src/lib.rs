@@ -1,21 +1,21 @@
-//! The contract between a client and a worker, and the transports that keep it.
+//! The interface of a channel between a client and a worker, and the transports that implement it.
 //!
-//! A channel has two ends; each end is a [`Link`]. Messages go both ways through rings of equal slots and are numbered
-//! from 1 in each direction. A link promises:
+//! A channel has two ends; each end is a [`Link`]. Messages travel in both directions through rings of equal slots and
+//! are numbered from 1 in each direction. A link guarantees:
 //!
 //! - **Order.** Message `n` of one side is the other side's `n`-th arrival, or the channel ends.
-//! - **No copy.** What is written into [`Current::compose`] (small) or a [`Buffer`] from [`Link::allocate`] (large) is
-//!   read by the peer where it landed, as far as the transport can: shared memory copies nothing, a stream receives
-//!   straight into the memory that the receiver reads.
-//! - **No trust.** Everything the peer wrote is copied once and then checked; a malformed message is an error of that
-//!   message ([`LinkError::Malformed`]), or of the channel where the stream cannot be followed further.
-//! - **No hang.** [`Link::poll`] never blocks, [`Link::wait`] blocks no longer than told, and both report the end of
-//!   the peer.
+//! - **No copy.** The peer reads bytes written into [`Current::compose`] (small) or a [`Buffer`] from
+//!   [`Link::allocate`] (large) where they arrived, as far as the transport allows: shared memory copies nothing, and a
+//!   stream receives directly into the memory that the receiver reads.
+//! - **No trust.** Everything that the peer wrote is copied once and then checked. A malformed message is an error of
+//!   that message ([`LinkError::Malformed`]), or of the channel if the stream cannot be parsed further.
+//! - **No hang.** [`Link::poll`] never blocks, [`Link::wait`] blocks no longer than its limit, and both report the end
+//!   of the peer.
 //!
-//! What a link does not do: count outstanding messages. The ring has room for `slots` messages; the client sends message
-//! `n` only after it has taken response `n - slots`, and so owns the slot again. A worker answers in order.
+//! A link does not count outstanding messages. The ring has room for `slots` messages. The client sends message `n`
+//! only after it has received response `n - slots`, which frees the slot. A worker responds in order.
 //!
-//! To add a transport: implement [`Link`] in a module of its own, add it to [`AnyLink`], and run
+//! To add a transport, implement [`Link`] in a separate module, add it to [`AnyLink`], and run
 //! `tests/conformance.rs` over it.
 
 mod arena;
@@ -42,16 +42,16 @@ pub use mapped::MappedLink;
 pub use memory::{Buffer, Received};
 pub use stream::StreamLink;
 
-/// Which transport a link is.
+/// The transport of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// Shared memory of one host.
     Shm,
-    /// A TCP connection in clear.
+    /// A TCP connection in clear text.
     Tcp,
     /// A TCP connection under TLS 1.3.
     Tls,
-    /// Remote memory over libfabric: provider and domain.
+    /// Remote memory access over libfabric, with provider and domain.
     Libfabric(Choice),
     /// Memory of one process, for tests.
     Inproc,
@@ -70,15 +70,15 @@ impl std::fmt::Display for Transport {
     }
 }
 
-/// A transport that nobody can ask for.
+/// A text names no transport.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TransportError {
-    /// No such name.
+    /// The name is unknown.
     #[error(
         "there is no transport `{0}`: ask for shm, tcp, tls, libfabric or libfabric:PROVIDER, such as libfabric:tcp"
     )]
     Unknown(String),
-    /// The name of a provider makes no sense.
+    /// The name of the provider is malformed.
     #[error(transparent)]
     Choice(#[from] ChoiceError),
 }
@@ -100,19 +100,19 @@ impl std::str::FromStr for Transport {
     }
 }
 
-/// Why a link could not do what was asked.
+/// Why an operation on a link failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// One message contradicts the channel's geometry. The next one may be fine.
+    /// One message contradicts the channel's geometry. The next one may be valid.
     #[error("a malformed message: {0}")]
     Malformed(&'static str),
-    /// The node closed the channel and said why.
+    /// The node closed the channel and gave the reason.
     #[error("the channel has ended: {0:?}")]
     Ended(End),
-    /// The peer is gone, and nobody said why.
+    /// The peer is gone for an unknown reason.
     #[error("the peer closed the channel")]
     PeerGone,
-    /// The stream cannot be followed any further.
+    /// The peer violated the protocol. The stream cannot be parsed further.
     #[error("the peer broke the protocol: {0}")]
     Violation(String),
     /// The payload is larger than the channel's bulk region or the stream's limit.
@@ -120,60 +120,59 @@ pub enum LinkError {
         "{length} bytes do not fit into this channel's bulk memory of {limit} bytes; ask for more when leasing, or free buffers"
     )]
     NoRoom {
-        /// What was wanted.
+        /// Requested bytes.
         length: usize,
-        /// What there is in all.
+        /// Total bytes.
         limit: u64,
     },
-    /// One end cannot, or will not, open the channel.
+    /// One end cannot or will not open the channel.
     #[error("{0}")]
     Refused(String),
-    /// The operating system failed.
+    /// The operating system reported an error.
     #[error("the transport failed: {0}")]
     Io(#[from] std::io::Error),
 }
 
-/// What a header says beside its payload.
+/// The fields of a header besides its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Meta {
-    /// Its number.
+    /// Number of the message.
     pub sequence: u32,
     /// In a request the function index, in a response the status.
     pub function: u16,
-    /// In a request the milliseconds of execution allowed, 0 for no limit.
+    /// In a request the execution's time limit in milliseconds, 0 for no limit.
     pub deadline_ms: u32,
-    /// In a request whether a worker that finds no core free may reject it.
+    /// In a request, whether a worker that finds no free core may reject it.
     pub rejectable: bool,
 }
 
-/// Room for the reply in the caller's own buffer, to be named in a request. The caller keeps the buffer until the
-/// response has come or the channel has ended.
+/// Room for the reply in the caller's own buffer, named in a request. The caller keeps the buffer until the response
+/// arrives or the channel ends.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     start: *mut u8,
     offset: Option<u64>,
     length: usize,
-    /// Of the whole buffer.
+    /// Bytes of the whole buffer.
     capacity: usize,
 }
 
 // SAFETY: a room is an address and a length; only links write through it, under the contract of `Room::of`.
 unsafe impl Send for Room {}
 
-/// A large payload to send: either the caller's buffer, which must stay until the response has come, or plain bytes,
-/// which are copied.
+/// A large payload to send: a buffer, which is sent without a copy, or plain bytes, which are copied.
 #[derive(Debug)]
 pub enum Payload<'a> {
-    /// Bytes anywhere.
+    /// Any bytes.
     Bytes(&'a [u8]),
-    /// The first so many bytes of a buffer of this link's, which the caller keeps.
+    /// The first bytes of a buffer of this link. The caller keeps it until the response arrives.
     Buffer(&'a Buffer, usize),
-    /// The first so many bytes of a buffer that the link keeps until the response is done with.
+    /// The first bytes of a buffer, which the link keeps until the response has been processed.
     Owned(Buffer, usize),
 }
 
 impl Payload<'_> {
-    /// Its bytes.
+    /// The bytes to send.
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -183,31 +182,31 @@ impl Payload<'_> {
     }
 }
 
-/// The message that arrived last, and the place where the next one is composed.
+/// The message that arrived last, and the space for composing the next one.
 #[derive(Debug)]
 pub struct Current<'a> {
-    /// Its payload, where it landed.
+    /// Payload of the message, where it arrived.
     pub input: &'a [u8],
-    /// Where the caller wants the reply, if it said so.
+    /// The caller's room for the reply, if it named one.
     pub room: Option<&'a mut [u8]>,
-    /// How large a reply the caller expects at most; 0 if it did not say. Larger than `room` where there is no shared
+    /// Largest reply that the caller expects, in bytes; 0 if it did not state one. Exceeds `room` if there is no shared
     /// memory to write into.
     pub room_length: usize,
-    /// Inline area of the next message to be sent.
+    /// Inline area of the next message to send.
     pub compose: &'a mut [u8],
 }
 
-/// One end of a channel. See the crate's documentation for what it promises.
+/// One end of a channel. The crate's documentation lists its guarantees.
 pub trait Link: Send {
-    /// Which transport.
+    /// The link's transport.
     fn transport(&self) -> Transport;
-    /// Its size.
+    /// Size of the channel.
     fn geometry(&self) -> Geometry;
-    /// The inline area of the next message to be sent.
+    /// Returns the inline area of the next message to send.
     fn compose(&mut self) -> &mut [u8];
     /// Sends the first `length` composed bytes. Returns the message's number.
     fn post(&mut self, function: u16, deadline_ms: u32, length: usize) -> Result<u32, LinkError>;
-    /// Sends a payload through bulk memory, and names room for the reply. Returns the message's number.
+    /// Sends a payload through bulk memory and names room for the reply. Returns the message's number.
     fn post_bulk(
         &mut self,
         function: u16,
@@ -215,33 +214,34 @@ pub trait Link: Send {
         payload: Payload<'_>,
         room: Option<Room>,
     ) -> Result<u32, LinkError>;
-    /// Sends a reply that already lies in a buffer of this link's, which then belongs to the peer.
+    /// Sends a reply that already lies in a buffer of this link. The buffer then belongs to the peer.
     fn post_lent(&mut self, function: u16, buffer: Buffer, length: usize) -> Result<u32, LinkError>;
     /// Sends a reply that was written into the room of the current message.
     fn post_in_room(&mut self, function: u16, length: usize) -> Result<u32, LinkError>;
-    /// Whether the next message is here; if so it becomes the current one.
+    /// Returns the next message if it has arrived, and makes it the current one. Never blocks.
     fn poll(&mut self) -> Result<Option<Meta>, LinkError>;
-    /// The current message. Only after [`Link::poll`] answered with one and before [`Link::done`].
+    /// Returns the current message. Valid after [`Link::poll`] returned one and before [`Link::done`].
     fn current(&mut self) -> Current<'_>;
-    /// The payload of the current message.
+    /// Returns the payload of the current message.
     fn input(&self) -> &[u8];
-    /// Whether the current message was written into the room that its request named; then its length.
+    /// Returns the length of the current message if it was written into the room that its request named.
     fn arrived_in_room(&self) -> Option<usize>;
-    /// Says whether requests that are posted from now on may be rejected by a warm worker that finds no core free.
+    /// Sets whether a warm worker that finds no free core may reject requests that are posted from now on.
     fn set_rejectable(&mut self, rejectable: bool);
-    /// Says in the next response that the current request's payload, taken along, is still in use.
+    /// Marks in the next response that the current request's payload, which was taken, is still in use.
     fn retain(&mut self);
-    /// Takes the current payload along if it is not in the slot; none if it is, and must be copied.
+    /// Takes ownership of the current payload. Returns `None` if it lies in the slot and must be copied.
     fn take(&mut self) -> Option<Received>;
-    /// Done with the current message.
+    /// Releases the current message.
     fn done(&mut self);
-    /// Blocks until the next message is here, the channel ended, or `limit` has passed, or for no reason.
+    /// Blocks until the next message arrives, the channel ends or `limit` has passed. May return early without a
+    /// reason.
     fn wait(&mut self, limit: Duration) -> Result<(), LinkError>;
-    /// A buffer that can be sent without a copy.
+    /// Returns a buffer that can be sent without a copy.
     fn allocate(&mut self, length: usize) -> Result<Buffer, LinkError>;
-    /// Names a buffer of this link's as room for a reply.
+    /// Describes a buffer of this link as room for a reply.
     fn room(&self, buffer: &mut Buffer) -> Room;
-    /// Allocates from any thread, with the same result as [`Link::allocate`].
+    /// Returns an allocator that allocates from any thread with the same result as [`Link::allocate`].
     fn allocator(&self) -> Allocator;
 }
 
@@ -253,12 +253,12 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Of memory of this process alone, up to `limit` bytes: what is sent from it is copied.
+    /// Returns an allocator of this process's private memory, up to `limit` bytes. Sending from it copies.
     pub fn heap(limit: u64) -> Self {
         Self { arena: None, limit }
     }
 
-    /// A buffer of `length` bytes.
+    /// Returns a buffer of `length` bytes, or [`LinkError::NoRoom`].
     pub fn allocate(&self, length: usize) -> Result<Buffer, LinkError> {
         let buffer = match &self.arena {
             Some(arena) => arena.allocate(length),
@@ -272,7 +272,7 @@ impl Allocator {
     }
 }
 
-/// Any link, chosen at run time without an indirect call on the hot path.
+/// Any link. Chosen at run time without an indirect call on the hot path.
 #[derive(Debug)]
 pub enum AnyLink {
     /// shm and inproc.
@@ -368,19 +368,19 @@ impl Link for AnyLink {
     }
 }
 
-/// Something to block on that borrows nothing of its link, so that others may send over the link meanwhile.
+/// Something to block on that borrows nothing from its link, so that other code may send over the link meanwhile.
 #[derive(Debug)]
 pub enum Sleeper {
-    /// A word of mapped memory, announced as asleep.
+    /// A word of mapped memory, with sleep announced.
     Mapped(mapped::MappedSleeper),
     /// A socket.
     Stream(std::sync::Arc<std::os::fd::OwnedFd>),
-    /// A completion queue and the connection beside it.
+    /// A completion queue and the channel's connection.
     Fabric(libfabric::FabricSleeper),
 }
 
 impl AnyLink {
-    /// The connection whose end is the link's, if it has one.
+    /// Returns the connection whose end ends the link, if there is one.
     pub fn socket(&self) -> Option<&std::sync::Arc<std::os::fd::OwnedFd>> {
         match self {
             Self::Mapped(_) => None,
@@ -389,7 +389,7 @@ impl AnyLink {
         }
     }
 
-    /// Announces that the caller will block in [`sleep_any`]; none if there is something to poll for already.
+    /// Announces that the caller will block in [`sleep_any`]. Returns `None` if there is already something to poll.
     pub fn prepare_sleep(&mut self) -> Option<Sleeper> {
         match self {
             Self::Mapped(link) => link.prepare_sleep().map(Sleeper::Mapped),
@@ -399,7 +399,7 @@ impl AnyLink {
     }
 }
 
-/// Blocks until one of several links may have something, or `limit` has passed.
+/// Blocks until one of several links may have a message, or `limit` has passed.
 pub fn sleep_any(sleepers: &[Sleeper], limit: Duration) -> Result<(), LinkError> {
     let mut words = Vec::new();
     let mut sockets = Vec::new();
@@ -421,7 +421,7 @@ pub fn sleep_any(sleepers: &[Sleeper], limit: Duration) -> Result<(), LinkError>
         (_, true) => futex::wait_any(&words, limit),
         (true, false) => stream::wait_any(&sockets, limit)?,
         (false, false) => {
-            // Links of both kinds never share a lease today; should they, the words are looked at every millisecond.
+            // Links of both kinds never share a lease today. If they do, check the words every millisecond.
             stream::wait_any(&sockets, limit.min(Duration::from_millis(1)))?;
         }
     }

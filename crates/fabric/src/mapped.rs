@@ -1,6 +1,6 @@
-//! The link over memory that both ends map: shared memory between processes, and its twin inside one process.
+//! The link over memory that both ends map: shared memory between processes, and its in-process variant.
 //!
-//! The memory is laid out as
+//! Layout of the memory:
 //!
 //! ```text
 //! 0      magic and version (for people with a debugger; nothing is believed that stands here)
@@ -27,10 +27,10 @@ const WORKER_ASLEEP: usize = 256;
 const CLIENT_ASLEEP: usize = 384;
 const RINGS: usize = 4096;
 
-/// How often a poller that finds nothing looks whether the channel was closed: every 256th time, some 1 us.
+/// A poller checks after every 256 misses, about 1 us, whether the channel was closed.
 const CLOSED_EVERY: u32 = 256;
 
-/// Bytes of memory that a channel of this geometry takes.
+/// Returns the bytes of memory that a channel of this geometry needs.
 pub fn memory_bytes(geometry: Geometry) -> usize {
     bulk_start(geometry) + 2 * geometry.bulk_bytes as usize
 }
@@ -39,7 +39,7 @@ fn bulk_start(geometry: Geometry) -> usize {
     (RINGS + 2 * geometry.ring_bytes()).next_multiple_of(4096)
 }
 
-/// Which end of the channel.
+/// The two ends of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Sends requests.
@@ -56,7 +56,7 @@ pub struct MappedLink {
     geometry: Geometry,
     mask: usize,
     stride: usize,
-    /// First byte of the ring that we write, and of the ring that we read.
+    /// First byte of the ring that this end writes, then of the ring that it reads.
     outgoing: usize,
     incoming: usize,
     own_asleep: usize,
@@ -69,9 +69,9 @@ pub struct MappedLink {
     misses: u32,
     /// Flags of every message that is sent.
     marks: u16,
-    /// Whether the next response tells that its request's block is still in use.
+    /// Whether the next response states that its request's block is still in use.
     retaining: bool,
-    /// Request blocks that this link keeps until their response is done with, by slot.
+    /// Request blocks that this link keeps until their response has been processed, by slot.
     kept: Vec<Option<Buffer>>,
     kept_count: usize,
     current: CurrentMessage,
@@ -101,7 +101,7 @@ impl CurrentMessage {
 }
 
 impl MappedLink {
-    /// Joins a channel. `peer_never_sleeps` leaves out the fence that waking a sleeper needs; both sides must have agreed.
+    /// Joins a channel. `peer_never_sleeps` omits the fence that waking a sleeper needs. Both sides must have agreed.
     pub fn new(
         memory: Arc<Mapping>,
         transport: Transport,
@@ -161,7 +161,7 @@ impl MappedLink {
         ring + (sequence as usize & self.mask) * self.stride
     }
 
-    /// Why the node closed the channel, if it did.
+    /// Returns why the node closed the channel, if it did.
     pub fn end(&self) -> Option<End> {
         End::from_word(self.memory.word(CLOSED).load(Ordering::Acquire))
     }
@@ -187,8 +187,8 @@ impl MappedLink {
             length,
             deadline_ms,
         };
-        // SAFETY: the slot lies inside the mapping and the peer does not read it before the sequence word below says so.
-        // Everything but that word is written here.
+        // SAFETY: the slot lies inside the mapping and the peer does not read it before the sequence word below says
+        // so. Everything but that word is written here.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 header.as_bytes()[4..].as_ptr(),
@@ -219,7 +219,8 @@ impl MappedLink {
         }
     }
 
-    /// Where a payload lies in our region, and the buffer to keep for it. Foreign memory is copied into the region.
+    /// Returns the offset of a payload in our region and the buffer to keep for it. Copies foreign memory into the
+    /// region.
     fn place(&mut self, payload: Payload<'_>) -> Result<(u64, Option<Buffer>), LinkError> {
         match payload {
             Payload::Buffer(buffer, _) if let Some(offset) = buffer.offset_in(&self.arena) => Ok((offset, None)),
@@ -233,7 +234,7 @@ impl MappedLink {
         }
     }
 
-    /// Reads what `Header` and descriptor say, once, and checks the copy.
+    /// Reads header and descriptor once and checks the copy.
     #[inline(always)]
     fn read(&mut self, slot: usize) -> Result<Meta, LinkError> {
         // SAFETY: inside the mapping. The peer may write at the same time, which tears values but not memory.
@@ -336,7 +337,8 @@ impl Link for MappedLink {
     #[inline(always)]
     fn compose(&mut self) -> &mut [u8] {
         let slot = self.slot(self.outgoing, self.next_out);
-        // SAFETY: inside the mapping; the slot is ours until published, and `&mut self` is the only writer on this side.
+        // SAFETY: inside the mapping; the slot is ours until published, and `&mut self` is the only writer on this
+        // side.
         unsafe { std::slice::from_raw_parts_mut(self.memory.at(slot + HEADER_BYTES), self.stride - HEADER_BYTES) }
     }
 
@@ -494,14 +496,14 @@ impl Link for MappedLink {
         let slot = self.slot(self.incoming, self.next_in);
         let asleep = self.memory.word(self.own_asleep);
         if ring::fall_asleep(asleep, self.memory.word(slot), self.next_in) {
-            // The node closes first and wakes afterwards, so looking here misses no end.
+            // The node closes before it wakes, so checking here misses no end.
             if self.end().is_none() {
                 futex::wait(asleep, 1, limit);
             }
             ring::wake_up(asleep);
         }
         match self.end() {
-            // What came before the end is still delivered.
+            // Deliver messages that arrived before the end.
             Some(end) if !ring::has_arrived(self.memory.word(slot), self.next_in) => Err(LinkError::Ended(end)),
             _ => Ok(()),
         }
@@ -531,7 +533,7 @@ impl Link for MappedLink {
     }
 }
 
-/// Ends a channel: writes why, and wakes both ends. The node does it, who holds only the first page.
+/// Ends a channel: writes the reason and wakes both ends. Called by the node, which maps only the first page.
 pub(crate) fn close(memory: &Mapping, end: End) {
     memory.word(CLOSED).store(end.to_word(), Ordering::Release);
     std::sync::atomic::fence(Ordering::SeqCst);
@@ -541,7 +543,7 @@ pub(crate) fn close(memory: &Mapping, end: End) {
     }
 }
 
-/// The word on which one end of a channel sleeps; dropping it takes the announcement back.
+/// The word on which one end of a channel sleeps. Dropping it withdraws the announcement.
 #[derive(Debug)]
 pub struct MappedSleeper {
     memory: Arc<Mapping>,
@@ -571,7 +573,7 @@ impl MappedLink {
             memory: self.memory.clone(),
             asleep: self.own_asleep,
         };
-        // The next poll finds the end at once, not after its usual number of misses.
+        // Make the next poll find the end at once instead of after the usual number of misses.
         if self.end().is_some() {
             self.misses = CLOSED_EVERY - 1;
             return None;

@@ -18,7 +18,8 @@ pub struct Mapping {
     length: usize,
 }
 
-// SAFETY: a mapping is plain memory that any thread may touch; what is in it is accessed through atomics and raw copies.
+// SAFETY: a mapping is plain memory that any thread may touch; what is in it is accessed through atomics and raw
+// copies.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -43,7 +44,7 @@ impl Mapping {
         })
     }
 
-    /// Maps fresh zeroed memory that no other process can reach, unless forked from this one.
+    /// Maps zeroed memory that no other process can access, except children forked from this one.
     pub fn anonymous(length: usize) -> std::io::Result<Self> {
         // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing.
         let start = unsafe {
@@ -60,7 +61,7 @@ impl Mapping {
         })
     }
 
-    /// Address of the byte at `offset`, which must lie inside.
+    /// Returns the address of the byte at `offset`, which must lie inside.
     #[inline(always)]
     pub fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.length);
@@ -68,7 +69,7 @@ impl Mapping {
         unsafe { self.start.as_ptr().add(offset) }
     }
 
-    /// The word at `offset`, which must lie inside and be a multiple of 4.
+    /// Returns the word at `offset`, which must lie inside and be a multiple of 4.
     #[inline(always)]
     pub fn word(&self, offset: usize) -> &AtomicU32 {
         debug_assert!(offset + 4 <= self.length && offset.is_multiple_of(4));
@@ -81,7 +82,7 @@ impl Mapping {
         self.length
     }
 
-    /// Gives the pages of a range back to the kernel; they read as zero afterwards.
+    /// Returns the pages of a range to the kernel. They read as zero afterwards.
     pub(crate) fn punch(&self, offset: usize, length: usize) {
         // SAFETY: the range lies inside this mapping and holds nothing that is still used.
         let _ = unsafe { rustix::mm::madvise(self.at(offset).cast(), length, rustix::mm::Advice::LinuxRemove) };
@@ -95,7 +96,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Makes a memory file of a size that nobody can change afterwards, so that no access to it can fault.
+/// Creates a memory file whose size cannot change, so that no access to it can fault.
 pub fn sealed_memory(name: &str, length: u64) -> std::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, length)?;
@@ -103,7 +104,7 @@ pub fn sealed_memory(name: &str, length: u64) -> std::io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Checks that a received memory file has the announced size and can never shrink.
+/// Checks that a received memory file has at least the announced size and can never shrink.
 pub fn check_sealed(file: impl AsFd, length: u64) -> std::io::Result<()> {
     let seals = rustix::fs::fcntl_get_seals(&file)?;
     let found = File::from(file.as_fd().try_clone_to_owned()?).metadata()?.len();
@@ -128,8 +129,8 @@ enum Store {
     Heap(Heap),
 }
 
-/// Memory that a link can send from, or receive into, without copying: a block of the shared region, or heap memory for
-/// links that share none. Aligned to 128 bytes.
+/// Memory that a link can send from or receive into without a copy: a block of the shared region, or heap memory for
+/// links without shared memory. Aligned to 128 bytes.
 #[derive(Debug)]
 pub struct Buffer {
     store: Store,
@@ -137,7 +138,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer that no arena knows, for links without shared memory.
+    /// Returns a heap buffer of zeros for links without shared memory, or `None` without memory.
     pub fn heap(length: usize) -> Option<Self> {
         Some(Self {
             store: Store::Heap(Heap::new(length)?),
@@ -150,17 +151,16 @@ impl Buffer {
         Self { store, length }
     }
 
-    /// Bytes in it.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Bytes that it could have.
+    /// Largest possible length in bytes.
     pub fn capacity(&self) -> usize {
         match &self.store {
             Store::Arena { class, .. } => (1usize << class) - BLOCK_HEADER_BYTES,
@@ -168,7 +168,7 @@ impl Buffer {
         }
     }
 
-    /// Makes it shorter, or longer up to its capacity. Whether that was possible.
+    /// Changes the length, up to the capacity. Returns whether that was possible.
     pub fn resize(&mut self, length: usize) -> bool {
         let possible = length <= self.capacity();
         if possible {
@@ -177,7 +177,7 @@ impl Buffer {
         possible
     }
 
-    /// Its first byte.
+    /// Address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.store {
             Store::Arena { arena, offset, .. } => arena.payload(*offset),
@@ -185,19 +185,19 @@ impl Buffer {
         }
     }
 
-    /// Its content.
+    /// The content.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the block has at least `length` bytes, initialised (fresh pages are zero), and is ours until dropped.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.length) }
     }
 
-    /// Its content, to write.
+    /// The content, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` is the only handle to the block.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.length) }
     }
 
-    /// Offset of the payload in its side's bulk region, if it lies in `arena`'s.
+    /// Returns the offset of the payload in the bulk region if the buffer belongs to `arena`.
     pub(crate) fn offset_in(&self, arena: &Arc<Arena>) -> Option<u64> {
         match &self.store {
             Store::Arena { arena: own, offset, .. } if Arc::ptr_eq(own, arena) => {
@@ -207,7 +207,7 @@ impl Buffer {
         }
     }
 
-    /// Leaves the block to the peer, who marks it free when it has read it.
+    /// Leaves the block to the peer, which marks it free after reading it.
     pub(crate) fn lend(mut self) {
         if let Store::Arena { arena, offset, class } = std::mem::replace(&mut self.store, Store::Heap(Heap::empty())) {
             arena.lend(offset, class);
@@ -223,7 +223,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A payload that arrived through bulk memory: the peer's block, given back when dropped, or a buffer of our own.
+/// A payload that arrived through bulk memory: the peer's block, released when dropped, or our own buffer.
 #[derive(Debug)]
 pub enum Received {
     /// In the peer's region.

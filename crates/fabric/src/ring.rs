@@ -1,18 +1,18 @@
-//! The lock-free heart of a shared-memory channel: how a slot is published and how a sleeper is woken.
+//! The lock-free core of a shared-memory channel: publishing a slot and waking a sleeper.
 //!
-//! There is no head and no tail. Each slot carries a sequence word; the sender writes everything else of the slot and
-//! then stores the word with release, the receiver waits for the number that it expects and loads it with acquire.
+//! There is no head and no tail. Each slot has a sequence word. The sender writes the rest of the slot and then stores
+//! the word with release ordering. The receiver waits for the expected number and loads it with acquire ordering.
 //! Response `n` frees request slot `n`, so neither side can overrun the other.
 //!
-//! Sleeping is announced. The receiver sets `asleep` and looks at the slot once more before it blocks; the sender looks
-//! at `asleep` after it has published. Without a sequentially consistent fence between each side's store and load, both
+//! Sleep is announced. The receiver sets `asleep` and checks the slot once more before it blocks. The sender checks
+//! `asleep` after it has published. Without a sequentially consistent fence between each side's store and load, both
 //! loads could miss both stores (store buffering), and a wake-up would be lost.
 //!
-//! Everything is generic over [`Word`], so that loom explores the same code that runs (`tests/loom.rs`).
+//! All functions are generic over [`Word`], so that loom checks the same code that runs (`tests/loom.rs`).
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// A 32-bit atomic word and the fence that goes with it.
+/// A 32-bit atomic word and its fence.
 pub trait Word {
     /// As `AtomicU32::load`.
     fn load(&self, ordering: Ordering) -> u32;
@@ -43,28 +43,28 @@ impl Word for AtomicU32 {
     }
 }
 
-/// Makes the slot's content visible under `number`. Everything else in the slot must be written before.
+/// Publishes a slot's content under `number`. Everything else in the slot must be written before.
 #[inline(always)]
 pub fn publish<W: Word>(sequence: &W, number: u32) {
     sequence.store(number, Ordering::Release);
 }
 
-/// Whether the slot holds message `number`; if so, all of the slot's content may be read.
+/// Whether the slot contains message `number`. If so, all of the slot's content may be read.
 #[inline(always)]
 pub fn has_arrived<W: Word>(sequence: &W, number: u32) -> bool {
     sequence.load(Ordering::Acquire) == number
 }
 
-/// To be called after [`publish`]: whether the receiver sleeps, or is about to, and must be woken by the caller. At most
-/// one caller is told so for each time that the receiver sleeps.
+/// Whether the receiver sleeps or is about to, and the caller must wake it. Call it after [`publish`]. At most one
+/// caller gets `true` for each sleep.
 #[inline(always)]
 pub fn must_wake<W: Word>(asleep: &W) -> bool {
     W::full_fence();
     asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
 }
 
-/// Announces sleep. True when the caller must now block until `asleep` is no longer 1; false when message `number` came
-/// meanwhile and the announcement was taken back.
+/// Announces sleep. Returns `true` if the caller must now block until `asleep` is no longer 1, and `false` if message
+/// `number` has arrived and the announcement was withdrawn.
 #[inline(always)]
 pub fn fall_asleep<W: Word>(asleep: &W, sequence: &W, number: u32) -> bool {
     asleep.store(1, Ordering::Relaxed);
@@ -76,7 +76,7 @@ pub fn fall_asleep<W: Word>(asleep: &W, sequence: &W, number: u32) -> bool {
     true
 }
 
-/// Takes the announcement back after waking up, for whatever reason.
+/// Withdraws the announcement after any wake-up.
 #[inline(always)]
 pub fn wake_up<W: Word>(asleep: &W) {
     asleep.store(0, Ordering::Relaxed);

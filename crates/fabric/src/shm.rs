@@ -1,4 +1,4 @@
-//! Shared memory between processes: a memory file per channel, which the node makes and gives to the two ends alone.
+//! Shared memory between processes: one memory file per channel, which the node creates and gives only to the two ends.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::mapped::{self, MappedLink, Side};
 use crate::memory::{Mapping, check_sealed, sealed_memory};
 use crate::{LinkError, Transport};
 
-/// What the node keeps of a channel: enough to end it.
+/// The node's handle of a channel's memory, with which it ends the channel.
 #[derive(Debug)]
 pub struct ChannelMemory {
     file: OwnedFd,
@@ -18,19 +18,19 @@ pub struct ChannelMemory {
 }
 
 impl ChannelMemory {
-    /// Makes the memory of a channel.
+    /// Creates the memory of a channel.
     pub fn create(geometry: Geometry) -> std::io::Result<Self> {
         let file = sealed_memory("dayfly-channel", mapped::memory_bytes(geometry) as u64)?;
         let first_page = Mapping::of(&file, 4096)?;
         Ok(Self { file, first_page })
     }
 
-    /// The file to give to both ends.
+    /// Returns the file to pass to both ends.
     pub fn file(&self) -> impl AsFd + '_ {
         &self.file
     }
 
-    /// Ends the channel for both.
+    /// Ends the channel for both ends.
     pub fn close(&self, end: End) {
         mapped::close(&self.first_page, end);
     }
@@ -49,12 +49,12 @@ fn join(file: impl AsFd, geometry: Geometry, side: Side, peer_never_sleeps: bool
     ))
 }
 
-/// The client's end.
+/// Returns the client's end.
 pub fn client(file: impl AsFd, geometry: Geometry, worker_never_sleeps: bool) -> Result<MappedLink, LinkError> {
     join(file, geometry, Side::Client, worker_never_sleeps)
 }
 
-/// The worker's end.
+/// Returns the worker's end.
 pub fn worker(file: impl AsFd, geometry: Geometry, client_never_sleeps: bool) -> Result<MappedLink, LinkError> {
     join(file, geometry, Side::Worker, client_never_sleeps)
 }

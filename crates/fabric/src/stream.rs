@@ -1,9 +1,9 @@
-//! The link over a byte stream: TCP in clear or under TLS.
+//! The link over a byte stream: TCP in clear text or under TLS.
 //!
-//! A frame is a slot's header, then its descriptor if the flags say so, then the payload. Small frames are received many
-//! at a time into one buffer and read there; a large payload is received straight into the buffer that its reader gets,
-//! or into the room that the caller named. While a sender waits for the socket to drain it keeps receiving, so two sides
-//! that both send large messages cannot block each other.
+//! A frame is a slot's header, then its descriptor if the flags announce one, then the payload. Small frames are
+//! received many at a time into one buffer and read there. A large payload is received directly into the buffer that
+//! its reader gets, or into the room that the caller named. While a sender waits for the socket to drain it continues
+//! to receive, so two sides that both send large messages cannot block each other.
 
 pub mod wire;
 
@@ -20,29 +20,30 @@ use crate::memory::{Buffer, Received};
 use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport};
 use wire::Wire;
 
-/// Receive buffer: a few hundred small frames for one system call, and no less than two of the largest slots.
+/// Size of the receive buffer: a few hundred small frames per system call, and at least two of the largest slots.
 const RECEIVE_BYTES: usize = 128 << 10;
-/// Received at a time while no large payload is under way: what of one comes along with its header is copied once more.
+/// Bytes received at a time while no large payload is in progress. The part of a payload that arrives with its header
+/// is copied once more.
 const RECEIVE_AT_ONCE_BYTES: usize = 32 << 10;
-/// Tries to send into a full socket before blocking: the peer is most often busy emptying it, and blocking and waking cost
-/// more than these tries.
+/// Attempts to send into a full socket before blocking. The peer is usually busy draining it, and blocking and waking
+/// cost more than these attempts.
 const TRIES_BEFORE_BLOCKING: u32 = 64;
-/// A worker has an input and an output in hand.
+/// Most spare buffers: a worker uses one input and one output.
 const SPARES: usize = 2;
-/// A peer that takes nothing for this long while we have something to send is gone.
+/// A peer that takes nothing for this long while we are sending counts as gone.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
-/// How long a TLS handshake may take.
+/// Time limit of a TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 enum Place {
-    /// In the receive buffer, at.
+    /// In the receive buffer, at this offset.
     Inline(usize),
-    /// In a buffer of its own.
+    /// In a separate buffer.
     Own(Buffer),
     /// In the room that the request named.
     InRoom,
-    /// Taken away.
+    /// Taken by the receiver.
     Nowhere,
 }
 
@@ -72,7 +73,7 @@ pub struct StreamLink {
     incoming: Option<Incoming>,
     queue: VecDeque<Message>,
     current: Option<Message>,
-    /// Buffers of messages that are done with: an input's and an output's.
+    /// Buffers of processed messages, for reuse: one input and one output.
     spares: Vec<Buffer>,
     compose: Vec<u8>,
     rooms: Vec<Option<Room>>,
@@ -88,12 +89,12 @@ pub struct StreamLink {
 unsafe impl Send for StreamLink {}
 
 impl StreamLink {
-    /// A link over a connected TCP socket, in clear.
+    /// Returns a link over a connected TCP socket, in clear text.
     pub fn tcp(socket: OwnedFd, geometry: Geometry) -> Result<Self, LinkError> {
         Ok(Self::over(Wire::plain(socket)?, geometry))
     }
 
-    /// A link over a connected TCP socket under TLS; returns when the handshake is done.
+    /// Returns a link over a connected TCP socket under TLS, after the handshake.
     pub fn tls(socket: OwnedFd, session: impl Into<rustls::Connection>, geometry: Geometry) -> Result<Self, LinkError> {
         let mut wire = Wire::tls(socket, session.into())?;
         wire.handshake(Instant::now() + HANDSHAKE_LIMIT)?;
@@ -132,7 +133,7 @@ impl StreamLink {
         sequence as usize & (self.geometry.slots as usize - 1)
     }
 
-    /// A buffer for a payload that comes in, reusing the last one: fresh memory costs as much as the copy.
+    /// Returns a buffer for an incoming payload. Reuses a spare one, because fresh memory costs as much as the copy.
     fn buffer_for(&mut self, length: usize) -> Result<Buffer, LinkError> {
         if let Some(at) = self.spares.iter().position(|spare| spare.capacity() >= length) {
             let mut spare = self.spares.swap_remove(at);
@@ -150,7 +151,7 @@ impl StreamLink {
         })
     }
 
-    /// Keeps the larger buffers.
+    /// Keeps a buffer for reuse. Prefers larger ones.
     fn keep_spare(&mut self, buffer: Buffer) {
         if self.spares.len() < SPARES {
             return self.spares.push(buffer);
@@ -162,8 +163,8 @@ impl StreamLink {
         }
     }
 
-    /// The next whole message, out of what was received already. Most are small, and this does nothing but what those
-    /// need: after a system call every branch costs.
+    /// Returns the next complete message among the bytes already received. Handles only the common small messages,
+    /// because after a system call every branch is expensive.
     #[inline]
     fn parse(&mut self) -> Result<Option<Message>, LinkError> {
         if self.incoming.is_some() {
@@ -196,7 +197,7 @@ impl StreamLink {
         Ok(Some(message))
     }
 
-    /// As [`StreamLink::parse`], for messages that have a descriptor or are wrong.
+    /// Like [`StreamLink::parse`], for messages with a descriptor and malformed ones.
     #[cold]
     fn parse_other(&mut self) -> Result<Option<Message>, LinkError> {
         let available = &self.receive[self.start..self.end];
@@ -300,7 +301,7 @@ impl StreamLink {
         Ok(None)
     }
 
-    /// Receives what is there into the empty buffer, between messages. Whether anything came.
+    /// Receives available bytes into the empty buffer, between messages. Returns whether any arrived.
     #[inline]
     fn fill_empty(&mut self) -> Result<bool, LinkError> {
         let until = self.at_once();
@@ -323,7 +324,7 @@ impl StreamLink {
         RECEIVE_AT_ONCE_BYTES.max(stride).min(self.receive.len())
     }
 
-    /// Receives what is there, without blocking. Whether anything came.
+    /// Receives available bytes without blocking. Returns whether any arrived.
     fn fill(&mut self) -> Result<bool, LinkError> {
         let result = match &mut self.incoming {
             Some(incoming) => {
@@ -348,7 +349,7 @@ impl StreamLink {
         self.received(result)
     }
 
-    /// What a receive that came to this means for the link.
+    /// Interprets the result of a receive for the link.
     fn received(&mut self, result: std::io::Result<usize>) -> Result<bool, LinkError> {
         match result {
             Ok(0) => {
@@ -381,7 +382,7 @@ impl StreamLink {
         }
     }
 
-    /// Receives into the queue while a send is blocked. The payloads leave the receive buffer, which moves on.
+    /// Receives into the queue while a send is blocked. Payloads are copied out of the receive buffer, which is reused.
     fn receive_aside(&mut self) -> Result<(), LinkError> {
         while self.queue.len() < self.geometry.slots as usize {
             let Some(mut message) = self.next_message()? else {
@@ -402,7 +403,7 @@ impl StreamLink {
         Ok(())
     }
 
-    /// Sends head and body to the end, after a first attempt that came to this.
+    /// Sends the rest of head and body, after a first attempt with the result `first`.
     fn send_on(&mut self, head: &[u8], body: &[u8], first: std::io::Result<usize>) -> Result<(), LinkError> {
         let total = head.len() + body.len();
         let mut sent = 0;
@@ -417,7 +418,8 @@ impl StreamLink {
                     tries = 0;
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    // A message half received in place keeps its memory while we receive aside: only whole ones move.
+                    // A partially received message keeps its memory while we receive into the queue: only complete ones
+                    // are moved.
                     if self.current_is_inline() {
                         self.unpin_current()?;
                     }
@@ -549,7 +551,7 @@ impl Link for StreamLink {
 
     fn post(&mut self, function: u16, deadline_ms: u32, length: usize) -> Result<u32, LinkError> {
         let header = self.next_header(function, 0, length as u32, deadline_ms);
-        // The composed bytes stand behind the header's place, so that one contiguous write sends both.
+        // The composed bytes follow the space for the header, so that one contiguous write sends both.
         let frame = &mut self.compose[..HEADER_BYTES + length];
         frame[..HEADER_BYTES].copy_from_slice(header.as_bytes());
         match self.wire.send(frame, &[]) {
@@ -594,7 +596,7 @@ impl Link for StreamLink {
     }
 
     fn post_lent(&mut self, function: u16, buffer: Buffer, length: usize) -> Result<u32, LinkError> {
-        // A reply that fits the room that its request offered is received straight into it.
+        // A reply that fits into the room that its request named is received directly into it.
         let room_length = self.current.as_ref().map_or(0, |message| message.room_length);
         let set = if length <= room_length {
             flags::IN_ROOM
@@ -691,7 +693,7 @@ impl Link for StreamLink {
         if !self.queue.is_empty() || self.wire.has_plaintext() {
             return Ok(());
         }
-        // In clear and between messages, the frame comes with the call that waits for it.
+        // In clear text and between messages, one system call waits for the frame and receives it.
         if self.wire.is_encrypted() || self.incoming.is_some() || self.start != self.end {
             self.wire.block(PollFlags::IN, limit)?;
             return Ok(());
@@ -745,7 +747,7 @@ impl Link for StreamLink {
 }
 
 impl StreamLink {
-    /// Its socket, for whoever must end the link from another thread.
+    /// Returns the socket, for a caller that must end the link from another thread.
     pub fn socket(&self) -> &Arc<OwnedFd> {
         self.wire.socket()
     }

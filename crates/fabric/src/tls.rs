@@ -1,6 +1,6 @@
-//! TLS 1.3 between a client and a worker or node, with raw public keys: each side knows the one key it will accept, from the
-//! lease's token, the grant and the node's signed verdict, so no certificate is involved. Where any key will do, who was met is asked
-//! for afterwards.
+//! TLS 1.3 between a client and a worker or node, with raw public keys. Each side knows the only key that it accepts
+//! from the lease's token, the grant and the node's signed verdict, so no certificates are involved. A side that
+//! accepts any key queries the peer's key afterwards.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn certified(provider: &CryptoProvider, pkcs8: &[u8], public: &PublicKey) -> Res
     )))
 }
 
-/// Accepts exactly one peer, or whoever has the private half of the key that it presents.
+/// Accepts exactly one key, or any peer that proves possession of the key that it presents.
 #[derive(Debug)]
 struct Accepted {
     only: Option<Vec<u8>>,
@@ -66,7 +66,7 @@ impl Accepted {
         }
     }
 
-    /// Of the key that passed [`Self::check`].
+    /// Verifies with the key that passed [`Self::check`].
     fn verify(
         &self,
         message: &[u8],
@@ -78,13 +78,13 @@ impl Accepted {
     }
 }
 
-/// The Ed25519 key in a SubjectPublicKeyInfo.
+/// Extracts the Ed25519 key from a SubjectPublicKeyInfo.
 fn key_in(presented: &CertificateDer<'_>) -> Option<PublicKey> {
     let key = presented.as_ref().strip_prefix(&SPKI_PREFIX)?;
     Some(PublicKey(key.try_into().ok()?))
 }
 
-/// Whom a session past its handshake was made with: the peer's certificates as rustls gives them.
+/// Returns the peer's key after the handshake, from its certificates as rustls returns them.
 pub fn presented(certificates: Option<&[CertificateDer<'_>]>) -> Option<PublicKey> {
     key_in(certificates?.first()?)
 }
@@ -160,16 +160,16 @@ impl ClientCertVerifier for Accepted {
     }
 }
 
-/// One side's own key pair.
+/// A key pair of one side.
 #[derive(Clone)]
 pub struct Identity {
     /// PKCS#8 DER of the private key.
     pub pkcs8: Vec<u8>,
-    /// Its public half.
+    /// The public key.
     pub public: PublicKey,
 }
 
-/// How a client meets whoever holds `peer`'s private key, and nobody else; without one, whoever answers.
+/// Returns the configuration of a client that accepts only `peer`, or any server if it is `None`.
 fn client_config(identity: &Identity, peer: Option<&PublicKey>) -> Result<Arc<ClientConfig>, Error> {
     let provider = provider();
     let own = certified(&provider, &identity.pkcs8, &identity.public)?;
@@ -182,12 +182,12 @@ fn client_config(identity: &Identity, peer: Option<&PublicKey>) -> Result<Arc<Cl
     Ok(Arc::new(config))
 }
 
-/// How a worker or a node meets the client that holds `holder`'s private key, and nobody else.
+/// Returns the configuration of a worker or node that accepts only the client with the key `holder`.
 pub fn server_config(identity: &Identity, holder: &PublicKey) -> Result<Arc<ServerConfig>, Error> {
     config_of_server(identity, Some(holder))
 }
 
-/// How a server meets whoever has a key, which [`presented`] tells afterwards.
+/// Returns the configuration of a server that accepts any key. [`presented`] returns the key afterwards.
 pub fn server_config_for_all(identity: &Identity) -> Result<Arc<ServerConfig>, Error> {
     config_of_server(identity, None)
 }
@@ -200,34 +200,34 @@ fn config_of_server(identity: &Identity, client: Option<&PublicKey>) -> Result<A
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(only))
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(own)));
-    // A session is never resumed: a connection has one handshake.
+    // Disable session resumption: a connection has one handshake.
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
 }
 
-/// The client's half of a session with the worker or node that holds `peer`'s private key.
+/// Returns the client's half of a session with the worker or node that has the key `peer`.
 pub fn client(identity: &Identity, peer: &PublicKey) -> Result<ClientConnection, Error> {
     client_session(identity, Some(peer))
 }
 
-/// The client's half of a session with whoever answers, whom [`presented`] tells afterwards.
+/// Returns the client's half of a session with any server. [`presented`] returns the server's key afterwards.
 pub fn client_of_any(identity: &Identity) -> Result<ClientConnection, Error> {
     client_session(identity, None)
 }
 
 fn client_session(identity: &Identity, peer: Option<&PublicKey>) -> Result<ClientConnection, Error> {
-    // A raw key has no name; this one is sent to nobody who could take it for one.
+    // A raw key has no name. This placeholder cannot be mistaken for a real one.
     let name = ServerName::try_from("worker.dayfly.invalid").map_err(|_| Error::General("name".into()))?;
     ClientConnection::new(client_config(identity, peer)?, name)
 }
 
-/// The worker's half of a session with the client that holds `holder`'s private key.
+/// Returns the worker's half of a session with the client that has the key `holder`.
 pub fn worker(identity: &Identity, holder: &PublicKey) -> Result<ServerConnection, Error> {
     ServerConnection::new(server_config(identity, holder)?)
 }
 
 impl Identity {
-    /// Reads a PKCS#8 Ed25519 private key.
+    /// Parses a PKCS#8 Ed25519 private key.
     pub fn from_pkcs8(pkcs8: Vec<u8>) -> Result<Self, Error> {
         let key = provider()
             .key_provider

@@ -1,6 +1,7 @@
-//! One suite over every transport: what `Link` promises, held against shm, inproc, tcp, tls, and libfabric's tcp and shm.
+//! One suite for every transport: checks the guarantees of `Link` for shm, inproc, tcp, tls, and libfabric's tcp and
+//! shm.
 //!
-//! Two threads stand for the two processes; tests with real processes are in `tests/` of the repository.
+//! Two threads stand for the two processes. Tests with real processes are in `tests/` of the repository.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -41,7 +42,7 @@ fn tcp_pair() -> (AnyLink, AnyLink) {
     (link(client), link(worker))
 }
 
-/// Two fixed Ed25519 key pairs of this test's own, as PKCS#8 and public key.
+/// Returns one of two fixed Ed25519 key pairs for these tests.
 fn identity(seed: u8) -> tls::Identity {
     let mut pkcs8 = vec![
         0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
@@ -65,7 +66,7 @@ fn tls_pair() -> (AnyLink, AnyLink) {
     )
 }
 
-/// None where there is no libfabric.
+/// Returns `None` where libfabric is not installed.
 fn fabric_pair(provider: &str) -> Option<(AnyLink, AnyLink)> {
     if let Err(error) = Library::get() {
         eprintln!("left out: {error}");
@@ -103,7 +104,7 @@ fn send(link: &mut AnyLink, function: u16, bytes: &[u8]) -> u32 {
     link.post(function, 7, bytes.len()).unwrap()
 }
 
-/// Answers every request with its bytes reversed, the function index plus one, until the client is gone.
+/// Responds to every request with its bytes reversed and the function index plus one, until the client closes.
 fn reverser(mut link: AnyLink) {
     loop {
         let meta = match next(&mut link) {
@@ -209,7 +210,7 @@ fn both_sides_may_send_large_messages_at_once(pair: (AnyLink, AnyLink)) {
 }
 
 fn freed_bulk_memory_is_used_again(pair: (AnyLink, AnyLink)) {
-    // 100 times 4 MiB through regions of 64 MiB: only possible when every block comes back.
+    // 100 times 4 MiB through regions of 64 MiB works only if every block is released.
     with_reverser(pair, |client| {
         let bytes = vec![9; 4 << 20];
         for _ in 0..100 {
@@ -364,7 +365,7 @@ fn garbage_on_a_stream_is_a_violation_and_no_panic() {
             })
             .collect();
         if seed % 2 == 0 {
-            // A right number, so that the flags and lengths behind it are reached.
+            // Use the expected sequence number, so that the flags and lengths are checked.
             bytes[..4].copy_from_slice(&1u32.to_le_bytes());
             bytes[6..8].copy_from_slice(&((seed % 16) as u16).to_le_bytes());
         }

@@ -1,5 +1,5 @@
-//! libfabric itself: raw writes, two real processes, and machines and peers on which it cannot be had. Left out where the library
-//! is not installed.
+//! Tests of libfabric: raw writes, two real processes, and hosts and peers on which it is unavailable. Skipped where
+//! the library is not installed.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -17,11 +17,11 @@ const GEOMETRY: Geometry = Geometry {
     bulk_bytes: 64 << 20,
 };
 const LIMIT: Duration = Duration::from_secs(60);
-/// In the environment of the second process: the provider, and the port to connect to.
+/// Environment variable of the second process: the provider. The next one contains the port to connect to.
 const PROVIDER: &str = "DAYFLY_TEST_PROVIDER";
 const PORT: &str = "DAYFLY_TEST_PORT";
 
-/// Whether there is a library to test.
+/// Whether the library is installed.
 fn is_there() -> bool {
     Library::get()
         .inspect_err(|error| eprintln!("left out: {error}"))
@@ -46,7 +46,7 @@ fn worker(socket: OwnedFd, offered: &[Choice]) -> Result<FabricLink, LinkError> 
     FabricLink::worker(socket, session, GEOMETRY, offered, false)
 }
 
-/// What comes of it when a client wants this and a worker has that.
+/// Opens both ends, a client that wants `wanted` and a worker that offers `offered`.
 fn both(wanted: Choice, offered: &[Choice]) -> [Result<FabricLink, LinkError>; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -80,7 +80,7 @@ fn raw(provider: &str) -> Endpoint {
     Endpoint::open(provider, 64, Wait::Never, 7).unwrap()
 }
 
-/// Waits for a write of the other side, and answers its notice.
+/// Waits for a write of the other side and returns its notice.
 fn landed(endpoint: &mut Endpoint) -> u32 {
     let until = Instant::now() + LIMIT;
     let mut entries = [Entry::EMPTY; 1];
@@ -92,12 +92,12 @@ fn landed(endpoint: &mut Endpoint) -> u32 {
     }
 }
 
-/// Writes, as soon as the provider takes it.
+/// Writes as soon as the provider takes it.
 fn write(endpoint: &mut Endpoint, bytes: &[u8], to: Target, notice: u32) {
     let until = Instant::now() + LIMIT;
     while !endpoint.inject(bytes, to, notice).unwrap() {
         assert!(Instant::now() < until, "the provider takes no write");
-        // Until the two are connected, this drives it.
+        // Until the two are connected, this call drives the connection.
         endpoint.read(&mut [Entry::EMPTY; 1]).unwrap();
     }
 }
@@ -149,7 +149,7 @@ fn raw_writes_land_with_their_notices() {
     }
 }
 
-/// Not a test of its own: the worker's process of the one below.
+/// Not a separate test: the worker process of the test below.
 #[test]
 fn worker_process() {
     let (Ok(provider), Ok(port)) = (std::env::var(PROVIDER), std::env::var(PORT)) else {
@@ -178,7 +178,7 @@ fn worker_process() {
     }
 }
 
-/// A process of its own that is the worker of a channel to this one.
+/// Starts a process that is the worker of a channel to this one.
 fn spawn_worker(provider: &str, listener: &TcpListener) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "worker_process"])
@@ -283,7 +283,7 @@ fn memory_is_registered_once_for_many_messages() {
     for _ in 0..200 {
         client.post_bulk(0, 0, Payload::Bytes(&[7; 100_000]), None).unwrap();
         next(&mut client).unwrap();
-        // Every second one is taken along, so that its memory is not there for the next.
+        // Take every second payload, so that its memory is not available for the next.
         drop(client.take());
         client.done();
     }
@@ -325,7 +325,7 @@ fn a_signal_while_waiting_ends_nothing() {
         return;
     }
     extern "C" fn nothing(_: libc::c_int) {}
-    // SAFETY: a handler that does nothing, and has system calls tell that they were interrupted.
+    // SAFETY: a handler that does nothing, so that system calls return as interrupted.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as *const () as usize;
@@ -344,7 +344,7 @@ fn a_signal_while_waiting_ends_nothing() {
         worker.post(0, 0, 5).unwrap();
         worker
     });
-    // Whatever news the provider's descriptor has, is read more than once.
+    // Read every event of the provider's descriptor, however many there are.
     next(&mut client).unwrap();
     assert_eq!(client.current().input, b"after");
     other.join().unwrap();
@@ -384,7 +384,7 @@ fn whoever_names_no_provider_gets_the_first_that_is_offered() {
 #[test]
 fn opening_it_changes_no_signal_handler_of_the_program() {
     let handler = |signal| {
-        // SAFETY: asks only; every member may be zero.
+        // SAFETY: only queries; every member may be zero.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             assert_eq!(libc::sigaction(signal, std::ptr::null(), &mut action), 0);
@@ -418,7 +418,7 @@ fn unknown_providers_and_domains_are_named() {
     );
 }
 
-/// Not a test of its own: the process of the one below, whose libfabric is none.
+/// Not a separate test: the process of the test below, whose libfabric is not a library.
 #[test]
 fn process_without_libfabric() {
     if std::env::var("DAYFLY_TEST_WITHOUT").is_err() {
@@ -435,7 +435,7 @@ fn process_without_libfabric() {
 
 #[test]
 fn a_machine_without_libfabric_is_told_so() {
-    // A file of that name that is no library stands before the real one.
+    // A file of that name that is not a library precedes the real one.
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("libfabric.so.1"), "nothing").unwrap();
     let status = Command::new(std::env::current_exe().unwrap())

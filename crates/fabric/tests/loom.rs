@@ -42,11 +42,11 @@ struct Channel {
     response: Slot,
     worker_asleep: Loom,
     client_asleep: Loom,
-    /// Stands for the kernel's futex: woken counts the wake-ups that were sent.
+    /// Stands for the kernel's futex. Counts the wake-ups sent.
     woken: AtomicU32,
 }
 
-/// Blocks as a futex would: only while the word is 1.
+/// Blocks like a futex: only while the word is 1.
 fn block(word: &Loom) {
     while word.load(Ordering::Relaxed) == 1 {
         loom::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Streams of bytes over libfabric's software providers: whatever is sent comes, in order, and an end is told.
+//! Byte streams over libfabric's software providers: all bytes arrive in order, and the end is reported.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Both ends, each opened with its choice; none where libfabric is not installed.
+/// Opens both ends, each with its choice. Empty where libfabric is not installed.
 fn opened(choices: [&str; 2]) -> [Opened; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -86,7 +86,7 @@ fn what_is_sent_both_ways_in_pieces_of_any_length_comes_whole_and_in_order() {
     }
 }
 
-/// Receives all that comes until the end, asleep while there is nothing; how much that was.
+/// Receives until the end, and sleeps while there is nothing. Returns the number of bytes.
 fn read_to_the_end(mut end: Box<Pipe>) -> usize {
     let mut into = vec![0; 65_536];
     let (mut all, begun) = (0, Instant::now());
@@ -112,7 +112,7 @@ fn a_sleeper_is_woken_by_what_comes_and_by_the_end_after_it() {
     let begun = Instant::now();
     let mut sent = 0;
     for length in [1, 100, 5_000_000, 7] {
-        // Long enough for the reader to fall asleep in between.
+        // Long enough for the reader to fall asleep.
         std::thread::sleep(Duration::from_millis(50));
         let bytes = vec![3; length];
         let mut left = &bytes[..];

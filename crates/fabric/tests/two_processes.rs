@@ -1,4 +1,4 @@
-//! Two real processes on one ring, for long: every message arrives once, whole and in order, however the two happen to
+//! Two real processes on one ring for a long time: every message arrives once, complete and in order, however the two
 //! poll, sleep and wake.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -17,7 +17,7 @@ const GEOMETRY: Geometry = Geometry {
 const DESCRIPTOR: &str = "DAYFLY_TEST_RING";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A small generator of this test's own, so that both processes make the same messages.
+/// A deterministic generator, so that both processes produce the same messages.
 struct Noise(u64);
 
 impl Noise {
@@ -32,7 +32,7 @@ impl Noise {
 fn next(link: &mut AnyLink, noise: &mut Noise) -> Result<u32, LinkError> {
     let until = Instant::now() + LIMIT;
     loop {
-        // Sometimes sleep at once, sometimes poll for a while, so that every order of the two is met.
+        // Sleep at once or poll for a while, so that all interleavings occur.
         for _ in 0..noise.next() % 300 {
             if let Some(meta) = link.poll()? {
                 return Ok(meta.sequence);
@@ -46,7 +46,7 @@ fn next(link: &mut AnyLink, noise: &mut Noise) -> Result<u32, LinkError> {
     }
 }
 
-/// Not a test of its own: the worker's process of the one below.
+/// Not a separate test: the worker process of the test below.
 #[test]
 fn worker_process() {
     let Ok(descriptor) = std::env::var(DESCRIPTOR) else {

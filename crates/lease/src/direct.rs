@@ -38,7 +38,7 @@ pub fn cap_of(allowance: &Token) -> Held {
 /// the node.
 ///
 /// # Errors
-/// `QuotaExceeded` when a limit would be exceeded.
+/// `TooLarge` if the lease alone exceeds a limit, `NoCapacity` if it does so together with what the node holds.
 pub fn within_cap(cap: &Held, held: &Held, wanted: &Held) -> Result<(), Failure> {
     let bounds = [
         (

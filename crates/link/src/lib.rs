@@ -1,4 +1,5 @@
-//! The one connection that a daemon opens to its manager, for ever opened again: nodes and endpoints need no inbound access.
+//! The connection from a daemon to its manager, which the daemon reopens whenever it is lost. Nodes and endpoints need
+//! no inbound access.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,42 +17,42 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
-/// A manager's host that acknowledges nothing for so long is gone.
+/// Milliseconds without an acknowledgement after which the manager's host counts as lost.
 const SILENT_MS: u32 = 10_000;
-/// Waits between attempts double from the first to the last.
+/// First wait between two attempts to connect. Waits double up to [`LAST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
 /// A WebSocket to a manager.
 pub type Socket = WebSocketStream<TlsStream<TcpStream>>;
 
-/// Why there is no connection to a manager.
+/// Why a connection to a manager failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What should be its address is none.
+    /// The manager's address is malformed.
     #[error("`{0}` is no manager's address; give https://HOST:PORT")]
     Address(String),
-    /// Its certificate authority cannot be read.
+    /// The certificate authority is not a PEM certificate.
     #[error("the certificate authority given for the manager is not a PEM certificate")]
     Authority,
-    /// It does not know the bearer.
+    /// The manager does not accept the bearer token.
     #[error("the manager does not accept the credential")]
     Unauthorized,
-    /// It has no such place, or does not want this one there.
+    /// The manager refused the request.
     #[error("the manager refused: {0}")]
     Refused(String),
-    /// It cannot be reached.
+    /// The manager cannot be reached.
     #[error("the manager cannot be reached: {0}")]
     Unreachable(#[from] std::io::Error),
-    /// What it speaks is not what was expected.
+    /// The connection failed, or the manager violated the protocol.
     #[error("the connection broke: {0}")]
     Broken(#[from] tungstenite::Error),
-    /// This program cannot speak TLS.
+    /// TLS cannot be configured.
     #[error("no TLS: {0}")]
     Tls(#[from] rustls::Error),
 }
 
-/// Splits `https://host:port`.
+/// Splits `https://host:port` into host and port.
 fn host_and_port(url: &str) -> Result<(&str, u16), Error> {
     let wrong = || Error::Address(url.into());
     let rest = url.strip_prefix("https://").ok_or_else(wrong)?.trim_end_matches('/');
@@ -60,7 +61,7 @@ fn host_and_port(url: &str) -> Result<(&str, u16), Error> {
     Ok((host, port.parse().map_err(|_| wrong())?))
 }
 
-/// Opens a WebSocket at a path of a manager's. No message on it has more than so many bytes.
+/// Opens a WebSocket at `path` of a manager. `most_bytes` limits the size of a message.
 pub async fn connect(to: &ManagerAddress, path: &str, bearer: &str, most_bytes: usize) -> Result<Socket, Error> {
     let (host, port) = host_and_port(&to.manager)?;
     let authority = CertificateDer::from_pem_slice(to.ca_pem.as_bytes()).map_err(|_| Error::Authority)?;
@@ -73,7 +74,7 @@ pub async fn connect(to: &ManagerAddress, path: &str, bearer: &str, most_bytes: 
     let name = ServerName::try_from(host.to_string()).map_err(|_| Error::Address(to.manager.clone()))?;
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
-    // What a host does not acknowledge means that it is gone, and another manager may be there.
+    // A host that does not acknowledge data counts as lost, and another manager may be reachable.
     rustix::net::sockopt::set_tcp_user_timeout(&stream, SILENT_MS).map_err(std::io::Error::from)?;
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
     let address = format!(
@@ -113,8 +114,8 @@ pub async fn connect(to: &ManagerAddress, path: &str, bearer: &str, most_bytes: 
     }
 }
 
-/// The waits between attempts: each is twice the one before, up to a bound, and spread, so that a manager that is started again
-/// is not met by all at once.
+/// The waits between attempts to connect. Each is twice the previous one, up to a bound, and has a random part, so that
+/// not all daemons reconnect to a restarted manager at the same time.
 #[derive(Debug)]
 pub struct Patience(Duration);
 
@@ -125,17 +126,17 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// How long to wait before the next attempt.
+    /// Returns the time to wait before the next attempt.
     pub fn wait(&mut self) -> Duration {
         let mut byte = [0];
-        // Without randomness, without a spread.
+        // Without randomness, do not spread the waits.
         let _ = getrandom::fill(&mut byte);
         let wait = self.0 + self.0 * u32::from(byte[0]) / 512;
         self.0 = (self.0 * 2).min(LAST_WAIT);
         wait
     }
 
-    /// An attempt was a success.
+    /// Resets the wait after a successful attempt.
     pub fn renew(&mut self) {
         *self = Self::default();
     }

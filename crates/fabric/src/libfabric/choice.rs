@@ -1,15 +1,15 @@
-//! Which provider and domain of libfabric's: as somebody asks for them, and as they are shown.
+//! A provider and domain of libfabric, as the user requests it and as it is shown.
 
 use dayfly_protocol::fabric::{NAME_BYTES, name, text};
 
-/// A provider and one of its domains, such as `verbs/mlx5_0`; either may be left open.
+/// A provider and one of its domains, such as `verbs/mlx5_0`. Either may be left open.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Choice {
     provider: [u8; NAME_BYTES],
     domain: [u8; NAME_BYTES],
 }
 
-/// A choice that nobody can mean.
+/// A text is no valid choice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` names no provider of libfabric: write PROVIDER or PROVIDER/DOMAIN, such as tcp or verbs/mlx5_0, each of at most 32 bytes"
@@ -17,13 +17,13 @@ pub struct Choice {
 pub struct ChoiceError(String);
 
 impl Choice {
-    /// Whatever the node offers first.
+    /// The first provider that the node offers.
     pub const ANY: Self = Self {
         provider: [0; NAME_BYTES],
         domain: [0; NAME_BYTES],
     };
 
-    /// This provider and domain; none if a name is too long.
+    /// Returns this provider and domain, or `None` if a name is too long.
     pub fn new(provider: &str, domain: &str) -> Option<Self> {
         Some(Self {
             provider: name(provider)?,
@@ -36,12 +36,12 @@ impl Choice {
         self.provider[0] == 0
     }
 
-    /// The provider; empty for any.
+    /// Name of the provider; empty for any.
     pub fn provider(&self) -> String {
         text(&self.provider)
     }
 
-    /// The domain, if one was named.
+    /// Name of the domain, if one was given.
     pub fn domain(&self) -> Option<String> {
         Some(text(&self.domain)).filter(|domain| !domain.is_empty())
     }

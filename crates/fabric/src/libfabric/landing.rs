@@ -1,4 +1,4 @@
-//! What lands: slots, parts of large payloads, and grants; and the memory that large payloads land in.
+//! Incoming writes: slots, parts of large payloads, and grants; and the memory that large payloads are written to.
 
 use dayfly_protocol::fabric::{ASKS, GRANT_BYTES, Grant, PLACEMENT_BYTES, Placement, most_grants, notice};
 use dayfly_protocol::slot::{Geometry, HEADER_BYTES, Header, flags};
@@ -10,22 +10,22 @@ use super::sending::{Item, parts};
 use crate::LinkError;
 use crate::memory::{Buffer, Mapping};
 
-/// Memory granted in advance is never more than this, or a quarter of the bulk region: 64 MiB, as much as an arena keeps.
+/// Most bytes granted in advance, further limited to a quarter of the bulk region: 64 MiB, as much as an arena retains.
 const MOST_IN_ADVANCE: usize = 64 << 20;
 
-/// What is known of a message that has not been delivered.
+/// State of a message that has not been delivered.
 #[derive(Default)]
 pub(super) struct Arrival {
-    /// Its slot has landed, and this is the one copy of its header.
+    /// Whether its slot has arrived. `header` is the only copy of its header.
     here: bool,
     pub header: Header,
     placement: Placement,
-    /// Where its payload lands.
+    /// Id of the memory for its payload.
     landing: Option<usize>,
-    /// Parts that have landed, and that will.
+    /// Number of parts that have arrived, and number expected.
     parts: u32,
     due: u32,
-    /// What is wrong with it.
+    /// Why the message is malformed, if it is.
     pub wrong: Option<&'static str>,
 }
 
@@ -39,12 +39,12 @@ impl Arrival {
 /// The message that was delivered last.
 #[derive(Default)]
 pub(super) struct Now {
-    /// In the ring, where its inline payload is.
+    /// Offset of its inline payload in the ring.
     inline: usize,
     pub length: usize,
     pub landing: Option<usize>,
     pub in_room: Option<usize>,
-    /// Where its reply may be written, and how long that may be.
+    /// Where its reply may be written, and the reply's largest length.
     pub room: Option<(Target, usize)>,
     pub room_length: usize,
 }
@@ -80,7 +80,7 @@ impl Now {
         }
     }
 
-    /// Its payload: start and length.
+    /// Returns start and length of its payload.
     #[inline]
     pub fn input(&self, landings: &Landings, memory: &Mapping) -> (*const u8, usize) {
         let Some(id) = self.landing else {
@@ -88,17 +88,17 @@ impl Now {
         };
         match landings.all[id].as_ref().and_then(|landing| landing.buffer.as_ref()) {
             Some(buffer) => (buffer.as_ptr(), self.length.min(buffer.capacity())),
-            // It was taken along.
+            // The receiver has taken it.
             None => (memory.at(self.inline), 0),
         }
     }
 }
 
 struct Landing {
-    /// Gone when its payload was taken along.
+    /// `None` after the receiver has taken its payload.
     buffer: Option<Buffer>,
     capacity: usize,
-    /// Whether a message lies in it, or is on its way there.
+    /// Whether a message lies in it or is being written to it.
     used: bool,
 }
 
@@ -106,7 +106,7 @@ struct Landing {
 pub(super) struct Landings {
     all: Box<[Option<Landing>]>,
     free: Vec<usize>,
-    /// Bytes that are granted and not in use, and how many that may be.
+    /// Bytes granted and not in use, and their limit.
     in_advance: usize,
     most_in_advance: usize,
 }
@@ -122,7 +122,7 @@ impl Landings {
         }
     }
 
-    /// Takes the memory along in which a message lies.
+    /// Takes the memory of a message out of the table.
     pub fn take(&mut self, id: usize) -> Option<Buffer> {
         self.all.get_mut(id)?.as_mut()?.buffer.take()
     }
@@ -135,7 +135,7 @@ impl Landings {
         Some(id)
     }
 
-    /// The peer used a grant for so many bytes. False if it has no such grant.
+    /// Records that the peer uses a grant for `length` bytes. Returns false if it has no such grant.
     fn begin(&mut self, id: u32, length: u64) -> bool {
         let landing = self.all.get_mut(id as usize).and_then(Option::as_mut);
         let Some(landing) = landing.filter(|landing| !landing.used && length <= landing.capacity as u64) else {
@@ -146,7 +146,7 @@ impl Landings {
         true
     }
 
-    /// A message is done with its memory: what of that the peer may use again.
+    /// Records that a message has released its memory. Returns whether the peer may use the memory again.
     fn end(&mut self, id: usize, fresh: impl FnOnce(usize) -> Option<Buffer>) -> bool {
         let Some(landing) = self.all.get_mut(id).and_then(Option::as_mut) else {
             return false;
@@ -167,7 +167,7 @@ impl Landings {
 }
 
 impl FabricLink {
-    /// Something completed: a write of ours has left, or one of the peer's has landed.
+    /// Processes a completion: a write of ours was sent, or one of the peer's arrived.
     #[inline]
     pub(super) fn completed(&mut self, entry: Entry) -> Result<(), LinkError> {
         if !is_from_peer(&entry) {
@@ -194,7 +194,7 @@ impl FabricLink {
         }
     }
 
-    /// The full number of a message of which the lower bits were told, and its place.
+    /// Returns the full number of a message from its low bits, and its slot index.
     #[inline]
     fn awaited(&self, number: u32) -> Result<(u32, usize), LinkError> {
         let ahead = number.wrapping_sub(self.next_in) & notice::MASK;
@@ -234,7 +234,7 @@ impl FabricLink {
         self.described(sequence, index, slot)
     }
 
-    /// Reads where a large payload lies, once, checks the copy, and finds memory for it where the peer has none.
+    /// Reads the placement of a large payload once, checks the copy, and allocates memory if the peer has none.
     fn described(&mut self, sequence: u32, index: usize, slot: usize) -> Result<(), LinkError> {
         // SAFETY: as for the header; every slot has room for both.
         let bytes: [u8; PLACEMENT_BYTES] =
@@ -284,7 +284,7 @@ impl FabricLink {
         }
     }
 
-    /// Tells the peer of memory, for this message or for any.
+    /// Grants memory to the peer, for this message or for any (0).
     fn grant(&mut self, id: usize, sequence: u32) -> Result<(), LinkError> {
         let Some(Landing {
             buffer: Some(buffer),
@@ -316,14 +316,14 @@ impl FabricLink {
         self.granted(id, Grant::read_from_bytes(&bytes).unwrap_or_default())
     }
 
-    /// The current message is done with the memory that it came in, which the peer may use again if there is not enough yet.
+    /// Releases the memory of the current message, and grants it again if the limit allows.
     #[cold]
     pub(super) fn renew(&mut self) {
         let Some(id) = self.current.landing.take() else { return };
         let arena = &self.incoming.arena;
         let fresh = |capacity| arena.allocate(capacity);
         if self.landings.end(id, fresh) && self.grant(id, 0).is_err() {
-            // The next poll meets the same trouble, and tells it.
+            // The next poll meets the same error and returns it.
             self.landings.all[id] = None;
         }
     }

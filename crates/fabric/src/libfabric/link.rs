@@ -1,11 +1,12 @@
-//! The link over remote memory: each end writes its messages into a ring that the other has registered.
+//! The link over remote memory: each end writes its messages into a ring that the other end has registered.
 //!
-//! A small message is one write of its slot. A large one is a write of its payload into memory that the receiver granted, and
-//! one of its slot; whichever lands first, the message is there when both are. Receivers grant in advance what they saw used,
-//! so most large messages wait for nobody; one for which there is no memory yet sends its slot first, which asks for some.
-//! Nothing that is sent blocks its sender: what the provider or the peer does not take yet goes out as the link is polled.
+//! A small message is one write of its slot. A large one is a write of its payload into memory that the receiver has
+//! granted, and a write of its slot. The writes may arrive in either order, and the message is complete when both have
+//! arrived. Receivers grant in advance as much memory as they saw used, so most large messages need not wait. A message
+//! without granted memory sends its slot first, which asks for a grant. Sending never blocks: writes that the provider
+//! or the peer does not take yet are sent as the link is polled.
 //!
-//! Own memory is laid out as
+//! Layout of an end's memory:
 //!
 //! ```text
 //! 0      ring that the peer writes, table of grants that the peer writes
@@ -34,26 +35,26 @@ use crate::memory::{Buffer, Mapping, Received};
 use crate::stream::wire;
 use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport};
 
-/// Between two looks whether the peer has greeted: connecting takes tens of these.
+/// Pause between two checks for the peer's greeting. Connecting takes tens of these.
 pub(super) const GREETING_NAP: Duration = Duration::from_micros(20);
-/// Both ends are open by then, and connecting takes milliseconds.
+/// Time limit for the greeting. Both ends are already open, and connecting takes milliseconds.
 pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(3);
-/// Completions taken at a time.
+/// Most completions taken at a time.
 const AT_A_TIME: usize = 16;
-/// How often a poller that finds nothing looks at the connection beside: every 1024th time, some 0.3 ms.
+/// A poller checks the control connection after every 1024 misses, about 0.3 ms.
 pub(super) const LOOK_EVERY: u32 = 1024;
-/// Naps of a waiter whose provider has nothing to block on: between these two, twice as long each time.
+/// First pause of a waiter whose provider has nothing to block on. Pauses double up to [`LONGEST_NAP`].
 const SHORTEST_NAP: Duration = Duration::from_micros(50);
-/// The longest such nap; what a message at the wrong moment waits for.
+/// Longest such pause, which bounds the added latency.
 pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// A sender that sees no progress for this long leaves the rest to later polls.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// What the peer sent before it went is looked for this long after it has.
+/// How long to wait for messages that the peer sent before it closed.
 pub(super) const AFTERMATH: Duration = Duration::from_millis(20);
-/// How long the last messages of a link that is closed may take to leave.
+/// Time limit for sending the last messages of a closed link.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// Where what lies in own memory.
+/// Offsets in an end's memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     geometry: Geometry,
@@ -72,11 +73,11 @@ impl Layout {
     pub fn bytes(self) -> usize {
         2 * self.shared() + 2 * self.bulk()
     }
-    /// What the peer may write.
+    /// The area that the peer writes: offset and length.
     pub fn ring(self) -> (usize, usize) {
         (0, self.shared())
     }
-    /// What is composed to be written there.
+    /// The area for composing writes to the peer's ring: offset and length.
     pub fn staging(self) -> (usize, usize) {
         (self.shared(), self.shared())
     }
@@ -90,7 +91,7 @@ impl Layout {
     pub fn slot(self, sequence: u32) -> usize {
         self.index(sequence) * self.geometry.stride_bytes as usize
     }
-    /// Offset of a grant behind its ring.
+    /// Offset of a grant in the area of its ring.
     pub fn grant(self, id: usize) -> usize {
         self.geometry.ring_bytes() + id * GRANT_BYTES
     }
@@ -99,8 +100,8 @@ impl Layout {
     }
 }
 
-/// One end of a channel over libfabric. Fields are dropped in this order: what is registered before the endpoint, and that
-/// before the memory.
+/// One end of a channel over libfabric. Fields are dropped in this order: registrations before the endpoint, and the
+/// endpoint before the memory.
 pub struct FabricLink {
     /// Registrations of the ring and of the staging area.
     pub(super) fixed: [Region; 2],
@@ -112,7 +113,7 @@ pub struct FabricLink {
     pub(super) geometry: Geometry,
     choice: Choice,
     pub(super) control: Control,
-    /// Where the peer's ring is, and most bytes of one write to it.
+    /// The peer's writable area, and most bytes of one write to it.
     pub(super) peer: Target,
     pub(super) largest_write: usize,
     pub(super) largest_inject: usize,
@@ -121,15 +122,15 @@ pub struct FabricLink {
     entries: [Entry; AT_A_TIME],
     pub(super) arrivals: Box<[Arrival]>,
     pub(super) landings: Landings,
-    /// Large messages that have not left.
+    /// Large messages that have not been sent completely.
     pub(super) large: Box<[Option<Large>]>,
     pub(super) unsent: VecDeque<Item>,
     /// Memory that the peer granted in advance.
     pub(super) grants: Vec<(u32, dayfly_protocol::fabric::Grant)>,
-    /// Where the replies of our own requests may be written.
+    /// Rooms for the replies to our own requests, by slot.
     pub(super) rooms: Box<[Option<Room>]>,
     pub(super) current: Now,
-    /// Whether the peer has shown that its writes land here.
+    /// Whether the peer's greeting has arrived.
     pub(super) greeted: bool,
     /// Flags of every message that is sent.
     marks: u16,
@@ -149,7 +150,7 @@ impl std::fmt::Debug for FabricLink {
 }
 
 impl FabricLink {
-    /// Puts a link together from an endpoint that knows its peer.
+    /// Assembles a link from an endpoint that knows its peer.
     pub(super) fn over(parts: super::opening::Parts, peer: Target, largest_write: usize) -> Self {
         let super::opening::Parts {
             fixed,
@@ -193,7 +194,8 @@ impl FabricLink {
         }
     }
 
-    /// Waits until both ends have reached each other, so that a fabric that does not join them is told now and not by silence.
+    /// Waits until both ends have received a write, so that an unconnected fabric is reported now instead of by a later
+    /// hang.
     pub(super) fn greet(mut self) -> Result<Self, LinkError> {
         let until = Instant::now() + GREETING_LIMIT;
         self.send(Item::Greeting)?;
@@ -221,35 +223,36 @@ impl FabricLink {
         self.next_in = sequence.wrapping_add(1);
     }
 
-    /// Blocks of large messages that are registered now, in both directions.
+    /// Number of registered blocks of large messages, in both directions.
     #[doc(hidden)]
     pub fn registered_blocks(&self) -> usize {
         self.outgoing.count() + self.incoming.count()
     }
 
-    /// Whether waiting blocks on a descriptor, and does not nap.
+    /// Whether waiting blocks on a descriptor instead of pausing repeatedly.
     pub fn blocks(&self) -> bool {
         self.endpoint.wait_descriptor().is_some()
     }
 
-    /// The connection beside it, for whoever must end the link from another thread.
+    /// Returns the control connection, for a caller that must end the link from another thread.
     pub fn socket(&self) -> &Arc<OwnedFd> {
         self.control.socket()
     }
 
-    /// First byte of the slot in the ring that we read.
+    /// Returns the first byte of a slot in the incoming ring.
     pub(super) fn incoming_slot(&self, sequence: u32) -> usize {
         self.layout.ring().0 + self.layout.slot(sequence)
     }
 
-    /// First byte of the slot that is composed.
+    /// Returns the first byte of a slot in the staging area.
     pub(super) fn staged_slot(&self, sequence: u32) -> usize {
         self.layout.staging().0 + self.layout.slot(sequence)
     }
 
     fn composed(&mut self) -> &mut [u8] {
         let slot = self.staged_slot(self.next_out) + HEADER_BYTES;
-        // SAFETY: inside the mapping; the slot is ours until the peer has answered it, and `&mut self` is its only writer.
+        // SAFETY: inside the mapping; the slot is ours until the peer has responded, and `&mut self` is its only
+        // writer.
         unsafe { std::slice::from_raw_parts_mut(self.memory.at(slot), self.geometry.inline_bytes()) }
     }
 
@@ -281,7 +284,7 @@ impl FabricLink {
         self.composed()[..PLACEMENT_BYTES].copy_from_slice(placement.as_bytes());
     }
 
-    /// Sends a payload and its slot; the slot first if it must ask for memory.
+    /// Sends a payload and its slot. The slot goes first if it must ask for memory.
     fn post_large(
         &mut self,
         function: u16,
@@ -309,7 +312,7 @@ impl FabricLink {
         Ok(sequence)
     }
 
-    /// Takes what completed. Whether anything did.
+    /// Processes completions. Returns whether there were any.
     #[inline]
     fn progress(&mut self) -> Result<bool, LinkError> {
         let read = self.endpoint.read(&mut self.entries);
@@ -332,7 +335,7 @@ impl FabricLink {
         Ok(count > 0)
     }
 
-    /// Drives the provider while what is to be sent makes progress, or `patience` is not over.
+    /// Drives the provider until everything has been sent, or there was no progress for `patience`.
     fn push_out(&mut self, patience: Duration) -> Result<(), LinkError> {
         let mut since = Instant::now();
         loop {
@@ -343,14 +346,15 @@ impl FabricLink {
             if self.progress()? {
                 since = Instant::now();
             }
-            // A large write shows nothing of itself before it is done: 2 ns for each byte, 500 MB/s.
+            // A large write shows no progress before it completes: allow 2 ns for each byte, 500 MB/s.
             if since.elapsed() > patience + Duration::from_nanos(2 * under_way as u64) {
                 return Ok(());
             }
         }
     }
 
-    /// Waits until the last large message of this place has left: the peer has answered it, so it is about to.
+    /// Waits until the last large message in this slot has been sent. The peer has responded to it, so it is about to
+    /// be.
     fn settle(&mut self, index: usize) -> Result<(), LinkError> {
         let until = Instant::now() + LINGER;
         while self.large[index].as_ref().is_some_and(|large| large.target.is_some()) {
@@ -362,7 +366,7 @@ impl FabricLink {
         Ok(())
     }
 
-    /// What an error of libfabric's means: most often that the peer has gone, of which the connection beside tells.
+    /// Interprets an error of libfabric. Usually the peer has closed, which the control connection reports.
     #[cold]
     pub(super) fn broken(&mut self, error: FabricError) -> LinkError {
         if self.control.wait(None, AFTERMATH).is_err() {
@@ -398,13 +402,13 @@ impl FabricLink {
         })
     }
 
-    /// Nothing was there for a while, or the link waits: whether the peer still is.
+    /// Checks whether the peer is still connected, after repeated misses or before waiting.
     #[cold]
     fn look_around(&mut self) -> Result<(), LinkError> {
         if self.control.wait(None, Duration::ZERO).is_ok() {
             return Ok(());
         }
-        // What it sent before it went may still be on its way.
+        // Messages that it sent before it closed may still arrive.
         let since = Instant::now();
         while since.elapsed() < AFTERMATH {
             self.progress()?;
@@ -476,7 +480,7 @@ impl Link for FabricLink {
             length: length as u64,
             ..Placement::default()
         };
-        // A reply that fits the room that its request offered is written straight into it.
+        // A reply that fits into the room that its request named is written directly into it.
         let room = self.current.room.filter(|(_, room)| length <= *room);
         let (set, target) = match room {
             Some((target, _)) => (flags::IN_ROOM, Some(target)),
@@ -517,8 +521,8 @@ impl Link for FabricLink {
     fn current(&mut self) -> Current<'_> {
         let compose = self.staged_slot(self.next_out) + HEADER_BYTES;
         let (input, length) = self.current.input(&self.landings, &self.memory);
-        // SAFETY: both ranges were checked to lie in the mapping when the message came; the peer's ring and regions and our
-        // staging area do not overlap.
+        // SAFETY: both ranges were checked to lie in the mapping when the message came; the peer's ring and regions and
+        // our staging area do not overlap.
         unsafe {
             Current {
                 input: std::slice::from_raw_parts(input, length),
@@ -545,7 +549,7 @@ impl Link for FabricLink {
         self.marks = if rejectable { flags::REJECTABLE } else { 0 };
     }
 
-    /// What is taken along is the receiver's own.
+    /// A payload that was taken already belongs to the receiver.
     fn retain(&mut self) {}
 
     fn take(&mut self) -> Option<Received> {
@@ -585,7 +589,7 @@ impl Link for FabricLink {
                 continue;
             }
             match self.control.wait(queue.as_deref(), rest) {
-                // The descriptor has news: if nothing has come, old ones.
+                // The descriptor is readable. If nothing arrived, the event is an old one.
                 Ok(true) if !self.progress()? => {
                     let read = self.endpoint.read_slowly(&mut self.entries);
                     self.took(read)?;
@@ -622,14 +626,14 @@ impl Link for FabricLink {
 
 impl Drop for FabricLink {
     fn drop(&mut self) {
-        // An answer that the provider has not taken yet is still an answer.
+        // Send a queued reply even if the link is dropped.
         if self.control.wait(None, Duration::ZERO).is_ok() {
             let _ = self.push_out(LINGER);
         }
     }
 }
 
-/// What to block on for whoever waits for several links.
+/// The descriptors that a waiter for several links blocks on.
 #[derive(Debug)]
 pub struct FabricSleeper {
     pub(crate) queue: Option<Arc<OwnedFd>>,
@@ -638,12 +642,12 @@ pub struct FabricSleeper {
 
 impl FabricLink {
     pub(crate) fn prepare_sleep(&mut self) -> Option<FabricSleeper> {
-        // An error stays where it is, for the next poll to tell.
+        // An error stays pending, and the next poll returns it.
         let quiet = !matches!(self.progress(), Ok(true) | Err(_)) && self.unsent.is_empty();
         let complete = self.arrivals[self.layout.index(self.next_in)].is_complete();
         let queue = self.endpoint.wait_descriptor().cloned();
         let may_sleep = queue.is_none() || self.endpoint.may_sleep();
-        // A descriptor with old news is not slept on, but napped beside.
+        // A descriptor with an old event is not used for sleeping; the waiter pauses instead.
         let stale = matches!(self.control.wait(queue.as_deref(), Duration::ZERO), Ok(true));
         (quiet && !complete && may_sleep).then(|| FabricSleeper {
             queue: queue.filter(|_| !stale),
@@ -653,8 +657,8 @@ impl FabricLink {
 }
 
 impl Control {
-    /// Blocks until the connection has something, or this descriptor, or `limit` has passed. Whether it was the descriptor; an
-    /// error once the peer is gone.
+    /// Blocks until the connection or the descriptor `beside` is readable, or `limit` has passed. Returns whether the
+    /// descriptor is readable, and an error once the peer has closed.
     pub(super) fn wait(&mut self, beside: Option<&OwnedFd>, limit: Duration) -> std::io::Result<bool> {
         let socket = self.socket().clone();
         let mut waiting = vec![PollFd::new(&socket, PollFlags::IN | PollFlags::RDHUP)];

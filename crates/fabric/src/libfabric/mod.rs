@@ -1,7 +1,7 @@
-//! Remote memory over libfabric: RDMA where there is hardware for it, and its software providers elsewhere.
+//! Remote memory access over libfabric: RDMA where the hardware supports it, and software providers elsewhere.
 //!
-//! The library is opened when a channel first wants it, so one program runs on machines without it, and a worker does
-//! that after the fork, for it may start threads. Sites have anything from version 1.15 on.
+//! The library is loaded when a channel first needs it, so the same program runs on hosts without it. A worker loads it
+//! after the fork, because it may start threads. Any version from 1.15 on is supported.
 
 mod choice;
 pub mod ffi;
@@ -19,49 +19,49 @@ pub(crate) use link::LONGEST_NAP;
 pub use link::{FabricLink, FabricSleeper};
 pub use pipe::{Opened, Pipe};
 
-/// The connection on which a channel was opened, for as long as the channel lasts.
+/// The connection on which a channel was opened. It stays open as long as the channel.
 struct Control(crate::stream::wire::Wire);
 
-/// What went wrong between us and libfabric.
+/// An error of libfabric or of its use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FabricError {
-    /// It is not installed, or too old.
+    /// The library is not installed, or too old.
     #[error(
         "libfabric cannot be used on this machine: {0}; install it (Debian and Ubuntu: libfabric1), or use another transport"
     )]
     Absent(String),
-    /// It has no such provider that can do what is needed.
+    /// No provider of this name has the required capabilities.
     #[error(
         "libfabric {version} offers no provider `{provider}` here with reliable datagrams, remote writes and completion data \
          (`fi_info -t FI_EP_RDM -c FI_RMA` lists what it has)"
     )]
     NoProvider {
-        /// As asked for.
+        /// Requested provider.
         provider: String,
-        /// Of the library.
+        /// Version of the library.
         version: String,
     },
     /// The provider has no such domain.
     #[error("libfabric's provider `{provider}` has no domain `{domain}` here; it has {found}")]
     NoDomain {
-        /// As asked for.
+        /// Requested provider.
         provider: String,
-        /// As asked for.
+        /// Requested domain.
         domain: String,
-        /// Those that there are.
+        /// Available domains.
         found: String,
     },
-    /// No memory for its own structures.
+    /// The library could not allocate memory.
     #[error("libfabric has no memory left")]
     NoMemory,
-    /// A call of it failed.
+    /// A call of the library failed.
     #[error("libfabric could not {what}: {text} ({error})")]
     Failed {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Its error number.
+        /// The library's error number.
         error: i32,
-        /// Its words for it.
+        /// The library's error text.
         text: String,
     },
 }

@@ -1,5 +1,5 @@
-//! How the two ends of a channel over libfabric find each other: each tells the other its endpoint and where it may write, once,
-//! under TLS over the connection on which the channel was opened. That connection stays, and its end is the channel's.
+//! Opens a channel over libfabric: each end sends its endpoint and its writable region once, under TLS over the
+//! connection on which the channel was opened. That connection stays open, and its end is the channel's end.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
@@ -21,14 +21,14 @@ use crate::LinkError;
 use crate::memory::Mapping;
 use crate::stream::wire::Wire;
 
-/// How long both ends together may take: version 1.17 reads all symbols of the kernel when it is first used, which takes 0.3 s.
+/// Time limit of the exchange. Version 1.17 reads all kernel symbols at its first use, which takes 0.3 s.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Writes are never larger: some providers say that they have no limit.
+/// Most bytes of a write. Some providers report no limit.
 const LARGEST_WRITE: u64 = 1 << 30;
-/// A provider that cannot write a page at once is none.
+/// Least bytes of a provider's largest write: one page.
 const SMALLEST_WRITE: u64 = 4096;
 
-/// What a link is made of, once its peer is known.
+/// The components of a link whose peer is known.
 pub(super) struct Parts {
     pub fixed: [Region; 2],
     pub endpoint: Endpoint,
@@ -47,7 +47,7 @@ fn cannot(error: FabricError) -> LinkError {
 }
 
 impl FabricLink {
-    /// The client's end, over a connection whose other end is the worker.
+    /// Opens the client's end, over a connection to the worker.
     pub fn client(
         socket: OwnedFd,
         session: impl Into<rustls::Connection>,
@@ -58,7 +58,7 @@ impl FabricLink {
         let until = Instant::now() + LIMIT;
         let mut control = Control::new(socket, session.into(), until)?;
         control.send(&question(wanted), until)?;
-        // Both ends open theirs at the same time if there is nothing to choose.
+        // If the provider is given, both ends open their endpoints at the same time.
         let early = match wanted.is_any() {
             true => None,
             false => Some(Opened::new(&control, geometry, wanted, never_sleeps)),
@@ -76,7 +76,7 @@ impl FabricLink {
         link.greet()
     }
 
-    /// The worker's end. It opens what the client wants, if that is among what is `offered` here.
+    /// Opens the worker's end with the client's provider, if `offered` contains it.
     pub fn worker(
         socket: OwnedFd,
         session: impl Into<rustls::Connection>,
@@ -121,7 +121,7 @@ fn names(offered: &[Choice]) -> String {
     }
 }
 
-/// An endpoint with its memory, whose peer is not known yet. Fields are dropped in this order.
+/// An endpoint with its memory, before its peer is known. Fields are dropped in this order.
 struct Opened {
     fixed: [Region; 2],
     endpoint: Endpoint,
@@ -130,14 +130,14 @@ struct Opened {
 
 impl Opened {
     fn new(control: &Control, geometry: Geometry, wanted: Choice, never_sleeps: bool) -> Result<Self, LinkError> {
-        // Slots, parts and grants of the peer's, and parts of ours.
+        // The peer's slots, parts and grants, and our own parts.
         let completions = 4 * geometry.slots as usize + most_grants(geometry.slots);
         let mut endpoint = open_endpoint(control, wanted, completions, never_sleeps)?;
         let layout = Layout::new(geometry);
         let memory = Arc::new(Mapping::anonymous(layout.bytes())?);
         let mut register = |(start, length): (usize, usize)| {
-            // SAFETY: inside the mapping, which outlives its registrations here and in the link; what lies there is accessed
-            // as memory that the peer may change.
+            // SAFETY: inside the mapping, which outlives its registrations here and in the link; what lies there is
+            // accessed as memory that the peer may change.
             unsafe { endpoint.register(memory.at(start), length) }.map_err(cannot)
         };
         let fixed = [register(layout.ring())?, register(layout.staging())?];
@@ -152,7 +152,7 @@ impl Opened {
         introduce(&self.endpoint, self.fixed[0].target(), wanted)
     }
 
-    /// Checks the other's card, tells ours, and puts the link together.
+    /// Checks the peer's card, sends ours, and assembles the link.
     fn join(
         mut self,
         mut control: Control,
@@ -193,7 +193,7 @@ impl Opened {
     }
 }
 
-/// Opens an endpoint of the wanted provider, on the network that the connection beside it uses.
+/// Opens an endpoint of the wanted provider, on the network of the control connection.
 pub(super) fn open_endpoint(
     control: &Control,
     wanted: Choice,
@@ -208,7 +208,7 @@ pub(super) fn open_endpoint(
     Endpoint::open(provider, completions, wait, seed).map_err(cannot)
 }
 
-/// What the other end must know of this one, and where it may write.
+/// Returns the card of this end: its endpoint and its writable region.
 pub(super) fn introduce(endpoint: &Endpoint, to: Target, wanted: Choice) -> Result<Card, LinkError> {
     let own = endpoint.name().map_err(cannot)?;
     let provider = endpoint.provider();
@@ -230,7 +230,7 @@ pub(super) fn introduce(endpoint: &Endpoint, to: Target, wanted: Choice) -> Resu
     Ok(card)
 }
 
-/// Whether both ends speak the same on the wire.
+/// Checks that both ends use the same wire protocol.
 pub(super) fn understand(endpoint: &Endpoint, theirs: &Card) -> Result<(), LinkError> {
     let provider = endpoint.provider();
     if provider.protocol() == (theirs.protocol.get(), theirs.protocol_version.get()) {
@@ -244,7 +244,8 @@ pub(super) fn understand(endpoint: &Endpoint, theirs: &Card) -> Result<(), LinkE
     )))
 }
 
-/// The shm provider finds its peer by a file, which would outlive a process that is killed. Both ends have it mapped by now.
+/// Removes the file by which the shm provider finds its peer. It would outlive a killed process, and both ends have it
+/// mapped by now.
 pub(super) fn remove_name(endpoint: &Endpoint) {
     let name = endpoint.name().unwrap_or_default();
     let name = String::from_utf8_lossy(&name).into_owned();
@@ -254,7 +255,7 @@ pub(super) fn remove_name(endpoint: &Endpoint) {
     }
 }
 
-/// What a client asks for, and the beginning of every card.
+/// Returns a client's first card, which is also the beginning of every other card.
 pub(super) fn question(wanted: Choice) -> Card {
     let mut card = Card::new_zeroed();
     card.magic = MAGIC;
@@ -275,11 +276,11 @@ pub(super) fn refusal(why: &str) -> Card {
     card
 }
 
-/// What is read from a card.
+/// Parsing of a card.
 pub(super) trait Told: Sized {
-    /// The endpoint's name, or why there is none.
+    /// Returns the endpoint's name, or the reason of a refusal.
     fn told(&self) -> Result<&[u8], LinkError>;
-    /// The card, unless it is a refusal.
+    /// Returns the card, or an error if it is a refusal.
     fn accepted(self) -> Result<Self, LinkError>;
 }
 
@@ -308,13 +309,12 @@ impl Control {
         Ok(Self(wire))
     }
 
-    /// The address by which this end is known to the other: that of the network that joins them.
+    /// Returns this end's address in the network that connects both ends.
     fn address(&self) -> Option<IpAddr> {
         let own = rustix::net::getsockname(self.socket().as_fd()).ok()?;
         std::net::SocketAddr::try_from(own).ok().map(|address| address.ip())
     }
 
-    /// Its socket.
     pub(super) fn socket(&self) -> &Arc<OwnedFd> {
         self.0.socket()
     }
@@ -360,13 +360,13 @@ impl Control {
         Ok(self.0.block(events, left)?)
     }
 
-    /// Reads what the connection has: nothing more is said on it. An error once it has ended.
+    /// Checks the connection, on which the peer sends nothing more. Returns an error once it has ended.
     pub(super) fn listen(&mut self) -> std::io::Result<()> {
         let mut bytes = [0; 64];
         match self.0.receive(&mut bytes) {
             Ok(0) => Err(std::io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => Err(std::io::ErrorKind::InvalidData.into()),
-            // Such as tickets of the TLS session.
+            // Such as a ticket of the TLS session.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
         }

@@ -1,10 +1,10 @@
-//! A stream of bytes each way over remote memory: what two ranks of a group exchange.
+//! A byte stream in each direction over remote memory, between two ranks of a group.
 //!
-//! Each end has registered a ring of slots that the other writes: one write for each piece of the stream, whose number comes as notice
-//! when it has landed, in whatever order. A slot is written anew when the reader has said that it read it (its *credit*, a notice too).
-//! The connection on which both introduced themselves stays, and its end is the stream's.
+//! Each end registers a ring of slots that the other end writes. Each piece of the stream is one write, whose notice
+//! contains its number and arrives in any order. A slot is reused after the reader has acknowledged it (its *credit*,
+//! also a notice). The connection on which both ends exchanged their cards stays open, and its end is the stream's end.
 //!
-//! Own memory is laid out as
+//! Layout of an end's memory:
 //!
 //! ```text
 //! 0      slots that the peer writes; behind them where its credits and its greeting land
@@ -27,50 +27,51 @@ use crate::LinkError;
 use crate::memory::Mapping;
 use crate::stream::wire::Wire;
 
-/// Pieces under way.
+/// Most pieces in flight.
 const SLOTS: u32 = 64;
-/// A slot: a piece of the stream and, before it, its length.
+/// Bytes of a slot: the length of a piece, then the piece.
 const SLOT_BYTES: usize = 32 << 10;
 const HEAD_BYTES: usize = 8;
 const PIECE_BYTES: usize = SLOT_BYTES - HEAD_BYTES;
-/// Behind the slots.
+/// Offset of the area behind the slots.
 const TAIL: usize = SLOTS as usize * SLOT_BYTES;
 const TAIL_BYTES: usize = 8;
 const RING_BYTES: usize = TAIL + 4096;
-/// Read before the writer is told of it, at most.
+/// Most pieces read before a credit is sent.
 const CREDIT_EVERY: u32 = SLOTS / 4;
-/// Completions taken at a time.
+/// Most completions taken at a time.
 const AT_A_TIME: usize = 16;
-/// How long both ends may take to introduce themselves.
+/// Time limit of opening.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// One end. Fields are dropped in this order: what is registered before the endpoint, and that before the memory.
+/// One end of a stream. Fields are dropped in this order: registrations before the endpoint, and the endpoint before
+/// the memory.
 pub struct Pipe {
     _incoming: Region,
     outgoing: Region,
     endpoint: Endpoint,
     memory: Arc<Mapping>,
     control: Control,
-    /// Readable when the endpoint has news, or the connection beside it.
+    /// Readable when the endpoint or the control connection has an event.
     news: OwnedFd,
     choice: Choice,
     peer: Target,
     largest_inject: usize,
-    /// One for each slot, and one for what has no bytes.
+    /// One context for each slot, and one for writes without content.
     contexts: Box<[Context]>,
     entries: [Entry; AT_A_TIME],
     greeted: bool,
-    /// Which slots hold a piece that is not read.
+    /// Which slots contain an unread piece.
     landed: [bool; SLOTS as usize],
-    /// The number of the piece that is read, its length once that is known, and how much of it was.
+    /// The number of the current piece, its length once known, and the bytes read of it.
     next_in: u32,
     length: usize,
     read: usize,
-    /// Pieces of which the writer knows that they were read.
+    /// Number of pieces acknowledged to the writer.
     told: u32,
-    /// Bytes of each piece that was composed.
+    /// Bytes of each composed piece.
     lengths: [usize; SLOTS as usize],
-    /// Pieces that were composed, handed to the provider, and read at the other end.
+    /// Numbers of pieces that were composed, handed to the provider, and acknowledged by the other end.
     composed: u32,
     posted: u32,
     heard: u32,
@@ -84,12 +85,12 @@ impl std::fmt::Debug for Pipe {
     }
 }
 
-/// What came of opening.
+/// Result of opening.
 #[derive(Debug)]
 pub enum Opened {
-    /// Both ends have it.
+    /// Both ends are open.
     Pipe(Box<Pipe>),
-    /// Neither end has; the connection is as it was, and why.
+    /// Neither end is open. Contains the unchanged connection and the reason.
     Refused(Wire, String),
 }
 
@@ -102,10 +103,11 @@ fn gone(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> std::io::
 }
 
 impl Pipe {
-    /// Opens one over a connection whose other end does the same. Both ends have it then, or neither.
+    /// Opens a stream over a connection whose other end does the same. Either both ends are open afterwards, or
+    /// neither.
     ///
     /// # Errors
-    /// When the connection ends, or the other end says nothing in time.
+    /// When the connection ends, or the other end does not respond in time.
     pub fn open(wire: Wire, wanted: Choice) -> Result<Opened, LinkError> {
         let until = Instant::now() + LIMIT;
         let mut control = Control(wire);
@@ -121,7 +123,7 @@ impl Pipe {
             (Ok((parts, _)), Ok(theirs)) => (parts, theirs),
             (Err(why), _) | (_, Err(why)) => return Ok(Opened::Refused(control.0, why.to_string())),
         };
-        // Both come to the same conclusion.
+        // Both ends reach the same conclusion.
         if let Err(why) = understand(&parts.endpoint, &theirs) {
             return Ok(Opened::Refused(control.0, why.to_string()));
         }
@@ -158,8 +160,8 @@ impl Pipe {
         }
         let memory = Arc::new(Mapping::anonymous(2 * RING_BYTES)?);
         let mut register = |start: usize| {
-            // SAFETY: inside the mapping, which outlives its registrations here and in the pipe; what lies there is accessed as memory
-            // that the peer may change.
+            // SAFETY: inside the mapping, which outlives its registrations here and in the pipe; what lies there is
+            // accessed as memory that the peer may change.
             let region = unsafe { endpoint.register(memory.at(start), RING_BYTES) };
             region.map_err(|error| LinkError::Refused(error.to_string()))
         };
@@ -219,7 +221,8 @@ impl Pipe {
         })
     }
 
-    /// Waits until both ends have reached each other, so that a fabric that does not join them is told now and not by silence.
+    /// Waits until both ends have received a write, so that an unconnected fabric is reported now instead of by a later
+    /// hang.
     fn greet(&mut self) -> Result<(), LinkError> {
         let until = Instant::now() + GREETING_LIMIT;
         let mut said = false;
@@ -237,22 +240,22 @@ impl Pipe {
                     "the two ends do not reach each other over {choice}"
                 )));
             }
-            // Not on the connection: the other end's verdict may be there already, to be read after this.
+            // Do not read the control connection: the other end's verdict may already be there and must be read later.
             std::thread::sleep(GREETING_NAP);
         }
     }
 
-    /// Which provider and domain it is over.
+    /// Provider and domain of the stream.
     pub fn choice(&self) -> Choice {
         self.choice
     }
 
-    /// Writes a notice with no bytes to speak of. False if the provider cannot just now.
+    /// Writes a notice without content. Returns false if the provider cannot take it now.
     fn say(&mut self, notice: u32) -> Result<bool, LinkError> {
         self.write(TAIL, TAIL_BYTES, notice, SLOTS as usize)
     }
 
-    /// Writes from the outgoing ring to the same place in the peer's.
+    /// Writes from the outgoing ring to the same place in the peer's ring.
     #[inline]
     fn write(&mut self, at: usize, length: usize, notice: u32, context: usize) -> Result<bool, LinkError> {
         // SAFETY: inside the outgoing ring, which only we write.
@@ -262,14 +265,14 @@ impl Pipe {
             self.endpoint.inject(bytes, to, notice)
         } else {
             let context: *mut Context = &mut self.contexts[context];
-            // SAFETY: a slot is composed anew only after the peer has read it, and what lies behind the slots never changes. The
-            // contexts live as long as the endpoint.
+            // SAFETY: a slot is composed anew only after the peer has read it, and what lies behind the slots never
+            // changes. The contexts live as long as the endpoint.
             unsafe { self.endpoint.write(bytes, Some(&self.outgoing), to, notice, context) }
         };
         sent.map_err(|error| self.broken(&error))
     }
 
-    /// Writes anything anywhere.
+    /// Writes arbitrary bytes at an arbitrary place.
     #[cfg(test)]
     pub(super) fn attack(&mut self, at: usize, bytes: &[u8], notice: u32) {
         let until = Instant::now() + Duration::from_secs(10);
@@ -287,7 +290,7 @@ impl Pipe {
         LinkError::Io(gone(error.to_string()))
     }
 
-    /// Hands composed pieces and credits to the provider, as far as it takes them.
+    /// Hands composed pieces to the provider, as many as it takes.
     fn push(&mut self) -> Result<(), LinkError> {
         while self.posted != self.composed {
             let (number, at) = (self.posted, slot(self.posted));
@@ -307,7 +310,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Takes what completed. Whether anything did.
+    /// Processes completions. Returns whether there were any.
     fn progress(&mut self) -> Result<bool, LinkError> {
         let read = self.endpoint.read(&mut self.entries);
         self.took(read)
@@ -327,7 +330,7 @@ impl Pipe {
         Ok(count > 0)
     }
 
-    /// The other end wrote something, and this with it.
+    /// Processes the notice of a write by the other end.
     fn heard_of(&mut self, data: u32) -> Result<(), LinkError> {
         let violation = |what: &str| LinkError::Violation(format!("{what}, over libfabric"));
         let (kind, number) = notice::read(data);
@@ -342,7 +345,7 @@ impl Pipe {
             }
             notice::GRANT => {
                 let more = number.wrapping_sub(self.heard) & notice::MASK;
-                // One that was overtaken by a later one says nothing new.
+                // Ignore a credit that a later one has overtaken.
                 if more <= self.posted.wrapping_sub(self.heard) {
                     self.heard = self.heard.wrapping_add(more);
                 } else if notice::MASK + 1 - more > SLOTS {
@@ -355,7 +358,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Receives into `target`; 0 means that the peer closed and all that it sent was read.
+    /// Receives into `target`. Returns 0 when the peer has closed and everything that it sent has been read.
     pub fn receive(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
         if target.is_empty() {
             return Ok(0);
@@ -376,7 +379,8 @@ impl Pipe {
         }
         let count = target.len().min(self.length - self.read);
         let start = self.memory.at(slot(self.next_in) * SLOT_BYTES + HEAD_BYTES + self.read);
-        // SAFETY: inside the slot, as its length was checked; the peer may write at the same time, which tears bytes and nothing else.
+        // SAFETY: inside the slot, as its length was checked; the peer may write at the same time, which tears bytes
+        // and nothing else.
         unsafe { std::ptr::copy_nonoverlapping(start, target.as_mut_ptr(), count) };
         self.read += count;
         if self.read == self.length {
@@ -390,7 +394,7 @@ impl Pipe {
         Ok(count)
     }
 
-    /// Whether a piece is there to be read on.
+    /// Whether there is a piece to read.
     #[inline]
     fn has_piece(&mut self) -> Result<bool, LinkError> {
         if self.length > 0 {
@@ -411,7 +415,7 @@ impl Pipe {
         Ok(true)
     }
 
-    /// Whether the peer is still there. What it sent before it went may still be on its way.
+    /// Checks whether the peer is still connected. Pieces that it sent before it closed may still arrive.
     #[cold]
     fn look_around(&mut self) -> Result<(), LinkError> {
         if self.over || self.control.wait(None, Duration::ZERO).is_ok() {
@@ -428,7 +432,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Sends from `first`, then `second`; how many bytes were taken.
+    /// Sends from `first`, then `second`. Returns the number of bytes taken.
     pub fn send(&mut self, first: &[u8], second: &[u8]) -> std::io::Result<usize> {
         if self.composed.wrapping_sub(self.heard) >= SLOTS {
             self.progress().map_err(failed)?;
@@ -459,7 +463,7 @@ impl Pipe {
         Ok(length)
     }
 
-    /// Whether all that was taken is with the provider.
+    /// Returns whether the provider has taken everything.
     pub fn flush(&mut self) -> std::io::Result<bool> {
         if self.posted != self.composed {
             self.progress().map_err(failed)?;
@@ -467,19 +471,19 @@ impl Pipe {
         Ok(self.posted == self.composed)
     }
 
-    /// Whether the other end has read all that was sent.
+    /// Whether the other end has read everything.
     pub fn is_read(&self) -> bool {
         self.heard == self.composed
     }
 
-    /// What to poll for reading while asleep.
+    /// Descriptor to poll for reading before sleeping on it.
     pub fn news(&self) -> BorrowedFd<'_> {
         self.news.as_fd()
     }
 
-    /// Whether one may sleep on [`Pipe::news`] now without missing anything.
+    /// Whether the caller may sleep on [`Pipe::news`] now without missing an event.
     pub fn may_sleep(&mut self) -> bool {
-        // An error stays where it is, for the next call to tell.
+        // An error stays pending, and the next call returns it.
         let quiet =
             self.give_credit().is_ok() && matches!(self.progress(), Ok(false)) && matches!(self.has_piece(), Ok(false));
         if !quiet
@@ -494,7 +498,7 @@ impl Pipe {
         }
         let queue = self.endpoint.wait_descriptor().cloned();
         match self.control.wait(queue.as_deref(), Duration::ZERO) {
-            // The descriptor has news: if nothing has come, old ones.
+            // The descriptor is readable. If nothing arrived, the event is an old one.
             Ok(true) => {
                 let read = self.endpoint.read_slowly(&mut self.entries);
                 let _ = self.took(read);
@@ -517,7 +521,7 @@ fn failed(error: LinkError) -> std::io::Error {
     }
 }
 
-/// What a pipe is made of before its peer is known.
+/// The components of a pipe before its peer is known.
 struct Parts {
     incoming: Region,
     outgoing: Region,

@@ -1,4 +1,4 @@
-//! Registered memory: what is registered once stays so as long as its block is what it is.
+//! Registered memory: a block stays registered as long as it keeps its pages and size.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use super::ffi::{Endpoint, Region, Target};
 use crate::arena::{Arena, BLOCK_HEADER_BYTES};
 use crate::memory::{Buffer, Mapping};
 
-/// The registrations of one arena's blocks. Registering pins pages and talks to the device, so it is done once for each
-/// block and not for each message.
+/// The registrations of one arena's blocks. Registration pins pages and involves the device, so it is done once for
+/// each block and not for each message.
 pub struct Registered {
     memory: Arc<Mapping>,
     start: usize,
@@ -18,7 +18,7 @@ pub struct Registered {
 }
 
 impl Registered {
-    /// Registers blocks of so many bytes at `start` when they are first used.
+    /// Returns an arena over `length` bytes at `start`, whose blocks are registered at their first use.
     pub fn new(memory: &Arc<Mapping>, start: usize, length: usize) -> Self {
         Self {
             arena: Arc::new(Arena::watched(memory.clone(), start, length)),
@@ -28,28 +28,28 @@ impl Registered {
         }
     }
 
-    /// How the peer names a buffer's first byte.
+    /// Returns the remote address of a buffer's first byte.
     pub fn region(&mut self, endpoint: &mut Endpoint, buffer: &Buffer) -> Result<Target, FabricError> {
         let payload = buffer.offset_in(&self.arena).ok_or(FabricError::NoMemory)?;
         let region = self.of(endpoint, payload as usize, buffer.capacity())?;
         Ok(region.target().plus(BLOCK_HEADER_BYTES as u64))
     }
 
-    /// The registration of the block that has this payload.
+    /// Returns the registration of the block with this payload.
     pub fn of(&mut self, endpoint: &mut Endpoint, payload: usize, capacity: usize) -> Result<&Region, FabricError> {
         self.at(endpoint, payload - BLOCK_HEADER_BYTES, capacity + BLOCK_HEADER_BYTES)
     }
 
     fn at(&mut self, endpoint: &mut Endpoint, offset: usize, size: usize) -> Result<&Region, FabricError> {
-        // A block that lost its pages since is no longer what was registered.
+        // A block that has lost its pages is no longer the registered memory.
         for gone in self.arena.gone() {
             self.blocks.remove(&gone);
         }
         let known = self.blocks.get(&offset).is_some_and(|(known, _)| *known == size);
         if !known {
             self.blocks.remove(&offset);
-            // SAFETY: the block lies in the mapping, which the link keeps until its registrations are closed; what lies there
-            // is accessed as memory that the peer may change.
+            // SAFETY: the block lies in the mapping, which the link keeps until its registrations are closed; what lies
+            // there is accessed as memory that the peer may change.
             let region = unsafe { endpoint.register(self.memory.at(self.start + offset), size)? };
             self.blocks.insert(offset, (size, region));
         }
@@ -59,7 +59,7 @@ impl Registered {
         }
     }
 
-    /// How many blocks are registered.
+    /// Number of registered blocks.
     pub fn count(&self) -> usize {
         self.blocks.len()
     }

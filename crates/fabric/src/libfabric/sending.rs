@@ -1,4 +1,5 @@
-//! What leaves: slots, parts of large payloads, and grants of memory; now, or as soon as the provider and the peer take it.
+//! Outgoing writes: slots, parts of large payloads, and grants of memory. They are queued until the provider and the
+//! peer take them.
 
 use dayfly_protocol::fabric::{GRANT_BYTES, Grant, notice};
 use dayfly_protocol::slot::{Geometry, HEADER_BYTES};
@@ -12,33 +13,33 @@ use crate::{Link, LinkError, Payload, Room};
 /// One write.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Item {
-    /// The slot of this message, so many bytes of it.
+    /// The slot of this message, with the number of bytes to write.
     Slot(u32, usize),
     /// The next part of this message's payload.
     Part(u32),
-    /// This grant, as it stands in the staging area.
+    /// This grant, from the staging area.
     Grant(usize),
-    /// Nothing, to show that it gets there.
+    /// An empty write that shows that the peer is reachable.
     Greeting,
 }
 
-/// A large payload on its way.
+/// A large payload that is being sent.
 pub(super) struct Large {
     sequence: u32,
     lying: Lying,
-    /// Where it goes; none as long as the peer was asked for memory.
+    /// Where it goes; `None` until the peer has granted memory.
     pub target: Option<Target>,
-    /// Bytes that have left.
+    /// Bytes already sent.
     left: usize,
 }
 
-/// Where a payload lies in the region for what is sent.
+/// Position of a payload in the region for outgoing data.
 pub(super) struct Lying {
     offset: usize,
-    /// Of its block.
+    /// Capacity of its block.
     capacity: usize,
     pub length: usize,
-    /// Its buffer, if the link keeps it until it has left.
+    /// Its buffer, if the link keeps it until it has been sent.
     _kept: Option<Buffer>,
 }
 
@@ -61,24 +62,24 @@ impl Large {
         }
     }
 
-    /// Bytes of it.
+    /// Bytes of the payload.
     pub fn length(&self) -> usize {
         self.lying.length
     }
 
-    /// Bytes that the provider has to move.
+    /// Bytes that the provider still has to send.
     pub fn under_way(&self) -> usize {
         self.target.map_or(0, |_| self.length() - self.left)
     }
 }
 
-/// How many writes a payload takes.
+/// Returns the number of writes for a payload.
 pub(super) fn parts(length: usize, largest: usize) -> u32 {
     u32::try_from(length.div_ceil(largest)).unwrap_or(u32::MAX)
 }
 
 impl FabricLink {
-    /// Sends, or keeps it to be sent.
+    /// Sends a write, or queues it.
     #[inline]
     pub(super) fn send(&mut self, item: Item) -> Result<(), LinkError> {
         if !self.unsent.is_empty() || !self.try_send(item)? {
@@ -87,7 +88,7 @@ impl FabricLink {
         Ok(())
     }
 
-    /// Sends what was kept, as far as the provider takes it.
+    /// Sends queued writes, as many as the provider takes.
     pub(super) fn flush(&mut self) -> Result<(), LinkError> {
         while let Some(item) = self.unsent.front().copied() {
             if !self.try_send(item)? {
@@ -112,7 +113,7 @@ impl FabricLink {
                 self.write_staged(at, GRANT_BYTES, notice::of(notice::GRANT, id as u32), context)
             }
             Item::Part(sequence) => self.send_part(sequence),
-            // The header of a slot that nobody reads before it is written again.
+            // Uses the header of a slot that the peer does not read before it is written again.
             Item::Greeting => self.write_staged(0, HEADER_BYTES, notice::of(notice::GREETING, 0), 0),
         }
     }
@@ -128,14 +129,15 @@ impl FabricLink {
             self.endpoint.inject(bytes, to, notice)
         } else {
             let context: *mut Context = &mut self.contexts[context];
-            // SAFETY: a slot is composed anew only after the peer has answered it or asked anew, and a grant only after its
-            // last one was used: so the peer has the bytes. The contexts live as long as the endpoint.
+            // SAFETY: a slot is composed again only after the peer has responded to it or sent a new request, and a
+            // grant only after its last one was used: so the peer has the bytes. The contexts live as long as the
+            // endpoint.
             unsafe { self.endpoint.write(bytes, Some(&self.fixed[1]), to, notice, context) }
         };
         sent.map_err(|error| self.broken(error))
     }
 
-    /// Context of the part of a large message that is under way.
+    /// Returns the index of the context for the part of a large message that is being sent.
     fn part_context(&self, index: usize) -> usize {
         self.contexts.len() - self.geometry.slots as usize + index
     }
@@ -160,7 +162,8 @@ impl FabricLink {
         let bytes = unsafe { std::slice::from_raw_parts(self.memory.at(at), length) };
         let context: *mut Context = &mut self.contexts[context];
         let notice = notice::of(notice::PART, sequence);
-        // SAFETY: as above; the contexts live as long as the endpoint, and one part of a message is under way at a time.
+        // SAFETY: as above; the contexts live as long as the endpoint, and one part of a message is under way at a
+        // time.
         let sent = unsafe {
             self.endpoint
                 .write_and_tell(bytes, region, target.plus(begin as u64), notice, context)
@@ -168,7 +171,7 @@ impl FabricLink {
         sent.map_err(|error| self.broken(error))
     }
 
-    /// A write with this context has left. Whether it was one of ours.
+    /// Processes the completion of a write with this context. Returns whether the write was one of ours.
     pub(super) fn part_left(&mut self, context: *const Context) -> Result<bool, LinkError> {
         let first = self.contexts.as_ptr();
         let range = first as usize..first as usize + size_of_val(&*self.contexts);
@@ -192,7 +195,7 @@ impl FabricLink {
         Ok(true)
     }
 
-    /// Finds where a payload lies. Foreign memory is copied.
+    /// Returns the position of a payload. Copies foreign memory.
     pub(super) fn lay_down(&mut self, payload: Payload<'_>) -> Result<Lying, LinkError> {
         match payload {
             Payload::Buffer(buffer, length) if buffer.offset_in(&self.outgoing.arena).is_some() => {
@@ -210,7 +213,7 @@ impl FabricLink {
         }
     }
 
-    /// Where a buffer of this link's lies.
+    /// Returns the position of a buffer of this link.
     pub(super) fn lying(&self, buffer: &Buffer, length: usize) -> Lying {
         Lying {
             offset: buffer.offset_in(&self.outgoing.arena).unwrap_or_default() as usize,
@@ -220,7 +223,7 @@ impl FabricLink {
         }
     }
 
-    /// Registers a caller's buffer for its reply; none if it is not of this link.
+    /// Registers a caller's buffer for its reply. Returns `None` if the buffer does not belong to this link.
     pub(super) fn offer(&mut self, room: &Room) -> Result<Option<Target>, LinkError> {
         let Some(offset) = room.offset else { return Ok(None) };
         let region = self.outgoing.of(&mut self.endpoint, offset as usize, room.capacity);
@@ -228,7 +231,7 @@ impl FabricLink {
         Ok(Some(region.target().plus(BLOCK_HEADER_BYTES as u64)))
     }
 
-    /// The smallest memory granted in advance that is large enough.
+    /// Returns the smallest memory granted in advance that is large enough.
     pub(super) fn take_grant(&mut self, length: usize) -> Option<(u32, Target)> {
         if length == 0 {
             return None;
@@ -242,7 +245,7 @@ impl FabricLink {
         Some((id, Target { address, key }))
     }
 
-    /// The peer granted memory, for a message that waits for it or in advance.
+    /// Processes a grant from the peer, for a message that waits for it or in advance.
     pub(super) fn granted(&mut self, id: u32, grant: Grant) -> Result<(), LinkError> {
         let Geometry { bulk_bytes, .. } = self.geometry;
         if grant.sequence == 0 {

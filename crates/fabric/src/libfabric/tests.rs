@@ -1,4 +1,4 @@
-//! A peer that means harm: it may write whatever it likes, wherever it may write, with any notice.
+//! Tests with a malicious peer: it writes arbitrary bytes with arbitrary notices anywhere in the writable region.
 
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -43,12 +43,12 @@ fn pair() -> Option<[FabricLink; 2]> {
     Some([client, worker.join().unwrap()])
 }
 
-/// What the victim makes of it, until something comes of it or nothing does.
+/// Polls the victim until it returns a message or an error, or nothing happens.
 fn outcome(victim: &mut FabricLink) -> Result<bool, LinkError> {
     let until = Instant::now() + Duration::from_millis(100);
     while Instant::now() < until {
         if victim.poll()?.is_some() {
-            // Whatever it says that it is, it is read, and let go.
+            // Read and release the payload, whatever it is.
             let _ = victim.input().iter().map(|byte| u64::from(*byte)).sum::<u64>();
             drop(victim.take());
             victim.done();
@@ -66,7 +66,7 @@ fn send(attacker: &mut FabricLink, at: usize, bytes: &[u8], number: u32) {
     }
 }
 
-/// Numbers that follow no pattern of the protocol, the same each time.
+/// Returns deterministic pseudorandom numbers.
 fn noise(mut state: u64) -> impl FnMut() -> u64 {
     move || {
         state ^= state << 13;
@@ -95,7 +95,7 @@ fn garbage_in_slots_grants_and_notices_is_an_error_and_no_panic() {
             _ => attacker.layout.slot(1),
         };
         if round % 3 == 2 {
-            // A right number, so that the flags and lengths behind it are reached.
+            // Use the expected sequence number, so that the flags and lengths are checked.
             bytes[..4].copy_from_slice(&1u32.to_le_bytes());
             bytes[6..8].copy_from_slice(&(noise() as u16 % 64).to_le_bytes());
         }
@@ -172,7 +172,7 @@ fn garbage_written_into_a_pipe_is_read_as_bytes_or_is_an_error_and_no_panic() {
         };
         let until = Instant::now() + Duration::from_millis(200);
         for _ in 0..20 {
-            // Slots with any length, in any order; credit for anything; greetings; at times nothing that makes sense.
+            // Slots with any length in any order, credit for anything, greetings, and sometimes meaningless notices.
             let number = match round % 3 {
                 0 => notice::of(notice::SLOT, noise() as u32 % 4),
                 1 => notice::of((noise() % 4) as u32, noise() as u32 % 80),

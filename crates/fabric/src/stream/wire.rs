@@ -1,4 +1,4 @@
-//! Bytes in and out of a non-blocking socket, in clear or through a TLS session.
+//! Bytes to and from a non-blocking socket, in clear text or through a TLS session.
 
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -10,19 +10,19 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::timespec;
 
-/// Plaintext handed to the session at a time: one TLS record.
+/// Plaintext passed to the session at a time: one TLS record.
 const RECORD_BYTES: usize = 16 << 10;
 
-/// A connected socket that no call blocks on unless it says so, and the TLS session over it if there is one.
+/// A connected socket, and the TLS session over it if there is one. No call blocks unless its documentation says so.
 #[derive(Debug)]
 pub struct Wire {
     socket: Arc<OwnedFd>,
     session: Option<Box<rustls::Connection>>,
-    /// How long a blocking receive blocks, as the kernel was told last.
+    /// The receive timeout that the kernel has.
     limit: Duration,
 }
 
-/// The socket as rustls wants it.
+/// Adapter of the socket for rustls.
 struct Raw<'a>(&'a OwnedFd);
 
 impl Read for Raw<'_> {
@@ -44,7 +44,7 @@ impl Write for Raw<'_> {
     }
 }
 
-/// Blocks until one of them is ready, a signal comes, or `limit` has passed.
+/// Blocks until a descriptor is ready, a signal arrives, or `limit` has passed.
 pub fn poll(waiting: &mut [PollFd<'_>], limit: Duration) -> std::io::Result<()> {
     match rustix::event::poll(waiting, Some(&timespec(limit))) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -52,7 +52,7 @@ pub fn poll(waiting: &mut [PollFd<'_>], limit: Duration) -> std::io::Result<()> 
     }
 }
 
-/// Bytes that were sent and the other host's system has not acknowledged: closing before that may throw them away.
+/// Returns the number of sent bytes that the other host has not acknowledged. Closing the socket before may lose them.
 pub fn unacknowledged_bytes(socket: impl AsFd) -> u32 {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the request writes one int, which it gets.
@@ -65,11 +65,11 @@ fn broken(error: rustls::Error) -> std::io::Error {
 }
 
 impl Wire {
-    /// Over a socket in clear; TCP sends at once what it is given.
+    /// Returns a wire over a socket in clear text, with `TCP_NODELAY`.
     pub fn plain(socket: OwnedFd) -> std::io::Result<Self> {
-        // Not an error on a Unix socket, which tests use too.
+        // Fails on a Unix socket, which tests also use.
         let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-        // Every call says for itself that it must not block; one, in `receive_blocking`, may.
+        // Each call requests non-blocking operation itself, because `receive_blocking` must be able to block.
         rustix::io::ioctl_fionbio(&socket, false)?;
         Ok(Self {
             socket: Arc::new(socket),
@@ -78,37 +78,36 @@ impl Wire {
         })
     }
 
-    /// Over a socket with a session, whose handshake may still be to come.
+    /// Returns a wire over a socket and a session. The handshake may still be outstanding.
     pub fn tls(socket: OwnedFd, session: rustls::Connection) -> std::io::Result<Self> {
         Self::over(socket, Some(Box::new(session)))
     }
 
-    /// Over a socket, with a session if there is one.
+    /// Returns a wire over a socket, with a session if one is given.
     pub fn over(socket: OwnedFd, session: Option<Box<rustls::Connection>>) -> std::io::Result<Self> {
         let wire = Self::plain(socket)?;
         Ok(Self { session, ..wire })
     }
 
-    /// Whether there is a session.
+    /// Whether the wire uses TLS.
     pub fn is_encrypted(&self) -> bool {
         self.session.is_some()
     }
 
-    /// The socket itself.
     pub fn socket(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
 
-    /// Whether decrypted bytes wait that `poll` on the socket would not tell of. The session is drained on every
+    /// Whether decrypted bytes are waiting, which `poll` on the socket does not report. The session is drained on every
     /// receive unless the reader's buffer was full.
     pub fn has_plaintext(&self) -> bool {
-        // `receive` reads the session before the socket, so bytes can stay behind only there.
+        // `receive` reads the session before the socket, so bytes can remain only there.
         self.session
             .as_ref()
             .is_some_and(|session| !session.wants_read() && !session.is_handshaking())
     }
 
-    /// Brings the session's handshake to its end, blocking no longer than that.
+    /// Completes the session's handshake, blocking at most until `until`.
     pub fn handshake(&mut self, until: Instant) -> std::io::Result<()> {
         loop {
             let Some(session) = &mut self.session else {
@@ -130,7 +129,7 @@ impl Wire {
                     Ok(_) => {
                         blocked = false;
                         if let Err(error) = session.process_new_packets() {
-                            // The alert tells the peer why.
+                            // The alert contains the reason for the peer.
                             let _ = session.write_tls(&mut Raw(&self.socket));
                             return Err(broken(error));
                         }
@@ -157,7 +156,7 @@ impl Wire {
         }
     }
 
-    /// Receives into `target`; 0 means that the peer closed.
+    /// Receives into `target`. Returns 0 when the peer has closed.
     #[inline]
     pub fn receive(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
         let Some(session) = &mut self.session else {
@@ -175,9 +174,10 @@ impl Wire {
         }
     }
 
-    /// Receives into `target` in clear, blocking for at most `limit`: one system call where waiting and receiving are two.
+    /// Receives into `target` in clear text, blocking for at most `limit`. One system call instead of two for waiting
+    /// and receiving.
     pub fn receive_blocking(&mut self, target: &mut [u8], limit: Duration) -> std::io::Result<usize> {
-        // A limit of zero would mean none.
+        // The kernel takes zero as no limit.
         let limit = limit.max(Duration::from_millis(1));
         if self.limit != limit {
             rustix::net::sockopt::set_socket_timeout(&self.socket, rustix::net::sockopt::Timeout::Recv, Some(limit))?;
@@ -186,7 +186,7 @@ impl Wire {
         Ok(rustix::net::recv(&self.socket, target, RecvFlags::empty())?.0)
     }
 
-    /// Sends from `first`, then `second`; how many bytes were taken.
+    /// Sends from `first`, then `second`. Returns the number of bytes taken.
     #[inline]
     pub fn send(&mut self, first: &[u8], second: &[u8]) -> std::io::Result<usize> {
         let Some(session) = &mut self.session else {
@@ -219,7 +219,7 @@ impl Wire {
         }
     }
 
-    /// Whether everything taken has left.
+    /// Sends buffered bytes. Returns whether all have left.
     pub fn flush(&mut self) -> std::io::Result<bool> {
         let Some(session) = &mut self.session else {
             return Ok(true);

@@ -1,14 +1,14 @@
-//! What libfabric's binary interface looks like, as far as it is used here: the layouts and numbers of its public headers.
+//! The part of libfabric's binary interface that is used here: layouts and numbers of its public headers.
 //!
-//! They have been the same since 1.15 and grow only at the end of each structure, which the library allocates itself
-//! wherever that matters. Members that nobody here touches are words of the right size.
+//! They have been the same since 1.15 and grow only at the end of each structure. The library allocates the structures
+//! itself wherever that matters. Unused members are words of the right size.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// The interface that is asked for, of whatever library there is: every later one still speaks it.
+/// The requested API version. Every later library supports it.
 pub const API: u32 = version(1, 15);
 
-/// As `FI_VERSION`.
+/// Like `FI_VERSION`.
 pub const fn version(major: u32, minor: u32) -> u32 {
     major << 16 | minor
 }
@@ -23,7 +23,7 @@ pub const FI_REMOTE_CQ_DATA: u64 = 1 << 17;
 pub const FI_COMPLETION: u64 = 1 << 24;
 pub const FI_SELECTIVE_COMPLETION: u64 = 1 << 59;
 
-/// Modes that we can serve: an operation's context is ours to give, and large enough for either.
+/// Supported modes: we supply an operation's context, which is large enough for either mode.
 pub const FI_CONTEXT: u64 = 1 << 59;
 pub const FI_CONTEXT2: u64 = 1 << 52;
 
@@ -43,7 +43,7 @@ pub const FI_WAIT_FD: c_int = 3;
 pub const FI_GETWAIT: c_int = 5;
 pub const FI_ENABLE: c_int = 6;
 
-/// Numbers of `sa_family` addresses, of [`Info::addr_format`].
+/// Address formats based on `sockaddr`, for [`Info::addr_format`].
 pub const FI_SOCKADDR: u32 = 1;
 pub const FI_SOCKADDR_IN6: u32 = 3;
 
@@ -112,7 +112,7 @@ pub struct Info {
     pub fabric_attr: *mut FabricAttr,
 }
 
-/// Every object begins with one.
+/// First member of every object.
 #[repr(C)]
 pub struct Fid {
     pub class: usize,
@@ -209,7 +209,7 @@ pub struct CqAttr {
     pub wait_set: *mut c_void,
 }
 
-/// A completion, as `fi_cq_data_entry`.
+/// A completion: `fi_cq_data_entry`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
@@ -220,7 +220,7 @@ pub struct Entry {
     pub data: u64,
 }
 
-// SAFETY: what the provider said, as numbers; nobody follows its pointers.
+// SAFETY: plain numbers from the provider; its pointers are never dereferenced.
 unsafe impl Send for Entry {}
 
 impl Entry {
@@ -233,13 +233,13 @@ impl Entry {
     };
 }
 
-/// Whether it tells of a write of the peer's, with its notice.
+/// Whether it reports a write by the peer with its notice.
 #[inline]
 pub fn is_from_peer(entry: &Entry) -> bool {
     entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.flags & FI_WRITE == 0
 }
 
-/// As `fi_cq_err_entry`, with room for what later versions add.
+/// `fi_cq_err_entry`, with room for members that later versions add.
 #[repr(C)]
 pub struct ErrorEntry {
     pub context: *mut c_void,
@@ -328,6 +328,6 @@ pub struct RmaOps {
     pub injectdata: unsafe extern "C" fn(*mut EpFid, *const c_void, usize, u64, u64, u64, u64) -> isize,
 }
 
-/// What an operation may use for itself until it completes: as large as the larger of the two kinds.
+/// Memory that an operation may use until it completes. Large enough for both kinds of context.
 #[repr(C, align(64))]
 pub struct Context(pub [usize; 8]);

@@ -1,4 +1,4 @@
-//! One endpoint with its domain, completion queue and address vector: all that a channel needs of a fabric.
+//! One endpoint with its domain, completion queue and address vector: the fabric resources of a channel.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,29 +9,29 @@ use super::abi::*;
 use super::library::{Library, Provider, undisturbed};
 use crate::libfabric::FabricError;
 
-/// Longest name of an endpoint.
+/// Longest name of an endpoint, in bytes.
 pub const NAME_BYTES: usize = 256;
 
-/// Whether an endpoint will ever be slept on: some providers signal each completion if so.
+/// Whether a caller will ever sleep on the endpoint. If so, some providers signal each completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// With a descriptor to block on, where the provider has one.
+    /// With a descriptor to block on, if the provider has one.
     Descriptor,
     /// Polled only.
     Never,
 }
 
-/// Where the peer's memory is, and the right to write there.
+/// Address and key of the peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Target {
-    /// Address as the peer's provider counts.
+    /// Address in the peer's provider.
     pub address: u64,
     /// Key of the region.
     pub key: u64,
 }
 
 impl Target {
-    /// So many bytes further.
+    /// Returns the target `bytes` further on.
     pub fn plus(self, bytes: u64) -> Self {
         Self {
             address: self.address.wrapping_add(bytes),
@@ -40,7 +40,7 @@ impl Target {
     }
 }
 
-/// Any object of libfabric's, closed when dropped.
+/// An object of libfabric, closed when dropped.
 struct Object<T>(NonNull<T>);
 
 impl<T> Object<T> {
@@ -58,19 +58,19 @@ impl<T> Drop for Object<T> {
     }
 }
 
-/// What stays open as long as anything that was made from it. Fields are closed in this order.
+/// Objects that must stay open as long as anything made from them. Fields are closed in this order.
 struct Base {
     domain: Object<DomainFid>,
     fabric: Object<FabricFid>,
     provider: Provider,
 }
 
-// SAFETY: reached only through the endpoint, which one thread uses at a time; whoever else holds it only closes it at last.
+// SAFETY: accessed only through the endpoint, which one thread uses at a time; other holders only close it.
 unsafe impl Send for Base {}
 // SAFETY: as above.
 unsafe impl Sync for Base {}
 
-/// Registered memory. What it keeps registered must outlive it.
+/// Registered memory. The memory must outlive it.
 pub struct Region {
     mr: Object<MrFid>,
     start: u64,
@@ -78,7 +78,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// How the peer names its first byte.
+    /// Returns the remote address of its first byte.
     pub fn target(&self) -> Target {
         Target {
             address: self.start,
@@ -87,14 +87,14 @@ impl Region {
         }
     }
 
-    /// How our own provider names it.
+    /// Returns the local provider's descriptor of the memory.
     pub fn descriptor(&self) -> *mut c_void {
         // SAFETY: an open registration.
         unsafe { self.mr.0.as_ref() }.mem_desc
     }
 }
 
-/// An endpoint and what belongs to it. Fields are closed in this order.
+/// An endpoint and its resources. Fields are closed in this order.
 pub struct Endpoint {
     ep: Object<EpFid>,
     cq: Object<CqFid>,
@@ -112,7 +112,7 @@ unsafe impl Send for Endpoint {}
 unsafe impl Send for Region {}
 
 impl Endpoint {
-    /// Opens an endpoint with a queue for at least `completions`. `seed` makes its keys hard to guess.
+    /// Opens an endpoint with a queue for at least `completions` entries. `seed` makes its keys hard to guess.
     pub fn open(provider: Provider, completions: usize, wait: Wait, seed: u64) -> Result<Self, FabricError> {
         undisturbed(|| Self::open_disturbing(provider, completions, wait, seed))
     }
@@ -164,17 +164,17 @@ impl Endpoint {
         }
     }
 
-    /// The provider that it belongs to.
+    /// Provider of the endpoint.
     pub fn provider(&self) -> &Provider {
         &self.base.provider
     }
 
-    /// What to block on, if there is such a thing.
+    /// Descriptor to block on, if there is one.
     pub fn wait_descriptor(&self) -> Option<&Arc<OwnedFd>> {
         self.wait.as_ref()
     }
 
-    /// Its name, by which the peer finds it.
+    /// Returns the name by which the peer addresses the endpoint.
     pub fn name(&self) -> Result<Vec<u8>, FabricError> {
         let mut name = vec![0; NAME_BYTES];
         let mut length = name.len();
@@ -188,9 +188,9 @@ impl Endpoint {
         Ok(name)
     }
 
-    /// From now on writes go to the endpoint of this name, which is at most [`NAME_BYTES`] long.
+    /// Sets the endpoint that later writes go to, by its name of at most [`NAME_BYTES`].
     pub fn connect(&mut self, name: &[u8]) -> Result<(), FabricError> {
-        // Providers read as much of a name as their kind of address has.
+        // Providers read as many bytes of a name as their address format has.
         let mut padded = [0u8; NAME_BYTES];
         let length = name.len().min(NAME_BYTES);
         padded[..length].copy_from_slice(&name[..length]);
@@ -207,7 +207,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Registers memory for the peer to write into and for us to send from.
+    /// Registers memory that the peer may write and that we may send from.
     ///
     /// # Safety
     /// The memory must be mapped as long as the region is registered, and must be expected to change at any moment.
@@ -250,18 +250,18 @@ impl Endpoint {
         })
     }
 
-    /// Whether what is sent must lie in registered memory.
+    /// Whether memory must be registered before it is sent.
     pub fn sends_registered(&self) -> bool {
         // SAFETY: attributes of the provider that opened the domain.
         unsafe { (*self.base.provider.info().domain_attr).mr_mode & FI_MR_LOCAL != 0 }
     }
 
-    /// Writes bytes that the provider takes over at once, with a notice. False if it cannot just now.
+    /// Writes bytes with a notice. The provider copies them at once. Returns false if it cannot take them now.
     #[inline]
     pub fn inject(&mut self, bytes: &[u8], to: Target, notice: u32) -> Result<bool, FabricError> {
         let ep = self.ep.0.as_ptr();
-        // SAFETY: an open endpoint, whose operations the provider may exchange, so they are looked up for each call. The
-        // bytes are read before it returns.
+        // SAFETY: an open endpoint, whose operations the provider may exchange, so they are looked up for each call.
+        // The bytes are read before it returns.
         let sent = unsafe {
             let data = u64::from(notice);
             ((*(*ep).rma).injectdata)(
@@ -277,10 +277,11 @@ impl Endpoint {
         self.taken(sent)
     }
 
-    /// Writes bytes with a notice, and completes nowhere. False if the provider cannot just now.
+    /// Writes bytes with a notice and without a local completion. Returns false if the provider cannot take them now.
     ///
     /// # Safety
-    /// The bytes must stay as they are until the peer is known to have them, and the context until the endpoint is closed.
+    /// The bytes must not change until the peer has received them, and the context must live until the endpoint is
+    /// closed.
     #[inline]
     pub unsafe fn write(
         &mut self,
@@ -309,10 +310,10 @@ impl Endpoint {
         self.taken(sent)
     }
 
-    /// As [`Endpoint::write`], and completes with this context once the bytes may change again.
+    /// Like [`Endpoint::write`], with a completion of this context once the bytes may change again.
     ///
     /// # Safety
-    /// The bytes must stay as they are until then, and so must the context, or both until the endpoint is closed.
+    /// Bytes and context must stay unchanged until that completion, or until the endpoint is closed.
     pub unsafe fn write_and_tell(
         &mut self,
         bytes: &[u8],
@@ -356,7 +357,7 @@ impl Endpoint {
         }
     }
 
-    /// Drives the provider, and takes what completed: how many entries it wrote.
+    /// Drives the provider and reads completions. Returns the number of entries written.
     #[inline]
     pub fn read(&mut self, entries: &mut [Entry]) -> Result<usize, FabricError> {
         let cq = self.cq.0.as_ptr();
@@ -365,8 +366,8 @@ impl Endpoint {
         self.read_so_many(count, entries.len())
     }
 
-    /// As [`Endpoint::read`], and blocks for a millisecond if there is nothing. `net` in version 1.17 takes the news back from its
-    /// descriptor only so, and not when it is asked whether one may sleep.
+    /// Like [`Endpoint::read`], but blocks for a millisecond if there is none. In version 1.17, `net` clears the event
+    /// of its descriptor only this way, and not when asked whether one may sleep.
     pub fn read_slowly(&mut self, entries: &mut [Entry]) -> Result<usize, FabricError> {
         let cq = self.cq.0.as_ptr();
         // SAFETY: as above.
@@ -379,7 +380,7 @@ impl Endpoint {
     fn read_so_many(&mut self, count: isize, most: usize) -> Result<usize, FabricError> {
         match count {
             0.. => Ok((count as usize).min(most)),
-            // A signal ends a wait as if nothing had come.
+            // An interrupted wait counts as no completion.
             error if [-FI_EAGAIN, -FI_EINTR].contains(&error) => Ok(0),
             error if error == -FI_EAVAIL => Err(self.error()),
             error => Err(self.failed("read completions", -error as c_int)),
@@ -399,7 +400,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether one may now block on the descriptor without missing anything; else there is something to read.
+    /// Whether a caller may now block on the descriptor without missing an event. If not, there is something to read.
     pub fn may_sleep(&mut self) -> bool {
         let mut fids = [self.cq.fid()];
         let fabric = self.base.fabric.0.as_ptr();
@@ -431,7 +432,7 @@ fn done(result: c_int) -> Result<(), c_int> {
     if result == 0 { Ok(()) } else { Err(-result) }
 }
 
-/// Has an object made; else the error.
+/// Creates an object, or returns the library's error.
 fn made<T>(make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Object<T>, c_int> {
     let mut object = std::ptr::null_mut();
     match make(&mut object) {
@@ -440,7 +441,7 @@ fn made<T>(make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Object<T>, c_int> 
     }
 }
 
-/// A queue to block on, if that is wanted and the provider can; else one to poll.
+/// Creates a queue to block on, if wanted and supported, else a queue to poll.
 fn queue(domain: &Object<DomainFid>, size: usize, wait: Wait) -> Result<(Object<CqFid>, Option<OwnedFd>), c_int> {
     let open = |wait_obj| {
         let mut attributes = CqAttr {
@@ -462,13 +463,13 @@ fn queue(domain: &Object<DomainFid>, size: usize, wait: Wait) -> Result<(Object<
         && let Ok(queue) = open(FI_WAIT_FD)
     {
         let mut descriptor: c_int = -1;
-        // SAFETY: an open queue, which answers with a descriptor of its own.
+        // SAFETY: an open queue, which writes its descriptor.
         let asked =
             unsafe { ((*(*queue.fid()).ops).control)(queue.fid(), FI_GETWAIT, (&mut descriptor as *mut c_int).cast()) };
         if asked == 0 && descriptor >= 0 {
             // SAFETY: the queue is open, and its descriptor with it.
             let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
-            // A copy of ours may be slept on by somebody who does not have the queue.
+            // Duplicate the descriptor, so that a sleeper without the queue can block on it.
             if let Ok(copy) = borrowed.try_clone_to_owned() {
                 return Ok((queue, Some(copy)));
             }

@@ -1,4 +1,4 @@
-//! The library itself, opened when it is first wanted, and the providers that it has.
+//! The library, loaded at its first use, and its providers.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,17 +10,17 @@ use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 use super::abi::*;
 use crate::libfabric::FabricError;
 
-/// Name under which every version so far is found.
+/// File name of every version so far.
 const FILE: &str = "libfabric.so.1";
-/// From here on `tcp` has reliable datagram endpoints of its own; in 1.17 its successor was called `net`, and before that
-/// `ofi_rxm` made them of others.
+/// From this version on, `tcp` has native reliable datagram endpoints. In 1.17 that provider was named `net`; before,
+/// `ofi_rxm` provided them on top of `tcp`.
 const TCP_IS_NET: u32 = version(1, 18);
-/// What the remote completion data must be able to carry: [`crate::libfabric::notice`].
+/// Bytes of remote completion data that a provider must support, for [`crate::libfabric::notice`].
 const DATA_BYTES: usize = 4;
 
 type GetInfo = unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, *mut *mut Info) -> c_int;
 
-/// libfabric, as this process found it.
+/// The loaded libfabric.
 pub struct Library {
     pub version: u32,
     getinfo: GetInfo,
@@ -31,7 +31,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens it, the first time that anybody asks. Never before a fork: it may start threads.
+    /// Returns the library, and loads it at the first call. Never call it before a fork, because it may start threads.
     pub fn get() -> Result<&'static Self, FabricError> {
         static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
         let found = LIBRARY.get_or_init(Self::open);
@@ -39,11 +39,11 @@ impl Library {
     }
 
     fn open() -> Result<Self, String> {
-        // SAFETY: what its constructors do to this process beside setting up tables is undone.
+        // SAFETY: the effects of its constructors on this process, other than setting up tables, are undone.
         let file = undisturbed(|| unsafe { Loaded::open(Some(FILE), RTLD_NOW | RTLD_LOCAL) })
             .map_err(|error| error.to_string())?;
-        // SAFETY: each symbol has had the named type since the first version of the library. The library is never closed
-        // (forgotten below), so the pointers stay good.
+        // SAFETY: each symbol has had the named type since the first version of the library. The library is never
+        // closed (forgotten below), so the pointers stay good.
         let library = unsafe {
             let version: unsafe extern "C" fn() -> u32 = *file.get(b"fi_version\0").map_err(|e| e.to_string())?;
             Self {
@@ -65,15 +65,15 @@ impl Library {
         Ok(library)
     }
 
-    /// What an error number means.
+    /// Returns the library's text for an error number.
     pub fn text(&self, error: c_int) -> String {
-        // SAFETY: answers a string that lives as long as the library, or a null pointer.
+        // SAFETY: returns a string that lives as long as the library, or a null pointer.
         let text = unsafe { (self.strerror)(error) };
         // SAFETY: as above.
         unsafe { text_of(text) }.unwrap_or_else(|| format!("error {error}"))
     }
 
-    /// Names under which a provider may go in this version, the best first.
+    /// Returns the names of a provider in this version, the best first.
     fn names(&self, wanted: &str) -> Vec<String> {
         match wanted {
             "tcp" if self.version < TCP_IS_NET => vec!["net".into(), "tcp;ofi_rxm".into()],
@@ -81,7 +81,8 @@ impl Library {
         }
     }
 
-    /// The provider of this name, and of its domains the named one; else the one with this address, else its first.
+    /// Returns the provider of this name with the given domain; without one, the domain with this address, else its
+    /// first.
     pub fn provider(
         &'static self,
         wanted: &str,
@@ -117,7 +118,7 @@ impl Library {
         })
     }
 
-    /// All that a provider of this name offers for what we do.
+    /// Returns the offers of the provider of this name that have the required capabilities.
     fn ask(&'static self, name: &str) -> Result<Option<Infos>, FabricError> {
         let Ok(text) = CString::new(name) else { return Ok(None) };
         let hints = Infos(self.new_info()?, self);
@@ -157,7 +158,7 @@ impl Library {
     }
 }
 
-/// What they take over: the end of a program, by whom or by what.
+/// Signals that end a program, whose handlers libraries replace.
 const TAKEN_OVER: [c_int; 11] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -172,9 +173,9 @@ const TAKEN_OVER: [c_int; 11] = [
     libc::SIGTERM,
 ];
 
-/// Does something that loads other people's libraries, and puts back the signal handlers that those changed: the one for an old
-/// kind of hardware, which libfabric of Debian brings along, takes over even those of Ctrl-C and of crashes; so does `shm`. Signals
-/// that programs use for themselves are left alone: another thread may be about to set their handlers.
+/// Runs code that loads foreign libraries, and restores the signal handlers that they changed. In Debian, libfabric
+/// brings a library for old hardware that replaces even the handlers of Ctrl-C and of crashes; `shm` does so too. Other
+/// signals are left alone, because another thread may be setting their handlers.
 pub(super) fn undisturbed<T>(load: impl FnOnce() -> T) -> T {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,23 +184,23 @@ pub(super) fn undisturbed<T>(load: impl FnOnce() -> T) -> T {
         .filter_map(|signal| {
             // SAFETY: every member may be zero.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-            // SAFETY: asks only.
+            // SAFETY: only queries.
             let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) };
             (asked == 0).then_some((signal, action))
         })
         .collect();
     let loaded = load();
     for (signal, action) in before {
-        // SAFETY: what was in force before.
+        // SAFETY: restores the previous handler.
         unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
     }
     loaded
 }
 
-/// A list of offers, freed with this.
+/// A list of offers, freed when dropped.
 struct Infos(NonNull<Info>, &'static Library);
 
-// SAFETY: plain memory that nobody else has; the library keeps nothing of it by thread.
+// SAFETY: plain memory with a single owner; the library keeps no thread-local state about it.
 unsafe impl Send for Infos {}
 
 impl Infos {
@@ -221,7 +222,7 @@ impl Drop for Infos {
     }
 }
 
-/// A provider and one of its domains, chosen and not yet opened.
+/// A chosen provider and domain, not yet opened.
 pub struct Provider(Infos);
 
 impl Provider {
@@ -238,18 +239,17 @@ impl Provider {
         self.0.1
     }
 
-    /// The provider's name.
     pub fn name(&self) -> String {
         // SAFETY: the library fills in attributes and names of every offer.
         unsafe { text_of((*self.info().fabric_attr).prov_name) }.unwrap_or_default()
     }
 
-    /// The domain's name: a network interface, a device.
+    /// Name of the domain: a network interface or a device.
     pub fn domain(&self) -> String {
         domain_of(self.info())
     }
 
-    /// What it speaks on the wire, and in which version: the peer's must be the same.
+    /// Wire protocol and its version. The peer's must be the same.
     pub fn protocol(&self) -> (u32, u32) {
         // SAFETY: as above.
         let ep = unsafe { &*self.info().ep_attr };
@@ -262,7 +262,7 @@ impl Provider {
         unsafe { (*self.info().ep_attr).max_msg_size }
     }
 
-    /// Most bytes of a write that is taken over at once.
+    /// Most bytes of a write that the provider copies at once.
     pub fn largest_inject(&self) -> usize {
         // SAFETY: as above.
         unsafe { (*self.info().tx_attr).inject_size }
@@ -283,7 +283,7 @@ fn domain_of(info: &Info) -> String {
     unsafe { text_of((*info.domain_attr).name) }.unwrap_or_default()
 }
 
-/// The IP address of an offer, if it is one.
+/// Returns the IP address of an offer, if it has one.
 fn address_of(info: &Info) -> Option<IpAddr> {
     let known = (FI_SOCKADDR..=FI_SOCKADDR_IN6).contains(&info.addr_format);
     if !known || info.src_addr.is_null() || info.src_addrlen < size_of::<libc::sockaddr_in>() {

@@ -1,4 +1,4 @@
-//! Everything that is said to libfabric in C. Above this module there is no unsafe call into it.
+//! All unsafe calls into libfabric's C interface.
 
 mod abi;
 mod endpoint;

@@ -80,7 +80,7 @@ class Api:
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 (what it is called by)
+            do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 (names of BaseHTTPRequestHandler)
 
             def log_message(self, *_: Any) -> None:
                 pass

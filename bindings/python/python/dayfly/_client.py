@@ -628,7 +628,7 @@ class Client:
             tag: delete all tasks with this tag.
 
         Returns:
-            The number of deleted tasks and the number of kept tasks.
+            ``forgotten``, the number of deleted tasks, and ``left``, the number of kept tasks.
         """
         spec = json.dumps({"tasks": [self._whole(task) for task in tasks], "tag": tag})
         forgotten: dict[str, int] = json.loads(self._native.post("/v1/tasks/forget", spec))

@@ -91,7 +91,7 @@ class Lease(Watching, cf.Executor):
 
     @property
     def transport(self) -> str:
-        """Transport of the calls: ``shm``, ``tcp`` or ``tls``."""
+        """Transport of the calls, such as ``shm``, ``tcp`` or ``tls``."""
         return self._pool.transport()
 
     @property

@@ -29,7 +29,7 @@ MAX_COPIED_PER_BYTE = 4
 _SIZED = (bytes, bytearray, str, list, tuple, dict, set, frozenset)
 
 
-class Refused(ValueError):  # noqa: N818 (it says what happened)
+class Refused(ValueError):  # noqa: N818 (named for the outcome)
     """The pickle contains more than data. The message names it."""
 
 

@@ -1,8 +1,8 @@
 """Compares the versions in the lock files with the known advisories in advisories.toml, without a network.
 
 ``check_advisories.py`` prints a line for each advisory that affects a locked version, and fails if there is one.
-``--missing DIR`` prints the advisories for locked packages in a copy of the RustSec database that advisories.toml lacks,
-as lines for that file. docs/advisories.md describes how to refresh the file.
+``--missing DIR`` prints the advisories for locked packages in a copy of the RustSec database that advisories.toml
+lacks, as lines for that file. docs/advisories.md describes how to refresh the file.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-//! One invocation as its runtime sees it: an input that lies where it landed, and an output that is written where it leaves.
+//! One invocation, as its runtime sees it. The input is read where it was received, and the output is written where it
+//! is sent.
 
 use dayfly_fabric::{AnyLink, Buffer, Link, LinkError, Received};
 use dayfly_protocol::slot::Status;
 
 use crate::forked;
 
-/// How the output leaves.
+/// How the output is sent.
 #[derive(Debug)]
 enum Reply {
     Inline(usize),
@@ -13,7 +14,6 @@ enum Reply {
     Lent(Buffer, usize),
 }
 
-/// One invocation.
 #[derive(Debug)]
 pub struct Call<'a> {
     link: &'a mut AnyLink,
@@ -23,15 +23,15 @@ pub struct Call<'a> {
     start_ticks: u64,
 }
 
-/// The output does not fit into what the lease allows.
+/// The output exceeds the lease's bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "an output of {wanted} bytes exceeds the {limit} bytes that this lease allows; lease with more memory for outputs"
 )]
 pub struct OutputTooLarge {
-    /// What was wanted.
+    /// Requested bytes.
     pub wanted: usize,
-    /// What is allowed.
+    /// Permitted bytes.
     pub limit: u64,
 }
 
@@ -46,40 +46,41 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The input, where it landed.
+    /// The input, in the memory that it was received in.
     #[inline(always)]
     pub fn input(&mut self) -> &[u8] {
         self.link.current().input
     }
 
-    /// Takes the input along beyond this call, if it came through bulk memory. [`Call::retain`] must follow, before the
-    /// call ends, if it is still held then.
+    /// Takes the input beyond this call, if it came through bulk memory; `None` otherwise. If it is still held when the
+    /// call ends, call [`Call::retain`] before.
     pub fn take_input(&mut self) -> Option<Received> {
         self.link.take()
     }
 
-    /// The input that was taken is still in use: the client must not use its memory for anything else yet.
+    /// Marks the taken input as still in use, so that the client does not reuse its memory.
     pub fn retain(&mut self) {
         self.link.retain();
     }
 
-    /// How large an output the caller expects at most; 0 when it did not say.
+    /// Largest output that the caller expects, in bytes; 0 if it does not state one.
     #[inline(always)]
     pub fn expected_output(&mut self) -> usize {
         self.link.current().room_length
     }
 
-    /// Largest output that the lease allows.
+    /// Largest output that the lease permits, in bytes.
     pub fn max_output(&self) -> u64 {
         self.max_output
     }
 
-    /// Milliseconds of execution allowed, and ticks when they began; none without a deadline.
+    /// Permitted milliseconds of execution, and the ticks at its begin; `None` without a deadline.
     pub fn deadline(&self) -> Option<(u32, u64)> {
         (self.deadline_ms > 0).then_some((self.deadline_ms, self.start_ticks))
     }
 
-    /// Input, and a place for up to the inline bytes of output that costs nothing. [`Call::set_inline`] sets its length.
+    /// The input, and the slot's room for inline output, which costs no allocation. [`Call::set_inline`] sets the
+    /// output's length.
     #[inline(always)]
     pub fn inline(&mut self) -> (&[u8], &mut [u8]) {
         forked::leave();
@@ -87,14 +88,14 @@ impl<'a> Call<'a> {
         (current.input, current.compose)
     }
 
-    /// The output is the first `length` bytes of the inline place.
+    /// Sets the output to the first `length` bytes of the inline room.
     #[inline(always)]
     pub fn set_inline(&mut self, length: usize) {
         self.reply = Reply::Inline(length);
     }
 
-    /// A place for `capacity` bytes of output: the slot if they fit, else the caller's room, else bulk memory. Its start
-    /// and true capacity stay valid until the next call of this function or the end of the call.
+    /// Returns memory for `capacity` bytes of output: the slot if they fit, else the caller's room, else bulk memory.
+    /// The returned start and actual capacity are valid until the next call of this function or the end of the call.
     pub fn place(&mut self, capacity: usize) -> Result<(*mut u8, usize), OutputTooLarge> {
         forked::leave();
         let too_large = OutputTooLarge {
@@ -121,7 +122,7 @@ impl<'a> Call<'a> {
         Ok((start, capacity))
     }
 
-    /// Keeps what was written so far and goes on in a larger place.
+    /// Moves the first `used` bytes of output into larger memory. Returns its start and actual capacity.
     pub fn grow(&mut self, used: usize, capacity: usize) -> Result<(*mut u8, usize), OutputTooLarge> {
         forked::leave();
         let too_large = OutputTooLarge {
@@ -146,7 +147,7 @@ impl<'a> Call<'a> {
         Ok((start, capacity))
     }
 
-    /// The output is the first `length` bytes of the place that was made last; `length` must not exceed its capacity.
+    /// Sets the output to the first `length` bytes of the last memory; `length` must not exceed its capacity.
     pub fn set_length(&mut self, length: usize) {
         match &mut self.reply {
             Reply::Inline(bytes) | Reply::InRoom(bytes) | Reply::Lent(_, bytes) => *bytes = length,
@@ -156,14 +157,14 @@ impl<'a> Call<'a> {
     /// Copies a whole output.
     pub fn put(&mut self, output: &[u8]) -> Result<(), OutputTooLarge> {
         let (start, _) = self.place(output.len())?;
-        // SAFETY: `place` made room for as many bytes, in memory that `output` cannot lie in but for the input, and an
-        // input is never part of a place.
+        // SAFETY: `place` returned memory for that many bytes. `output` cannot overlap it, except as part of the input,
+        // and an input is never part of output memory.
         unsafe { std::ptr::copy_nonoverlapping(output.as_ptr(), start, output.len()) };
         self.set_length(output.len());
         Ok(())
     }
 
-    /// Makes a text the output, cut to what fits inline.
+    /// Sets the output to a text, truncated to the inline room.
     pub fn fail(&mut self, text: &str) {
         let (_, place) = self.inline();
         let mut length = text.len().min(place.len());
@@ -174,7 +175,6 @@ impl<'a> Call<'a> {
         self.set_inline(length);
     }
 
-    /// Sends the reply.
     #[inline(always)]
     pub(crate) fn send(self, status: Status) -> Result<u32, LinkError> {
         forked::leave();

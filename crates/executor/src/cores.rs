@@ -1,9 +1,9 @@
-//! Cores that warm workers share: more of them may be awake than there are cores, but only so many run calls at once.
+//! Cores that warm workers share: more of them may be awake than there are cores, but only as many run calls at once.
 //!
-//! A worker that wakes up claims one of a number of places, and gives it back before it sleeps again. The places are bytes of a
-//! memory file that every warm worker of a node has, and a claim is a lock on one of them. So nobody shares memory that
-//! another tenant could write, the kernel gives a dead worker's place back, and the node can ask the kernel who holds what.
-//! The file says how many places there are; only the node can change it.
+//! A worker that wakes up claims one of a number of places, and releases it before it sleeps again. A place is a byte
+//! of a memory file that every warm worker of a node has, and a claim is a lock on that byte. So no tenant can write
+//! memory that another one reads, the kernel releases a dead worker's place, and the node can ask the kernel for the
+//! holders. The file contains the number of places, which only the node can change.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -11,15 +11,15 @@ use std::sync::atomic::Ordering;
 use dayfly_fabric::memory::Mapping;
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// Places that a worker tries before it takes the node for full: each costs a system call.
+/// Places that a worker tries before it considers the node full. Each try is a system call.
 const MOST_TRIES: u32 = 32;
 const FILE_BYTES: usize = 4096;
-/// The first byte that is a place. Those before it say how many there are.
+/// The first byte that is a place. The bytes before it contain the number of places.
 const FIRST: u32 = 64;
-/// There are never more.
+/// Upper bound of the number of places.
 pub const MOST_PLACES: u32 = FILE_BYTES as u32 - FIRST;
 
-/// The node's side: how many places there are, and who holds them.
+/// The node's side: the number of places, and their holders.
 #[derive(Debug)]
 pub struct Places {
     file: OwnedFd,
@@ -27,37 +27,37 @@ pub struct Places {
 }
 
 impl Places {
-    /// A file of no places.
+    /// A file without places.
     pub fn new() -> std::io::Result<Self> {
         let file = rustix::fs::memfd_create("dayfly-cores", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, FILE_BYTES as u64)?;
         let memory = Mapping::of(&file, FILE_BYTES)?;
-        // Whoever gets the file can lock in it and read it. What was mapped before can still be written.
+        // Holders of the file can read it and lock bytes. The mapping from before the seal stays writable.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         Ok(Self { file, memory })
     }
 
-    /// What workers get.
+    /// The file to pass to workers.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
 
-    /// From now on there are so many.
+    /// Sets the number of places.
     pub fn set(&self, places: u32) {
         self.memory.word(0).store(places.min(MOST_PLACES), Ordering::Relaxed);
     }
 
-    /// How many there are.
+    /// The number of places.
     pub fn count(&self) -> u32 {
         self.memory.word(0).load(Ordering::Relaxed)
     }
 
-    /// Process ids of those who hold a place, as this process counts, each as often as it holds one.
+    /// Process ids of the holders, in this process's namespace; once for each place that a process holds.
     pub fn holders(&self) -> Vec<u32> {
         let holder = |place| {
             let mut wanted = lock_on(place, libc::F_WRLCK as i16);
-            // SAFETY: the request reads and writes the one struct that it gets.
+            // SAFETY: the request reads and writes the one struct that is passed to it.
             let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLK, &mut wanted) };
             (asked == 0 && wanted.l_type != libc::F_UNLCK as i16).then_some(wanted.l_pid.max(0) as u32)
         };
@@ -73,12 +73,12 @@ impl Places {
 pub struct Place {
     file: OwnedFd,
     held: Option<u32>,
-    /// Where it looks first: workers that look in different places meet less often.
+    /// Where the search begins: workers that begin at different places collide less often.
     first: u32,
 }
 
 impl Place {
-    /// None is held yet. `number` tells this worker from others.
+    /// Holds no place yet. `number` should differ between workers.
     pub fn new(file: OwnedFd, number: u32) -> Self {
         Self {
             file,
@@ -87,7 +87,7 @@ impl Place {
         }
     }
 
-    /// Claims a place if it has none. False if there is none to be had.
+    /// Claims a place unless it has one. Returns false if none is free.
     pub fn claim(&mut self) -> bool {
         if self.held.is_some() {
             return true;
@@ -100,12 +100,12 @@ impl Place {
         self.held = (0..count.min(MOST_TRIES))
             .map(|offset| (self.first.wrapping_add(offset)) % count)
             .find(|place| set_lock(&self.file, *place, libc::F_WRLCK as i16));
-        // The last one that was to be had is the likeliest to be free again.
+        // The last place that was free is the most likely one to be free again.
         self.first = self.held.unwrap_or(self.first.wrapping_add(MOST_TRIES));
         self.held.is_some()
     }
 
-    /// Gives it back, if it has one.
+    /// Releases the place, if there is one.
     pub fn give_back(&mut self) {
         if let Some(place) = self.held.take() {
             set_lock(&self.file, place, libc::F_UNLCK as i16);
@@ -114,7 +114,7 @@ impl Place {
 }
 
 fn lock_on(place: u32, kind: i16) -> libc::flock {
-    // SAFETY: all zero is a value of this plain struct.
+    // SAFETY: all zero is a valid value of this plain struct.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind;
     lock.l_whence = libc::SEEK_SET as i16;
@@ -123,10 +123,10 @@ fn lock_on(place: u32, kind: i16) -> libc::flock {
     lock
 }
 
-/// Locks or unlocks a place for this process, without waiting. Whether that could be done.
+/// Locks or unlocks a place for this process, without blocking. Returns whether it succeeded.
 fn set_lock(file: impl AsFd, place: u32, kind: i16) -> bool {
     let lock = lock_on(place, kind);
-    // SAFETY: the request reads the one struct that it gets.
+    // SAFETY: the request reads the one struct that is passed to it.
     unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_SETLK, &lock) == 0 }
 }
 
@@ -134,13 +134,13 @@ fn set_lock(file: impl AsFd, place: u32, kind: i16) -> bool {
 mod tests {
     use super::*;
 
-    /// Runs in a process of its own, since a process never contends with itself, and answers its exit status.
+    /// Runs in a child process, since a process never conflicts with its own locks. Returns its exit status.
     fn in_child(run: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: the child makes system calls only, and ends without unwinding or exit handlers.
+        // SAFETY: the child only makes system calls, and ends without unwinding or exit handlers.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let status = run();
-            // SAFETY: ends this child alone.
+            // SAFETY: ends only this child.
             unsafe { libc::_exit(status) };
         }
         let mut status = 0;
@@ -178,7 +178,7 @@ mod tests {
         let mut own = Place::new(file.try_clone().unwrap(), 1);
         assert!(own.claim());
         let me = std::process::id();
-        // Only others' locks are seen.
+        // Only locks of other processes are visible.
         let seen = in_child(|| i32::from(places.holders() == [me]));
         assert_eq!(seen, 1);
         assert!(rustix::io::pwrite(&file, &[9], 0).is_err());

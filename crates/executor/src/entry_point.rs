@@ -1,4 +1,4 @@
-//! Programs that container images begin with, as functions: started anew for each call, without a shell.
+//! Entry points of container images as functions: started anew for each call, without a shell.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -13,17 +13,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Call;
 
-/// Bytes of standard output that a result may have; more belongs into a file.
+/// Most bytes of standard output in a result; larger outputs belong into a file.
 const MOST_OUTPUT: usize = 64 << 20;
-/// Bytes of the end of standard error that an error shows.
+/// Bytes from the end of standard error that an error shows.
 const LAST_WORDS: usize = 4 << 10;
 /// Characters of a command that an error shows.
 const SHOWN: usize = 200;
-/// Bytes that are read at once.
+/// Bytes to read at once.
 const CHUNK: usize = 64 << 10;
-/// Between two looks whether a program has ended whose output somebody else holds open.
+/// Interval of checks whether the program has ended, while another process holds its output open.
 const LOOK: Duration = Duration::from_millis(50);
-/// What a program left running may go on writing for so long after its end.
+/// How long processes that the program left may go on writing after its end.
 const AFTER: Duration = Duration::from_secs(1);
 
 /// An entry point, ready to be called.
@@ -32,7 +32,7 @@ pub struct EntryPoint {
     words: Words,
 }
 
-/// What a program wrote, and how it ended.
+/// Output and exit status of a program.
 struct Done {
     output: Vec<u8>,
     last_words: Vec<u8>,
@@ -40,7 +40,7 @@ struct Done {
 }
 
 impl EntryPoint {
-    /// Of this worker's image, with the words in a file.
+    /// Loads the entry point of this worker's image, with the words in a file.
     pub fn load(code: &Path) -> Result<Self, String> {
         let start = std::env::var(VARIABLE).map_err(|_| {
             "the worker's image has no entry point, or it runs in none; name a command instead, or an image that has one".to_owned()
@@ -54,7 +54,6 @@ impl EntryPoint {
         })
     }
 
-    /// One call.
     pub fn invoke(&self, call: &mut Call<'_>) -> Status {
         let line = match self.line(call.input()) {
             Ok(line) => line,
@@ -134,7 +133,7 @@ impl EntryPoint {
     }
 }
 
-/// Reads what a program writes until it has ended. Its standard error is passed on at once.
+/// Reads a program's output until it has ended, and forwards its standard error at once.
 fn watch(child: &mut Child, most: usize) -> Result<Done, String> {
     let mut out: Option<ChildStdout> = child.stdout.take();
     let mut err: Option<ChildStderr> = child.stderr.take();
@@ -155,13 +154,13 @@ fn watch(child: &mut Child, most: usize) -> Result<Done, String> {
         }
         if from_err {
             let length = read(&mut err, &mut chunk)?;
-            // Nobody may be listening.
+            // There may be no reader.
             let _ = std::io::stderr().write_all(&chunk[..length]);
             last_words.extend_from_slice(&chunk[..length]);
             last_words.drain(..last_words.len().saturating_sub(LAST_WORDS));
         }
         match ended {
-            // What it left running may hold on to both for ever.
+            // Processes that it left may hold both open without end.
             Some((_, since)) if since.elapsed() > AFTER => break,
             Some(_) => {}
             None => ended = child.try_wait().map_err(lost)?.map(|status| (status, Instant::now())),
@@ -182,7 +181,7 @@ fn lost(error: std::io::Error) -> String {
     format!("cannot be waited for: {error}")
 }
 
-/// Which of the two there is something to read from, or the end of.
+/// Which of the two is readable or at its end.
 fn ready(out: Option<&ChildStdout>, err: Option<&ChildStderr>) -> Result<(bool, bool), String> {
     let wanted = PollFlags::IN;
     let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(2);
@@ -199,7 +198,7 @@ fn ready(out: Option<&ChildStdout>, err: Option<&ChildStderr>) -> Result<(bool, 
     Ok((from_out, from_err))
 }
 
-/// Reads once; at its end there is nothing to read from any more.
+/// Reads once. At the end of file it sets `from` to `None`.
 fn read(from: &mut Option<impl Read>, chunk: &mut [u8]) -> Result<usize, String> {
     let Some(open) = from else { return Ok(0) };
     loop {

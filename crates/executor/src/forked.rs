@@ -1,5 +1,5 @@
-//! A function may fork, and return on both sides. The child has the worker's memory and its channel, and must not answer on it: it
-//! ends where its function returns.
+//! Functions that fork and return on both sides. The child has the worker's memory and channel, and must not write on
+//! the channel: it ends where its function returns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,14 +9,14 @@ extern "C" fn in_child() {
     CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Notices every fork of this process from now on.
+/// Starts to detect forks of this process.
 pub fn watch() {
-    // SAFETY: the handler stores into a static, which a forked child may do. It fails for want of memory alone, before
-    // anything was called.
+    // SAFETY: the handler stores into a static, which a forked child may do. It fails only for lack of memory, before
+    // any call.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// Ends this process if a function forked it. To be called before anything is written where a client reads.
+/// Ends this process if a function forked it. Call it before anything is written to a client.
 #[inline(always)]
 pub fn leave() {
     if CHILD.load(Ordering::Relaxed) {
@@ -26,6 +26,6 @@ pub fn leave() {
 
 #[cold]
 fn end() -> ! {
-    // SAFETY: ends the child without the exit handlers of the worker that it is a copy of.
+    // SAFETY: ends the child without the exit handlers of the worker that it copies.
     unsafe { libc::_exit(0) }
 }

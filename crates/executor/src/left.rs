@@ -1,21 +1,21 @@
-//! Processes that calls of tasks left behind, and that have ended: a worker is above whatever it started ([`crate::worker`]), so it has to
-//! collect them.
+//! Reaps processes that calls of tasks left behind. A worker is the subreaper of everything that it started
+//! ([`crate::worker`]), so it has to reap them.
 
 use rustix::process::{Pid, WaitOptions, waitpid};
 
-/// Calls between two looks.
+/// Calls between two checks.
 const LOOK_EVERY: u32 = 64;
-/// So many may lie there: a process whose status a function asks for in a later call may be among them.
+/// Zombies that may remain: a later call may still ask for the status of one.
 const MOST_DEAD: usize = 64;
 
-/// Counts a worker's calls, and collects what they left.
+/// Counts a worker's calls, and reaps what they left.
 #[derive(Debug, Default)]
 pub struct Left {
     calls: u32,
 }
 
 impl Left {
-    /// A call ends.
+    /// Counts a call, and reaps zombies at every [`LOOK_EVERY`]th one if there are more than [`MOST_DEAD`].
     pub fn after_call(&mut self) {
         self.calls += 1;
         if self.calls < LOOK_EVERY {
@@ -25,7 +25,7 @@ impl Left {
         let dead = dead();
         if dead.len() > MOST_DEAD {
             for process in dead {
-                // It may have been collected meanwhile, by a thread of the function's own.
+                // A thread of the function may have reaped it meanwhile.
                 let _ = waitpid(Some(process), WaitOptions::NOHANG);
             }
         }
@@ -48,7 +48,7 @@ fn dead() -> Vec<Pid> {
 
 fn has_ended(process: Pid) -> bool {
     let about = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
-    // Its name stands before, in parentheses, and may have any in it.
+    // The name comes first, in parentheses, and may contain parentheses.
     about.is_ok_and(|about| {
         about
             .rsplit_once(')')

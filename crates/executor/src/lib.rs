@@ -1,13 +1,14 @@
-//! The side where user code runs: one executor process per lease, which forks its workers.
+//! The side where user code runs: one executor process for each lease, which forks its workers.
 //!
-//! An executor is started by its node with one control socket ([`dayfly_protocol::executor`]) and no other connection to
-//! the world. Its parent process stays single-threaded and warm: it waits to be assigned to a lease, forks one worker
-//! process for each of the lease's workers, hands each worker the channels that the node opened for it, and replaces a
-//! worker that died. It ends when its node does.
+//! A node starts an executor with one control socket ([`dayfly_protocol::executor`]) and no other connection. Its
+//! parent process stays single-threaded and warm. It waits for a lease, forks a worker process for each of the lease's
+//! workers, passes each worker the channels that the node opened for it, and replaces dead workers. It ends with its
+//! node.
 //!
-//! A worker ([`worker`]) serves one channel at a time, runs one invocation at a time, and writes what it does into its
-//! [`meter`], which survives it; a warm one runs calls while it has a place among the node's [`cores`]. What a function *is* lies behind the [`Runtime`] trait: [`native`] loads shared
-//! libraries, and starts what an image begins with; the Python module implements the same trait inside the user's own interpreter.
+//! A worker ([`worker`]) serves one channel at a time and runs one invocation at a time. It records its work in its
+//! [`meter`], which survives it. A warm worker runs calls while it holds one of the node's [`cores`]. The [`Runtime`]
+//! trait defines what a function is: [`native`] loads shared libraries and starts entry points of images; the Python
+//! module implements the same trait inside the user's own interpreter.
 
 pub mod call;
 pub mod cores;
@@ -29,9 +30,9 @@ use dayfly_protocol::slot::Status;
 pub use call::Call;
 pub use parent::{ExecutorError, run};
 
-/// A language runtime: loads functions and calls them. One value lives in the parent and is copied by fork into each worker.
+/// A language runtime: loads functions and calls them. The parent has one value, and fork copies it into each worker.
 pub trait Runtime {
-    /// What it runs, for people and for version checks: `native`, or `python 3.11.7 cloudpickle 3.1.0`.
+    /// Name and versions, for users and for version checks: `native`, or `python 3.11.7 cloudpickle 3.1.0`.
     fn describe(&self) -> String;
 
     /// Called in the parent before a worker is forked.
@@ -43,19 +44,19 @@ pub trait Runtime {
     /// Called in a new worker before anything else.
     fn after_fork_in_worker(&mut self) {}
 
-    /// Called in a worker before its first call: functions are to find this in their environment.
+    /// Called in a worker before its first call: sets an environment variable for functions.
     fn set_variable(&mut self, name: &str, value: &str) {
-        // SAFETY: a worker that has not begun to serve has one thread.
+        // SAFETY: a worker that does not serve yet has one thread.
         unsafe { std::env::set_var(name, value) };
     }
 
-    /// Called where it is told which call printed what, before a call's reply: nothing that it printed may stay behind.
+    /// Called before a call's reply if output is attributed to calls: writes all buffered output.
     fn flush(&mut self) {}
 
-    /// Makes a function callable and answers the number to call it by, or a text that says what is wrong with it. The
-    /// same code and form may be loaded again and should get the same number.
+    /// Loads a function and returns the number to call it by, or an error text. Loading the same code and form again
+    /// should return the same number.
     fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, String>;
 
-    /// Calls a function. For any status but `Ok`, the output is the error's text or pickled exception.
+    /// Calls a function. For any status except `Ok`, the output is the error's text or pickled exception.
     fn invoke(&mut self, function: u16, call: &mut Call<'_>) -> Status;
 }

@@ -8,8 +8,8 @@ unsafe extern "C" {
 }
 
 fn main() -> std::process::ExitCode {
-    // SAFETY: nothing has been printed yet, and this process has one thread. Without it what a function prints would stay
-    // in the worker until it has filled a page, and go with it.
+    // SAFETY: nothing has been printed yet, and this process has one thread. Without line buffering, output would stay
+    // in the worker until a page is full, and would be lost with it.
     unsafe { libc::setvbuf(stdout, std::ptr::null_mut(), libc::_IOLBF, 0) };
     match dayfly_executor::run(&mut NativeRuntime::default()) {
         Ok(()) => std::process::ExitCode::SUCCESS,

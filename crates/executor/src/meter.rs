@@ -1,8 +1,8 @@
-//! What a worker writes down about itself, in memory that its node also maps, so that nothing of it dies with the worker.
+//! A worker's record of its work, in memory that its node also maps, so that it survives the worker.
 //!
-//! Each worker has blocks of 128 bytes: one for the call that runs, one for what no function is charged with, one for how long calls
-//! took, and one for each function that is told apart. All are written by the worker alone and read by the node, which believes no
-//! more than the clock allows. Worker after worker goes on with the same counters.
+//! Each worker has blocks of 128 bytes: one for the running call, one for what is charged to no function, one for the
+//! durations of calls, and one for each function with an account of its own. Only the worker writes them; the node
+//! reads them, and trusts them no further than the clock permits. Replacement workers continue the same counters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,23 +17,23 @@ const DEADLINE_MS: usize = 8;
 const STATE: usize = 12;
 const START_TICKS: usize = 16;
 const RUNNING: usize = 24;
-/// The second block: [`COMPUTING`] and what follows it for the loading of functions, and all polling.
+/// The second block: [`COMPUTING`] and the following for loading functions, and all polling.
 const UNCHARGED: usize = 128;
 const POLLING: usize = 152;
-/// The third block: calls by how long they took.
+/// The third block: histogram of call durations.
 const DURATIONS: usize = 256;
 /// One block for each function.
 const FUNCTIONS: usize = 384;
 const FUNCTION_BYTES: usize = 128;
-/// In the second block, and in those of functions.
+/// Offsets in the second block and in those of functions.
 const COMPUTING: usize = 0;
 const CALLS: usize = 8;
 const FAILURES: usize = 16;
-/// In those of functions: how long its name is, 0 where there is none, and that.
+/// Offsets in the blocks of functions: the length of the name (0 without one), and the name.
 const NAME_LENGTH: usize = 24;
 const NAME: usize = 32;
 
-/// Bytes of the meters file of so many workers.
+/// Length in bytes of the meters file of `workers` workers.
 pub fn meters_length(workers: u16) -> usize {
     (usize::from(workers) * METER_BYTES).next_multiple_of(4096)
 }
@@ -63,32 +63,31 @@ pub struct Reading {
     pub started: u32,
     /// Last sequence number finished on the current channel.
     pub finished: u32,
-    /// Execution time allowed for the call that was begun last, in milliseconds; 0 for no limit.
+    /// Permitted execution time of the last call, in milliseconds; 0 for no limit.
     pub deadline_ms: u32,
-    /// Ticks ([`dayfly_fabric::clock`]) when it began.
+    /// Ticks ([`dayfly_fabric::clock`]) at its begin.
     pub start_ticks: u64,
-    /// Whether the worker is awake.
     pub awake: bool,
     /// What it is charged to.
     pub account: Account,
 }
 
-/// What calls are charged to: a function that is told apart, or none.
+/// What calls are charged to: one function, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Account(u32);
 
 impl Account {
-    /// Loading a function is charged to none.
+    /// No function; for loading.
     pub const NONE: Self = Self(0);
 
-    /// Place of its function among those that are told apart.
+    /// Index of the function among those with accounts.
     pub fn function(self) -> Option<usize> {
         (self.0 as usize)
             .checked_sub(1)
             .filter(|place| *place < METERED_FUNCTIONS)
     }
 
-    /// Where its counters are. Whatever stands in shared memory, they lie within the meter.
+    /// Offset of its counters. It lies within the meter for every value in shared memory.
     #[inline(always)]
     fn offset(self) -> usize {
         match self.function() {
@@ -98,14 +97,14 @@ impl Account {
     }
 }
 
-/// What was counted, in all or for one function.
+/// Counters, of everything or of one function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counted {
     /// Ticks spent inside functions.
     pub computing: u64,
     /// Calls that ended.
     pub calls: u64,
-    /// Of them, those that ended in an error.
+    /// Calls among them that ended in an error.
     pub failures: u64,
 }
 
@@ -115,7 +114,7 @@ impl Reading {
         self.started != self.finished
     }
 
-    /// Whether the running call is past its deadline at `now` (ticks).
+    /// Whether the running call is past its deadline at `now`, in ticks.
     pub fn is_overdue(&self, now: u64) -> bool {
         self.is_running()
             && self.deadline_ms > 0
@@ -124,7 +123,7 @@ impl Reading {
 }
 
 impl Meter {
-    /// The meter of worker `index` in a mapped meters file.
+    /// The meter of worker `index` in a mapped meters file. Panics if the file is too short.
     pub fn new(memory: Arc<Mapping>, index: u16) -> Self {
         let start = index as usize * METER_BYTES;
         assert!(
@@ -149,14 +148,15 @@ impl Meter {
         unsafe { &*self.memory.at(self.start + offset).cast::<AtomicU64>() }
     }
 
-    /// A new channel: its sequence numbers start anew.
+    /// Begins a new channel, with new sequence numbers.
     pub fn attach(&self) {
         self.word(DEADLINE_MS).store(0, Ordering::Relaxed);
         self.word(STARTED).store(0, Ordering::Relaxed);
         self.word(FINISHED).store(0, Ordering::Release);
     }
 
-    /// The account of a function of this name, which it keeps: also in the next worker here, whichever functions that loads first.
+    /// The account of the function with this name. It stays the same in replacement workers, in whatever order they
+    /// load functions.
     pub fn account(&self, name: &str) -> Account {
         let name = &name.as_bytes()[..name.len().min(METERED_NAME_BYTES)];
         let mut places = 0..METERED_FUNCTIONS - 1;
@@ -164,7 +164,7 @@ impl Meter {
         if let Some(place) = place.filter(|place| self.name(*place).is_none()) {
             let start = FUNCTIONS + place * FUNCTION_BYTES;
             for (index, byte) in name.iter().enumerate() {
-                // SAFETY: inside the mapping, since a name fits into its block, and any bit pattern is a byte.
+                // SAFETY: inside the mapping, since a name fits in its block, and any bit pattern is a byte.
                 unsafe { self.memory.at(self.start + start + NAME + index).write_volatile(*byte) };
             }
             self.word(start + NAME_LENGTH)
@@ -173,17 +173,18 @@ impl Meter {
         Account(place.unwrap_or(METERED_FUNCTIONS - 1) as u32 + 1)
     }
 
-    /// What stands as the name of the function at this place, if anything does.
+    /// The stored name of the function with this index, if there is one.
     fn name(&self, place: usize) -> Option<Vec<u8>> {
         let start = FUNCTIONS + place * FUNCTION_BYTES;
         let length = self.word(start + NAME_LENGTH).load(Ordering::Acquire) as usize;
         let length = length.min(METERED_NAME_BYTES);
-        // SAFETY: as in `account`; the worker may write meanwhile, so that bytes are read one by one, and mean what they mean.
+        // SAFETY: as in `account`. The worker may write meanwhile, so the bytes are read one by one, and may be
+        // anything.
         let byte = |index| unsafe { self.memory.at(self.start + start + NAME + index).read_volatile() };
         (length > 0).then(|| (0..length).map(byte).collect())
     }
 
-    /// What is charged to each function that is told apart, by its name; those without one are together under none.
+    /// Counters of each function with an account, by name; `None` for functions without one.
     pub fn functions(&self) -> impl Iterator<Item = (Option<String>, Counted)> {
         (0..METERED_FUNCTIONS).filter_map(|place| {
             let counted = self.counted(FUNCTIONS + place * FUNCTION_BYTES);
@@ -191,7 +192,7 @@ impl Meter {
         })
     }
 
-    /// Name of the function at this place, if it is one that can be shown.
+    /// Name of the function with this index, if it is printable.
     pub fn function_name(&self, place: usize) -> Option<String> {
         let name = String::from_utf8(self.name(place)?).ok()?;
         name.chars().all(|c| !c.is_control()).then_some(name)
@@ -206,11 +207,11 @@ impl Meter {
         }
     }
 
-    /// What was counted in all.
+    /// Sum of all counters.
     pub fn total(&self) -> Counted {
         let starts = (0..METERED_FUNCTIONS).map(|place| FUNCTIONS + place * FUNCTION_BYTES);
         let all = starts.chain([UNCHARGED]).map(|start| self.counted(start));
-        // What a worker wrote there need not make sense.
+        // A worker may have written any values.
         all.fold(Counted::default(), |sum, part| Counted {
             computing: sum.computing.saturating_add(part.computing),
             calls: sum.calls.saturating_add(part.calls),
@@ -223,7 +224,7 @@ impl Meter {
         self.long(POLLING).load(Ordering::Relaxed)
     }
 
-    /// A call begins.
+    /// Records the begin of a call.
     #[inline(always)]
     pub fn begin(&self, account: Account, sequence: u32, deadline_ms: u32, now: u64) {
         self.long(START_TICKS).store(now, Ordering::Relaxed);
@@ -232,11 +233,11 @@ impl Meter {
         self.word(STARTED).store(sequence, Ordering::Release);
     }
 
-    /// A call has ended, in an error or not, after `computing` ticks and `polling` ticks of waiting before it.
+    /// Records the end of a call, after `computing` ticks, and after `polling` ticks of polling before it.
     #[inline(always)]
     pub fn finish(&self, account: Account, sequence: u32, failed: bool, computing: u64, polling: u64) {
         self.word(FINISHED).store(sequence, Ordering::Release);
-        // One writer: a load and a store are enough, and cheaper than an atomic addition.
+        // There is one writer: a load and a store suffice, and are cheaper than an atomic addition.
         let add = |offset, amount| {
             let counter = self.long(offset);
             counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
@@ -253,24 +254,24 @@ impl Meter {
         add(DURATIONS + 8 * duration_bucket(ns), 1);
     }
 
-    /// How many calls took how long, as [`dayfly_protocol::durations::duration_bucket`] sorts them.
+    /// Number of calls in each bucket of [`dayfly_protocol::durations::duration_bucket`].
     pub fn durations(&self) -> [u64; DURATION_BUCKETS] {
         std::array::from_fn(|bucket| self.long(DURATIONS + 8 * bucket).load(Ordering::Relaxed))
     }
 
-    /// More polling, without a call after it.
+    /// Adds polling without a following call.
     pub fn polled(&self, ticks: u64) {
         let counter = self.long(POLLING);
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(ticks), Ordering::Relaxed);
     }
 
-    /// Whether the worker is about to block.
+    /// Records whether the worker is about to block.
     pub fn set_activity(&self, activity: Activity) {
         self.word(STATE)
             .store((activity == Activity::Awake).into(), Ordering::Relaxed);
     }
 
-    /// What it does now. Values may be of slightly different moments.
+    /// Reads the current state. The values may be from slightly different moments.
     pub fn read(&self) -> Reading {
         let finished = self.word(FINISHED).load(Ordering::Acquire);
         Reading {

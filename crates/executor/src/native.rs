@@ -1,8 +1,8 @@
 //! Functions of shared libraries.
 //!
-//! Two forms exist (`bindings/c/include/dayfly_function.h`). The papers' form cannot know how much it may write, so it
-//! writes into private memory that ends at a page nobody may touch; the output is then copied. The checked form is told
-//! its capacity, can grow it and report an error, and writes where the output leaves, without a copy.
+//! Two forms exist (`bindings/c/include/dayfly_function.h`). The plain form of the papers does not know its capacity,
+//! so it writes into private memory that ends at a guard page; the output is then copied. The checked form receives its
+//! capacity, can grow it and report an error, and writes where the output is sent, without a copy.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,7 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::entry_point::EntryPoint;
 use crate::{Call, Runtime};
 
-/// Room of a plain function whose caller named none.
+/// Output capacity of a plain function whose caller states none.
 const PLAIN_OUTPUT_BYTES: usize = 16 << 20;
 const PAGE: usize = 4096;
 
@@ -30,11 +30,11 @@ type CheckedFunction = unsafe extern "C" fn(*mut Context, *const c_void, usize, 
 enum Function {
     Plain(PlainFunction),
     Checked(CheckedFunction),
-    /// The number of an entry point.
+    /// The index of an entry point.
     EntryPoint(usize),
 }
 
-/// What a checked function gets beside its input: `dfly_context` of the header, whose layout this is.
+/// The context of a checked function, with the layout of `dfly_context` in the header.
 #[repr(C)]
 pub struct Context {
     version: u32,
@@ -51,7 +51,7 @@ unsafe extern "C" fn set_error(context: *mut Context, text: *const c_char) {
     if context.is_null() || text.is_null() {
         return;
     }
-    // SAFETY: the context is the one that this worker passed to the function, and the text is a C string by contract.
+    // SAFETY: this worker passed the context to the function, and the text is a C string by contract.
     unsafe { (*context).error = Some(CStr::from_ptr(text).to_string_lossy().into_owned()) };
 }
 
@@ -59,7 +59,7 @@ unsafe extern "C" fn grow_output(context: *mut Context, used: usize, capacity: u
     if context.is_null() {
         return std::ptr::null_mut();
     }
-    // SAFETY: the context is ours, and `call` points to the call that is running, which nobody else uses meanwhile.
+    // SAFETY: the context is ours, and `call` points to the running call, which is not used elsewhere meanwhile.
     let (context, call) = unsafe { (&mut *context, &mut *(*context).call.cast::<Call<'_>>()) };
     match call.grow(used, capacity) {
         Ok((start, capacity)) => {
@@ -84,7 +84,7 @@ unsafe extern "C" fn time_left_us(context: *mut Context) -> u64 {
     }
 }
 
-/// Memory that ends at a page nobody may touch.
+/// Memory that ends at a guard page.
 struct Scratch {
     start: *mut u8,
     length: usize,
@@ -104,14 +104,14 @@ impl Scratch {
         }
         .ok()?
         .cast::<u8>();
-        // SAFETY: the last page of the mapping just made.
+        // SAFETY: the last page of the new mapping.
         unsafe { rustix::mm::mprotect(start.add(length).cast(), PAGE, rustix::mm::MprotectFlags::empty()) }.ok()?;
         Some(Self { start, length })
     }
 
-    /// A place whose end is the guard page, give or take the alignment of 64 that vector code wants.
+    /// Memory whose end is the guard page, rounded to the alignment of 64 that vector code needs.
     fn place(&self, capacity: usize) -> *mut u8 {
-        // SAFETY: callers ask for no more than `length`.
+        // SAFETY: callers request at most `length`.
         unsafe { self.start.add(self.length - capacity.next_multiple_of(64)) }
     }
 }
@@ -133,7 +133,7 @@ impl NativeRuntime {
         match self.libraries.entry(hash) {
             Entry::Occupied(library) => Ok(library.into_mut()),
             Entry::Vacant(place) => {
-                // SAFETY: running the library's initialisers is running the user's code, which is this process's purpose.
+                // SAFETY: the library's initializers are the user's code, and running that is this process's purpose.
                 let library = unsafe { Library::open(Some(code), RTLD_NOW | RTLD_LOCAL) }
                     .map_err(|error| format!("the code {hash} cannot be loaded as a shared library: {error}"))?;
                 Ok(place.insert(library))
@@ -151,8 +151,8 @@ impl NativeRuntime {
             format!("no function `{symbol}` in the library: {error}. Is it exported, and extern \"C\" in C++?")
         };
         match &function.form {
-            // SAFETY: the caller declares by the form that the symbol has this signature; if not, the worker crashes and
-            // is replaced.
+            // SAFETY: the caller declares by the form that the symbol has this signature; otherwise the worker crashes
+            // and is replaced.
             Form::Plain { symbol } => unsafe {
                 library
                     .get::<PlainFunction>(symbol.as_bytes())
@@ -196,7 +196,8 @@ impl NativeRuntime {
             call.fail("an input of 4 GiB or more needs a function of the checked form, whose sizes are 64 bits wide");
             return Status::MalformedRequest;
         };
-        // SAFETY: the function may read its input and write up to the guard page; beyond, the worker dies and is replaced.
+        // SAFETY: the function may read its input and write up to the guard page; beyond, the worker dies and is
+        // replaced.
         let length = unsafe { function(input.as_ptr().cast_mut().cast(), size, out.cast()) } as usize;
         if length > capacity {
             call.fail(&format!(
@@ -237,8 +238,8 @@ impl NativeRuntime {
             error: None,
         };
         let mut length = 0;
-        // SAFETY: input and output are valid for the stated sizes while the call runs; what else the function does is the
-        // user's own affair in the user's own process.
+        // SAFETY: input and output are valid for the stated sizes while the call runs; everything else that the
+        // function does affects only the user's own process.
         let result = unsafe {
             function(
                 &mut context,
@@ -270,7 +271,7 @@ impl NativeRuntime {
 
 impl Runtime for NativeRuntime {
     fn flush(&mut self) {
-        // SAFETY: flushes what the C library holds of every stream, under its own locks.
+        // SAFETY: flushes the buffers of all C streams, under their own locks.
         unsafe { libc::fflush(std::ptr::null_mut()) };
     }
 

@@ -1,26 +1,26 @@
-//! Where a worker's output goes, where it is told which call printed what.
+//! Attribution of a worker's output to calls.
 //!
-//! The node reads each worker's output from pipes of the worker's own, and knows from its meter which call runs. So a call's reply
-//! waits until all is read that stands in the pipes: what is read before belongs to this call, what is read after to a later one.
-//! A call that printed nothing, or nothing lately, costs two questions to the kernel for each pipe. They tell, too, whether it closed
-//! its standard output or put something else there: the next one finds it as it should be.
+//! The node reads each worker's output from separate pipes, and knows the running call from the worker's meter. So a
+//! call's reply waits until its pipes are empty: output that is read before belongs to this call, later output to a
+//! later call. A call without recent output costs two system calls for each pipe. These also reveal whether the call
+//! closed or replaced its standard output; it is then restored for the next call.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Between two looks whether the node has read what was printed.
+/// Interval of checks whether the node has read the output.
 const LOOK: Duration = Duration::from_micros(20);
-/// A node that does not read is not waited for any longer.
+/// Longest wait for the node to read.
 const PATIENCE: Duration = Duration::from_secs(1);
 const STANDARD: [RawFd; 2] = [libc::STDOUT_FILENO, libc::STDERR_FILENO];
 
-/// Pipes in the place of standard output and error.
+/// Pipes in place of standard output and standard error.
 #[derive(Debug)]
 pub struct Prints {
     pipes: [Pipe; 2],
 }
 
-/// One of them, by a descriptor of our own, and by what it is.
+/// One pipe: our own descriptor for it, and its identity.
 #[derive(Debug)]
 struct Pipe {
     file: OwnedFd,
@@ -29,7 +29,7 @@ struct Pipe {
 }
 
 impl Prints {
-    /// Puts these two in their places, for standard output and error.
+    /// Installs these two as standard output and standard error.
     pub fn into(files: Vec<OwnedFd>) -> Option<Self> {
         let files = <[OwnedFd; 2]>::try_from(files).ok()?;
         let mut standard = STANDARD.into_iter();
@@ -42,7 +42,7 @@ impl Prints {
         done.then_some(Self { pipes })
     }
 
-    /// Puts them back where a call has closed them, or put something else in their places. Whether it had.
+    /// Restores them if a call has closed or replaced them. Returns whether it had.
     pub fn put_back(&self) -> bool {
         let mut gone = self
             .pipes
@@ -56,7 +56,7 @@ impl Prints {
         any
     }
 
-    /// Waits until the node has read all that was printed, or has not for too long.
+    /// Waits until the node has read all output, at most [`PATIENCE`].
     pub fn wait_until_read(&self) {
         let mut begin = None;
         while self.pipes.iter().any(Pipe::is_unread) {
@@ -69,24 +69,24 @@ impl Prints {
 }
 
 impl Pipe {
-    /// Makes the standard descriptor mean it. Whether that was done.
+    /// Makes the standard descriptor refer to the pipe. Returns whether it succeeded.
     fn put(&self) -> bool {
-        // SAFETY: `dup2` makes one descriptor mean another one's file; nobody in this process owns the standard ones.
+        // SAFETY: `dup2` replaces one descriptor; no value in this process owns the standard ones.
         unsafe { libc::dup2(self.file.as_raw_fd(), self.standard) == self.standard }
     }
 
-    /// Whether something stands in it.
+    /// Whether it contains unread bytes.
     fn is_unread(&self) -> bool {
         let mut bytes: libc::c_int = 0;
-        // SAFETY: FIONREAD writes one int, and nothing on a descriptor that does not know it.
+        // SAFETY: FIONREAD writes one int, or nothing for a descriptor that does not support it.
         let asked = unsafe { libc::ioctl(self.file.as_raw_fd(), libc::FIONREAD, &mut bytes) };
         asked == 0 && bytes > 0
     }
 }
 
-/// What a descriptor means, if anything.
+/// Identity of a descriptor's file; `None` if the descriptor is closed.
 fn inode(file: RawFd) -> Option<(u64, u64)> {
-    // SAFETY: all zeros is a `stat`, and `fstat` writes one, or fails for a descriptor that means nothing.
+    // SAFETY: all zero is a valid `stat`; `fstat` fills it, or fails for a closed descriptor.
     unsafe {
         let mut about: libc::stat = std::mem::zeroed();
         (libc::fstat(file, &mut about) == 0).then_some((about.st_dev, about.st_ino))

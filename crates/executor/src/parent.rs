@@ -20,10 +20,10 @@ pub enum ExecutorError {
     /// The control socket failed.
     #[error("the control socket to the node failed: {0}. An executor is started by its node, not by hand")]
     Control(#[from] std::io::Error),
-    /// The node said something that makes no sense.
+    /// The node sent a malformed message.
     #[error("the node sent a message that makes no sense: {0}")]
     Protocol(String),
-    /// The worker forked ahead is gone; the node starts another executor when it needs one.
+    /// The worker that was forked ahead has died; the node starts another executor on demand.
     #[error("the worker that waited for a lease was ended from outside")]
     Idle,
 }
@@ -35,7 +35,7 @@ struct Slot {
     incarnation: u32,
 }
 
-/// What every worker is told first, also one that replaces another.
+/// The first message of every worker, also of a replacement.
 struct Assignment {
     packet: Vec<u8>,
     /// The meters, and the cores that warm workers share.
@@ -43,7 +43,7 @@ struct Assignment {
     cores: Vec<u16>,
     cores_per_worker: u16,
     shared_cores: Vec<u16>,
-    /// Whether we put workers on their cores; else the node does.
+    /// Whether the executor pins workers to their cores; otherwise the node does.
     pins: bool,
 }
 
@@ -59,13 +59,13 @@ struct Parent<'a, R: Runtime> {
     runtime: &'a mut R,
     assignment: Option<Assignment>,
     workers: Vec<Slot>,
-    /// Whether there may be processes that a dead worker left.
+    /// Whether a dead worker may have left processes.
     strays: bool,
-    /// Where workers begin; none where that is where the executor was started.
+    /// Working directories of workers; `None` if they begin where the executor was started.
     scratch: Option<Scratch>,
 }
 
-/// Between two looks for what a dead worker left, as long as there is some.
+/// Interval of checks for processes of a dead worker, while there are any.
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
@@ -74,9 +74,9 @@ const LOOK: Timespec = Timespec {
 /// Runs an executor over the control socket at descriptor 3 until the node closes it.
 pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
     let control = borrow(CONTROL_FD);
-    // Our memory is not for the workers to read or write, though they are the same user.
+    // Workers have the same user, and must not read or write our memory.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-    // What a worker started, and what that started, comes to us when the worker has ended, and goes with it.
+    // Descendants of a worker become our children after its end, and are then killed.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     rustix::io::fcntl_setfd(control, rustix::io::FdFlags::CLOEXEC).map_err(std::io::Error::from)?;
     let ready = FromExecutor::Ready {
@@ -90,14 +90,14 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
         strays: false,
         scratch: Scratch::new(),
     };
-    // The first worker waits for the lease as the parent does: whoever starts cold does not wait for its fork.
+    // The first worker is forked before the lease, so that a cold start does not wait for the fork.
     let result = parent.fork(0, 1).and_then(|first| {
         parent.workers.push(first);
         parent.serve()
     });
     parent.end();
     match result {
-        // The node went while we had something to say: the usual end of a lease, seen a moment later.
+        // The node closed the socket while we wrote: the usual end of a lease, noticed a moment later.
         Err(ExecutorError::Control(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
@@ -135,7 +135,7 @@ impl<R: Runtime> Parent<'_, R> {
                         self.on_message(message, &packet[..length], files)?;
                     }
                     Ready::Spoke(index) => {
-                        // The worker's message goes to the node as it is; a worker that closed its socket is dying.
+                        // Forward the worker's message unchanged. A worker that closed its socket is dying.
                         if let Ok((length, _)) = descriptors::receive(&self.workers[index].socket, &mut packet)
                             && length > 0
                         {
@@ -164,7 +164,7 @@ impl<R: Runtime> Parent<'_, R> {
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let mut ready = Vec::new();
         for (index, pair) in waiting[1..].chunks(2).enumerate() {
-            // A worker's last words come before the news of its death.
+            // A worker's last message comes before its death.
             if pair[1].revents().contains(PollFlags::IN) {
                 ready.push(Ready::Spoke(index));
             }
@@ -194,7 +194,7 @@ impl<R: Runtime> Parent<'_, R> {
                 let Some(meters) = files.first() else {
                     return Err(ExecutorError::Protocol("assigned without meters".into()));
                 };
-                // What cannot be mapped is said once, here, and not by worker after worker.
+                // Report a failed mapping once here, and not from each worker.
                 Mapping::of(meters, meters_length(workers))?;
                 self.assignment = Some(Assignment {
                     packet: packet.to_vec(),
@@ -223,7 +223,7 @@ impl<R: Runtime> Parent<'_, R> {
                     )));
                 };
                 let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-                // A worker that just died cannot take it; the node learns of the death and ends the channel.
+                // A worker that has just died cannot take it; the node notices the death and ends the channel.
                 let _ = descriptors::send(&slot.socket, packet, &files);
             }
             ToExecutor::Kill { worker } => {
@@ -235,15 +235,15 @@ impl<R: Runtime> Parent<'_, R> {
         Ok(())
     }
 
-    /// Tells a worker what it works for, and the node that it is there.
+    /// Sends a worker its assignment, and reports the worker to the node.
     fn assign(&self, index: u16) -> Result<(), ExecutorError> {
         let slot = &self.workers[index as usize];
         if let Some(assignment) = &self.assignment {
-            // From here, so that the node's own word on its cores, which comes after ours, is the last.
+            // Pin here, so that later instructions of the node about its cores take effect last.
             if assignment.pins {
                 pin(Some(slot.pid), assignment.cores_of(index));
             }
-            // A worker that just died cannot take it; its death is heard of next.
+            // A worker that has just died cannot take it; its death is noticed next.
             let files: Vec<_> = assignment.files.iter().map(AsFd::as_fd).collect();
             let _ = descriptors::send(&slot.socket, &assignment.packet, &files);
         }
@@ -260,7 +260,7 @@ impl<R: Runtime> Parent<'_, R> {
         let (pid, incarnation) = (slot.pid, slot.incarnation);
         let status = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).map_err(std::io::Error::from)?;
         let Some((_, status)) = status else { return Ok(()) };
-        // Whatever the worker started goes with it.
+        // Everything that the worker started ends with it.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         self.end_strays();
         if let Some(scratch) = &self.scratch {
@@ -280,12 +280,12 @@ impl<R: Runtime> Parent<'_, R> {
         self.assign(index as u16)
     }
 
-    /// Ends processes that became ours. They are a dead worker's, whatever sessions and groups they made for themselves: what
-    /// descends from a live one stays below it (see [`settle`]). Their own children become ours when they have ended.
+    /// Ends processes that became our children. They belong to a dead worker, whatever sessions and groups they made:
+    /// descendants of a live worker stay below it (see [`settle`]). Their own children become ours after their end.
     fn end_strays(&mut self) {
         self.strays = false;
         for child in children() {
-            // Each worker is collected by its own pidfd, with its status.
+            // Workers are reaped by their pidfd, with their status.
             if self.workers.iter().all(|worker| worker.pid != child) {
                 self.strays = true;
                 let _ = rustix::process::kill_process(child, Signal::KILL);
@@ -308,20 +308,20 @@ impl<R: Runtime> Parent<'_, R> {
             .as_ref()
             .and_then(|scratch| scratch.make(index, incarnation));
         self.runtime.before_fork();
-        // SAFETY: this process is single-threaded (the runtime's hooks see to a language's own state), so the child may
-        // do whatever its parent might.
+        // SAFETY: this process is single-threaded (the runtime's hooks handle the language's state), so the child may
+        // do everything that its parent may.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             self.runtime.after_fork_in_worker();
             let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
             settle(parent);
-            // Its parent removes it.
+            // The parent removes it.
             std::mem::forget(self.scratch.take());
             if let Some(scratch) = scratch {
-                // It is no worse off where it was.
+                // If this fails, the worker stays in the former directory.
                 let _ = rustix::process::chdir(&scratch);
             }
-            // The descriptors of our siblings and of the node are not ours to use.
+            // The descriptors of the other workers and of the node must not be used here.
             self.workers.clear();
             drop(socket);
             // SAFETY: the worker never uses its parent's control socket.
@@ -349,9 +349,9 @@ impl<R: Runtime> Parent<'_, R> {
         })
     }
 
-    /// Ends every worker and everything they started.
+    /// Ends every worker and everything that they started.
     fn end(&mut self) {
-        // All are told before any is waited for: they die side by side.
+        // Signal all before waiting for any: they die in parallel.
         for worker in &self.workers {
             let _ = rustix::process::kill_process_group(worker.pid, Signal::KILL);
             let _ = rustix::process::kill_process(worker.pid, Signal::KILL);
@@ -359,7 +359,7 @@ impl<R: Runtime> Parent<'_, R> {
         for worker in self.workers.drain(..) {
             let _ = rustix::process::waitpid(Some(worker.pid), WaitOptions::empty());
         }
-        // What escaped its group by a session of its own is our child by now.
+        // Processes that left their group by a new session are our children by now.
         loop {
             let strays = children();
             if strays.is_empty() {
@@ -373,7 +373,7 @@ impl<R: Runtime> Parent<'_, R> {
     }
 }
 
-/// This process's children, dead ones included. It has one thread.
+/// This process's children, including zombies. Requires that the process has one thread.
 fn children() -> Vec<Pid> {
     let text = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     text.split_whitespace()

@@ -1,18 +1,18 @@
-//! Working directories of workers: each worker begins in one of its own, which is removed when the worker has ended.
+//! Working directories of workers. Each worker begins in its own, which is removed after the worker's end.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The directories of one executor's workers.
+/// The working directories of one executor's workers.
 pub struct Scratch {
     root: PathBuf,
 }
 
 impl Scratch {
-    /// Makes their root below the directory for temporary files. None where workers begin in a directory that somebody chose, by
-    /// starting the node there, or if none can be made.
+    /// Makes their root below the directory for temporary files. `None` if the node was started in a chosen directory,
+    /// where workers then begin, or if none can be made.
     pub fn new() -> Option<Self> {
         Self::below(&std::env::temp_dir(), &std::env::current_dir().ok()?)
     }
@@ -30,7 +30,7 @@ impl Scratch {
         self.root.join(format!("{worker}-{incarnation}"))
     }
 
-    /// Makes a worker's directory.
+    /// Makes a worker's directory; `None` on failure.
     pub fn make(&self, worker: u16, incarnation: u32) -> Option<PathBuf> {
         let path = self.path(worker, incarnation);
         private(&path).then_some(path)
@@ -38,7 +38,7 @@ impl Scratch {
 
     /// Removes the directory of a worker that has ended.
     pub fn remove(&self, worker: u16, incarnation: u32) {
-        // What cannot be removed now, as processes still write there, goes with the root.
+        // If processes still write there, the root's removal removes it.
         let _ = std::fs::remove_dir_all(self.path(worker, incarnation));
     }
 }
@@ -49,7 +49,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Makes a directory that nobody else looks into. Whether it is new.
+/// Makes a directory with mode 0700. Returns whether it is new.
 fn private(path: &Path) -> bool {
     DirBuilder::new().mode(0o700).create(path).is_ok()
 }

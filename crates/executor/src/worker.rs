@@ -20,39 +20,38 @@ use crate::meter::{Account, Activity, Meter, meters_length};
 use crate::outputs::Prints;
 use crate::{Call, Runtime, forked};
 
-/// Polls between two looks at the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker stays
-/// hot is exact to a microsecond.
+/// Polls between two reads of the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker
+/// stays hot is exact to a microsecond.
 const POLLS_PER_LOOK: u32 = 1024;
-/// Empty polls of a stream are system calls; look at the clock more often.
+/// The same for a stream, whose empty polls are system calls.
 const STREAM_POLLS_PER_LOOK: u32 = 16;
-/// A sleeping worker looks around this often even if nobody wakes it. The wake-up protocol needs it not; a lost
-/// kernel notification of a dead node would.
+/// Longest sleep without a wake-up. The wake-up protocol does not need it; it covers a lost kernel notification of the
+/// node's death.
 const SLEEP_LIMIT: Duration = Duration::from_secs(60);
 
-/// Calls this short are not worth asking for a core, which takes some 2 us after a sleep.
+/// Calls shorter than this do not claim a core, which takes about 2 us after a sleep.
 const SHORT_CALL_US: u64 = 50;
 
-/// A worker of a lease.
 struct Worker<'a, R: Runtime> {
     runtime: &'a mut R,
     index: WorkerIndex,
     meter: Meter,
-    /// What calls of each function are charged to, by its number.
+    /// Accounts of the functions, by function number.
     accounts: Vec<Account>,
     /// Its claim on a core, if it shares cores.
     place: Option<Place>,
-    /// Ticks that its last call took, and below which a call is short.
+    /// Ticks of its last call, and the bound below which a call is short.
     last_call: u64,
     short_call: u64,
     code_dir: PathBuf,
     hot_for_ms: u32,
     max_output_bytes: u64,
-    /// Where what it prints is told apart by call, and read to its end before a call's reply.
+    /// Set if output is attributed to calls.
     prints: Option<Prints>,
     left: Left,
 }
 
-/// Waits for a lease over `parent`, and then serves channels that come the same way, until the parent is gone.
+/// Waits for a lease over `parent`, then serves channels that arrive the same way, until the parent is gone.
 pub fn serve<R: Runtime>(runtime: &mut R, index: WorkerIndex, parent: &OwnedFd) {
     forked::watch();
     let mut packet = vec![0; MAX_PACKET_BYTES];
@@ -65,7 +64,7 @@ pub fn serve<R: Runtime>(runtime: &mut R, index: WorkerIndex, parent: &OwnedFd) 
     }
 }
 
-/// The next message that makes sense; none when the parent is gone.
+/// The next valid message; `None` when the parent is gone.
 fn receive(parent: &OwnedFd, packet: &mut [u8]) -> Option<(ToExecutor, Vec<OwnedFd>)> {
     loop {
         let (length, files) = descriptors::receive(parent, packet).ok()?;
@@ -97,7 +96,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
             return Err(std::io::ErrorKind::InvalidData.into());
         };
         if worker_memory_bytes > 0 {
-            // Nothing bounds the workers together; so each is bounded by itself, for good.
+            // Nothing bounds the workers together, so each has a permanent limit of its own.
             let limit = rustix::process::Rlimit {
                 current: Some(worker_memory_bytes),
                 maximum: Some(worker_memory_bytes),
@@ -113,7 +112,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
             runtime.set_variable(VISIBLE_GPUS, &own.join(","));
         }
         let place = match rest.first() {
-            // Workers of different leases have the same numbers, and process ids lie side by side.
+            // Worker numbers repeat between leases, but process ids are distinct and close together.
             Some(file) => Some(Place::new(file.try_clone()?, std::process::id())),
             None => None,
         };
@@ -232,8 +231,8 @@ impl<'a, R: Runtime> Worker<'a, R> {
         result.map(|()| clock::ticks())
     }
 
-    /// Whether a call may run: on a core of our own, or on one of those that are shared, for which we ask now. A call that must
-    /// run does so all the same, and takes a core from others only if it may be long.
+    /// Whether a call may run: on an own core, or on a shared one, which this claims. A call that must run does so in
+    /// any case, and occupies a core only if it may be long.
     #[inline(always)]
     fn may_run(&mut self, rejectable: bool) -> bool {
         match &mut self.place {
@@ -261,7 +260,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
     #[inline(always)]
     fn run(&mut self, link: &mut AnyLink, meta: dayfly_fabric::Meta, since: u64) -> Result<u64, LinkError> {
         let start = clock::ticks();
-        // One that does not exist is charged to none, as is loading, which is number 0.
+        // An unknown function is charged to none, as is loading, which is number 0.
         let account = match meta.function {
             0 => Account::NONE,
             index => self.accounts.get(usize::from(index) - 1).copied().unwrap_or_default(),
@@ -275,7 +274,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
         if let Some(prints) = &self.prints {
             self.runtime.flush();
             if prints.put_back() {
-                // What could not be written before is this call's still.
+                // Output that could not be written before still belongs to this call.
                 self.runtime.flush();
             }
             prints.wait_until_read();
@@ -283,7 +282,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
         }
         let sent = call.send(status);
         let end = clock::ticks();
-        // Waiting before a call on a warm channel is sleep, which nobody pays for.
+        // Waiting on a warm channel is sleep, which is free.
         let polling = if self.hot_for_ms > 0 { start - since } else { 0 };
         self.last_call = end - start;
         self.meter
@@ -371,20 +370,20 @@ fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkErr
     }
 }
 
-/// Turns the process into a worker that its parent's death ends, alone in its process group, and above everything that it starts, also
-/// what makes itself a daemon: so that it can be ended with all of that.
+/// Makes the process a worker: it dies with its parent, leads its own process group, and is the subreaper of everything
+/// that it starts, including daemons, so that all of them can be ended together.
 pub fn settle(parent: Pid) {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    // It may have died before that. A worker without it would serve its channel for ever.
+    // The parent may have died before. Without it, the worker would serve its channel forever.
     if rustix::process::getppid() != Some(parent) {
-        // SAFETY: ends this worker alone, without its parent's exit handlers.
+        // SAFETY: ends only this worker, without its parent's exit handlers.
         unsafe { libc::_exit(0) };
     }
     let _ = rustix::process::setsid();
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
-/// Restricts a process of one thread, or this one, to some cores; to none in the list means to leave it as it is.
+/// Restricts a single-threaded process, or this one, to some cores. An empty list changes nothing.
 pub fn pin(process: Option<Pid>, cores: &[u16]) {
     if cores.is_empty() {
         return;
@@ -398,7 +397,7 @@ pub fn pin(process: Option<Pid>, cores: &[u16]) {
     }
 }
 
-/// Descriptor 3 as the node left it.
+/// The descriptor that the node left open at this number.
 pub fn borrow(raw: i32) -> BorrowedFd<'static> {
     // SAFETY: the node starts an executor with its control socket there, and nothing in this process closes it.
     unsafe { BorrowedFd::borrow_raw(raw) }

@@ -1,37 +1,36 @@
-//! Limits on everything in a sandbox together, by control groups: version 1 or 2, whichever holds the controllers.
+//! Limits on a whole sandbox, by control groups of version 1 or 2, whichever has the controllers.
 //!
-//! A node makes one group for itself beneath the one that it was started in, and one beneath that for each sandbox. A
-//! controller that it may not use is missing, and named as such; what a sandbox can still be bounded by then is the limits of
-//! single processes.
+//! A node makes one group for itself beneath the group that it was started in, and beneath that one for each sandbox.
+//! Controllers that it may not use are reported as missing. Then only the limits of single processes bound a sandbox.
 
 use std::fs::File;
 use std::io::{Error, Result, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Period over which processor time is counted.
+/// Period over which processor time is counted, in microseconds.
 const PERIOD_US: u64 = 100_000;
-/// Groups whose last process is dying are not empty yet; within this many tries they are.
+/// Tries to remove a group whose last process is dying.
 const REMOVE_TRIES: u32 = 200;
-/// Where daemons of ours are, in hierarchies of version 2.
+/// Group of the node's own daemons, in hierarchies of version 2.
 const SEAT: &str = "dayfly-daemons";
-/// Processes that fork faster than they are moved are given up on.
+/// Most passes to move processes that fork meanwhile.
 const SEAT_PASSES: u32 = 20;
-/// A group without a process in it that is older than this was left by a node that is gone: the living fill theirs at once.
+/// Age after which a group without processes counts as left by a dead node: a living one fills its groups at once.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// What a sandbox may use as a whole. 0 means no limit.
+/// Limits of a whole sandbox. 0 means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
     /// Cores' worth of processor time, in thousandths.
     pub milli_cores: u64,
-    /// Memory in bytes, with what is in its temporary files.
+    /// Memory in bytes, including temporary files.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub tasks: u32,
 }
 
-/// The controllers that bound a sandbox.
+/// A controller that bounds a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controller {
     /// Processor time.
@@ -45,7 +44,7 @@ pub enum Controller {
 const CONTROLLERS: [Controller; 3] = [Controller::Cpu, Controller::Memory, Controller::Pids];
 
 impl Controller {
-    /// As the kernel calls it.
+    /// The kernel's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -69,7 +68,7 @@ struct Base {
 }
 
 impl Hierarchies {
-    /// Makes the node's groups, named after it, and ends what a node of that name left in them.
+    /// Makes the node's groups, and ends the processes that a former node of that name left in them.
     pub fn make(name: &str) -> Self {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -108,12 +107,12 @@ impl Hierarchies {
         CONTROLLERS.into_iter().filter(|controller| !has(controller)).collect()
     }
 
-    /// A new group for one sandbox.
+    /// Makes a group for one sandbox.
     pub fn group(&self, name: &str) -> Result<Group> {
         let mut group = Group { parts: Vec::new() };
         for base in &self.bases {
             let path = base.path.join(name);
-            // Another node may have taken ours, while it was empty, for what a dead one left.
+            // Another node may have removed our empty group as a leftover.
             std::fs::create_dir_all(&path)?;
             group.parts.push(Base {
                 path,
@@ -133,20 +132,20 @@ impl Drop for Hierarchies {
     }
 }
 
-/// The groups of one sandbox. Dropping it ends whatever is left in them and removes them.
+/// The groups of one sandbox. Dropping it ends the processes in them and removes them.
 #[derive(Debug)]
 pub struct Group {
     parts: Vec<Base>,
 }
 
 impl Group {
-    /// Files into which a process writes "0" to join.
+    /// Files to which a process writes "0" to join.
     pub(crate) fn doors(&self) -> Result<Vec<File>> {
         let open = |part: &Base| File::options().write(true).open(part.path.join("cgroup.procs"));
         self.parts.iter().map(open).collect()
     }
 
-    /// Takes in a process that works for the sandbox without being in it.
+    /// Adds a process that works for the sandbox from outside.
     pub fn admit(&self, pid: i32) -> Result<()> {
         for part in &self.parts {
             write(&part.path.join("cgroup.procs"), &pid.to_string())?;
@@ -154,7 +153,7 @@ impl Group {
         Ok(())
     }
 
-    /// Sets its limits.
+    /// Sets the limits.
     pub fn limit(&self, limits: &Limits) -> Result<()> {
         for part in &self.parts {
             for controller in &part.controllers {
@@ -173,7 +172,7 @@ impl Group {
         Ok(())
     }
 
-    /// How many of its processes the kernel has ended because its memory was used up.
+    /// Number of its processes that the kernel killed for lack of memory.
     pub fn memory_kills(&self) -> u64 {
         let Some(part) = self
             .parts
@@ -201,7 +200,7 @@ impl Drop for Group {
     }
 }
 
-/// What is written where.
+/// File names and values of a controller's limits.
 fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<(&'static str, String)> {
     let most = |value: u64, none: &str| {
         if value == 0 {
@@ -233,9 +232,9 @@ fn write(path: &Path, text: &str) -> Result<()> {
     File::options().write(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// Version 2 lets no group with processes of its own hand out controllers: the node moves into a group beside its sandboxes, with
-/// whatever it has started before. That works where nobody else is in the group that it was started in, as under a service manager
-/// that delegates.
+/// Version 2 permits no group with processes of its own to enable controllers. So the node moves into a group beside
+/// its sandboxes, with everything that it has started before. That works if no other process is in the group that it
+/// was started in, as under a service manager that delegates.
 fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> Result<()> {
     std::fs::create_dir(path)?;
     let seat = own.join(SEAT);
@@ -255,14 +254,14 @@ fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> R
     Ok(())
 }
 
-/// Moves this process and those below it from one group to another.
+/// Moves this process and its descendants from one group to another.
 fn sit_down(own: &Path, seat: &Path) -> Result<()> {
     let door = seat.join("cgroup.procs");
     write(&door, "0")?;
     for _ in 0..SEAT_PASSES {
         let listed = std::fs::read_to_string(own.join("cgroup.procs"))?;
         let ours = listed.lines().filter(|pid| is_below_us(pid));
-        // One that was forked just now, by one that had not moved yet, is found by the next pass; one that has ended is gone.
+        // A process that was forked meanwhile is found by the next pass; one that has ended needs no move.
         let moved = ours.filter(|pid| write(&door, pid).is_ok()).count();
         if moved == 0 {
             break;
@@ -271,7 +270,7 @@ fn sit_down(own: &Path, seat: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether this process is among the parents of another.
+/// Whether this process is an ancestor of another.
 fn is_below_us(pid: &str) -> bool {
     let parent = |pid: &str| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -283,8 +282,8 @@ fn is_below_us(pid: &str) -> bool {
     std::iter::successors(parent(pid), |pid| parent(pid)).any(|pid| pid == own)
 }
 
-/// Removes groups of other nodes that are empty and older than this: a node that was killed could not, and may never come back
-/// under its name. The kernel removes none in which a process is.
+/// Removes empty groups of other nodes that are older than `older`. A killed node could not remove them, and may never
+/// return under its name. The kernel refuses to remove a group with processes.
 fn sweep(place: &Path, older: Duration) {
     let old = |entry: &std::fs::DirEntry| {
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
@@ -305,7 +304,7 @@ fn sweep(place: &Path, older: Duration) {
     }
 }
 
-/// Ends everything in a group and removes it with the groups below.
+/// Ends all processes in a group, and removes it with the groups below.
 fn remove_tree(path: &Path) {
     if !path.is_dir() {
         return;
@@ -330,7 +329,7 @@ fn remove_tree(path: &Path) {
     }
 }
 
-/// A place where groups could be made.
+/// A mount below which groups could be made.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     path: PathBuf,
@@ -338,7 +337,7 @@ struct Place {
     unified: bool,
 }
 
-/// Where this process's groups are mounted, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
+/// The mounts with this process's groups, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
 fn places(mounts: &str, own: &str) -> Vec<Place> {
     let own_path = |wanted: &dyn Fn(&str) -> bool| {
         own.lines().find_map(|line| {
@@ -368,7 +367,7 @@ fn places(mounts: &str, own: &str) -> Vec<Place> {
             _ => continue,
         };
         let Some(path) = path else { continue };
-        // Where an earlier node of this process, or the one that started it, has moved it: its sandboxes stand beside that.
+        // If an earlier node of this process, or its starter, has moved it: sandboxes are beside that group.
         let path = path
             .strip_suffix(SEAT)
             .map_or(path, |above| above.trim_end_matches('/'));

@@ -1,5 +1,5 @@
-//! How many descriptors a process may have. Daemons raise their own limit; what they start has the one that they began with, since
-//! programs that use `select` break above 1,024.
+//! Limits on open descriptors. Daemons raise their own limit; their children get the original one, since programs that
+//! use `select` break above 1,024.
 
 use std::sync::OnceLock;
 
@@ -7,25 +7,25 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 static BEGAN_WITH: OnceLock<Rlimit> = OnceLock::new();
 
-/// Raises this process's limit as far as it goes, and returns it.
+/// Raises this process's limit to its maximum. Returns the new limit.
 pub fn raise() -> usize {
     let began = BEGAN_WITH.get_or_init(|| getrlimit(Resource::Nofile));
     let raised = Rlimit {
         current: began.maximum,
         maximum: began.maximum,
     };
-    // Where that is not allowed, the limit is what it was.
+    // If the change is refused, the limit stays.
     let _ = setrlimit(Resource::Nofile, raised);
     let most = getrlimit(Resource::Nofile).current;
     most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX))
 }
 
-/// The limit that this process began with, if it has raised it since.
+/// The limit that this process began with; `None` unless it was raised.
 pub fn began_with() -> Option<Rlimit> {
     BEGAN_WITH.get().cloned()
 }
 
-/// The same as the C library wants it.
+/// The same as the C library's type.
 pub(crate) fn began_with_raw() -> Option<libc::rlimit> {
     let limit = began_with()?;
     Some(libc::rlimit {

@@ -1,12 +1,12 @@
-//! Which system calls a sandboxed process may make.
+//! The system call filter of sandboxed processes.
 //!
-//! An allow-list: what ordinary programs, language runtimes and numerical libraries need, and nothing that changes the
-//! machine, looks into other processes or reaches the parts of the kernel where holes are found most often. Everything else
-//! is answered "not implemented", which the C library and language runtimes know how to live with.
+//! It is an allow-list. It contains what ordinary programs, language runtimes and numerical libraries need, and nothing
+//! that changes the machine, inspects other processes or reaches the parts of the kernel with the most vulnerabilities.
+//! All other calls return "not implemented", which the C library and language runtimes can handle.
 //!
-//! Where the kernel offers it (5.0), whoever asks for a refused call waits until the node has been told of it, so that an
-//! attempt is recorded with its name. [`Watch`] bounds that: after [`MOST_RECORDS`] records the node stops listening, and the
-//! kernel alone refuses from then on.
+//! On kernels from 5.0 on, a refused call waits until the node has been notified, so the attempt is recorded with its
+//! name. [`Watch`] bounds that: after [`MOST_RECORDS`] records the node stops listening, and the kernel alone refuses
+//! from then on.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,10 +15,10 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// After so many refused calls of one sandbox nobody wants to hear of more.
+/// Most recorded calls of one sandbox.
 pub const MOST_RECORDS: u32 = 64;
 
-/// Stands in a compiled filter where the node is to be asked, an action that the compiler does not know.
+/// Placeholder in a compiled filter for the action that notifies the node, which the compiler does not know.
 const PLACEHOLDER: u16 = 0x4d46;
 
 /// As in `linux/netlink.h`.
@@ -27,22 +27,22 @@ const NETLINK_RDMA: i32 = 20;
 /// The filters of both kinds of process.
 #[derive(Debug)]
 pub(crate) struct Filters {
-    /// For one that has no network but its own loopback.
+    /// For a process with only its own loopback.
     pub alone: Filter,
-    /// For one that has the host's.
+    /// For a process with the host's network.
     pub networked: Filter,
 }
 
-/// The filter in two forms.
+/// A filter in two forms.
 #[derive(Debug)]
 pub(crate) struct Filter {
-    /// Refuses, and has the node told.
+    /// Refuses, and notifies the node.
     pub watched: Vec<libc::sock_filter>,
-    /// Refuses, for kernels and places where nobody can be told.
+    /// Refuses, if notification is impossible.
     pub silent: Vec<libc::sock_filter>,
 }
 
-/// Why there is no filter: a processor that the compiler does not know.
+/// Compiles the filters. Fails on a processor that the compiler does not know.
 pub(crate) fn compile() -> Result<Filters, String> {
     Ok(Filters {
         alone: compile_for(false)?,
@@ -79,7 +79,7 @@ fn patched(step: &seccompiler::sock_filter) -> libc::sock_filter {
     }
 }
 
-/// New namespaces would give a process powers within them that open much of the kernel.
+/// New namespaces would give a process privileges within them, which expose much of the kernel.
 const NEW_NAMESPACES: u64 = (libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
@@ -92,8 +92,8 @@ fn rules(network: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     #[cfg(target_arch = "x86_64")]
     rules.extend(ALLOWED_ON_X86.iter().map(|call| (*call, Vec::new())));
-    // What the kernel takes for a 32-bit number is compared as one: whatever stands in the upper half would pass a filter that
-    // looks at it and a kernel that does not.
+    // Compare 32-bit values if the kernel takes the argument as 32 bits. Otherwise bits in the upper half would pass
+    // the filter, and the kernel would ignore them.
     let when = |argument, length, operator, value| -> Result<SeccompRule, String> {
         let condition = SeccompCondition::new(argument, length, operator, value);
         SeccompRule::new(vec![condition.map_err(|error| error.to_string())?]).map_err(|error| error.to_string())
@@ -107,8 +107,8 @@ fn rules(network: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
             0,
         )?],
     );
-    // Packet sockets and the rarer families are not for functions; nor are raw sockets of the common ones. Of netlink there
-    // is the part that lists network interfaces, as MPI libraries and many others do.
+    // Functions get no packet sockets, no raw sockets and no rare families. Of netlink they get the part that lists
+    // network interfaces, which MPI libraries and many others use.
     let mut sockets = Vec::new();
     let mut allow = |family, argument, operator, value| -> Result<(), String> {
         let conditions: Result<Vec<_>, _> = [
@@ -131,16 +131,16 @@ fn rules(network: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
     }
     allow(libc::AF_NETLINK, 2, SeccompCmpOp::Eq, libc::NETLINK_ROUTE)?;
     if network {
-        // The part that lists RDMA devices, which libfabric asks; changing them takes powers over the host's network.
+        // The part that lists RDMA devices, for libfabric; changing them requires privileges over the host's network.
         allow(libc::AF_NETLINK, 2, SeccompCmpOp::Eq, NETLINK_RDMA)?;
     }
     rules.insert(libc::SYS_socket, sockets);
-    // Typing into the terminal of somebody else.
+    // TIOCSTI types into another user's terminal.
     rules.insert(
         libc::SYS_ioctl,
         vec![when(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::TIOCSTI)?],
     );
-    // Personalities other than the usual ones weaken address space randomisation.
+    // Personalities other than the usual ones weaken address space randomization.
     rules.insert(
         libc::SYS_personality,
         vec![
@@ -148,7 +148,7 @@ fn rules(network: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
             when(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0xffff_ffff)?,
         ],
     );
-    // A process may ask for and lower its own limits, not those of others.
+    // A process may read and lower its own limits, not those of others.
     rules.insert(
         libc::SYS_prlimit64,
         vec![when(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?],
@@ -156,7 +156,7 @@ fn rules(network: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
     Ok(rules)
 }
 
-/// Calls without conditions. The ones that warm workers make most come first for the reader; the order means nothing.
+/// Calls without conditions. The most frequent ones of warm workers come first for the reader; the order has no effect.
 const ALLOWED: &[i64] = &[
     // Waiting and waking.
     libc::SYS_futex,
@@ -275,8 +275,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_tgkill,
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_send_signal,
-    // Ranks of one sandbox copy long messages once. It reaches no further than /proc/PID/mem does, which is there as well: processes
-    // of the sandbox itself that let others of their user.
+    // Ranks of one sandbox copy long messages once with these. They reach no further than /proc/PID/mem, which is
+    // available too: processes of the sandbox that permit it.
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
     libc::SYS_set_tid_address,
@@ -337,7 +337,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_landlock_create_ruleset,
     libc::SYS_landlock_add_rule,
     libc::SYS_landlock_restrict_self,
-    // Sockets; which kinds may be made is said elsewhere.
+    // Sockets; conditions on `socket` are above.
     libc::SYS_socketpair,
     libc::SYS_bind,
     libc::SYS_listen,
@@ -355,7 +355,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_recvmsg,
     libc::SYS_sendmmsg,
     libc::SYS_recvmmsg,
-    // Memory and semaphores shared between the sandbox's own processes: it has an IPC namespace of its own.
+    // Memory and semaphores shared within the sandbox, which has its own IPC namespace.
     libc::SYS_shmget,
     libc::SYS_shmat,
     libc::SYS_shmdt,
@@ -372,7 +372,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_mq_getsetattr,
 ];
 
-/// The older calls of this processor, for programs and libraries that still make them.
+/// Older calls of this processor, for programs and libraries that still make them.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_ON_X86: &[i64] = &[
     libc::SYS_poll,
@@ -412,36 +412,36 @@ const ALLOWED_ON_X86: &[i64] = &[
     libc::SYS_arch_prctl,
 ];
 
-/// A system call that a sandbox asked for and was refused.
+/// A refused system call of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// Its name, or its number.
     pub call: String,
-    /// Process id of who asked, as the host counts.
+    /// Process id of the caller, in the host's namespace.
     pub pid: u32,
-    /// Whether no honest program asks for it: it is worth a line in the record.
+    /// Whether no honest program makes this call, so that the audit log records it.
     pub is_hostile: bool,
 }
 
-/// Whether somebody under a filter waits for an answer.
+/// Whether a refused call waits for notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asking {
-    /// Somebody does.
+    /// One waits.
     Now,
-    /// Nobody does.
+    /// None waits.
     NotNow,
-    /// Nobody is left who could. The descriptor is then readable for ever.
+    /// No process under the filter is left. The descriptor then stays readable.
     Never,
 }
 
-/// Where the kernel tells of refused calls of one sandbox.
+/// Receives the refused calls of one sandbox from the kernel.
 #[derive(Debug)]
 pub struct Watch {
     listener: OwnedFd,
     left: u32,
 }
 
-/// `SECCOMP_IOCTL_NOTIF_RECV` and `_SEND`, as the kernel's macros make them for these structures.
+/// `SECCOMP_IOCTL_NOTIF_RECV` and `_SEND`, as the kernel's macros compute them for these structures.
 const RECEIVE: u64 = 0xc000_2100 | ((size_of::<libc::seccomp_notif>() as u64) << 16);
 const SEND: u64 = 0xc000_2101 | ((size_of::<libc::seccomp_notif_resp>() as u64) << 16);
 
@@ -453,7 +453,7 @@ impl Watch {
         }
     }
 
-    /// Whether somebody waits for an answer now.
+    /// Whether a refused call waits now.
     pub fn asking(&self) -> Asking {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut waiting = [PollFd::new(&self.listener, PollFlags::IN)];
@@ -468,16 +468,17 @@ impl Watch {
         }
     }
 
-    /// Answers one refused call, when the descriptor is readable. None once nothing more is to be heard: then the watch is to
-    /// be dropped, and the kernel refuses alone.
+    /// Receives one refused call and lets it fail, when the descriptor is readable. Returns `None` when nothing more
+    /// will be recorded. Then drop the watch; the kernel alone refuses from then on.
     pub fn answer(&mut self) -> Option<Refusal> {
         self.left = self.left.checked_sub(1)?;
-        // SAFETY: the kernel wants a zeroed structure and fills it; both structures are plain data of the kernel's own size.
+        // SAFETY: the kernel requires a zeroed structure and fills it; both structures are plain data of the kernel's
+        // size.
         let (asked, answered) = unsafe {
             let mut notice: libc::seccomp_notif = std::mem::zeroed();
             let asked = libc::ioctl(self.listener.as_raw_fd(), RECEIVE as _, std::ptr::from_mut(&mut notice));
             if asked < 0 {
-                // Whoever asked has died meanwhile; others may still ask.
+                // The caller has died meanwhile; others may still call.
                 let gone = std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOENT);
                 return (!gone).then(|| Refusal {
                     call: "a call that was given up".into(),
@@ -491,7 +492,7 @@ impl Watch {
             let answered = libc::ioctl(self.listener.as_raw_fd(), SEND as _, std::ptr::from_mut(&mut answer));
             (notice, answered)
         };
-        // Whoever asked may have died since; there is nothing to do about it.
+        // The caller may have died since; that needs no action.
         let _ = answered;
         let number = i64::from(asked.data.nr);
         let named = HOSTILE.iter().find(|(call, _)| *call == number);
@@ -515,7 +516,7 @@ impl AsRawFd for Watch {
     }
 }
 
-/// Calls that a function has no honest use for. (A refused `clone` or `socket` is one with forbidden arguments.)
+/// Calls that a function has no honest use for. A refused `clone` or `socket` has forbidden arguments.
 const HOSTILE: &[(i64, &str)] = &[
     (libc::SYS_ptrace, "ptrace"),
     (libc::SYS_pidfd_getfd, "pidfd_getfd"),

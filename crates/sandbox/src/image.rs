@@ -1,14 +1,14 @@
-//! Images: root file systems for sandboxes of level `container`, in the forms in which sites have them.
+//! Images: root file systems for sandboxes of level `container`, in the forms that sites have.
 //!
-//! A container runtime is asked what it has under a name and to unpack it, once for each image; it starts nothing and stays
-//! in nobody's way. What runs in an image runs as every isolated process does ([`crate::isolation`]). Nothing is ever pulled
-//! from a network: an image is there because the node's owner put it there.
+//! A container runtime only looks an image up and unpacks it, once for each image; it starts nothing. A process in an
+//! image runs like every isolated process ([`crate::isolation`]). Nothing is pulled from a network: the node's owner
+//! installs the images.
 //!
-//! | written as | is |
+//! | written as | meaning |
 //! |---|---|
-//! | the path of a directory | a root file system, used where it lies: of debootstrap, Charliecloud, an Apptainer sandbox |
+//! | the path of a directory | a root file system, used in place: of debootstrap, Charliecloud, an Apptainer sandbox |
 //! | the path of a file, `.sqfs`, `.squashfs` | a root file system packed by Charliecloud or `mksquashfs`; needs `unsquashfs` |
-//! | the path of a file, `.sif` | an image of Apptainer's; needs `apptainer` or `singularity` |
+//! | the path of a file, `.sif` | an image of Apptainer; needs `apptainer` or `singularity` |
 //! | a name | an image in Podman's storage or, without Podman, in Charliecloud's |
 
 mod unpack;
@@ -26,58 +26,58 @@ use sha2::{Digest, Sha256};
 use crate::tool::{self, Tool, ToolError};
 pub use unpack::Limits;
 
-/// No name or path of an image is longer.
+/// Longest name or path of an image, in bytes.
 const MOST_REFERENCE_BYTES: usize = 1024;
-/// To look for an image takes a fraction of a second.
+/// Limit for looking an image up, which takes a fraction of a second.
 const QUICK: Duration = Duration::from_secs(60);
-/// To unpack the largest ones takes minutes on slow disks.
+/// Limit for unpacking, which takes minutes for the largest images on slow disks.
 const LONG: Duration = Duration::from_secs(1800);
-/// Container of which Podman is asked for the files of an image: it is never started.
+/// Label of the containers that are created to export an image's files. They are never started.
 const LABEL: &str = "dayfly.node";
-/// Where Charliecloud and its like keep the variables of an image.
+/// File with the variables of an image, by Charliecloud and others.
 const VARIABLES: &str = "ch/environment";
-/// Where Apptainer and its like keep the script that an image begins with.
+/// Start script of an image, by Apptainer and others.
 const SCRIPT: &str = ".singularity.d/runscript";
-/// In which programs find what their image begins with, in JSON.
+/// Variable that contains the image's entry point, in JSON.
 const ENTRY_POINT: &str = "DAYFLY_ENTRY_POINT";
-/// No list of variables is longer.
+/// Longest file of variables, in bytes.
 const MOST_VARIABLES_BYTES: u64 = 64 << 10;
 
-/// Why an image is not to be had.
+/// Why an image is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Not the name of anything.
+    /// Not a valid name or path.
     #[error("`{0}` is no image: {1}")]
     Reference(String, &'static str),
-    /// Nothing to ask about names.
+    /// No program to look names up.
     #[error(
         "`{0}` is the name of an image, and the node has neither Podman nor Charliecloud on its PATH; install one there, or name \
          the directory of a root file system"
     )]
     NoRuntime(String),
-    /// Nothing under this name.
+    /// No image of this name.
     #[error("the node has no image `{name}` ({why}); nodes pull nothing by themselves: their owner puts images there")]
     NotThere {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Who says so.
+        /// The program's message.
         why: String,
     },
     /// A program is missing or failed.
     #[error("the node cannot use the image: {0}")]
     Tool(#[from] ToolError),
-    /// Larger than any image should be.
+    /// The image exceeds [`Limits`].
     #[error("the image is too large: {0}; make it smaller, or unpack it and name the directory")]
     TooLarge(String),
     /// Not a root file system.
     #[error("the image does not unpack: {0}")]
     Broken(String),
-    /// The system refused something.
+    /// A system call failed.
     #[error("the image cannot be kept: {0}; has the node room in its state directory?")]
     System(#[from] std::io::Error),
 }
 
-/// An image as people name it; checked, so that it can be given to programs.
+/// A checked name of an image, which is safe to pass to programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reference {
     /// A directory or file.
@@ -87,9 +87,9 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// Reads one: an absolute path, or a name such as `registry.example.org/project/tool:1.2`.
+    /// Parses a reference: an absolute path, or a name such as `registry.example.org/project/tool:1.2`.
     pub fn parse(text: &str) -> Result<Self, ImageError> {
-        // Shown in part: it may be anything.
+        // Show only a part: it may be anything.
         let wrong = |why| Err(ImageError::Reference(text.chars().take(100).collect(), why));
         if text.is_empty() || text.len() > MOST_REFERENCE_BYTES {
             return wrong("give a name or a path of at most 1,024 bytes");
@@ -117,7 +117,7 @@ impl Reference {
     }
 }
 
-/// An image that is there.
+/// An available image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Changes whenever the image does.
@@ -144,15 +144,15 @@ enum Form {
 /// An image that sandboxes can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unpacked {
-    /// Its root directory, without a link in the path.
+    /// Its root directory, without a symbolic link in the path.
     pub root: PathBuf,
-    /// What exactly it is: `NAME@sha256:...`, or its path where it is used in place and may change.
+    /// Exact identity: `NAME@sha256:...`, or the path of an image that is used in place and may change.
     pub described: String,
-    /// Variables that programs find there.
+    /// Variables for its programs.
     pub environment: Vec<(String, String)>,
 }
 
-/// Looks for an image. Quick: nothing is unpacked.
+/// Looks for an image, without unpacking it. Takes less than a minute.
 pub fn find(reference: &Reference) -> Result<Found, ImageError> {
     match reference {
         Reference::Path(path) => find_path(path),
@@ -219,7 +219,7 @@ fn find_in_podman(name: &str) -> Result<Found, ImageError> {
     let all: serde_json::Value = serde_json::from_str(&said).map_err(|_| strange())?;
     let image = &all[0];
     let text = |value: &serde_json::Value| value.as_str().map(str::to_string);
-    // It goes back to Podman, and into a path.
+    // The id is passed to Podman again, and becomes part of a path.
     let is_hash = |id: &String| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
     let id = text(&image["Id"]).filter(is_hash).ok_or_else(strange)?;
     let digest = text(&image["Digest"]).unwrap_or_else(|| format!("sha256:{id}"));
@@ -227,7 +227,7 @@ fn find_in_podman(name: &str) -> Result<Found, ImageError> {
     let variables = variables.iter().filter_map(|one| variable(one.as_str()?));
     let environment = variables.chain(entry_point(&image["Config"])).collect();
     Ok(Found {
-        // What an earlier release kept of an image had no entry point.
+        // Copies of an earlier release have no entry point.
         mark: format!("podman {id} 2"),
         name: name.into(),
         form: Form::Podman {
@@ -244,7 +244,7 @@ fn podman(limit: Duration, stop: &AtomicBool) -> Tool<'_> {
     Tool { name, limit, stop }
 }
 
-/// Charliecloud keeps its images unpacked, and they are used where they lie.
+/// Charliecloud keeps its images unpacked; they are used in place.
 fn find_in_charliecloud(name: &str) -> Result<Found, ImageError> {
     let storage = std::env::var_os("CH_IMAGE_STORAGE").map(PathBuf::from);
     let user = std::env::var("USER").unwrap_or_else(|_| "root".into());
@@ -262,14 +262,14 @@ fn find_in_charliecloud(name: &str) -> Result<Found, ImageError> {
 }
 
 impl Found {
-    /// Whether it is used where it lies, and so needs no unpacking.
+    /// Whether it is used in place, without unpacking.
     pub fn is_in_place(&self) -> bool {
         matches!(self.form, Form::InPlace(_))
     }
 
-    /// Makes it usable: unpacks it into a directory that does not exist yet, if it is packed. Takes as long as that takes.
-    /// What an unpacking of the same `owner` left behind that was killed goes first, so an owner does one at a time. Ends with an
-    /// error soon after `stop` becomes true.
+    /// Unpacks the image into the new directory `into`, unless it is used in place. First removes what a killed
+    /// unpacking of the same `owner` left, so an owner must unpack one image at a time. Returns an error soon after
+    /// `stop` becomes true.
     pub fn unpack(&self, into: &Path, limits: &Limits, owner: &str, stop: &AtomicBool) -> Result<Unpacked, ImageError> {
         match &self.form {
             Form::InPlace(root) => Ok(Unpacked {
@@ -317,7 +317,7 @@ impl Found {
     }
 }
 
-/// A name that means this image for ever.
+/// A name that always means exactly this image.
 fn pinned(name: &str, digest: &str) -> String {
     match name.ends_with(digest) {
         true => name.into(),
@@ -333,7 +333,7 @@ fn unpack_from_podman(
     stop: &AtomicBool,
 ) -> Result<(), ImageError> {
     tidy(owner)?;
-    // A name for the files of the image, which Podman gives out for containers alone. It is not started.
+    // Podman exports files only from containers, so create one without starting it.
     let label = format!("{LABEL}={owner}");
     let create = [
         "create",
@@ -353,7 +353,7 @@ fn unpack_from_podman(
     removed
 }
 
-/// Removes what an unpacking left in Podman's storage whose node was killed.
+/// Removes what an unpacking of a killed node left in Podman's storage.
 pub fn tidy(owner: &str) -> Result<(), ImageError> {
     if !tool::exists("podman") {
         return Ok(());
@@ -380,7 +380,7 @@ fn digest_of(path: &Path) -> Result<String, ImageError> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// What an image begins with, if it says so: the variable that tells.
+/// The variable with an image's entry point, if it has one.
 fn entry_point(config: &serde_json::Value) -> Option<(String, String)> {
     let words = |what: &str| {
         let words = config[what].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -399,11 +399,11 @@ fn started_by(program: &[&str], command: &[&str], directory: &str) -> (String, S
     (ENTRY_POINT.into(), start.to_string())
 }
 
-/// What an image without a description of its own says of its variables, nothing in most, and of what it begins with.
+/// Variables and entry point of an image without a description, from files within it.
 fn variables_within(root: &Path) -> Vec<(String, String)> {
     let read = || -> std::io::Result<String> {
         let root = std::fs::File::open(root)?;
-        // The image is another's work: no link of it is followed, and nothing in it is waited for.
+        // The image is untrusted: follow none of its links, and do not block on its files.
         let (flags, safely) = (
             OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
@@ -417,10 +417,10 @@ fn variables_within(root: &Path) -> Vec<(String, String)> {
     };
     let text = read().unwrap_or_default();
     let variables = text.lines().filter_map(variable);
-    // It starts in the image alone, whatever it is.
+    // The script starts only inside the image.
     let is_there = || -> std::io::Result<bool> {
         let root = std::fs::File::open(root)?;
-        // Its links lead where they would inside.
+        // Resolve its links as they would resolve inside.
         let safely = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let found = rustix::fs::openat2(&root, SCRIPT, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), safely)?;
         Ok(std::fs::File::from(found).metadata()?.is_file())
@@ -434,7 +434,7 @@ fn variables_within(root: &Path) -> Vec<(String, String)> {
 fn variable(line: &str) -> Option<(String, String)> {
     let (name, value) = line.split_once('=')?;
     let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    // What Dayfly tells its executors is not the image's to say.
+    // An image must not set Dayfly's own variables.
     let is_its_own = !name.is_empty() && name.bytes().all(is_fine) && !name.starts_with("DAYFLY_");
     (is_its_own && !value.contains('\0')).then(|| (name.into(), value.into()))
 }
@@ -504,7 +504,7 @@ mod tests {
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
         assert_eq!(unpacked.environment, [pair("PATH", "/opt/bin"), pair("A", "b=c")]);
         assert_eq!(unpacked.root, root);
-        // A link of the image's is not followed, wherever it leads.
+        // A link of the image is not followed.
         std::fs::remove_file(root.join(VARIABLES)).unwrap();
         std::os::unix::fs::symlink("/proc/self/environ", root.join(VARIABLES)).unwrap();
         assert_eq!(variables_within(&root), []);

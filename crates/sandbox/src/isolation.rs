@@ -1,10 +1,10 @@
-//! Levels `isolated` and `container`: a process that sees a machine with nothing on it but what it needs. What that is made of,
-//! the host's own programs or an image, is all that tells the two apart.
+//! Levels `isolated` and `container`: a process that sees a machine with only what it needs. The two levels differ only
+//! in the root file system: the host's programs, or an image.
 //!
-//! What the new process does to itself is laid out here beforehand as a list of steps, because the process, which still
-//! shares the node's memory, may only make system calls. In order: it joins its control groups; it gets its user
-//! identifiers; it builds a root directory of its own in memory, with what is shown bound into it read-only; it makes that
-//! its root; it gives up every privilege; it restricts itself by Landlock and a system call filter; it runs its program.
+//! The new process still shares the node's memory, so it may only make system calls. Therefore its steps are prepared
+//! here as a list. In order: it joins its control groups; it gets its user identifiers; it builds a root directory in
+//! memory, with the shown paths bound into it read-only; it makes that its root; it drops every privilege; it restricts
+//! itself by Landlock and a system call filter; it runs its program.
 
 mod kernel;
 mod process;
@@ -25,66 +25,67 @@ use root::{Root, text};
 pub(crate) use process::Plan;
 pub use settings::make_settings;
 
-/// Where a sandbox finds the code of its lease.
+/// Path of the lease's code inside a sandbox.
 pub const CODE_DIR: &str = "/dayfly/code";
-/// User and group of sandboxed processes, as they see themselves, when the node is root; else they keep the node's.
+/// User and group of sandboxed processes inside, when the node is root; otherwise they keep the node's.
 const INNER_USER: u32 = 1000;
-/// First of the 65,536 host users, unused by anything else, that sandboxes of a node which is root run as.
+/// First of the 65,536 otherwise unused host users that sandboxes run as when the node is root.
 const FIRST_OUTER_USER: u32 = 0x4d59_0000;
 
-/// The host user, beside those of sandboxes, as whom processes work for sandboxes without being in them, when the node is root.
+/// Host user of processes that work for sandboxes from outside, when the node is root. It differs from those of
+/// sandboxes.
 pub const HELPER_USER: u32 = FIRST_OUTER_USER + 0x1_0000;
 
-/// What a sandbox's root directory is made of.
+/// Contents of a sandbox's root directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Base {
     /// Programs and libraries of the host.
     Host {
-        /// Host directory that it finds at `/etc`; see [`make_settings`].
+        /// Host directory to show at `/etc`; see [`make_settings`].
         settings: PathBuf,
     },
-    /// An image, unpacked in this directory: somebody else's work, of which no link is followed. Its program is looked for within,
-    /// and must be there or among what is shown.
+    /// An untrusted image, unpacked in this directory. None of its links is followed. The program must be in the image
+    /// or among the shown paths.
     Image(PathBuf),
 }
 
 /// A host path that a sandbox shows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shown {
-    /// Where the sandbox sees it; absolute.
+    /// Absolute path inside the sandbox.
     pub path: PathBuf,
-    /// What it is, without a symbolic link in it: whoever may write to a directory above could have the node follow one
-    /// that was not there when it looked.
+    /// The host path, without a symbolic link: otherwise a user who may write to a directory above could insert a link
+    /// after the node's check.
     pub from: PathBuf,
-    /// Whether it may be changed, as far as the host's own permissions let the sandbox's user.
+    /// Whether it is writable, as far as the host's permissions let the sandbox's user.
     pub writable: bool,
 }
 
-/// What an isolated process gets.
+/// Configuration of an isolated process.
 #[derive(Debug)]
 pub struct Isolation {
-    /// An empty directory over which its root is made.
+    /// An empty directory over which its root is built.
     pub stage: PathBuf,
-    /// Host directory that it finds at [`CODE_DIR`].
+    /// Host directory to show at [`CODE_DIR`].
     pub code: PathBuf,
-    /// What it finds beside that.
+    /// The base of its root directory.
     pub base: Base,
-    /// What else it sees. Nothing below a path that is shown already need be named.
+    /// Further paths to show. Paths below a shown path need not be named.
     pub shown: Vec<Shown>,
-    /// Whether it shares the host's network instead of having none.
+    /// Whether it shares the host's network; otherwise it has only its own loopback.
     pub network: bool,
-    /// Most bytes that its temporary files take.
+    /// Bound on its temporary files, in bytes.
     pub scratch_bytes: u64,
-    /// Most processes and threads of its user, for where no control group counts them; 0 for no limit.
+    /// Most processes and threads of its user, without a control group to count them; 0 for no limit.
     pub most_tasks: u32,
-    /// Number of the sandbox, which decides whom it runs as when the node is root.
+    /// Number of the sandbox, which determines its host user when the node is root.
     pub number: u32,
-    /// Limits on it as a whole.
+    /// Limits on the whole sandbox.
     pub group: Option<std::sync::Arc<Group>>,
 }
 
 impl Base {
-    /// The image, if there is one.
+    /// The image's directory, if there is one.
     pub fn image(&self) -> Option<&Path> {
         match self {
             Self::Host { .. } => None,
@@ -108,19 +109,18 @@ fn inner_ids() -> (u32, u32) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Precaution {
-    /// A second fence around files, beside the mounts.
+    /// A second barrier around files, beside the mounts.
     Landlock = 1,
-    /// That refused system calls are told to the node.
+    /// Records of refused system calls.
     Record = 2,
     /// A process list of its own; without it there is none.
     Proc = 4,
 }
 
 impl Precaution {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Landlock, Self::Record, Self::Proc];
 
-    /// For people.
+    /// Description for users.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Landlock => "Landlock (files are fenced by mounts alone)",
@@ -130,15 +130,15 @@ impl Precaution {
     }
 }
 
-/// Who a process becomes.
+/// The identity that a process takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// For `/proc/PID/uid_map` and `gid_map`, written by the node.
+    /// For `/proc/PID/uid_map` and `gid_map`, which the node writes.
     pub users: String,
     pub groups: String,
-    /// Whether the sandbox's groups must stay as they are, which the kernel asks of whoever is not root.
+    /// Whether the kernel forbids changes to the sandbox's groups, as it does for unprivileged users.
     pub keeps_groups: bool,
-    /// What it changes to within, if at all.
+    /// The user to switch to inside, if any.
     become_user: Option<u32>,
 }
 
@@ -146,7 +146,7 @@ impl Identity {
     fn of(number: u32) -> Self {
         if is_root() {
             let outer = FIRST_OUTER_USER + number % 0x1_0000;
-            // Root within exists only until the root directory is made; nothing can become it afterwards.
+            // Root exists inside only until the root directory is made; nothing can become root afterwards.
             let map = format!("0 0 1\n{INNER_USER} {outer} 1\n");
             Self {
                 users: map.clone(),
@@ -167,14 +167,14 @@ impl Identity {
 }
 
 impl Isolation {
-    /// Namespaces of its own.
+    /// Flags of its new namespaces.
     pub(crate) fn namespaces(&self) -> c_int {
         let network = if self.network { 0 } else { libc::CLONE_NEWNET };
         libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | network
     }
 
-    /// Lays out everything. `filters` must outlive the plan. `desk` is the process's end of the socket on which it asks for its
-    /// identity, and the node's, which it inherits.
+    /// Prepares all steps. `filters` must outlive the plan. `desk` is the process's end of the socket on which it
+    /// requests its identity, and the node's end, which it inherits.
     pub(crate) fn plan(&self, program: &Path, filters: &Filters, desk: [RawFd; 2]) -> Result<Plan, SandboxError> {
         let doors = match &self.group {
             Some(group) => group.doors()?,

@@ -1,14 +1,14 @@
-//! Starts processes that cannot outlive their node, and that reach no more than they should.
+//! Starts processes that cannot outlive their node, and that have only the access that they need.
 //!
-//! Every process gets a session and process group of its own, no descriptor but its control socket at 3 and its output, and
-//! a death signal that follows the node. That is all of level `process`: code that is trusted like its user.
+//! Every process has its own session and process group, no descriptor except its control socket at 3 and its output,
+//! and a death signal that follows the node. That is all of level `process`, for code that is trusted like its user.
 //!
-//! Level `isolated`, for other people's code, adds what [`Isolation`] describes: namespaces, a root directory with nothing in
-//! it but what is shown, no privilege and no way to get one, Landlock, a system call filter ([`filter`]), and limits on all of
-//! it together ([`cgroup`]). It needs user namespaces and nothing else; root is not needed, and not used where it is there.
+//! Level `isolated`, for other users' code, adds what [`Isolation`] describes: namespaces, a root directory with only
+//! the shown paths, no privilege and no way to get one, Landlock, a system call filter ([`filter`]), and limits on the
+//! whole sandbox ([`cgroup`]). It needs user namespaces; it neither needs nor uses root.
 //!
-//! Level `container` is the same with an [`image`] in place of the host's programs: container runtimes find and unpack images,
-//! and run nothing.
+//! Level `container` is the same with an [`image`] in place of the host's programs. Container runtimes find and unpack
+//! images, and run nothing.
 
 pub mod cgroup;
 pub mod descriptors;
@@ -28,97 +28,97 @@ pub use filter::Watch;
 pub use isolation::{Isolation, Precaution};
 pub use spawn::{Spawner, find};
 
-/// What to start.
+/// A program to start.
 #[derive(Debug)]
 pub struct Program {
-    /// Path of the program; a bare name is looked up in `PATH`, which is that of the image where there is one.
+    /// Path of the program; a bare name is looked up in `PATH`, which is the image's if there is one.
     pub program: PathBuf,
-    /// What to run instead where an image has no program of that name.
+    /// Alternative program, for an image without the first one.
     pub otherwise: Option<PathBuf>,
     /// Arguments after the program's name.
     pub arguments: Vec<OsString>,
-    /// Variables to set or, with none, to remove, in a copy of the node's own environment; an isolated process gets none of
-    /// that but its language and time zone.
+    /// Variables to set or, with `None`, to remove, in a copy of the node's own environment. An isolated process gets
+    /// only language and time zone from that.
     pub environment: Vec<(OsString, Option<OsString>)>,
-    /// How it is kept from everything else; none for level `process`.
+    /// Its isolation; `None` for level `process`.
     pub isolation: Option<Isolation>,
 }
 
-/// A process just started.
+/// A process that was just started.
 #[derive(Debug)]
 pub struct Child {
     /// Its process id, also the id of its process group.
     pub pid: i32,
     /// Becomes readable when it ends.
     pub pidfd: OwnedFd,
-    /// This side of the packet socket that it finds at descriptor 3. Does not block.
+    /// The node's end of the packet socket at the process's descriptor 3. Non-blocking.
     pub control: OwnedFd,
-    /// What it and its children write to their standard output. Does not block.
+    /// Standard output of the process and its children. Non-blocking.
     pub output: OwnedFd,
-    /// What it and its children write to their standard error. Does not block.
+    /// Standard error of the process and its children. Non-blocking.
     pub errors: OwnedFd,
-    /// Where refused system calls are told; to be listened to, for whoever makes one waits. None for level `process`, and
-    /// where the kernel does not tell.
+    /// Receives refused system calls. Serve it, since each refused call waits. `None` for level `process`, and if the
+    /// kernel cannot notify.
     pub watch: Option<Watch>,
-    /// Precautions that this machine did not let it have.
+    /// Precautions that this machine lacks.
     pub skipped: Vec<Precaution>,
 }
 
 /// Why a process was not started.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// Nothing of that name.
+    /// There is no such program.
     #[error("there is no program `{0}`; install it or give its path")]
     NotFound(PathBuf),
     /// The system refused to run it.
     #[error("`{program}` cannot be started: {error}")]
     Exec {
-        /// What.
+        /// The program.
         program: PathBuf,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// No process or descriptor to be had.
+    /// No process or descriptor is available.
     #[error("no process can be started: {0}; raise the limits of processes and open files (`ulimit -u`, `ulimit -n`)")]
     System(#[from] std::io::Error),
-    /// A text with a zero byte.
+    /// A text contains a zero byte.
     #[error("an argument or variable of `{0}` contains a zero byte; remove it")]
     ZeroByte(PathBuf),
-    /// The kernel gives no namespaces.
+    /// The kernel refuses namespaces.
     #[error(
         "no isolated process can be started: {0}; allow user namespaces (sysctl user.max_user_namespaces, \
          kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns) on this machine, or lease with sandbox \
          `process`, which is for the tenant of the node's owner"
     )]
     Namespaces(std::io::Error),
-    /// A step of isolating it failed.
+    /// A step of the isolation failed.
     #[error("`{program}` cannot be isolated: {step} failed: {error}")]
     Isolation {
-        /// What.
+        /// The program.
         program: PathBuf,
-        /// At which step.
+        /// The failed step.
         step: String,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// An image that cannot be read.
+    /// The image cannot be read.
     #[error("the image at `{0}` cannot be read: {1}")]
     Image(PathBuf, std::io::Error),
-    /// An image without what it takes.
+    /// The image lacks the program or its libraries.
     #[error(
         "the image at `{image}` has no `{program}` on its PATH, or not the C library that this needs; take an image with glibc \
          and, for Python functions, Python"
     )]
     NotInImage {
-        /// Where it is unpacked.
+        /// Directory of the image.
         image: PathBuf,
-        /// What it lacks.
+        /// The missing program.
         program: PathBuf,
     },
-    /// A path that a sandbox cannot show.
+    /// The path cannot be shown in a sandbox.
     #[error("`{0}` cannot be shown in a sandbox: {1}")]
     NotShown(PathBuf, &'static str),
-    /// No system call filter.
+    /// The machine has no system call filter.
     #[error("there is no system call filter for this machine: {0}; lease with sandbox `process`")]
     Filter(String),
     /// The thread that starts processes is gone.

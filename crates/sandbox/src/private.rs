@@ -1,4 +1,4 @@
-//! Files and directories of daemons and their clients that hold secrets: nobody but this user reads them.
+//! Files and directories with secrets of daemons and their clients: only this user can read them.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, OpenOptions, Permissions};
@@ -6,14 +6,14 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Everybody but the owner and the group.
+/// Permissions of users other than the owner and the group.
 const STRANGERS: u32 = 0o007;
 
-/// Writes a file that only this user can read, all of it or nothing, also when power fails. Replaces the one that is there.
+/// Writes a file that only this user can read. Replaces an existing file atomically, also when power fails.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut part = OsString::from(path);
     part.push(".new");
-    // A leftover of a crash may have another mode; only a file made here is known to have this one.
+    // A leftover of a crash may have another mode; a new file certainly has this one.
     match std::fs::remove_file(&part) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -33,8 +33,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-/// Makes a directory, and those above it, that nobody else can enter. One that is there is closed; where its mode cannot be
-/// changed, others than its group must not enter it.
+/// Makes a directory, and those above it, that only this user can enter. Restricts an existing one. If its mode cannot
+/// be changed, returns an error unless it is closed to all users outside its group.
 pub fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     match std::fs::set_permissions(path, Permissions::from_mode(0o700)) {
@@ -43,8 +43,8 @@ pub fn make_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a mode stays as it is: the file belongs to another user, is on a volume of another host that trusts no root, or is on
-/// a file system that is read-only or has no modes.
+/// Whether a mode cannot be changed: the file belongs to another user, or is on a network file system that does not
+/// trust root, or on a file system that is read-only or has no modes.
 pub fn is_unchangeable(error: &io::Error) -> bool {
     let kinds = [
         ErrorKind::PermissionDenied,

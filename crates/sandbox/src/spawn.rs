@@ -1,8 +1,8 @@
-//! The one thread from which every process is started.
+//! The thread that starts all processes.
 //!
 //! A parent-death signal follows the *thread* that made the child, so that thread must live as long as the node. The
-//! child shares the node's memory until it runs its program (as in posix_spawn), so starting it copies no page tables
-//! and costs the same however large the node has grown.
+//! child shares the node's memory until it runs its program (as in posix_spawn). So starting it copies no page tables,
+//! and its cost does not depend on the node's size.
 
 use std::ffi::{CString, OsStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -20,9 +20,9 @@ use crate::{Child, Program, SandboxError, umask};
 
 type Order = (Program, mpsc::SyncSender<Result<Child, SandboxError>>);
 
-/// Stack of a child until it runs its program; it makes a dozen system calls.
+/// Stack of a child until it runs its program, in bytes; it makes a dozen system calls.
 const STACK_BYTES: usize = 64 << 10;
-/// Descriptors to be passed on are moved out of the way of their destinations 0 to 3 first.
+/// Inherited descriptors are moved above this number first, away from their destinations 0 to 3.
 const CLEAR_OF: c_int = 10;
 
 /// Owns the thread. Dropping it ends the thread, and with it every process that it started and that still runs.
@@ -42,7 +42,7 @@ impl Spawner {
                 block_signals();
                 let filters = filter::compile().map_err(SandboxError::Filter);
                 for (program, reply) in inbox {
-                    // Whoever ordered it may have gone; then the child's control socket closes and it ends.
+                    // The caller may be gone; then the child's control socket closes and the child ends.
                     let _ = reply.send(start(&program, &filters));
                 }
             })?;
@@ -52,7 +52,7 @@ impl Spawner {
         })
     }
 
-    /// Starts a process. Blocks for the fraction of a millisecond that this takes (longer on a slow file system).
+    /// Starts a process. Blocks for a fraction of a millisecond, longer on a slow file system.
     pub fn spawn(&self, program: Program) -> Result<Child, SandboxError> {
         let (reply, answer) = mpsc::sync_channel(1);
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -73,7 +73,7 @@ impl Drop for Spawner {
     }
 }
 
-/// No signal handler of the node's may ever run on this thread, whose memory its children share.
+/// Blocks all signals on this thread: its children share its memory, and no signal handler of the node may run in them.
 fn block_signals() {
     // SAFETY: both calls are given a properly sized set of our own.
     unsafe {
@@ -83,18 +83,18 @@ fn block_signals() {
     }
 }
 
-/// Everything that the child needs, made before it exists: it may not allocate.
+/// Everything that the child needs, prepared because the child may not allocate.
 struct Plan {
-    /// What to run: the first of these that is there, with arguments of its own, of which the first is its name.
+    /// Candidates with their arguments, the first of which is the name. The first existing one is run.
     programs: Vec<(CString, Vec<*const c_char>)>,
     environment: Vec<*const c_char>,
-    /// What becomes descriptors 0, 1, 2 and 3.
+    /// Descriptors that become 0, 1, 2 and 3.
     files: [RawFd; 4],
     parent: libc::pid_t,
     no_signals: libc::sigset_t,
-    /// The limit on descriptors that it gets, if the node has raised its own.
+    /// The child's limit on descriptors, if the node has raised its own.
     descriptors: Option<libc::rlimit>,
-    /// The file creation mask, where it is another than the node's own.
+    /// The child's umask, if it differs from the node's.
     mask: Option<libc::mode_t>,
     isolation: Option<Isolation>,
     error: AtomicI32,
@@ -119,7 +119,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
         .iter()
         .map(|path| {
             let path = text(path.as_os_str())?;
-            // The text stays where it is when its owner moves.
+            // The text does not move when its owner does.
             let arguments = std::iter::once(path.as_ptr()).chain(pointers(&arguments)).collect();
             Ok((path, arguments))
         })
@@ -146,7 +146,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
     let (isolation, desk) = match (&program.isolation, filters) {
         (None, _) => (None, None),
         (Some(isolation), Ok(filters)) => {
-            // Between an isolated process and whoever writes its identity for it.
+            // Between an isolated process and the thread that writes its identity.
             let (desk, ask) =
                 rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                     .map_err(std::io::Error::from)?;
@@ -184,7 +184,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
     };
     let (pid, pidfd) = std::thread::scope(|scope| {
         let mut asks = None;
-        // This thread is held until the new process runs its program, so another one writes its identity.
+        // This thread is blocked until the new process runs its program, so another one writes the identity.
         if let (Some(isolation), Some((desk, ask))) = (&plan.isolation, desk) {
             let identity = &isolation.identity;
             let thread = std::thread::Builder::new().name("dayfly-identity".into());
@@ -192,7 +192,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
             asks = Some(ask);
         }
         let made = clone(&plan, namespaces);
-        // Whoever was to write an identity for a process that was not made, or died, waits no longer.
+        // Wake the identity's thread if the process was not made or has died.
         drop(asks);
         made
     })?;
@@ -220,7 +220,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
             })
         }
         error => {
-            // It has exited already; only its record is left.
+            // It has exited already; only its zombie is left.
             let _ = rustix::process::waitid(
                 rustix::process::WaitId::PidFd(borrow(&pidfd)),
                 rustix::process::WaitIdOptions::EXITED,
@@ -248,8 +248,8 @@ fn clone(plan: &Plan, namespaces: c_int) -> Result<(libc::pid_t, OwnedFd), Sandb
     let mut stack = vec![0u8; STACK_BYTES];
     let mut pidfd: c_int = -1;
     let was_dumpable = rustix::process::dumpable_behavior();
-    // SAFETY: the child runs `child` on a stack of its own, which outlives it because CLONE_VFORK holds this thread until
-    // the child runs its program or exits; so do the plan and everything that it points to.
+    // SAFETY: the child runs `child` on a stack of its own. CLONE_VFORK blocks this thread until the child runs its
+    // program or exits, so the stack, the plan and everything that it points to outlive the child's use.
     let pid = unsafe {
         let top = stack.as_mut_ptr().add(STACK_BYTES);
         let top = top.sub(top as usize % 16);
@@ -269,14 +269,14 @@ fn clone(plan: &Plan, namespaces: c_int) -> Result<(libc::pid_t, OwnedFd), Sandb
         });
     }
     if let (true, Ok(was)) = (namespaces != 0, was_dumpable) {
-        // A process that changes its user makes the memory that it lives in, which was ours, secret.
+        // A process that changes its user clears the dumpable flag of its memory, which is ours.
         let _ = rustix::process::set_dumpable_behavior(was);
     }
-    // SAFETY: clone made this descriptor for us, and nobody else knows it.
+    // SAFETY: clone made this descriptor for us, and it has no other owner.
     Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
-/// Waits for an isolated process to ask, writes down who it is, and tells it.
+/// Waits for an isolated process's request, writes its identity, and reports the result.
 fn give_identity(identity: &Identity, desk: &OwnedFd) {
     let mut pid = [0u8; 4];
     if rustix::io::read(desk, &mut pid) != Ok(pid.len()) {
@@ -290,11 +290,11 @@ fn give_identity(identity: &Identity, desk: &OwnedFd) {
     }
     .and_then(|()| write("uid_map", &identity.users))
     .and_then(|()| write("gid_map", &identity.groups));
-    // It learns whether there is anything to go on with, and names the step if not.
+    // The process learns whether to continue, and names the failed step if not.
     let _ = rustix::io::write(desk, &[u8::from(written.is_ok())]);
 }
 
-/// The descriptor on which the kernel tells of refused system calls: the process sent it before it ran its program.
+/// Receives the listener for refused system calls, which the process sent before it ran its program.
 fn receive_listener(control: &OwnedFd) -> Result<OwnedFd, SandboxError> {
     let mut byte = [0u8];
     let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -316,8 +316,8 @@ fn receive_listener(control: &OwnedFd) -> Result<OwnedFd, SandboxError> {
 
 /// Runs in the child, in the node's memory: system calls only, no allocation, no lock.
 extern "C" fn child(plan: *mut c_void) -> c_int {
-    // SAFETY: `start` passes a plan that outlives this function; every call below is a plain system call on values
-    // prepared there.
+    // SAFETY: `start` passes a plan that outlives this function; every call below is a plain system call on prepared
+    // values.
     unsafe {
         let plan = &*plan.cast::<Plan>();
         let fail = || {
@@ -329,7 +329,7 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
             libc::umask(mask);
         }
         if let Some(isolation) = &plan.isolation {
-            // A node that died before the death signal was set is noticed by its end of the control socket.
+            // If the node died before the death signal was set, the control socket shows it.
             if !isolation.enter() {
                 fail();
             }
@@ -350,10 +350,10 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
                 fail();
             }
         }
-        // Everything of ours is close-on-exec; this is for what a library of the host program opened without it. An old
-        // kernel does not know the call, and then close-on-exec has to do.
+        // All our descriptors are close-on-exec. This covers those that a library of the host program opened without
+        // it. An old kernel does not know the call; then close-on-exec must suffice.
         libc::syscall(libc::SYS_close_range, 4, libc::c_uint::MAX, 0);
-        // Not before: until here the node's own descriptors were in the way of new ones.
+        // Not earlier: until here the node's own descriptors occupied low numbers.
         if let Some(limit) = &plan.descriptors
             && libc::setrlimit(libc::RLIMIT_NOFILE, limit) != 0
         {
@@ -390,9 +390,9 @@ fn pointers(texts: &[CString]) -> Vec<*const c_char> {
         .collect()
 }
 
-/// What an isolated process learns of the node's environment: its language and time.
+/// Variables of the node's environment that an isolated process gets: language and time zone.
 const HARMLESS: [&str; 4] = ["LANG", "LC_ALL", "LC_CTYPE", "TZ"];
-/// What it finds instead of the rest.
+/// Variables that replace the rest.
 const ISOLATED: [(&str, &str); 4] = [
     ("PATH", "/usr/local/bin:/usr/bin:/bin"),
     ("HOME", "/tmp"),
@@ -400,7 +400,7 @@ const ISOLATED: [(&str, &str); 4] = [
     ("USER", "worker"),
 ];
 
-/// The node's environment without what is about the node itself, changed as wanted.
+/// The node's environment without the node's own variables, with the program's changes.
 fn environment(program: &Program) -> Vec<Vec<u8>> {
     let isolated = program.isolation.is_some();
     let changed = |name: &OsStr| program.environment.iter().any(|(changed, _)| changed == name);
@@ -422,7 +422,8 @@ fn environment(program: &Program) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Where a program may be in an image, in the order in which to look. The image is not looked into: its links would lead astray.
+/// Candidate paths of a program in an image, in order. The image is not searched, since its links would resolve on the
+/// host.
 fn paths_within(program: &Program, environment: &[Vec<u8>]) -> Vec<PathBuf> {
     let path = environment.iter().find_map(|variable| variable.strip_prefix(b"PATH="));
     let directories: Vec<PathBuf> = std::env::split_paths(OsStr::from_bytes(path.unwrap_or_default())).collect();
@@ -436,7 +437,7 @@ fn paths_within(program: &Program, environment: &[Vec<u8>]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where a program is: as named, or somewhere on the `PATH`.
+/// The path of a program: as given, or from `PATH`.
 pub fn find(program: &Path) -> Result<PathBuf, SandboxError> {
     let missing = || SandboxError::NotFound(program.to_path_buf());
     if program.components().count() > 1 {

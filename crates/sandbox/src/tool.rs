@@ -1,4 +1,4 @@
-//! Programs of others, such as those of container runtimes, run to their end.
+//! Runs external programs, such as those of container runtimes, to their end.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,57 +14,57 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use crate::descriptors;
 
-/// How much of a program's complaint is passed on.
+/// Bytes of a program's standard error that are passed on.
 const WORDS_BYTES: u64 = 2 << 10;
-/// How much a program may say that is asked for words.
+/// Most bytes of output that [`Tool::words`] accepts.
 const MOST_SAID_BYTES: u64 = 4 << 20;
-/// Whoever wants it stopped waits this long at most.
+/// Interval of checks for a stop.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
 
-/// Why a program did not do what it was run for.
+/// Why a program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// Nothing of that name.
+    /// There is no such program.
     #[error("there is no program `{0}`; install it")]
     Missing(String),
-    /// It failed, and said this.
+    /// It failed with this message.
     #[error("`{tool}` failed: {why}")]
     Failed {
-        /// Which.
+        /// The program.
         tool: String,
-        /// Its words.
+        /// Its message.
         why: String,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("no program can be run: {0}")]
     System(#[from] std::io::Error),
 }
 
-/// A program, and how long to bear with it.
+/// A program, and its limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool<'a> {
-    /// A name on the PATH, or a path.
+    /// A name in `PATH`, or a path.
     pub name: &'a OsStr,
-    /// It is ended after this time.
+    /// Time after which it is ended.
     pub limit: Duration,
-    /// It is ended when this becomes true.
+    /// Ends it when this becomes true.
     pub stop: &'a AtomicBool,
 }
 
-/// Whether a program of this name can be run.
+/// Whether `PATH` has a program of this name.
 pub fn exists(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
 }
 
 impl Tool<'_> {
-    /// Runs it and answers what it says.
+    /// Runs it and returns its output.
     pub fn words(&self, arguments: &[&str]) -> Result<String, ToolError> {
         self.run(arguments, all_words)
     }
 
-    /// Runs it with these variables, has it write what it complains about into a file that others may read meanwhile, and returns
-    /// what it said.
+    /// Runs it with these variables, writes its standard error into a file that others may read meanwhile, and returns
+    /// its output.
     pub fn words_into(
         &self,
         arguments: &[&str],
@@ -74,13 +74,14 @@ impl Tool<'_> {
         self.run_into(arguments, variables, complaints, all_words)
     }
 
-    /// Runs it and gives its output to `read`; when that fails, so does all. It ends with this process at the latest.
+    /// Runs it and passes its output to `read`, whose error ends the program and is returned. The program ends with
+    /// this process at the latest.
     pub fn run<T, E: From<ToolError>>(
         &self,
         arguments: &[&str],
         read: impl FnOnce(&mut ChildStdout) -> Result<T, E>,
     ) -> Result<T, E> {
-        // Not a pipe, which whatever it leaves behind would hold open.
+        // Not a pipe, which left-behind processes would hold open.
         let complaints = rustix::fs::memfd_create("complaints", MemfdFlags::CLOEXEC).map_err(std::io::Error::from);
         let complaints = File::from(complaints.map_err(ToolError::from)?);
         self.run_into(arguments, &[], complaints, read)
@@ -98,7 +99,7 @@ impl Tool<'_> {
             .args(arguments)
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .current_dir("/")
-            // What this program is to log is not what that one is to say.
+            // This process's log level does not apply to the program.
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -127,13 +128,13 @@ impl Tool<'_> {
             let group = Pid::from_child(&child);
             let guard = scope.spawn(move || self.guard(group, &is_done));
             let result = read(&mut output);
-            // One that still has something to say is not listened to any more.
+            // Stop reading from a program that is still writing.
             drop(output);
             if result.is_err() {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }
             let ended = wait_for(&child);
-            // It is not collected before its guard has gone, so that its number means nobody else.
+            // Reap it only after the guard has ended, so that its process id is not reused meanwhile.
             drop(done);
             let cut_short = guard.join().unwrap_or(None);
             let status = ended.and_then(|()| child.wait()).map_err(ToolError::from)?;
@@ -150,7 +151,7 @@ impl Tool<'_> {
         })
     }
 
-    /// Ends a program that takes too long or is not wanted any more, and says which it was.
+    /// Ends a program that takes too long or is not wanted any more. Returns the reason.
     fn guard(&self, group: Pid, is_done: &mpsc::Receiver<()>) -> Option<String> {
         let begin = Instant::now();
         let why = loop {
@@ -183,14 +184,14 @@ fn all_words(output: &mut ChildStdout) -> Result<String, ToolError> {
     Ok(text.trim().to_string())
 }
 
-/// Waits for the end of a program and leaves its record.
+/// Waits for the end of a program without reaping it.
 fn wait_for(child: &Child) -> std::io::Result<()> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     let wait = || rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options);
     Ok(rustix::io::retry_on_intr(wait).map(drop)?)
 }
 
-/// The last of what a program complained about.
+/// The end of a program's standard error.
 fn last_words(complaints: &mut File, status: ExitStatus) -> String {
     let mut kept = Vec::new();
     let length = complaints.metadata().map_or(0, |metadata| metadata.len());

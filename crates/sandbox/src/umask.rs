@@ -1,5 +1,5 @@
-//! File creation masks: a daemon's own files are its user's alone, and what it starts for that user has the mask that the daemon
-//! was started with.
+//! File creation masks. A daemon's own files are private to its user; the programs that it starts for that user get the
+//! mask that the daemon was started with.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -8,26 +8,25 @@ use std::sync::OnceLock;
 use rustix::fs::Mode;
 use rustix::process::umask;
 
-/// Of the daemon itself: nobody but its user reads what it writes.
+/// The daemon's own mask: only its user can read its files.
 const PRIVATE: Mode = Mode::from_raw_mode(0o077);
-/// Of isolated processes, which are nobody's.
+/// Mask of isolated processes.
 pub(crate) const ISOLATED: libc::mode_t = 0o022;
 
-/// What the process was started with, once it has a mask of its own.
+/// The original mask, once [`keep_private`] has changed it.
 static STARTED_WITH: OnceLock<Mode> = OnceLock::new();
 
-/// Lets nobody but this user read the files that this process makes from now on. The mask of before is kept for
-/// [`hand_back`].
+/// Makes files of this process private to this user from now on. Keeps the original mask for [`hand_back`].
 pub fn keep_private() {
     STARTED_WITH.get_or_init(|| umask(PRIVATE));
 }
 
-/// The mask that the process was started with; none where it still has it.
+/// The original mask; `None` if it is unchanged.
 pub fn started_with() -> Option<Mode> {
     STARTED_WITH.get().copied()
 }
 
-/// Runs the command with the mask that this process was started with.
+/// Gives the command the original mask.
 pub fn hand_back(command: &mut Command) -> &mut Command {
     let Some(mask) = started_with() else {
         return command;

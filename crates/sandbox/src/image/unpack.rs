@@ -1,4 +1,4 @@
-//! Files of an image, written by whom nobody here knows.
+//! Unpacks the untrusted files of an image.
 
 use std::fs::{Metadata, Permissions};
 use std::io::Read;
@@ -7,17 +7,17 @@ use std::path::Path;
 
 use super::ImageError;
 
-/// How large an image may be.
+/// Bounds of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes in all files together.
+    /// Bytes of all files together.
     pub bytes: u64,
     /// Files, directories and links.
     pub entries: u64,
 }
 
 impl Default for Limits {
-    /// More than the images of whole scientific software stacks.
+    /// Larger than the images of whole scientific software stacks.
     fn default() -> Self {
         Self {
             bytes: 64 << 30,
@@ -27,7 +27,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Whether so much is too much.
+    /// Returns an error if either number exceeds its bound.
     pub fn check(&self, bytes: u64, entries: u64) -> Result<(), ImageError> {
         let text = match (bytes > self.bytes, entries > self.entries) {
             (true, _) => format!("{bytes} bytes, where {} are allowed", self.bytes),
@@ -38,11 +38,11 @@ impl Limits {
     }
 }
 
-/// Unpacks an archive into an empty directory: files, directories and links, for everybody to read. Devices and the like are
-/// left out; an entry that leads out of the directory is an error.
+/// Unpacks an archive into an empty directory: files, directories and links, readable for all users. Devices and other
+/// special files are left out. An entry outside the directory is an error.
 pub fn tar(archive: impl Read, into: &Path, limits: &Limits) -> Result<(), ImageError> {
     let broken = |error: std::io::Error| match error.raw_os_error() {
-        // The disk is full, or some such.
+        // For example, the disk is full.
         Some(_) => ImageError::System(error),
         None => ImageError::Broken(error.to_string()),
     };
@@ -66,7 +66,7 @@ pub fn tar(archive: impl Read, into: &Path, limits: &Limits) -> Result<(), Image
             return Err(ImageError::Broken(format!("`{}` leads out of it", path.display())));
         }
         if kind.is_dir() {
-            // Whoever is not root must be able to go on in what was just made.
+            // A node that is not root must be able to continue in the new directory.
             let made = into.join(&path).canonicalize()?;
             if made.starts_with(&into) {
                 std::fs::set_permissions(&made, Permissions::from_mode(0o755))?;
@@ -76,8 +76,8 @@ pub fn tar(archive: impl Read, into: &Path, limits: &Limits) -> Result<(), Image
     open_to_all(&into, limits)
 }
 
-/// Lets everybody read what lies below a directory: sandboxes run as somebody whom the image does not know. What is neither file,
-/// directory nor link goes.
+/// Makes everything below a directory readable for all users: sandboxes run as users that the image does not know.
+/// Removes special files.
 pub fn open_to_all(dir: &Path, limits: &Limits) -> Result<(), ImageError> {
     let (mut bytes, mut entries) = (0u64, 0);
     let mut waiting = vec![dir.to_path_buf()];
@@ -122,14 +122,14 @@ mod tests {
         header.set_entry_type(kind);
         header.set_mode(mode);
         header.set_size(content.len() as u64);
-        // Written as it stands: the library refuses to write what is hostile.
+        // Written directly: the library refuses to write hostile paths.
         header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
         header.as_gnu_mut().unwrap().linkname[..link.len()].copy_from_slice(link.as_bytes());
         header.set_cksum();
         archive.append(&header, content).unwrap();
     }
 
-    /// Where it was unpacked, beside a file that is nobody's business.
+    /// Unpacks an archive beside a private file.
     fn unpacked(archive: Builder<Vec<u8>>, limits: &Limits) -> (tempfile::TempDir, PathBuf, Result<(), ImageError>) {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");

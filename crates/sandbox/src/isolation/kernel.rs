@@ -1,4 +1,4 @@
-//! System calls for which there is no wrapper, or none that a process without memory of its own may use.
+//! System calls without a wrapper, or without one that a process in shared memory may use.
 
 use std::ffi::{CStr, CString, c_int, c_ulong};
 use std::os::fd::RawFd;
@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 pub const LANDLOCK_WRITE_FILE: u64 = 1 << 1;
 /// Execute, read files, list directories.
 pub const LANDLOCK_READ: u64 = 1 | 1 << 2 | 1 << 3;
-/// Rights over files that each version of Landlock knows, from the first.
+/// File rights that each version of Landlock knows, from version 1.
 const LANDLOCK_RIGHTS: [u64; 5] = [
     (1 << 13) - 1,
     (1 << 14) - 1,
@@ -14,7 +14,7 @@ const LANDLOCK_RIGHTS: [u64; 5] = [
     (1 << 15) - 1,
     (1 << 16) - 1,
 ];
-/// The version that can also fence off signals and abstract sockets.
+/// First version that can also restrict signals and abstract sockets.
 const LANDLOCK_SCOPES: usize = 6;
 
 #[repr(C)]
@@ -30,7 +30,7 @@ struct LandlockRule {
     beneath: c_int,
 }
 
-/// Whether the kernel has Landlock and took the rules.
+/// Restricts file access by Landlock. Returns whether the kernel has Landlock and accepted the rules.
 pub unsafe fn fence_files(allowed: &[(CString, u64)]) -> bool {
     // SAFETY: plain system calls; the structures are the kernel's.
     unsafe {
@@ -60,7 +60,7 @@ pub unsafe fn fence_files(allowed: &[(CString, u64)]) -> bool {
             let mut status: libc::stat = std::mem::zeroed();
             libc::fstat(beneath, &mut status);
             let is_dir = status.st_mode & libc::S_IFMT == libc::S_IFDIR;
-            // What only directories can grant is refused for files: all but execute, write, read, truncate and ioctl.
+            // For files, the kernel accepts only execute, write, read, truncate and ioctl.
             let possible = if is_dir { u64::MAX } else { 0b111 | 1 << 14 | 1 << 15 };
             let rule = LandlockRule {
                 rights: rights & known & possible,
@@ -91,8 +91,8 @@ struct OpenHow {
 
 const RESOLVE_NO_SYMLINKS: u64 = 4;
 
-/// Binds a path, which has no symbolic link in it, with what is mounted below, on which the kernel insists for mounts of a
-/// more privileged owner. Where the kernel can (5.6), a link that somebody puts there meanwhile is refused.
+/// Binds a path without symbolic links, with everything mounted below it, as the kernel requires for mounts of a more
+/// privileged owner. From Linux 5.6 on, a link that was inserted meanwhile is refused.
 pub unsafe fn bind_mount(from: &CStr, at: &CStr) -> bool {
     // SAFETY: plain system calls on values of this frame.
     unsafe {
@@ -115,7 +115,7 @@ pub unsafe fn bind_mount(from: &CStr, at: &CStr) -> bool {
             return *libc::__errno_location() == libc::ENOSYS
                 && libc::mount(from.as_ptr(), at.as_ptr(), none, flags, none.cast()) == 0;
         }
-        // "/proc/self/fd/" and the number, written by hand: nothing may be allocated here.
+        // "/proc/self/fd/" and the number, formatted by hand: nothing may be allocated here.
         let mut name = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
         let prefix = "/proc/self/fd/".len();
         let mut left = opened as u32;
@@ -138,7 +138,7 @@ struct MountAttributes {
     user_namespace: u64,
 }
 
-/// Adds restrictions to a mount and those below it; where the kernel cannot do that at once (before 5.12), to the mount alone.
+/// Adds restrictions to a mount and those below it; before Linux 5.12, to the mount only.
 pub unsafe fn protect_mount(at: &CStr, protect: c_ulong) -> bool {
     if protect == 0 {
         return true;
@@ -163,7 +163,7 @@ pub unsafe fn protect_mount(at: &CStr, protect: c_ulong) -> bool {
         if done == 0 || *libc::__errno_location() != libc::ENOSYS {
             return done == 0;
         }
-        // Restrictions that the host put on a mount cannot be taken off, and must be named again.
+        // The host's restrictions on a mount cannot be removed, and must be named again.
         let mut status: libc::statvfs = std::mem::zeroed();
         if libc::statvfs(at.as_ptr(), &mut status) != 0 {
             return false;
@@ -186,9 +186,9 @@ pub unsafe fn protect_mount(at: &CStr, protect: c_ulong) -> bool {
     }
 }
 
-/// Programs that talk to themselves over the loopback find it, also where there is no other network.
+/// Brings the loopback interface up, for programs that connect to themselves.
 pub unsafe fn loopback_up() {
-    // SAFETY: plain system calls on values of this frame. What fails here is not missed by most.
+    // SAFETY: plain system calls on values of this frame. Most programs do without the loopback if this fails.
     unsafe {
         let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         if socket < 0 {

@@ -1,4 +1,4 @@
-//! What an isolated process does to itself before it runs its program. It still shares the node's memory, so it only makes
+//! The steps of an isolated process before it runs its program. It still shares the node's memory, so it only makes
 //! system calls.
 
 use std::ffi::{CStr, CString, c_ulong};
@@ -10,7 +10,7 @@ use super::kernel;
 use super::root::{READ_ONLY, Step};
 use super::{Identity, Precaution};
 
-/// Everything an isolated process does before it runs its program, and how far it came.
+/// All steps of an isolated process before it runs its program, and its progress.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(super) doors: Vec<File>,
@@ -20,18 +20,18 @@ pub(crate) struct Plan {
     pub(super) network: bool,
     pub(super) most_tasks: u32,
     pub(super) landlock: Vec<(CString, u64)>,
-    /// Length of the filters, and the filters.
+    /// The filters, with their lengths.
     pub(super) watched: libc::sock_fprog,
     pub(super) silent: libc::sock_fprog,
-    /// Where the process asks for its identity, and hears that it has it; and the node's end of that.
+    /// The process's end of the socket on which it requests its identity, and the node's end.
     pub(super) desk: [RawFd; 2],
-    /// Which steps it has begun; names what failed.
+    /// The last step that it began; names a failure.
     pub stage_reached: AtomicU32,
-    /// Union of [`Precaution`] that it had to do without.
+    /// Union of each [`Precaution`] that is unavailable.
     pub skipped: AtomicU32,
 }
 
-/// Parts of the way, before and after the numbered steps.
+/// Stages before and after the numbered steps.
 const JOINING: u32 = 1;
 const IDENTITY: u32 = 2;
 const PRIVATE: u32 = 3;
@@ -43,7 +43,7 @@ const RUNNING: u32 = 8;
 const FIRST_STEP: u32 = 16;
 
 impl Plan {
-    /// What the process was at when it failed.
+    /// The step that failed.
     pub fn describe(&self) -> String {
         let reached = self.stage_reached.load(Ordering::Acquire);
         let step = reached
@@ -67,22 +67,22 @@ impl Plan {
         }
     }
 
-    /// Whether all that was left to do was to run its program.
+    /// Whether only running the program was left.
     pub fn was_ready(&self) -> bool {
         self.stage_reached.load(Ordering::Acquire) == RUNNING
     }
 
-    /// Runs in the new process, up to its limits. System calls only. False, with `errno` set, when something failed.
+    /// Runs in the new process, up to its limits. Makes only system calls. Returns false, with `errno` set, on failure.
     ///
     /// # Safety
     ///
     /// The process must be single-threaded, in namespaces of its own, and about to run a program or exit.
     pub unsafe fn enter(&self) -> bool {
         let at = |stage| self.stage_reached.store(stage, Ordering::Release);
-        // SAFETY: plain system calls on values laid out before. The raw ones are raw because the C library's wrappers would
-        // reach for the threads of the node, whose memory this still is.
+        // SAFETY: plain system calls on prepared values. They are raw, because the C library's wrappers would access
+        // the threads of the node, whose memory this still is.
         unsafe {
-            // Until it changes its user, which takes the signal away.
+            // Valid until the change of user, which resets the signal.
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 return false;
             }
@@ -110,7 +110,7 @@ impl Plan {
             at(PIVOT);
             let dot = c".".as_ptr();
             let protect = libc::MS_BIND | libc::MS_REMOUNT | READ_ONLY;
-            // Twice the same directory: the old root ends up over the new one, and is taken off.
+            // The same directory twice: the old root is stacked on the new one, and then detached.
             if libc::chdir(self.stage.as_ptr()) != 0
                 || libc::syscall(libc::SYS_pivot_root, dot, dot) != 0
                 || libc::umount2(dot, libc::MNT_DETACH) != 0
@@ -129,11 +129,11 @@ impl Plan {
         }
     }
 
-    /// Asks the node to write down who this is, and waits for it.
+    /// Requests that the node writes the identity, and waits for it.
     unsafe fn get_identity(&self) -> bool {
         // SAFETY: as in `enter`.
         unsafe {
-            // Its own process id here is 1; the host's list, still mounted, has the one that the node knows it by.
+            // Its own process id is 1 here; the host's list, still mounted, has the id that the node knows.
             let mut name = [0u8; 16];
             let length = libc::readlink(c"/proc/self".as_ptr(), name.as_mut_ptr().cast(), name.len());
             let Ok(length) = usize::try_from(length) else {
@@ -144,7 +144,8 @@ impl Plan {
                 .fold(0i32, |pid, digit| pid.wrapping_mul(10).wrapping_add(digit))
                 .to_ne_bytes();
             let mut answer = 0u8;
-            // Without this copy of the node's end, a node that died before the signal was set is heard of as the end of the socket.
+            // Close the node's end here: then the death of a node before the signal was set shows as the end of the
+            // socket.
             let [desk, nodes] = self.desk;
             libc::close(nodes);
             if libc::write(desk, pid.as_ptr().cast(), pid.len()) != pid.len() as isize
@@ -180,7 +181,7 @@ impl Plan {
                     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
                     let made = libc::mkdir(at.as_ptr(), 0o755) == 0 || exists();
                     if made && libc::mount(kind, at.as_ptr(), kind, flags, none.cast()) != 0 {
-                        // Within a container whose own list is masked, the kernel shows none to those below.
+                        // In a container whose own process list is masked, the kernel permits none below.
                         self.skip(Precaution::Proc);
                     }
                     made
@@ -193,8 +194,8 @@ impl Plan {
         self.skipped.fetch_or(precaution as u32, Ordering::AcqRel);
     }
 
-    /// Runs in the new process, last: nothing privileged can be done after this. The filter's listener goes to the node over
-    /// `control`. False, with `errno` set, when something failed.
+    /// Runs in the new process, last: no privileged operation is possible afterwards. Sends the filter's listener to
+    /// the node over `control`. Returns false, with `errno` set, on failure.
     ///
     /// # Safety
     ///
@@ -214,7 +215,7 @@ impl Plan {
                     return false;
                 }
             }
-            // Changing who one is takes the death signal away; for that reason it is set here.
+            // The change of user reset the death signal; set it again.
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0
                 || libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
             {
@@ -240,8 +241,8 @@ impl Plan {
                 let filter = std::ptr::from_ref(filter);
                 libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, filter)
             };
-            // Without the second flag old kernels slow down every program under a filter, against an attack that is for
-            // programs which run several parties' code in one address space.
+            // Without the second flag, old kernels slow every filtered program down, against an attack on programs that
+            // run code of several parties in one address space.
             let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
             let listener = set(flags as c_ulong, &self.watched);
             if listener >= 0 {

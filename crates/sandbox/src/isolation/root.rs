@@ -1,4 +1,4 @@
-//! The root directory of a sandbox: what is to be made for it, and in which order.
+//! The root directory of a sandbox: the steps that build it, in order.
 
 use std::ffi::{CString, OsString, c_ulong};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,19 +7,19 @@ use std::path::{Component, Path, PathBuf};
 use super::{Base, CODE_DIR, Isolation, Shown};
 use crate::SandboxError;
 
-/// Directories of the host without which no program runs.
+/// Host directories that every program needs.
 const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
-/// What the machine is made of, which numerical libraries ask.
+/// Hardware description, which numerical libraries read.
 const MACHINE: &str = "/sys/devices/system";
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
-/// What is not an image's to say: the kernel's files, memory, and ours.
+/// Directories that an image must not provide: the kernel's files, memory, and Dayfly's own.
 const NOT_AN_IMAGES: [&str; 5] = ["/dev", "/dayfly", "/proc", "/sys", "/tmp"];
-/// Entries of an image that are shown one by one: those of its root directory, and of the directories into which something else is
-/// shown. The root directory in memory has room for these.
+/// Most entries of an image that are shown individually: those of its root directory, and of directories into which
+/// another path is shown. The root directory in memory has room for these.
 const MOST_ENTRIES: usize = 2048;
 
-/// One thing to do to the new root directory. Paths are absolute on the host, beneath the stage where they are made.
+/// One step. Paths are absolute on the host, beneath the stage on which they are made.
 #[derive(Debug)]
 pub enum Step {
     Directory(CString),
@@ -42,20 +42,20 @@ pub enum Step {
     },
 }
 
-/// A root directory in the making.
+/// A root directory under construction.
 pub struct Root {
     stage: PathBuf,
     pub steps: Vec<Step>,
     shown: Vec<PathBuf>,
     pub writable: Vec<PathBuf>,
-    /// Entries of an image so far.
+    /// Number of image entries so far.
     entries: usize,
 }
 
 pub const READ_ONLY: c_ulong = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV;
 
 impl Root {
-    /// What the root directory of a process that runs `program` needs.
+    /// The root directory of a process that runs `program`.
     pub fn of(isolation: &Isolation, program: &Path) -> Result<Self, SandboxError> {
         let mut root = Self {
             stage: isolation.stage.clone(),
@@ -70,7 +70,7 @@ impl Root {
 
     fn fill(&mut self, isolation: &Isolation, program: &Path) -> Result<(), SandboxError> {
         let memory = |at: &str, bytes: u64, inodes: u64| (PathBuf::from(at), bytes, inodes);
-        // The root holds directories and links only; what a function writes goes to the two others.
+        // The root holds only directories and links; functions write into the two others.
         for (at, bytes, inodes) in [
             memory("/", 1 << 20, 4096),
             memory("/tmp", isolation.scratch_bytes, isolation.scratch_bytes >> 12),
@@ -108,7 +108,7 @@ impl Root {
             self.bind(machine, machine, READ_ONLY)?;
         }
         for path in DEVICES.iter().map(Path::new) {
-            // As they are on the host: they do what they do, and no more.
+            // Device nodes of the host, which need no restriction.
             self.bind(path, path, 0)?;
         }
         for (to, at) in [
@@ -124,21 +124,21 @@ impl Root {
         let at = self.inside(Path::new("/proc"))?;
         self.steps.push(Step::Processes { at });
         let mut shown: Vec<&Shown> = isolation.shown.iter().collect();
-        // Outer before inner, so that the inner ones which are no exception can be left out.
+        // Outer paths before inner ones, so that redundant inner paths can be left out.
         shown.sort_by_key(|shown| (shown.path.components().count(), &shown.path));
         for shown in shown {
             self.show(&shown.path, &shown.from, shown.writable)?;
         }
         match &isolation.base {
-            // Links lead to where it is, for whoever started the node.
+            // Links resolve as for the node's user.
             Base::Host { .. } => self.show(program, &program.canonicalize()?, false),
             Base::Image(_) => Ok(()),
         }
     }
 
-    /// Shows what lies in a directory of an image: as it is, but for the directories above a place where something else is
-    /// shown, which are made anew with what the image has in them. So nothing is ever made or mounted through a link of the
-    /// image's, which would lead into the host.
+    /// Shows the contents of an image's directory. Directories above a place where another path is shown are made anew,
+    /// with the image's entries in them. So nothing is made or mounted through a link of the image, which would lead
+    /// into the host.
     fn unfold(&mut self, image: &Path, at: &Path, places: &[&Path]) -> Result<(), SandboxError> {
         let unreadable = |error| SandboxError::Image(image.to_path_buf(), error);
         let entries: std::io::Result<Vec<_>> = std::fs::read_dir(image).map_err(unreadable)?.collect();
@@ -168,7 +168,7 @@ impl Root {
                     self.link(&to, &at)?;
                 }
                 None if kind.is_dir() || kind.is_file() => self.mount(&entry.path(), &at, kind.is_dir(), READ_ONLY)?,
-                // Devices and the like are nobody's to share.
+                // Leave devices and other special files out.
                 None => {}
             }
         }
@@ -206,7 +206,7 @@ impl Root {
         }
         if writable {
             if self.shown.iter().any(inside) {
-                // Its place is there already, with the directory that it lies in.
+                // Its place exists already, in a shown directory.
                 let (from, at) = (text(from)?, self.inside(path)?);
                 let protect = libc::MS_NOSUID | libc::MS_NODEV;
                 self.steps.push(Step::Bind { from, at, protect });
@@ -238,7 +238,7 @@ impl Root {
         Ok(())
     }
 
-    /// Shows what the node itself names, wherever links lead.
+    /// Shows a path that the node itself names. Links are followed.
     fn bind(&mut self, from: &Path, at: &Path, protect: c_ulong) -> Result<(), SandboxError> {
         self.bind_exactly(&from.canonicalize()?, at, protect)
     }
@@ -249,7 +249,7 @@ impl Root {
         self.mount(from, at, from.is_dir(), protect)
     }
 
-    /// Makes a place and mounts over it.
+    /// Makes a mount point and mounts over it.
     fn mount(&mut self, from: &Path, at: &Path, is_dir: bool, protect: c_ulong) -> Result<(), SandboxError> {
         let (from, at) = (text(from)?, self.inside(at)?);
         self.steps.push(match is_dir {

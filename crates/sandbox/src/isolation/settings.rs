@@ -1,9 +1,9 @@
-//! What sandboxes find at `/etc`.
+//! The `/etc` of sandboxes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// What programs read of the host's settings, below `/etc`: nothing that says who works here.
+/// Entries of the host's `/etc` that programs read; none of them names the host's users.
 const SETTINGS: [&str; 16] = [
     "ld.so.cache",
     "ld.so.conf",
@@ -22,7 +22,7 @@ const SETTINGS: [&str; 16] = [
     "pki/ca-trust/extracted",
     "fonts",
 ];
-/// Makes a directory that sandboxes have as their `/etc`: copies, for one mount is made much faster than a dozen.
+/// Makes a directory for sandboxes' `/etc`. It has copies, because one mount is much faster than a dozen.
 pub fn make_settings(dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir(dir)?;
     for name in SETTINGS {
@@ -33,7 +33,7 @@ pub fn make_settings(dir: &Path) -> std::io::Result<()> {
         if let Some(parent) = to.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        // The file behind a link, such as the one to the local time; links within a directory stay links.
+        // Copy the target of a link, such as the local time's; links within a directory stay links.
         copy(&from.canonicalize()?, &to)?;
     }
     let (user, group) = super::inner_ids();
@@ -49,7 +49,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     if kind.is_symlink() {
         return std::os::unix::fs::symlink(std::fs::read_link(from)?, to);
     }
-    // What not everybody on the host may read is not for sandboxes either.
+    // Files that are not readable for all users of the host are left out.
     if metadata.permissions().mode() & 0o004 == 0 || !(kind.is_dir() || kind.is_file()) {
         return Ok(());
     }
@@ -64,7 +64,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::copy(from, to).map(drop)
 }
 
-/// Whatever the node's file creation mask is: sandboxes run as somebody else.
+/// Makes a copy readable for all, whatever the node's umask is: sandboxes run as other users.
 fn open_to_all(path: &Path) -> std::io::Result<()> {
     let kind = std::fs::symlink_metadata(path)?.file_type();
     if kind.is_dir() {

@@ -4,8 +4,6 @@
 //! disconnecting that socket (`connect` with no family) and connecting it to another address in that network. But a
 //! socket's filter stays attached, and a locked filter cannot be removed. A filter that accepts only the peer's packets
 //! therefore prevents any other connection.
-//! with it, and once locked nobody can take it off: one that lets packets of the peer alone in, and so no other
-//! connection come about.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

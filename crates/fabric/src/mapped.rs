@@ -3,7 +3,7 @@
 //! Layout of the memory:
 //!
 //! ```text
-//! 0      magic and version (for people with a debugger; nothing is believed that stands here)
+//! 0      magic and version (for debugging only; not trusted)
 //! 128    closed: 0, or why the node ended the channel
 //! 256    asleep of the worker, 384 asleep of the client: a line each, so that no poller shares one with a writer
 //! 4096   ring of request slots, ring of response slots

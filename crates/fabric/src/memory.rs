@@ -91,7 +91,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this is the whole of a mapping that we made, and nobody borrows from it any more.
+        // SAFETY: this is a complete mapping that we made, and no borrows of it remain.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! granted --first channel--> active --expiry, idle--> expired | released
-//!    \--- nobody came by its start-by time --> expired
+//!    \--- not used by its start-by time --> expired
 //!    \--- release, revoke, loss, in any living state --> released | revoked | lost
 //!    \--- recall: as expiry does, with a grace of its own --> revoked
 //! ```

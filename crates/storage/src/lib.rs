@@ -1,10 +1,13 @@
-//! Stores that several hosts reach, for what has no shorter way between them: object storage that speaks S3, a directory, Redis.
+//! Storage that several hosts share, for data without a shorter path between them: S3 object storage, a directory, or
+//! Redis.
 //!
-//! - [`Place`]: where a store is, as a URL; shown without what is secret in it.
-//! - [`Objects`]: objects by name, in a bucket or a directory; [`Blocking`] is the same for programs without a runtime.
+//! - [`Place`]: the location of a store as a URL, displayed without its secrets.
+//! - [`Objects`]: named objects in a bucket or a directory; [`Blocking`] is the same for programs without an async
+//!   runtime.
 //! - [`Streams`]: numbered entries in Redis.
 //!
-//! All errors are a [`dayfly_protocol::error::Failure`] that names the store and what was being done there. Every call ends in time.
+//! Every error is a [`dayfly_protocol::error::Failure`] that names the store and the operation. Every call has a time
+//! limit.
 
 mod objects;
 mod place;
@@ -18,15 +21,15 @@ use std::time::Duration;
 
 use dayfly_protocol::error::{Code, Failure};
 
-/// How long a store that does not answer, or answers that it cannot just now, is asked again.
+/// How long requests to a store that does not respond, or that is temporarily unable to, are repeated.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// How long connecting may take.
+/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// What runs the calls of one thread to a store.
+/// Returns an async runtime for one thread's calls to a store.
 ///
 /// # Errors
-/// When the system has no descriptors left.
+/// `Internal` when the system has no file descriptors left.
 pub fn runtime(place: &Place) -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::new(Code::Internal, format!("no runtime for the store {place}: {error}")))

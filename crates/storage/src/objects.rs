@@ -1,4 +1,4 @@
-//! Objects by name, in a bucket or a directory.
+//! Named objects in a bucket or a directory.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -20,34 +20,33 @@ use object_store::{
 use crate::place::{Kind, Place};
 use crate::{CONNECT, PATIENCE};
 
-/// One request, with all of an object.
+/// Time limit of one request, including the transfer of its object.
 const REQUEST: Duration = Duration::from_secs(60);
-/// Requests that are repeated within [`PATIENCE`].
+/// Most repetitions of a request within [`PATIENCE`].
 const RETRIES: usize = 8;
-/// Objects of more bytes are stored in parts, at the same time: S3 takes no more than 5 GiB in one request.
+/// Objects of more bytes are stored in parts concurrently. S3 accepts at most 5 GiB in one request.
 const PART_BYTES: usize = 32 << 20;
-/// Parts at the same time.
+/// Most parts in flight.
 const PARTS: usize = 4;
-/// Such objects are read in pieces, of which so many are asked for ahead.
+/// Bytes of a piece of a large object that is read, and, in the next constant, the pieces requested ahead.
 const PIECE_BYTES: usize = 8 << 20;
 const PIECES: usize = 2;
-/// Deletions at the same time.
+/// Most concurrent deletions.
 const DELETIONS: usize = 16;
 
-/// An object, as its store lists it.
+/// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name.
     pub name: String,
-    /// How long it is.
+    /// Length in bytes.
     pub bytes: u64,
-    /// When it was stored: the store's clock, of which many tell whole seconds. Milliseconds since the Unix epoch.
+    /// Time of storing by the store's clock, often in whole seconds. Milliseconds since the Unix epoch.
     pub modified_at_ms: u64,
-    /// What tells this state of it from others.
+    /// Distinguishes this state of the object from others.
     pub version: String,
 }
 
-/// A bucket or a directory, and a prefix in it.
+/// A bucket or a directory, with a prefix in it.
 #[derive(Debug, Clone)]
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
@@ -57,10 +56,12 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Opens what is there. A bucket is not asked yet. Endpoint, region and credentials of S3 come from the environment's `AWS_*`.
+    /// Opens a store. Sends no request to a bucket yet. Endpoint, region and credentials of S3 come from the `AWS_*`
+    /// environment variables.
     ///
     /// # Errors
-    /// When it is no such place, or the environment contradicts itself.
+    /// `NotFound` for a missing directory, `InvalidRequest` for an unsuitable place or contradictory environment
+    /// variables.
     pub fn open(place: &Place) -> Result<Self, Failure> {
         let wrong = |error: &dyn std::fmt::Display| {
             Failure::new(
@@ -70,7 +71,7 @@ impl Objects {
         };
         let (store, prefix, directory): (Arc<dyn ObjectStore>, _, _) = match (place.kind(), place.directory()) {
             (Kind::File, Some(directory)) => {
-                // Directories that are empty go, too.
+                // Empty directories are removed, too.
                 let store = LocalFileSystem::new_with_prefix(&directory)
                     .map_err(|error| {
                         let text = format!("the store {place} cannot be opened: {error}; make the directory first");
@@ -97,18 +98,18 @@ impl Objects {
         })
     }
 
-    /// Where they are.
+    /// Location of the store.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
     fn path(&self, name: &str) -> Path {
-        // Each part is escaped where the store would read something else in it.
+        // Escape characters that have a special meaning for the store.
         let parts = name.split('/').filter(|part| !part.is_empty());
         parts.fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
-    /// Stores an object, whole or not at all.
+    /// Stores an object atomically.
     pub async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
         let path = self.path(name);
         let until = Instant::now() + PATIENCE;
@@ -125,9 +126,10 @@ impl Objects {
         }
     }
 
-    /// Whether a directory went, being empty, between its making and its first file: who deletes the last file deletes it, too.
+    /// Whether an empty directory was removed between its creation and its first file. Deleting the last file of a
+    /// directory also deletes the directory.
     fn is_swept(&self, error: &Error) -> bool {
-        // Or between another's making and a look at what the other made.
+        // The directory may also vanish while another process creates it.
         let absent = |error: &std::io::Error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists);
         self.directory.as_ref().is_some_and(|store| store.is_dir())
             && causes(error).any(|cause| cause.downcast_ref().is_some_and(absent))
@@ -141,7 +143,7 @@ impl Objects {
         feed(writing, parts.collect()).await?.finish().await.map(drop)
     }
 
-    /// Begins an object whose bytes come one after the other. Nothing is there before [`Writing::finish`].
+    /// Begins an object that is written in pieces. It becomes visible at [`Writing::finish`].
     pub fn write(&self, name: &str) -> Writing {
         Writing {
             objects: self.clone(),
@@ -152,7 +154,7 @@ impl Objects {
         }
     }
 
-    /// Waits until an object that was stored is on the disk. A bucket says so itself.
+    /// Waits until a stored object is on the disk. A bucket confirms that itself.
     async fn sync(&self, name: &str) -> Result<(), Failure> {
         let Some(directory) = &self.directory else {
             return Ok(());
@@ -163,10 +165,11 @@ impl Objects {
             move || {
                 let file = std::fs::File::open(&path)?;
                 file.sync_data()?;
-                // Whoever wants it soon has it from memory of ours. Left in the kernel's, each would take pages that were never
-                // used before, which a virtual machine has to be given by its host first: that costs more than the disk does.
+                // Soon after, readers get the object from our own memory. If it stayed in the kernel's cache, each
+                // object would take unused pages, which a virtual machine must first get from its host. That costs more
+                // than the disk.
                 let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
-                // Its name, too.
+                // The directory entry must reach the disk, too.
                 path.parent()
                     .map_or(Ok(()), |parent| std::fs::File::open(parent)?.sync_all())
             }
@@ -178,7 +181,7 @@ impl Objects {
         })
     }
 
-    /// How long an object is, and its bytes as they come, if there is one of this name.
+    /// Returns an object's length and its bytes as a stream, or `None` if it does not exist.
     pub async fn read(&self, name: &str) -> Result<Option<(u64, Reading)>, Failure> {
         let path = self.path(name);
         let found = match self.store.get(&path).await {
@@ -208,7 +211,7 @@ impl Objects {
         Ok(Some((length, pieces.buffered(PIECES).boxed())))
     }
 
-    /// An object, if there is one of this name.
+    /// Returns an object, or `None` if it does not exist.
     pub async fn get(&self, name: &str) -> Result<Option<Bytes>, Failure> {
         let got = match self.store.get(&self.path(name)).await {
             Ok(found) => found.bytes().await,
@@ -221,7 +224,7 @@ impl Objects {
         }
     }
 
-    /// Deletes an object; that there is none is fine.
+    /// Deletes an object. Idempotent.
     pub async fn delete(&self, name: &str) -> Result<(), Failure> {
         match self.store.delete(&self.path(name)).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
@@ -229,13 +232,16 @@ impl Objects {
         }
     }
 
-    /// The names of all objects below this one, in order, without it.
+    /// Returns the names of all objects below `under` in order, relative to it.
     pub async fn list(&self, under: &str) -> Result<Vec<String>, Failure> {
         let listed = self.listed(under, usize::MAX).await?;
         Ok(listed.into_iter().map(|one| one.name).collect())
     }
 
-    /// All objects below this one, in the order of their names, which are without it. If there are more than so many, none.
+    /// Returns all objects below `under`, ordered by name. Names are relative to `under`.
+    ///
+    /// # Errors
+    /// Fails if there are more than `most` objects.
     pub async fn listed(&self, under: &str, most: usize) -> Result<Vec<Listed>, Failure> {
         let root = self.path(under);
         let found = self.store.list(Some(&root)).take(most.saturating_add(1));
@@ -256,7 +262,7 @@ impl Objects {
         };
         let listed = found.into_iter().filter_map(|found| {
             let modified_at_ms = u64::try_from(found.last_modified.timestamp_millis()).unwrap_or_default();
-            // The same bytes that are stored again are another state.
+            // Storing the same bytes again counts as another state.
             let tag = found.e_tag.map(|tag| tag.trim_matches('"').to_owned());
             let tag = tag.unwrap_or_else(|| found.size.to_string());
             Some(Listed {
@@ -271,10 +277,10 @@ impl Objects {
         Ok(listed)
     }
 
-    /// Deletes all objects below this one, and what was cut short in being stored there.
+    /// Deletes all objects below `under`, including incompletely stored ones.
     pub async fn clear(&self, under: &str) -> Result<(), Failure> {
         if let Some(directory) = &self.directory {
-            // A half-stored object is not listed.
+            // A listing omits incompletely stored objects.
             let directory = directory.join(self.path(under).as_ref());
             return match tokio::fs::remove_dir_all(&directory).await {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -298,7 +304,7 @@ impl Objects {
     fn failed(&self, doing: &str, name: &str, error: Error) -> Failure {
         let place = &self.place;
         let text = all_of(&error);
-        // What a listing failed of stands in its text alone.
+        // The cause of a failed listing appears only in the error's text.
         let absent = matches!(error, Error::NotFound { .. }) || text.contains(NO_BUCKET);
         let refused = matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. })
             || text.contains("403 Forbidden")
@@ -319,22 +325,22 @@ impl Objects {
     }
 }
 
-/// An object's bytes as they come.
+/// The bytes of an object, as a stream.
 pub type Reading = BoxStream<'static, Result<Bytes, Failure>>;
 
-/// An object that is being written. Dropped before its end, it never was; what a bucket has of it is given up by
-/// [`Writing::abort`] alone.
+/// An object that is being written. Dropping it before its end discards it, but only [`Writing::abort`] deletes the
+/// parts that a bucket already has.
 pub struct Writing {
     objects: Objects,
     name: String,
-    /// Once it is too long to be held.
+    /// The upload, once the object is too long to be held in memory.
     begun: Option<WriteMultipart>,
     held: Vec<Bytes>,
     held_bytes: usize,
 }
 
 impl Writing {
-    /// More of it.
+    /// Appends bytes.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), Failure> {
         if self.begun.is_none() && self.held_bytes + bytes.len() <= PART_BYTES {
             self.held_bytes += bytes.len();
@@ -356,7 +362,7 @@ impl Writing {
         Ok(())
     }
 
-    /// It is whole: from now on it is there, also after a power cut. Answers it, if it was not too long to be held.
+    /// Completes the object: it is now visible and durable. Returns its bytes if they were held in memory.
     pub async fn finish(self) -> Result<Option<Bytes>, Failure> {
         let held = match self.begun {
             Some(writing) => {
@@ -377,20 +383,20 @@ impl Writing {
         Ok(held)
     }
 
-    /// It is not to be.
+    /// Discards the object.
     pub async fn abort(self) {
         if let Some(writing) = self.begun {
-            // Parts of what is never complete would be kept, and cost.
+            // A bucket would keep the parts of an incomplete object, and bill them.
             let _ = writing.abort().await;
         }
     }
 }
 
-/// More of an object, as fast as its parts are taken.
+/// Adds pieces to an upload, as fast as its parts are sent.
 async fn feed(mut writing: WriteMultipart, pieces: Vec<Bytes>) -> Result<WriteMultipart, Error> {
     for piece in pieces {
         if let Err(error) = writing.wait_for_capacity(PARTS).await {
-            // Parts of what is never complete would be kept, and cost.
+            // A bucket would keep the parts of an incomplete object, and bill them.
             let _ = writing.abort().await;
             return Err(error);
         }
@@ -399,17 +405,17 @@ async fn feed(mut writing: WriteMultipart, pieces: Vec<Bytes>) -> Result<WriteMu
     Ok(writing)
 }
 
-/// How S3 says that there is none.
+/// The error code of S3 for a missing bucket.
 const NO_BUCKET: &str = "NoSuchBucket";
 
-/// An error, what it comes of, what that comes of, and so on.
+/// Returns an error and its chain of causes.
 fn causes<'a>(
     error: &'a (dyn std::error::Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
     std::iter::successors(Some(error), |error| error.source())
 }
 
-/// An error and what it comes of, in one line.
+/// Returns an error and its chain of causes in one line.
 fn all_of(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     for cause in causes(error).skip(1).map(ToString::to_string) {
@@ -420,7 +426,7 @@ fn all_of(error: &(dyn std::error::Error + 'static)) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether no answer came.
+/// Whether the request got no response.
 fn is_of_the_network(error: &(dyn std::error::Error + 'static)) -> bool {
     causes(error).any(|cause| cause.is::<HttpError>())
 }
@@ -459,7 +465,8 @@ fn bucket(place: &Place) -> Result<object_store::aws::AmazonS3, Failure> {
         retry_timeout: PATIENCE,
     };
     let name = place.parsed().host_str().unwrap_or_default();
-    // reqwest takes the process's default and panics where there is none. A program that chose another keeps its own.
+    // reqwest uses the process's default provider and panics if there is none. A program that installed another one
+    // keeps it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = builder
         .with_bucket_name(name)
@@ -468,7 +475,7 @@ fn bucket(place: &Place) -> Result<object_store::aws::AmazonS3, Failure> {
     builder.build().map_err(|error| wrong(all_of(&error)))
 }
 
-/// [`Objects`] for a program without a runtime: every call blocks until it is done.
+/// [`Objects`] for a program without an async runtime. Every call blocks until it completes.
 #[derive(Debug)]
 pub struct Blocking {
     runtime: tokio::runtime::Runtime,
@@ -476,29 +483,29 @@ pub struct Blocking {
 }
 
 impl Blocking {
-    /// As [`Objects::open`].
+    /// Like [`Objects::open`].
     pub fn open(place: &Place) -> Result<Self, Failure> {
         let runtime = crate::runtime(place)?;
         let objects = runtime.block_on(async { Objects::open(place) })?;
         Ok(Self { runtime, objects })
     }
 
-    /// As [`Objects::put`].
+    /// Like [`Objects::put`].
     pub fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
         self.runtime.block_on(self.objects.put(name, bytes))
     }
 
-    /// As [`Objects::get`].
+    /// Like [`Objects::get`].
     pub fn get(&self, name: &str) -> Result<Option<Bytes>, Failure> {
         self.runtime.block_on(self.objects.get(name))
     }
 
-    /// As [`Objects::list`].
+    /// Like [`Objects::list`].
     pub fn list(&self, under: &str) -> Result<Vec<String>, Failure> {
         self.runtime.block_on(self.objects.list(under))
     }
 
-    /// As [`Objects::clear`].
+    /// Like [`Objects::clear`].
     pub fn clear(&self, under: &str) -> Result<(), Failure> {
         self.runtime.block_on(self.objects.clear(under))
     }

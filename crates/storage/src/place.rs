@@ -1,4 +1,4 @@
-//! Where a store is.
+//! Location of a store.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use dayfly_protocol::error::{Code, Failure};
 use url::Url;
 
-/// What a store is.
+/// Kind of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A bucket, or a prefix in it, of whatever speaks S3.
+    /// A bucket, or a prefix in it, of any S3-compatible service.
     S3,
     /// A directory that all hosts see.
     File,
@@ -18,7 +18,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As users write it.
+    /// The kind's name for users.
     pub fn name(self) -> &'static str {
         match self {
             Self::S3 => "s3",
@@ -36,12 +36,12 @@ pub struct Place {
 }
 
 impl Place {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// [`Code::InvalidRequest`] when it is none of a store's.
+    /// [`Code::InvalidRequest`] when it is not a store's URL.
     pub fn parse(text: &str) -> Result<Self, Failure> {
-        // What it says is not repeated where it could not be read: it may hold a password.
+        // Do not repeat a malformed URL, because it may contain a password.
         let wrong = |what: &str| {
             let text = format!(
                 "the store's URL {what}; write s3://bucket/prefix, redis://host:port/database, rediss://... or file:///directory"
@@ -68,10 +68,10 @@ impl Place {
         }
     }
 
-    /// A directory of this host, by its whole path.
+    /// Returns the place of a directory of this host. The path must be absolute.
     ///
     /// # Errors
-    /// [`Code::InvalidRequest`] when it does not begin at the root.
+    /// [`Code::InvalidRequest`] when the path is not absolute.
     pub fn of_directory(path: &Path) -> Result<Self, Failure> {
         let url = Url::from_file_path(path).map_err(|()| {
             let text = format!("{} is not the whole path of a directory", path.display());
@@ -80,12 +80,12 @@ impl Place {
         Ok(Self { kind: Kind::File, url })
     }
 
-    /// What it is.
+    /// Kind of the store.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// All of it, secrets included.
+    /// Returns the complete URL, including secrets.
     pub fn url(&self) -> &str {
         self.url.as_str()
     }
@@ -94,7 +94,7 @@ impl Place {
         &self.url
     }
 
-    /// The directory that it is, if it is one.
+    /// Returns the path of the directory, or `None` for another kind of store.
     pub fn directory(&self) -> Option<PathBuf> {
         let path = self.url.to_file_path().ok()?;
         (self.kind == Kind::File).then_some(path)
@@ -102,7 +102,7 @@ impl Place {
 }
 
 impl fmt::Display for Place {
-    /// Without user, password and options.
+    /// Omits user, password and options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}", self.url.scheme(), self.url.host_str().unwrap_or_default())?;
         if let Some(port) = self.url.port() {

@@ -1,4 +1,4 @@
-//! Numbered entries in Redis: streams, whose entries stay until they are removed, so that a connection that breaks loses none.
+//! Numbered entries in Redis streams. Entries stay until they are removed, so a lost connection loses none.
 
 use std::time::Duration;
 
@@ -12,38 +12,38 @@ use tokio::time::Instant;
 use crate::place::{Kind, Place};
 use crate::{CONNECT, PATIENCE};
 
-/// One answer, with all entries in it.
+/// Time limit of one response, including all its entries.
 const ANSWER: Duration = Duration::from_secs(20);
-/// How long a read waits at the server before it is asked again; less than [`ANSWER`].
+/// How long a read waits at the server, in milliseconds. Less than [`ANSWER`].
 const BLOCK_MS: u64 = 2000;
-/// Entries of one stream in one answer.
+/// Most entries of one stream in one response.
 const ENTRIES: u32 = 4;
-/// Pauses between attempts, doubled up to the longest.
+/// First pause between attempts. Pauses double up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Streams of ranks that died with all others are forgotten by the server after so long.
+/// Time after which the server deletes an abandoned stream, in seconds.
 const EXPIRY_S: u64 = 24 * 3600;
-/// Keys that the server looks at in one step of a search.
+/// Keys that the server examines in one step of a search.
 const SCANNED: u32 = 1000;
 
-/// An entry of one of the streams that are read.
+/// An entry of a stream.
 #[derive(Debug)]
 pub struct Entry {
-    /// Which stream, by its place among those that are read.
+    /// Index of the stream among those of the reader.
     pub stream: usize,
-    /// Its number.
+    /// Number of the entry.
     pub number: u64,
-    /// What was stored.
+    /// Content of the entry.
     pub bytes: Bytes,
 }
 
-/// A Redis server.
+/// A connection to a Redis server.
 #[derive(Debug)]
 pub struct Streams {
     line: Line,
 }
 
-/// A connection that is made again when it breaks.
+/// A connection that is reopened when it is lost.
 #[derive(Debug)]
 struct Line {
     client: Client,
@@ -52,14 +52,14 @@ struct Line {
 }
 
 impl Streams {
-    /// Reads the address; the server is not asked yet.
+    /// Parses the address. Does not connect yet.
     pub fn open(place: &Place) -> Result<Self, Failure> {
         Ok(Self {
             line: Line::new(place)?,
         })
     }
 
-    /// Adds an entry under the next number; numbers of a stream grow. Doing so again changes nothing.
+    /// Adds an entry. Numbers of a stream must increase. Idempotent: adding an existing number changes nothing.
     pub async fn append(&self, stream: &str, number: u64, bytes: &[u8]) -> Result<(), Failure> {
         let mut commands = redis::pipe();
         commands.cmd("XADD").arg(stream).arg(id(number)).arg("d").arg(bytes);
@@ -67,7 +67,7 @@ impl Streams {
         self.line.ask("storing in", &commands, is_there_already).await.map(drop)
     }
 
-    /// Whether an entry is there.
+    /// Whether an entry exists.
     pub async fn holds(&self, stream: &str, number: u64) -> Result<bool, Failure> {
         let mut commands = redis::pipe();
         commands.cmd("XRANGE").arg(stream).arg(id(number)).arg(id(number));
@@ -77,23 +77,23 @@ impl Streams {
         }
     }
 
-    /// Removes an entry; that there is none is fine.
+    /// Removes an entry. Idempotent.
     pub async fn remove(&self, stream: &str, number: u64) -> Result<(), Failure> {
         let mut commands = redis::pipe();
         commands.cmd("XDEL").arg(stream).arg(id(number));
         self.line.ask("removing from", &commands, never).await.map(drop)
     }
 
-    /// Removes a stream with all that is in it.
+    /// Removes a stream and its entries.
     pub async fn drop_stream(&self, stream: &str) -> Result<(), Failure> {
         let mut commands = redis::pipe();
         commands.cmd("DEL").arg(stream);
         self.line.ask("removing from", &commands, never).await.map(drop)
     }
 
-    /// Removes all streams whose names begin so. Looks at every key of the server, some at a time.
+    /// Removes all streams whose names begin with `begin`. Scans all keys of the server in steps.
     pub async fn clear(&self, begin: &str) -> Result<(), Failure> {
-        // Whatever a name holds means itself.
+        // Escape the pattern characters in the name.
         let special = ['*', '?', '[', ']', '\\'];
         let escaped: String = begin
             .chars()
@@ -126,7 +126,7 @@ impl Streams {
         }
     }
 
-    /// Reads these streams from their beginnings, over a connection of its own.
+    /// Returns a reader of these streams from their beginnings, with a separate connection.
     pub fn read(&self, streams: Vec<String>) -> Result<Reader, Failure> {
         Ok(Reader {
             line: Line::new(&self.line.place)?,
@@ -136,17 +136,17 @@ impl Streams {
     }
 }
 
-/// Reads several streams at a time.
+/// Reads several streams at the same time.
 #[derive(Debug)]
 pub struct Reader {
     line: Line,
     streams: Vec<String>,
-    /// The last entry of each that was read, as the server counts.
+    /// Last entry read of each stream, in the server's numbering.
     last: Vec<u64>,
 }
 
 impl Reader {
-    /// The next entries, of each stream in their order; none after a while in which none came.
+    /// Returns the next entries, of each stream in order. Returns none if none arrived for a while.
     pub async fn next(&mut self) -> Result<Vec<Entry>, Failure> {
         let mut commands = redis::pipe();
         let command = commands
@@ -218,7 +218,7 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-/// Whether an entry was added by an attempt whose answer was lost.
+/// Whether an earlier attempt, whose response was lost, has added the entry.
 fn is_there_already(error: &RedisError) -> bool {
     error.to_string().contains("equal or smaller")
 }
@@ -239,7 +239,7 @@ impl Line {
             return Err(wrong("it is no Redis server"));
         }
         Ok(Self {
-            // Its error may repeat the URL.
+            // The client's error may repeat the URL with its password.
             client: Client::open(place.url()).map_err(|_| wrong("write redis://user:password@host:port/database"))?,
             place: place.clone(),
             connection: Mutex::default(),
@@ -261,7 +261,8 @@ impl Line {
         Ok(held.insert(made).clone())
     }
 
-    /// Has commands done; again where the connection broke. `done` knows the error of what an earlier attempt did.
+    /// Executes commands, and repeats them after a lost connection. `done` recognises the error that shows that an
+    /// earlier attempt succeeded.
     async fn ask(
         &self,
         doing: &str,
@@ -292,7 +293,7 @@ impl Line {
     }
 
     fn failed(&self, doing: &str, error: &RedisError) -> Failure {
-        // What a pipeline failed of stands in its text alone.
+        // The cause of a failed pipeline appears only in the error's text.
         let text = error.to_string();
         let refused = ["NOAUTH", "NOPERM", "WRONGPASS"].iter().any(|code| text.contains(code));
         let (code, advice) = match error.kind() {
@@ -313,7 +314,7 @@ impl Line {
     }
 }
 
-/// Whether the same may work a little later.
+/// Whether the error is temporary.
 fn is_passing(error: &RedisError) -> bool {
     let starting = matches!(
         error.kind(),

@@ -1,60 +1,63 @@
-//! What must survive of who shares with whom, and of what tasks cost.
+//! Durable state of teams and of the cost of tasks.
 
 use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
 use dayfly_protocol::tasks::TeamSpec;
 
 use super::Pending;
 
-/// A team in the books.
+/// A stored team.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TeamRecord {
-    /// Its name, which no other has.
+    /// Unique name.
     pub name: String,
-    /// Who changes it.
+    /// Tenant that may change it.
     pub owner: TenantId,
-    /// Who is in it.
+    /// Description and members.
     pub spec: TeamSpec,
-    /// Whether it was removed: its name stays its owner's, for things may be shared with it still.
+    /// Whether it was removed. Its name stays reserved for its owner, because functions and endpoints may still be
+    /// shared with it.
     pub removed: bool,
 }
 
-/// Which tasks are counted together.
+/// Groups tasks in the usage statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UsageKey {
-    /// The day on which they ended, counted from the Unix epoch.
+    /// The day on which they ended, in days since the Unix epoch.
     pub day: u32,
-    /// Whose.
+    /// Tenant of the tasks.
     pub tenant: TenantId,
-    /// What.
+    /// Function of the tasks.
     pub function: FunctionId,
-    /// Where.
+    /// Endpoint of the tasks.
     pub endpoint: EndpointId,
 }
 
-/// What they cost.
+/// Usage and cost of a group of tasks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tasks that ended.
     pub tasks: u64,
-    /// Of those, not well.
+    /// The part of `tasks` that failed.
     pub failed: u64,
-    /// Microseconds on workers, of all their executions.
+    /// Microseconds on workers, for all executions.
     pub took_us: u64,
-    /// What of that is charged, in billionths of the site's unit of account. It is added to the tenant's total in the same step.
+    /// Amount charged, in billionths of the site's unit of account. It is added to the tenant's total in the same
+    /// transaction.
     pub cost: u64,
 }
 
-/// The manager's memory of teams, and of what tasks cost.
+/// Durable state of teams and of the cost of tasks.
 pub trait SharingStore {
-    /// Every team.
+    /// Returns all teams.
     fn teams(&self) -> Pending<Vec<TeamRecord>>;
 
-    /// Keeps a team. One that has the name already changes only for its owner; answers what is kept.
+    /// Stores a team and returns the stored one. Only the owner can change an existing team.
     fn team(&self, team: TeamRecord) -> Pending<TeamRecord>;
 
-    /// What tasks cost that ended from one day on and before another, of one tenant or of all; so many lines at most.
+    /// Returns usage of tasks that ended from day `from` up to, but excluding, day `until`, of one tenant or of all; at
+    /// most `most` lines.
     fn usage(&self, from: u32, until: u32, tenant: Option<TenantId>, most: u32) -> Pending<Vec<(UsageKey, Usage)>>;
 
-    /// Forgets what tasks cost that ended before this day.
+    /// Deletes usage of tasks that ended before this day.
     fn forget_usage(&self, before: u32) -> Pending<()>;
 }

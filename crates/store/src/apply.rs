@@ -1,10 +1,10 @@
-//! What a change makes of a lease's record, where records are not changed by SQL.
+//! Application of a change to a lease's record, for stores that do not use SQL for it.
 
 use dayfly_lease::State;
 
 use super::{Change, LeaseRecord};
 
-/// The lease that a change is about.
+/// Returns the lease that a change concerns.
 pub fn lease_of(change: &Change) -> dayfly_protocol::ids::LeaseId {
     match change {
         Change::Offered(record) => record.lease,
@@ -16,7 +16,7 @@ pub fn lease_of(change: &Change) -> dayfly_protocol::ids::LeaseId {
     }
 }
 
-/// The record afterwards; none if there is none then. What has ended stays as it is.
+/// Returns the changed record, or `None` if the lease does not exist afterwards. An ended lease stays unchanged.
 pub fn apply(record: Option<LeaseRecord>, change: &Change) -> Option<LeaseRecord> {
     let Some(mut record) = record else {
         return match change {

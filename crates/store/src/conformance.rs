@@ -1,6 +1,7 @@
-//! The tests that every store passes. Each function is one property; its name says which.
+//! The tests that every store must pass. Each function tests one property, which its name states.
 //!
-//! A store elsewhere turns the feature `conformance` on for its tests, and names a function that opens an empty store:
+//! A store in another crate enables the feature `conformance` for its tests, and names a function that opens an empty
+//! store:
 //!
 //! ```ignore
 //! async fn open() -> Option<(TempDir, MyStore)> { ... }
@@ -17,8 +18,8 @@ pub use crate::postgres::server::{Database, database as postgres_database};
 
 /// Tests a [`Store`](crate::Store), with a `#[tokio::test]` for each property.
 ///
-/// The argument is the path of an `async fn() -> Option<(Guard, impl Store)>`. It returns an empty store, or none where the store
-/// cannot run here. The guard is dropped after the store.
+/// The argument is the path of an `async fn() -> Option<(Guard, impl Store)>`. It returns an empty store, or `None`
+/// where the store cannot run. The guard is dropped after the store.
 #[macro_export]
 macro_rules! store_tests {
     ($open:path) => {
@@ -26,7 +27,7 @@ macro_rules! store_tests {
     };
 }
 
-/// Tests a [`TaskStore`](crate::tasks::TaskStore), as [`store_tests`](crate::store_tests) does a store.
+/// Tests a [`TaskStore`](crate::tasks::TaskStore), like [`store_tests`](crate::store_tests).
 #[macro_export]
 macro_rules! task_store_tests {
     ($open:path) => {

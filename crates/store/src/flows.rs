@@ -1,4 +1,4 @@
-//! What must survive of flows: what they are, and how they ended. How far they are stands in their tasks.
+//! Durable state of flows: their definition and how they ended. Their progress follows from their tasks.
 
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};
@@ -6,44 +6,44 @@ use dayfly_protocol::ids::{FlowId, TenantId};
 
 use super::Pending;
 
-/// A flow in the books.
+/// A stored flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// Which.
+    /// Id of the flow.
     pub id: FlowId,
-    /// Whose.
+    /// Tenant that owns it.
     pub tenant: TenantId,
-    /// What it is.
+    /// Definition of the flow.
     pub request: FlowRequest,
-    /// Where it is in its life.
+    /// State of the flow.
     pub state: FlowState,
     /// Why it failed.
     pub error: Option<Failure>,
-    /// How its steps ended; none before.
+    /// Final state of its steps; empty until the flow has ended.
     pub steps: Vec<StepStatus>,
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Start, in milliseconds since the Unix epoch.
     pub started_at_ms: u64,
-    /// When it ended; 0 before.
+    /// End, in milliseconds since the Unix epoch; 0 while it is unfinished.
     pub ended_at_ms: u64,
 }
 
-/// The manager's memory of flows. Writes take effect in the order of the calls.
+/// Durable state of flows. Writes take effect in the order of the calls.
 pub trait FlowStore {
-    /// Flows that have not ended.
+    /// Returns the unfinished flows.
     fn live_flows(&self) -> Pending<Vec<FlowRecord>>;
 
-    /// Keeps a flow; answers what is kept under its id, which may be another, and whether it was not known before.
+    /// Stores a flow. Returns the flow stored under its id, which may be an earlier one, and whether it is new.
     fn keep_flow(&self, flow: FlowRecord) -> Pending<(FlowRecord, bool)>;
 
-    /// A flow ended: how, and how its steps did.
+    /// Stores how a flow and its steps ended.
     fn end_flow(&self, flow: FlowId, error: Option<Failure>, steps: Vec<StepStatus>, ended_at_ms: u64) -> Pending<()>;
 
-    /// One flow.
+    /// Returns a flow.
     fn flow(&self, flow: FlowId) -> Pending<Option<FlowRecord>>;
 
-    /// Flows of a tenant's, the latest first, without their steps and input.
+    /// Returns a tenant's flows, latest first, without their steps and input.
     fn flows(&self, tenant: TenantId, limit: u32) -> Pending<Vec<FlowRecord>>;
 
-    /// Forgets flows that ended before this time.
+    /// Deletes flows that ended before this time.
     fn forget_flows(&self, ended_before_ms: u64) -> Pending<()>;
 }

@@ -1,13 +1,13 @@
-//! What must survive the manager's death, in terms of the domain.
+//! Durable state of a manager, in terms of the domain.
 //!
-//! Placement decides on what is in memory; the store is its journal and is read at start. Lease changes may lose the
-//! last milliseconds in a power cut, because nodes hold the leases and report them again. Bookings and bearers may
-//! not: they are on the disk before anybody hears that they are.
+//! Placement uses the state in memory. The store is its journal, which is read at start. A power cut may lose the last
+//! milliseconds of lease changes, because nodes hold the leases and report them again. It loses no bookings and
+//! bearers: they are on the disk before they are confirmed.
 //!
-//! A manager writes to a [`Store`], and its durable tasks to a [`TaskStore`](tasks::TaskStore). Both return a [`Pending`] at once.
-//! One manager has a [`SqliteStore`] and [`SqliteTasks`], or a [`MemoryStore`]; several share a [`PostgresStore`], and one of them at
-//! a time takes the [`PostgresTasks`]. `mark` notices a database that lost what it had. With the feature `conformance`,
-//! `store_tests!` and `task_store_tests!` test a store of another kind.
+//! A manager writes to a [`Store`], and its durable tasks to a [`TaskStore`](tasks::TaskStore). Both return a
+//! [`Pending`] at once. A single manager has a [`SqliteStore`] and [`SqliteTasks`], or a [`MemoryStore`]. Several
+//! managers share a [`PostgresStore`], and one of them at a time has the [`PostgresTasks`]. `mark` detects a database
+//! that lost data. With the feature `conformance`, `store_tests!` and `task_store_tests!` test another kind of store.
 
 pub mod accounts;
 mod apply;
@@ -41,61 +41,61 @@ pub use news::{Adopted, News, Peer, Presence};
 pub use postgres::{PostgresStore, PostgresTasks, SharedTasks, TasksOwner};
 pub use sqlite::{SqliteStore, SqliteTasks};
 
-/// A write that takes longer is given up: the longest pause of a healthy disk is some seconds of write-back.
+/// Time limit of a write. The longest pause of a healthy disk is some seconds of write-back.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
-/// Reading all of it: some hundred thousand leases a second.
+/// Time limit of loading everything. Some hundred thousand leases are loaded per second.
 pub const LOAD_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Why the store could not do it. Nothing of the write was kept.
+/// Why the store failed. Nothing of the write was kept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// No room.
+    /// The disk is full.
     #[error("the store cannot write because its disk is full; free some space, nothing needs a restart")]
     Full,
-    /// Held by another process.
+    /// Another process has the store open.
     #[error("the store {0} is in use by another manager; stop that one, or choose another state directory")]
     InUse(String),
-    /// Written by a later release.
+    /// A later release wrote the store.
     #[error("the store has schema {found} and this release knows {known}; start the release that wrote it")]
     Schema {
-        /// In the file.
+        /// Schema version of the store.
         found: i64,
-        /// Ours.
+        /// Schema version of this release.
         known: i64,
     },
-    /// Of this program, when it had another name.
+    /// The database has tables of this program's former name.
     #[error(
         "the database has tables of Mayfly, as Dayfly was called before; to go on with them, run \
          `ALTER SCHEMA mayfly RENAME TO dayfly` in it"
     )]
     Former,
-    /// Anything else that the disk or the database says.
+    /// Any other error of the disk or the database.
     #[error("the store failed: {0}; check its disk, or restore it from a backup")]
     Broken(String),
-    /// It lacks what it had when it was used last.
+    /// The store lacks data that it had when it was last used.
     #[error("{0}; restore the newest backup, or start once with `--accept-loss` to go on with what is there")]
     Lost(String),
-    /// It does not answer.
+    /// The store does not respond in time.
     #[error("the store did not answer within {} s; check its disk, and the database if it is one", WRITE_DEADLINE.as_secs())]
     Slow,
-    /// No connection to the database.
+    /// The database cannot be reached.
     #[error("the database cannot be reached: {0}; check that it runs, and the address given with `--store`")]
     Unreachable(String),
-    /// The address of a database that cannot be used.
+    /// The database's address cannot be used.
     #[error("the store `{address}` cannot be used: {why}")]
     Address {
-        /// As given, without its password.
+        /// The address without its password.
         address: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// Another manager owns the node now.
+    /// Another manager now owns the node.
     #[error("the node belongs to another manager by now; ask again")]
     Stale,
-    /// Another manager has the tasks now.
+    /// Another manager now has the tasks.
     #[error("another manager has the tasks by now; ask again")]
     Moved,
-    /// Leases of all managers together would hold too much.
+    /// The leases of all managers together would exceed a quota.
     #[error(transparent)]
     Quota(#[from] QuotaError),
 }
@@ -112,48 +112,48 @@ impl From<StoreError> for Failure {
     }
 }
 
-/// A lease in the books.
+/// A stored lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// Which.
+    /// Id of the lease.
     pub lease: LeaseId,
-    /// Who pays.
+    /// Tenant that pays.
     pub tenant: TenantId,
-    /// Where.
+    /// Node of the lease.
     pub node: NodeId,
-    /// The key that uses it.
+    /// The key that may use it.
     pub holder: PublicKey,
-    /// Where it is in its life.
+    /// State of the lease.
     pub state: State,
-    /// Workers.
+    /// Number of workers.
     pub workers: u16,
-    /// Cores of each.
+    /// Cores of each worker.
     pub cores_per_worker: u16,
-    /// GPUs of each.
+    /// GPUs of each worker.
     pub gpus_per_worker: u16,
-    /// Hot or warm.
     pub mode: Mode,
-    /// How isolated its workers are.
+    /// Isolation of its workers.
     pub sandbox: Sandbox,
-    /// What containers run in, as their node says.
+    /// Exact image of a container, as reported by its node.
     pub image: Option<String>,
-    /// Memory of all of it.
+    /// Memory of the whole lease in bytes.
     pub memory_bytes: u64,
-    /// Length from first use or last renewal.
+    /// Length from first use or last renewal, in milliseconds.
     pub duration_ms: u64,
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Time of the grant, in milliseconds since the Unix epoch.
     pub granted_at_ms: u64,
-    /// Wall clock; later by the start-by time while it is only granted.
+    /// Expiry, in milliseconds since the Unix epoch; later by the start-by time while the lease is only granted.
     pub expires_at_ms: u64,
-    /// Wall clock; 0 while it lives.
+    /// End, in milliseconds since the Unix epoch; 0 while the lease is alive.
     pub ended_at_ms: u64,
-    /// What was booked.
+    /// Booked usage.
     pub usage: Usage,
-    /// Which functions used it, as the node said last.
+    /// Usage by function, as last reported by its node.
     pub functions: Vec<FunctionUsage>,
-    /// What was agreed when it was granted.
+    /// Prices agreed at the time of the grant.
     pub prices: Prices,
-    /// SHA-256 of the token that it was granted or last renewed with, and ends with; none where it ends with no token.
+    /// SHA-256 of the token that it was granted or last renewed with, and with which it ends; `None` if it does not end
+    /// with a token.
     pub bearer: Option<[u8; 32]>,
 }
 
@@ -163,239 +163,238 @@ impl LeaseRecord {
         self.workers.saturating_mul(self.gpus_per_worker)
     }
 
-    /// What it holds while it lives.
+    /// Resources that the lease holds while it is alive.
     pub fn held(&self) -> Held {
         Held::by_one(self.workers, self.cores_per_worker, self.memory_bytes)
     }
 
-    /// More is booked: totals, of which the latest say how they are made up.
+    /// Books totals of usage. The latest totals determine the division among functions.
     pub fn book(&mut self, used: Metered) {
         self.usage = merge(self.usage, used.usage);
-        // A node that was started anew knows nothing of the lease's functions.
+        // A restarted node does not know the lease's functions.
         if !used.functions.is_empty() {
             self.functions = used.functions;
             self.functions.truncate(MOST_FUNCTIONS);
         }
     }
 
-    /// What it cost so far.
+    /// Returns the cost so far.
     pub fn cost(&self) -> Cost {
         Cost::of(&self.prices, &self.usage, self.memory_bytes, self.workers)
     }
 }
 
-/// What happens to leases. Each may be repeated without harm; what is said of an ended lease changes nothing.
+/// A change of a lease. Changes are idempotent, and a change of an ended lease has no effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Offered to its node, which may refuse it yet.
+    /// Offered to its node, which may still refuse it.
     Offered(Box<LeaseRecord>),
-    /// Its node took it, and says whether its workers poll.
+    /// Accepted by its node.
     Taken {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
-        /// Hot or warm.
+        /// Mode that the node chose.
         mode: Mode,
-        /// What containers run in.
+        /// Exact image of a container.
         image: Option<String>,
-        /// How isolated its workers are.
+        /// Isolation of its workers.
         sandbox: Sandbox,
     },
-    /// Its node refused it: there never was such a lease.
+    /// Refused by its node. The lease is deleted.
     Refused {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
     },
     /// Used for the first time.
     Active {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
-        /// The expiry from now on.
+        /// New expiry, in milliseconds since the Unix epoch.
         expires_at_ms: u64,
     },
     /// Renewed.
     Renewed {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
-        /// New length.
+        /// New length in milliseconds.
         duration_ms: u64,
-        /// The expiry from now on.
+        /// New expiry, in milliseconds since the Unix epoch.
         expires_at_ms: u64,
-        /// The token that it ends with from now on.
+        /// SHA-256 of the token with which it ends from now on.
         bearer: Option<[u8; 32]>,
     },
     /// Ended.
     Ended {
-        /// Which.
+        /// Id of the lease.
         lease: LeaseId,
-        /// How.
+        /// Final state.
         state: State,
-        /// When.
+        /// Time of the end, in milliseconds since the Unix epoch.
         at_ms: u64,
     },
 }
 
-/// A change, by whoever owned the lease's node under this epoch.
+/// A change, made by the manager that owned the lease's node in this epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
     /// The lease's node.
     pub node: NodeId,
-    /// Under which it was owned then. One that is over changes nothing any more.
+    /// Epoch of the ownership. A note of an earlier epoch has no effect.
     pub epoch: u64,
-    /// What happened.
     pub change: Change,
 }
 
-/// What became of a [`Note`].
+/// Result of a [`Note`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Noted {
-    /// It is in the store, or says nothing new.
+    /// The change is stored, or was stored before.
     Kept,
-    /// The node has another owner: nothing was changed.
+    /// Another manager owns the node. Nothing was changed.
     Stale,
-    /// A lease that was not kept, as its tenant holds too much of other managers' already.
+    /// The lease was not stored, because its tenant already holds too much at other managers.
     Over(QuotaError),
 }
 
-/// A node in the books.
+/// A stored node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
-    /// Where it was last.
+    /// Last known address.
     pub address: NodeAddress,
-    /// What it had.
+    /// Last known capacity.
     pub capacity: Capacity,
-    /// Last epoch of a manager over it.
+    /// Last epoch of ownership by a manager.
     pub epoch: u64,
-    /// Last number of its journal that was booked.
+    /// Last booked number of its journal.
     pub booked: u64,
-    /// Whether its owner took it back.
+    /// Whether its owner has reclaimed it.
     pub reclaimed: bool,
-    /// The manager that it connected to last, where the store knows several.
+    /// The manager that it last connected to, if the store serves several.
     pub manager: Option<PublicKey>,
 }
 
-/// What a node that connects is told of.
+/// State of a node that registers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Registered {
-    /// From now on; one more than the last.
+    /// New epoch, one more than the last.
     pub epoch: u64,
-    /// Last number of its journal that was booked.
+    /// Last booked number of its journal.
     pub booked: u64,
-    /// Whether its owner took it back.
+    /// Whether its owner has reclaimed it.
     pub reclaimed: bool,
-    /// When another manager had it before: its leases that live, or ended lately.
+    /// If another manager had the node before: its live and recently ended leases.
     pub leases: Option<Vec<LeaseRecord>>,
 }
 
-/// A tenant in the books.
+/// A stored tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantRecord {
-    /// Which.
+    /// Id of the tenant.
     pub id: TenantId,
-    /// Its name, which no other has.
+    /// Unique name.
     pub name: String,
-    /// Its limits and prices.
+    /// Limits and prices.
     pub spec: TenantSpec,
-    /// What it was charged so far, in billionths; only bookings and charges change it.
+    /// Total spending in billionths. Only bookings and charges change it.
     pub spent: u64,
-    /// What of that its tasks cost: the last total that was [charged](Store::charge).
+    /// The part of `spent` for tasks: the last total that was [charged](Store::charge).
     pub spent_on_tasks: u64,
 }
 
-/// What was booked.
+/// Result of a booking.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Booked {
-    /// Last number of the node's journal that is in the books.
+    /// Last booked number of the node's journal.
     pub sequence: u64,
-    /// Tenants that this booking charged, and what each has spent now.
+    /// Tenants that this booking charged, with their total spending in billionths.
     pub spent: Vec<(TenantId, u64)>,
 }
 
-/// Which lines of the bill are wanted: of leases that lived within a time.
+/// Selects lines of the bill: leases that were alive within a period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BillQuery {
-    /// One tenant's; none for everybody's.
+    /// Only this tenant's leases; `None` for all tenants'.
     pub tenant: Option<TenantId>,
-    /// Wall clock; leases that ended before are left out.
+    /// Omits leases that ended before, in milliseconds since the Unix epoch.
     pub from_ms: u64,
-    /// Wall clock; leases granted then or later are left out.
+    /// Omits leases granted at or after this time, in milliseconds since the Unix epoch.
     pub until_ms: u64,
-    /// When it was granted, and its id: the last lease of the page before.
+    /// Last lease of the previous page: time of its grant, and id.
     pub after: Option<(u64, LeaseId)>,
-    /// Lines at most.
+    /// Most lines.
     pub limit: u32,
 }
 
-/// Entries of the audit log that are looked at in one step of trimming it.
+/// Entries of the audit log that one step of trimming examines.
 pub const AUDIT_STEP: u32 = 10_000;
-/// Bytes of an entry beside its subject and details, roughly.
+/// Approximate bytes of an entry besides its subject and details.
 pub const AUDIT_ENTRY_BYTES: u64 = 100;
 
 /// One step of trimming the audit log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuditTrim {
-    /// Looks at entries with greater numbers.
+    /// Examines entries with greater numbers.
     pub above: u64,
-    /// At so many at most.
+    /// Most entries to examine.
     pub step: u32,
-    /// Forgets those with this number and smaller ones.
+    /// Deletes entries up to this number.
     pub up_to: u64,
-    /// Forgets those from before this time.
+    /// Deletes entries from before this time, in milliseconds since the Unix epoch.
     pub before_ms: u64,
 }
 
-/// What one step of trimming the audit log came by.
+/// Result of one step of trimming the audit log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Trimmed {
-    /// Entries that went.
+    /// Number of deleted entries.
     pub entries: u64,
-    /// Above which number to go on, if there may be more.
+    /// Where the next step begins, if there may be more entries.
     pub next: Option<u64>,
 }
 
-/// Which entries of the audit log are wanted.
+/// Selects entries of the audit log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuditPage {
-    /// With greater numbers than this.
+    /// Entries with greater numbers than this.
     pub above: u64,
-    /// With smaller numbers than this: the last of them. None for the first above the other.
+    /// Entries with smaller numbers than this: the last of them. `None` for the first entries after `above`.
     pub before: Option<u64>,
-    /// So many at most.
+    /// Most entries.
     pub limit: u32,
 }
 
 impl AuditPage {
-    /// The bound above, as a number that databases have.
+    /// Returns the upper bound within the range of a database's integers.
     fn below(&self) -> i64 {
         let most = i64::MAX as u64;
         self.before.unwrap_or(most).min(most) as i64
     }
 }
 
-/// For whom a bearer speaks.
+/// The kind of a bearer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum As {
     /// A person or a program that uses the HTTP API.
     Client(Role),
-    /// Whoever may become a node, once.
+    /// A future node, once.
     Join,
-    /// The node that it is bound to.
+    /// The node that the bearer is bound to.
     Node,
-    /// The dispatcher of the endpoint that its name is the id of.
+    /// The dispatcher of the endpoint whose id is the bearer's name.
     Endpoint,
 }
 
 impl As {
-    /// Whether a new bearer of this kind replaces the earlier one of the same kind, tenant and name.
+    /// Whether a new bearer of this kind replaces the earlier one with the same kind, tenant and name.
     pub fn is_named(self) -> bool {
         matches!(self, Self::Client(_) | Self::Endpoint)
     }
 
-    /// Whether both are of one kind, whatever their roles.
+    /// Whether both are of the same kind, regardless of their roles.
     pub fn is_like(self, other: Self) -> bool {
         std::mem::discriminant(&self) == std::mem::discriminant(&other)
     }
 
-    /// As it is kept.
+    /// The kind's name in the store.
     fn name(self) -> &'static str {
         match self {
             Self::Client(role) => role.name(),
@@ -405,7 +404,7 @@ impl As {
         }
     }
 
-    /// Reads [`As::name`].
+    /// Parses [`As::name`].
     fn from_name(name: &str) -> Self {
         match name {
             "join" => Self::Join,
@@ -415,69 +414,70 @@ impl As {
     }
 }
 
-/// A bearer token, of which only the SHA-256 is kept.
+/// A bearer token. The store contains only its SHA-256.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bearer {
     /// SHA-256 of the token.
     pub hash: [u8; 32],
-    /// For whom it speaks.
+    /// Kind of the bearer.
     pub speaks: As,
-    /// On whose behalf.
+    /// Tenant of the bearer.
     pub tenant: TenantId,
-    /// What it is for, for people; a client's token replaces that tenant's earlier one of the same name, and an endpoint's that
-    /// endpoint's earlier one.
+    /// Purpose, for display. A client's token replaces the tenant's earlier one with the same name, and an endpoint's
+    /// token replaces that endpoint's earlier one.
     pub name: String,
-    /// Whether its bearer may look and not touch.
+    /// Whether the bearer may only read.
     pub read_only: bool,
-    /// The node that it is bound to, or that used it up.
+    /// The node that it is bound to, or that used it.
     pub node: Option<NodeId>,
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Expiry, in milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
 }
 
-/// What becomes of the leases of a token that is revoked.
+/// What happens to the leases of a revoked token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leases {
     /// They end.
     End,
-    /// They go on to their own end.
+    /// They continue to their own expiry.
     Keep,
 }
 
-/// All that a starting manager needs to know.
+/// State that a manager loads when it starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Every node that ever registered.
+    /// All nodes that ever registered.
     pub nodes: Vec<NodeRecord>,
-    /// Leases on this manager's nodes that live, or ended lately.
+    /// Live and recently ended leases on this manager's nodes.
     pub leases: Vec<LeaseRecord>,
-    /// Every bearer.
+    /// All bearers.
     pub bearers: Vec<Bearer>,
-    /// Every tenant.
+    /// All tenants.
     pub tenants: Vec<TenantRecord>,
-    /// What those pay that have no prices of their own.
+    /// Prices of tenants that have none of their own.
     pub prices: Prices,
 }
 
-/// A write on its way.
+/// A write in progress.
 #[derive(Debug)]
 pub struct Pending<T>(oneshot::Receiver<Result<T, StoreError>>);
 
 impl<T> Pending<T> {
-    /// A write that is done, or failed.
+    /// Returns a write that has completed or failed.
     pub fn ready(result: Result<T, StoreError>) -> Self {
         let (sender, receiver) = oneshot::channel();
-        // The receiver is in hand, so that sending cannot fail.
+        // The receiver exists, so sending cannot fail.
         let _ = sender.send(result);
         Self(receiver)
     }
 
-    /// Waits until it is kept, or is certain not to be (or the deadline passed, when it may yet be kept).
+    /// Waits until the write is durable or has failed. After the time limit, with [`StoreError::Slow`], it may still
+    /// become durable.
     pub async fn wait(self) -> Result<T, StoreError> {
         self.within(WRITE_DEADLINE).await
     }
 
-    /// The same, of something that may take longer.
+    /// Like [`Pending::wait`], with another time limit.
     pub async fn within(self, deadline: Duration) -> Result<T, StoreError> {
         match tokio::time::timeout(deadline, self.0).await {
             Ok(Ok(result)) => result,
@@ -488,99 +488,104 @@ impl<T> Pending<T> {
 }
 
 impl<T> From<oneshot::Receiver<Result<T, StoreError>>> for Pending<T> {
-    /// A write whose result the store sends. It has failed if the sender is dropped.
+    /// Returns a write whose result the store sends. It fails if the sender is dropped.
     fn from(result: oneshot::Receiver<Result<T, StoreError>>) -> Self {
         Self(result)
     }
 }
 
-/// Where changes of leases are noted.
+/// A store of lease changes.
 pub trait Notes: Send + Sync + 'static {
-    /// Leases changed, in this order, all or none but for those that are [`Noted::Stale`] or [`Noted::Over`].
+    /// Stores changes of leases in this order, all or none, except those that are [`Noted::Stale`] or [`Noted::Over`].
     fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>>;
 }
 
-/// The manager's memory. Writes take effect in the order of the calls; each is kept entirely or not at all.
+/// Durable state of a manager. Writes take effect in the order of the calls. Each is kept completely or not at all.
 ///
-/// Some stores serve several managers at once. What one of them changes of tenants, bearers, prices and nodes, the others hear
-/// as [`News`]; a node's leases are its owner's alone, and are loaded by the next owner. The methods that only these need do
-/// nothing for a single manager.
+/// Some stores serve several managers at once. The other managers receive one manager's changes of tenants, bearers,
+/// prices and nodes as [`News`]. Only the owner of a node keeps its leases in memory, and the next owner loads them.
+/// The methods for several managers do nothing for a single one.
 pub trait Store: Notes {
-    /// Everything but leases that ended before this time.
+    /// Loads everything except leases that ended before this time.
     fn load(&self, ended_after_ms: u64) -> Pending<Snapshot>;
 
-    /// A node connected: keeps its address and owner, and answers its new epoch. None when it is known with another key.
-    /// With its leases that ended after this time, if they come from another manager.
+    /// Registers a node: stores its address and owner, and returns its new epoch. Returns `None` if it is known with
+    /// another key. Includes its leases that ended after this time, if it comes from another manager.
     fn register(&self, address: NodeAddress, capacity: Capacity, ended_after_ms: u64) -> Pending<Option<Registered>>;
 
-    /// Books totals of this node's leases under its journal's number, durably. Answers the last number booked: a number
-    /// that is not above it was booked before, and changes nothing, whichever manager brings it. What the leases cost is
-    /// added, in the same step, to what their tenants have spent: neither is ever without the other.
+    /// Books totals of this node's leases under a number of its journal, durably. Returns the last booked number. A
+    /// number that is not greater was booked before and changes nothing, whichever manager sends it. The cost of the
+    /// leases is added to their tenants' spending in the same transaction.
     fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked>;
 
-    /// Charges tenants with what their tasks cost: totals, which grow. What was charged already changes nothing, so that a total may be
-    /// said any number of times. Durable. Answers the tenants that were charged.
+    /// Charges tenants for their tasks, durably. Idempotent: amounts are growing totals, and a total that was already
+    /// charged changes nothing. Returns the tenants that were charged.
     fn charge(&self, totals: Vec<(TenantId, u64)>) -> Pending<Vec<TenantRecord>>;
 
-    /// A node was taken back by its owner, or given again. Durable.
+    /// Records that a node's owner reclaimed it or returned it. Durable.
     fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()>;
 
-    /// Keeps a bearer, durably. A client's replaces that tenant's earlier one of the same name, whose leases become its own.
+    /// Stores a bearer, durably. A client's bearer replaces that tenant's earlier one with the same name and takes over
+    /// its leases.
     fn keep(&self, bearer: Bearer) -> Pending<()>;
 
-    /// Forgets a bearer, durably. Its leases end with no token any more if they are `kept`; otherwise whoever owns their nodes ends
-    /// them.
+    /// Deletes a bearer, durably. With [`Leases::Keep`], its leases no longer end with a token; otherwise the owners of
+    /// their nodes end them.
     fn revoke(&self, hash: [u8; 32], leases: Leases) -> Pending<()>;
 
-    /// Keeps a tenant's limits under its name, durably, with this id if the name is new. What it has spent is as it was.
+    /// Stores a tenant's limits under its name, durably, with the id `new` if the name is new. Does not change its
+    /// spending.
     fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord>;
 
-    /// Keeps the site's prices, durably.
+    /// Stores the site's prices, durably.
     fn prices(&self, prices: Prices) -> Pending<()>;
 
-    /// Lines of the bill, in the order of their grants and, among equals, of their ids.
+    /// Returns lines of the bill, ordered by time of grant and id.
     fn bill(&self, query: BillQuery) -> Pending<Vec<LeaseRecord>>;
 
-    /// Writes an entry into the audit log, durably, under the next number; that of the entry given does not count.
+    /// Appends an entry to the audit log, durably, under the next number. Ignores the number in `entry`.
     fn audit(&self, entry: AuditEntry) -> Pending<()>;
 
-    /// A page of the audit log, the oldest entry first.
+    /// Returns a page of the audit log, oldest entry first.
     fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>>;
 
-    /// The number of the last entry of the audit log that is too much where so many bytes are kept; 0 where none is.
+    /// Returns the number of the last entry to delete if the audit log may have `most_bytes`; 0 if none must be
+    /// deleted.
     fn audit_surplus(&self, most_bytes: u64) -> Pending<u64>;
 
-    /// Looks at so many entries of the audit log behind a number, and forgets those up to `up_to` and those from before a time.
+    /// Performs one step of trimming the audit log.
     fn trim_audit(&self, trim: AuditTrim) -> Pending<Trimmed>;
 
-    /// Uses up a join token for a node and keeps that node's only credential, durably. False when the token does not
-    /// exist, has expired, or was used by another node; the same node may repeat it, for its answer may have been lost.
+    /// Uses up a join token for a node and stores that node's only credential, durably. Returns false if the token does
+    /// not exist, has expired, or was used by another node. The same node may repeat the call, because its response may
+    /// have been lost.
     fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool>;
 
-    /// Says that this manager lives, and answers which others do or did. None where there can be no others.
+    /// Records that this manager is alive, and returns the other managers. Returns `None` for a store of a single
+    /// manager.
     fn present(&self, _me: Presence) -> Option<Pending<Vec<Peer>>> {
         None
     }
 
-    /// Makes the nodes of a manager that has been silent for so long this one's own, and answers them.
+    /// Takes over the nodes of a manager that has been silent for `_silent`, and returns them.
     fn adopt(&self, _from: PublicKey, _silent: Duration, _ended_after_ms: u64) -> Pending<Adopted> {
         Pending::ready(Ok(Adopted::default()))
     }
 
-    /// Tells the other managers.
+    /// Sends news to the other managers.
     fn tell(&self, _news: Vec<News>) {}
 
-    /// What the other managers changed, from now on. Can be taken once.
+    /// Returns a receiver of the other managers' changes from now on. It can be taken once.
     fn news(&self) -> Option<mpsc::Receiver<News>> {
         None
     }
 
-    /// Leases on other managers' nodes that live, or ended after this time: one, or all.
+    /// Returns leases on other managers' nodes that are alive or ended after this time: one lease, or all.
     fn others(&self, _lease: Option<LeaseId>, _ended_after_ms: u64) -> Pending<Vec<LeaseRecord>> {
         Pending::ready(Ok(Vec::new()))
     }
 
-    /// What tenants hold on all managers' nodes together; none where this manager's own memory knows.
+    /// Returns what tenants hold on all managers' nodes, or `None` where this manager's memory contains that.
     fn held(&self) -> Option<Pending<Vec<(TenantId, Held)>>> {
         None
     }

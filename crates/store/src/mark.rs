@@ -1,7 +1,8 @@
-//! What a database held last, in a small file of the manager's: a database that was emptied, cut, exchanged or put back is noticed.
+//! Detects a database that was emptied, truncated, exchanged or restored, by a small file of the manager.
 //!
-//! The database counts, and the file has the last count. It is written once that count is on the database's disk, so that the file is
-//! never ahead of an honest database, also after a power cut. It is not synced each time: after a power cut it may be a minute behind.
+//! The database counts its commits, and the file contains the last count. The file is written after that count is on
+//! the database's disk, so it is never ahead of an intact database, even after a power cut. The file is not synced each
+//! time, so after a power cut it may be a minute behind.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -14,44 +15,45 @@ use time::OffsetDateTime;
 
 use super::StoreError;
 
-/// The file is written in place; its length never changes, so that a full disk has room for it.
+/// Bytes of the file. It is overwritten in place and its length never changes, so that it can be written on a full
+/// disk.
 const LENGTH: usize = 256;
-/// How far the file on the disk may be behind, where the database goes on.
+/// Longest time between two syncs of the file while the database is written.
 pub const SYNC_PERIOD: Duration = Duration::from_secs(60);
 
-/// How far a database is.
+/// The commit count of a database.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// Which database, in hexadecimal.
+    /// Id of the database, in hexadecimal.
     pub store: String,
-    /// Grows with what is written.
+    /// Number of commits.
     pub commits: u64,
-    /// When it grew last.
+    /// Time of the last commit, in milliseconds since the Unix epoch.
     pub at_ms: u64,
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
     #[serde(flatten)]
     pub count: Count,
-    /// Whether the database was closed after that.
+    /// Whether the database was closed afterwards.
     pub is_closed: bool,
 }
 
 /// What is known of a database before it is opened.
 #[derive(Debug)]
 pub struct Known {
-    /// For people.
+    /// Display name.
     name: String,
     path: PathBuf,
     pub kept: Option<Kept>,
-    /// Whether an administrator said that what is missing may be lost.
+    /// Whether an administrator accepted the loss of missing data.
     accept_loss: bool,
 }
 
 impl Known {
-    /// Reads the file of the database that is called so.
+    /// Reads the file of the database with this name.
     pub fn read(name: String, path: PathBuf, accept_loss: bool) -> Result<Self, StoreError> {
         let kept = match std::fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
@@ -72,19 +74,19 @@ impl Known {
         })
     }
 
-    /// For people.
+    /// Display name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Refuses a database with nothing in it where there was one.
+    /// Refuses an empty database if the file shows that it had data.
     pub fn refuse_empty(&self) -> Result<(), StoreError> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let (name, until) = (&self.name, moment(kept.count.at_ms));
         self.lost(format!("the store {name} is empty, and was not until {until}"))
     }
 
-    /// Compares with what the database says; none where it never said anything.
+    /// Compares the file with the count in the database, which is `None` if it never had one.
     pub fn compare(&self, found: Option<&Count>) -> Result<(), StoreError> {
         let Some(Kept { count: kept, .. }) = &self.kept else {
             return Ok(());
@@ -106,7 +108,7 @@ impl Known {
         }
     }
 
-    /// Something is missing: refuses to go on, unless that was accepted.
+    /// Reports missing data: returns an error, unless the loss was accepted.
     pub fn lost(&self, what: String) -> Result<(), StoreError> {
         if self.accept_loss {
             tracing::warn!("{what}; going on, as --accept-loss says");
@@ -115,7 +117,7 @@ impl Known {
         Err(StoreError::Lost(what))
     }
 
-    /// Keeps what the database says from now on.
+    /// Starts a mark with the database's current count.
     pub fn open(self, count: Count) -> Mark {
         let mut mark = Mark {
             file: None,
@@ -132,24 +134,24 @@ impl Known {
     }
 }
 
-/// The file of a database that is open.
+/// The file of an open database.
 #[derive(Debug)]
 pub struct Mark {
     path: PathBuf,
     file: Option<File>,
     kept: Kept,
     synced_at: Instant,
-    /// Whether it could not be written the last time.
+    /// Whether the last write failed.
     is_failing: bool,
 }
 
 impl Mark {
-    /// The last count that the database has on its disk.
+    /// Last count that is on the database's disk.
     pub fn commits(&self) -> u64 {
         self.kept.count.commits
     }
 
-    /// The database has so much on its disk.
+    /// Records that the database has this count on its disk.
     pub fn reached(&mut self, commits: u64, at_ms: u64) {
         self.kept.count.commits = commits;
         self.kept.count.at_ms = at_ms;
@@ -157,13 +159,13 @@ impl Mark {
         self.write(is_due);
     }
 
-    /// The database is closed.
+    /// Records that the database is closed.
     pub fn close(mut self) {
         self.kept.is_closed = true;
         self.write(true);
     }
 
-    /// A mark that cannot be written stops nobody: a later loss may go unnoticed then, and that is said once.
+    /// Writes the file. A failure stops nothing but is logged once, because a later loss may go unnoticed.
     fn write(&mut self, sync: bool) {
         let written = self.try_write(sync);
         let was_failing = std::mem::replace(&mut self.is_failing, written.is_err());
@@ -199,7 +201,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     options.write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-/// For people.
+/// Formats a time for display.
 fn moment(at_ms: u64) -> String {
     let Ok(at) = OffsetDateTime::from_unix_timestamp((at_ms / 1000) as i64) else {
         return "an unknown time".into();
@@ -266,7 +268,7 @@ mod tests {
         mark.reached(3, 3);
         let kept = Known::read("things".into(), path, false).unwrap().kept.unwrap();
         assert_eq!(kept.count.commits, 3);
-        // The next time it is news.
+        // The next failure is reported again.
         std::fs::remove_dir_all(&away).unwrap();
         mark.file = None;
         mark.reached(4, 4);

@@ -1,4 +1,4 @@
-//! A store that forgets when its process ends: for tests, and for managers that own nothing worth keeping.
+//! A store in memory only, for tests and for managers without state worth keeping.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use super::{
     Noted, Notes, Pending, Registered, Snapshot, Store, TenantRecord, Trimmed,
 };
 
-/// Everything in maps behind one lock.
+/// Maps behind one lock.
 #[derive(Debug, Default)]
 pub struct MemoryStore(Mutex<Kept>);
 
@@ -28,7 +28,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Leases that live and end with one bearer end with another one, or with none.
+    /// Moves the live leases of one bearer to another one, or to none.
     fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) {
         let its = |record: &&mut LeaseRecord| record.state.is_live() && record.bearer == Some(from);
         self.leases
@@ -40,7 +40,7 @@ impl Kept {
 
 impl MemoryStore {
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        // No method panics between two writes, so a poisoned lock still guards consistent maps.
+        // Ignore poisoning: no method panics between two writes, so the maps are consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

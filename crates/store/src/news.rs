@@ -1,4 +1,4 @@
-//! What managers over one store tell each other.
+//! Messages between managers that share a store.
 
 use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::api::{Capacity, Event};
@@ -7,59 +7,59 @@ use serde::{Deserialize, Serialize};
 
 use super::{Bearer, LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 
-/// Something that another manager changed or saw.
+/// A change or an event of another manager.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum News {
-    /// A manager has started: nodes and clients shall know of it before another one dies.
+    /// A manager has started. Nodes and clients must learn its address before another manager dies.
     Manager,
-    /// A tenant is new, or has other limits.
+    /// A tenant was created, or its limits changed.
     Tenant(TenantRecord),
-    /// A tenant has spent so much.
+    /// A tenant's total spending, in billionths.
     Spent(TenantId, u64),
     /// The site's prices.
     Prices(Prices),
-    /// A bearer is new, and replaces whatever it replaces in the store.
+    /// A bearer was created. It replaces the same bearers as in the store.
     Bearer(Bearer),
-    /// This bearer is worth nothing any more, and its leases are to end.
+    /// A bearer was revoked, and its leases must end.
     Revoked([u8; 32]),
-    /// The leases of this bearer, which is about to be revoked, go on without it.
+    /// The leases of this bearer, which is about to be revoked, continue without it.
     LeasesKept([u8; 32]),
-    /// A node has a new owner or address, or was taken back or given again.
+    /// A node has a new owner or address, or was reclaimed or returned.
     Node(NodeRecord),
-    /// Something happened, to a lease of this tenant if it is about one.
+    /// An event, with the tenant of the lease that it concerns.
     Event(Event, Option<TenantId>),
-    /// Some of it may have been missed: this is how everything is.
+    /// The complete state, because messages may have been missed.
     #[serde(skip)]
     Everything(Box<Snapshot>),
 }
 
-/// A manager as it tells the others of itself.
+/// A manager's description of itself for the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Presence {
-    /// `https://...`, where nodes, clients and other managers reach it.
+    /// URL for nodes, clients and other managers.
     pub url: String,
-    /// Its certificate authority, PEM.
+    /// Its certificate authority, as PEM.
     pub ca_pem: String,
-    /// What its nodes have free, all together.
+    /// Free resources of its nodes together.
     pub free: Capacity,
 }
 
 /// Another manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Signs its tokens, and is its name.
+    /// Key that signs its tokens. Identifies the manager.
     pub key: PublicKey,
-    /// As it said last.
+    /// Last received description.
     pub presence: Presence,
-    /// For how long it has said nothing, in milliseconds of the store's clock.
+    /// Milliseconds since its last message, by the store's clock.
     pub silent_ms: u64,
 }
 
-/// What a manager that died leaves to the one that goes on.
+/// State of a dead manager that another one takes over.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Adopted {
-    /// Its nodes, under their new epochs.
+    /// Its nodes, with their new epochs.
     pub nodes: Vec<NodeRecord>,
-    /// Their leases that live, or ended lately.
+    /// Their live and recently ended leases.
     pub leases: Vec<LeaseRecord>,
 }

@@ -1,7 +1,7 @@
-//! The store in PostgreSQL, which several managers share.
+//! A store in PostgreSQL that several managers share.
 //!
-//! Three connections each: one that writes, one that reads, one that listens. [`books`] has what grants and bookings do; the rest is
-//! seldom and simple.
+//! Each manager has three connections: one that writes, one that reads, and one that receives notifications. [`books`]
+//! implements grants and bookings; the other operations are rare and simple.
 
 mod backlog;
 mod books;
@@ -49,15 +49,15 @@ use crate::system::random;
 
 pub use self::tasks::{PostgresTasks, SharedTasks, TasksOwner};
 
-/// Waits between attempts to reach the database double from the first to the last.
+/// First wait between two attempts to reach the database. Waits double up to [`LAST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LAST_WAIT: Duration = Duration::from_secs(1);
-/// One transaction. The server's own limit on a statement is a little less.
+/// Time limit of a transaction. The server's own limit for a statement is slightly shorter.
 const STATEMENT_DEADLINE: Duration = Duration::from_secs(9);
-/// News that may wait for the manager.
+/// Most news that wait for the manager.
 const MOST_NEWS: usize = 4_096;
 
-/// A store in a database. Dropping it ends its connections.
+/// A store in a database. Dropping it closes its connections.
 pub struct PostgresStore {
     me: PublicKey,
     writes: mpsc::UnboundedSender<Write>,
@@ -69,14 +69,14 @@ pub struct PostgresStore {
 }
 
 impl PostgresStore {
-    /// Connects as the manager with this key, and makes the tables where there are none.
+    /// Connects as the manager with this key, and creates missing tables.
     pub async fn open(url: &str, me: PublicKey) -> Result<Self, StoreError> {
         let address = Address::parse(url)?;
         reader::check(&address).await?;
         tracing::info!(database = address.describe(), "connected");
         let (writes, queue) = mpsc::unbounded_channel();
         let (told, news) = mpsc::channel(MOST_NEWS);
-        // It ends when all is written that was asked for.
+        // The task ends when all requested writes are done.
         tokio::spawn(writer::write(address.clone(), me, queue));
         Ok(Self {
             me,
@@ -89,7 +89,8 @@ impl PostgresStore {
         })
     }
 
-    /// Refuses a database that is another one than this state directory knows, or older, unless `accept_loss` is set.
+    /// Refuses a database that is older than, or different from, the one that this state directory knows, unless
+    /// `accept_loss` is set.
     pub async fn compare(&mut self, state_dir: &Path, accept_loss: bool) -> Result<(), StoreError> {
         let mark = mark::compare(&self.reader, self.name.clone(), state_dir, accept_loss).await?;
         self.counting = Some(tokio::spawn(mark::keep(self.reader.clone(), mark)));
@@ -97,14 +98,14 @@ impl PostgresStore {
     }
 
     fn push(&self, what: What) {
-        // When the writer has ended the reply ends with the write, and the waiter hears that.
+        // If the writer has ended, the reply is dropped with the write, and the caller gets an error.
         let _ = self.writes.send(Write {
             since: Instant::now(),
             what,
         });
     }
 
-    /// Writes something that is decided on here, together with others.
+    /// Queues an entry that is decided here and written together with others.
     fn together<T: Send + 'static>(&self, entry: Entry, read: fn(Done) -> Option<T>) -> Pending<T> {
         let (reply, done) = oneshot::channel();
         self.push(What::Together(entry, reply));
@@ -144,7 +145,7 @@ impl Drop for PostgresStore {
     }
 }
 
-/// Tells the other managers, once this transaction is committed.
+/// Sends news to the other managers when this transaction commits.
 async fn tell(link: &Link, me: PublicKey, news: &[News]) -> Result<(), Fault> {
     for payload in listener::payloads(me, news) {
         link.execute(NOTIFY, &[&payload]).await?;
@@ -182,7 +183,7 @@ async fn register(
 ) -> Result<Option<Registered>, Fault> {
     let id = address.id.0.as_slice();
     let owner = me.0.as_slice();
-    // The row is there and ours until the transaction ends, whoever else wants it.
+    // The row exists and is locked until the transaction ends, even if other managers want it.
     let sql = "INSERT INTO nodes (id, key, address, capacity, epoch, manager) VALUES ($1, $2, $3, $4, 0, $5)
         ON CONFLICT (id) DO NOTHING";
     let (key, json_address) = (address.key.0.as_slice(), json(address));
@@ -433,7 +434,7 @@ impl Store for PostgresStore {
     }
 
     fn audit(&self, entry: AuditEntry) -> Pending<()> {
-        // Tells a repetition from another entry that says the same.
+        // Distinguishes a repetition from another entry with the same content.
         let written: [u8; 16] = random();
         self.alone(move |link| {
             let entry = entry.clone();
@@ -464,7 +465,7 @@ impl Store for PostgresStore {
     }
 
     fn audit_surplus(&self, most_bytes: u64) -> Pending<u64> {
-        // The sum grows along the index, and nothing behind the first row that is wanted is read.
+        // The sum follows the index, so rows behind the first wanted one are not read.
         const SURPLUS: &str = "SELECT number FROM (SELECT number, sum(octet_length(subject) + octet_length(details) + $2::BIGINT)
             OVER (ORDER BY number DESC) AS total FROM audit) AS sums WHERE total > $1::BIGINT ORDER BY number DESC LIMIT 1";
         self.reader.read(move |link| {

@@ -1,6 +1,6 @@
-//! The store in one SQLite file.
+//! A store in one SQLite file.
 //!
-//! Bookings and bearers are synced to the disk before their writers hear of it; changes of leases are not.
+//! Bookings and bearers are synced to the disk before they are confirmed; changes of leases are not.
 
 mod accounts;
 mod flows;
@@ -72,7 +72,7 @@ const SCHEMA: Schema = Schema {
 const UPGRADES: [&str; 7] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0",
-    // Whoever had the one token there was is now one tenant of several, and the administrator.
+    // The bearer of the former single token becomes one tenant of several, and the administrator.
     "ALTER TABLE leases ADD COLUMN allocation_price INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE leases ADD COLUMN computing_price INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE leases ADD COLUMN polling_price INTEGER NOT NULL DEFAULT 0;
@@ -97,12 +97,12 @@ const UPGRADES: [&str; 7] = [
     CREATE INDEX leases_by_bearer ON leases (bearer) WHERE ended_at_ms = 0",
 ];
 
-/// A store in a file. Dropping it commits what waits and closes the file.
+/// A store in a file. Dropping it commits waiting writes and closes the file.
 pub struct SqliteStore(Writer);
 
 impl SqliteStore {
-    /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that. One that lacks what it had before
-    /// is opened only with `accept_loss`.
+    /// Opens or creates the file. `most_pages` of 4 KiB limit its size, if given. A file that lacks data is opened only
+    /// with `accept_loss`.
     pub fn open(path: &Path, most_pages: Option<u32>, accept_loss: bool) -> Result<Self, StoreError> {
         Writer::open(path, &SCHEMA, most_pages, accept_loss).map(Self)
     }
@@ -318,7 +318,7 @@ impl Store for SqliteStore {
 
     fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>> {
         self.write(false, move |transaction| {
-            // An earlier release bounded no texts.
+            // Earlier releases had no length limits.
             let entries =
                 "SELECT number, at_ms, tenant, token, action, substr(subject, 1, 4096), substr(details, 1, 8192)
                 FROM audit WHERE number > ?1 AND number < ?2 ORDER BY number";
@@ -403,7 +403,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// Raises what a lease of this node's used, and answers who pays how much for the difference.
+/// Raises the usage of a lease of this node. Returns the tenant that pays, and the cost of the difference.
 fn charge(
     transaction: &Transaction<'_>,
     node: NodeId,
@@ -511,7 +511,7 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
     Ok(Noted::Kept)
 }
 
-/// Leases that live and end with one bearer end with another one, or with none.
+/// Moves the live leases of one bearer to another one, or to none.
 fn rebind(transaction: &Transaction<'_>, from: [u8; 32], to: Option<[u8; 32]>) -> rusqlite::Result<()> {
     transaction
         .prepare_cached("UPDATE leases SET bearer = ?2 WHERE bearer = ?1 AND ended_at_ms = 0")?
@@ -627,7 +627,7 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
             calls: unsigned(row, 16)?,
             failures: unsigned(row, 17)?,
         },
-        // A level that an earlier release does not know is taken for the strictest, which opens nothing.
+        // An unknown level of a later release counts as isolated, which permits nothing.
         sandbox: Sandbox::from_number(row.get(18)?).unwrap_or(Sandbox::Isolated),
         prices: Prices {
             allocation_per_gib_s: unsigned(row, 19)?,

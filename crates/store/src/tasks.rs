@@ -1,4 +1,4 @@
-//! What must survive of functions and tasks. All of it is on the disk before anybody hears that it is.
+//! Durable state of functions and tasks. It is on the disk before it is confirmed.
 
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, Payload};
@@ -14,80 +14,81 @@ use super::accounts::{SharingStore, Usage, UsageKey};
 use super::flows::FlowStore;
 use super::triggers::TriggerStore;
 
-/// Outcomes of one answer have so many bytes, roughly, unless a single one has more.
+/// Target size of one page of outcomes in bytes. A single larger outcome is still returned.
 pub const PAGE_BYTES: usize = 8 << 20;
 
-/// Tasks that are looked at in one step of a list.
+/// Tasks that one step of a list examines.
 pub const LOOK: u32 = 10_000;
-/// Tasks that are counted in one step: their times stand behind their answers, which may be long.
+/// Tasks that one step of counting examines. It is smaller because the store reads a task's times after its result,
+/// which may be long.
 pub const TALLIED: u32 = 1_000;
 
-/// What a function is, beside its code.
+/// Properties of a function, without its code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionSpec {
-    /// For people.
+    /// Description, for display.
     pub description: String,
-    /// For people.
+    /// Source, for display.
     pub source: String,
-    /// What the code is.
+    /// Form of the code.
     pub form: Form,
-    /// What runs it.
+    /// Runtime that it needs.
     pub runtime: dayfly_protocol::api::Runtime,
-    /// The container image that it runs in.
+    /// Container image to run in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// What one execution needs.
+    /// Resources of one execution.
     pub resources: Resources,
-    /// Whether it may be executed again.
+    /// Whether it may be executed again after a fault.
     pub repeatable: bool,
-    /// Names of tenants that may run it too; `*` for everyone.
+    /// Names of tenants other than the owner that may run it; `*` for everyone.
     pub shared_with: Vec<String>,
 }
 
-/// A function in the books.
+/// A stored function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionRecord {
-    /// Which.
+    /// Id of the function.
     pub id: FunctionId,
-    /// Whose.
+    /// Tenant that owns it.
     pub tenant: TenantId,
-    /// Its name, if it has one.
+    /// Name, if it has one.
     pub name: Option<String>,
-    /// Which of its name's versions; 0 without a name. The store counts them.
+    /// Version among the owner's functions of this name; 0 without a name. Assigned by the store.
     pub version: u32,
     /// SHA-256 of its code.
     pub hash: CodeHash,
-    /// What it is.
+    /// Properties of the function.
     pub spec: FunctionSpec,
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Time of registration, in milliseconds since the Unix epoch.
     pub registered_at_ms: u64,
 }
 
-/// An endpoint in the books.
+/// A stored endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointRecord {
-    /// Which.
+    /// Id of the endpoint.
     pub id: EndpointId,
-    /// Its name, which no other has.
+    /// Unique name.
     pub name: String,
-    /// Whose it is; nobody's where it is the manager's own.
+    /// Tenant that owns it; all zeros for the manager's own endpoint.
     pub tenant: TenantId,
-    /// What it is.
+    /// Settings of the endpoint.
     pub spec: EndpointSpec,
-    /// Whose account's it is, and where, if it is one.
+    /// The tenant's account that it runs as, if it is an endpoint for one account.
     pub of: Option<AccountOf>,
 }
 
-/// The account of a tenant at an endpoint.
+/// A tenant's account at an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountOf {
     /// The endpoint that starts this one.
     pub endpoint: EndpointId,
-    /// Whose tasks run here.
+    /// The tenant whose tasks run here.
     pub tenant: TenantId,
 }
 
-/// What is kept of an endpoint as JSON.
+/// The columns of an endpoint that are stored as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KeptEndpoint {
     #[serde(flatten)]
@@ -97,7 +98,7 @@ pub(crate) struct KeptEndpoint {
 }
 
 impl EndpointRecord {
-    /// What is kept of it as JSON.
+    /// Returns the part that is stored as JSON.
     pub(crate) fn kept(&self) -> KeptEndpoint {
         KeptEndpoint {
             spec: self.spec.clone(),
@@ -105,7 +106,7 @@ impl EndpointRecord {
         }
     }
 
-    /// The other way.
+    /// Assembles a record from its columns.
     pub(crate) fn of_kept(id: EndpointId, name: String, tenant: TenantId, kept: KeptEndpoint) -> Self {
         let KeptEndpoint { spec, of } = kept;
         Self {
@@ -118,91 +119,91 @@ impl EndpointRecord {
     }
 }
 
-/// What is known of a task from its acceptance on.
+/// The properties of a task that are known at its acceptance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskSpec {
-    /// Which.
+    /// Id of the task.
     pub id: TaskId,
-    /// Whose.
+    /// Tenant that owns it.
     pub tenant: TenantId,
-    /// What it runs.
+    /// The function that it runs.
     pub function: FunctionId,
-    /// Where.
+    /// The endpoint that runs it.
     pub endpoint: EndpointId,
-    /// As it was submitted.
+    /// Tag of the submission.
     pub tag: String,
-    /// Higher ones run first.
+    /// Tasks with a higher priority run first.
     pub priority: i8,
-    /// Milliseconds that one execution may take.
+    /// Time limit of one execution in milliseconds.
     pub walltime_ms: u32,
     /// Whether it may be executed again after a fault.
     pub repeatable: bool,
-    /// Milliseconds before the first execution after one in which its function failed.
+    /// Delay before a retry after its function failed, in milliseconds.
     pub retry_wait_ms: u32,
-    /// Wall clock; 0 for none.
+    /// Deadline, in milliseconds since the Unix epoch; 0 for none.
     pub deadline_at_ms: u64,
-    /// Wall clock.
+    /// Time of acceptance, in milliseconds since the Unix epoch.
     pub submitted_at_ms: u64,
-    /// Tasks that must have ended well before.
+    /// Tasks that must succeed first.
     pub after: Vec<TaskId>,
-    /// Whether their answers go along with the arguments.
+    /// Whether their results are passed with the arguments.
     pub with_answers: bool,
-    /// What it has in common with tasks whose answer it may have, if it may.
+    /// Hash shared by tasks whose result may replace this one's, if memoization is enabled.
     pub memo: Option<[u8; 32]>,
 }
 
-/// What an execution is given.
+/// Inputs of an execution.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Given {
-    /// What the function is called with.
+    /// Arguments of the function.
     pub arguments: Payload,
-    /// What those answered that come before, where that goes along; none for one that is forgotten.
+    /// Results of the dependencies, if they are passed; `None` for a task that was deleted.
     pub answers: Vec<Option<Payload>>,
-    /// What made each of these.
+    /// Origin of each of these results.
     pub ran: Vec<Option<Ran>>,
 }
 
 impl Given {
-    /// How many bytes are in it.
+    /// Inline bytes of all inputs.
     pub fn bytes_here(&self) -> usize {
         let parts = self.answers.iter().flatten().chain([&self.arguments]);
         parts.map(Payload::bytes_here).sum()
     }
 }
 
-/// How a task that others come after ended: whose it is, and why not well.
+/// Owner of a dependency, and why it failed (`None` if it succeeded).
 pub type Ending = (TenantId, Option<Failure>);
 
-/// How often a task was executed.
+/// Counts a task's executions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tries {
-    /// Executions that were begun, or may have been.
+    /// Executions that began or may have begun.
     pub attempts: u16,
-    /// How often it may yet be executed again because its function failed.
+    /// Remaining retries after failures of its function.
     pub retries_left: u16,
-    /// Executions that faults have cost.
+    /// Executions lost to faults.
     pub faults: u16,
 }
 
-/// A task to keep.
+/// A task to store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewTask {
-    /// What it is.
+    /// Properties of the task.
     pub spec: TaskSpec,
-    /// With one attempt if it is sent as soon as it is kept.
+    /// Has one attempt if the task is sent as soon as it is stored.
     pub tries: Tries,
-    /// What its function is called with.
+    /// Arguments of the function.
     pub arguments: Payload,
 }
 
 /// A task that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedTask {
-    /// How.
+    /// Outcome of the task.
     pub outcome: TaskOutcome,
-    /// When its endpoint was given it, the last time; 0 if it never was.
+    /// When its endpoint last received it, in milliseconds since the Unix epoch; 0 for never.
     pub waiting_at_ms: u64,
-    /// When its environment began to be built there; 0 if it did not have to be.
+    /// When the endpoint began to build its environment; 0 if no build was needed.
     pub environment_at_ms: u64,
     /// When its last execution began; 0 if none did.
     pub started_at_ms: u64,
@@ -210,260 +211,264 @@ pub struct EndedTask {
     pub ended_at_ms: u64,
 }
 
-/// A task in the books, without arguments and answer.
+/// A stored task, without arguments and result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskRecord {
-    /// What it is.
+    /// Properties of the task.
     pub spec: TaskSpec,
-    /// How often it was executed.
+    /// Counts of its executions.
     pub tries: Tries,
-    /// How it ended, if it did: its number, and why not well.
+    /// If it has ended, the number of its outcome and why it failed.
     pub ended: Option<(u64, Option<Failure>)>,
-    /// When its endpoint was given it, the last time.
+    /// When its endpoint last received it, in milliseconds since the Unix epoch; 0 for never.
     pub waiting_at_ms: u64,
-    /// When its environment began to be built there.
+    /// When the endpoint began to build its environment; 0 if no build was needed.
     pub environment_at_ms: u64,
-    /// When its last execution began.
+    /// When its last execution began; 0 if none did.
     pub started_at_ms: u64,
-    /// When it ended.
+    /// When it ended; 0 while it is unfinished.
     pub ended_at_ms: u64,
-    /// Bytes of its arguments that are with it.
+    /// Bytes of its inline arguments.
     pub inline_bytes: u64,
 }
 
-/// Which tasks are wanted, the latest first.
+/// Selects tasks, latest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TaskQuery {
-    /// Of one tenant.
+    /// Tasks of this tenant.
     pub tenant: Option<TenantId>,
-    /// Of one tag.
+    /// Tasks with this tag.
     pub tag: Option<String>,
-    /// Of one endpoint.
+    /// Tasks at this endpoint.
     pub endpoint: Option<EndpointId>,
-    /// Of one of these functions.
+    /// Tasks that run one of these functions.
     pub functions: Option<Vec<FunctionId>>,
-    /// Of those that have ended, such as did so.
+    /// Ended tasks with such an outcome.
     pub ended: Option<How>,
-    /// Earlier ones than this: the last of the page before.
+    /// Earlier tasks than this one, the last of the previous page.
     pub before: Option<TaskId>,
-    /// At most.
+    /// Most tasks.
     pub limit: u32,
 }
 
-/// Which ids are wanted.
+/// Selects task ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Like {
-    /// Of one tenant's tasks.
+    /// Tasks of this tenant.
     pub tenant: Option<TenantId>,
-    /// How they begin or end.
+    /// Digits with which the ids begin or end.
     pub digits: String,
-    /// Not smaller ones.
+    /// Smallest id.
     pub from: TaskId,
-    /// Smaller ones.
+    /// Upper bound of the ids, exclusive.
     pub before: TaskId,
 }
 
-/// The last of what a task printed.
+/// The last part of a task's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptOutput {
-    /// Which.
+    /// Id of the task.
     pub task: TaskId,
-    /// Where it ran.
+    /// The endpoint that ran it.
     pub endpoint: EndpointId,
-    /// The number of the first byte.
+    /// Offset of the first byte.
     pub first: u64,
-    /// What.
+    /// The output.
     pub pieces: Vec<TaskPiece>,
 }
 
 impl KeptOutput {
-    /// Its pieces in one column.
+    /// Returns the pieces encoded for one column.
     pub(crate) fn packed(&self) -> Vec<u8> {
-        // Pieces are plain bytes, which MessagePack always takes.
+        // MessagePack can encode any bytes.
         rmp_serde::to_vec_named(&self.pieces).unwrap_or_default()
     }
 
-    /// What [`KeptOutput::packed`] wrote; nothing where it cannot be read.
+    /// Decodes [`KeptOutput::packed`]. Returns nothing if it is malformed.
     pub(crate) fn unpacked(column: &[u8]) -> Vec<TaskPiece> {
         rmp_serde::from_slice(column).unwrap_or_default()
     }
 }
 
-/// What one step of forgetting came by.
+/// Result of one step of deleting old tasks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Passed {
-    /// Where to go on, if anywhere.
+    /// Where the next step begins, if there may be more tasks.
     pub next: Option<TaskId>,
-    /// The functions of all tasks that were looked at, each once.
+    /// Functions of all examined tasks, each once.
     pub functions: Vec<FunctionId>,
-    /// Bytes of printed output that went.
+    /// Bytes of deleted output, by tenant.
     pub printed: Vec<(TenantId, u64)>,
 }
 
-/// A task that was forgotten because its owner wanted that.
+/// A task that was deleted at its owner's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
-    /// Which.
+    /// Id of the task.
     pub id: TaskId,
-    /// Its tag.
     pub tag: String,
     /// See [`TaskSpec::memo`].
     pub memo: Option<[u8; 32]>,
-    /// Bytes of printed output that went with it.
+    /// Bytes of deleted output.
     pub printed_bytes: u64,
 }
 
-/// An answer that others may have.
+/// A result that other tasks may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memoized {
     /// See [`TaskSpec::memo`].
     pub memo: [u8; 32],
-    /// What it is.
     pub answer: Payload,
-    /// When its task ended.
+    /// When its task ended, in milliseconds since the Unix epoch.
     pub ended_at_ms: u64,
 }
 
-/// How a task ended, as far as one asks for that.
+/// Outcomes that a query selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// In any way.
+    /// Any outcome.
     Somehow,
-    /// Well.
+    /// Success.
     Well,
-    /// Not well.
+    /// Failure.
     Failed,
 }
 
-/// Tasks that were found in one look.
+/// Tasks found in one step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TaskPage {
-    /// The latest first.
+    /// The tasks, latest first.
     pub tasks: Vec<TaskRecord>,
-    /// Where to look on, as [`TaskQuery::before`]; none where there are no more, or enough were found.
+    /// Where the next step begins, as [`TaskQuery::before`]; `None` if there are no more tasks, or enough were found.
     pub next: Option<TaskId>,
 }
 
-/// All that a starting manager needs to know.
+/// State that a manager loads when it starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TaskSnapshot {
-    /// Every function.
+    /// All functions.
     pub functions: Vec<FunctionRecord>,
-    /// Every endpoint.
+    /// All endpoints.
     pub endpoints: Vec<EndpointRecord>,
-    /// The processes that tasks went to last, of endpoints elsewhere.
+    /// For remote endpoints, the dispatcher process that last received tasks.
     pub instances: Vec<(EndpointId, u64)>,
-    /// Tasks that have not ended.
+    /// Unfinished tasks.
     pub tasks: Vec<TaskRecord>,
-    /// The greatest number of an outcome.
+    /// Greatest number of an outcome.
     pub last_number: u64,
-    /// How those ended that tasks come after which have not.
+    /// How those tasks ended that unfinished tasks depend on.
     pub endings: Vec<(TaskId, Option<Failure>)>,
-    /// How many bytes of contents tenants have.
+    /// Bytes in the content store, by tenant.
     pub contents: Vec<(TenantId, u64)>,
-    /// How many bytes of printed output tenants have.
+    /// Bytes of stored output, by tenant.
     pub printed: Vec<(TenantId, u64)>,
-    /// What tenants' tasks cost in all, in billionths.
+    /// Total cost of tasks in billionths, by tenant.
     pub costs: Vec<(TenantId, u64)>,
 }
 
-/// The manager's memory of functions and tasks. Writes take effect in the order of the calls; each is kept entirely or not at all.
+/// Durable state of functions and tasks. Writes take effect in the order of the calls. Each is kept completely or not
+/// at all.
 pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'static {
-    /// Whoever else wants them may have the tasks from now on; every later write is [refused](super::StoreError::Moved).
+    /// Releases the tasks to another manager. Every later write is [refused](super::StoreError::Moved).
     fn release(&self) -> Pending<()> {
         Pending::ready(Ok(()))
     }
 
-    /// All but outcomes.
+    /// Loads everything except outcomes.
     fn load(&self) -> Pending<TaskSnapshot>;
 
-    /// Keeps a function, as the next version of its name; as it was if it is known.
+    /// Stores a function as the next version of its name. Returns the existing function if it is known.
     fn register(&self, function: FunctionRecord, code: Blob) -> Pending<FunctionRecord>;
 
-    /// Changes what is said of functions; those that are not known stay so.
+    /// Changes properties of functions. Ignores unknown functions.
     fn change(&self, functions: Vec<(FunctionId, FunctionSpec)>) -> Pending<()>;
 
-    /// Forgets functions, with their code.
+    /// Deletes functions and their code.
     fn remove_functions(&self, functions: Vec<FunctionId>) -> Pending<()>;
 
-    /// A function's code.
+    /// Returns a function's code.
     fn code(&self, function: FunctionId) -> Pending<Option<Blob>>;
 
-    /// Keeps an endpoint. One that has the name already keeps its id, and changes only for its owner; answers what is kept.
+    /// Stores an endpoint and returns the stored one. An endpoint with an existing name keeps its id, and only its
+    /// owner can change it.
     fn endpoint(&self, endpoint: EndpointRecord) -> Pending<EndpointRecord>;
 
-    /// From now on tasks go to this process of an endpoint's.
+    /// Records the dispatcher process that receives an endpoint's tasks from now on.
     fn instance(&self, endpoint: EndpointId, instance: u64) -> Pending<()>;
 
-    /// Forgets an endpoint.
+    /// Deletes an endpoint.
     fn remove_endpoint(&self, endpoint: EndpointId) -> Pending<()>;
 
-    /// Keeps tasks, and answers which were not known before.
+    /// Stores tasks. Returns for each whether it is new.
     fn enqueue(&self, tasks: Vec<NewTask>) -> Pending<Vec<bool>>;
 
-    /// Executions are about to begin; answers what those are given for which that is wanted.
+    /// Records executions that are about to begin. Returns the inputs of those whose flag is set.
     fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<Given>>;
 
-    /// How tasks ended; none for those that have not, or are not known.
+    /// Returns how tasks ended; `None` for unfinished and unknown ones.
     fn endings(&self, tasks: Vec<TaskId>) -> Pending<Vec<Option<Ending>>>;
 
-    /// Tasks ended, and what some have cost since the last call. Their arguments are not kept.
+    /// Stores outcomes and the usage since the last call. Deletes the arguments.
     fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()>;
 
-    /// Keeps what tasks that have ended printed, in place of what was kept of them before: as long as their outcomes, only for tasks
-    /// of the endpoint that is named, and none of these tenants, which have too much. Returns how many bytes more tenants have of it.
+    /// Stores the output of ended tasks and replaces earlier output. Ignores tasks of other endpoints than the one
+    /// named, and those of the tenants in `full`, which have too much output. Returns the change in stored bytes by
+    /// tenant.
     fn keep_printed(&self, printed: Vec<KeptOutput>, full: Vec<TenantId>) -> Pending<Vec<(TenantId, i64)>>;
 
-    /// What was kept of what a task printed: the number of its first byte, and the pieces.
+    /// Returns the stored output of a task: the offset of its first byte, and the pieces.
     fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>>;
 
-    /// Outcomes of a tenant's tag with numbers above this, in the order of their numbers.
+    /// Returns outcomes of a tenant's tag with numbers above `after`, in order.
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>>;
 
-    /// The outcome of one task, if it has one.
+    /// Returns the outcome of a task, if it has ended.
     fn outcome(&self, task: TaskId) -> Pending<Option<TaskOutcome>>;
 
-    /// One task.
+    /// Returns a task.
     fn task(&self, task: TaskId) -> Pending<Option<TaskRecord>>;
 
-    /// Ids of tasks that begin or end as given, among the next [`LOOK`] before `before`, and where to look on, if anywhere.
+    /// Returns the ids that begin or end as given, among the next [`LOOK`] tasks before `before`, and where the next
+    /// step begins.
     fn like(&self, like: Like) -> Pending<(Vec<TaskId>, Option<TaskId>)>;
 
-    /// Tasks, the latest first. Looks at some [`LOOK`] of them, so that no write waits long for it.
+    /// Returns tasks, latest first. Examines about [`LOOK`] tasks, so that no write waits long.
     fn tasks(&self, query: TaskQuery) -> Pending<TaskPage>;
 
-    /// How many of a tenant's tag have ended with numbers above `after` and up to `up_to`, how many of them not well, and their
-    /// times; counts [`TALLIED`] at a time, and answers the last number, where there are more.
+    /// Counts the outcomes of a tenant's tag with numbers above `after` and up to `up_to`, with failures and times.
+    /// Counts [`TALLIED`] at a time, and returns the last number if there are more.
     fn tally(&self, tenant: TenantId, tag: String, after: u64, up_to: u64) -> Pending<(TaskCounts, Option<u64>)>;
 
-    /// Keeps that a tenant's content is stored; whether that was not known.
+    /// Records that a tenant's content is stored. Returns whether it is new.
     fn keep_content(&self, tenant: TenantId, content: Content, now_ms: u64) -> Pending<bool>;
 
-    /// Contents of a tenant that are about to be used, which keeps them for a while; none where there is no such content.
+    /// Returns contents that are about to be used and protects them for a while; `None` for unknown ones.
     fn use_contents(&self, tenant: TenantId, hashes: Vec<ContentHash>, now_ms: u64) -> Pending<Vec<Option<Content>>>;
 
-    /// Contents that no task has and nobody used since this time, some at a time: from now on they are not known, and are
-    /// answered until they are [dropped](Self::drop_contents).
+    /// Returns contents that no task refers to and that were not used since this time, a limited number at a time. From
+    /// now on they are unknown, and are returned again until they are [dropped](Self::drop_contents).
     fn unused_contents(&self, unused_since_ms: u64) -> Pending<Vec<(TenantId, Content)>>;
 
-    /// Unused contents are deleted.
+    /// Deletes unused contents.
     fn drop_contents(&self, contents: Vec<(TenantId, Content)>) -> Pending<()>;
 
-    /// Forgets tasks that ended before this time, some at a time: begins behind `from`.
+    /// Deletes tasks that ended before this time, a limited number at a time, beginning after `from`.
     fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Passed>;
 
-    /// Tasks of a tenant's tag that have ended, with numbers above one and up to another, in the order of these; so many at most.
+    /// Returns ended tasks of a tenant's tag with numbers above `after` and up to `up_to`, in order; at most `most`.
     fn ended(&self, tenant: TenantId, tag: String, after: u64, up_to: u64, most: u32) -> Pending<Vec<(u64, TaskId)>>;
 
-    /// Forgets those of these tasks that are this tenant's and ended with numbers up to this one, but for those of some tags.
+    /// Deletes those of `tasks` that belong to the tenant and ended with numbers up to `up_to`, except tasks with the
+    /// tags in `but`.
     fn forget_these(&self, tenant: TenantId, tasks: Vec<TaskId>, up_to: u64, but: Vec<String>) -> Pending<Vec<Gone>>;
 
-    /// Answers of tasks that ended well, from this time on, and may be others' too, the last first: so many at most, and so many bytes.
+    /// Returns reusable results of tasks that succeeded since this time, latest first, within the limits on number and
+    /// bytes.
     fn memoized(&self, ended_since_ms: u64, most: u32, most_bytes: u64) -> Pending<Vec<Memoized>>;
 }
 
 impl Tries {
-    /// The execution that it stands at.
+    /// Returns the current attempt.
     pub fn attempt(self, task: TaskId) -> Attempt {
         Attempt {
             task,

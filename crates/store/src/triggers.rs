@@ -1,4 +1,4 @@
-//! What must survive of triggers: what they are, and what happened, before anybody hears that it is known.
+//! Durable state of triggers and their events. It is on the disk before it is confirmed.
 
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
@@ -6,73 +6,74 @@ use dayfly_protocol::triggers::{EventState, TriggerSpec};
 
 use super::Pending;
 
-/// A trigger in the books.
+/// A stored trigger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TriggerRecord {
-    /// Which.
+    /// Id of the trigger.
     pub id: TriggerId,
-    /// Whose.
+    /// Tenant that owns it.
     pub tenant: TenantId,
-    /// Its name among its owner's.
+    /// Name, unique among its owner's triggers.
     pub name: String,
-    /// What it is.
+    /// Settings of the trigger.
     pub spec: TriggerSpec,
-    /// The endpoint that looks for the files it waits for.
+    /// The endpoint that watches for its files.
     pub watched_at: Option<EndpointId>,
     /// SHA-256 of its token.
     pub token: [u8; 32],
-    /// Wall clock, milliseconds since the Unix epoch.
+    /// Time of creation, in milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// Until when its token is good.
+    /// Expiry of its token, in milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
-    /// Its times up to this one are done with; files that came before do not count.
+    /// Scheduled times up to this one have been handled, and earlier files do not count. Milliseconds since the Unix
+    /// epoch.
     pub done_until_ms: u64,
-    /// Events that were counted: those that became tasks, and those for which none was accepted.
+    /// Number of events that became tasks.
     pub started: u64,
-    /// See `started`.
+    /// Number of events for which no task was accepted.
     pub refused: u64,
 }
 
-/// Something that happened.
+/// A new event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewEvent {
-    /// What it is known by.
+    /// Identifies the event.
     pub key: String,
-    /// When it was heard of.
+    /// Time of the report, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// What is known of it: a JSON object.
+    /// Description of the event: a JSON object.
     pub event: String,
 }
 
-/// Something that happened, in the books.
+/// A stored event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventRecord {
-    /// Its place among those of its trigger, from 1.
+    /// Sequence number among the events of its trigger, from 1.
     pub number: u64,
-    /// What it is.
     pub event: NewEvent,
-    /// Where it is in its life.
+    /// State of the event.
     pub state: EventState,
     /// Why no task was accepted for it.
     pub error: Option<Failure>,
 }
 
-/// An event's number, when it was heard of for the first time, and whether that is now.
+/// An event's number, the time of its first report, and whether it is new.
 pub type Numbered = (u64, u64, bool);
 
-/// The manager's memory of triggers. Writes take effect in the order of the calls; each is kept entirely or not at all.
+/// Durable state of triggers. Writes take effect in the order of the calls. Each is kept completely or not at all.
 pub trait TriggerStore {
-    /// Every trigger, and how many of its events wait.
+    /// Returns all triggers, with the number of their waiting events.
     fn triggers(&self) -> Pending<Vec<(TriggerRecord, u64)>>;
 
-    /// Keeps a trigger. One of this owner and name keeps its id, its age and its history, and is otherwise replaced.
+    /// Stores a trigger. A trigger with the same owner and name keeps its id, creation time and history; the rest is
+    /// replaced.
     fn trigger(&self, trigger: TriggerRecord) -> Pending<TriggerRecord>;
 
-    /// Forgets a trigger, and its history.
+    /// Deletes a trigger and its history.
     fn remove_trigger(&self, trigger: TriggerId) -> Pending<()>;
 
-    /// Keeps what happened, each by its key once, and up to when a timer's times are done with. Nothing of a trigger that is gone.
-    /// Of those that do not wait, so many are remembered at most, the latest.
+    /// Stores events, each key once, and the time up to which a timer is handled. Ignores a deleted trigger. Keeps at
+    /// most the latest `most` events that no longer wait.
     fn keep_events(
         &self,
         trigger: TriggerId,
@@ -81,12 +82,12 @@ pub trait TriggerStore {
         most: u64,
     ) -> Pending<Vec<Numbered>>;
 
-    /// The first events that wait, some at a time.
+    /// Returns the first waiting events, a limited number at a time.
     fn waiting_events(&self, trigger: TriggerId) -> Pending<Vec<EventRecord>>;
 
-    /// Events are tasks now, or none was accepted for them, and why.
+    /// Records that events became tasks, or with `refusal` that none was accepted for them.
     fn settle_events(&self, trigger: TriggerId, numbers: Vec<u64>, refusal: Option<Failure>) -> Pending<()>;
 
-    /// Events with smaller numbers than this, the latest first: fewer than so many where they are long.
+    /// Returns events with numbers below `before`, latest first: at most `limit`, and fewer if they are long.
     fn events(&self, trigger: TriggerId, before: u64, limit: u32) -> Pending<Vec<EventRecord>>;
 }

@@ -1,4 +1,4 @@
-//! Sends the steps of traces to an OpenTelemetry collector, by OTLP over HTTP.
+//! Exports spans to an OpenTelemetry collector, by OTLP over HTTP.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,23 +17,23 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::TARGET;
 
-/// A daemon that ends waits so long for the collector to take what is left.
+/// How long a daemon that stops waits for the collector to receive the remaining spans.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
-/// A collector that takes longer is not there. The exporter's own limit, `OTEL_EXPORTER_OTLP_TIMEOUT`, may be shorter.
+/// Time limit of one export. The exporter's own limit, `OTEL_EXPORTER_OTLP_TIMEOUT`, may be shorter.
 const POST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Exports until it is dropped; what has not gone by then goes, within two seconds.
+/// Exports spans until it is dropped. Remaining spans are then sent within two seconds.
 #[derive(Debug)]
 pub struct Exporter(SdkTracerProvider);
 
 impl Drop for Exporter {
     fn drop(&mut self) {
-        // A collector that is gone was in the log before.
+        // An unreachable collector has been logged before.
         let _ = self.0.shutdown_with_timeout(FLUSH_LIMIT);
     }
 }
 
-/// Whether the environment names a collector.
+/// Whether the environment configures a collector.
 fn is_wanted() -> bool {
     let set = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty());
     let says = |name: &str, word: &str| std::env::var(name).is_ok_and(|value| value.eq_ignore_ascii_case(word));
@@ -42,8 +42,12 @@ fn is_wanted() -> bool {
         && !says("OTEL_TRACES_EXPORTER", "none")
 }
 
-/// What exports the steps of `service`, and the layer that hands them to it; none where `OTEL_EXPORTER_OTLP_ENDPOINT` names no collector.
-/// The other variables of OpenTelemetry count as well: for headers, sampling, limits and attributes.
+/// Returns the exporter of the spans of `service` and the layer that feeds it, or `None` if
+/// `OTEL_EXPORTER_OTLP_ENDPOINT` is not set. The other OpenTelemetry variables apply as well: for headers, sampling,
+/// limits and attributes.
+///
+/// # Errors
+/// `InvalidRequest` if the variables are invalid.
 pub fn layer<S>(service: &'static str) -> Result<Option<(impl Layer<S>, Exporter)>, Failure>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
@@ -80,7 +84,7 @@ where
     Ok(Some((layer, Exporter(provider))))
 }
 
-/// The exporter has a thread of its own, which may block.
+/// The exporter's HTTP client. It may block, because the exporter has a separate thread.
 #[derive(Debug)]
 struct Poster(ureq::Agent);
 

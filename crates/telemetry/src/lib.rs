@@ -1,7 +1,8 @@
-//! Traces of the control path: what a request set off, on which manager and which node, and how long each step took.
+//! Traces of the control path: the operations that a request causes, on which manager and node, and their durations.
 //!
-//! A step is a span of [`tracing`], made by [`span!`](crate::span). It costs a load where nothing is exported, and calls never pass one: what
-//! takes microseconds is counted by metrics. Between processes a trace goes by its W3C `traceparent`.
+//! An operation is a span of [`tracing`], created by [`span!`](crate::span). A span costs one load where nothing is
+//! exported. Calls to functions are not traced: metrics count operations that take microseconds. Between processes, a
+//! trace is continued by its W3C `traceparent`.
 
 #[cfg(feature = "export")]
 pub mod export;
@@ -14,14 +15,14 @@ pub use tracing;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The header, and the member of messages to nodes, that names a trace and a step in it.
+/// The HTTP header, and the field of messages to nodes, that identifies a trace and a span in it.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Marks the spans that are steps of a trace. Logs leave them out below the level `trace`.
+/// Target of spans that belong to a trace. Logs omit them below the level `trace`.
 pub const TARGET: &str = "dayfly::trace";
 
-/// A step of a trace. Its name, then its fields as in [`tracing::span!`]; fields of names in quotes have OpenTelemetry's meaning, such as
-/// `"otel.kind" = "client"`.
+/// Creates a span of a trace. Takes its name, then its fields as in [`tracing::span!`]. Fields with quoted names have
+/// OpenTelemetry's meaning, such as `"otel.kind" = "client"`.
 #[macro_export]
 macro_rules! span {
     ($name:literal $(, $($fields:tt)*)?) => {
@@ -29,7 +30,7 @@ macro_rules! span {
     };
 }
 
-/// How the present step is named to whoever is asked for something because of it; none where nothing is traced.
+/// Returns the `traceparent` of the current span for a request that it causes, or `None` where nothing is traced.
 pub fn traceparent() -> Option<String> {
     let span = Span::current();
     if span.is_disabled() {
@@ -40,17 +41,17 @@ pub fn traceparent() -> Option<String> {
     carrier.remove(TRACEPARENT)
 }
 
-/// Makes a step that has not begun yet part of the trace of whoever asked for it. What is no `traceparent` is left aside.
+/// Makes a span that has not begun part of the caller's trace. Ignores a malformed `traceparent`.
 pub fn follow(span: &Span, traceparent: Option<&str>) {
     let Some(traceparent) = traceparent.filter(|_| !span.is_disabled()) else {
         return;
     };
     let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
-    // An error means that nothing is exported.
+    // Fails only if nothing is exported.
     let _ = span.set_parent(TraceContextPropagator::new().extract(&carrier));
 }
 
-/// Says how a step ended.
+/// Records on the span how its operation ended.
 pub fn ended<T>(span: &Span, result: &Result<T, dayfly_protocol::error::Failure>) {
     if let Err(failure) = result {
         span.set_status(opentelemetry::trace::Status::error(failure.message.clone()));

@@ -1,4 +1,4 @@
-//! What every store of teams, and of what tasks cost, does.
+//! Properties of every store of teams and of the cost of tasks.
 
 use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
 use dayfly_protocol::tasks::TeamSpec;
@@ -58,7 +58,7 @@ pub async fn what_tasks_cost_is_added_up_by_day_tenant_function_and_endpoint(sto
     totals.sort_unstable();
     assert_eq!(totals, costs([(1, 600), (2, 500)]));
     store.forget_usage(8).wait().await.unwrap();
-    // What it cost in all is not forgotten with it: charges are told by their sum.
+    // The totals stay, because charges are computed from them.
     let mut totals = store.load().wait().await.unwrap().costs;
     totals.sort_unstable();
     assert_eq!(totals, costs([(1, 600), (2, 500)]));

@@ -1,4 +1,4 @@
-//! What every store of flows does.
+//! Properties of every store of flows.
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};

@@ -1,4 +1,4 @@
-//! What every store does.
+//! Properties of every store.
 
 use dayfly_lease::State;
 use dayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
@@ -17,7 +17,7 @@ const PRICES: Prices = Prices {
     computing_per_s: 1_000_000,
     polling_per_s: 0,
 };
-/// What [`NODE`] has.
+/// Capacity of [`NODE`].
 pub(crate) const CAPACITY: Capacity = Capacity {
     cores: 3,
     memory_bytes: 1 << 30,
@@ -25,7 +25,7 @@ pub(crate) const CAPACITY: Capacity = Capacity {
     gpus: 2,
 };
 
-/// [`NODE`] at a port of the loopback.
+/// Returns [`NODE`]'s address at a port of the loopback interface.
 pub(crate) fn address(port: u16) -> NodeAddress {
     NodeAddress {
         id: NODE,
@@ -38,7 +38,7 @@ pub(crate) fn address(port: u16) -> NodeAddress {
     }
 }
 
-/// A lease that was granted and not yet used.
+/// Returns a granted, unused lease.
 pub fn record() -> LeaseRecord {
     LeaseRecord {
         lease: LEASE,
@@ -64,7 +64,7 @@ pub fn record() -> LeaseRecord {
     }
 }
 
-/// What was metered of a lease.
+/// Returns the metered usage of a lease.
 pub(crate) fn used(computing_us: u64, calls: u64) -> Usage {
     Usage {
         computing_us,
@@ -75,7 +75,7 @@ pub(crate) fn used(computing_us: u64, calls: u64) -> Usage {
     }
 }
 
-/// A bearer whose hash repeats one byte.
+/// Returns a bearer whose hash repeats one byte.
 pub(crate) fn bearer(hash: u8, speaks: As, node: Option<NodeId>) -> Bearer {
     Bearer {
         hash: [hash; 32],
@@ -88,7 +88,7 @@ pub(crate) fn bearer(hash: u8, speaks: As, node: Option<NodeId>) -> Bearer {
     }
 }
 
-/// All that the store has.
+/// Loads the complete store.
 pub(crate) async fn load(store: &dyn Store) -> Snapshot {
     store.load(0).wait().await.unwrap()
 }
@@ -105,14 +105,14 @@ pub(crate) async fn register(store: &dyn Store, address: NodeAddress) -> u64 {
     registered.expect("the node has the key that it had").epoch
 }
 
-/// Changes of [`NODE`]'s leases under one of its epochs.
+/// Returns notes of changes to [`NODE`]'s leases in one of its epochs.
 pub(crate) fn under(epoch: u64, changes: Vec<Change>) -> Vec<Note> {
     let node = NODE;
     let note = |change| Note { node, epoch, change };
     changes.into_iter().map(note).collect()
 }
 
-/// Notes changes under the node's first epoch, which begins if there was none.
+/// Stores changes in the node's first epoch, which begins if there was none.
 pub(crate) async fn noted(store: &dyn Store, changes: Vec<Change>) {
     if load(store).await.nodes.is_empty() {
         register(store, address(1)).await;
@@ -147,7 +147,7 @@ pub async fn a_node_that_was_taken_back_stays_so_when_it_registers_anew(store: &
     assert!(load(store).await.nodes[0].reclaimed);
     store.reclaim(NODE, false).wait().await.unwrap();
     assert!(!load(store).await.nodes[0].reclaimed);
-    // One that nobody knows is nobody's concern.
+    // An unknown node is ignored.
     store.reclaim(NodeId([77; 16]), true).wait().await.unwrap();
     assert_eq!(load(store).await.nodes.len(), 1);
 }
@@ -353,7 +353,7 @@ pub async fn a_join_token_admits_one_node(store: &dyn Store) {
     );
 }
 
-/// A client's bearer of this name.
+/// Returns a client's bearer with this name.
 pub(crate) fn client(hash: u8, name: &str) -> Bearer {
     Bearer {
         name: name.into(),
@@ -432,7 +432,7 @@ pub async fn what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_pric
     };
     assert_eq!(store.tenant(TENANT, "astro".into(), spec).wait().await, Ok(new));
     noted(store, vec![Change::Offered(Box::new(record()))]).await;
-    // A million billionths for a second: one for a microsecond.
+    // A million billionths per second is one per microsecond.
     assert_eq!(
         booked(store, 1, vec![(LEASE, used(10, 1))]).await.spent,
         vec![(TENANT, 10)]
@@ -577,7 +577,7 @@ pub async fn audit_log_keeps_the_newest_entries_within_its_bounds(store: &dyn St
     assert_eq!(trim(0, 0, 2).await, (1, Some(2)));
     assert_eq!(numbers().await, [2, 3, 4, 5]);
     assert_eq!(surplus(4_000).await, 3);
-    // Each step looks at its own entries alone, whatever they are.
+    // Each step examines only its own entries.
     assert_eq!(trim(0, 3, 0).await, (2, Some(3)));
     assert_eq!(trim(3, 3, 0).await, (0, Some(5)));
     assert_eq!(trim(5, 3, 0).await, (0, None));

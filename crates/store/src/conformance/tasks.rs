@@ -1,4 +1,4 @@
-//! What every store of tasks does.
+//! Properties of every store of tasks.
 
 use dayfly_protocol::api::Runtime;
 use dayfly_protocol::blob::Blob;
@@ -22,7 +22,7 @@ pub(crate) const FUNCTION: FunctionId = FunctionId([2; 16]);
 /// The endpoint of all [`task`]s.
 pub(crate) const ENDPOINT: EndpointId = EndpointId([3; 16]);
 
-/// A function that is shared with everybody.
+/// Returns a function that is shared with all tenants.
 pub fn function(id: u8, name: &str) -> FunctionRecord {
     FunctionRecord {
         id: FunctionId([id; 16]),
@@ -44,14 +44,14 @@ pub fn function(id: u8, name: &str) -> FunctionRecord {
     }
 }
 
-/// What makes the answers of all [`task`]s.
+/// Origin of the results of all [`task`]s.
 const RAN: Ran = Ran {
     tenant: TENANT,
     function: FUNCTION,
     endpoint: ENDPOINT,
 };
 
-/// A task that was just submitted.
+/// Returns a newly submitted task.
 pub fn task(id: u8, tag: &str) -> NewTask {
     NewTask {
         spec: TaskSpec {
@@ -75,7 +75,7 @@ pub fn task(id: u8, tag: &str) -> NewTask {
     }
 }
 
-/// The end of a [`task`], with its number among those that ended.
+/// Returns the end of a [`task`], with its number among all outcomes.
 pub(crate) fn ended(id: u8, number: u64, error: Option<Failure>) -> EndedTask {
     EndedTask {
         outcome: TaskOutcome {
@@ -204,11 +204,11 @@ pub async fn printed_output_is_kept_until_its_task_is_forgotten(store: &dyn Task
     };
     let more = store.keep_printed(some, Vec::new()).wait().await.unwrap();
     assert_eq!(sum(more) as usize, packed(1, "early") + packed(2, "two"));
-    // The last write counts, and no other endpoint's does.
+    // The last write wins, and other endpoints' writes are ignored.
     let again = vec![output(1, ENDPOINT, "late\0!"), output(2, EndpointId([8; 16]), "forged")];
     let more = store.keep_printed(again, vec![TenantId([9; 16])]).wait().await.unwrap();
     assert_eq!(sum(more), 1);
-    // Who has too much keeps what there is.
+    // A tenant that has too much keeps its existing output.
     let refused = vec![output(1, ENDPOINT, "later still")];
     assert_eq!(store.keep_printed(refused, vec![TENANT]).wait().await, Ok(Vec::new()));
     let all = (packed(1, "late\0!") + packed(2, "two")) as u64;
@@ -577,7 +577,7 @@ pub async fn tasks_are_found_by_how_they_ended_and_some_are_looked_at_at_a_time(
     assert_eq!(found(Some(How::Somehow), None, 1).await, [4]);
     assert_eq!(found(Some(How::Well), None, 9).await, [4, 1]);
     assert_eq!(found(Some(How::Failed), None, 9).await, [2]);
-    // More than one look is long, of which one is another's.
+    // More tasks than one step examines, one of them of another tenant.
     let id = |number: u32| TaskId(u128::from(number).to_be_bytes());
     let many = (1..=2 * LOOK).map(|number| {
         let mut one = task(0, "b");
@@ -616,7 +616,7 @@ pub async fn what_ended_of_a_tag_is_counted_up_to_a_number_with_its_times(store:
     store.enqueue((1..=all + 1).map(new).collect()).wait().await.unwrap();
     let failure = || Failure::new(Code::FunctionError, "oh");
     let end = |number: u32| {
-        // Of all, what was never in one state; and of one, a clock that is behind.
+        // Tasks that skipped one of the states, and one with a clock that is behind.
         let marks = match number {
             1 => [0, 0, 0, 1_500],
             2 => [1_100, 0, 1_300, 1_200],
@@ -676,12 +676,12 @@ pub async fn a_content_is_known_until_nobody_needs_it(store: &dyn TaskStore) {
     let arguments = store.begin(begun).wait().await.unwrap().remove(0).arguments;
     assert_eq!(arguments, Payload::Stored(content(1)));
     assert_eq!(store.load().wait().await.unwrap().contents, [(TENANT, 6 << 40)]);
-    // The first is a task's, and the last was used lately.
+    // A task refers to the first content, and the last was used recently.
     assert_eq!(store.unused_contents(20).wait().await, Ok(vec![(TENANT, content(2))]));
     let hashes = vec![content(3).hash, content(2).hash, content(1).hash];
     let known = store.use_contents(TENANT, hashes, 40).wait().await;
     assert_eq!(known, Ok(vec![Some(content(3)), None, Some(content(1))]));
-    // Stored again before it is deleted, it stays.
+    // A content that is stored again before it is deleted stays.
     assert_eq!(store.keep_content(TENANT, content(2), 40).wait().await, Ok(false));
     store.drop_contents(vec![(TENANT, content(2))]).wait().await.unwrap();
     assert_eq!(
@@ -717,7 +717,7 @@ pub async fn the_process_that_tasks_went_to_last_is_known(store: &dyn TaskStore)
     assert_eq!(store.load().wait().await.unwrap().instances, []);
     store.instance(ENDPOINT, u64::MAX).wait().await.unwrap();
     store.instance(ENDPOINT, u64::MAX - 1).wait().await.unwrap();
-    // What it is told to be is another matter.
+    // Changing the endpoint's settings does not change its process.
     store.endpoint(endpoint).wait().await.unwrap();
     assert_eq!(store.load().wait().await.unwrap().instances, [(ENDPOINT, u64::MAX - 1)]);
     store.remove_endpoint(ENDPOINT).wait().await.unwrap();

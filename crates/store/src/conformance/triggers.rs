@@ -1,4 +1,4 @@
-//! What every store of triggers does.
+//! Properties of every store of triggers.
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId, TriggerId};
@@ -53,7 +53,7 @@ pub async fn a_trigger_that_is_made_anew_keeps_its_id_its_age_and_its_history(st
     store.remove_trigger(ID).wait().await.unwrap();
     assert_eq!(store.triggers().wait().await, Ok(vec![]));
     assert_eq!(store.events(ID, u64::MAX, 9).wait().await, Ok(vec![]));
-    // What is told of one that is gone is not kept.
+    // Events of a deleted trigger are not stored.
     assert_eq!(
         store.keep_events(ID, vec![event("y")], None, 100).wait().await,
         Ok(vec![])

@@ -1,29 +1,29 @@
-//! Doing what waits over a connection that may be lost: again and again, until it is done or whoever waits has waited for too long.
+//! Processing of a queue over a connection that may be lost: each entry is retried until it is done or has waited too
+//! long.
 
 use tokio::sync::mpsc;
 
 use super::faults::Fault;
 use super::{FIRST_WAIT, LAST_WAIT};
 
-/// What waits, and the connection that it is done over.
+/// A queue and its connection.
 pub trait Backlog<T: Send>: Send {
-    /// Something more.
+    /// Adds an entry.
     fn push(&mut self, one: T);
 
-    /// Whether nothing waits.
     fn is_empty(&self) -> bool;
 
-    /// Does what waits, in order. A fault leaves what was not done.
+    /// Processes the queue in order. After a fault, the remaining entries stay in the queue.
     fn attempt(&mut self) -> impl Future<Output = Result<(), Fault>> + Send;
 
-    /// The connection is lost.
+    /// Handles the loss of the connection.
     fn lose(&mut self, why: &str);
 
-    /// Whoever has waited for too long hears why.
+    /// Fails the entries that have waited too long.
     fn give_up_late(&mut self, fault: &Fault);
 }
 
-/// Works until nobody can ask any more.
+/// Works until no more entries can be added.
 pub async fn work<T: Send>(mut backlog: impl Backlog<T>, mut asked: mpsc::UnboundedReceiver<T>) {
     let mut wait = FIRST_WAIT;
     loop {

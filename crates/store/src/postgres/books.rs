@@ -1,9 +1,9 @@
-//! One transaction for many lease changes and bookings: what they concern is locked and read, decided on here by the same policy as
-//! everywhere, and written back. Two trips to the database, however many there are.
+//! One transaction for many lease changes and bookings: the rows are locked and read, changed here by the common lease
+//! policy, and written back. It takes two round trips, whatever the number of entries.
 //!
-//! Locks are taken in one order by all managers (nodes, then tenants, each by id), so that none waits for another in a circle. A
-//! node's row is locked for as long as its leases change, and its epoch read under that lock: so whoever lost the node changes
-//! nothing of it, and whoever gets it sees all that was changed before.
+//! All managers take locks in the same order (nodes, then tenants, each by id), so there are no deadlocks. A node's row
+//! is locked while its leases change, and its epoch is read under that lock. A manager that lost the node therefore
+//! cannot change it, and its new owner sees all earlier changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,25 +20,25 @@ use super::rows::{self, Params, lease_columns, signed, tenant_columns};
 use crate::apply::{apply, lease_of};
 use crate::{Booked, Change, LeaseRecord, News, Note, Noted, TenantRecord};
 
-/// One of those that are written together.
+/// An entry of the common transaction.
 #[derive(Debug, Clone)]
 pub enum Entry {
     /// Lease changes.
     Notes(Vec<Note>),
     /// Totals under a number of a node's journal.
     Book(NodeId, u64, Vec<(LeaseId, Metered)>),
-    /// What the other managers shall hear.
+    /// News for the other managers.
     Tell(Vec<News>),
 }
 
-/// What became of an [`Entry`].
+/// Result of an [`Entry`].
 #[derive(Debug)]
 pub enum Done {
-    /// For each of the notes.
+    /// Results of the notes.
     Noted(Vec<Noted>),
-    /// Of a booking.
+    /// Result of a booking.
     Booked(Booked),
-    /// It is told.
+    /// The news were sent.
     Told,
 }
 
@@ -65,7 +65,7 @@ struct Lease {
     record: Option<LeaseRecord>,
     was_there: bool,
     changed: bool,
-    /// Whether a renewal says which bearer it ends with.
+    /// Whether a renewal changed its bearer.
     is_rebound: bool,
 }
 
@@ -75,7 +75,7 @@ struct Tenant {
     changed: bool,
 }
 
-/// What a group concerns, as read under locks and changed since.
+/// The rows of a group, as read under locks and changed since.
 #[derive(Default)]
 struct Pages {
     nodes: BTreeMap<NodeId, Node>,
@@ -84,7 +84,7 @@ struct Pages {
     news: Vec<News>,
 }
 
-/// Writes them all, or none.
+/// Writes all entries, or none.
 pub async fn write(link: &Link, me: PublicKey, group: &[Entry]) -> Result<Vec<Done>, Fault> {
     for sql in [LOCK_NODES, READ_LEASES, LOCK_TENANTS] {
         link.statement(sql).await?;
@@ -125,7 +125,7 @@ async fn read(link: &Link, group: &[Entry]) -> Result<Pages, Fault> {
     let node_params: [&(dyn ToSql + Sync); 1] = [&nodes];
     let lease_params: [&(dyn ToSql + Sync); 1] = [&lease_ids];
     let tenant_params: [&(dyn ToSql + Sync); 2] = [&tenants, &lease_ids];
-    // Sent together: each takes effect after the one before it.
+    // Sent together: each takes effect after the previous one.
     let (begun, rest) = join(
         link.batch("BEGIN"),
         try_join_all([
@@ -271,7 +271,7 @@ impl Pages {
         booked
     }
 
-    /// What is to be sent to make it so.
+    /// Returns the statements that write the changes.
     fn statements(&self, me: PublicKey) -> Vec<(&'static str, Params)> {
         let mut all: Vec<(&'static str, Params)> = Vec::new();
         for (id, lease) in self.leases.iter().filter(|(_, lease)| lease.changed) {
@@ -324,8 +324,8 @@ async fn commit(link: &Link, me: PublicKey, pages: Pages) -> Result<(), Fault> {
         .iter()
         .zip(&params)
         .map(|((sql, _), params)| link.execute(sql, params));
-    // Sent together, the commit last. Where one fails, so do those behind it, and the commit undoes those before it; its own answer
-    // would not tell.
+    // Sent together, the commit last. If a statement fails, so do the following ones, and the commit rolls back the
+    // previous ones without reporting an error.
     let (written, committed) = join(join_in_order(writes), link.batch("COMMIT")).await;
     for result in written {
         result?;
@@ -333,7 +333,7 @@ async fn commit(link: &Link, me: PublicKey, pages: Pages) -> Result<(), Fault> {
     Ok(committed?)
 }
 
-/// Begins them in this order, which is that in which they are sent, and waits for all.
+/// Polls the futures in this order, which is the order in which they are sent, and waits for all.
 async fn join_in_order<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<_> = futures.map(|future| Box::pin(maybe_done(future))).collect();
     std::future::poll_fn(|context| {

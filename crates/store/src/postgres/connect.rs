@@ -1,4 +1,4 @@
-//! One connection to the database: how its address is read, how it is secured, and what every session sets.
+//! One connection to the database: its address, its encryption, and the settings of its session.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -18,16 +18,16 @@ use super::faults::{Fault, fault};
 use super::schema;
 use crate::StoreError;
 
-/// Reaching the database and setting up a session.
+/// Time limit for connecting and setting up a session.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// A connection on which nothing is acknowledged for this long is broken.
+/// A connection on which nothing is acknowledged for this long counts as lost.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// What every session says first. A manager that stops in the middle of a transaction must not hold its locks for long.
+/// Settings of every session. A manager that stops in the middle of a transaction must not hold its locks for long.
 const SESSION: &str = "SET search_path = dayfly; SET statement_timeout = '8s'; SET lock_timeout = '5s';
     SET idle_in_transaction_session_timeout = '5s'; SET client_min_messages = warning";
 
-/// Where the database is.
+/// Address of the database.
 #[derive(Clone)]
 pub struct Address {
     config: Config,
@@ -35,10 +35,10 @@ pub struct Address {
 }
 
 impl Address {
-    /// Reads `postgresql://...`. Clear text is for Unix sockets and the loopback; elsewhere `sslrootcert=FILE` names the
-    /// authority that vouches for the server.
+    /// Parses `postgresql://...`. Clear text is allowed only for Unix sockets and the loopback interface. For other
+    /// hosts, `sslrootcert=FILE` names the certificate authority of the server.
     pub fn parse(url: &str) -> Result<Self, StoreError> {
-        // A password must not travel with a complaint.
+        // An error message must not contain the password.
         let unusable = |why: String| StoreError::Address {
             address: without_secret(url),
             why,
@@ -57,7 +57,7 @@ impl Address {
             .connect_timeout(CONNECT_DEADLINE)
             .tcp_user_timeout(SILENT)
             .keepalives_idle(SILENT)
-            // Of several servers, the one that takes writes.
+            // Of several servers, choose the one that accepts writes.
             .target_session_attrs(TargetSessionAttrs::ReadWrite);
         let is_far = config.get_hosts().iter().any(is_far);
         if !is_far && config.get_ssl_mode() != SslMode::Require {
@@ -78,7 +78,7 @@ impl Address {
         })
     }
 
-    /// For people: without the password.
+    /// Returns the address for display, without the password.
     pub fn describe(&self) -> String {
         let hosts = self.config.get_hosts().iter().map(|host| match host {
             Host::Tcp(name) => name.clone(),
@@ -112,7 +112,7 @@ fn is_far(host: &Host) -> bool {
     }
 }
 
-/// The URL without this parameter, and the parameter.
+/// Returns the URL without the parameter, and the parameter's value.
 fn take_parameter(url: &str, name: &str) -> (String, Option<String>) {
     let Some((base, query)) = url.split_once('?') else {
         return (url.into(), None);
@@ -136,7 +136,7 @@ fn take_parameter(url: &str, name: &str) -> (String, Option<String>) {
     (format!("{base}{query}"), taken)
 }
 
-/// Undoes `%2F` and the like.
+/// Decodes percent-encoding.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -162,7 +162,7 @@ fn tls(root: &Path) -> Result<MakeRustlsConnect, String> {
     let certificates = CertificateDer::pem_file_iter(root).map_err(|error| unusable(error.to_string()))?;
     for certificate in certificates {
         let certificate = certificate.map_err(|error| unusable(error.to_string()))?;
-        // A system's bundle may hold some that rustls does not take; the others serve.
+        // A system's bundle may contain certificates that rustls rejects. The others suffice.
         let _ = roots.add(certificate);
     }
     if roots.is_empty() {
@@ -176,17 +176,17 @@ fn tls(root: &Path) -> Result<MakeRustlsConnect, String> {
     Ok(MakeRustlsConnect::new(config))
 }
 
-/// An open session. Statements are prepared once.
+/// An open session. Each statement is prepared once.
 pub struct Link {
     client: Client,
     prepared: Mutex<HashMap<&'static str, Statement>>,
 }
 
-/// What the other managers say, as the connection hears it.
+/// Receives the notifications of the other managers.
 pub type Heard = mpsc::UnboundedSender<String>;
 
 impl Link {
-    /// Opens one. The tables are as this release knows them afterwards.
+    /// Opens a session, after which the tables have this release's schema.
     pub async fn open(address: &Address, heard: Option<Heard>) -> Result<Self, Fault> {
         let opening = async {
             let client = match &address.tls {
@@ -215,12 +215,12 @@ impl Link {
         }
     }
 
-    /// Whether nothing can be asked any more.
+    /// Whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.client.is_closed()
     }
 
-    /// A statement, prepared.
+    /// Returns a prepared statement.
     pub async fn statement(&self, sql: &'static str) -> Result<Statement, Error> {
         let known = self.prepared().get(sql).cloned();
         if let Some(statement) = known {
@@ -232,36 +232,36 @@ impl Link {
     }
 
     fn prepared(&self) -> std::sync::MutexGuard<'_, HashMap<&'static str, Statement>> {
-        // One insertion at a time: nothing is ever half done.
+        // Ignore poisoning: there is only one insertion at a time, so the map is consistent.
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rows of a statement.
+    /// Returns the rows of a statement.
     pub async fn query(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
         let statement = self.statement(sql).await?;
         self.client.query(&statement, params).await
     }
 
-    /// Rows of a statement without parameters, as they come.
+    /// Returns the rows of a statement without parameters as a stream.
     pub async fn stream(&self, sql: &'static str) -> Result<RowStream, Error> {
         let statement = self.statement(sql).await?;
         let none: [&(dyn ToSql + Sync); 0] = [];
         self.client.query_raw(&statement, none).await
     }
 
-    /// Rows changed by a statement.
+    /// Returns the number of rows that a statement changed.
     pub async fn execute(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
         let statement = self.statement(sql).await?;
         self.client.execute(&statement, params).await
     }
 
-    /// Statements without parameters.
+    /// Executes statements without parameters.
     pub async fn batch(&self, sql: &str) -> Result<(), Error> {
         self.client.batch_execute(sql).await
     }
 }
 
-/// Serves a connection to its end.
+/// Drives a connection until it ends.
 fn drive<S, T>(mut connection: Connection<S, T>, heard: Option<Heard>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -272,12 +272,12 @@ where
             match message {
                 Ok(AsyncMessage::Notification(notification)) => {
                     if let Some(heard) = &heard {
-                        // Whoever listened may have stopped; the connection ends with its client then.
+                        // The receiver may be closed. The connection then ends with its client.
                         let _ = heard.send(notification.payload().to_owned());
                     }
                 }
                 Ok(_) => {}
-                // Whoever asked hears of it; the next question opens another connection.
+                // The caller gets the error, and the next query opens another connection.
                 Err(error) => {
                     tracing::debug!(%error, "a connection to the database ended");
                     return;

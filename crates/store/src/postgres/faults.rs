@@ -1,23 +1,24 @@
-//! What an error of the database's means for whoever asked.
+//! Classification of the database's errors.
 
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use crate::StoreError;
 
-/// Why something could not be done.
+/// Why an operation failed.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// The connection is of no use any more; whether it was done is not known. Another connection may do it.
+    /// The connection is lost, and whether the operation took effect is unknown. It may be repeated over another
+    /// connection.
     Lost(String),
-    /// Another manager was in the way: the same succeeds a moment later.
+    /// Another manager interfered. The same operation may succeed a moment later.
     Again(String),
-    /// It cannot be done.
+    /// The operation cannot succeed.
     Refused(StoreError),
 }
 
 impl Fault {
-    /// For whoever waits no longer.
+    /// Returns the error for a caller that stops waiting.
     pub fn told(&self) -> StoreError {
         match self {
             Self::Lost(why) => StoreError::Unreachable(why.clone()),
@@ -33,10 +34,10 @@ impl From<Error> for Fault {
     }
 }
 
-/// What an error means.
+/// Classifies an error.
 pub fn fault(error: &Error) -> Fault {
     let Some(said) = error.as_db_error() else {
-        // The cause is the interesting half: "error connecting to server" says nothing yet.
+        // The cause is more useful: "error connecting to server" alone explains nothing.
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         return Fault::Lost(cause);
     };
@@ -52,7 +53,7 @@ pub fn fault(error: &Error) -> Fault {
         | &SqlState::CANNOT_CONNECT_NOW
         | &SqlState::TOO_MANY_CONNECTIONS
         | &SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
-        // A server that became a standby: the next connection goes to the one that takes writes.
+        // The server has become a standby. The next connection goes to the server that accepts writes.
         | &SqlState::READ_ONLY_SQL_TRANSACTION => Fault::Lost(text),
         other if other.code().starts_with("08") => Fault::Lost(text),
         other => Fault::Refused(StoreError::Broken(format!("{text} ({})", other.code()))),

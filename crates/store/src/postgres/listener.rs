@@ -1,5 +1,5 @@
-//! What managers tell each other over the database: notifications, which are delivered when the transaction that sends them commits,
-//! in the order of the commits. Whoever was away reads everything anew.
+//! News between managers as database notifications, which are delivered when their transaction commits, in the order of
+//! the commits. A manager that reconnects reads the full state.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use super::reader::read_all;
 use super::{FIRST_WAIT, LAST_WAIT};
 use crate::News;
 
-/// Sends a payload.
+/// Sends a notification.
 pub const NOTIFY: &str = "SELECT pg_notify('dayfly', $1)";
-/// PostgreSQL takes less than 8,000 bytes.
+/// Most bytes of a notification. PostgreSQL accepts less than 8,000 bytes.
 const MOST_BYTES: usize = 7_900;
-/// How often a quiet connection is tried.
+/// How often a quiet connection is checked.
 const PULSE: Duration = Duration::from_secs(5);
 
 #[derive(Serialize, Deserialize)]
 struct Payload {
     from: PublicKey,
-    /// None when it would be too long: then everything is to be read.
+    /// `None` if the news are too long; the receiver then reads the full state.
     news: Option<Vec<News>>,
 }
 
-/// News as payloads, in order.
+/// Returns the notifications for the news, in order.
 pub fn payloads(from: PublicKey, news: &[News]) -> Vec<String> {
     let written = |news: Option<&[News]>| {
         let news = news.map(<[News]>::to_vec);
-        // Numbers, texts and lists of them always can be written.
+        // These types can always be serialized.
         serde_json::to_string(&Payload { from, news }).unwrap_or_default()
     };
     let mut all = Vec::new();
@@ -52,7 +52,7 @@ pub fn payloads(from: PublicKey, news: &[News]) -> Vec<String> {
     all
 }
 
-/// Listens for ever, or until nobody wants to hear any more.
+/// Receives notifications until the receiver of the news is closed.
 pub async fn listen(address: Address, me: PublicKey, news: mpsc::Sender<News>) {
     let mut wait = FIRST_WAIT;
     while !news.is_closed() {
@@ -69,16 +69,16 @@ pub async fn listen(address: Address, me: PublicKey, news: mpsc::Sender<News>) {
     }
 }
 
-/// One connection, from its beginning to its end.
+/// Receives notifications over one connection until it ends.
 async fn hear(address: &Address, me: PublicKey, news: &mpsc::Sender<News>) -> Result<(), Fault> {
     let (heard, mut payloads) = mpsc::unbounded_channel();
     let link = Link::open(address, Some(heard)).await?;
     link.batch("LISTEN dayfly").await?;
-    // From here on nothing is missed, and what was before is read.
+    // From here on no notification is missed. Read the state from before.
     let mut everything = true;
     loop {
         if std::mem::take(&mut everything) {
-            // Of leases those that live: what they end with may have changed too.
+            // Of leases, include the live ones, because their bearers may have changed too.
             let snapshot = read_all(&link, me, u64::MAX).await?;
             if news.send(News::Everything(Box::new(snapshot))).await.is_err() {
                 return Ok(());
@@ -95,11 +95,12 @@ async fn hear(address: &Address, me: PublicKey, news: &mpsc::Sender<News>) -> Re
             }
         };
         let Ok(payload) = serde_json::from_str::<Payload>(&payload) else {
-            // Of another release: it may matter, and what it left in the tables can be read.
+            // From another release: it may matter, and its effect can be read from the tables.
             everything = true;
             continue;
         };
-        // Its own too, in the order of the commits: what was read above may be older. Only events it told itself.
+        // Include this manager's own news in commit order, because the state read above may be older. Omit only its own
+        // events.
         let own = payload.from == me;
         match payload.news {
             None => everything = true,

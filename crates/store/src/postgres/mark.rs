@@ -1,5 +1,5 @@
-//! The [mark](crate::mark) of a database that managers share: each manager counts there when it starts and once a minute, and
-//! keeps the last count that it saw in its state directory.
+//! The [mark](crate::mark) of a database that managers share. Each manager counts in the database when it starts and
+//! once a minute, and keeps the last count that it saw in its state directory.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::rows;
 use crate::StoreError;
 use crate::mark::{Count, Known, Mark, SYNC_PERIOD};
 
-/// The table, of one row.
+/// The table, which has one row.
 macro_rules! mark_table {
     () => {
         "
@@ -27,14 +27,14 @@ INSERT INTO dayfly.mark (store) VALUES (decode(md5(random()::TEXT || clock_times
 }
 pub(super) use mark_table;
 
-/// File of a manager's state directory.
+/// Name of the file in a manager's state directory.
 const FILE: &str = "database.mark";
 
 const FOUND: &str = "SELECT store, commits, (1000 * extract(epoch FROM at))::BIGINT FROM mark";
 const COUNT: &str = "UPDATE mark SET commits = commits + 1, at = now()
     RETURNING store, commits, (1000 * extract(epoch FROM at))::BIGINT";
 
-/// Compares the database with what this manager knows of it, and counts in it from then on.
+/// Compares the database with the mark of this manager, and counts in it.
 pub async fn compare(reader: &Reader, name: String, state_dir: &Path, accept_loss: bool) -> Result<Mark, StoreError> {
     let known = Known::read(name, state_dir.join(FILE), accept_loss)?;
     let found = ask(reader, FOUND).await?;
@@ -43,7 +43,7 @@ pub async fn compare(reader: &Reader, name: String, state_dir: &Path, accept_los
     Ok(known.open(count))
 }
 
-/// Counts for as long as the manager runs.
+/// Counts periodically, as long as the manager runs.
 pub async fn keep(reader: Reader, mut mark: Mark) {
     loop {
         tokio::time::sleep(SYNC_PERIOD).await;

@@ -1,4 +1,4 @@
-//! Reading, on a connection of its own: nobody who writes waits for a long bill.
+//! Reads, on a separate connection, so that no writer waits for a long bill.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::rows::{self, lease_columns, node_columns, signed, tenant_columns};
 use super::{FIRST_WAIT, STATEMENT_DEADLINE};
 use crate::{AuditPage, BillQuery, LeaseRecord, Pending, Snapshot, StoreError, WRITE_DEADLINE};
 
-/// Reads whatever is asked, one after the other.
+/// Runs reads one after the other.
 #[derive(Clone)]
 pub struct Reader {
     address: Address,
@@ -23,7 +23,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// One that connects when something is asked.
+    /// Returns a reader that connects at the first read.
     pub fn new(address: Address) -> Self {
         Self {
             address,
@@ -31,7 +31,7 @@ impl Reader {
         }
     }
 
-    /// Reads something, on a new connection where the one there was is lost.
+    /// Runs a read. Opens a new connection if the last one was lost.
     pub fn read<T: Send + 'static>(
         &self,
         read: impl Fn(Arc<Link>) -> BoxFuture<'static, Result<T, Fault>> + Send + Sync + 'static,
@@ -48,7 +48,7 @@ impl Reader {
                     Err(_) => tokio::time::sleep(FIRST_WAIT).await,
                 }
             };
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = reply.send(answer);
         });
         Pending(receiver)
@@ -78,14 +78,16 @@ impl Reader {
     }
 }
 
-/// All that a manager keeps in memory, of leases those of its nodes that live or ended after this time.
+/// Returns the state that a manager keeps in memory, including leases of its nodes that are alive or ended after this
+/// time.
 pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: u64) -> Result<Snapshot, Fault> {
     let nodes = link
         .query(concat!("SELECT ", node_columns!(), " FROM nodes"), &[])
         .await?;
     let sql = "SELECT hash, role, tenant, node, expires_at_ms, name, read_only FROM bearers";
     let bearers = link.query(sql, &[]).await?;
-    // After the bearers: a lease may then end with a bearer of which news follow, and not with one that was replaced before.
+    // Read leases after bearers. A lease may then name a bearer that later news announce, but never one that was
+    // already replaced.
     let sql = concat!(
         "SELECT ",
         lease_columns!(),
@@ -110,7 +112,7 @@ pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: u64) -> Result
     })
 }
 
-/// See [`crate::Store::bill`].
+/// Implements [`crate::Store::bill`].
 pub async fn bill(link: &Link, query: BillQuery) -> Result<Vec<LeaseRecord>, Fault> {
     let (after_ms, after) = query.after.unwrap_or((0, LeaseId([0; 16])));
     let tenant = query.tenant.map(|tenant| tenant.0.to_vec());
@@ -137,9 +139,9 @@ pub async fn bill(link: &Link, query: BillQuery) -> Result<Vec<LeaseRecord>, Fau
     found.iter().map(rows::lease).collect()
 }
 
-/// See [`crate::Store::audited`].
+/// Implements [`crate::Store::audited`].
 pub async fn audited(link: &Link, page: AuditPage) -> Result<Vec<AuditEntry>, Fault> {
-    // An earlier release bounded no texts.
+    // Earlier releases had no length limits.
     macro_rules! entries {
         () => {
             "SELECT number, at_ms, tenant, token, action, left(subject, 4096), left(details, 8192) FROM audit
@@ -166,7 +168,7 @@ pub async fn audited(link: &Link, page: AuditPage) -> Result<Vec<AuditEntry>, Fa
     found.iter().map(entry).collect()
 }
 
-/// See [`crate::Store::others`].
+/// Implements [`crate::Store::others`].
 pub async fn others(
     link: &Link,
     me: PublicKey,
@@ -193,7 +195,7 @@ pub async fn others(
     found.iter().map(rows::lease).collect()
 }
 
-/// See [`crate::Store::held`].
+/// Implements [`crate::Store::held`].
 pub async fn held(link: &Link) -> Result<Vec<(TenantId, Held)>, Fault> {
     let sql = "SELECT id, leases, workers, cores, memory_bytes FROM tenants";
     let found = link.query(sql, &[]).await?;
@@ -201,7 +203,7 @@ pub async fn held(link: &Link) -> Result<Vec<(TenantId, Held)>, Fault> {
     found.iter().map(one).collect()
 }
 
-/// Whether the store answers at all, and is ours.
+/// Checks that the database responds and has this program's tables.
 pub async fn check(address: &Address) -> Result<(), StoreError> {
     Link::open(address, None).await.map(drop).map_err(|fault| fault.told())
 }

@@ -1,4 +1,4 @@
-//! Rows as records, and records as parameters.
+//! Conversion of rows to records, and of records to parameters.
 
 use dayfly_lease::State;
 use dayfly_lease::quota::Held;
@@ -11,7 +11,7 @@ use tokio_postgres::types::ToSql;
 use super::faults::Fault;
 use crate::{As, Bearer, LeaseRecord, NodeRecord, StoreError, TenantRecord};
 
-/// Parameters of a statement that is still to be sent.
+/// Owned parameters of a statement.
 pub type Params = Vec<Box<dyn ToSql + Sync + Send>>;
 
 /// Columns in the order in which [`lease`] reads them.
@@ -32,26 +32,26 @@ macro_rules! node_columns {
 }
 pub(super) use node_columns;
 
-/// A new lease, from [`lease_parameters`].
+/// Inserts a lease, from [`lease_parameters`].
 pub const INSERT_LEASE: &str = concat!(
     "INSERT INTO leases (",
     lease_columns!(),
     ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)"
 );
 
-/// What may change of a lease, from [`lease_changes`].
+/// Updates the columns of a lease that may change, from [`lease_changes`].
 pub const UPDATE_LEASE: &str = "UPDATE leases SET state = $2, hot = $3, duration_ms = $4, expires_at_ms = $5, \
     ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13, sandbox = $14 WHERE id = $1";
 
-/// Which bearer a lease ends with, from its id and the bearer. Apart from [`UPDATE_LEASE`], since it changes without the lock of the
-/// lease's node when a bearer is revoked or replaced.
+/// Changes the bearer of a lease, from its id and the bearer. Separate from [`UPDATE_LEASE`], because revoking or
+/// replacing a bearer changes it without the lock of the lease's node.
 pub const REBIND_LEASE: &str = "UPDATE leases SET bearer = $2 WHERE id = $1";
 
-/// Leases that live and end with one bearer end with another one, or with none. Locks them in the order of all writers.
+/// Moves the live leases of one bearer to another one, or to none. Locks them in the order of all writers.
 pub const REBIND_LEASES: &str = "UPDATE leases SET bearer = $2 WHERE id IN (SELECT id FROM leases WHERE bearer = $1 \
     AND ended_at_ms = 0 ORDER BY id FOR UPDATE)";
 
-/// PostgreSQL's integers are signed; nothing that Dayfly counts honestly comes near the difference.
+/// Converts to PostgreSQL's signed integers. No real count comes near the difference.
 pub fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -62,34 +62,34 @@ fn damaged(what: impl std::fmt::Display) -> Fault {
     )))
 }
 
-/// A number that is never negative.
+/// Decodes a non-negative number.
 pub fn unsigned(row: &Row, column: usize) -> Result<u64, Fault> {
     Ok(row.try_get::<_, i64>(column)?.unsigned_abs())
 }
 
-/// A number that was small when it was written.
+/// Decodes a number of a smaller type.
 pub fn small<T: TryFrom<u64>>(row: &Row, column: usize) -> Result<T, Fault> {
     T::try_from(unsigned(row, column)?).map_err(|_| damaged("a number that is too large"))
 }
 
-/// An id, a key or a hash.
+/// Decodes an id, a key or a hash.
 pub fn bytes<const N: usize>(row: &Row, column: usize) -> Result<[u8; N], Fault> {
     let bytes: &[u8] = row.try_get(column)?;
     bytes.try_into().map_err(|_| damaged("an id of the wrong length"))
 }
 
-/// What is kept as JSON.
+/// Decodes a JSON column.
 pub fn parsed<T: serde::de::DeserializeOwned>(row: &Row, column: usize) -> Result<T, Fault> {
     serde_json::from_str(row.try_get(column)?).map_err(damaged)
 }
 
-/// The other way.
+/// Encodes a value as JSON.
 pub fn json(value: &impl serde::Serialize) -> String {
-    // Numbers, texts and lists of them always can be written.
+    // These types can always be serialized.
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// See [`lease_columns`].
+/// Decodes [`lease_columns`].
 pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
     Ok(LeaseRecord {
         lease: LeaseId(bytes(row, 0)?),
@@ -112,7 +112,7 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
             calls: unsigned(row, 16)?,
             failures: unsigned(row, 17)?,
         },
-        // A level that an earlier release does not know is taken for the strictest, which opens nothing.
+        // An unknown level of a later release counts as isolated, which permits nothing.
         sandbox: Sandbox::from_number(small(row, 18)?).unwrap_or(Sandbox::Isolated),
         prices: Prices {
             allocation_per_gib_s: unsigned(row, 19)?,
@@ -137,7 +137,7 @@ fn number(value: impl Into<u64>) -> Box<dyn ToSql + Sync + Send> {
     Box::new(signed(value.into()))
 }
 
-/// What was used, in the order of both statements.
+/// Returns the usage, in the order of both statements.
 fn used(usage: &Usage) -> Params {
     vec![
         number(usage.computing_us),
@@ -148,7 +148,7 @@ fn used(usage: &Usage) -> Params {
     ]
 }
 
-/// For [`INSERT_LEASE`].
+/// Returns the parameters of [`INSERT_LEASE`].
 pub fn lease_parameters(record: &LeaseRecord) -> Params {
     let mut parameters = vec![
         text(&record.lease.0),
@@ -179,7 +179,7 @@ pub fn lease_parameters(record: &LeaseRecord) -> Params {
     parameters
 }
 
-/// For [`UPDATE_LEASE`].
+/// Returns the parameters of [`UPDATE_LEASE`].
 pub fn lease_changes(record: &LeaseRecord) -> Params {
     let mut parameters = vec![
         text(&record.lease.0),
@@ -196,12 +196,12 @@ pub fn lease_changes(record: &LeaseRecord) -> Params {
     parameters
 }
 
-/// For [`REBIND_LEASE`].
+/// Returns the parameters of [`REBIND_LEASE`].
 pub fn lease_bearer(record: &LeaseRecord) -> Params {
     vec![text(&record.lease.0), Box::new(record.bearer.map(|hash| hash.to_vec()))]
 }
 
-/// See [`node_columns`].
+/// Decodes [`node_columns`].
 pub fn node(row: &Row) -> Result<NodeRecord, Fault> {
     Ok(NodeRecord {
         address: parsed(row, 0)?,
@@ -213,7 +213,7 @@ pub fn node(row: &Row) -> Result<NodeRecord, Fault> {
     })
 }
 
-/// `hash, role, tenant, node, expires_at_ms, name, read_only`.
+/// Decodes `hash, role, tenant, node, expires_at_ms, name, read_only`.
 pub fn bearer(row: &Row) -> Result<Bearer, Fault> {
     let node = match row.try_get::<_, Option<&[u8]>>(3)? {
         Some(_) => Some(NodeId(bytes(row, 3)?)),
@@ -230,7 +230,7 @@ pub fn bearer(row: &Row) -> Result<Bearer, Fault> {
     })
 }
 
-/// `id, name, spec, spent`.
+/// Columns in the order in which [`tenant`] reads them.
 macro_rules! tenant_columns {
     () => {
         "id, name, spec, spent, spent_on_tasks"
@@ -238,7 +238,7 @@ macro_rules! tenant_columns {
 }
 pub(super) use tenant_columns;
 
-/// A row of [`tenant_columns`].
+/// Decodes [`tenant_columns`].
 pub fn tenant(row: &Row) -> Result<TenantRecord, Fault> {
     Ok(TenantRecord {
         id: TenantId(bytes(row, 0)?),
@@ -249,7 +249,7 @@ pub fn tenant(row: &Row) -> Result<TenantRecord, Fault> {
     })
 }
 
-/// `leases, workers, cores, memory_bytes`, from this column on.
+/// Decodes `leases, workers, cores, memory_bytes`, from column `first` on.
 pub fn held(row: &Row, first: usize) -> Result<Held, Fault> {
     Ok(Held {
         leases: small(row, first)?,

@@ -1,4 +1,4 @@
-//! The tables, and how they are made.
+//! The tables, and their creation and upgrades.
 
 use tokio_postgres::Client;
 
@@ -6,13 +6,13 @@ use super::faults::Fault;
 use super::{mark, tasks};
 use crate::StoreError;
 
-/// Version of the tables below.
+/// Version of these tables.
 pub const SCHEMA: i64 = 13;
 
-/// Where the tables were when this program had another name.
+/// Schema of the tables when this program had another name.
 const FORMER_SCHEMA: &str = "mayfly";
 
-/// Whoever makes tables does so alone: the number is Dayfly's own, and means nothing.
+/// Serialises the creation of tables. The number is arbitrary and unique to Dayfly.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 
 const TABLES: &str = "
@@ -59,7 +59,7 @@ CREATE TABLE dayfly.audit (
 );
 ";
 
-/// What brings tables of an earlier version to the next one, from the first.
+/// Statements that upgrade tables from each version to the next, beginning with the first.
 const UPGRADES: [&str; 12] = [
     "ALTER TABLE dayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE dayfly.version SET version = 2;",
     concat!(tasks::tables!(), "UPDATE dayfly.version SET version = 3;"),
@@ -81,13 +81,13 @@ const UPGRADES: [&str; 12] = [
     concat!(tasks::printed!(), "UPDATE dayfly.version SET version = 13;"),
 ];
 
-/// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.
+/// Creates missing tables and upgrades those of an earlier release. Does not change those of a later one.
 pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
     if version(client).await? == Some(SCHEMA) {
         return Ok(());
     }
     client.batch_execute(&format!("BEGIN; {LOCK};")).await?;
-    // Another manager may have been quicker.
+    // Another manager may have created them meanwhile.
     let made = match version(client).await? {
         Some(older @ 1..SCHEMA) => {
             let upgrades = UPGRADES[older as usize - 1..].concat();
@@ -118,9 +118,9 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
     made
 }
 
-/// Whether there are tables of this program in a schema.
+/// Whether a schema contains tables of this program.
 async fn has_versions_of(client: &Client, schema: &str) -> Result<bool, Fault> {
-    // Asked of the tables and not by name: a session remembers for a while that it found no such name.
+    // Query the catalogue and not the name: a session caches for a while that a name does not exist.
     let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = 'version')";
     Ok(client.query_one(sql, &[&schema]).await?.try_get(0)?)
 }

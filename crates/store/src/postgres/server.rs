@@ -1,4 +1,4 @@
-//! A real PostgreSQL for the tests of this process, with a database for each test.
+//! A PostgreSQL server for the tests of this process, with a database for each test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -13,16 +13,16 @@ use tokio_postgres::NoTls;
 use super::{PostgresStore, PostgresTasks, SharedTasks};
 use crate::StoreError;
 
-/// A server. It ends, and its directory goes, with the end of its standard input, and so with this process at the latest.
+/// A server. It stops and its directory is removed when its standard input closes, at the latest with this process.
 pub struct Server {
     script: Child,
     answers: BufReader<std::process::ChildStdout>,
-    /// Where its socket is.
+    /// Directory of its socket.
     pub directory: String,
 }
 
 impl Server {
-    /// Starts one; why not, where PostgreSQL is not installed.
+    /// Starts a server, or returns the reason where PostgreSQL is not installed.
     pub fn start(arguments: &[&str]) -> Result<Self, String> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/postgres");
         let mut script = Command::new(script)
@@ -46,7 +46,7 @@ impl Server {
         })
     }
 
-    /// `stop`, `kill` or `start`.
+    /// Sends the command `stop`, `kill` or `start` to the server's script.
     pub fn tell(&mut self, what: &str) {
         let input = self.script.stdin.as_mut().unwrap();
         writeln!(input, "{what}").unwrap();
@@ -63,13 +63,14 @@ impl Drop for Server {
     }
 }
 
-/// A database of one test's own.
+/// A database for one test.
 pub struct Database {
-    /// As a manager is told.
+    /// URL for a manager.
     pub url: String,
 }
 
-/// One on the server that all tests of this process share. None, with a word on it, where there is no PostgreSQL.
+/// Creates a database on the server that all tests of this process share. Prints a message and returns `None` where
+/// there is no PostgreSQL.
 pub fn database() -> Option<Database> {
     static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
     match SERVER.get_or_init(|| Server::start(&[])) {
@@ -82,13 +83,13 @@ pub fn database() -> Option<Database> {
 }
 
 impl Database {
-    /// A new one.
+    /// Creates a database.
     pub fn on(server: &Server) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("test{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let url = |name: &str| format!("postgresql://dayfly@/{name}?host={}", server.directory);
         let (to, command) = (url("postgres"), format!("CREATE DATABASE {name}"));
-        // Tests are on runtimes of their own, some of which are busy with this very call.
+        // Use a separate thread: the tests' runtimes may be blocked by this call.
         let made = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -100,27 +101,27 @@ impl Database {
         Self { url: url(&name) }
     }
 
-    /// Does something to it that no manager does.
+    /// Executes a statement directly.
     pub async fn execute(&self, command: &str) {
         execute(&self.url, command).await;
     }
 
-    /// A manager's store in it.
+    /// Opens a manager's store.
     pub async fn store(&self, manager: u8) -> PostgresStore {
         self.try_store(manager).await.unwrap()
     }
 
-    /// The same, where it may be refused.
+    /// Opens a manager's store, which may be refused.
     pub async fn try_store(&self, manager: u8) -> Result<PostgresStore, StoreError> {
         PostgresStore::open(&self.url, PublicKey([manager; 32])).await
     }
 
-    /// Its way to the tasks.
+    /// Returns a manager's access to the tasks.
     pub fn shared_tasks(&self, manager: u8) -> SharedTasks {
         SharedTasks::new(&self.url, PublicKey([manager; 32])).unwrap()
     }
 
-    /// The tasks, which it has now.
+    /// Takes over the tasks for a manager.
     pub async fn tasks(&self, manager: u8) -> PostgresTasks {
         let shared = self.shared_tasks(manager);
         let taken = shared.take(None, Duration::ZERO).await.unwrap();

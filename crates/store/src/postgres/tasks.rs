@@ -1,8 +1,8 @@
-//! Functions and tasks in PostgreSQL, which one of several managers has at a time.
+//! Functions and tasks in PostgreSQL, owned by one of several managers at a time.
 //!
-//! One, since what waits, what is the same, and whose turn it is are decided in memory. Which one stands in a row of its own, with an
-//! epoch that grows with each change; every write of tasks changes that row as well, so that a manager that was stopped, or cut off,
-//! writes nothing more once another has them.
+//! There is one owner because the queue, idempotency and the order of execution are decided in memory. A separate row
+//! names the owner, with an epoch that grows with each change. Every write of tasks also updates that row, so that a
+//! manager that was stopped or cut off writes nothing after another one has taken over.
 
 mod books;
 mod contents;
@@ -31,7 +31,7 @@ use super::rows::{self, signed};
 use super::writer::{Alone, answer};
 use crate::{Pending, StoreError};
 
-/// The tables, after all others.
+/// The tables of tasks, created after all others.
 macro_rules! tables {
     () => {
         "
@@ -91,7 +91,7 @@ CREATE TABLE dayfly.usage (
 }
 pub(super) use tables;
 
-/// What tasks cost, in tables of an earlier release.
+/// Upgrade: adds the cost of tasks.
 macro_rules! costs {
     () => {
         "
@@ -102,7 +102,7 @@ CREATE TABLE dayfly.costs (tenant BYTEA PRIMARY KEY, total BIGINT NOT NULL);
 }
 pub(super) use costs;
 
-/// When tasks came into their states, in tables of an earlier release.
+/// Upgrade: adds the times at which tasks entered their states.
 macro_rules! times {
     () => {
         "
@@ -113,7 +113,7 @@ ALTER TABLE dayfly.tasks ADD COLUMN waiting_at_ms BIGINT NOT NULL DEFAULT 0,
 }
 pub(super) use times;
 
-/// How long tasks wait between their executions, in tables of an earlier release.
+/// Upgrade: adds the delay between a task's executions.
 macro_rules! waits {
     () => {
         "ALTER TABLE dayfly.tasks ADD COLUMN retry_wait_ms BIGINT NOT NULL DEFAULT 0;"
@@ -121,7 +121,7 @@ macro_rules! waits {
 }
 pub(super) use waits;
 
-/// What tasks have in common whose answers are the same, in tables of an earlier release.
+/// Upgrade: adds the hash of memoized tasks.
 macro_rules! memos {
     () => {
         "
@@ -132,7 +132,7 @@ CREATE INDEX tasks_by_memo ON dayfly.tasks (number) WHERE memo IS NOT NULL AND n
 }
 pub(super) use memos;
 
-/// Tasks that did not end well, for whoever asks for these, in tables of an earlier release.
+/// Upgrade: adds an index of failed tasks.
 macro_rules! failed {
     () => {
         "CREATE INDEX tasks_failed ON dayfly.tasks (id) WHERE code IS NOT NULL;"
@@ -140,7 +140,7 @@ macro_rules! failed {
 }
 pub(super) use failed;
 
-/// What functions raised, as text, in tables of an earlier release.
+/// Upgrade: adds functions' exceptions as text.
 macro_rules! exceptions {
     () => {
         "ALTER TABLE dayfly.tasks ADD COLUMN exception TEXT;"
@@ -148,7 +148,7 @@ macro_rules! exceptions {
 }
 pub(super) use exceptions;
 
-/// What tasks printed, in tables of an earlier release.
+/// Upgrade: adds the output of tasks.
 macro_rules! printed {
     () => {
         "CREATE TABLE dayfly.printed (task BYTEA PRIMARY KEY, first BIGINT NOT NULL, pieces BYTEA NOT NULL);"
@@ -156,18 +156,18 @@ macro_rules! printed {
 }
 pub(super) use printed;
 
-/// Which manager has the tasks.
+/// The owner of the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TasksOwner {
-    /// The manager; none between two.
+    /// The manager; `None` between two owners.
     pub manager: Option<PublicKey>,
-    /// Grows whenever a manager takes them.
+    /// Grows whenever a manager takes over.
     pub epoch: u64,
-    /// The content store that what is long of them is in, once one of them was told.
+    /// Id of the content store with their long payloads, once an owner has set it.
     pub contents: Option<[u8; 16]>,
 }
 
-/// One manager's way to the tasks that all have in common.
+/// A manager's access to the shared tasks, whether it owns them or not.
 pub struct SharedTasks {
     me: PublicKey,
     address: Address,
@@ -175,7 +175,7 @@ pub struct SharedTasks {
 }
 
 impl SharedTasks {
-    /// Of the manager with this key.
+    /// Returns the access of the manager with this key.
     pub fn new(url: &str, me: PublicKey) -> Result<Self, StoreError> {
         let address = Address::parse(url)?;
         Ok(Self {
@@ -185,7 +185,7 @@ impl SharedTasks {
         })
     }
 
-    /// Who has them.
+    /// Returns the current owner.
     pub fn owner(&self) -> Pending<TasksOwner> {
         let owner = |link: std::sync::Arc<Link>| async move {
             let found = link
@@ -201,8 +201,8 @@ impl SharedTasks {
         self.reader.read(move |link| owner(link).boxed())
     }
 
-    /// Takes them for this manager, unless another one has them that was heard of lately, or what is long of them is elsewhere than
-    /// where this manager looks for it.
+    /// Takes over the tasks for this manager. Returns `None` if another owner was active within `silent`, or if the
+    /// tasks' content store is not the one of this manager.
     pub async fn take(
         &self,
         contents: Option<[u8; 16]>,
@@ -214,7 +214,7 @@ impl SharedTasks {
             RETURNING epoch";
         let me = self.me;
         let silent_ms = signed(u64::try_from(silent.as_millis()).unwrap_or(u64::MAX));
-        // Taken again after a break, it is taken once more; the epoch that is answered counts.
+        // A repetition after a lost connection takes over again. The returned epoch is the valid one.
         let taken = self.reader.read(move |link| {
             async move {
                 let contents = contents.as_ref().map(|name| name.as_slice());
@@ -233,13 +233,13 @@ impl SharedTasks {
     }
 }
 
-/// Functions and tasks while this manager has them. Dropping it writes what waits and closes the connection.
+/// Functions and tasks while this manager owns them. Dropping it writes what is queued and closes the connection.
 pub struct PostgresTasks {
     epoch: Epoch,
     commands: mpsc::UnboundedSender<Command>,
 }
 
-/// What is done with some input on a connection.
+/// Work with an input over a connection.
 type Work<I, T> = for<'a> fn(&'a Link, &'a I) -> BoxFuture<'a, Result<T, Fault>>;
 
 struct Job<I, T> {
@@ -265,12 +265,12 @@ impl<I: Send + Sync, T: Send> Alone for Job<I, T> {
 }
 
 impl PostgresTasks {
-    /// Under which epoch this manager has them.
+    /// Epoch of this manager's ownership.
     pub fn epoch(&self) -> u64 {
         self.epoch.number
     }
 
-    /// What is long of the tasks is in this content store, from now on.
+    /// Sets the content store of the tasks' long payloads.
     pub fn contents_are(&self, name: [u8; 16]) -> Pending<()> {
         self.write(name, |link, name| {
             async {
@@ -290,7 +290,7 @@ impl PostgresTasks {
             outcome: None,
             reply,
         };
-        // When the writer has ended the reply ends with the job, and the waiter hears that.
+        // If the writer has ended, the reply is dropped with the job, and the caller gets an error.
         let _ = self.commands.send(Command {
             since: Instant::now(),
             kind,
@@ -299,12 +299,12 @@ impl PostgresTasks {
         Pending(receiver)
     }
 
-    /// Writes in its turn, together with others.
+    /// Queues a write, which shares a transaction with others.
     fn write<I: Send + Sync + 'static, T: Send + 'static>(&self, input: I, work: Work<I, T>) -> Pending<T> {
         self.push(Kind::Write, input, work)
     }
 
-    /// Reads what was written before.
+    /// Queues a read. It sees all earlier writes.
     fn read<I: Send + Sync + 'static, T: Send + 'static>(&self, input: I, work: Work<I, T>) -> Pending<T> {
         self.push(Kind::Read, input, work)
     }
@@ -314,7 +314,7 @@ fn missing() -> Fault {
     Fault::Refused(StoreError::Broken("a row of the database is missing".into()))
 }
 
-/// An id or a hash, where there is one.
+/// Decodes an optional id or hash.
 fn optional<const N: usize>(row: &Row, column: usize) -> Result<Option<[u8; N]>, Fault> {
     match row.try_get::<_, Option<&[u8]>>(column)? {
         Some(_) => rows::bytes(row, column).map(Some),
@@ -322,18 +322,18 @@ fn optional<const N: usize>(row: &Row, column: usize) -> Result<Option<[u8; N]>,
     }
 }
 
-/// A text of a tenant's, which may hold what PostgreSQL's texts may not.
+/// Decodes a tenant's text, which may contain bytes that PostgreSQL's texts cannot.
 fn text(row: &Row, column: usize) -> Result<String, Fault> {
     let bytes: Option<&[u8]> = row.try_get(column)?;
     Ok(String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned())
 }
 
-/// A code and a message in two columns.
+/// Decodes an error code and a message from two columns.
 fn failure(row: &Row, column: usize) -> Result<Option<Failure>, Fault> {
     let Some(code) = row.try_get::<_, Option<i64>>(column)? else {
         return Ok(None);
     };
-    // One that a later release wrote.
+    // A later release may have written an unknown code.
     let code = u16::try_from(code).ok().and_then(Code::from_wire);
     Ok(Some(Failure::new(
         code.unwrap_or(Code::Internal),
@@ -341,7 +341,7 @@ fn failure(row: &Row, column: usize) -> Result<Option<Failure>, Fault> {
     )))
 }
 
-/// A failure as JSON, where there is one.
+/// Decodes an optional failure as JSON.
 fn told(row: &Row, column: usize) -> Result<Option<Failure>, Fault> {
     match row.try_get::<_, Option<&str>>(column)? {
         Some(_) => rows::parsed(row, column).map(Some),

@@ -1,4 +1,4 @@
-//! What is PostgreSQL's alone: several managers, and a server that goes away.
+//! Tests of properties that only PostgreSQL has: several managers, and a server that fails.
 
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
         ALTER TABLE dayfly.tenants DROP COLUMN spent_on_tasks; UPDATE dayfly.version SET version = 1;";
     database.execute(earlier).await;
     let (one, other) = tokio::join!(database.store(1), database.store(2));
-    // What an earlier release knew nothing of it had none of.
+    // Earlier releases had no GPUs.
     let kept = LeaseRecord {
         gpus_per_worker: 0,
         bearer: None,
@@ -100,7 +100,7 @@ async fn a_node_that_moves_takes_its_leases_along_and_its_last_manager_changes_n
         Ok(vec![Noted::Stale])
     );
     assert_eq!(b.note(under(2, vec![ended])).wait().await, Ok(vec![Noted::Kept]));
-    // Where it stays, memory knows better than the books.
+    // The manager that keeps the node knows its leases from memory.
     let again = b.register(address(2), CAPACITY, 0).wait().await.unwrap().unwrap();
     assert_eq!((again.epoch, again.leases), (3, None));
     assert_eq!((load(&a).await.leases.len(), load(&b).await.leases.len()), (0, 1));
@@ -117,7 +117,8 @@ async fn an_entry_that_two_managers_bring_is_charged_once() {
         .unwrap();
     a.note(under(1, vec![offered()])).wait().await.unwrap();
     register(&b, address(1)).await;
-    // Its acknowledgement was lost: the node repeats it to the next manager, at the same time as the first still writes.
+    // The acknowledgement was lost: the node repeats the booking to the next manager while the first one is still
+    // writing it.
     let bring = |store: &PostgresStore, sequence| {
         store.book(NODE, sequence, vec![(LEASE, used(10 * sequence, sequence).into())])
     };
@@ -170,7 +171,7 @@ async fn a_quota_holds_over_all_managers_however_many_ask_at_once() {
     assert_eq!(over.count(), 50);
     let held = a.held().unwrap().wait().await.unwrap();
     assert_eq!((held[0].1.leases, held[0].1.workers), (10, 20));
-    // One that ends makes room at the other manager.
+    // A lease that ends makes room for one at the other manager.
     let first = load(&a)
         .await
         .leases
@@ -261,7 +262,7 @@ async fn the_nodes_of_a_silent_manager_are_adopted_once() {
     a.note(under(1, vec![offered()])).wait().await.unwrap();
     let adopt = |store: &PostgresStore, silent| store.adopt(PublicKey([1; 32]), silent, 0).wait();
     assert_eq!(adopt(&b, PATIENCE).await, Ok(Adopted::default()), "it lives");
-    // A database's clock goes on between two transactions.
+    // A database's clock advances between two transactions.
     let (first, second) = tokio::join!(adopt(&b, Duration::ZERO), adopt(&c, Duration::ZERO));
     let (first, second) = (first.unwrap(), second.unwrap());
     assert_eq!(first.nodes.len() + second.nodes.len(), 1);
@@ -410,10 +411,10 @@ async fn whoever_lost_the_tasks_writes_nothing_more_and_they_go_on_with_the_next
     first.contents_are([7; 16]).wait().await.unwrap();
     first.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
     first.end(vec![ended(1, 1, None)], Vec::new()).wait().await.unwrap();
-    // It lives, and has them.
+    // It is alive and has the tasks.
     assert!(b.take(Some([7; 16]), PATIENCE).await.unwrap().is_none());
     assert_eq!(b.owner().wait().await.unwrap().manager, Some(PublicKey([1; 32])));
-    // Whose contents are elsewhere could not give tasks their arguments.
+    // A manager with another content store could not give tasks their arguments.
     assert!(b.take(Some([8; 16]), Duration::ZERO).await.unwrap().is_none());
     let second = b
         .take(Some([7; 16]), Duration::ZERO)
@@ -429,7 +430,7 @@ async fn whoever_lost_the_tasks_writes_nothing_more_and_they_go_on_with_the_next
     let left = second.load().wait().await.unwrap();
     assert_eq!((left.last_number, left.tasks.len()), (1, 1));
     second.end(vec![ended(2, 2, None)], Vec::new()).wait().await.unwrap();
-    // Given up, they are the next one's at once.
+    // Once released, the tasks go to the next manager at once.
     second.release().wait().await.unwrap();
     assert_eq!(second.enqueue(vec![task(4, "a")]).wait().await, Err(StoreError::Moved));
     let third = a.take(Some([7; 16]), PATIENCE).await.unwrap().expect("nobody has them");
@@ -448,7 +449,7 @@ async fn a_server_that_dies_under_tasks_loses_none_and_none_is_written_twice() {
                 for number in 0..200u8 {
                     let mut one = task(0, "a");
                     one.spec.id.0[..2].copy_from_slice(&[writer, number]);
-                    // Known already, it would have been written twice.
+                    // A known task would have been written twice.
                     assert_eq!(tasks.enqueue(vec![one]).wait().await, Ok(vec![true]));
                 }
             })
@@ -473,7 +474,7 @@ async fn a_server_that_dies_under_tasks_loses_none_and_none_is_written_twice() {
 async fn what_cannot_be_written_fails_alone() {
     let Some(database) = database() else { return };
     let tasks = database.tasks(1).await;
-    // PostgreSQL's texts hold no zero; names of endpoints are checked before they come here.
+    // PostgreSQL's texts cannot contain a zero byte. Names of endpoints are checked before.
     let broken = EndpointRecord {
         id: dayfly_protocol::ids::EndpointId([1; 16]),
         name: "\0".into(),

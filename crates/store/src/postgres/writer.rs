@@ -1,7 +1,7 @@
-//! The one task that writes: what waits is written together, and again where a connection was lost before it was certain.
+//! The task that writes. Waiting writes are written together, and repeated if a connection is lost before the result is
+//! certain.
 //!
-//! Every write may be repeated without harm, so that a lost connection costs nobody anything but time: whoever waits is told no
-//! only when the deadline has passed.
+//! Every write is idempotent, so a lost connection costs only time. A caller gets an error only after the time limit.
 
 use std::collections::VecDeque;
 
@@ -17,18 +17,18 @@ use super::faults::Fault;
 use super::{LAST_WAIT, STATEMENT_DEADLINE};
 use crate::{StoreError, WRITE_DEADLINE};
 
-/// Most entries in one transaction: bounds how long the first of them waits.
+/// Most entries in one transaction. Limits how long the first of them waits.
 const GROUP: usize = 256;
 
-/// Something that is written in a transaction that somebody else opened.
+/// A write that runs in a transaction opened by the caller.
 pub trait Alone: Send {
-    /// Runs it; it may be run again.
+    /// Runs the write. May be called again.
     fn run<'a>(&'a mut self, link: &'a Link) -> BoxFuture<'a, Result<(), Fault>>;
-    /// Tells whoever waits.
+    /// Sends the result to the caller.
     fn finish(self: Box<Self>, result: Result<(), StoreError>);
 }
 
-/// An action with somebody who waits for its outcome.
+/// A closure and the receiver of its result.
 pub struct Action<T, F> {
     pub action: F,
     pub outcome: Option<T>,
@@ -54,26 +54,25 @@ where
     }
 }
 
-/// Tells whoever waits for an outcome.
+/// Sends the result to the caller.
 pub fn answer<T>(reply: oneshot::Sender<Result<T, StoreError>>, result: Result<(), StoreError>, outcome: Option<T>) {
     let missing = || StoreError::Broken("a write was not run".into());
-    // Whoever asked may have stopped waiting; the write stands all the same.
+    // The caller may have stopped waiting. The write is valid all the same.
     let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
 }
 
-/// What is to be written.
+/// The content of a write.
 pub enum What {
-    /// With others, in one transaction.
+    /// An entry of a common transaction.
     Together(Entry, oneshot::Sender<Result<Done, StoreError>>),
-    /// By itself.
+    /// A write in a separate transaction.
     Alone(Box<dyn Alone>),
 }
 
-/// A write that waits.
+/// A queued write.
 pub struct Write {
-    /// Since when.
+    /// When it was queued.
     pub since: Instant,
-    /// For what.
     pub what: What,
 }
 
@@ -86,7 +85,7 @@ impl What {
     }
 }
 
-/// Writes until nobody can ask any more.
+/// Writes until no more writes can be queued.
 pub async fn write(address: Address, me: PublicKey, asked: mpsc::UnboundedReceiver<Write>) {
     let writes = Writes {
         address,
@@ -97,7 +96,7 @@ pub async fn write(address: Address, me: PublicKey, asked: mpsc::UnboundedReceiv
     backlog::work(writes, asked).await;
 }
 
-/// What is to be written, and over which connection.
+/// Queued writes and their connection.
 struct Writes {
     address: Address,
     me: PublicKey,
@@ -126,7 +125,7 @@ impl Backlog<Write> for Writes {
             other => match Link::open(address, None).await {
                 Ok(open) => other.insert(open),
                 Err(Fault::Refused(error)) => {
-                    // Nothing can be written as things are: a wrong password, another release's tables.
+                    // Retrying cannot help: the password is wrong, or the tables are of another release.
                     for write in waiting.drain(..) {
                         write.what.fail(error.clone());
                     }
@@ -204,7 +203,7 @@ impl Backlog<Write> for Writes {
     }
 }
 
-/// Who waits, and since when.
+/// When an entry was queued, and where its result goes.
 type Waiting = (Instant, oneshot::Sender<Result<Done, StoreError>>);
 
 async fn together(
@@ -221,7 +220,7 @@ async fn together(
             }
             Ok(())
         }
-        // One of them is at fault; the others need not suffer for it.
+        // One of them is at fault. Run each alone, so that the others succeed.
         Err(Fault::Refused(_)) if group.len() > 1 => {
             let mut rest: VecDeque<_> = group.into_iter().zip(replies).collect();
             while let Some((entry, reply)) = rest.pop_front() {
@@ -267,7 +266,7 @@ fn put_back(waiting: &mut VecDeque<Write>, mut rest: VecDeque<(Entry, Waiting)>)
     }
 }
 
-/// Runs a transaction within the deadline of one; what is left of one that failed is undone.
+/// Runs a transaction within its time limit. Rolls back a failed one.
 pub async fn in_time<T>(link: &Link, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let done = tokio::time::timeout(STATEMENT_DEADLINE, work).await;
     let result = done.unwrap_or_else(|_| Err(Fault::Lost("it does not answer".into())));

@@ -1,4 +1,4 @@
-//! Teams, and what tasks cost.
+//! Teams, and the cost of tasks.
 
 use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
 use rusqlite::{Row, Transaction, params};
@@ -8,7 +8,7 @@ use super::{json, parsed, signed, unsigned};
 use crate::Pending;
 use crate::accounts::{SharingStore, TeamRecord, Usage, UsageKey};
 
-/// The tables.
+/// The tables of teams and usage.
 pub const TABLES: &str = "
 CREATE TABLE teams (
     name TEXT PRIMARY KEY, owner BLOB NOT NULL, spec TEXT NOT NULL, removed INTEGER NOT NULL
@@ -18,7 +18,7 @@ CREATE TABLE usage (
     failed INTEGER NOT NULL, took_us INTEGER NOT NULL, PRIMARY KEY (day, tenant, function, endpoint)
 ) WITHOUT ROWID";
 
-/// What they became.
+/// Adds costs to the tables.
 pub const COSTS: &str = "
 ALTER TABLE usage ADD COLUMN cost INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE costs (tenant BLOB PRIMARY KEY, total INTEGER NOT NULL) WITHOUT ROWID";
@@ -71,7 +71,7 @@ impl SharingStore for SqliteTasks {
     }
 }
 
-/// Adds what tasks cost, together with their ends.
+/// Adds usage, in the transaction of the tasks' outcomes.
 pub fn add_usage(transaction: &Transaction<'_>, usage: &[(UsageKey, Usage)]) -> rusqlite::Result<()> {
     let mut add = transaction.prepare_cached(
         "INSERT INTO usage (day, tenant, function, endpoint, tasks, failed, took_us, cost) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)

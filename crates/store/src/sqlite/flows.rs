@@ -1,4 +1,4 @@
-//! Flows, beside their tasks.
+//! Flows, in the file of their tasks.
 
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::flows::{FlowState, StepStatus};
@@ -11,7 +11,7 @@ use super::{json, parsed, signed, unsigned};
 use crate::Pending;
 use crate::flows::{FlowRecord, FlowStore};
 
-/// The table. State 0 is that it has not ended.
+/// The tables of flows.
 pub const TABLES: &str = "
 CREATE TABLE flows (
     id BLOB PRIMARY KEY, tenant BLOB NOT NULL, request TEXT NOT NULL, error TEXT, steps TEXT NOT NULL DEFAULT '[]',

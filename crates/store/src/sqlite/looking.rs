@@ -1,4 +1,4 @@
-//! Lists and numbers of tasks, some at a time: whoever writes waits for one step, and not for all of it.
+//! Lists and counts of tasks in steps, so that a writer waits only for one step.
 
 use dayfly_protocol::ids::{TaskId, TenantId};
 use dayfly_protocol::tasks::{TaskCounts, TaskTimes};
@@ -8,7 +8,7 @@ use super::tasks::{TASK, task_of};
 use super::{signed, unsigned};
 use crate::tasks::{How, LOOK, Like, TALLIED, TaskPage, TaskQuery};
 
-/// Times as `TaskTimes::between` has them.
+/// Counts and times, as in `TaskTimes::between`.
 const TALLY: &str = "SELECT count(*), count(code), coalesce(max(number), 0),
     coalesce(sum(max(coalesce(nullif(waiting, 0), nullif(environment, 0), nullif(started, 0), ended) - submitted, 0)), 0),
     coalesce(sum(iif(waiting > 0, max(coalesce(nullif(environment, 0), nullif(started, 0), ended) - waiting, 0), 0)), 0),
@@ -18,10 +18,10 @@ const TALLY: &str = "SELECT count(*), count(code), coalesce(max(number), 0),
         started_at_ms AS started, ended_at_ms AS ended FROM tasks
         WHERE tenant = ?1 AND tag = ?2 AND number > ?3 AND number <= ?4 AND number IS NOT NULL ORDER BY number LIMIT ?5)";
 
-/// Tasks among the next [`LOOK`].
+/// Returns tasks among the next [`LOOK`].
 pub fn page(connection: &Connection, query: TaskQuery) -> rusqlite::Result<TaskPage> {
     let before = query.before.unwrap_or(TaskId([0xff; 16]));
-    // Those that failed are few, mostly, and have an index.
+    // Failed tasks are usually few, and have an index.
     let (tasks, looked_at, how) = match query.ended {
         None => ("tasks", "", ""),
         Some(How::Somehow) => ("tasks", "", "AND number IS NOT NULL"),
@@ -67,7 +67,7 @@ pub fn page(connection: &Connection, query: TaskQuery) -> rusqlite::Result<TaskP
     })
 }
 
-/// Ids that begin or end so among the next [`LOOK`].
+/// Returns the ids that begin or end as given among the next [`LOOK`].
 pub fn like(connection: &Connection, like: &Like) -> rusqlite::Result<(Vec<TaskId>, Option<TaskId>)> {
     let next = connection
         .prepare_cached("SELECT id FROM tasks WHERE id < ?1 AND id >= ?2 ORDER BY id DESC LIMIT 1 OFFSET ?3")?
@@ -93,7 +93,7 @@ pub fn like(connection: &Connection, like: &Like) -> rusqlite::Result<(Vec<TaskI
     Ok((found, next))
 }
 
-/// How many have ended among the next [`TALLIED`] of a tag.
+/// Counts the outcomes among the next [`TALLIED`] of a tag.
 pub fn tally(
     connection: &Connection,
     tenant: TenantId,

@@ -1,4 +1,5 @@
-//! The [mark](crate::mark) of a SQLite file: its durable commits are counted in it, and the last count is in a file beside it.
+//! The [mark](crate::mark) of a SQLite file: the database counts its durable commits, and a file beside it contains the
+//! last count.
 
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -13,23 +14,23 @@ use crate::mark::{Count, Known, Mark};
 use crate::system::now_ms;
 use crate::system::random;
 
-/// How long a database is checked at most after an unclean end: some gigabytes.
+/// Time limit of the check after an unclean end. Enough for some gigabytes.
 const CHECK_LIMIT: Duration = Duration::from_secs(10);
-/// How many faults a check names.
+/// Most faults that a check reports.
 const MOST_COMPLAINTS: u32 = 20;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS mark (
     one INTEGER PRIMARY KEY CHECK (one = 1), store BLOB NOT NULL, commits INTEGER NOT NULL, at_ms INTEGER NOT NULL
 )";
 
-/// Reads the file beside a database.
+/// Reads the mark of a database.
 pub fn read(database: &Path, accept_loss: bool) -> Result<Known, StoreError> {
     let name = database.display().to_string();
     Known::read(name, database.with_extension("mark"), accept_loss)
 }
 
-/// Before anything is made in the database: refuses one that is empty and was not, and checks one that was not closed properly. A
-/// check that takes long is ended.
+/// Checks a database before anything is created in it: refuses an empty one that had data, and checks the integrity of
+/// one that was not closed, within the time limit.
 pub fn check(known: &Known, connection: &Connection, is_empty: bool) -> Result<(), StoreError> {
     let database = known.name();
     if is_empty {
@@ -70,7 +71,7 @@ pub fn check(known: &Known, connection: &Connection, is_empty: bool) -> Result<(
     known.lost(format!("the store {database} is damaged: {first}"))
 }
 
-/// Compares with what the database holds, which is new where there was nothing, and opens the mark.
+/// Compares the mark with the count in the database, which begins in a new one, and opens the mark.
 pub fn compare(known: Known, connection: &Connection, is_new: bool) -> Result<Mark, StoreError> {
     let broken = |error: rusqlite::Error| failed(&error);
     connection.execute_batch(TABLE).map_err(broken)?;
@@ -100,15 +101,15 @@ pub fn compare(known: Known, connection: &Connection, is_new: bool) -> Result<Ma
             }
         }
     };
-    // The mark is synced when it is opened, so that what it counts must be on the disk before: tables, upgrades and the log of a
-    // manager that was killed are not, where commits are not synced.
+    // The mark is synced when it is opened, so everything that it counts must be on the disk before: tables, upgrades,
+    // and the log of a killed manager are not synced by their commits.
     connection
         .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
         .map_err(broken)?;
     Ok(known.open(count))
 }
 
-/// Counts a durable commit within its transaction. The count holds once that is committed.
+/// Counts a durable commit within its transaction. The count is valid once the transaction is committed.
 pub fn count(transaction: &Transaction<'_>, commits: u64, at_ms: u64) -> rusqlite::Result<()> {
     transaction
         .prepare_cached("UPDATE mark SET commits = ?1, at_ms = ?2")?
@@ -116,7 +117,7 @@ pub fn count(transaction: &Transaction<'_>, commits: u64, at_ms: u64) -> rusqlit
     Ok(())
 }
 
-/// What SQLite complains about; none where it takes too long to find out.
+/// Returns SQLite's complaints, or `None` if the check takes too long.
 fn complaints(connection: &Connection, check: &str) -> Result<Option<Vec<String>>, StoreError> {
     let interrupt = connection.get_interrupt_handle();
     let (done, is_done) = channel::<()>();
@@ -210,7 +211,7 @@ mod tests {
         std::fs::remove_file(directory.path().join("things.db")).unwrap();
         lost(open(directory.path(), false));
         assert!(names(&open(directory.path(), true).unwrap()).await.is_empty());
-        // It was accepted once and for all.
+        // The loss was accepted permanently.
         open(directory.path(), false).unwrap();
     }
 
@@ -237,13 +238,13 @@ mod tests {
         assert!(what.contains("another one"), "{what}");
     }
 
-    /// Copies what a killed process leaves: nothing is taken from the log into the file.
+    /// Copies the files of a killed process: nothing is moved from the log into the file.
     async fn copy_of_killed(files: &[&str]) -> tempfile::TempDir {
         let (directory, copied) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let writer = open(directory.path(), false).unwrap();
         let (release, held) = std::sync::mpsc::channel::<()>();
         add(&writer, "a").await;
-        // The thread that writes is busy meanwhile.
+        // Keep the writer thread busy meanwhile.
         let reading = writer.read(move |_| Ok(held.recv().ok()));
         copy(directory.path(), copied.path(), files);
         drop(release);
@@ -289,7 +290,7 @@ mod tests {
         std::fs::write(&mark, text.replace("\"is_closed\":true", "\"is_closed\":false")).unwrap();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         let length = file.metadata().unwrap().len();
-        // A page in the middle of the long text: whose next it was is gone.
+        // Overwrite a page in the middle of the long text, so that its chain of pages is broken.
         let page = length / 2 / 4096 * 4096;
         file.write_all_at(&[0xff; 4096], page).unwrap();
         let what = lost(open(directory.path(), false));

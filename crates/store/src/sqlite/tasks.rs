@@ -1,7 +1,8 @@
-//! Functions and tasks in a SQLite file of their own, so that a lease never waits for a million tasks.
+//! Functions and tasks in a separate SQLite file, so that a lease never waits for a million tasks.
 //!
-//! A task is one row from its acceptance until it is forgotten. Ids begin with the time mostly, so that new rows go to the end of the
-//! table. The only index that they all are in is over what has ended, in the order in which outcomes are asked for.
+//! A task is one row from its acceptance until it is deleted. Most ids begin with the time, so new rows go to the end
+//! of the table. The only index that contains all tasks covers the ended ones, in the order in which outcomes are
+//! requested.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -86,18 +87,19 @@ CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number I
     ],
 };
 
-/// Unused contents that go in one step.
+/// Unused contents processed in one step.
 const UNUSED: u32 = 500;
-/// Ended tasks that are looked at in one step of forgetting.
+/// Ended tasks that one step of deleting examines.
 const FORGET: u32 = 2_000;
-/// What one row of a write is counted as in the log: see [`Writer::write`].
+/// Bytes in the log that count as one row: see [`Writer::write`].
 const PAGE_BYTES_IN_LOG: usize = 4 << 10;
 
-/// A store of tasks in a file. Dropping it commits what waits and closes the file.
+/// A store of tasks in a file. Dropping it commits waiting writes and closes the file.
 pub struct SqliteTasks(pub(super) Writer);
 
 impl SqliteTasks {
-    /// Opens or makes the file; none for one in memory. One that lacks what it had before is opened only with `accept_loss`.
+    /// Opens or creates the file, or a database in memory without a path. A file that lacks data is opened only with
+    /// `accept_loss`.
     pub fn open(path: Option<&Path>, most_pages: Option<u32>, accept_loss: bool) -> Result<Self, StoreError> {
         Writer::open(path.unwrap_or(Path::new(MEMORY)), &SCHEMA, most_pages, accept_loss).map(Self)
     }
@@ -342,7 +344,7 @@ impl TaskStore for SqliteTasks {
                     outcome.error.as_ref().and_then(Failure::exception_json)
                 ])?;
             }
-            // What was written already, and is only not known to be, was counted with it.
+            // Usage is counted together with the first write of the outcomes, so a repetition adds none.
             if ended > 0 || tasks.is_empty() {
                 accounts::add_usage(transaction, &usage)?;
             }
@@ -362,7 +364,7 @@ impl TaskStore for SqliteTasks {
             .iter()
             .map(|(_, bytes)| 1 + bytes.len() / PAGE_BYTES_IN_LOG)
             .sum();
-        // That it is lost with the power is no harm: it was printed, and the outcome is there.
+        // Losing it in a power cut is acceptable: the output was shown, and the outcome is stored.
         self.0.write(false, pages, move |transaction| {
             let mut find = transaction.prepare_cached(
                 "SELECT tenant, coalesce((SELECT length(pieces) FROM printed WHERE task = id), 0) FROM tasks
@@ -469,7 +471,7 @@ impl TaskStore for SqliteTasks {
     }
 
     fn use_contents(&self, tenant: TenantId, hashes: Vec<ContentHash>, now_ms: u64) -> Pending<Vec<Option<Content>>> {
-        // That it was used is not worth waiting for the disk: nothing is deleted soon after a start.
+        // Do not wait for the disk: nothing is deleted soon after a start.
         self.0.write(false, hashes.len(), move |transaction| {
             let mut used = transaction.prepare_cached(
                 "UPDATE contents SET used_at_ms = ?3 WHERE tenant = ?1 AND content = ?2 AND NOT going RETURNING bytes",
@@ -703,7 +705,7 @@ fn outcome_of(row: &Row<'_>) -> rusqlite::Result<TaskOutcome> {
     })
 }
 
-/// What made an outcome.
+/// Returns the origin of a result.
 fn ran(row: &Row<'_>) -> rusqlite::Result<Ran> {
     Ok(Ran {
         tenant: TenantId(row.get(9)?),
@@ -712,13 +714,13 @@ fn ran(row: &Row<'_>) -> rusqlite::Result<Ran> {
     })
 }
 
-/// Ids in one column.
+/// Decodes the ids in one column.
 fn after(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<TaskId>> {
     let bytes = blob(row, column)?;
     Ok(bytes.as_chunks::<16>().0.iter().map(|id| TaskId(*id)).collect())
 }
 
-/// What an execution of a task is given.
+/// Returns the inputs of a task's execution.
 fn given(connection: &Connection, task: TaskId) -> rusqlite::Result<Given> {
     let found = connection
         .prepare_cached(ARGUMENTS)?
@@ -730,7 +732,7 @@ fn given(connection: &Connection, task: TaskId) -> rusqlite::Result<Given> {
     let Some((arguments, before)) = found else {
         return Ok(Given::default());
     };
-    // Most tasks come after none.
+    // Most tasks have no dependencies.
     if before.is_empty() {
         return Ok(Given {
             arguments,
@@ -760,18 +762,18 @@ fn ending(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<Endi
         .optional()
 }
 
-/// A code and a message in two columns.
+/// Decodes an error code and a message from two columns.
 fn failure(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Failure>> {
     let Some(code) = row.get::<_, Option<u16>>(column)? else {
         return Ok(None);
     };
-    // One that a later release wrote.
+    // A later release may have written an unknown code.
     let code = Code::from_wire(code).unwrap_or(Code::Internal);
     let message: Option<String> = row.get(column + 1)?;
     Ok(Some(Failure::new(code, message.unwrap_or_default())))
 }
 
-/// What a task's function raised. Lists leave it out: it is long.
+/// Returns the exception of a task's function. Lists omit it because it is long.
 fn exception(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<Box<Exception>>> {
     let json: Option<String> = connection
         .prepare_cached("SELECT exception FROM tasks WHERE id = ?1")?
@@ -779,7 +781,7 @@ fn exception(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<B
     Ok(json.and_then(|json| serde_json::from_str(&json).ok()))
 }
 
-/// A payload as two columns: the bytes, or their hash.
+/// Encodes a payload for two columns: the bytes, or their hash.
 fn columns(payload: &Payload) -> (&[u8], Option<[u8; 32]>) {
     match payload {
         Payload::Here(bytes) => (&bytes[..], None),
@@ -787,12 +789,12 @@ fn columns(payload: &Payload) -> (&[u8], Option<[u8; 32]>) {
     }
 }
 
-/// What [`columns`] wrote, with a content's length in a third column.
+/// Decodes [`columns`], with a content's length in a third column.
 fn payload(row: &Row<'_>, column: usize) -> rusqlite::Result<Payload> {
     let Some(hash) = row.get(column + 1)? else {
         return Ok(Payload::Here(blob(row, column)?));
     };
-    // Of one that is gone, whoever asks for it hears that.
+    // A deleted content has no length; its reader gets an error.
     let bytes: Option<i64> = row.get(column + 2)?;
     Ok(Payload::Stored(Content {
         hash: ContentHash(hash),
@@ -836,7 +838,7 @@ mod tests {
             },
             ..endpoint.clone()
         };
-        // Another's stays what it is; one's own changes, and keeps its id.
+        // Another tenant cannot change an endpoint. Its owner can, and the endpoint keeps its id.
         assert_eq!(store.endpoint(described(2)).wait().await, Ok(endpoint.clone()));
         let mine = EndpointRecord {
             id: ENDPOINT,

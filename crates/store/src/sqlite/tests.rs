@@ -1,4 +1,4 @@
-//! What is SQLite's alone: its file.
+//! Tests of properties that only SQLite has: its file.
 
 use dayfly_protocol::accounts::Role;
 use tempfile::TempDir;
@@ -77,7 +77,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
     let operator = bearer(1, As::Client(Role::Administrator), None);
     store.keep(operator).wait().await.unwrap();
     drop(store);
-    // The first release had no levels of isolation, and one operator instead of tenants.
+    // The first release had no isolation levels, and one operator instead of tenants.
     let earlier = rusqlite::Connection::open(&path).unwrap();
     let undo = "DROP INDEX leases_by_grant; DROP INDEX leases_by_bearer; ALTER TABLE leases DROP COLUMN bearer; DROP TABLE tenants; DROP TABLE site; DROP TABLE audit;
         ALTER TABLE leases DROP COLUMN allocation_price; ALTER TABLE leases DROP COLUMN computing_price;

@@ -1,4 +1,4 @@
-//! Triggers and their events, beside the tasks that they become.
+//! Triggers and their events, in the file of the tasks that they become.
 
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
@@ -11,7 +11,7 @@ use crate::Pending;
 use crate::tasks::PAGE_BYTES;
 use crate::triggers::{EventRecord, NewEvent, Numbered, TriggerRecord, TriggerStore};
 
-/// The tables.
+/// The tables of triggers and events.
 pub const TABLES: &str = "
 CREATE TABLE triggers (
     id BLOB PRIMARY KEY, tenant BLOB NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, watched_at BLOB, token BLOB NOT NULL,
@@ -25,7 +25,7 @@ CREATE TABLE events (
 ) WITHOUT ROWID;
 CREATE INDEX events_waiting ON events (trigger_id, number) WHERE state = 0";
 
-/// Waiting events of one answer, at most.
+/// Most waiting events in one page.
 const WAITING: u32 = 1_000;
 
 impl TriggerStore for SqliteTasks {
@@ -146,7 +146,7 @@ impl TriggerStore for SqliteTasks {
     }
 }
 
-/// Events, until they are long enough for one answer.
+/// Returns events until the page is full.
 fn page(mut rows: Rows<'_>) -> rusqlite::Result<Vec<EventRecord>> {
     let (mut found, mut bytes) = (Vec::new(), 0);
     while bytes < PAGE_BYTES
@@ -159,7 +159,7 @@ fn page(mut rows: Rows<'_>) -> rusqlite::Result<Vec<EventRecord>> {
     Ok(found)
 }
 
-/// One event: its number, which is the next one if its key is new.
+/// Stores an event. Returns its number, which is the next one if its key is new.
 fn keep(
     transaction: &Transaction<'_>,
     trigger: TriggerId,

@@ -1,7 +1,7 @@
-//! One SQLite file: write-ahead log, one writer thread, commits in groups.
+//! One SQLite file: write-ahead log, one writer thread, group commit.
 //!
-//! Writers queue here; the thread takes all that wait and commits them together, so that a disk that takes a
-//! millisecond to sync is asked once for many.
+//! Writes are queued. The thread commits all waiting writes together, so that a disk that takes a millisecond to sync
+//! does so once for many writes.
 
 use std::fs::{OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -19,19 +19,19 @@ use crate::mark::Mark;
 use crate::system::now_ms;
 use crate::{Pending, StoreError};
 
-/// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
+/// Most writes in one commit. Limits how long the first of them waits, at about 10 us each.
 const GROUP: usize = 1_024;
-/// Statements that stay prepared.
+/// Most prepared statements in the cache.
 const STATEMENTS: usize = 64;
 
-/// The path of a database that is not on a disk.
+/// Path of a database in memory.
 pub const MEMORY: &str = ":memory:";
 
 /// The tables of a file.
 pub struct Schema {
-    /// What makes them, of the last version.
+    /// Statements that create the tables of the latest version.
     pub tables: &'static [&'static str],
-    /// What brings tables of an earlier version to the next one, from the first.
+    /// Statements that upgrade tables from each version to the next, beginning with the first.
     pub upgrades: &'static [&'static str],
 }
 
@@ -43,9 +43,9 @@ impl Schema {
 
 /// One write of a group.
 trait Job: Send {
-    /// Whether it must be on the disk before anybody hears of it.
+    /// Whether it must be on the disk before it is confirmed.
     fn durable(&self) -> bool;
-    /// How many rows it is about, roughly.
+    /// Approximate number of rows.
     fn rows(&self) -> usize;
     fn run(&mut self, transaction: &Transaction<'_>) -> rusqlite::Result<()>;
     fn finish(self: Box<Self>, result: Result<(), StoreError>);
@@ -80,7 +80,7 @@ where
     fn finish(self: Box<Self>, result: Result<(), StoreError>) {
         let Self { outcome, reply, .. } = *self;
         let missing = || StoreError::Broken("a write was not run".into());
-        // Whoever asked may have stopped waiting; the write stands all the same.
+        // The caller may have stopped waiting. The write is valid all the same.
         let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
     }
 }
@@ -92,15 +92,15 @@ enum Command {
     Read(Read),
 }
 
-/// A file and the thread that writes it. Dropping it commits what waits and closes the file.
+/// A file and the thread that writes it. Dropping it commits waiting writes and closes the file.
 pub struct Writer {
     commands: Option<Sender<Command>>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl Writer {
-    /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that. One that lacks what it had before
-    /// is opened only with `accept_loss`.
+    /// Opens or creates the file. `most_pages` of 4 KiB limit its size, if given. A file that lacks data is opened only
+    /// with `accept_loss`.
     pub fn open(path: &Path, schema: &Schema, most_pages: Option<u32>, accept_loss: bool) -> Result<Self, StoreError> {
         let known = match path == Path::new(MEMORY) {
             true => None,
@@ -144,8 +144,8 @@ impl Writer {
         })
     }
 
-    /// Writes in its turn. `durable` is whether it must be on the disk before anybody hears of it; others are in the operating
-    /// system's hands, and survive the process but not a power cut. `rows` is how many rows it is about, roughly.
+    /// Queues a write. A `durable` write is on the disk before it is confirmed; others survive the end of the process
+    /// but not a power cut. `rows` is the approximate number of rows.
     pub fn write<T: Send + 'static>(
         &self,
         durable: bool,
@@ -163,14 +163,14 @@ impl Writer {
         Pending(receiver)
     }
 
-    /// Reads what was written before.
+    /// Queues a read. It sees all earlier writes.
     pub fn read<T: Send + 'static>(
         &self,
         action: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Pending<T> {
         let (reply, receiver) = oneshot::channel();
         self.send(Command::Read(Box::new(move |connection| {
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = reply.send(action(connection).map_err(|error| failed(&error)));
         })));
         Pending(receiver)
@@ -178,7 +178,7 @@ impl Writer {
 
     fn send(&self, command: Command) {
         if let Some(commands) = &self.commands {
-            // When the writer has died the reply dies with the command, and the waiter hears that.
+            // If the writer has ended, the reply is dropped with the command, and the caller gets an error.
             let _ = commands.send(command);
         }
     }
@@ -201,7 +201,7 @@ impl Drop for Writer {
     }
 }
 
-/// Makes the file and those beside it readable to this user alone. SQLite gives its log the mode of the file.
+/// Makes the file, and the files beside it, accessible only to this user. SQLite gives its log the file's mode.
 fn keep_private(path: &Path) -> Result<(), StoreError> {
     let failed = |error: std::io::Error| match error.raw_os_error() {
         Some(number) if number == Errno::NOSPC.raw_os_error() => StoreError::Full,
@@ -217,7 +217,7 @@ fn keep_private(path: &Path) -> Result<(), StoreError> {
     for suffix in ["", "-wal", "-shm"] {
         let mut beside = path.as_os_str().to_owned();
         beside.push(suffix);
-        // Some file systems have no modes to set.
+        // Some file systems do not support modes.
         let is_open = |found: std::fs::Metadata| found.permissions().mode() & 0o077 != 0;
         match std::fs::metadata(&beside).map(is_open) {
             Ok(true) => std::fs::set_permissions(&beside, Permissions::from_mode(0o600)).map_err(failed)?,
@@ -233,7 +233,7 @@ fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection>
     let connection = Connection::open(path)?;
     connection.busy_timeout(Duration::from_millis(500))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    // One manager owns the file; the lock also keeps a second one away.
+    // One manager owns the file. The lock also keeps a second one out.
     connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
@@ -242,25 +242,25 @@ fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection>
     if let Some(pages) = most_pages {
         connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
     }
-    // Takes the exclusive lock now rather than at the first write.
+    // Take the exclusive lock now and not at the first write.
     connection.execute_batch("BEGIN EXCLUSIVE; COMMIT;")?;
     Ok(connection)
 }
 
-/// The write-ahead log, which somebody must copy into the file now and then. That takes the disk some milliseconds, for which
-/// every writer waits: so it is done when nobody writes, or else seldom.
+/// Checkpointing of the write-ahead log. It occupies the disk for some milliseconds, for which every writer waits. It
+/// is therefore done when nobody writes, or else rarely.
 #[derive(Default)]
 struct Log {
     writes: usize,
 }
 
 impl Log {
-    /// Nobody writes for so long: nobody waits.
+    /// Time without a write after which the log is copied.
     const QUIET: Duration = Duration::from_millis(100);
-    /// Some 32 MiB, at a page for a write.
+    /// Most writes between two checkpoints: about 32 MiB, at a page per write.
     const MOST_WRITES: usize = 8_192;
 
-    /// The next command. Copies the log when none comes for a while, and when it is long.
+    /// Returns the next command. Checkpoints the log when none arrives for a while, and when the log is long.
     fn next(&mut self, connection: &Connection, queue: &Receiver<Command>) -> Option<Command> {
         if self.writes >= Self::MOST_WRITES {
             self.copy(connection);
@@ -277,7 +277,7 @@ impl Log {
 
     fn copy(&mut self, connection: &Connection) {
         self.writes = 0;
-        // A disk that is full now has room later; until then the log holds everything.
+        // A full disk may have space later. Until then the log contains everything.
         if let Err(error) = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
             tracing::warn!(%error, "the store's log cannot be copied into its file yet");
         }
@@ -322,7 +322,7 @@ fn write_groups(mut connection: Connection, mut mark: Option<Mark>, queue: &Rece
     }
 }
 
-/// Commits a group together. `syncing` is whether the last one was synced to the disk.
+/// Commits a group of writes together. `syncing` is whether the last commit was synced to the disk.
 fn commit(
     connection: &mut Connection,
     mark: &mut Option<Mark>,
@@ -362,7 +362,7 @@ fn kind(error: &rusqlite::Error) -> Kind {
     }
 }
 
-/// As callers hear of it.
+/// Converts an error of SQLite.
 pub(super) fn failed(error: &rusqlite::Error) -> StoreError {
     match kind(error) {
         Kind::Full => StoreError::Full,

@@ -121,7 +121,7 @@ impl Endpoint {
         let library = provider.library();
         let info = provider.raw();
         let failed = |what: &'static str| move |error: c_int| library.failed(what, error);
-        // SAFETY: attributes as the library filled them in; each call writes one pointer, and answers 0 if it did.
+        // SAFETY: attributes as the library filled them in; each call writes one pointer, and returns 0 if it did.
         unsafe {
             let fabric =
                 made(|to| (library.fabric)((*info).fabric_attr, to, null())).map_err(failed("open a fabric"))?;

@@ -25,7 +25,7 @@ use crate::tasks::{
     PAGE_BYTES, Passed, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
 
-/// Reads what [`task_of`] takes.
+/// Selects the columns that [`task_of`] decodes.
 macro_rules! task {
     ($($which:literal),+) => {
         concat!(
@@ -38,7 +38,7 @@ macro_rules! task {
 }
 pub(super) use task;
 
-/// Reads what [`outcome_of`] takes.
+/// Selects the columns that [`outcome_of`] decodes.
 macro_rules! outcome {
     ($from:literal, $which:literal) => {
         concat!(
@@ -183,7 +183,7 @@ impl TaskStore for PostgresTasks {
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>> {
         self.read((tenant, tag, after, limit), |link, (tenant, tag, after, limit)| {
             async {
-                // So many bytes, and what goes beyond them for the first time.
+                // Rows up to the byte limit, and the first one that exceeds it.
                 const PAGE: &str = outcome!(
                     "FROM (SELECT *, sum(octet_length(answer)) OVER (ORDER BY number) - octet_length(answer) AS before
                      FROM (SELECT * FROM tasks WHERE tenant = $1 AND tag = $2 AND number > $3 AND number IS NOT NULL
@@ -291,7 +291,7 @@ impl TaskStore for PostgresTasks {
     fn memoized(&self, ended_since_ms: u64, most: u32, most_bytes: u64) -> Pending<Vec<Memoized>> {
         self.push(Kind::Load, (ended_since_ms, most, most_bytes), |link, (since_ms, most, bytes)| {
             async {
-                // So many bytes, and what goes beyond them for the first time.
+                // Rows up to the byte limit, and the first one that exceeds it.
                 const LAST: &str = "SELECT memo, ended_at_ms, answer, answer_content, bytes
                     FROM (SELECT *, sum(octet_length(answer)) OVER (ORDER BY number DESC) - octet_length(answer) AS before
                      FROM (SELECT * FROM tasks WHERE memo IS NOT NULL AND number IS NOT NULL AND code IS NULL
@@ -314,12 +314,12 @@ impl TaskStore for PostgresTasks {
     }
 }
 
-/// A column of ids.
+/// Returns a column of ids.
 pub(super) fn ids<'a, T>(all: &'a [T], id: impl Fn(&'a T) -> &'a [u8; 16]) -> Vec<&'a [u8]> {
     all.iter().map(|one| id(one).as_slice()).collect()
 }
 
-/// A column of numbers.
+/// Returns a column of numbers.
 fn numbers<T, N: Into<i64>>(all: &[T], number: impl Fn(&T) -> N) -> Vec<i64> {
     all.iter().map(|one| number(one).into()).collect()
 }
@@ -338,7 +338,7 @@ async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
         ))
     };
     const LIVE: &str = task!("WHERE number IS NULL ORDER BY id");
-    // There may be millions.
+    // Stream the rows, because there may be millions.
     let mut live = std::pin::pin!(link.stream(LIVE).await?);
     let mut tasks = Vec::new();
     while let Some(row) = live.try_next().await? {
@@ -450,7 +450,7 @@ async fn enqueue(link: &Link, tasks: &[NewTask]) -> Result<Vec<bool>, Fault> {
         .iter()
         .map(|row| Ok(TaskId(rows::bytes(row, 0)?)))
         .collect::<Result<HashSet<_>, Fault>>()?;
-    // One that is there twice is new once.
+    // Of a duplicate within the call, only the first is new.
     Ok(tasks.iter().map(|task| new.remove(&task.spec.id)).collect())
 }
 
@@ -479,7 +479,7 @@ async fn begin(link: &Link, tasks: &[(TaskId, Tries, bool)]) -> Result<Vec<Given
     given(link, &wanted).await
 }
 
-/// What executions are given.
+/// Returns the inputs of executions.
 async fn given(link: &Link, wanted: &[TaskId]) -> Result<Vec<Given>, Fault> {
     const ARGUMENTS: &str =
         "SELECT id, arguments, arguments_content, bytes, after, with_answers FROM tasks LEFT JOIN contents
@@ -493,7 +493,7 @@ async fn given(link: &Link, wanted: &[TaskId]) -> Result<Vec<Given>, Fault> {
         arguments.insert(TaskId(rows::bytes(row, 0)?), (payload(row, 1)?, after));
     }
     let answers: HashMap<TaskId, (Payload, Ran)> = match before.is_empty() {
-        // Most tasks come after none.
+        // Most tasks have no dependencies.
         true => HashMap::new(),
         false => {
             const ANSWERS: &str = outcome!(
@@ -582,7 +582,7 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
             .await?
         }
     };
-    // What was written already, and is only not known to be, was counted with it.
+    // Usage is counted together with the first write of the outcomes, so a repetition adds none.
     if ended > 0 || tasks.is_empty() {
         sharing::add_usage(link, usage).await?;
     }
@@ -590,7 +590,7 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
 }
 
 async fn keep_printed(link: &Link, printed: &[KeptOutput], full: &[TenantId]) -> Result<Vec<(TenantId, i64)>, Fault> {
-    // The tasks stay as they are meanwhile: nobody else writes.
+    // The tasks do not change meanwhile, because there is only one writer.
     const KEEP: &str = "WITH new AS (
             SELECT new.task, tasks.tenant, new.first, new.pieces, coalesce(octet_length(printed.pieces), 0) AS before
             FROM unnest($1::BYTEA[], $2::BYTEA[], $3::BIGINT[], $4::BYTEA[]) AS new (task, endpoint, first, pieces)
@@ -687,7 +687,7 @@ fn outcome_of(row: &Row) -> Result<TaskOutcome, Fault> {
     })
 }
 
-/// What made an outcome.
+/// Returns the origin of a result.
 fn ran(row: &Row) -> Result<Ran, Fault> {
     Ok(Ran {
         tenant: TenantId(rows::bytes(row, 9)?),
@@ -696,7 +696,7 @@ fn ran(row: &Row) -> Result<Ran, Fault> {
     })
 }
 
-/// What a task's function raised. Lists leave it out: it is long.
+/// Returns the exception of a task's function. Lists omit it because it is long.
 async fn exception(link: &Link, task: TaskId) -> Result<Option<Box<Exception>>, Fault> {
     let sql = "SELECT exception FROM tasks WHERE id = $1";
     let found = link.query(sql, &[&task.0.as_slice()]).await?;
@@ -705,14 +705,14 @@ async fn exception(link: &Link, task: TaskId) -> Result<Option<Box<Exception>>, 
     Ok(json.and_then(|json| serde_json::from_str(json).ok()))
 }
 
-/// Ids in one column.
+/// Decodes the ids in one column.
 fn after(row: &Row, column: usize) -> Result<Vec<TaskId>, Fault> {
     let bytes: Option<&[u8]> = row.try_get(column)?;
     let ids = bytes.unwrap_or_default().as_chunks::<16>().0;
     Ok(ids.iter().map(|id| TaskId(*id)).collect())
 }
 
-/// A payload as two columns: the bytes, or their hash.
+/// Encodes a payload for two columns: the bytes, or their hash.
 fn columns(payload: &Payload) -> (&[u8], Option<&[u8]>) {
     match payload {
         Payload::Here(bytes) => (&bytes[..], None),
@@ -720,12 +720,12 @@ fn columns(payload: &Payload) -> (&[u8], Option<&[u8]>) {
     }
 }
 
-/// What [`columns`] wrote, with a content's length in a third column.
+/// Decodes [`columns`], with a content's length in a third column.
 fn payload(row: &Row, column: usize) -> Result<Payload, Fault> {
     let Some(hash) = optional(row, column + 1)? else {
         return Ok(Payload::Here(blob(row, column)?));
     };
-    // Of one that is gone, whoever asks for it hears that.
+    // A deleted content has no length; its reader gets an error.
     let bytes: Option<i64> = row.try_get(column + 2)?;
     Ok(Payload::Stored(Content {
         hash: ContentHash(hash),

@@ -1,4 +1,4 @@
-//! Which contents are stored.
+//! The contents of the content store.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use crate::postgres::connect::Link;
 use crate::postgres::faults::Fault;
 use crate::postgres::rows::{self, signed};
 
-/// Unused contents that go in one step.
+/// Unused contents processed in one step.
 const UNUSED: i64 = 500;
 
-/// One is stored; whether that was not known.
+/// Records that a content is stored. Returns whether it is new.
 pub async fn keep(link: &Link, tenant: TenantId, content: Content, now_ms: u64) -> Result<bool, Fault> {
     let (tenant, hash, now_ms) = (tenant.0.as_slice(), content.hash.0.as_slice(), signed(now_ms));
     let sql = "UPDATE contents SET used_at_ms = $3, going = false WHERE tenant = $1 AND content = $2";
@@ -25,7 +25,7 @@ pub async fn keep(link: &Link, tenant: TenantId, content: Content, now_ms: u64) 
     Ok(true)
 }
 
-/// Some are about to be used.
+/// Returns contents that are about to be used.
 pub async fn used(
     link: &Link,
     tenant: TenantId,
@@ -47,7 +47,7 @@ pub async fn used(
     Ok(hashes.iter().map(content).collect())
 }
 
-/// Some that nobody needs; from now on they are not known.
+/// Returns unused contents. From now on they are unknown.
 pub async fn unused(link: &Link, since_ms: u64) -> Result<Vec<(TenantId, Content)>, Fault> {
     let sql = "UPDATE contents SET going = true WHERE (tenant, content) IN
         (SELECT tenant, content FROM contents AS c WHERE going OR (used_at_ms < $1
@@ -65,7 +65,7 @@ pub async fn unused(link: &Link, since_ms: u64) -> Result<Vec<(TenantId, Content
     found.iter().map(one).collect()
 }
 
-/// Unused ones are deleted.
+/// Deletes unused contents.
 pub async fn forget(link: &Link, contents: &[(TenantId, Content)]) -> Result<(), Fault> {
     let tenants: Vec<&[u8]> = contents.iter().map(|(tenant, _)| tenant.0.as_slice()).collect();
     let hashes: Vec<&[u8]> = contents.iter().map(|(_, content)| content.hash.0.as_slice()).collect();

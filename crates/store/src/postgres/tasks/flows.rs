@@ -1,4 +1,4 @@
-//! Flows, beside their tasks.
+//! Flows, in the database of their tasks.
 
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};
@@ -110,7 +110,7 @@ fn flow_of(row: &Row) -> Result<FlowRecord, Fault> {
     record(row, rows::parsed(row, 5)?, rows::parsed(row, 6)?)
 }
 
-/// With what stands in the first columns.
+/// Decodes the first columns of a flow.
 fn record(row: &Row, request: FlowRequest, steps: Vec<StepStatus>) -> Result<FlowRecord, Fault> {
     let error = told(row, 2)?;
     let ended_at_ms = rows::unsigned(row, 4)?;

@@ -1,4 +1,4 @@
-//! Tasks that have ended are forgotten: when they are old, or when their owner wants that.
+//! Deletion of ended tasks, when they are old or their owner requests it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,10 +12,10 @@ use crate::postgres::faults::Fault;
 use crate::postgres::rows::{self, signed};
 use crate::tasks::{Gone, Passed};
 
-/// Tasks that are looked at in one step.
+/// Tasks that one step examines.
 const FORGET: usize = 2_000;
 
-/// Some that ended before this time.
+/// Deletes tasks that ended before this time, in one step that begins after `from`.
 pub async fn old(link: &Link, before_ms: u64, from: TaskId) -> Result<Passed, Fault> {
     let sql = "SELECT id, function FROM tasks WHERE id > $1 ORDER BY id LIMIT $2";
     let found = link.query(sql, &[&from.0.as_slice(), &(FORGET as i64)]).await?;
@@ -42,7 +42,7 @@ pub async fn old(link: &Link, before_ms: u64, from: TaskId) -> Result<Passed, Fa
     })
 }
 
-/// Those of a tag, between two numbers.
+/// Returns ended tasks of a tag between two numbers.
 pub async fn ended(
     link: &Link,
     tenant: TenantId,
@@ -60,7 +60,7 @@ pub async fn ended(
     found.iter().map(one).collect()
 }
 
-/// Those of these that ended up to this number, but for those of some tags.
+/// Deletes those of `tasks` that ended with numbers up to `up_to`, except tasks with the tags in `but`.
 pub async fn these(
     link: &Link,
     tenant: TenantId,

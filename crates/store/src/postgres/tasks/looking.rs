@@ -1,4 +1,4 @@
-//! Lists and numbers of tasks, some at a time.
+//! Lists and counts of tasks, in steps.
 
 use dayfly_protocol::ids::{TaskId, TenantId};
 use dayfly_protocol::tasks::{TaskCounts, TaskTimes};
@@ -10,12 +10,12 @@ use crate::postgres::faults::Fault;
 use crate::postgres::rows::{self, signed};
 use crate::tasks::{How, LOOK, Like, TALLIED, TaskPage, TaskQuery};
 
-/// The last task that is looked at.
+/// The last task that a step examines.
 const LAST: &str = "SELECT id FROM tasks WHERE id < $1 ORDER BY id DESC OFFSET $2 LIMIT 1";
-/// The same of those that failed, which are few, mostly, and have an index.
+/// The last failed task that a step examines. Failed tasks are usually few, and have an index.
 const LAST_FAILED: &str = "SELECT id FROM tasks WHERE id < $1 AND code IS NOT NULL ORDER BY id DESC OFFSET $2 LIMIT 1";
 
-/// Reads a page of tasks.
+/// Selects a page of tasks.
 macro_rules! page {
     ($how:literal) => {
         task!(
@@ -27,7 +27,7 @@ macro_rules! page {
     };
 }
 
-/// Times as `TaskTimes::between` has them.
+/// Counts and times, as in `TaskTimes::between`.
 const TALLY: &str = "SELECT count(*), count(code), coalesce(max(number), 0),
     coalesce(sum(greatest(coalesce(nullif(waiting, 0), nullif(environment, 0), nullif(started, 0), ended) - submitted, 0)), 0)::BIGINT,
     coalesce(sum(greatest(coalesce(nullif(environment, 0), nullif(started, 0), ended) - waiting, 0))
@@ -39,7 +39,7 @@ const TALLY: &str = "SELECT count(*), count(code), coalesce(max(number), 0),
         WHERE tenant = $1 AND tag = $2 AND number > $3 AND number <= $4 AND number IS NOT NULL
         ORDER BY number LIMIT $5) AS ended";
 
-/// Tasks among the next [`LOOK`].
+/// Returns tasks among the next [`LOOK`].
 pub async fn page(link: &Link, query: &TaskQuery) -> Result<TaskPage, Fault> {
     const ALL: &str = page!("");
     const ENDED: &str = page!("AND number IS NOT NULL");
@@ -84,7 +84,7 @@ pub async fn page(link: &Link, query: &TaskQuery) -> Result<TaskPage, Fault> {
     })
 }
 
-/// Ids that begin or end so among the next [`LOOK`].
+/// Returns the ids that begin or end as given among the next [`LOOK`].
 pub async fn like(link: &Link, like: &Like) -> Result<(Vec<TaskId>, Option<TaskId>), Fault> {
     const NEXT: &str = "SELECT id FROM tasks WHERE id < $1 AND id >= $2 ORDER BY id DESC OFFSET $3 LIMIT 1";
     const FOUND: &str = "SELECT id FROM tasks WHERE id < $1 AND id >= $2 AND ($3::BYTEA IS NULL OR tenant = $3)
@@ -101,7 +101,7 @@ pub async fn like(link: &Link, like: &Like) -> Result<(Vec<TaskId>, Option<TaskI
     Ok((found.collect::<Result<_, _>>()?, next))
 }
 
-/// How many have ended among the next [`TALLIED`] of a tag.
+/// Counts the outcomes among the next [`TALLIED`] of a tag.
 pub async fn tally(
     link: &Link,
     tenant: TenantId,

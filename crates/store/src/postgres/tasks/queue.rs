@@ -1,7 +1,9 @@
-//! What is written of tasks, in order: what waits is one transaction, and begins with a change of the row that says whose they are.
+//! Ordered writes of tasks. All waiting writes form one transaction, which begins with an update of the row that names
+//! the owner of the tasks.
 //!
-//! That change waits for whoever else takes them, fails when somebody has, and leaves a number behind. After a lost connection that
-//! number tells whether the transaction stands: so each is done once, and what was answered in it is right.
+//! That update waits for another manager's takeover, fails after one, and writes a number. After a lost connection the
+//! number shows whether the transaction was committed. Each write is therefore done exactly once, and its results are
+//! valid.
 
 use std::collections::VecDeque;
 
@@ -19,34 +21,33 @@ use super::super::writer::{Alone, in_time};
 use crate::system::random;
 use crate::{LOAD_DEADLINE, StoreError, WRITE_DEADLINE};
 
-/// Most writes in one transaction: bounds how long the first of them waits.
+/// Most writes in one transaction. Limits how long the first of them waits.
 const GROUP: usize = 256;
 
-/// Under which a manager has the tasks.
+/// The epoch in which a manager owns the tasks.
 #[derive(Debug, Clone, Copy)]
 pub struct Epoch {
     pub me: PublicKey,
     pub number: u64,
 }
 
-/// Whether something is written.
+/// Kind of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// With others, in one transaction.
+    /// A write, in one transaction with others.
     Write,
-    /// By itself.
+    /// A read by itself.
     Read,
-    /// By itself, and takes long.
+    /// A read by itself that takes long.
     Load,
 }
 
-/// Something to do.
+/// A queued command.
 pub struct Command {
-    /// Since when it waits.
+    /// When it was queued.
     pub since: Instant,
-    /// Whether it writes.
     pub kind: Kind,
-    /// What it is.
+    /// The work.
     pub job: Box<dyn Alone>,
 }
 
@@ -55,13 +56,13 @@ struct Queue {
     epoch: Epoch,
     link: Option<Link>,
     waiting: VecDeque<Command>,
-    /// A transaction that may stand: its number, and how many of the first that wait were in it.
+    /// A transaction that may have been committed: its number, and how many of the first waiting commands it contains.
     doubt: Option<(i64, usize)>,
     /// Whether another manager has the tasks.
     over: bool,
 }
 
-/// Works until nobody can ask any more.
+/// Works until no more commands can be queued.
 pub async fn run(address: Address, epoch: Epoch, commands: mpsc::UnboundedReceiver<Command>) {
     let queue = Queue {
         address,
@@ -88,7 +89,7 @@ impl Backlog<Command> for Queue {
             match open(&self.address).await {
                 Ok(open) => self.link = Some(open),
                 Err(Fault::Refused(error)) => {
-                    // Nothing can be done as things are: a wrong password, another release's tables.
+                    // Retrying cannot help: the password is wrong, or the tables are of another release.
                     return self.finish(self.waiting.len(), &Err(error));
                 }
                 Err(fault) => return Err(fault),
@@ -102,7 +103,7 @@ impl Backlog<Command> for Queue {
             Some(Kind::Write) => {
                 let more = self.waiting.iter().take(GROUP);
                 let count = more.take_while(|command| command.kind == Kind::Write).count();
-                // What is in doubt is looked at as it was.
+                // A transaction in doubt is repeated with the same commands.
                 let count = self.doubt.map_or(count, |(_, count)| count);
                 self.write(count).await
             }
@@ -134,7 +135,7 @@ impl Backlog<Command> for Queue {
             if now.duration_since(first.since) + LAST_WAIT <= patience {
                 return;
             }
-            // It may stand; whoever sends it again hears that it is known.
+            // It may have been committed. A repetition by the caller finds that it is known.
             self.doubt = None;
             if let Some(late) = self.waiting.pop_front() {
                 late.job.finish(Err(fault.told()));
@@ -144,10 +145,10 @@ impl Backlog<Command> for Queue {
 }
 
 impl Queue {
-    /// Writes so many of the first that wait.
+    /// Writes the first `count` commands.
     async fn write(&mut self, count: usize) -> Result<(), Fault> {
         let doubt = self.doubt.take();
-        // Under the number of what is in doubt: it stands if either of them does.
+        // Use the number of the transaction in doubt: the write is done if either of the two commits.
         let number = doubt.map_or_else(|| i64::from_ne_bytes(random()), |(number, _)| number);
         let Some(link) = &self.link else { return Ok(()) };
         let group = self.waiting.iter_mut().take(count);
@@ -158,7 +159,7 @@ impl Queue {
                 self.over = true;
                 self.finish(count, &Err(StoreError::Moved))
             }
-            // One of them is at fault; the others need not suffer for it.
+            // One of them is at fault. Run each alone, so that the others succeed.
             Err(Fault::Refused(_)) if count > 1 => {
                 for _ in 0..count {
                     Box::pin(self.write(1)).await?;
@@ -176,7 +177,7 @@ impl Queue {
         }
     }
 
-    /// Tells whoever waits, unless it is to be tried again.
+    /// Completes commands, unless they must be retried.
     fn settle(&mut self, count: usize, done: Result<(), Fault>) -> Result<(), Fault> {
         match done {
             Ok(()) => self.finish(count, &Ok(())),
@@ -193,8 +194,8 @@ impl Queue {
     }
 }
 
-/// Plans outlive the size that tables had when they were made: what is looked up in an empty one by reading all of it would be so
-/// for ever. There is an index for whatever is asked often.
+/// Cached plans outlive the table sizes that they were made for: a plan that scans an empty table would do so forever.
+/// There is an index for every frequent query.
 const PLANS: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
 
 async fn open(address: &Address) -> Result<Link, Fault> {
@@ -208,7 +209,7 @@ enum Written {
     Stale,
 }
 
-/// One transaction. What was in doubt is found to stand, or written.
+/// Runs one transaction. If the transaction in doubt was committed, does nothing.
 async fn transaction(
     link: &Link,
     epoch: Epoch,
@@ -217,7 +218,7 @@ async fn transaction(
     number: i64,
 ) -> Result<Written, Fault> {
     if let Some((earlier, _)) = doubt {
-        // Waits for it, if it is being committed just now.
+        // Wait for it if it is being committed now.
         link.batch("BEGIN").await?;
         let found = link.query("SELECT written FROM tasks_owner FOR UPDATE", &[]).await?;
         let stands = found.first().map(|row| row.try_get::<_, i64>(0)).transpose()? == Some(earlier);
@@ -239,7 +240,7 @@ async fn transaction(
         }
         Ok(())
     };
-    // Sent one after the other, without waiting for the answers of those before.
+    // Sent one after the other, without waiting for the earlier responses.
     let ((), owned, ()) = try_join3(begin, own, jobs).await?;
     if owned == 0 {
         link.batch("ROLLBACK").await?;
@@ -249,7 +250,7 @@ async fn transaction(
     Ok(Written::Kept)
 }
 
-/// Reads what may be much.
+/// Runs a read that may return much data.
 async fn load(link: &Link, job: impl Future<Output = Result<(), Fault>>) -> Result<(), Fault> {
     let reading = async {
         link.batch("BEGIN READ ONLY; SET LOCAL statement_timeout = '60s'")
@@ -266,7 +267,7 @@ async fn load(link: &Link, job: impl Future<Output = Result<(), Fault>>) -> Resu
 }
 
 impl Epoch {
-    /// Whether the tasks are this manager's no more, from now on.
+    /// Releases the ownership of the tasks.
     pub async fn give_up(link: &Link, epoch: &Self) -> Result<(), Fault> {
         let sql = "UPDATE tasks_owner SET manager = NULL WHERE manager = $1 AND epoch = $2";
         link.execute(sql, &[&epoch.me.0.as_slice(), &signed(epoch.number)])

@@ -1,4 +1,4 @@
-//! Teams, and what tasks cost.
+//! Teams, and the cost of tasks.
 
 use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
 use futures_util::FutureExt;
@@ -65,7 +65,7 @@ impl SharingStore for PostgresTasks {
     }
 }
 
-/// Adds what tasks cost, together with their ends.
+/// Adds usage, in the transaction of the tasks' outcomes.
 pub async fn add_usage(link: &Link, usage: &[(UsageKey, Usage)]) -> Result<(), Fault> {
     const ADD: &str = "INSERT INTO usage AS known (day, tenant, function, endpoint, tasks, failed, took_us, cost)
         VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (day, tenant, function, endpoint) DO UPDATE

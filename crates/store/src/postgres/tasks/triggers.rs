@@ -1,4 +1,4 @@
-//! Triggers and their events, beside the tasks that they become.
+//! Triggers and their events, in the database of the tasks that they become.
 
 use std::collections::HashMap;
 
@@ -16,10 +16,10 @@ use crate::postgres::rows::{self, json, signed};
 use crate::tasks::PAGE_BYTES;
 use crate::triggers::{EventRecord, NewEvent, Numbered, TriggerRecord, TriggerStore};
 
-/// Waiting events of one answer, at most.
+/// Most waiting events in one page.
 const WAITING: i64 = 1_000;
 
-/// Reads what [`trigger_of`] takes, with more columns behind.
+/// Selects the columns that [`trigger_of`] decodes, followed by more columns.
 macro_rules! trigger {
     ($more:literal) => {
         concat!(
@@ -29,7 +29,7 @@ macro_rules! trigger {
     };
 }
 
-/// Reads what [`event_of`] takes, until it is long enough for one answer.
+/// Selects the columns that [`event_of`] decodes, until the page is full.
 macro_rules! events {
     ($which:literal, $order:literal) => {
         concat!(

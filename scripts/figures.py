@@ -32,9 +32,9 @@ from html import escape
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
-#: Pixels. Text of 15 pixels stays legible when a figure of 640 is shrunk to the width of a telephone.
+#: In pixels. Text of 15 pixels stays legible when a figure 640 pixels wide is shrunk to the width of a phone.
 FONT, LINE, MARGIN, SMALL = 15, 19, 14, 13
-#: A name is bold, and so as wide as one of this size that is not.
+#: Names are bold, and as wide as regular text of this size.
 NAME = FONT * 1.09
 STYLE = """\
 text { font: 15px system-ui, "DejaVu Sans", sans-serif; fill: #1f2328; }
@@ -76,14 +76,14 @@ class FigureError(Exception):
 
 
 def width_of(text: str, size: float = FONT) -> float:
-    """Pixels that a text takes at most, in DejaVu Sans, which is wider than the fonts of most systems."""
+    """Returns the maximum width of a text in pixels, in DejaVu Sans, which is wider than most systems' fonts."""
     narrow, wide = set("ijlf.,:;'|()[]/ t"), set("mwMW@%")
     shares = [0.39 if c in narrow else 0.95 if c in wide else 0.69 if c.isupper() else 0.62 for c in text]
     return sum(shares) * size
 
 
 def wrapped(text: str, room: float) -> list[str]:
-    """The text in as few lines of at most this many pixels as it needs, of lengths as equal as its words allow."""
+    """Splits a text into the fewest lines of at most this many pixels, with lengths as equal as possible."""
     narrowest = min(room, max(width_of(word) for word in text.split()))
     if width_of(text) > room and narrowest == room:
         raise FigureError(f"a word of {text!r} is wider than {room:.0f} pixels")
@@ -95,7 +95,7 @@ def wrapped(text: str, room: float) -> list[str]:
 
 
 def filled(text: str, room: float) -> list[str]:
-    """The text in lines, each with as many words as there is room for."""
+    """Splits a text into lines, each with as many words as fit."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -111,7 +111,7 @@ def text_at(x: float, y: float, text: str, kind: str = "", align: str = "middle"
 
 
 def path_through(points: list[tuple[float, float]], *, pointed: bool, is_thick: bool = False) -> list[str]:
-    """A line through these points, with an arrow head at its end unless it is not pointed."""
+    """Returns a line through these points, with an arrow head at its end if it is pointed."""
     (before_x, before_y), (x, y) = points[-2:]
     length = max(abs(x - before_x), abs(y - before_y))
     along = ((x - before_x) / length, (y - before_y) / length)
@@ -129,7 +129,7 @@ def path_through(points: list[tuple[float, float]], *, pointed: bool, is_thick: 
 
 @dataclass
 class Figure:
-    """What was drawn so far, and how large it is."""
+    """The elements drawn so far, and their size."""
 
     title: str = ""
     width: int = 640
@@ -137,7 +137,7 @@ class Figure:
     parts: list[str] = field(default_factory=list)
 
     def svg(self) -> str:
-        """The whole file."""
+        """Returns the content of the SVG file."""
         height = round(self.height)
         paper = f'<rect x="0.5" y="0.5" width="{self.width - 1}" height="{height - 1}" rx="8" class="paper"/>'
         return "\n".join(
@@ -154,7 +154,7 @@ class Figure:
 
 
 class Sequence:
-    """Actors beside each other, and what they send to each other below."""
+    """A sequence diagram: actors side by side, and their messages below."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure
@@ -225,7 +225,7 @@ class Sequence:
         self.y += 6
 
     def _draw_texts(self, x: float, room: float, text: str) -> None:
-        """The text above the current line, around this place, but within the picture."""
+        """Draws the text above the current line, centred at this position, but within the picture."""
         for line in wrapped(text, room):
             half = width_of(line) / 2
             middle = min(max(x, MARGIN + half), self.figure.width - MARGIN - half)
@@ -252,7 +252,7 @@ class Sequence:
 
 
 class Map:
-    """Boxes at given places, and arrows between them."""
+    """Boxes at given positions, and arrows between them."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure
@@ -304,7 +304,7 @@ class Map:
 
 
 def drawn(description: str) -> str:
-    """The SVG of a description."""
+    """Returns the SVG of a description."""
     figure = Figure()
     lines = [line.strip() for line in description.splitlines() if line.strip() and not line.startswith("#")]
     kind = Sequence if any(line.startswith("actor ") for line in lines) else Map
@@ -322,7 +322,7 @@ def drawn(description: str) -> str:
 
 
 def main() -> int:
-    """Rewrites the pictures, or compares them."""
+    """Rewrites the figures, or checks that they are current."""
     stale = []
     for source in sorted(FOLDER.glob("*.txt")):
         picture = source.with_suffix(".svg")

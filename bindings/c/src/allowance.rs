@@ -15,7 +15,8 @@ use crate::status::{dfly_status, guard};
 pub struct dfly_allowance_options {
     /// Set by `dfly_allowance_options_init`.
     pub size: usize,
-    /// Memory of all workers together, in bytes. Default: 0, the nodes' usual share.
+    /// Memory of all workers together, in bytes. Default: 0, the nodes' usual share. Required if the tenant has a memory
+    /// quota.
     pub memory_bytes: u64,
     /// Maximum duration of a lease, in milliseconds. Default: one hour.
     pub duration_ms: u64,
@@ -32,7 +33,7 @@ pub struct dfly_allowance_options {
 /// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
-/// `options` is NULL or a place for options.
+/// `options` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_allowance_options_init(options: *mut dfly_allowance_options) -> dfly_status {
     let defaults = dfly_allowance_options {
@@ -65,7 +66,7 @@ fn allowance_options(options: dfly_allowance_options) -> Result<AllowanceOptions
 /// `dfly_client_free`. The allowance is returned when that client and its leases, channels and pools are freed.
 ///
 /// # Safety
-/// `client` is a client, `options` NULL or options, `direct` a place for a pointer.
+/// `client` is a client, `options` NULL or options, `direct` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_client_allowance(
     client: *const dfly_client,

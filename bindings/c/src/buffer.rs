@@ -45,7 +45,7 @@ impl dfly_buffer {
 /// with `dfly_buffer_free`. Errors: DFLY_OUT_OF_MEMORY if the channel's memory is exhausted.
 ///
 /// # Safety
-/// `channel` is a channel, `buffer` a place for a pointer.
+/// `channel` is a channel, `buffer` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_buffer_alloc(
     channel: *mut dfly_channel,

@@ -164,7 +164,7 @@ fn too_small(length: usize, room: usize) -> Error {
 /// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
-/// `options` is NULL or a place for options.
+/// `options` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_options_init(options: *mut dfly_channel_options) -> dfly_status {
     // SAFETY: as the caller promises.
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn dfly_channel_options_init(options: *mut dfly_channel_op
 /// open, DFLY_TRANSPORT_REFUSED.
 ///
 /// # Safety
-/// `lease` is a lease, `options` NULL or options, `channel` a place for a pointer.
+/// `lease` is a lease, `options` NULL or options, `channel` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_open(
     lease: *const dfly_lease,
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn dfly_channel_open(
 /// receives the function's index, for calls on this channel. No call may be outstanding. Errors: DFLY_LOAD_FAILED.
 ///
 /// # Safety
-/// `channel` is a channel, `code` a code, `symbol` a C string, `index` a place for a number.
+/// `channel` is a channel, `code` a code, `symbol` a C string, `index` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_load(
     channel: *mut dfly_channel,
@@ -237,7 +237,7 @@ pub unsafe extern "C" fn dfly_channel_load(
 ///
 /// # Safety
 /// `channel` is a channel, `input` points to `input_length` bytes, `output` to room for `output_capacity`;
-/// `output_length` is NULL or a place for a number.
+/// `output_length` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_call(
     channel: *mut dfly_channel,
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn dfly_channel_call(
 /// `output_length` receives the number of bytes written and may be NULL.
 ///
 /// # Safety
-/// `channel` is a channel, `input` and `output` are two buffers, `output_length` is NULL or a place for a number.
+/// `channel` is a channel, `input` and `output` are two buffers, `output_length` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_call_into(
     channel: *mut dfly_channel,
@@ -306,7 +306,7 @@ pub unsafe extern "C" fn dfly_channel_call_into(
 /// `dfly_channel_wait`. Errors: DFLY_REJECTED if as many calls are outstanding as the ring has slots.
 ///
 /// # Safety
-/// `channel` is a channel, `input` points to `input_length` bytes, `sequence` is NULL or a place for a number.
+/// `channel` is a channel, `input` points to `input_length` bytes, `sequence` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_submit(
     channel: *mut dfly_channel,
@@ -330,7 +330,7 @@ pub unsafe extern "C" fn dfly_channel_submit(
 /// As `dfly_channel_submit`, without a copy. The call takes ownership of the buffer, even on an error.
 ///
 /// # Safety
-/// `channel` is a channel, `input` a buffer that is never used again, `sequence` NULL or a place for a number.
+/// `channel` is a channel, `input` a buffer that is never used again, `sequence` NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_submit_buffer(
     channel: *mut dfly_channel,
@@ -361,7 +361,7 @@ pub unsafe extern "C" fn dfly_channel_submit_buffer(
 /// status of a failed call is in the completion; this function returns the status of the channel.
 ///
 /// # Safety
-/// `channel` is a channel, `completion` and `came` are places for their types.
+/// `channel` is a channel, `completion` and `came` are writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_poll(
     channel: *mut dfly_channel,
@@ -394,7 +394,7 @@ pub unsafe extern "C" fn dfly_channel_poll(
 /// DFLY_TIMED_OUT.
 ///
 /// # Safety
-/// `channel` is a channel, `completion` a place for one.
+/// `channel` is a channel, `completion` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_wait(
     channel: *mut dfly_channel,
@@ -425,7 +425,7 @@ pub unsafe extern "C" fn dfly_channel_wait(
 /// Errors: DFLY_NOT_FOUND if there is no output.
 ///
 /// # Safety
-/// `channel` is a channel, `output` a place for a pointer, `length` NULL or a place for a number.
+/// `channel` is a channel, `output` writable, `length` NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_channel_output(
     channel: *mut dfly_channel,

@@ -65,7 +65,7 @@ fn embedded_beside(error: Error) -> Result<Client, Error> {
 /// manager does not respond, DFLY_EXECUTOR_FAILED if no embedded manager can be started.
 ///
 /// # Safety
-/// `path` is NULL or a C string, `client` a place for a pointer.
+/// `path` is NULL or a C string, `client` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_client_connect(path: *const c_char, client: *mut *mut dfly_client) -> dfly_status {
     guard(|| {
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn dfly_client_connect(path: *const c_char, client: *mut *
 /// DFLY_EXECUTOR_FAILED.
 ///
 /// # Safety
-/// `binary` is NULL or a C string, `client` a place for a pointer.
+/// `binary` is NULL or a C string, `client` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_client_embedded(binary: *const c_char, client: *mut *mut dfly_client) -> dfly_status {
     guard(|| {
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn dfly_client_embedded(binary: *const c_char, client: *mu
 /// that the node wrote. `client` receives the new client; free it with `dfly_client_free`.
 ///
 /// # Safety
-/// `allowance` is a C string, `client` a place for a pointer.
+/// `allowance` is a C string, `client` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_client_node(allowance: *const c_char, client: *mut *mut dfly_client) -> dfly_status {
     guard(|| {

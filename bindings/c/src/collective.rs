@@ -130,7 +130,7 @@ const INTO: &str = "the room for the result";
 /// Blocks until all ranks have called it. `request` may be NULL.
 ///
 /// # Safety
-/// `group` is a group, `request` NULL or a place for a pointer.
+/// `group` is a group, `request` NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_barrier(group: *const dfly_group, request: *mut *mut dfly_request) -> dfly_status {
     guard(|| {
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn dfly_group_barrier(group: *const dfly_group, request: *
 /// Copies the root's `count` elements to all ranks. `request` may be NULL.
 ///
 /// # Safety
-/// `group` is a group, `data` points to `count` elements, `request` is NULL or a place for a pointer.
+/// `group` is a group, `data` points to `count` elements, `request` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_bcast(
     group: *const dfly_group,
@@ -170,8 +170,9 @@ pub unsafe extern "C" fn dfly_group_bcast(
 /// Gathers `count` elements from every rank to the root, in the order of the ranks. `into` has room for `count`
 /// elements of each rank; it is used at the root only and may be NULL elsewhere. `request` may be NULL.
 ///
-/// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for as many of each rank,
-/// `request` is NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many of each rank, `request`
+/// is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_gather(
     group: *const dfly_group,
@@ -203,8 +204,9 @@ pub unsafe extern "C" fn dfly_group_gather(
 /// written from element `displacements[i]` of `into`. If `displacements` is NULL, the blocks are contiguous. `into`,
 /// `counts` and `displacements` are used at the root only. `request` may be NULL.
 ///
-/// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for all, `counts` and
-/// `displacements` there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` at the root to room for all, `counts` and
+/// `displacements` there to a number for each rank or are NULL, `request` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_gatherv(
     group: *const dfly_group,
@@ -243,8 +245,9 @@ pub unsafe extern "C" fn dfly_group_gatherv(
 /// Distributes the root's elements: rank i receives the i-th block of `count` elements. `all` is used at the root only
 /// and may be NULL elsewhere. `request` may be NULL.
 ///
-/// # Safety `group` is a group, `into` has room for `count` elements, `all` points at the root to as many for each
-/// rank, `request` is NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `into` has room for `count` elements, `all` points at the root to as many for each rank,
+/// `request` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_scatter(
     group: *const dfly_group,
@@ -279,7 +282,7 @@ pub unsafe extern "C" fn dfly_group_scatter(
 ///
 /// # Safety
 /// `group` is a group, `into` has room for `count` elements, `all` points at the root to all of them, `counts` and
-/// `displacements` there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
+/// `displacements` there to a number for each rank or are NULL, `request` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_scatterv(
     group: *const dfly_group,
@@ -317,8 +320,9 @@ pub unsafe extern "C" fn dfly_group_scatterv(
 
 /// Gathers `count` elements from every rank to all ranks, in the order of the ranks. `request` may be NULL.
 ///
-/// # Safety `group` is a group, `own` points to `count` elements, `into` to room for as many of each rank, `request` is
-/// NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` to room for as many of each rank, `request` is NULL or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_allgather(
     group: *const dfly_group,
@@ -344,8 +348,9 @@ pub unsafe extern "C" fn dfly_group_allgather(
 /// As `dfly_group_allgather`, with a different number of elements from each rank; `counts` and `displacements` as in
 /// `dfly_group_gatherv`. They must be equal on all ranks. `request` may be NULL.
 ///
-/// # Safety `group` is a group, `own` points to `count` elements, `into` to room for all, `counts` and `displacements`
-/// to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` to room for all, `counts` and `displacements` to a
+/// number for each rank or are NULL, `request` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_allgatherv(
     group: *const dfly_group,
@@ -379,8 +384,9 @@ pub unsafe extern "C" fn dfly_group_allgatherv(
 /// Sends the i-th block of `count` elements of `own` to rank i, and receives a block from every rank. `request` may be
 /// NULL.
 ///
-/// # Safety `group` is a group, `own` points to `count` elements for each rank, `into` to room for as many, `request`
-/// is NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `own` points to `count` elements for each rank, `into` to room for as many, `request` is NULL or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_alltoall(
     group: *const dfly_group,
@@ -407,8 +413,9 @@ pub unsafe extern "C" fn dfly_group_alltoall(
 /// rank i, from element `sent_displacements[i]` of `own`. Writes the `received[i]` elements from rank i at element
 /// `received_displacements[i]` of `into`. If displacements are NULL, the blocks are contiguous. `request` may be NULL.
 ///
-/// # Safety `group` is a group, `own` and `into` point to all elements, the counts and displacements to a number for
-/// each rank (the latter may be NULL), `request` is NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `own` and `into` point to all elements, the counts and displacements to a number for each rank
+/// (the latter may be NULL), `request` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_alltoallv(
     group: *const dfly_group,
@@ -450,8 +457,9 @@ pub unsafe extern "C" fn dfly_group_alltoallv(
 /// Reduces the elements of all ranks to the root. `into` is used at the root only and may be NULL elsewhere. `request`
 /// may be NULL.
 ///
-/// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is
-/// NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is NULL or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_reduce(
     group: *const dfly_group,
@@ -489,8 +497,8 @@ pub unsafe extern "C" fn dfly_group_reduce(
 /// Reduces the elements of all ranks to all ranks. `request` may be NULL.
 ///
 /// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
-/// pointer.
+/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_allreduce(
     group: *const dfly_group,
@@ -519,8 +527,9 @@ pub unsafe extern "C" fn dfly_group_allreduce(
 /// Reduces the elements of all ranks; rank i receives `counts[i]` elements of the result. `counts` must be equal on all
 /// ranks. `request` may be NULL.
 ///
-/// # Safety `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up
-/// to, `into` to room for this rank's, `request` is NULL or a place for a pointer.
+/// # Safety
+/// `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up to, `into`
+/// to room for this rank's, `request` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_reduce_scatter(
     group: *const dfly_group,
@@ -557,8 +566,8 @@ pub unsafe extern "C" fn dfly_group_reduce_scatter(
 /// Inclusive prefix reduction: reduces the elements of ranks 0 to this rank. `request` may be NULL.
 ///
 /// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
-/// pointer.
+/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_scan(
     group: *const dfly_group,
@@ -588,8 +597,8 @@ pub unsafe extern "C" fn dfly_group_scan(
 /// `request` may be NULL.
 ///
 /// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
-/// pointer.
+/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_exscan(
     group: *const dfly_group,

@@ -42,7 +42,7 @@ impl dfly_delegation {
 /// `dfly_delegation_free`.
 ///
 /// # Safety
-/// `pool` is a pool, `users` NULL or a lease, `delegation` a place for a pointer.
+/// `pool` is a pool, `users` NULL or a lease, `delegation` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_delegate(
     pool: *const dfly_pool,
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn dfly_delegation_text(delegation: *const dfly_delegation
 /// DFLY_INVALID_REQUEST if the text is malformed.
 ///
 /// # Safety
-/// `text` is a C string, `delegation` a place for a pointer.
+/// `text` is a C string, `delegation` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_delegation_read(
     text: *const c_char,
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn dfly_delegation_read(
 /// it with `dfly_lease_free`.
 ///
 /// # Safety
-/// `delegation` is a delegation, `lease` a place for a pointer.
+/// `delegation` is a delegation, `lease` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_delegation_open(
     delegation: *const dfly_delegation,

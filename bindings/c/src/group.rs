@@ -167,7 +167,7 @@ unsafe fn invitation(options: &dfly_group_options) -> Result<Invitation, Error> 
 /// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
-/// `options` is NULL or a place for options.
+/// `options` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_options_init(options: *mut dfly_group_options) -> dfly_status {
     let defaults = dfly_group_options {
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn dfly_group_options_init(options: *mut dfly_group_option
 /// receives the group; free it with `dfly_group_free`. Errors: DFLY_TIMED_OUT if a rank does not join in time.
 ///
 /// # Safety
-/// `options` is NULL or options, `group` a place for a pointer.
+/// `options` is NULL or options, `group` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_join(
     options: *const dfly_group_options,
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn dfly_group_size(group: *const dfly_group) -> u32 {
 /// Translates a rank of a part into the rank in the group that the process joined. `member` receives it.
 ///
 /// # Safety
-/// `group` is a group, `member` a place for a number.
+/// `group` is a group, `member` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_member(group: *const dfly_group, rank: u32, member: *mut u32) -> dfly_status {
     guard(|| {
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn dfly_group_member(group: *const dfly_group, rank: u32, 
 /// `dfly_group_free`.
 ///
 /// # Safety
-/// `group` is a group, `part` a place for a pointer.
+/// `group` is a group, `part` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_split(
     group: *const dfly_group,
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn dfly_group_split(
 /// group; free it with `dfly_group_free`.
 ///
 /// # Safety
-/// `group` is a group, `copy` a place for a pointer.
+/// `group` is a group, `copy` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_dup(group: *const dfly_group, copy: *mut *mut dfly_group) -> dfly_status {
     guard(|| {
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn dfly_group_dup(group: *const dfly_group, copy: *mut *mu
 /// `rest` receives the group; free it with `dfly_group_free`.
 ///
 /// # Safety
-/// `group` is a group, `rest` a place for a pointer.
+/// `group` is a group, `rest` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_shrink(group: *const dfly_group, rest: *mut *mut dfly_group) -> dfly_status {
     guard(|| {

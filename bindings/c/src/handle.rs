@@ -59,7 +59,7 @@ fn forked(what: &str) -> Error {
 }
 
 /// # Safety
-/// Not null means: a handle of this type that lives, and that nobody changes meanwhile.
+/// `handle` is null, or a live handle of this type that is not modified while the reference exists.
 #[inline]
 pub unsafe fn get<'a, T: Handle>(handle: *const T) -> Result<&'a T, Error> {
     // SAFETY: as the caller promises.
@@ -72,7 +72,7 @@ pub unsafe fn get<'a, T: Handle>(handle: *const T) -> Result<&'a T, Error> {
 }
 
 /// # Safety
-/// Not null means: a handle of this type that lives, and that nobody else uses meanwhile.
+/// `handle` is null, or a live handle of this type that is not used otherwise while the reference exists.
 #[inline]
 pub unsafe fn get_mut<'a, T: Handle>(handle: *mut T) -> Result<&'a mut T, Error> {
     // SAFETY: as the caller promises.
@@ -88,7 +88,7 @@ pub unsafe fn get_mut<'a, T: Handle>(handle: *mut T) -> Result<&'a mut T, Error>
 /// parent's resources.
 ///
 /// # Safety
-/// Not null means: made by [`give`], and never used again.
+/// `handle` is null, or was made by [`give`] and is never used again.
 pub unsafe fn take<T: Handle>(handle: *mut T) -> Option<Box<T>> {
     // SAFETY: as the caller promises.
     let birth = unsafe { handle.as_ref() }?.birth();
@@ -177,7 +177,7 @@ pub unsafe fn optional_path<'a>(text: *const c_char, what: &str) -> Result<Optio
 /// value means that the options were not initialised.
 ///
 /// # Safety
-/// `options` points to options of this type, or to nothing initialised that is as large, unless it is null.
+/// `options` is null, or points to options of this type or to memory of this size that is readable as integers.
 pub unsafe fn options<T: Copy>(options: *const T, name: &str) -> Result<Option<T>, Error> {
     if options.is_null() {
         return Ok(None);

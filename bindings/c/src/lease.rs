@@ -202,7 +202,7 @@ pub(crate) unsafe fn function(
 /// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
-/// `options` is NULL or a place for options.
+/// `options` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_lease_options_init(options: *mut dfly_lease_options) -> dfly_status {
     let defaults = dfly_lease_options {
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn dfly_lease_options_init(options: *mut dfly_lease_option
 /// DFLY_ISOLATION_UNAVAILABLE for a sandbox that the node does not offer.
 ///
 /// # Safety
-/// `client` is a client, `options` NULL or options, `lease` a place for a pointer.
+/// `client` is a client, `options` NULL or options, `lease` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_lease_open(
     client: *const dfly_client,
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn dfly_lease_open(
 /// Sends the shared library at `path` to the node, unless the node already has it. `code` receives its identity.
 ///
 /// # Safety
-/// `lease` is a lease, `path` a C string, `code` a place for a code.
+/// `lease` is a lease, `path` a C string, `code` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_lease_load_library(
     lease: *const dfly_lease,
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn dfly_lease_load_library(
 /// As `dfly_lease_load_library`, for `length` bytes in memory.
 ///
 /// # Safety
-/// `lease` is a lease, `data` points to `length` bytes, `code` is a place for a code.
+/// `lease` is a lease, `data` points to `length` bytes, `code` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_lease_load_bytes(
     lease: *const dfly_lease,

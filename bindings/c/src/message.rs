@@ -77,7 +77,7 @@ pub unsafe extern "C" fn dfly_group_send(
 /// envelope and may be NULL. Errors: DFLY_TRUNCATED if the message is longer.
 ///
 /// # Safety
-/// `group` is a group, `into` has room for `count` elements, `message` is NULL or a place for one.
+/// `group` is a group, `into` has room for `count` elements, `message` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_recv(
     group: *const dfly_group,
@@ -111,8 +111,9 @@ pub unsafe extern "C" fn dfly_group_recv(
 /// deadlock. The two buffers may overlap: the outgoing message is then copied first. `message` receives the envelope
 /// and may be NULL.
 ///
-/// # Safety `group` is a group, `data` points to `count` elements, `into` has room for `capacity` elements, `message`
-/// is NULL or a place for one.
+/// # Safety
+/// `group` is a group, `data` points to `count` elements, `into` has room for `capacity` elements, `message` is NULL or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_sendrecv(
     group: *const dfly_group,
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn dfly_group_sendrecv(
 /// envelope.
 ///
 /// # Safety
-/// `group` is a group, `message` a place for one.
+/// `group` is a group, `message` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_probe(
     group: *const dfly_group,
@@ -182,7 +183,7 @@ pub unsafe extern "C" fn dfly_group_probe(
 /// envelope and may be NULL.
 ///
 /// # Safety
-/// `group` is a group, `message` NULL or a place for one, `came` a place for a truth value.
+/// `group` is a group, `message` NULL or writable, `came` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_iprobe(
     group: *const dfly_group,
@@ -210,7 +211,7 @@ pub unsafe extern "C" fn dfly_group_iprobe(
 /// `dfly_request_free`.
 ///
 /// # Safety
-/// `group` is a group, `data` points to `count` elements, `request` is a place for a pointer.
+/// `group` is a group, `data` points to `count` elements, `request` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_isend(
     group: *const dfly_group,
@@ -241,7 +242,7 @@ pub unsafe extern "C" fn dfly_group_isend(
 /// free it with `dfly_request_free`.
 ///
 /// # Safety
-/// `group` is a group, `into` has room for `count` elements, `request` is a place for a pointer.
+/// `group` is a group, `into` has room for `count` elements, `request` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_irecv(
     group: *const dfly_group,

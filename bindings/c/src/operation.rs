@@ -209,7 +209,7 @@ pub extern "C" fn dfly_datatype_bytes(datatype: u32) -> usize {
 /// `dfly_operation_free`.
 ///
 /// # Safety
-/// `operation` is a place for a number; `combine` is such a function.
+/// `operation` is writable; `combine` is NULL or a function of this type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_operation_create(
     combine: dfly_combine,

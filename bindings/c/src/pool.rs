@@ -146,7 +146,7 @@ unsafe fn call_options(options: *const dfly_call_options) -> Result<CallOptions,
 /// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
-/// `options` is NULL or a place for options.
+/// `options` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_options_init(options: *mut dfly_pool_options) -> dfly_status {
     let defaults = PoolOptions::default();
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn dfly_pool_options_init(options: *mut dfly_pool_options)
 /// Sets every option to its default. `options` must not be NULL.
 ///
 /// # Safety
-/// `options` is NULL or a place for options.
+/// `options` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_call_options_init(options: *mut dfly_call_options) -> dfly_status {
     let defaults = dfly_call_options {
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn dfly_call_options_init(options: *mut dfly_call_options)
 /// it with `dfly_pool_free`.
 ///
 /// # Safety
-/// `lease` is a lease, `options` NULL or options, `pool` a place for a pointer.
+/// `lease` is a lease, `options` NULL or options, `pool` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_open(
     lease: *const dfly_lease,
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn dfly_pool_open(
 /// with DFLY_LOAD_FAILED if the worker cannot.
 ///
 /// # Safety
-/// `pool` is a pool, `code` a code, `symbol` a C string, `id` a place for a number.
+/// `pool` is a pool, `code` a code, `symbol` a C string, `id` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_function(
     pool: *const dfly_pool,
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn dfly_pool_function(
 /// defaults; `input` may be NULL if `input_length` is 0.
 ///
 /// # Safety
-/// `pool` is a pool, `input` points to `input_length` bytes, `options` is NULL or options, `call` a place for a number.
+/// `pool` is a pool, `input` points to `input_length` bytes, `options` is NULL or options, `call` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_submit(
     pool: *const dfly_pool,
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn dfly_pool_submit(
 /// worker that the buffer was allocated for. The call takes ownership of the buffer, even on an error.
 ///
 /// # Safety
-/// `pool` is a pool, `input` a buffer that is never used again, `options` NULL or options, `call` a place for a number.
+/// `pool` is a pool, `input` a buffer that is never used again, `options` NULL or options, `call` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_submit_buffer(
     pool: *const dfly_pool,
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn dfly_pool_submit_buffer(
 /// `dfly_pool_cancel`, and may be NULL.
 ///
 /// # Safety
-/// As `dfly_pool_submit`; `callback` is a function of its type, that any thread may call with `user`.
+/// As `dfly_pool_submit`; `callback` is NULL or a function of its type that any thread may call with `user`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_submit_callback(
     pool: *const dfly_pool,
@@ -339,7 +339,7 @@ pub unsafe extern "C" fn dfly_pool_submit_callback(
 /// `ended` receives their number, 0 after the timeout, and may be NULL.
 ///
 /// # Safety
-/// `pool` is a pool, `ended` NULL or a place for a number.
+/// `pool` is a pool, `ended` NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_drive(pool: *const dfly_pool, timeout_ms: u32, ended: *mut usize) -> dfly_status {
     guard(|| {
@@ -364,7 +364,7 @@ pub unsafe extern "C" fn dfly_pool_drive(pool: *const dfly_pool, timeout_ms: u32
 /// DFLY_TIMED_OUT the call continues and can be waited for again. The outcome of a call can be taken once.
 ///
 /// # Safety
-/// `pool` is a pool, `output` a place for a pointer.
+/// `pool` is a pool, `output` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_wait(
     pool: *const dfly_pool,
@@ -393,7 +393,7 @@ pub unsafe extern "C" fn dfly_pool_wait(
 ///
 /// # Safety
 /// `pool` is a pool, `input` points to `input_length` bytes, `options` is NULL or options, `output` points to room for
-/// `output_capacity` bytes, `output_length` is NULL or a place for a number.
+/// `output_capacity` bytes, `output_length` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_call(
     pool: *const dfly_pool,
@@ -428,7 +428,7 @@ pub unsafe extern "C" fn dfly_pool_is_done(pool: *const dfly_pool, call: u64) ->
 /// has ended, and may be NULL.
 ///
 /// # Safety
-/// `pool` is a pool, `cancelled` NULL or a place for a bool.
+/// `pool` is a pool, `cancelled` NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_cancel(pool: *const dfly_pool, call: u64, cancelled: *mut bool) -> dfly_status {
     guard(|| {
@@ -440,7 +440,8 @@ pub unsafe extern "C" fn dfly_pool_cancel(pool: *const dfly_pool, call: u64, can
     })
 }
 
-/// Ends a call even if it runs, by stopping its worker. Other calls sent to that worker run elsewhere.
+/// Ends a call with DFLY_CANCELLED even if it runs, by stopping its worker. Other calls sent to that worker run on other
+/// workers.
 ///
 /// # Safety
 /// `pool` is a pool.
@@ -450,7 +451,7 @@ pub unsafe extern "C" fn dfly_pool_kill(pool: *const dfly_pool, call: u64) -> df
     guard(|| Ok(unsafe { get(pool) }?.pool.kill(CallId(call))?))
 }
 
-/// Discards the outcome of a call. The call itself continues.
+/// Discards the outcome of a call. A queued call is dropped; a call that was sent continues.
 ///
 /// # Safety
 /// `pool` is a pool.
@@ -478,7 +479,7 @@ pub unsafe extern "C" fn dfly_pool_pending(pool: *const dfly_pool) -> usize {
 /// free it with `dfly_buffer_free`.
 ///
 /// # Safety
-/// `pool` is a pool, `buffer` a place for a pointer, `worker` NULL or a place for a number.
+/// `pool` is a pool, `buffer` writable, `worker` NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_buffer_alloc(
     pool: *const dfly_pool,

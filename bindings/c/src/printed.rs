@@ -35,7 +35,7 @@ impl Handle for dfly_printed {
 /// with `dfly_printed_free`.
 ///
 /// # Safety
-/// `lease` is a lease, `printed` a place for a pointer.
+/// `lease` is a lease, `printed` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_printed_open(lease: *const dfly_lease, printed: *mut *mut dfly_printed) -> dfly_status {
     guard(|| {
@@ -57,8 +57,8 @@ pub unsafe extern "C" fn dfly_printed_open(lease: *const dfly_lease, printed: *m
 /// waits up to `wait_ms` milliseconds, and at most a few seconds; then `length` is 0. Errors: DFLY_INVALID_REQUEST if
 /// `capacity` is 0, DFLY_LEASE_ENDED or DFLY_LEASE_EXPIRED if the lease ended more than a minute ago.
 ///
-/// # Safety `printed` is an output, `into` has room for `capacity` bytes, `length` is a place for a number, `stream`
-/// NULL or a place for one.
+/// # Safety
+/// `printed` is an output, `into` has room for `capacity` bytes, `length` is writable, `stream` NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_printed_read(
     printed: *mut dfly_printed,
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn dfly_printed_is_over(printed: *const dfly_printed) -> b
 /// Frees a reader. NULL is a no-op.
 ///
 /// # Safety
-/// `printed` is NULL or an output, which nobody uses any more.
+/// `printed` is NULL or a reader that is never used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_printed_free(printed: *mut dfly_printed) {
     // SAFETY: as the caller promises.

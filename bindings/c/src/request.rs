@@ -119,7 +119,7 @@ impl dfly_request {
 /// receive and may be NULL. Errors: DFLY_TIMED_OUT after the group's deadline, and the errors of the operation.
 ///
 /// # Safety
-/// `request` is a request, `message` NULL or a place for one.
+/// `request` is a request, `message` NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_request_wait(request: *mut dfly_request, message: *mut dfly_message) -> dfly_status {
     guard(|| {
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn dfly_request_wait_all(requests: *const *mut dfly_reques
 /// envelope of a completed receive and may be NULL. Errors: those of the operation.
 ///
 /// # Safety
-/// `request` is a request, `message` NULL or a place for one, `over` a place for a truth value.
+/// `request` is a request, `message` NULL or writable, `over` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_request_test(
     request: *mut dfly_request,

@@ -84,7 +84,7 @@ pub enum dfly_status {
     DFLY_QUOTA_EXCEEDED = 35,
     /// The token is valid but does not permit the operation.
     DFLY_FORBIDDEN = 36,
-    /// A rank of the group died or stopped sending heartbeats.
+    /// A rank of the group died or stopped responding.
     DFLY_RANK_LOST = 37,
     /// The ranks of a group called operations that do not match.
     DFLY_MISMATCH = 38,

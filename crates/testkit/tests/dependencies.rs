@@ -1,5 +1,5 @@
-//! Dependencies flow one way, as ARCHITECTURE.md says. Who audits the hot path reads client, fabric and executor, and
-//! what keeps that true is this test.
+//! Checks the layers of ARCHITECTURE.md: dependencies go in one direction only. This keeps an audit of the hot path
+//! limited to the client, fabric and executor crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -35,8 +35,8 @@ const LEVELS: &[(&str, u8)] = &[
     ("dayfly-testkit", 6),
 ];
 
-/// Other people's crates that would break a promise of the crate on the left: the hot path is synchronous and ends in
-/// other people's programs, and policy has neither I/O nor a clock.
+/// Third-party crates that a crate must not use: the hot path is synchronous and linked into other programs, and policy
+/// crates have neither I/O nor a clock.
 const FORBIDDEN: &[(&str, &[&str])] = &[
     (
         "dayfly-protocol",
@@ -59,7 +59,7 @@ const FORBIDDEN: &[(&str, &[&str])] = &[
     ("dayfly-executor", &["tokio", "axum", "tracing"]),
 ];
 
-/// Dependencies of one crate, by kind: what is linked into it, and what only its tests use.
+/// Dependencies of a crate by kind: those linked into it, and those of its tests only.
 struct Dependencies {
     linked: BTreeSet<String>,
     tests: BTreeSet<String>,
@@ -171,7 +171,7 @@ fn cryptography_has_one_provider() {
     );
 }
 
-/// What is built for these packages together: each dependency with its version and features.
+/// Returns the dependencies that are built for these packages together, each with its version and features.
 fn built_for(packages: &[&str]) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .args([

@@ -1,10 +1,10 @@
-//! docs/errors.md is where an error message sends its reader: it has a section for every code, with a remedy.
+//! Checks that docs/errors.md has a section with a remedy for every error code.
 
 use std::collections::BTreeSet;
 
 use dayfly_protocol::error::{Code, Retry};
 
-/// The page's sections by heading: `## 17 output_overflow`.
+/// Returns the page's sections by heading, such as `## 17 output_overflow`.
 fn sections() -> Vec<(String, String)> {
     let page = std::fs::read_to_string(dayfly_testkit::root().join("docs/errors.md")).expect("docs/errors.md is there");
     let mut sections = Vec::new();
@@ -19,7 +19,7 @@ fn heading(code: Code) -> String {
     format!("{} {}", code as u16, code.name())
 }
 
-/// What the page says about repeating a request, by what the code says.
+/// Returns the sentence of the page for each kind of retry.
 fn retry_sentence(retry: Retry) -> &'static str {
     match retry {
         Retry::Never => "Retry: no.",

@@ -1,11 +1,11 @@
-//! What counts as unsafe in foreign text stands in three languages. It is the same in all of them.
+//! Checks that the code in three languages treats the same characters of foreign text as unsafe.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use dayfly_protocol::text::is_unsafe;
 
-/// Prints the characters that the Python package escapes, as numbers.
+/// Prints the code points that the Python package escapes.
 const LIST_PYTHON: &str = "
 import runpy, sys
 print(*runpy.run_path(sys.argv[1])['_UNSAFE'])
@@ -30,7 +30,7 @@ fn unsafe_in_python() -> BTreeSet<u32> {
         .collect()
 }
 
-/// What stands in the class of the page's regular expression: characters `\uXXXX`, and ranges of them.
+/// Returns the code points in the character class of the page's regular expression: `\uXXXX`, and ranges of them.
 fn unsafe_in_page() -> BTreeSet<u32> {
     let page = dayfly_testkit::root().join("crates/manager/page/page.js");
     let page = std::fs::read_to_string(page).expect("the page's script is there");
@@ -56,7 +56,7 @@ fn unsafe_in_page() -> BTreeSet<u32> {
 fn unsafe_characters_are_the_same_in_rust_python_and_the_page() {
     let rust = unsafe_in_rust();
     assert_eq!(unsafe_in_page(), rust);
-    // Python shows texts of several lines.
+    // Python also shows texts of several lines.
     let lines = BTreeSet::from(['\n', '\t'].map(u32::from));
     assert_eq!(unsafe_in_python(), &rust - &lines);
 }

@@ -1,11 +1,11 @@
-//! What other people's code comes with: everything that is linked may be distributed under this project's licence.
+//! Checks that all linked third-party code may be distributed under this project's licence.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Licences that ask for no more than their text and their authors' names.
+/// Licences that require only their text and their authors' names.
 const ACCEPTED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -25,16 +25,16 @@ const ACCEPTED: &[&str] = &[
     "Zlib",
 ];
 
-/// Whether an SPDX expression can be met by accepted licences alone. `A/B` is what older crates write for `A OR B`.
+/// Returns whether accepted licences alone satisfy an SPDX expression. Older crates write `A/B` for `A OR B`.
 fn accepted(expression: &str) -> bool {
     let expression = expression.replace(['(', ')'], "").replace('/', " OR ");
-    // Without brackets AND binds tighter; dropping them can only make a mixed expression stricter or name it here.
+    // AND binds tighter without brackets. Dropping brackets can only make a mixed expression stricter.
     expression
         .split(" OR ")
         .any(|option| option.split(" AND ").all(|name| ACCEPTED.contains(&name.trim())))
 }
 
-/// What cargo knows of each package that is built for this platform, or to build and test it.
+/// Returns cargo's metadata of each package that is built for this platform, or used to build and test it.
 fn packages(platform: &str) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -75,11 +75,11 @@ fn every_dependency_has_a_licence_that_ours_can_carry() {
     );
 }
 
-/// The list as Markdown. Without versions, so that it changes only when a package comes, goes or changes its licence.
+/// Returns the list as Markdown. It contains no versions, so that it changes only with the packages and their licences.
 fn third_party_list(packages: &[Value]) -> String {
     let rows: BTreeSet<String> = packages
         .iter()
-        // Ours have no source.
+        // Packages of the workspace have no source.
         .filter(|package| package["source"].is_string())
         .map(|package| {
             let text = |field: &str| package[field].as_str().unwrap_or("unknown");
@@ -95,7 +95,7 @@ fn third_party_list(packages: &[Value]) -> String {
 
 #[test]
 fn the_committed_list_of_third_parties_is_what_cargo_says() {
-    // On every machine the same one.
+    // For a fixed platform, so that the list is the same on every machine.
     let now = third_party_list(&packages("x86_64-unknown-linux-gnu"));
     let path = dayfly_testkit::root().join("THIRD-PARTY.md");
     if std::env::var_os("DAYFLY_REGENERATE").is_some() {

@@ -1,4 +1,4 @@
-//! Leaves in the program what `dayfly version` tells of its build.
+//! Embeds the build information for `dayfly version`.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! `dayfly bill` and `dayfly audit`: what was spent, and who changed what.
+//! `dayfly bill` and `dayfly audit`: costs, and the log of changes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,43 +15,43 @@ use serde::Serialize;
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, values};
 
-/// Show what leases cost: yours, or, for operators, everybody's.
+/// Show the costs of leases: your own, or, for operators, those of all tenants.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  dayfly bill                             what each day cost, and the latest leases
+  dayfly bill                             costs per day, and the latest leases
   dayfly bill --since 12h --limit 100
   dayfly bill --by tenant --from 2026-11-01 --until 2026-12-01
   dayfly bill --tenant astro --csv > astro.csv
   dayfly bill --by function
 
-A lease counts when it lived within the time asked for, and then with all that it cost. Leases that live are billed for what
-was metered until some seconds ago. Dates are those of UTC. By function, what no function is charged with (memory held, polling, loading
-code) stands in a line of its own. What durable tasks cost at endpoints elsewhere is in `dayfly usage`.")]
+The bill contains every lease that existed in the requested time, with its total cost. The bill of a running lease is some
+seconds old. Dates are in UTC. With `--by function`, costs outside functions (memory, polling, loading of code) are in a separate
+line. `dayfly usage` shows the costs of durable tasks at other endpoints.")]
 pub struct Arguments {
-    /// One tenant's [default: yours; everybody's for operators]
+    /// Tenant to show [default: your own; all for operators]
     #[arg(long, value_parser = values::name)]
     tenant: Option<String>,
-    /// From the beginning of this day
+    /// Show the time from the beginning of this day, in UTC
     #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
     from: Option<u64>,
-    /// From so long ago, such as 12h or 7d
+    /// Show the time since this long ago, such as 12h or 7d
     #[arg(long, value_name = "DURATION", conflicts_with = "from", value_parser = values::duration)]
     since: Option<Duration>,
-    /// Up to the beginning of this day
+    /// Show the time up to the beginning of this day, in UTC
     #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
     until: Option<u64>,
-    /// What each line is about
+    /// Unit of each line
     #[arg(long, value_enum, default_value = "lease")]
     by: By,
-    /// Rows of a table at most, the latest first; JSON and comma-separated values have all
+    /// Maximum number of rows of a table, latest first; JSON and CSV contain all
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
-    /// Print comma-separated values, with amounts in billionths of the unit of account and times in microseconds
+    /// Print comma-separated values (CSV), with amounts in billionths of the unit of account and times in microseconds
     #[arg(long, conflicts_with = "json")]
     csv: bool,
 }
 
-/// What a line of the bill is about.
+/// Unit of a line of the bill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
     /// One lease
@@ -62,15 +62,15 @@ enum By {
     Node,
     /// All leases granted on a day
     Day,
-    /// One function of a tenant: time inside it, at the prices of the leases
+    /// One function of a tenant: the time in it, at the prices of the leases
     Function,
 }
 
-/// A line of what is printed.
+/// A line of the bill.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Line {
     what: String,
-    /// When the last of its leases was granted.
+    /// Time of the grant of its latest lease.
     #[serde(skip)]
     granted_at_ms: u64,
     tenant: String,
@@ -177,7 +177,7 @@ fn fetch(client: &Client, arguments: &Arguments) -> Result<Vec<BillLine>, Failur
 }
 
 impl Arguments {
-    /// When the billed time begins.
+    /// Returns the start of the billed time.
     fn begin_ms(&self) -> u64 {
         let since_ms = |since: Duration| output::now_ms().saturating_sub(since.as_millis() as u64);
         self.from.or(self.since.map(since_ms)).unwrap_or(0)
@@ -202,7 +202,7 @@ fn gather(lines: &[BillLine], by: By, names: &BTreeMap<NodeId, String>) -> Vec<L
             By::Day => output::date(line.granted_at_ms),
             By::Function => return gather_functions(lines),
         };
-        // Leases in the order of their grants, everything else by its name.
+        // Leases are ordered by grant time, other lines by name.
         let order = if by == By::Lease { line.granted_at_ms } else { 0 };
         let sum = gathered.entry((order, what.clone())).or_insert_with(|| Line {
             what,
@@ -217,10 +217,11 @@ fn gather(lines: &[BillLine], by: By, names: &BTreeMap<NodeId, String>) -> Vec<L
     gathered.into_values().collect()
 }
 
-/// What no function is charged with.
+/// Name of the line for costs outside functions.
 const NO_FUNCTION: &str = "-";
 
-/// Functions, each with its computing, and the rest of every lease: the sum is that of the leases.
+/// Lines of functions with their computing costs, and one line for the rest of every lease. The sum equals that of the
+/// leases.
 fn gather_functions(lines: &[BillLine]) -> Vec<Line> {
     let mut gathered: BTreeMap<(String, String), Line> = BTreeMap::new();
     let mut add = |tenant: &str, what: &str, part: &Line| {
@@ -236,7 +237,7 @@ fn gather_functions(lines: &[BillLine]) -> Vec<Line> {
         let mut rest = Line::default();
         rest.add(line);
         for function in &line.functions {
-            // As the lease itself is charged: a price for a second, in billionths.
+            // Computed as the lease is charged: a price per second, in billionths.
             let price = u128::from(line.prices.computing_per_s);
             let cost = u128::from(function.computing_us) * price / 1_000_000;
             let cost = u64::try_from(cost).unwrap_or(u64::MAX).min(rest.computing);
@@ -282,7 +283,7 @@ fn csv(lines: &[Line], by: By) -> String {
         "{},payer,leases,calls,failures,computing_us,polling_us,allocated_us,allocation,computing,polling,total",
         heading(by)
     );
-    // Ids, dates and names without commas or quotes: nothing needs quoting but what a node calls itself.
+    // Ids, dates and most names contain no comma or quote. Only the name of a node may need quoting.
     let quoted = |text: &str| match text.contains(['"', ',']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text.to_owned(),
@@ -308,7 +309,7 @@ fn csv(lines: &[Line], by: By) -> String {
     rows.collect::<Vec<_>>().join("\n")
 }
 
-/// So many rows at most, the latest or those that cost most first.
+/// Returns at most `most` rows: the latest, or those with the highest costs.
 fn table(mut lines: Vec<Line>, by: By, most: usize) -> String {
     match by {
         By::Lease | By::Day => lines.sort_by_key(|line| Reverse(line.granted_at_ms)),
@@ -351,30 +352,30 @@ fn table(mut lines: Vec<Line>, by: By, most: usize) -> String {
     table.text(output::colours(&std::io::stdout()))
 }
 
-/// Show who changed accounts, prices, nodes and other people's leases.
+/// Show who changed accounts, prices, nodes and other tenants' leases.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly audit                         the last 100 entries
   dayfly audit --limit 1000 --before 5200
-  dayfly audit --above 1200 --json     all that came after that")]
+  dayfly audit --above 1200 --json     all entries after number 1200")]
 pub struct AuditArguments {
-    /// How many entries at most, the last ones; without --above 100
+    /// Maximum number of entries, latest first [default: 100; no limit with --above]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Entries before this number
+    /// Show only entries before this number
     #[arg(long, value_name = "N")]
     before: Option<u64>,
-    /// Number of the last entry that is known already: all that came after it
+    /// Show all entries after this number
     #[arg(long, value_name = "N", default_value_t = 0)]
     above: u64,
 }
 
-/// Entries of one request.
+/// Maximum number of entries of a request.
 const AUDIT_PAGE: u64 = 1_000;
-/// Entries that are shown where no number is named.
+/// Number of entries without --limit and --above.
 const AUDIT_SHOWN: u64 = 100;
 
-/// The last entries that are wanted, a page at a time from the end.
+/// Returns the requested entries, read page by page from the end.
 fn audit_entries(arguments: &AuditArguments, client: &Client) -> Result<Vec<AuditEntry>, Failure> {
     let mut wanted = match (arguments.limit, arguments.above) {
         (Some(limit), _) => limit,
@@ -472,7 +473,7 @@ mod tests {
             };
             line.functions = vec![function("area@1", 600, 3), function("mean@2", 100, 1)];
         }
-        // Whatever a node says: no more than the lease cost.
+        // A node cannot report more than the lease cost.
         lines[1].functions[0].computing_us = u64::MAX;
         let gathered = gather(&lines, By::Function, &BTreeMap::new());
         let sums: Vec<_> = gathered

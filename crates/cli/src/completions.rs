@@ -1,4 +1,4 @@
-//! `dayfly completions`: what a shell needs to complete command lines.
+//! `dayfly completions`: shell completions.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
@@ -13,7 +13,7 @@ use crate::{Cli, Global, output};
   dayfly completions zsh > ~/.zfunc/_dayfly          with ~/.zfunc on $fpath
   dayfly completions fish > ~/.config/fish/completions/dayfly.fish")]
 pub struct Arguments {
-    /// Which shell
+    /// Shell
     #[arg(value_enum)]
     shell: Shell,
 }

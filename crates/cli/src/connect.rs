@@ -1,4 +1,4 @@
-//! Which manager a command speaks to.
+//! Selects the manager of a command.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use dayfly_protocol::error::{Code, Failure};
 
 use crate::Global;
 
-/// Where daemons keep their state unless told otherwise.
+/// Returns the state directory: the named one, else the default.
 pub fn state_dir(named: Option<&Path>) -> Result<PathBuf, Failure> {
     if named.is_none()
         && let Some(usual) = default_state_dir()
@@ -29,7 +29,7 @@ pub fn state_dir(named: Option<&Path>) -> Result<PathBuf, Failure> {
     })
 }
 
-/// The manager that is configured or that this user runs; none if there is none.
+/// Returns the client of the configured manager or of the one that this user runs; `None` without one.
 pub fn find(global: &Global) -> Result<Option<Client>, Failure> {
     let named = std::env::var_os(MANAGER_VARIABLE).is_some_and(|value| !value.is_empty());
     let has_manager = |dir: &Path| dir.join("connection.json").exists();
@@ -45,7 +45,7 @@ pub fn find(global: &Global) -> Result<Option<Client>, Failure> {
         .map_err(|error| error.0)
 }
 
-/// The same, where nothing can be done without one.
+/// As [`find`], but errors without a manager.
 pub fn manager(global: &Global) -> Result<Client, Failure> {
     find(global)?.ok_or_else(|| {
         Failure::new(

@@ -10,17 +10,17 @@ use dayfly_protocol::executor::CONTROL_FD;
 /// Join groups for the isolated ranks of a lease.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A node starts it when an isolated rank first joins a group, and ends it with the lease. By hand it does nothing."
+    after_help = "A node starts this command when an isolated rank first joins a group, and stops it with the lease.\nStarted by hand, it does nothing."
 )]
 pub struct Arguments {}
 
 pub fn run() -> Result<(), Failure> {
-    // SAFETY: borrowed to ask whether it is open, before anything here opens a descriptor.
+    // SAFETY: borrowed to check whether it is open, before this process opens a descriptor.
     let control = unsafe { BorrowedFd::borrow_raw(CONTROL_FD) };
     if rustix::io::fcntl_getfd(control).is_err() {
         let text = "a connector is started by its node, not by hand";
         return Err(Failure::new(Code::InvalidRequest, text));
     }
-    // SAFETY: it is open, and nobody else's: nothing that this process has opened is kept.
+    // SAFETY: the descriptor is open and owned by this process, which has not opened any other yet.
     process::run(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) })
 }

@@ -1,4 +1,4 @@
-//! The content store of a manager, as its command line says.
+//! Options of a manager's content store.
 
 use std::time::Duration;
 
@@ -9,29 +9,29 @@ use dayfly_storage::Place;
 
 use crate::values;
 
-/// The least that results are kept.
+/// Shortest retention of results.
 const SHORTEST: Duration = Duration::from_secs(3600);
 
-/// What `dayfly up` and `dayfly manager` have in common.
+/// Options shared by `dayfly up` and `dayfly manager`.
 #[derive(Debug, Args)]
 pub struct ContentArguments {
-    /// Where long arguments and results of tasks are kept: s3://BUCKET/PREFIX, with AWS_* variables for the rest, or
-    /// file:///DIR [default: a directory in the state directory]
+    /// Store for large arguments and results of tasks: s3://BUCKET/PREFIX, with AWS_* variables for the other settings,
+    /// or file:///DIR [default: a directory in the state directory]
     #[arg(long, value_name = "URL", env = "DAYFLY_CONTENTS", hide_env_values = true)]
     contents: Option<String>,
-    /// How much of them each tenant may have, such as 500G
+    /// Limit of each tenant's stored content, such as 500G
     #[arg(long, value_name = "SIZE", default_value = "256G", value_parser = values::size)]
     most_contents: u64,
-    /// How long tasks and their results are kept after their end, such as 12h or 30d; an hour at least
+    /// Retention of tasks and results after their end, such as 12h or 30d; at least one hour
     #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = values::duration)]
     keep_results: Duration,
-    /// How long entries of the audit log are kept, such as 90d
+    /// Retention of audit log entries, such as 90d
     #[arg(long, value_name = "DURATION", default_value = "400d", value_parser = values::duration)]
     keep_audit: Duration,
-    /// How much of the audit log is kept: the oldest entries go first
+    /// Size limit of the audit log; the oldest entries are deleted first
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = values::size)]
     most_audit: u64,
-    /// Start although the store is empty, older than it was, damaged or another one, and go on with what is there
+    /// Start with the existing data although the store is empty, outdated, damaged or a different one
     #[arg(long)]
     accept_loss: bool,
 }

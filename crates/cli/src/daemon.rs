@@ -1,4 +1,4 @@
-//! What the daemons have in common: a state directory of their own, signals, and a parent that they may have to follow.
+//! Shared by the daemons: private state directories, signals, and the parent process.
 
 mod state_dir;
 
@@ -16,39 +16,40 @@ use tokio::sync::broadcast::error::RecvError;
 
 pub use state_dir::StateDir;
 
-/// A SIGTERM that comes so soon after the first one is the same.
+/// A second SIGTERM within this time is a duplicate of the first.
 const TOLD_TWICE: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// The process that a daemon ends with.
+/// The process whose end stops a daemon.
 pub struct Parent(AsyncFd<OwnedFd>);
 
 impl Parent {
-    /// Watches a process, which must be the one that started this one.
+    /// Watches a process. It must be the parent of this one.
     pub fn watch(pid: u32) -> Result<Self, Failure> {
         let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
         let parent = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let parent = parent.ok_or_else(|| wrong(format!("--parent {pid} is no process id")))?;
         let file = rustix::process::pidfd_open(parent, PidfdFlags::empty())
             .map_err(|error| wrong(format!("--parent {pid} cannot be watched: {error}")))?;
-        // In this order: whatever has this number now is our parent, so that what was opened is its descriptor too.
+        // Check the parent after the descriptor was opened: then the number still belongs to the parent, and so does
+        // the descriptor.
         if rustix::process::getppid() != Some(parent) {
             return Err(wrong(format!(
                 "--parent {pid} is not the process that started this one"
             )));
         }
-        // SAFETY: an owned descriptor is one and the same until it is dropped, which it is after its registration.
+        // SAFETY: an owned descriptor does not change until it is dropped, which is after its registration ends.
         let file = unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }
             .map_err(|error| Failure::new(Code::Internal, format!("process {pid} cannot be watched: {error}")))?;
         Ok(Self(file))
     }
 
     async fn ended(&self) {
-        // An error would come back at once and for ever; a daemon that cannot see its parent must not outlive it.
+        // An error would repeat at once and for ever, and a daemon that cannot watch its parent must not outlive it.
         let _ = self.0.readable().await;
     }
 }
 
-/// What tells a daemon to end.
+/// Sources of the request to stop a daemon.
 pub struct Ending {
     terminate: Signal,
     interrupt: Signal,
@@ -56,17 +57,17 @@ pub struct Ending {
     parent: Option<Parent>,
 }
 
-/// Why it ends.
+/// Why a daemon stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     Signal,
-    /// Whoever started it went away.
+    /// The terminal or session that started it was closed.
     HungUp,
     ParentEnded,
 }
 
 impl Ending {
-    /// Catches signals from now on. A daemon with a parent leaves Ctrl-C, which reaches both, to its parent.
+    /// Starts to catch signals. Ctrl-C reaches a daemon and its parent; a daemon with a parent ignores it.
     pub fn new(parent: Option<u32>) -> Result<Self, Failure> {
         let catch = |kind| {
             signal(kind).map_err(|error| Failure::new(Code::Internal, format!("signals cannot be caught: {error}")))
@@ -79,7 +80,7 @@ impl Ending {
         })
     }
 
-    /// Waits until the daemon is to end.
+    /// Waits until the daemon must stop.
     pub async fn told(&mut self) -> Why {
         let Self {
             terminate,
@@ -104,7 +105,7 @@ impl Ending {
         }
     }
 
-    /// Runs what ends the daemon; a second signal ends it at once. Batch systems send the first one twice.
+    /// Runs the shutdown; a second signal ends the daemon at once. Batch systems send SIGTERM twice.
     pub async fn orderly(&mut self, end: impl Future<Output = ()>) {
         let begun = tokio::time::Instant::now();
         let again = async {
@@ -128,21 +129,21 @@ impl Ending {
     }
 }
 
-/// Writes a line for each step in a lease's life, until the manager ends.
+/// Logs each step of a lease's life until the manager ends.
 pub async fn log_leases(mut events: Receiver<Told>) {
     loop {
         match events.recv().await.map(|told| told.event) {
             Ok(Event::Lease { lease, node, state }) => tracing::info!(%lease, %node, state, "lease"),
-            // Of nodes the manager tells itself; what was missed while too busy is in its store.
+            // The manager itself logs events of nodes. Missed events are in its store.
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => return,
         }
     }
 }
 
-/// Runs a daemon on a runtime of its own.
+/// Runs a daemon on a new runtime.
 pub fn run<T>(daemon: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    // Two threads: a daemon has little to do, and what it does must not wait for a slow disk.
+    // Two threads: a daemon has little work, but a slow disk must not block it.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -1,4 +1,4 @@
-//! `dayfly endpoint`: where durable tasks run.
+//! `dayfly endpoint`: the places where durable tasks run.
 
 mod accounts;
 mod config;
@@ -17,17 +17,18 @@ use dayfly_protocol::tasks::{BlockStatus, EndpointStatus};
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, task};
 
-/// Show where durable tasks run, and make and run such places.
+/// Show, set up and run endpoints, the places where durable tasks run.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly endpoint list
   dayfly endpoint setup cluster --provider slurm --option partition=idle --max-blocks 4
-  dayfly endpoint start cluster                   on the login node, for as long as it is to run tasks
+  dayfly endpoint start cluster                   on the login node; runs until it is stopped
   dayfly endpoint status cluster
   dayfly endpoint logs cluster --follow
 
-An endpoint is a place where tasks run: this machine, or a cluster that it gets nodes of from its batch system while there are
-tasks. It only opens connections, to the manager that it was set up with. `dayfly up` has one of its own, `local`.")]
+An endpoint is a place where tasks run: this machine, or a cluster, whose batch system provides nodes while there are tasks. An
+endpoint connects to the manager that it was set up with, and needs no incoming connections from it. `dayfly up` includes the
+endpoint `local`.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -35,42 +36,42 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show endpoints with everybody's tasks; what is done and has failed, since the manager started
+    /// Show endpoints and their tasks of all tenants; done and failed tasks count since the manager's start
     List,
-    /// Make an endpoint on this machine: register it, and write its configuration
+    /// Set up an endpoint on this machine: register it, and write its configuration
     Setup(setup::Arguments),
     /// Start an endpoint in the background
     Start(Start),
-    /// Run an endpoint in the foreground: for service managers, and to see what it does
+    /// Run an endpoint in the foreground, for service managers and debugging
     Run(Named),
-    /// Run the daemon of an account: for `run`, where each tenant's tasks run as an account
+    /// Run the daemon of an account; started by `run` if each tenant's tasks run under an account
     #[command(hide = true)]
     Account(Account),
-    /// Stop an endpoint, and give its nodes back
+    /// Stop an endpoint, and release its nodes
     Stop(Stop),
-    /// Show how an endpoint on this machine does
+    /// Show the status of an endpoint on this machine
     Status(Named),
-    /// Show what an endpoint on this machine wrote
+    /// Show the log of an endpoint on this machine
     Logs(Logs),
-    /// Show the tasks that run, or ran, at an endpoint
+    /// Show running and past tasks of an endpoint
     Tasks(Tasks),
-    /// Forget an endpoint: at its manager, and on this machine
+    /// Remove an endpoint from its manager and from this machine
     Remove(Named),
 }
 
 /// An endpoint of this machine.
 #[derive(Debug, Args)]
 struct Named {
-    /// Which
+    /// Name of the endpoint
     name: String,
 }
 
 /// The daemon of an account.
 #[derive(Debug, Args)]
 struct Account {
-    /// The endpoint of the tenant that the account is
+    /// Name of the endpoint for the account's tenant
     name: String,
-    /// The process that started this one
+    /// Process id of the parent
     #[arg(long, value_name = "PID")]
     parent: u32,
 }
@@ -80,9 +81,10 @@ struct Account {
 #[command(after_help = "Examples:
   dayfly endpoint start cluster
 
-Returns when it runs. It ends by `dayfly endpoint stop`, not with the session. Pilot jobs that an earlier life left go on.")]
+Returns when the endpoint is running. It continues after the session until `dayfly endpoint stop`. Pilot jobs of an earlier run
+continue.")]
 struct Start {
-    /// Which
+    /// Name of the endpoint
     name: String,
 }
 
@@ -90,34 +92,34 @@ struct Start {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly endpoint stop cluster
-  dayfly endpoint stop cluster --keep-blocks      its pilot jobs wait for the next start, for a while
+  dayfly endpoint stop cluster --keep-blocks      pilot jobs wait up to 15 minutes for the next start
 
-Tasks that have not begun go back to the manager. Those that run end: repeatable ones are executed again elsewhere or later, others
-end as maybe executed.")]
+Tasks that have not begun return to the manager. Running tasks are stopped: repeatable ones are executed again, others end with
+`maybe_executed`.")]
 struct Stop {
-    /// Which
+    /// Name of the endpoint
     name: String,
-    /// Leave its nodes to the next start
+    /// Keep its blocks (pilot jobs) for the next start
     #[arg(long)]
     keep_blocks: bool,
 }
 
-/// Show what an endpoint wrote.
+/// Show the log of an endpoint.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly endpoint logs cluster -n 100
   dayfly endpoint logs cluster --follow
-  dayfly endpoint logs cluster --block cluster-3      what the nodes of a block wrote")]
+  dayfly endpoint logs cluster --block cluster-3      the logs of the nodes of a block")]
 struct Logs {
-    /// Which
+    /// Name of the endpoint
     name: String,
-    /// Lines
+    /// Number of lines
     #[arg(short = 'n', long, value_name = "N", default_value_t = 40)]
     lines: usize,
-    /// Go on with what it writes from now on
+    /// Follow the log
     #[arg(short, long)]
     follow: bool,
-    /// Of a block's nodes, by its name
+    /// Show the logs of the nodes of this block
     #[arg(long, value_name = "BLOCK")]
     block: Option<String>,
 }
@@ -125,18 +127,18 @@ struct Logs {
 /// Show the tasks of an endpoint.
 #[derive(Debug, Args)]
 struct Tasks {
-    /// Which, of those that `dayfly endpoint list` shows
+    /// Name of the endpoint, as `dayfly endpoint list` shows it
     name: String,
-    /// At most so many, the latest
+    /// Maximum number of tasks, latest first
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
     limit: u32,
 }
 
-/// How long a daemon may take to come up, or to give its nodes back.
+/// Limit of the start of a daemon, and of the release of its nodes.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 impl Arguments {
-    /// What is logged, and as which service: one that runs tells what happens to its blocks.
+    /// Returns the log level and the service name. A running endpoint logs events of its blocks.
     pub fn logging(&self) -> (&'static str, Option<&'static str>) {
         match self.what {
             What::Run(_) | What::Account(_) => ("info", Some("dayfly-endpoint")),
@@ -205,7 +207,7 @@ fn table(endpoints: &[EndpointStatus]) -> output::Table {
             nodes_of(&endpoint.blocks),
             endpoint.workers.to_string(),
             tasks.queued.to_string(),
-            // For a worker, or first for what it imports.
+            // Waiting for a worker, or for its environment.
             (tasks.waiting + tasks.environment).to_string(),
             tasks.running.to_string(),
             tasks.done.to_string(),
@@ -216,7 +218,7 @@ fn table(endpoints: &[EndpointStatus]) -> output::Table {
     table
 }
 
-/// Nodes that are there, of those that were asked for.
+/// Returns the number of running nodes of the requested ones.
 fn nodes_of(blocks: &[BlockStatus]) -> String {
     let joined: u32 = blocks.iter().map(|block| block.joined).sum();
     let wanted: u32 = blocks.iter().map(|block| block.nodes).sum();

@@ -1,4 +1,4 @@
-//! `dayfly env`: what Python functions import where they run.
+//! `dayfly env`: the packages that Python functions import where they run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,26 +15,26 @@ use serde::Serialize;
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, python, values};
 
-/// Of a hash, where people read it.
+/// Digits of a hash in a table.
 const SHORT_DIGITS: usize = 12;
-/// Names of functions that a row shows.
+/// Maximum number of function names in a row.
 const SHOWN_FUNCTIONS: usize = 4;
 
 /// Capture, lock, build and show the Python environments of functions.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  dayfly env capture > requirements.txt                 what is installed here, in exactly these versions
-  dayfly env lock 'numpy>=2' scipy > requirements.txt   exact versions of these and all that they need, with hashes
-  dayfly env build requirements.txt --endpoint cluster  has a node of it build the environment now
-  dayfly env list                                       what the functions that you may run import
-  dayfly env show 860a6d41e07b                          the same of one, as a requirements file
+  dayfly env capture > requirements.txt                 the installed packages, with exact versions
+  dayfly env lock 'numpy>=2' scipy > requirements.txt   exact versions of these and their dependencies, with hashes
+  dayfly env build requirements.txt --endpoint cluster  build the environment on one of its nodes now
+  dayfly env list                                       the environments of the functions that you may run
+  dayfly env show 860a6d41e07b                          one of these, as a requirements file
 
 A function names its environment when it is registered (`client.register(f, environment=\"requirements.txt\")` in Python);
-a node builds one for the first lease or task that needs it, and keeps it for others with the same content.")]
+a node builds the environment for the first lease or task that needs it, and keeps it for others with the same content.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
-    /// Interpreter with the dayfly package
+    /// Python interpreter with the dayfly package
     #[arg(
         long,
         global = true,
@@ -52,45 +52,45 @@ enum What {
     List,
     /// Show an environment as a requirements file
     Show {
-        /// The beginning of its hash, as `dayfly env list` shows it
+        /// First digits of the hash, as `dayfly env list` shows them
         environment: String,
     },
-    /// Write down what is installed in a Python, as a requirements file
+    /// Print the packages installed in a Python interpreter, as a requirements file
     Capture {
         /// Package to leave out; may be repeated
         #[arg(long, value_name = "NAME")]
         without: Vec<String>,
     },
-    /// Write down exact versions, with hashes, of packages and all that they need, as a requirements file
+    /// Resolve packages and their dependencies to exact versions with hashes, and print a requirements file
     Lock {
-        /// Requirements, or a file that has them
+        /// Requirements, or a file that contains them
         #[arg(required = true, value_name = "REQUIREMENT|FILE")]
         requirements: Vec<String>,
-        /// For this Python, as 3.12 [default: the version of --python]
+        /// Python version, such as 3.12 [default: that of --python]
         #[arg(long, value_name = "VERSION")]
         version: Option<String>,
     },
-    /// Have an endpoint build an environment now, and show what is in it
+    /// Build an environment at an endpoint now, and show its packages
     Build(Build),
 }
 
 #[derive(Debug, Args)]
 struct Build {
-    /// Requirements, or a file that has them: requirements.txt, pylock.toml or uv.lock
+    /// Requirements, or a file that contains them: requirements.txt, pylock.toml or uv.lock
     #[arg(required = true, value_name = "REQUIREMENT|FILE")]
     requirements: Vec<String>,
-    /// With this Python, as 3.12 [default: the version of --python]
+    /// Python version, such as 3.12 [default: that of --python]
     #[arg(long, value_name = "VERSION")]
     version: Option<String>,
-    /// Where, of those that `dayfly endpoint list` shows [default: the manager's own, or the only one]
+    /// Endpoint, as `dayfly endpoint list` shows it [default: the manager's own, or the only one]
     #[arg(long, value_name = "NAME")]
     endpoint: Option<String>,
-    /// How long to wait
+    /// Time limit
     #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = values::duration)]
     wait: Duration,
 }
 
-/// An environment, and what runs in it.
+/// An environment and the functions that use it.
 #[derive(Debug, Serialize)]
 struct Known {
     hash: String,
@@ -137,7 +137,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
     Ok(python::exit_code(status))
 }
 
-/// Environments of functions, by their hash.
+/// Returns the environments of functions, by hash.
 fn known(global: &Global) -> Result<Vec<Known>, Failure> {
     let client = connect::manager(global)?;
     let functions: Vec<FunctionStatus> = client.get("/v1/functions").map_err(|error| error.0)?;

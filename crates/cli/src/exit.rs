@@ -1,4 +1,4 @@
-//! Usage errors: what the command line says wrong, without naming what is hidden.
+//! Usage errors: reports what is wrong on the command line without naming hidden options.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 pub use dayfly_command::exit::report;
 use dayfly_protocol::error::{Code, Failure};
 
-/// Removes suggestions of hidden options and commands from an error: clap makes them of all that it knows.
+/// Removes suggestions of hidden options and commands from an error. clap suggests from all that exist.
 fn forget_hidden(error: &mut clap::Error, arguments: &[OsString], mut command: &Command) {
     for word in arguments {
         let word = word.to_string_lossy();
@@ -23,13 +23,13 @@ fn forget_hidden(error: &mut clap::Error, arguments: &[OsString], mut command: &
     let hidden_option = forget(error, ContextKind::SuggestedArg, is_hidden_option);
     let hidden_command = forget(error, ContextKind::SuggestedSubcommand, is_hidden_command);
     if hidden_option || hidden_command {
-        // The usage shows what was suggested.
+        // clap's usage line contains the suggestion.
         let usage = command.clone().render_usage();
         error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
     }
 }
 
-/// Removes the suggestions of one kind that are hidden. Returns whether there were any.
+/// Removes hidden suggestions of one kind. Returns whether there were any.
 fn forget(error: &mut clap::Error, kind: ContextKind, is_hidden: impl Fn(&str) -> bool) -> bool {
     match error.remove(kind) {
         Some(ContextValue::String(text)) if is_hidden(&text) => true,
@@ -50,7 +50,7 @@ fn forget(error: &mut clap::Error, kind: ContextKind, is_hidden: impl Fn(&str) -
     }
 }
 
-/// Tells of arguments that were not understood, or prints the help that was asked for.
+/// Reports a usage error, or prints the requested help. Returns the exit status.
 pub fn usage(mut error: clap::Error, arguments: &[OsString], command: &Command) -> ExitCode {
     forget_hidden(&mut error, arguments, command);
     let json = arguments.iter().any(|argument| argument == "--json");

@@ -1,4 +1,4 @@
-//! `dayfly flow`: functions that are called with each other's results.
+//! `dayfly flow`: functions that receive the results of other functions.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,20 +16,20 @@ use serde_json::{Map, Value, json};
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, values};
 
-/// The longest that one request waits for a flow's end.
+/// Maximum wait of one request for a flow's end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Call functions with each other's results, as tasks.
+/// Pass the results of functions to other functions, as tasks.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  dayfly flow run album.toml --input '{\"folder\": \"/data/photos\"}'     and wait for its result
+  dayfly flow run album.toml --input '{\"folder\": \"/data/photos\"}'     waits for its result
   dayfly flow start album.toml --input @photos.json
-  dayfly flow show 0199...                                          how its steps do
+  dayfly flow show 0199...                                          the states of its steps
   dayfly flow list
   dayfly flow cancel 0199...
 
-A flow is a file of steps. Each calls a registered function with the result of the step before it, or of those that `from`
-names, of which `input` is the flow's own input; with `map`, once for each element of a list:
+A flow is a file of steps. Each step calls a registered function with the result of the preceding step, or of the steps in
+`from`, where `input` is the input of the flow. With `map`, it calls the function once for each element of a list:
 
   name = \"album\"
 
@@ -49,8 +49,8 @@ names, of which `input` is the flow's own input; with `map`, once for each eleme
   function = \"make_page\"
   from = [\"thumbnails\", \"input\"]
 
-A function of another tenant's is named with its owner, as in `ann/thumbnail`; `@ID` behind a name is exactly that version.
-What steps are called with, and answer, is JSON. Their tasks have the tag `flow:ID`.")]
+`ann/thumbnail` is a function of the tenant ann; `NAME@ID` is exactly that version. Arguments and results of steps are JSON. Their
+tasks have the tag `flow:ID`.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -64,44 +64,44 @@ enum What {
     Start(Start),
     /// Show your flows, the latest first
     List(List),
-    /// Show one flow, how its steps do, and its result
+    /// Show a flow, the states of its steps, and its result
     Show(Show),
-    /// Cancel a flow, with its tasks
+    /// Cancel a flow and its tasks
     Cancel(Named),
 }
 
 #[derive(Debug, Args)]
 struct Start {
-    /// TOML file, or JSON file, that describes the flow; see `dayfly flow --help`
+    /// TOML or JSON file that describes the flow; see `dayfly flow --help`
     file: PathBuf,
-    /// What it begins with, in JSON, or @FILE for a file that has it
+    /// Input of the flow, in JSON, or @FILE for a file that contains it
     #[arg(long, value_name = "JSON", default_value = "null")]
     input: String,
-    /// Seconds to wait for its result, for `run` [default: until it has ended]
+    /// Time limit for the result, in seconds or such as 10m, for `run` [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = values::wait)]
     wait: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
 struct List {
-    /// Most flows
+    /// Maximum number of flows, latest first
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: u32,
 }
 
 #[derive(Debug, Args)]
 struct Named {
-    /// Which
+    /// Id of the flow
     #[arg(value_parser = flow)]
     id: FlowId,
 }
 
 #[derive(Debug, Args)]
 struct Show {
-    /// Which
+    /// Id of the flow
     #[arg(value_parser = flow)]
     id: FlowId,
-    /// Seconds to wait until it has ended
+    /// Wait up to this long for its end, in seconds or such as 10m
     #[arg(long, value_name = "SECONDS", value_parser = values::wait, default_value = "0")]
     wait: Duration,
 }
@@ -110,7 +110,7 @@ fn flow(text: &str) -> Result<FlowId, String> {
     text.parse::<FlowId>().map_err(|error| error.to_string())
 }
 
-/// A flow as people write it: functions by their names.
+/// A flow as written by people, with the names of functions.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -236,7 +236,7 @@ fn wrong(what: &str, why: impl std::fmt::Display) -> Failure {
     Failure::new(Code::InvalidRequest, format!("{what}: {why}"))
 }
 
-/// The flow that a file describes: its name and its steps.
+/// Returns the name and the steps of the flow in a file.
 pub fn written(file: &Path, client: &Client) -> Result<(String, Vec<FlowStep>), Failure> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file).map_err(|error| wrong(&name, error))?;
@@ -264,7 +264,7 @@ fn shown(id: FlowId, wait: Duration, client: &Client) -> Result<FlowStatus, Fail
     client.get(&path).map_err(|error| error.0)
 }
 
-/// How a flow does when it has ended, or after so long.
+/// Returns the status of a flow when it has ended or the limit has passed.
 fn wait(mut status: FlowStatus, limit: Duration, client: &Client) -> Result<FlowStatus, Failure> {
     let begun = Instant::now();
     while !status.state.is_over() && begun.elapsed() < limit {
@@ -273,7 +273,7 @@ fn wait(mut status: FlowStatus, limit: Duration, client: &Client) -> Result<Flow
     Ok(status)
 }
 
-/// Prints what a flow answered; an error if it failed, or has not ended.
+/// Prints a flow's result; errors if it failed or has not ended.
 fn finish(status: &FlowStatus, global: &Global) -> Result<(), Failure> {
     if global.json {
         output::line(&output::json(status)?);

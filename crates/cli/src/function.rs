@@ -1,4 +1,4 @@
-//! `dayfly function`: what durable tasks run.
+//! `dayfly function`: the functions that durable tasks run.
 
 mod read;
 mod register;
@@ -13,7 +13,7 @@ use dayfly_protocol::tasks::{FunctionSharing, FunctionStatus};
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output};
 
-/// Keep and show the functions that durable tasks run.
+/// Register and show the functions that durable tasks run.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly function register extract.py:extract --name extract
@@ -21,16 +21,17 @@ use crate::{Global, connect, output};
   dayfly function list
   dayfly function show simulate
   dayfly function show simulate --source > simulate.py
-  dayfly function show ann/simulate        ann's, which she shares with you
-  dayfly function diff simulate            the last version against the one before
+  dayfly function show ann/simulate        a function that ann shares with you
+  dayfly function diff simulate            compares the latest version with the one before
   dayfly function diff simulate 2 5
   dayfly function share simulate --with ann --with team:astro
-  dayfly function share simulate           with nobody any more
+  dayfly function share simulate           ends all sharing
   dayfly function remove simulate
 
-Functions of one name are versions, of which the last is meant by the name. A name alone is yours; that of another tenant stands
-behind theirs, as in `ann/simulate`. Each version has an id, which pins it: `ann/simulate@ID`, or the id alone, runs exactly that one, or
-nothing. They are registered here, by `client.register` of Python, and by whatever submits tasks; `dayfly task run` calls them.")]
+Functions with the same name are versions of one function; the name alone means the latest version. A name without an owner is your
+own function; `ann/simulate` is one of the tenant ann. Each version has an id: `ann/simulate@ID`, or the id alone, runs exactly that
+version or fails. Functions are registered here, by `client.register` in Python, and by clients that submit tasks. `dayfly task run`
+calls them.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -38,64 +39,64 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Keep a function, to be run by its name
+    /// Register a function under a name
     Register(Box<register::Register>),
     /// Show the functions that you may run, with all their versions
     List,
-    /// Show one function
+    /// Show a function
     Show(Show),
-    /// Show what changed in the source of a function between two of its versions
+    /// Show how the source of a function differs between two of its versions
     Diff(Diff),
-    /// Say who may run a function of yours
+    /// Set who may run a function of yours
     Share(Share),
-    /// Forget a function of yours that nothing uses any more
+    /// Remove a function of yours that is no longer in use
     Remove(Remove),
 }
 
-/// Forget a function of yours. What has not ended of its tasks and flows must end before, and its triggers be removed;
-/// outcomes stay. Operators may remove anybody's by its id.
+/// Remove a function of yours. Its tasks and flows must have ended, and its triggers must be removed first; outcomes
+/// are kept. Operators may remove any tenant's function by its id.
 #[derive(Debug, Args)]
 struct Remove {
-    /// Its name, for all its versions, or the id of one
+    /// Name, for all versions, or the id of one version
     #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
 }
 
-/// Say who may run a function of yours, instead of those who may so far. Tasks that were accepted go on.
+/// Set who may run a function of yours, in place of the current tenants. Accepted tasks continue.
 #[derive(Debug, Args)]
 struct Share {
-    /// Its name, for all its versions, or the id of one
+    /// Name, for all versions, or the id of one version
     #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
-    /// A tenant, team:NAME for those of a team, or * for everyone; may be repeated [default: nobody but you]
+    /// Tenant, team:NAME for the members of a team, or * for all; may be repeated [default: only you]
     #[arg(long, value_name = "WHO")]
     with: Vec<String>,
 }
 
-/// Show what changed in the source of a function between two of its versions.
+/// Show how the source of a function differs between two of its versions.
 #[derive(Debug, Args)]
 struct Diff {
-    /// Its name, or OWNER/NAME for another tenant's
+    /// Name, or OWNER/NAME for another tenant's function
     #[arg(value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     function: String,
-    /// The version to begin with [default: the one before the other]
+    /// First version to compare [default: the one before --to]
     #[arg(value_name = "FROM")]
     from: Option<u32>,
-    /// The version to end with [default: the last]
+    /// Second version to compare [default: the latest]
     #[arg(value_name = "TO")]
     to: Option<u32>,
-    /// Whose it is, if it is not yours: the same as OWNER/NAME
+    /// Owner, if the function is another tenant's: the same as OWNER/NAME
     #[arg(long, value_name = "TENANT")]
     owner: Option<String>,
 }
 
-/// Show one function.
+/// Show a function.
 #[derive(Debug, Args)]
 struct Show {
-    /// Its id; or its name for its last version, OWNER/NAME for another tenant's, with @ID behind it for exactly that version
+    /// Id, or name for the latest version; OWNER/NAME for another tenant's function, NAME@ID for exactly that version
     #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
-    /// Print its source, and nothing else
+    /// Print only its source
     #[arg(long)]
     source: bool,
 }
@@ -289,12 +290,12 @@ fn described(function: &FunctionStatus) -> String {
     text
 }
 
-/// Its name, or what its code calls itself.
+/// Returns its name, or the name in its code.
 fn name(function: &FunctionStatus) -> String {
     output::plain(function.name.as_deref().unwrap_or(function.form.name()))
 }
 
-/// What runs exactly this version, or nothing.
+/// Returns the reference that runs exactly this version.
 fn pinned(function: &FunctionStatus) -> String {
     match &function.name {
         None => function.id.to_string(),
@@ -324,7 +325,7 @@ fn shared(function: &FunctionStatus) -> String {
     }
 }
 
-/// Lines of a text of somebody else's, in which tabs are what they are.
+/// Returns the lines of a foreign text, with tabs kept.
 fn lines(text: &str) -> Vec<String> {
     let line = |line: &str| line.split('\t').map(output::plain).collect::<Vec<_>>().join("\t");
     text.lines().map(|text| line(text).trim_end().to_owned()).collect()

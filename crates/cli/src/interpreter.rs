@@ -1,4 +1,5 @@
-//! The Python interpreter that this program was installed with: a node runs Python functions in it unless --python names another.
+//! The Python interpreter that this program was installed with. A node runs Python functions in it unless --python
+//! names another.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use dayfly_node::runtimes;
 /// Set by the `dayfly` command of the Python package.
 pub const VARIABLE: &str = "DAYFLY_PYTHON";
 
-/// An interpreter with the package, or what is missing, in one line.
+/// Returns an interpreter with the dayfly package. The error states in one line what is missing.
 pub fn own() -> Result<PathBuf, String> {
     let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty());
     if let Some(named) = named.map(PathBuf::from) {
@@ -29,7 +30,8 @@ fn with_package(python: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// The interpreter of a program that lies in the Python package, at `PREFIX/lib/pythonX.Y/site-packages/dayfly/bin/dayfly`.
+/// Returns the interpreter of a program in the Python package, at
+/// `PREFIX/lib/pythonX.Y/site-packages/dayfly/bin/dayfly`.
 fn of_package(program: &Path) -> Option<PathBuf> {
     let packages = program.parent()?.parent()?.parent()?;
     let is_packages = matches!(packages.file_name()?.to_str()?, "site-packages" | "dist-packages");
@@ -40,7 +42,7 @@ fn of_package(program: &Path) -> Option<PathBuf> {
     names.find(|python| python.is_file())
 }
 
-/// A program's full path: nodes compare interpreters by it.
+/// Returns a program's full path, because nodes compare interpreters by path.
 pub fn on_path(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return std::path::absolute(program).ok().filter(|path| path.is_file());

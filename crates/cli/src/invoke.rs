@@ -1,4 +1,4 @@
-//! `dayfly invoke`: a call without writing a program.
+//! `dayfly invoke`: calls a function from the command line.
 
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::lease::Wanted;
 use crate::values::Level;
 use crate::{Global, connect, output, python, values};
 
-/// How many calls each worker has ahead of it while several workers are kept busy.
+/// Number of calls queued per worker while several workers are kept busy.
 const AHEAD: usize = 16;
 
-/// Call a function of a shared library, or of a Python module.
+/// Call a function of a shared library or of a Python module.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   cc -shared -fPIC -o area.so area.c
@@ -28,52 +28,52 @@ const AHEAD: usize = 16;
   dayfly invoke ./area.so area --input hex:0600000007000000 --repeat 10000
   dayfly invoke math:sqrt --args '[2.0]'              a Python callable; needs the dayfly package
 
-A function of the plain form is `uint32_t f(void *in, uint32_t size, void *out)` and returns the length of its output; one
-of the checked form is declared in dayfly.h, is told how much room there is, and can report an error.
-With no manager running, one is started for this call and ended after it.")]
+A function of the plain form is `uint32_t f(void *in, uint32_t size, void *out)` and returns the length of its output in bytes.
+The checked form, declared in dayfly_function.h, also gets the size of its output, and can report an error.
+If no manager is running, one is started for this call and stopped afterwards.")]
 pub struct Arguments {
     /// Shared library, or module:function of Python
     #[arg(value_name = "LIBRARY|MODULE:FUNCTION")]
     target: String,
     /// Symbol of the shared library
     symbol: Option<String>,
-    /// Its input: a text, @FILE, @- for standard input, or hex:0123...
+    /// Input: a text, @FILE, @- for standard input, or hex:0123...
     #[arg(long, value_name = "INPUT", default_value = "", hide_default_value = true)]
     input: String,
-    /// Arguments of a Python function: a JSON list, or an object of named ones
+    /// Arguments of a Python function: a JSON list, or a JSON object of keyword arguments
     #[arg(long, value_name = "JSON", conflicts_with_all = ["input", "symbol"])]
     args: Option<String>,
     /// Form of the C function
     #[arg(long, value_enum, default_value = "plain")]
     form: Shape,
-    /// Where to write the output [default: printed, as hex:... unless it is text]
+    /// File for the output [default: standard output, as hex:... unless it is text]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Call it this often, and tell how long that took
+    /// Number of calls; prints their times
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     repeat: u64,
-    /// Use a lease that `dayfly lease create --output FILE` made, and leave it in place
+    /// Use the lease in a file from `dayfly lease create --output FILE`, and keep it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "mode", "sandbox", "image", "args"])]
     lease: Option<PathBuf>,
-    /// Workers to lease
+    /// Number of workers to lease
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
-    /// Polling or sleeping workers
+    /// Whether workers poll or sleep
     #[arg(long, value_enum, default_value = "auto")]
     mode: Wanted,
-    /// How isolated the workers are [default: what the site has as its default]
+    /// Isolation of the workers [default: the site's default]
     #[arg(long, value_enum)]
     sandbox: Option<Level>,
-    /// Image of a container, as the node's owner names it [default: the first that the owner allows]
+    /// Container image, by the node owner's name for it [default: the first that the owner allows]
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// Transport: shm, tcp, tls, libfabric or libfabric:PROVIDER[/DOMAIN] [default: the best one]
+    /// Transport: shm, tcp, tls, libfabric or libfabric:PROVIDER[/DOMAIN] [default: the fastest available]
     #[arg(long)]
     transport: Option<Transport>,
-    /// End a call that runs longer
+    /// Time limit of a call; longer calls are stopped
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     deadline: Option<Duration>,
-    /// Python interpreter that has the dayfly module
+    /// Python interpreter with the dayfly module
     #[arg(
         long,
         value_name = "EXE",
@@ -88,7 +88,7 @@ pub struct Arguments {
 enum Shape {
     /// uint32_t f(void *, uint32_t, void *)
     Plain,
-    /// With the room for its output, and errors
+    /// Form of dayfly_function.h: knows the size of its output, and can report errors
     Checked,
 }
 
@@ -130,7 +130,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let begun = Instant::now();
     let kept = arguments.lease.as_deref().map(crate::lease::read).transpose()?;
     let client = match kept {
-        // It is somebody's, and a manager of our own could not know it.
+        // A lease from a file belongs to an existing manager, which an embedded one would not know.
         Some(_) => connect::manager(global)?,
         None => connect_or_start(global)?,
     };
@@ -186,7 +186,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     tell(&result, report, arguments.output.as_deref(), global)
 }
 
-/// Module and function, if the target names those rather than a file.
+/// Returns module and function if the target names these and not a file.
 fn python_target(arguments: &Arguments) -> Option<(&str, &str)> {
     if arguments.symbol.is_some() || Path::new(&arguments.target).exists() {
         return None;
@@ -196,7 +196,7 @@ fn python_target(arguments: &Arguments) -> Option<(&str, &str)> {
     (named(module) && named(function)).then_some((module, function))
 }
 
-/// The manager that runs, or one for this call.
+/// Returns the running manager, or starts one for this call.
 fn connect_or_start(global: &Global) -> Result<Client, Failure> {
     if let Some(client) = connect::find(global)? {
         return Ok(client);
@@ -222,14 +222,14 @@ fn read_input(text: &str) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// One call after the other: how long each took.
+/// Calls sequentially, and returns the times of the calls.
 fn one_by_one<T>(calls: u64, call: impl Fn() -> Result<T, Failure>) -> Result<Value, Failure> {
     let begun = Instant::now();
     let mut took = Vec::with_capacity(calls.min(1 << 20) as usize);
     for number in 0..calls {
         let at = Instant::now();
         call()?;
-        // A sample of the first million says as much as all of them, and stays in memory.
+        // The first million calls are a sufficient sample, and fit into memory.
         if number < 1 << 20 {
             took.push(at.elapsed());
         }
@@ -246,7 +246,7 @@ fn one_by_one<T>(calls: u64, call: impl Fn() -> Result<T, Failure>) -> Result<Va
     }))
 }
 
-/// Every worker kept busy: how many calls a second that gives.
+/// Keeps every worker busy, and returns the number of calls per second.
 fn side_by_side(
     pool: &Pool,
     function: FunctionId,
@@ -276,7 +276,7 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// The output as text, if it is one that a terminal can show.
+/// Returns the output as text, if a terminal can show it.
 pub fn as_text(result: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(result).ok()?;
     text.chars()
@@ -311,7 +311,7 @@ fn tell(result: &[u8], mut report: Value, file: Option<&Path>, global: &Global) 
         (None, None) => output::line(&format!("hex:{}", hex::encode(result))),
     }
     let number = |pointer: &str| report.pointer(pointer).and_then(Value::as_f64);
-    // Beside the output, not in it: only a person at a terminal, or one who asked for figures, wants these.
+    // On standard error, and only at a terminal or if figures were requested.
     if std::io::stderr().is_terminal() || number("/calls_per_s").is_some() {
         let text = |name: &str| report.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         let mut line = format!(

@@ -1,4 +1,4 @@
-//! `dayfly lease`: leases by hand.
+//! `dayfly lease`: leases made from the command line.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::manager::write_private;
 use crate::values::Level;
 use crate::{Global, connect, output, status, values};
 
-/// Whoever follows asks again this often at least.
+/// Maximum interval of requests while following output.
 const FOLLOW: Duration = Duration::from_secs(5);
 
 /// List, create, renew, release and revoke leases, and show what their workers print.
@@ -30,7 +30,7 @@ const FOLLOW: Duration = Duration::from_secs(5);
   dayfly lease release 5f0c...
   dayfly lease revoke 5f0c... --grace 30s
 
-A lease has 1 to 1,024 workers. Client libraries lease and release by themselves; this is for looking and mending.")]
+A lease has 1 to 1,024 workers. Client libraries lease and release automatically; use these commands for inspection and repair.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -44,18 +44,18 @@ enum What {
     Create(Create),
     /// Show what a lease's workers print
     Output(Output),
-    /// Make a lease last longer, or shorter
+    /// Change the remaining duration of a lease
     Renew(Renew),
-    /// Give a lease back: its calls end
+    /// Release leases; their running calls end
     Release(Release),
-    /// Take a lease away from whoever holds it
+    /// Revoke a lease of any holder
     Revoke(Revoke),
 }
 
 /// Show leases.
 #[derive(Debug, Args)]
 struct List {
-    /// Leases that ended within the last hour too
+    /// Include leases that ended within the last hour
     #[arg(long)]
     all: bool,
 }
@@ -67,7 +67,7 @@ pub enum Wanted {
     Hot,
     /// Workers that sleep until they are woken
     Warm,
-    /// Hot where there are cores for it, else warm
+    /// Hot if the node has cores to reserve, else warm
     Auto,
 }
 
@@ -89,40 +89,40 @@ impl From<Wanted> for Mode {
   dayfly lease create --image registry.example.org/tools/solver:1.2
   dayfly invoke --lease lease.json ./area.so area --input hex:0600000007000000
 
-The grant is a capability: its token opens channels to the workers for whoever holds the key that comes with it, as
-`holder_seed` in the JSON. A lease that is not used soon is taken back.")]
+The grant is a credential: its token opens channels to the workers for every holder of its key, `holder_seed` in the JSON. A
+lease that is not used soon is revoked.")]
 struct Create {
-    /// Workers, 1 to 1,024
+    /// Number of workers, 1 to 1,024
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
-    /// Cores of each worker; a warm one takes the places of as many
+    /// Cores of each worker; a warm worker takes as many places
     #[arg(long, value_name = "N", default_value_t = 1)]
     cores_per_worker: u16,
-    /// GPUs of each worker, which sees no others
+    /// GPUs of each worker; it sees no others
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpus_per_worker: u16,
     /// Memory of the whole lease, such as 512M [default: the node's share for each worker]
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,
-    /// How long from first use
+    /// Duration from the first use
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
     duration: Duration,
-    /// Polling or sleeping workers
+    /// Whether workers poll or sleep
     #[arg(long, value_enum, default_value = "auto")]
     mode: Wanted,
-    /// How isolated the workers are [default: what the site has as its default]
+    /// Isolation of the workers [default: the site's default]
     #[arg(long, value_enum)]
     sandbox: Option<Level>,
-    /// Image of a container, as the node's owner names it [default: the first that the owner allows]
+    /// Container image, by the node owner's name for it [default: the first that the owner allows]
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// Node by its id [default: the one that suits best]
+    /// Id of a node [default: the best match]
     #[arg(long, value_name = "ID")]
     node: Option<NodeId>,
-    /// Release it this long after its last channel closed; 0s for never
+    /// Time after which the lease is released once its last channel is closed; 0s for never
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
     idle_release: Duration,
-    /// Write grant and key into this file, for you alone
+    /// File for the grant and its key, readable only by you
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -133,64 +133,64 @@ struct Create {
   dayfly lease output lease.json
   dayfly lease output lease.json --follow     until the lease is over
 
-What they print to standard output goes there, and so does standard error. The node keeps the last 256 KiB of a lease, and less
-for a minute after its end.")]
+Prints the workers' standard output to standard output, and their standard error to standard error. The node keeps the last 256 KiB
+of a lease's output, and less for one minute after its end.")]
 struct Output {
-    /// What `dayfly lease create --output FILE` wrote
+    /// File from `dayfly lease create --output FILE`
     #[arg(value_name = "FILE")]
     lease: PathBuf,
-    /// Go on with what they print from now, until the lease is over
+    /// Follow the output until the lease has ended
     #[arg(long)]
     follow: bool,
-    /// Write control characters to a terminal as they are
+    /// Write control characters to a terminal unchanged
     #[arg(long, conflicts_with = "json")]
     raw: bool,
 }
 
-/// Make a lease last longer, or shorter.
+/// Change the remaining duration of a lease.
 #[derive(Debug, Args)]
 struct Renew {
-    /// Which, by its id, or six digits or more of its beginning or end
+    /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
     lease: GivenId,
-    /// How long from now
+    /// Duration from now
     #[arg(long = "for", value_name = "DURATION", value_parser = values::duration)]
     duration: Duration,
 }
 
-/// Give a lease back: its calls end.
+/// Release leases; their running calls end.
 #[derive(Debug, Args)]
 struct Release {
-    /// Which, by their ids, or six digits or more of their beginnings or ends; may be several
+    /// Ids, or at least six digits of their beginning or end; may be several
     #[arg(required = true, value_name = "ID", value_parser = values::id)]
     leases: Vec<GivenId>,
 }
 
-/// Take a lease away from whoever holds it.
+/// Revoke a lease of any holder.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly lease revoke 5f0c...
-  dayfly lease revoke 5f0c... --grace 30s     calls that run may end within half a minute
+  dayfly lease revoke 5f0c... --grace 30s     running calls may continue for 30 seconds
 
-Its clients are told at once, and nothing new begins. Returns when it has ended and its last bill is booked. Another tenant's
-lease takes an operator.")]
+Notifies its clients at once; no new call begins. Returns when the lease has ended and its last bill is recorded. Only operators
+may revoke another tenant's lease.")]
 struct Revoke {
-    /// Which, by its id, or six digits or more of its beginning or end
+    /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
     lease: GivenId,
-    /// How long running calls may go on
+    /// How long running calls may continue
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
     grace: Duration,
 }
 
-/// What `lease create --output` writes: all that it takes to use the lease.
+/// Content of the file from `lease create --output`: everything that is needed to use the lease.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     grant: Grant,
     holder_seed: String,
 }
 
-/// Reads what `lease create --output` wrote.
+/// Reads a file from `lease create --output`.
 pub fn read(path: &Path) -> Result<(Grant, [u8; 32]), Failure> {
     let unusable = |why: String| {
         let text = format!(
@@ -217,7 +217,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// Says how a grant differs from what was asked for.
+/// Reports how a grant differs from the request.
 fn show_notice(grant: &Grant) {
     if let Some(notice) = &grant.notice {
         eprintln!("Note: {}.", output::plain(notice));
@@ -268,7 +268,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
     if let Some(path) = &wanted.output
         && let Err(failure) = write_private(path, &whole)
     {
-        // Nobody could use it.
+        // Without its file the lease cannot be used.
         let _ = client.release(grant.lease);
         return Err(failure);
     }
@@ -310,7 +310,7 @@ fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
         }
         let nothing = printed.is_empty();
         let pieces = printed.into_iter().map(|piece| (piece.stream, piece.bytes));
-        // Whoever reads may have seen enough.
+        // The reader may have closed its end.
         if !printer.show(pieces)? {
             return Ok(());
         }
@@ -320,7 +320,7 @@ fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// The whole id of a lease.
+/// Returns the full id of a lease.
 fn whole(given: &GivenId, client: &Client) -> Result<LeaseId, Failure> {
     given.whole().map_or_else(
         || {

@@ -1,4 +1,4 @@
-//! `dayfly login`: a token for whoever an institution's identity provider vouches for.
+//! `dayfly login`: exchanges a login at an institution's identity provider for a token.
 
 mod browser;
 mod device;
@@ -20,28 +20,29 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 use crate::manager::write_private;
 use crate::{Global, connect, output};
 
-/// A provider that takes longer to answer is down.
+/// Limit of a request to the provider.
 const REQUEST_LIMIT: Duration = Duration::from_secs(20);
-/// No ID token is larger.
+/// Maximum size of an ID token in bytes.
 const MOST_TOKEN_BYTES: u64 = 64 << 10;
 
 /// Log in with your institution's identity provider, and write a connection file.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  dayfly login --manager login.json                  shows an address and a code, for a browser on any machine
-  dayfly login --manager login.json --browser        for a browser on this machine
-  dayfly login --manager login.json --id-token -     with an ID token that a program has, on standard input
+  dayfly login --manager login.json                  prints an address and a code for a browser on any machine
+  dayfly login --manager login.json --browser        uses a browser on this machine
+  dayfly login --manager login.json --id-token -     reads an existing ID token from standard input
 
-`login.json` comes from the site: its manager writes it beside connection.json, without a token. What login writes lets you, and
-whoever can read it, act for your tenant until it expires; `dayfly token list` shows it, `dayfly token revoke` ends it.")]
+Get `login.json` from your site: its manager writes it beside connection.json, without a token. The file that this command writes
+contains a token: everyone who can read it can act for your tenant until it expires. `dayfly token list` shows the token,
+`dayfly token revoke` revokes it.")]
 pub struct Arguments {
-    /// Use a browser on this machine, which comes back here by itself
+    /// Use a browser on this machine, which returns the result by itself
     #[arg(long, conflicts_with = "id_token")]
     browser: bool,
-    /// Show an ID token of the provider's that is at hand: a file, or - for standard input
+    /// Use an existing ID token of the provider: a file, or - for standard input
     #[arg(long, value_name = "FILE")]
     id_token: Option<PathBuf>,
-    /// Where to write the connection file, for you alone [default: where every command finds it]
+    /// Path of the connection file, readable only by you [default: where all commands find it]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -97,7 +98,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where commands look by themselves, unless something else is there.
+/// Returns the default path of the connection file. Errors if it contains something else.
 fn usual_place(manager: &str) -> Result<PathBuf, Failure> {
     let refused = |why: String| Failure::new(Code::InvalidRequest, format!("{why}; name a file by --output"));
     let dir = default_state_dir().ok_or_else(|| refused("there is no home directory to keep it in".into()))?;
@@ -145,7 +146,7 @@ struct Provider<'a> {
     agent: Agent,
 }
 
-/// What a token endpoint answers.
+/// Response of a token endpoint.
 #[derive(Debug, Deserialize)]
 struct Answer {
     id_token: Option<String>,
@@ -177,7 +178,7 @@ impl<'a> Provider<'a> {
         })
     }
 
-    /// Posts a form and reads what comes back, whatever its status.
+    /// Posts a form and returns the response, whatever its status.
     fn post<T: serde::de::DeserializeOwned>(&self, address: &str, form: &[(&str, &str)]) -> Result<T, Failure> {
         let response = self.agent.post(address).send_form(form.iter().copied());
         let read = response.and_then(|mut response| response.body_mut().read_json());
@@ -187,7 +188,7 @@ impl<'a> Provider<'a> {
         })
     }
 
-    /// Asks the token endpoint.
+    /// Sends a request to the token endpoint.
     fn exchange(&self, form: &[(&str, &str)]) -> Result<Answer, Failure> {
         self.post(&self.info.token_endpoint, form)
     }
@@ -207,7 +208,7 @@ impl<'a> Provider<'a> {
     }
 }
 
-/// What is for people to read while they wait.
+/// Shows instructions to the person while the command waits.
 fn tell(text: &str) {
     eprintln!("{text}");
 }

@@ -1,8 +1,8 @@
-//! The program `dayfly`: the daemons, and what a person or a script asks of them.
+//! The program `dayfly`: the daemons, and the commands for people and scripts.
 //!
-//! One file per command. What they share: [`daemon`] (state directories, signals, the parent), [`connect`] (which
-//! manager), [`output`] (tables and JSON), [`values`] (ids, amounts), [`exit`] (usage errors). What they share with
-//! `dayfly-bench` is in `crates/command`.
+//! Each command has one file. Shared modules: [`daemon`] (state directories, signals, the parent), [`connect`] (which
+//! manager), [`output`] (tables and JSON), [`values`] (ids, amounts), [`exit`] (usage errors). The crate
+//! `crates/command` contains what `dayfly-bench` shares with this program.
 
 mod bench;
 mod bill;
@@ -56,10 +56,10 @@ use dayfly_protocol::error::Failure;
 #[command(name = "dayfly", version, max_term_width = 100)]
 #[command(after_help = "A first session, in two terminals:
   dayfly up                                  a manager and a node on this machine
-  dayfly status                              what there is, what is free, who holds what
+  dayfly status                              nodes, free resources and leases
   dayfly invoke ./area.so area --input 'hex:0600000007000000'
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 3 unreachable (is it running?), 4 refused (limits, rights, versions).
+Exit status: 0 success, 1 failure, 2 wrong usage, 3 unreachable (is it running?), 4 refused (limits, rights, versions).
 Errors go to standard error as `error [code]: message`; docs/errors.md explains each code.")]
 struct Cli {
     #[command(flatten)]
@@ -72,57 +72,57 @@ struct Cli {
 enum Command {
     /// Start a manager and a node on this machine
     Up(up::Arguments),
-    /// Start a manager alone, or make tokens with which nodes join it
+    /// Start a manager without a node, or make tokens for nodes to join it
     Manager(manager::Arguments),
-    /// Start a node: of a manager's, or on its own
+    /// Start a node that joins a manager, or a standalone one
     Node(node::Arguments),
-    /// Show what there is, what is free, and who holds what
+    /// Show nodes, free resources and leases
     Status(status::Arguments),
-    /// Watch leases work
+    /// Show the activity of leases, live
     Top(top::Arguments),
-    /// Print the address of the manager's page
+    /// Print the address of the manager's web page
     Page(page::Arguments),
     /// List, create, renew, release and revoke leases
     Lease(lease::Arguments),
-    /// Submit and follow durable tasks, fetch their outcomes, and cancel them
+    /// Submit, follow and cancel durable tasks, and fetch their outcomes
     Task(task::Arguments),
-    /// Keep and show the functions that durable tasks run
+    /// Register and show the functions that durable tasks run
     Function(function::Arguments),
     Env(env::Arguments),
-    /// Show where durable tasks run, and make and run such places
+    /// Show, set up and run endpoints, the places where durable tasks run
     Endpoint(endpoint::Arguments),
-    /// Start functions by the clock, by files that arrive, and by requests of other programs
+    /// Start functions at set times, when files arrive, and at requests of other programs
     Trigger(trigger::Arguments),
-    /// Call functions with each other's results, as tasks
+    /// Pass the results of functions to other functions, as tasks
     Flow(flow::Arguments),
-    /// Name several tenants at once, to share functions and endpoints with
+    /// Group tenants, to share functions and endpoints with them
     Team(team::Arguments),
-    /// Show what durable tasks took, by function, tenant, endpoint or day
+    /// Show the resources that durable tasks used, by function, tenant, endpoint or day
     Usage(usage::Arguments),
-    /// Show and make tenants, and set what they may hold and spend
+    /// Show and make tenants, and set their quotas and budgets
     Tenant(tenant::Arguments),
-    /// Show, make and revoke tokens, with which people and programs use the manager
+    /// Show, make and revoke the tokens with which people and programs use the manager
     Token(token::Arguments),
     /// Log in with your institution's identity provider
     Login(login::Arguments),
     /// Show what leases cost
     Bill(bill::Arguments),
-    /// Show the site's prices, or set them
+    /// Show or set the site's prices
     Prices(tenant::PricesArguments),
-    /// Show who changed accounts, prices, nodes and other people's leases
+    /// Show who changed accounts, prices, nodes and other tenants' leases
     Audit(bill::AuditArguments),
-    /// Call a function of a shared library, or of a Python module
+    /// Call a function of a shared library or of a Python module
     Invoke(invoke::Arguments),
-    /// Run a program or a function on many ranks that talk to each other
+    /// Run a program or a function on many ranks that exchange messages
     Run(run::Arguments),
-    /// Start a place where ranks of groups meet, without a manager
+    /// Start a rendezvous for the ranks of groups, without a manager
     Rendezvous(rendezvous::Arguments),
-    /// Join groups for the isolated ranks of a lease, which a node starts
+    /// Join groups for the isolated ranks of a lease; started by a node
     #[command(hide = true)]
     Connector(connector::Arguments),
-    /// Measure invocations beside the machine's own limits, in the same run
+    /// Measure invocations, and compare them with the machine's limits in the same run
     Bench(dayfly_command::bench::Arguments),
-    /// Say which release this is
+    /// Print the release of this program
     Version(version::Arguments),
     /// Print completions for a shell
     Completions(completions::Arguments),

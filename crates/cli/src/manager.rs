@@ -1,4 +1,4 @@
-//! `dayfly manager`: the control plane alone, and tokens with which nodes join it.
+//! `dayfly manager`: a manager without a node, and join tokens for nodes.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,68 +16,69 @@ use crate::resources::levels;
 use crate::values::Level;
 use crate::{Global, connect, output, up, values};
 
-/// Nodes that are asked more often have no time for anything else.
+/// Minimum heartbeat interval. Nodes would have no time for other work at shorter ones.
 const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(50);
 
-/// Start a manager alone, or make tokens with which nodes join it.
+/// Start a manager without a node, or make tokens for nodes to join it.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "Examples:
   dayfly manager --listen 0.0.0.0:7070 --host-name head.example.org
-  dayfly manager join-token --output join.json      then, on another machine, with that file:
+  dayfly manager join-token --output join.json      then, with this file on another machine:
   dayfly node --join join.json --listen-tcp 0.0.0.0:7071
   dayfly manager --store postgresql://dayfly@db.example.org/dayfly?sslrootcert=db.pem --host-name head2.example.org
-                       one of several managers, which share that database and know each other by it
+                       one of several managers that share this database
 
-The manager never needs to reach a node: nodes open the connection. Leases go on while it is down or restarted.")]
+Nodes connect to the manager; it needs no connection to a node. Leases continue while the manager is down or restarts.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
-    /// Where to listen; port 0 for any
+    /// Address to listen on; port 0 for any free port
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7070")]
     listen: SocketAddr,
-    /// Database that several managers share: postgresql://USER@HOST/DATABASE, with ?sslrootcert=FILE where it is on another
+    /// Database shared by several managers: postgresql://USER@HOST/DATABASE, with ?sslrootcert=FILE if it is on another
     /// machine [default: a file in the state directory]
     #[arg(long, value_name = "URL", env = "DAYFLY_STORE", hide_env_values = true)]
     store: Option<String>,
-    /// Where to keep state [default: $XDG_STATE_HOME/dayfly, or ~/.local/state/dayfly]
+    /// State directory [default: $XDG_STATE_HOME/dayfly, or ~/.local/state/dayfly]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Name or address under which others reach this machine; may be repeated, the first one is handed out
+    /// Name or address under which others reach this machine; may be repeated, the first is given to clients
     #[arg(long, value_name = "NAME")]
     host_name: Vec<String>,
-    /// How often nodes send heartbeats; three that are missing make a lost node
+    /// Interval of the nodes' heartbeats; a node is lost after three missing ones
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
     heartbeat: Duration,
-    /// With whom people log in (`dayfly login`): a JSON file that names an OpenID Connect provider and who is let in, see
+    /// Identity provider for `dayfly login`: a JSON file that names an OpenID Connect provider and who may log in, see
     /// docs/guides/running.md
     #[arg(long, value_name = "FILE")]
     oidc: Option<PathBuf>,
     #[command(flatten)]
     contents: ContentArguments,
-    /// How isolated workers may be, as far as their nodes allow it too; may be repeated, the first is for leases that name none
+    /// Allowed isolation of workers, where their nodes allow it too; may be repeated, the first is the default of
+    /// leases
     #[arg(long, value_enum, value_name = "LEVEL", default_values = ["isolated", "container"])]
     sandbox: Vec<Level>,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Make a token with which one node may join, once
+    /// Make a single-use token for a node to join
     JoinToken(JoinToken),
 }
 
-/// Make a token with which one node may join, once.
+/// Make a single-use token for a node to join.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly manager join-token --output join.json      a file for `dayfly node --join`
   dayfly manager join-token | ssh node7 dayfly node --join -
 
-What is printed holds the token, the manager's address and its certificate authority: keep it secret until it is used.")]
+The output contains the token, the manager's address and its certificate authority. Keep it secret until it has been used.")]
 struct JoinToken {
-    /// How long it may lie unused
+    /// Time until the token expires unused
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
     valid_for: Duration,
-    /// Write it into this file, for you alone, instead of printing it
+    /// File for the token, readable only by you [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -156,7 +157,7 @@ fn join_token(wanted: &JoinToken, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes a secret for this user alone.
+/// Writes a secret to a file that only this user can read.
 pub fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
     private::write(path, format!("{text}\n").as_bytes()).map_err(|error| {
         Failure::new(

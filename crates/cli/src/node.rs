@@ -1,4 +1,4 @@
-//! `dayfly node`: what a machine gives to leases, under a manager or on its own.
+//! `dayfly node`: a node, which offers a machine's resources to leases, under a manager or standalone.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,33 +18,33 @@ use crate::manager::write_private;
 use crate::resources::NodeArguments;
 use crate::{Global, connect, output, up, values};
 
-/// In a node's state directory: which manager it belongs to.
+/// File in a node's state directory that names its manager.
 const MANAGER_FILE: &str = "manager.json";
 
-/// Start a node: of a manager's, or on its own; or take one back for its owner.
+/// Start a node that joins a manager, or a standalone one; or reclaim a node for its owner.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "Examples:
   dayfly node --join join.json --listen-tcp 0.0.0.0:7071
                        joins the manager that made join.json (`dayfly manager join-token`)
   dayfly node --manager https://head.example.org:7070 --ca ca.pem --token TOKEN
-                       the same, piece by piece
-  dayfly node          joins the manager that it joined before; with none, it is a node on its own
-  dayfly node reclaim rack3-07 --grace 2s     ends its leases, and keeps new ones away
-  dayfly node resume rack3-07                 gives it to leases again
+                       the same, with separate options
+  dayfly node          joins the manager that it joined before; else runs standalone
+  dayfly node reclaim rack3-07 --grace 2s     ends its leases, and refuses new ones
+  dayfly node resume rack3-07                 offers it to leases again
 
-A node on its own writes `allowance.json` into its state directory: clients of yours lease from it with that file.
-It needs no access from its manager, only to it; clients reach it on --listen-tcp, or share memory with it.")]
+A standalone node writes `allowance.json` into its state directory; your clients lease from it with this file. A node connects
+to its manager, and needs no incoming connection from it. Clients connect to --listen-tcp, or share memory with the node.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
-    /// What `dayfly manager join-token` wrote; - for standard input
+    /// File from `dayfly manager join-token`; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ca", "token", "standalone"])]
     join: Option<PathBuf>,
-    /// Certificate authority of the manager that --manager https://... names, PEM
+    /// PEM file with the certificate authority of the manager at --manager https://...
     #[arg(long, value_name = "FILE", requires = "token")]
     ca: Option<PathBuf>,
-    /// Token with which to join it
+    /// Join token
     #[arg(
         long,
         value_name = "TOKEN",
@@ -53,19 +53,19 @@ pub struct Arguments {
         hide_env_values = true
     )]
     token: Option<String>,
-    /// Belong to no manager, whatever it joined before
+    /// Run standalone, even if the node joined a manager before
     #[arg(long)]
     standalone: bool,
-    /// Where to keep state [default: `node` in the state directory of `dayfly up`]
+    /// State directory [default: `node` in the state directory of `dayfly up`]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Remove the state directory at the end, if it was empty at the beginning: for nodes that come and go with a job
+    /// Remove the state directory at the end, if it was empty at the start: for nodes that live as long as a job
     #[arg(long)]
     ephemeral: bool,
-    /// End when the manager has not been there for so long: for nodes that nobody looks after
+    /// End after this time without the manager: for unattended nodes
     #[arg(long, value_name = "DURATION", value_parser = values::duration, conflicts_with = "standalone")]
     alone_for: Option<Duration>,
-    /// Where to listen for clients that cannot share memory with it; port 0 for any
+    /// Address to listen on for clients that cannot share memory with the node; port 0 for any free port
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
     listen_tcp: SocketAddr,
     /// Name or address under which clients reach this machine
@@ -77,45 +77,45 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Take a node back for its owner
+    /// Reclaim a node for its owner
     Reclaim(Reclaim),
-    /// Give a node that was taken back, or is suspended, to leases again
+    /// Offer a reclaimed or suspended node to leases again
     Resume(Resume),
 }
 
-/// Take a node back for its owner: its leases end, and it gets no new ones.
+/// Reclaim a node for its owner: its leases end, and it gets no new ones.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly node reclaim rack3-07                at once
-  dayfly node reclaim 5f0c... --grace 30s     calls that run may end within half a minute
+  dayfly node reclaim 5f0c... --grace 30s     running calls may continue for 30 seconds
 
-Returns when the node is empty and the last bill is booked. For a batch system, the same as one request:
+Returns when the node has no lease and the last bill is recorded. A batch system can do the same with the request
 DELETE /v1/nodes/ID?grace=SECONDS.")]
 struct Reclaim {
-    /// Which: its name, if no other node has it, or its id
+    /// Name of the node, if it is unique, or its id
     #[arg(value_name = "NAME_OR_ID")]
     node: String,
-    /// How long running calls may go on
+    /// How long running calls may continue
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
     grace: Duration,
 }
 
-/// Give a node that was taken back, or is suspended, to leases again.
+/// Offer a reclaimed or suspended node to leases again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly node resume rack3-07
 
-For a batch system, the same as one request: PUT /v1/nodes/ID.")]
+A batch system can do the same with the request PUT /v1/nodes/ID.")]
 struct Resume {
-    /// Which: its name, if no other node has it, or its id
+    /// Name of the node, if it is unique, or its id
     #[arg(value_name = "NAME_OR_ID")]
     node: String,
 }
 
-/// A node is of use without its manager, so that whoever starts it does not wait for one for longer.
+/// Limit of the initial wait for the manager. A node is useful without it.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A node's manager, and the tenant of its owner there.
+/// A node's manager, and the tenant of the node's owner there.
 type Belonging = (ManagerLink, Option<TenantId>);
 
 #[derive(Serialize, Deserialize)]
@@ -159,7 +159,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// The node of this name or id. Of several with one name, those that left do not count where another has not.
+/// Returns the node with this name or id. Nodes that left only count if no other has the name.
 fn named(client: &Client, wanted: &str) -> Result<NodeId, Failure> {
     if let Ok(id) = wanted.parse() {
         return Ok(id);
@@ -196,13 +196,13 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let state = StateDir::take(&path)?;
     let served = serve_with(arguments, global, ending, &state).await;
     if arguments.ephemeral {
-        // Also where it did not come to serve: its key is there.
+        // Also if the node did not start to serve: the directory contains its key.
         state.remove();
     }
     served
 }
 
-/// Runs a node until it is told to end.
+/// Runs a node until it is told to stop.
 async fn serve_with(
     arguments: &Arguments,
     global: &Global,
@@ -259,7 +259,7 @@ async fn serve_with(
     Ok(())
 }
 
-/// Which manager the node belongs to, and which of its tenants the node does: as told now, or as it joined before.
+/// Returns the node's manager and its owner's tenant: from the arguments, else from an earlier join.
 fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<Belonging>, Failure> {
     let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
     if arguments.standalone {
@@ -308,7 +308,7 @@ fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<B
         join_token: Some(token.clone()),
         others: Vec::new(),
     };
-    // The pieces do not say who made the token.
+    // The separate arguments do not contain the tenant.
     Ok(Some((link, None)))
 }
 

@@ -1,4 +1,4 @@
-//! What commands print: tables for people, JSON for programs.
+//! Output of commands: tables for people, JSON for programs.
 
 use std::io::{IsTerminal, Write};
 use std::os::fd::FromRawFd;
@@ -9,12 +9,12 @@ use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::text::{self, Shown};
 use serde::Serialize;
 
-/// Prints a line. A reader that went away, as `head` does, ends the program without a word.
+/// Prints a line. Ends the program silently if the reader has closed its end, as `head` does.
 pub fn line(text: &str) {
     bytes(format!("{text}\n").as_bytes());
 }
 
-/// Prints bytes as they are; see [`line`].
+/// Prints bytes unchanged; see [`line`] for readers that have gone.
 pub fn bytes(bytes: &[u8]) {
     let mut out = std::io::stdout().lock();
     if out.write_all(bytes).and_then(|()| out.flush()).is_err() {
@@ -22,16 +22,16 @@ pub fn bytes(bytes: &[u8]) {
     }
 }
 
-/// Shows what workers print, each stream where it belongs, or, as JSON, a line for each piece.
+/// Prints the output of workers: each stream to the stream of the same name, or as one line of JSON per piece.
 pub struct Printer {
     as_json: bool,
-    /// For streams that are terminals, which would obey control characters.
+    /// Filters control characters for streams that are terminals.
     out: Option<Shown>,
     err: Option<Shown>,
 }
 
 impl Printer {
-    /// With `raw`, terminals get the bytes as they are, too.
+    /// With `raw`, bytes are also written unchanged to terminals.
     pub fn new(as_json: bool, raw: bool) -> Self {
         let shown = |is_terminal: bool| (is_terminal && !raw).then(Shown::default);
         Self {
@@ -41,7 +41,7 @@ impl Printer {
         }
     }
 
-    /// Shows the next pieces. Whether anybody reads them.
+    /// Prints pieces. Returns whether a reader is left.
     pub fn show(&mut self, pieces: impl IntoIterator<Item = (Stream, Vec<u8>)>) -> Result<bool, Failure> {
         match self.write(pieces) {
             Ok(()) => Ok(true),
@@ -74,13 +74,13 @@ impl Printer {
     }
 }
 
-/// Prints a line that nobody may be left to read: a daemon goes on without its reader.
+/// Prints a line. A daemon continues if its reader has gone.
 pub fn announce(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
-/// As [`announce`], on an inherited descriptor, which is closed afterwards.
+/// As [`announce`], on an inherited descriptor, which is then closed.
 pub fn announce_on(fd: i32, text: &str) -> Result<(), Failure> {
     let refused = |error: std::io::Error| {
         Failure::new(
@@ -91,12 +91,12 @@ pub fn announce_on(fd: i32, text: &str) -> Result<(), Failure> {
     let path = format!("/proc/self/fd/{fd}");
     let mut out = std::fs::OpenOptions::new().write(true).open(path).map_err(refused)?;
     writeln!(out, "{text}").map_err(refused)?;
-    // SAFETY: the descriptor was given to us for this alone, and nothing else in this process knows it.
+    // SAFETY: the caller passed the descriptor for this purpose only, and no other code in this process uses it.
     drop(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) });
     Ok(())
 }
 
-/// One line of JSON. What a terminal would obey stands in it as an escape of JSON's, which is the same value.
+/// Returns one line of JSON. Control characters for terminals are escaped, which does not change the value.
 pub fn json(value: &impl Serialize) -> Result<String, Failure> {
     let json = serde_json::to_string(value).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     if !json.contains(text::is_unsafe) {
@@ -109,14 +109,14 @@ pub fn json(value: &impl Serialize) -> Result<String, Failure> {
     Ok(json.chars().map(escaped).collect())
 }
 
-/// Which way a column's cells lean.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     Left,
     Right,
 }
 
-/// Aligned columns under a heading.
+/// Aligned columns with a heading.
 pub struct Table {
     columns: Vec<(&'static str, Align)>,
     rows: Vec<Vec<String>>,
@@ -130,13 +130,13 @@ impl Table {
         }
     }
 
-    /// Adds a row. Each cell is [made safe](text::line) here, so callers pass foreign text as it is.
+    /// Adds a row. Cells may contain foreign text: each is [made safe](text::line) here.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         let cells = cells.iter().map(|cell| text::line(cell, text::MAX_CELL_BYTES));
         self.rows.push(cells.collect());
     }
 
-    /// The table as text, without a last newline; its heading is bold where colours are shown.
+    /// Returns the table as text without a final newline. The heading is bold if `bold`.
     pub fn text(&self, bold: bool) -> String {
         let heading: Vec<String> = self.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
         let width = |column: usize| {
@@ -166,7 +166,7 @@ impl Table {
     }
 }
 
-/// `1.5 GiB`.
+/// Formats bytes, such as `1.5 GiB`.
 pub fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut unit) = (bytes as f64, 0);
@@ -181,7 +181,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// `1h05m`, `4m10s`, `2.5s`: about three digits of a time span.
+/// Formats a time span with about three digits: `1h05m`, `4m10s`, `2.5s`.
 pub fn span(milliseconds: u64) -> String {
     let seconds = milliseconds / 1000;
     match seconds {
@@ -193,24 +193,24 @@ pub fn span(milliseconds: u64) -> String {
     }
 }
 
-/// `12.5`, of billionths: exact, and no longer than it must be.
+/// Formats billionths exactly and without trailing zeros, such as `12.5`.
 pub fn amount(billionths: u64) -> String {
     let text = format!("{}.{:09}", billionths / 1_000_000_000, billionths % 1_000_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The wall clock, in milliseconds since the Unix epoch.
+/// Returns the wall-clock time, in milliseconds since the Unix epoch.
 pub fn now_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Foreign text as one line that is [safe](text::line) to show.
+/// Returns foreign text as one line that is [safe](text::line) to show.
 pub fn plain(foreign: &str) -> String {
     text::line(foreign, text::MAX_FIELD_BYTES)
 }
 
-/// Foreign text as lines that are [safe](text::lines) to show.
+/// Returns foreign text as lines that are [safe](text::lines) to show.
 pub fn lines(foreign: &str) -> String {
     text::lines(foreign, text::MAX_LINES_BYTES)
 }
@@ -220,19 +220,19 @@ fn utc(ms: u64) -> time::OffsetDateTime {
     time::OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(time::OffsetDateTime::UNIX_EPOCH)
 }
 
-/// `2026-11-21`, in UTC.
+/// Formats a date in UTC: `2026-11-21`.
 pub fn date(ms: u64) -> String {
     utc(ms).date().to_string()
 }
 
-/// `2026-11-21 07:16:41`, in UTC.
+/// Formats a time in UTC: `2026-11-21 07:16:41`.
 pub fn time(ms: u64) -> String {
     let at = utc(ms);
     let (hour, minute, second) = at.to_hms();
     format!("{} {hour:02}:{minute:02}:{second:02}", at.date())
 }
 
-/// `1 core`, `2 cores`.
+/// Formats a number with its noun: `1 core`, `2 cores`.
 pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }

@@ -1,4 +1,4 @@
-//! `dayfly page`: the manager's page, for a browser.
+//! `dayfly page`: the manager's web page.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use serde_json::json;
 
 use crate::{Global, connect, output, values};
 
-/// Print the address of the manager's page, which shows nodes, leases, use, bills and latencies as they change.
+/// Print the address of the manager's web page, which shows nodes, leases, usage, bills and latencies live.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly page
   xdg-open \"$(dayfly page)\"
 
-The address holds a token of your tenant's that is for looking only; treat it as you would a password. Browsers do not know the
-manager's certificate authority: import ca.pem of its state directory, or compare the fingerprint that they show.")]
+The address contains a read-only token of your tenant; treat it like a password. Browsers do not trust the manager's certificate
+authority: import ca.pem from its state directory, or compare the fingerprint that the browser shows.")]
 pub struct Arguments {
-    /// How long the address is good for
+    /// How long the address is valid
     #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = values::duration)]
     valid_for: Duration,
 }
@@ -28,7 +28,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let make = |role| {
         let request = TokenRequest {
             tenant: None,
-            // Several pages may be open: a token of the same name would replace the one before.
+            // Several pages may be open, and a token replaces an earlier one of the same name.
             name: format!("page-{}", std::process::id()),
             role,
             read_only: true,
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         let made = client.post::<NewToken>("/v1/tokens", &request);
         made.map_err(|error| error.0)
     };
-    // As much as one may see oneself.
+    // Try the highest role that the caller may grant.
     let made = match make(Role::Operator) {
         Err(failure) if failure.code == Code::Forbidden => make(Role::User)?,
         made => made?,

@@ -1,4 +1,4 @@
-//! A Python callable by name: called through the user's own interpreter, which pickles it and knows what it answers.
+//! Calls of Python functions by name, through the user's own interpreter, which pickles arguments and results.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -9,7 +9,8 @@ use dayfly_protocol::error::{Code, Failure};
 
 use crate::Global;
 
-/// Prints the result as JSON, or as Python shows it where JSON cannot. Status 91 for an interpreter without the package.
+/// Prints the result as JSON, or as Python's `repr` if JSON cannot express it. Exits with 91 without the dayfly
+/// package.
 const PROGRAM: &str = r#"
 import importlib, json, sys
 try:
@@ -41,7 +42,7 @@ else:
 "#;
 const NO_PACKAGE: i32 = 91;
 
-/// Runs a program of this interpreter's to its end. It finds the same manager, and this program.
+/// Runs a program of this interpreter to its end. The program uses the same manager and this executable.
 pub fn started(mut command: Command, python: &Path, global: &Global) -> Result<ExitStatus, Failure> {
     if let Some(manager) = &global.manager {
         command.env(MANAGER_VARIABLE, manager);
@@ -58,7 +59,7 @@ pub fn started(mut command: Command, python: &Path, global: &Global) -> Result<E
     })
 }
 
-/// What a program that ended so makes of us.
+/// Returns this program's exit status for that of a child.
 pub fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(1));
     ExitCode::from(u8::try_from(code).unwrap_or(1))

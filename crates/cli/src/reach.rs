@@ -1,4 +1,4 @@
-//! Which nodes run a tenant's code, and how isolated: what a new tenant or token opens.
+//! The nodes and sandbox levels at which a tenant's code runs, shown after a tenant or token is made.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use dayfly_protocol::ids::TenantId;
 
 use crate::output::plain;
 
-/// Nodes that are named; of more, only their number.
+/// Maximum number of nodes to name; beyond that only their number is shown.
 const MAX_NAMED: usize = 5;
 
-/// Writes to standard error what a tenant's code may do on the nodes that are connected now.
+/// Writes to standard error where the connected nodes run a tenant's code, and at which sandbox levels.
 pub fn tell(client: &Client, tenant: TenantId, name: &str) -> Result<(), Failure> {
     let nodes = client.nodes().map_err(|error| error.0)?;
     for line in lines(&nodes, tenant, name) {
@@ -22,7 +22,7 @@ pub fn tell(client: &Client, tenant: TenantId, name: &str) -> Result<(), Failure
     Ok(())
 }
 
-/// The same, of a tenant that is known by its name.
+/// As [`tell`], for a tenant known by name.
 pub fn tell_by_name(client: &Client, name: &str) -> Result<(), Failure> {
     let tenants: Vec<Tenant> = client.get("/v1/tenants").map_err(|error| error.0)?;
     match tenants.iter().find(|tenant| tenant.name == name) {

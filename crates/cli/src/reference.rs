@@ -1,4 +1,4 @@
-//! docs/reference/cli.md is made from the commands themselves.
+//! Generates docs/reference/cli.md from the commands.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,13 +11,13 @@ use crate::Cli;
 
 const HEAD: &str = "# The command line
 
-Made from the commands themselves by `make generate`; each says the same with `--help`.
+Generated from the commands by `make generate`. Each command prints the same with `--help`.
 
 ## Conventions
 
-Results go to standard output, everything else to standard error. With `--json` a command prints one line of JSON, a
-daemon one line once it is ready, `dayfly top` one line for each look. Tables are coloured on a terminal only, and not where
-`NO_COLOR` is set.
+Results go to standard output, all other output to standard error. With `--json`, a command prints one line of JSON, a daemon one
+line when it is ready, and `dayfly top` one line per interval. Tables are coloured only on a terminal, and not if `NO_COLOR` is
+set.
 
 An error is `error [code]: what happened and what to do`, with `--json` `{\"error\": {\"code\": ..., \"message\": ...}}`. Each code
 has its section in [errors.md](../errors.md).
@@ -25,28 +25,28 @@ has its section in [errors.md](../errors.md).
 ";
 
 const TAIL: &str = "
-| variable | what it does |
+| variable | meaning |
 |---|---|
 | `DAYFLY_MANAGER` | connection file of the manager, or its state directory, for clients and commands |
 | `DAYFLY_LOG` | as `--log` |
-| `DAYFLY_BIN` | the `dayfly` program that client libraries start where they find no manager |
-| `DAYFLY_EXECUTOR` | the executor of shared libraries, where it is not beside `dayfly` |
+| `DAYFLY_BIN` | the `dayfly` program that client libraries start if they find no manager |
+| `DAYFLY_EXECUTOR` | the executor of shared libraries, if it is not beside `dayfly` |
 | `DAYFLY_PYTHON` | the Python interpreter of `dayfly invoke` and `dayfly bench` |
 | `DAYFLY_WARM_POOL` | as `--warm-pool` |
 | `DAYFLY_FABRIC` | as `--fabric` |
 | `DAYFLY_JOIN_TOKEN` | as `--token` of `dayfly node` |
-| `XDG_STATE_HOME` | where state is kept, in `dayfly` below it; `~/.local/state` otherwise |
+| `XDG_STATE_HOME` | parent of the state directory `dayfly`; default: `~/.local/state` |
 
 ";
 
 fn page() -> String {
     let mut page = HEAD.to_owned();
-    page += "| exit status | meaning | codes |\n|---|---|---|\n| 0 | done | |\n";
+    page += "| exit status | meaning | codes |\n|---|---|---|\n| 0 | success | |\n";
     let meanings = [
         "the function, the command or Dayfly failed",
-        "the command was not understood",
-        "nobody answers, or not in time",
-        "somebody answers, and refuses",
+        "wrong usage",
+        "no response, or not in time",
+        "the request was refused",
     ];
     for (meaning, status) in meanings.iter().zip(1..) {
         let codes: Vec<_> = Code::ALL
@@ -63,7 +63,7 @@ fn page() -> String {
     page
 }
 
-/// The page must not depend on the environment of whoever makes it.
+/// Hides the values of environment variables, so that the page does not depend on the environment.
 fn without_values(command: Command) -> Command {
     let names: Vec<_> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let command = command.mut_args(|argument| argument.hide_env_values(true));

@@ -1,4 +1,4 @@
-//! `dayfly rendezvous`: a place where ranks meet, without a manager.
+//! `dayfly rendezvous`: a meeting point for ranks, without a manager.
 
 use std::net::SocketAddr;
 
@@ -9,21 +9,21 @@ use serde_json::json;
 
 use crate::{Global, output};
 
-/// Start a place where ranks of groups meet, without a manager.
+/// Start a rendezvous for the ranks of groups, without a manager.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly rendezvous --listen 0.0.0.0:7075
 
-A manager has one of its own. This one is for processes that Dayfly did not start: from mpirun, srun, or plain shells. Each of
-them finds its group by DAYFLY_GROUP, such as
+A manager includes a rendezvous. Use this command for processes that Dayfly did not start: from mpirun, srun or a shell. Each
+process finds its group by the environment variable DAYFLY_GROUP, such as
   {\"rendezvous\": \"head.example.org:7075\", \"key\": \"...\", \"name\": \"mine\", \"secret\": \"...\", \"size\": 4}
-where the secret is what all ranks know and nobody else, at least 16 random bytes in hexadecimal (openssl rand -hex 32), and the key is
-what this command prints. Pairs that cannot reach each other are relayed, and not read.")]
+where the secret is shared by all ranks, at least 16 random bytes in hexadecimal (openssl rand -hex 32), and the key is printed
+by this command. Ranks that cannot connect to each other are relayed, with end-to-end encryption.")]
 pub struct Arguments {
-    /// Where to listen; port 0 for any; may be repeated
+    /// Address to listen on; port 0 for any free port; may be repeated
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7075")]
     listen: Vec<SocketAddr>,
-    /// Do not relay between ranks that cannot reach each other
+    /// Do not relay between ranks that cannot connect to each other
     #[arg(long)]
     no_relay: bool,
 }

@@ -1,4 +1,4 @@
-//! What a node offers, as its command line says.
+//! Options for the resources that a node offers.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,19 @@ use dayfly_protocol::ids::TenantId;
 use crate::values::Level;
 use crate::{interpreter, values};
 
-/// What `dayfly up` and `dayfly node` have in common.
+/// Options shared by `dayfly up` and `dayfly node`.
 #[derive(Debug, Args)]
 pub struct NodeArguments {
-    /// Name of the node, for people [default: the host's name]
+    /// Name of the node, for people [default: the host name]
     #[arg(long)]
     name: Option<String>,
-    /// Cores that hot workers may own; at least one stays with clients and daemons [default: all but one]
+    /// Cores that hot workers may own; at least one is left for clients and daemons [default: all but one]
     #[arg(long, value_name = "N")]
     cores: Option<u16>,
-    /// Memory that leases may take, such as 2G [default: three quarters of the machine's]
+    /// Memory that leases may use, such as 2G [default: three quarters of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,
-    /// Warm workers at most [default: 16 for each core]
+    /// Maximum number of warm workers [default: 16 per core]
     #[arg(
         long,
         value_name = "N",
@@ -37,12 +37,12 @@ pub struct NodeArguments {
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS))
     )]
     workers: Option<u16>,
-    /// GPUs that leases may have, by commas, as CUDA_VISIBLE_DEVICES names them; `none` for none [default: those that the variable
-    /// names, or that are in /dev]. Where there are any, workers see those that they asked for
+    /// GPUs that leases may use, separated by commas, with names as in CUDA_VISIBLE_DEVICES; `none` for none [default:
+    /// those of the variable, or those in /dev]. If there are any, workers see only the GPUs that they requested
     #[arg(long, value_name = "LIST", value_parser = gpus)]
     gpus: Option<Gpus>,
-    /// Calls of warm workers that may run at once, for each core that they share; 0 for any number. A call that finds no core
-    /// goes to another worker, and runs all the same when none has one
+    /// Maximum number of concurrent calls of warm workers, per shared core; 0 for no limit. A call that finds no free
+    /// core goes to another worker, and runs anyway if no worker has one
     #[arg(
         long,
         value_name = "N",
@@ -51,11 +51,11 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     calls_per_core: u16,
-    /// Python interpreter that has the dayfly package, for functions whose clients bring none of their own; may be repeated
-    /// [default: the one that this program was installed with, or else python3 on the PATH, if it has the package]
+    /// Python interpreter with the dayfly package, for functions whose clients bring none; may be repeated [default:
+    /// the one that this program was installed with, else python3 on the PATH, if it has the package]
     #[arg(long, value_name = "EXE")]
     python: Vec<PathBuf>,
-    /// Executors of each kind that wait for a lease, started ahead
+    /// Number of idle executors of each kind that are started before a lease needs them
     #[arg(
         long,
         value_name = "N",
@@ -64,21 +64,21 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     warm_pool: u8,
-    /// How isolated workers may be here; may be repeated, the first is for leases that name none. Level `process` is for the
-    /// owner's tenant alone: other tenants' code is always isolated [default: `isolated` for a node, which runs other people's
-    /// code; `process`, and `isolated` for leases that ask for it, for `dayfly up`]
+    /// Allowed isolation of workers; may be repeated, the first is the default of leases. Level `process` applies to
+    /// the owner's tenant only: other tenants' code is always isolated [default: `isolated` for a node, which runs
+    /// other tenants' code; for `dayfly up` `process`, and `isolated` for leases that request it]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Vec<Level>,
-    /// Give every tenant the levels that --sandbox names. At level `process`, whoever holds a token then runs code as the user of
-    /// this node, who may read the administrator's token: only where all tenants are that user anyway
+    /// Give all tenants the levels of --sandbox. At level `process`, every holder of a token can then run code as this
+    /// node's user, who can read the administrator's token. Use it only if all tenants are that user
     #[arg(long)]
     run_tenants_as_me: bool,
-    /// Image that containers may be of, which then are a level as if --sandbox named it: a name in Podman's or Charliecloud's
-    /// storage, or the path of a root file system (a directory, or a .sqfs or .sif file); may be repeated, the first is for
-    /// leases that name none. The node pulls nothing [default: none]
+    /// Container image that leases may use, which also allows the level `container`: a name in the storage of Podman or
+    /// Charliecloud, or the path of a root file system (a directory, or a .sqfs or .sif file); may be repeated, the
+    /// first is the default of leases. The node pulls no images [default: none]
     #[arg(long, value_name = "IMAGE")]
     image: Vec<String>,
-    /// Where to build and keep the Python environments that leases name; nodes may share it, also over a network file system
+    /// Directory for the Python environments that leases name; nodes may share it, also over a network file system
     /// [default: `dayfly/environments` in the user's cache]
     #[arg(
         long,
@@ -88,42 +88,43 @@ pub struct NodeArguments {
         overrides_with = "environments"
     )]
     environments: Option<PathBuf>,
-    /// The program `uv`, which builds them from wheels, with its own settings of where to find these [default: the one beside the
-    /// Python interpreter, or else on the PATH]
+    /// The program `uv`, which builds environments from wheels, with its own configuration of package indexes [default:
+    /// the one beside the Python interpreter, else on the PATH]
     #[arg(long, value_name = "EXE")]
     uv: Option<PathBuf>,
-    /// How long a package index may take to accept a connection, or to send anything more; `UV_HTTP_TIMEOUT` and
-    /// `UV_HTTP_CONNECT_TIMEOUT` go before it
+    /// Time limit for a package index to accept a connection, or to send more data; `UV_HTTP_TIMEOUT` and
+    /// `UV_HTTP_CONNECT_TIMEOUT` take precedence
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = values::duration)]
     index_timeout: Duration,
-    /// How long the build of one environment may take; what cannot reach its index is tried again until then
+    /// Time limit for the build of an environment; connections to the index are retried until then
     #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = values::duration)]
     environment_limit: Duration,
-    /// Directory below which leases may have isolated workers read; may be repeated
+    /// Directory that leases may make readable for isolated workers; may be repeated
     #[arg(long, value_name = "DIR")]
     readable: Vec<PathBuf>,
-    /// Directory below which leases may have isolated workers write; may be repeated
+    /// Directory that leases may make writable for isolated workers; may be repeated
     #[arg(long, value_name = "DIR")]
     writable: Vec<PathBuf>,
-    /// Let isolated workers that ask for it share the host's network
+    /// Allow isolated workers to share the host's network if their lease requests it
     #[arg(long)]
     share_network: bool,
-    /// Let isolated workers without the host's network be of no group: nothing is dialled for them
+    /// Refuse groups to isolated workers without the host's network: the node opens no connections for them
     #[arg(long)]
     no_groups: bool,
-    /// Where they may meet other ranks, beside their manager's: what `dayfly rendezvous` prints, as its address, `=` and its key; may
-    /// be repeated
+    /// Rendezvous where they may meet other ranks, besides their manager's: the address and the key that `dayfly
+    /// rendezvous` prints, joined by `=`; may be repeated
     #[arg(long, value_name = "ADDR:PORT=KEY", value_parser = place)]
     rendezvous: Vec<RendezvousAddress>,
-    /// Where to answer Prometheus (GET /metrics), in clear and to whoever asks; port 0 for any
+    /// Address of the Prometheus endpoint (GET /metrics), without encryption and authentication; port 0 for any free
+    /// port
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
-    /// Let payloads travel in clear off the loopback: only where everybody on the network is trusted
+    /// Send payloads unencrypted beyond the loopback interface: only on a trusted network
     #[arg(long)]
     trust_fabric: bool,
-    /// Fabric that workers with the host's network may use, as a provider of libfabric's, with its domain where there are several
-    /// (tcp, verbs, cxi/cxi0); may be repeated, the first is for clients that name none. Payloads travel on it in clear: only
-    /// where everybody on it is trusted
+    /// Fabric for workers with the host's network: a libfabric provider, with its domain if there are several (tcp,
+    /// verbs, cxi/cxi0); may be repeated, the first is the default of clients. Payloads are not encrypted: use it only
+    /// on a trusted network
     #[arg(
         long,
         value_name = "PROVIDER[/DOMAIN]",
@@ -132,8 +133,8 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     fabric: Vec<Choice>,
-    /// Fabric that this node is on, as the site calls it (an island, a switch, a partition); may be repeated. Gangs may ask for nodes
-    /// of one fabric [default: the providers of --fabric]
+    /// Fabric of this node, by the site's name (an island, a switch, a partition); may be repeated. Gangs may request
+    /// nodes of one fabric [default: the providers of --fabric]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     on_fabric: Vec<String>,
 }
@@ -148,7 +149,7 @@ fn fabric_name(name: &str) -> Result<String, String> {
 }
 
 impl NodeArguments {
-    /// A node's options, of which the caller sets where it listens and whose it is.
+    /// Returns a node's options. The caller sets its addresses and its owner.
     pub fn options(&self, state_dir: PathBuf) -> Result<Options, Failure> {
         let mut options = Options::new(state_dir);
         if let Some(name) = &self.name {
@@ -214,19 +215,19 @@ impl NodeArguments {
         Ok(options)
     }
 
-    /// Makes a tenant one of the node's owner, unless all tenants are trusted as much anyway.
+    /// Makes a tenant one of the node's owner, unless all tenants are trusted as the owner anyway.
     pub fn own(options: &mut Options, owner: Option<TenantId>) {
         if let Trust::Owners(owners) = &mut options.trust {
             owners.extend(owner);
         }
     }
 
-    /// Levels as named, if any were.
+    /// Returns the named levels, if any.
     pub fn sandboxes(&self) -> Vec<Sandbox> {
         levels(&self.sandbox)
     }
 
-    /// Whether there are images to make containers of.
+    /// Returns whether there are images for containers.
     pub fn has_images(&self) -> bool {
         !self.image.is_empty()
     }
@@ -268,7 +269,7 @@ impl NodeArguments {
     }
 }
 
-/// GPUs by name.
+/// Names of GPUs.
 #[derive(Debug, Clone)]
 struct Gpus(Vec<String>);
 
@@ -290,7 +291,7 @@ fn gpus(text: &str) -> Result<Gpus, String> {
     Ok(Gpus(named))
 }
 
-/// A rendezvous with its key.
+/// Parses a rendezvous with its key.
 fn place(text: &str) -> Result<RendezvousAddress, String> {
     let (address, key) = text
         .rsplit_once('=')
@@ -302,7 +303,7 @@ fn place(text: &str) -> Result<RendezvousAddress, String> {
     })
 }
 
-/// Each level once, in the order in which they were named.
+/// Returns each level once, in the given order.
 pub fn levels(named: &[Level]) -> Vec<Sandbox> {
     let mut levels: Vec<Sandbox> = Vec::new();
     for level in named.iter().copied().map(Sandbox::from) {
@@ -313,7 +314,7 @@ pub fn levels(named: &[Level]) -> Vec<Sandbox> {
     levels
 }
 
-/// Where directories really are, which what leases ask for is compared with.
+/// Resolves symbolic links in directories, because the paths that leases request are compared with the result.
 fn directories(named: &[PathBuf], option: &str) -> Result<Vec<PathBuf>, Failure> {
     let real = |path: &PathBuf| {
         path.canonicalize()

@@ -1,4 +1,4 @@
-//! `dayfly run`: a program, or a function, on many ranks that talk to each other.
+//! `dayfly run`: runs a program or a function on many ranks that exchange messages.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use dayfly_protocol::error::Failure;
 use crate::values::Level;
 use crate::{Global, python, values};
 
-/// Run a script, a folder, a program or a function on many ranks that talk to each other.
+/// Run a script, a folder, a program or a function on many ranks that exchange messages.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly run --ranks 4 train.py --epochs 3
@@ -21,54 +21,55 @@ use crate::{Global, python, values};
   dayfly run --ranks 8 mymodule:work
   dayfly run --ranks 4 --store s3://bucket/runs --channel stored train.py
 
-Each rank is a worker: all of them or none. A script, a folder with `__main__.py` or a program is sent along. In it,
-`from dayfly import MPI` gives MPI.COMM_WORLD, with the names of mpi4py; in C that is dfly_group_join(NULL, &group), in C++ a
-dayfly::group. Its output appears as it comes, with the rank before each line; the exit status is that of the first rank that
+Each rank is a worker; all ranks start, or none. A script, a folder with `__main__.py` or a program is sent to the nodes. In Python,
+`from dayfly import MPI` provides MPI.COMM_WORLD with the interface of mpi4py; in C use dfly_group_join(NULL, &group), in C++ a
+dayfly::group. Output is printed as it arrives, with the rank before each line. The exit status is that of the first rank that
 failed.")]
 pub struct Arguments {
-    /// How many
+    /// Number of ranks
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     ranks: u16,
-    /// How long all of it may take [default: for ever]
+    /// Time limit of the whole run [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     timeout: Option<Duration>,
-    /// On which nodes the ranks run
+    /// Placement of the ranks on nodes
     #[arg(long, value_enum, default_value_t = Place::Packed)]
     placement: Place,
-    /// Longest that its workers are leased; then it ends, or starts again [default: a day]
+    /// Maximum duration of the workers' lease; then the run ends, or restarts [default: one day]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     duration: Option<Duration>,
-    /// Where the ranks save checkpoints: a directory that every node reaches, or s3://bucket/prefix
+    /// Location of the ranks' checkpoints: a directory that all nodes can access, or s3://bucket/prefix
     #[arg(long, value_name = "PLACE")]
     checkpoint: Option<PathBuf>,
-    /// How often it is started again, from its last checkpoint, after a node, a lease or a rank was lost
+    /// Maximum number of restarts from the last checkpoint, after the loss of a node, a lease or a rank
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
-    /// Which algorithms collectives use: a file that `dayfly bench comm --tune` wrote
+    /// Algorithms of the collectives: a file from `dayfly bench comm --tune`
     #[arg(long, value_name = "FILE")]
     tables: Option<PathBuf>,
-    /// Store for ranks that reach each other in no other way: s3://bucket/prefix, redis://host:port, rediss:// or file:///directory
+    /// Store for ranks without a direct connection: s3://bucket/prefix, redis://host:port, rediss:// or
+    /// file:///directory
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// What ranks exchange through
+    /// How ranks exchange messages
     #[arg(long, value_enum, default_value_t = Exchange::Direct)]
     channel: Exchange,
-    /// Provider of libfabric between hosts that have it, such as verbs; nothing is encrypted then
+    /// libfabric provider between hosts that have it, such as verbs; messages are then not encrypted
     #[arg(long, value_name = "PROVIDER[/DOMAIN]")]
     fabric: Option<String>,
-    /// Connect two ranks when one of them first needs the other, instead of all with all at the start
+    /// Connect two ranks when one first needs the other, instead of all ranks at the start
     #[arg(long)]
     lazily: bool,
-    /// How isolated the ranks are [default: as the site has it]
+    /// Isolation of the ranks [default: the site's default]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Option<Level>,
-    /// Let isolated ranks use the host's network, where the site grants it; without it their node joins for them
+    /// Let isolated ranks use the host's network, if the site allows it; otherwise their node joins the group for them
     #[arg(long)]
     network: bool,
-    /// Leave lines as they are, without their ranks
+    /// Print lines of output without the rank
     #[arg(long)]
     no_label: bool,
-    /// Interpreter with the dayfly package
+    /// Python interpreter with the dayfly package
     #[arg(
         long,
         value_name = "PATH",
@@ -77,18 +78,18 @@ pub struct Arguments {
         hide_env_values = true
     )]
     python: PathBuf,
-    /// A script, a folder with __main__.py or a program, here or at s3://bucket/path, or module:function
+    /// A script, a folder with __main__.py or a program, local or at s3://bucket/path, or module:function
     target: OsString,
-    /// Its arguments
+    /// Arguments of the program
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Exchange {
-    /// The best connection that there is; the store, if there is one, where there is no other
+    /// The best available connection; the store, if there is one, for ranks without a connection
     Direct,
-    /// The store alone
+    /// Only the store
     Stored,
 }
 
@@ -105,7 +106,7 @@ impl From<Exchange> for Channel {
 enum Place {
     /// On as few nodes as possible
     Packed,
-    /// Evenly over as many nodes as possible
+    /// Evenly on as many nodes as possible
     Spread,
     /// On one node
     Together,
@@ -124,7 +125,7 @@ impl From<Place> for Placement {
     }
 }
 
-/// Runs it. Its own exit status is ours.
+/// Runs the program. Returns its exit status.
 pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&arguments.python);
     command

@@ -1,4 +1,4 @@
-//! `dayfly status`: what there is, what is free, and who holds what.
+//! `dayfly status`: nodes, free resources and leases.
 
 use clap::Args;
 use dayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
@@ -11,26 +11,26 @@ use serde_json::json;
 use crate::output::{Align, Table};
 use crate::{Global, connect, output};
 
-/// Show what there is, what is free, and who holds what.
+/// Show nodes, free resources and leases.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly status
-  dayfly status --all                    leases that ended within the last hour too
+  dayfly status --all                    also leases that ended within the last hour
   dayfly status --json | jq .nodes[0].free
 
-Exit status 3 when no manager answers.")]
+The exit status is 3 if no manager responds.")]
 pub struct Arguments {
-    /// Show leases that ended within the last hour too
+    /// Include leases that ended within the last hour
     #[arg(long)]
     all: bool,
 }
 
-/// Reads part of the manager's API.
+/// Returns a resource of the manager's API.
 pub fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Failure> {
     client.get(path).map_err(|error| error.0)
 }
 
-/// Whether a lease still holds something.
+/// Returns whether a lease still holds resources.
 pub fn is_live(lease: &LeaseStatus) -> bool {
     lease.state == "granted" || lease.state == "active"
 }
@@ -100,7 +100,7 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
             .into_iter()
             .flatten()
             .collect();
-        // Of one that is not heard from any more, since when.
+        // For a node without heartbeats, show since when.
         let state = match node.state.as_str() {
             "lost" | "left" => format!("{} for {}", node.state, output::span(node.heartbeat_age_ms)),
             "suspended" => format!("suspended, {} more", output::span(node.suspended_ms)),
@@ -128,7 +128,7 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
     table
 }
 
-/// `hot` or `warm`.
+/// Returns `hot` or `warm`.
 pub fn mode(mode: Mode) -> &'static str {
     match mode {
         Mode::Hot => "hot",
@@ -137,13 +137,13 @@ pub fn mode(mode: Mode) -> &'static str {
     }
 }
 
-/// The name of a node, or its id if the manager no longer knows it.
+/// Returns the name of a node, or its id if the manager no longer knows it.
 pub fn node_name(id: NodeId, nodes: &[NodeStatus]) -> String {
     let known = nodes.iter().find(|node| node.address.id == id);
     known.map_or_else(|| id.to_string(), |node| node.address.name.clone())
 }
 
-/// How isolated the workers are; of an image the end of its name and the beginning of its digest, by which people know it.
+/// Returns the isolation of the workers. For an image, adds the end of its name and the beginning of its digest.
 fn sandbox(lease: &LeaseStatus) -> String {
     let Some(image) = &lease.image else {
         return lease.sandbox.name().into();
@@ -156,7 +156,7 @@ fn sandbox(lease: &LeaseStatus) -> String {
     }
 }
 
-/// Leases as `dayfly status` and `dayfly lease list` show them.
+/// Returns the table of leases for `dayfly status` and `dayfly lease list`.
 pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
     let columns = [
         ("LEASE", Align::Left),

@@ -1,4 +1,4 @@
-//! `dayfly task`: durable tasks, wherever they were submitted.
+//! `dayfly task`: durable tasks, also those that other clients submitted.
 
 mod outcome;
 mod printed;
@@ -18,24 +18,24 @@ use dayfly_protocol::text;
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, values};
 
-/// Bytes of an error that a list shows; `dayfly task show` has all of it.
+/// Maximum length of an error in a list, in bytes; `dayfly task show` prints all of it.
 const SHOWN_ERROR_BYTES: usize = 100;
 
-/// Submit and follow durable tasks, fetch their outcomes, and cancel them.
+/// Submit, follow and cancel durable tasks, and fetch their outcomes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly task run extract report.pdf --keyword pages=3 --wait
   dayfly task list --tag sweep-7
   dayfly task list --failed --function extract
-  dayfly task show f1a85be3d207                                 the end of an id, as the list shows it
+  dayfly task show f1a85be3d207                                 an abbreviated id, as the list shows it
   dayfly task show 019a51c3e0f07d2c9b64f1a85be3d207
   dayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 10m
   dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow
   dayfly task cancel --tag sweep-7
   dayfly task counts --tag sweep-7
 
-A durable task is on the manager's disk once it is accepted, and ends in one outcome, whoever goes away meanwhile. Tasks
-are submitted here and by client libraries; in Python, `client.tasks(\"sweep-7\")` has all of a tag with their results.")]
+An accepted task is on the manager's disk and ends in exactly one outcome, even if its client disconnects or a node fails. Tasks
+are submitted here and by client libraries; in Python, `client.tasks(\"sweep-7\")` returns all tasks of a tag with their results.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -45,93 +45,94 @@ pub struct Arguments {
 enum What {
     /// Submit a task: one call of a function, by its name
     Run(Box<run::Run>),
-    /// Show your tasks, the latest first
+    /// Show your tasks, latest first
     List(List),
-    /// Show one task, and how long it waited and ran
+    /// Show a task, and how long it waited and ran
     Show {
-        /// Its id, or six digits or more of its beginning or end
+        /// Id, or at least six digits of its beginning or end
         #[arg(value_name = "ID", value_parser = values::id)]
         task: GivenId,
     },
-    /// Show how a task ended; fails as the task did
+    /// Show the outcome of a task; fails if the task failed
     Result(outcome::Outcome),
-    /// Show what a task prints: the last 64 KiB, kept with its outcome
+    /// Show the output of a task: the last 64 KiB, kept with its outcome
     Output(printed::Printed),
-    /// End tasks: those that have not begun never will, those that run end soon
+    /// Cancel tasks: waiting ones never run, running ones end soon
     Cancel(Cancel),
-    /// Forget tasks that have ended, with their results, before they are forgotten by themselves
+    /// Delete tasks that have ended, with their results, before their retention ends
     Forget(Forget),
-    /// Show how many of your tasks wait and run, and how many have ended since the manager started
+    /// Show how many of your tasks wait, run, and have ended since the manager's start
     Counts(Count),
 }
 
-/// Show your tasks, the latest first.
+/// Show your tasks, latest first.
 #[derive(Debug, Args)]
 struct List {
-    /// Those with this tag only
+    /// Show only tasks with this tag
     #[arg(long)]
     tag: Option<String>,
-    /// Those of this function only: of all versions of a name, OWNER/NAME for another tenant's, or of one by its id
+    /// Show only tasks of this function: a name for all versions, OWNER/NAME for another tenant's, or the id of one
+    /// version
     #[arg(long, value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: Option<String>,
-    /// Those at this endpoint only, by its name or id
+    /// Show only tasks at this endpoint, by name or id
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     endpoint: Option<String>,
-    /// Those in this state only: queued, waiting, environment, running or done
+    /// Show only tasks in this state: queued, waiting, environment, running or done
     #[arg(long, value_name = "STATE", value_parser = state)]
     state: Option<TaskState>,
-    /// Those only that have not ended well
+    /// Show only tasks that failed
     #[arg(long, conflicts_with = "state")]
     failed: bool,
-    /// So many at most, 1 to 10,000
+    /// Maximum number of tasks, 1 to 10,000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
-    /// Everybody's, for operators
+    /// Show tasks of all tenants, for operators
     #[arg(long)]
     everybody: bool,
 }
 
-/// End tasks: those that have not begun never will, those that run end soon.
+/// Cancel tasks: waiting ones never run, running ones end soon.
 #[derive(Debug, Args)]
 struct Cancel {
-    /// Which, by their ids, or beginnings or ends of these
+    /// Ids, or at least six digits of their beginning or end
     #[arg(value_name = "ID", value_parser = values::id, required_unless_present_any = ["tag", "endpoint"])]
     tasks: Vec<GivenId>,
-    /// All with this tag
+    /// Cancel all tasks with this tag
     #[arg(long, conflicts_with = "tasks")]
     tag: Option<String>,
-    /// Of these those at this endpoint; by itself, all there
+    /// Cancel only tasks at this endpoint; without a tag, all tasks there
     #[arg(long, value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     endpoint: Option<String>,
-    /// Whoever's they are, for operators, and, with --endpoint, for its owner
+    /// Cancel tasks of all tenants, for operators and, with --endpoint, for the endpoint's owner
     #[arg(long)]
     everybody: bool,
-    /// Only those that no worker has been given yet; those that run go on
+    /// Cancel only tasks that were not given to a worker; running ones continue
     #[arg(long)]
     only_waiting: bool,
 }
 
-/// Forget tasks that have ended, with their results.
+/// Delete tasks that have ended, with their results.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly task forget --tag sweep-7
   dayfly task forget 019a51c3e0f07d2c9b64f1a85be3d207
 
-What they answered goes, too, within an hour if it was long, and does not count against what the content store holds for
-you. Tasks that have not ended, or that others come after which have not, are left alone.")]
+Deletes their results too; large ones within an hour. Deleted results do not count towards your limit of stored content. Keeps
+tasks that have not ended, and those on which such tasks depend.")]
 struct Forget {
-    /// Which, by their ids, or beginnings or ends of these
+    /// Ids, or at least six digits of their beginning or end
     #[arg(value_name = "ID", value_parser = values::id, required_unless_present = "tag")]
     tasks: Vec<GivenId>,
-    /// All with this tag
+    /// Delete all ended tasks with this tag
     #[arg(long, conflicts_with = "tasks")]
     tag: Option<String>,
 }
 
-/// Show how many of your tasks wait and run, and how many have ended since the manager started.
+/// Show how many of your tasks wait, run, and have ended since the manager's start.
 #[derive(Debug, Args)]
 struct Count {
-    /// Of those with this tag, of which all count whose outcomes are kept
+    /// Count only tasks with this tag, including all whose outcomes are kept
     #[arg(long)]
     tag: Option<String>,
 }
@@ -178,7 +179,7 @@ fn list_wanted(wanted: &List, client: &Client, global: &Global) -> Result<(), Fa
     list(path, wanted.limit, client, global)
 }
 
-/// Lists the tasks that a path of the manager's tells of.
+/// Prints the tasks at a path of the manager's API.
 pub fn list(path: String, limit: u32, client: &Client, global: &Global) -> Result<(), Failure> {
     let path = format!("{path}&limit={limit}");
     let tasks: Vec<TaskStatus> = client.get(&path).map_err(|error| error.0)?;
@@ -230,7 +231,7 @@ fn tag(task: &TaskStatus) -> String {
     }
 }
 
-/// How it ended: `ok`, or the code of its error.
+/// Returns how it ended: `ok`, or the code of its error.
 fn ending(task: &TaskStatus) -> &'static str {
     match (&task.error, task.state) {
         (Some(failure), _) => failure.code.name(),
@@ -239,12 +240,12 @@ fn ending(task: &TaskStatus) -> &'static str {
     }
 }
 
-/// The task of this id, or of this beginning or end of one.
+/// Returns the status of the task with this id, or this beginning or end of one.
 fn status(given: &GivenId, client: &Client) -> Result<TaskStatus, Failure> {
     client.get(&format!("/v1/tasks/{given}")).map_err(|error| error.0)
 }
 
-/// The whole id.
+/// Returns the full id.
 fn whole(given: &GivenId, client: &Client) -> Result<TaskId, Failure> {
     given
         .whole()
@@ -392,7 +393,7 @@ fn counts(wanted: &Count, client: &Client, global: &Global) -> Result<(), Failur
         running_ms,
     } = counts.times;
     if counts.done > 0 || wanted.tag.is_some() {
-        // In each column how long all together were in its state: those that ended, and of a tag the others, too.
+        // Each column is the total time of all tasks in that state: of ended tasks, and with a tag also of the others.
         let [queued, waiting, environment, running] =
             [queued_ms, waiting_ms, environment_ms, running_ms].map(output::span);
         table.row([queued, waiting, environment, running, String::new(), String::new()]);

@@ -1,4 +1,4 @@
-//! `dayfly team`: several tenants under one name, to share with.
+//! `dayfly team`: named groups of tenants to share with.
 
 use clap::{Args, Subcommand};
 use dayfly_client::{Client, encoded};
@@ -8,7 +8,7 @@ use dayfly_protocol::tasks::{Team, TeamSpec};
 use crate::output::Align::Left;
 use crate::{Global, connect, output, values};
 
-/// Name several tenants at once, to share functions and endpoints with.
+/// Group tenants, to share functions and endpoints with them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly team set astro alice bob --description 'the telescope'
@@ -17,7 +17,8 @@ use crate::{Global, connect, output, values};
   dayfly team list
   dayfly endpoint setup --share-with team:astro
 
-What is shared with team:astro is shared with whoever is in it, from then on and until then. A team belongs to who made it.")]
+A function or endpoint that is shared with team:astro is shared with its current members: tenants gain access when they join, and
+lose it when they leave. A team belongs to the tenant that made it.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -25,17 +26,17 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show the teams that are yours, and those that you are in
+    /// Show your teams, and the teams that you are a member of
     List,
-    /// Make a team, or change yours: these are its members from now on
+    /// Make a team, or replace the members of one of yours
     Set(Set),
-    /// Take tenants into a team of yours
+    /// Add tenants to a team of yours
     Add(Members),
-    /// Take tenants out of a team of yours
+    /// Remove tenants from a team of yours
     Drop(Members),
-    /// Forget a team of yours
+    /// Remove a team of yours
     Remove {
-        /// Its name
+        /// Name of the team
         #[arg(value_parser = values::name)]
         name: String,
     },
@@ -43,7 +44,7 @@ enum What {
 
 #[derive(Debug, Args)]
 struct Members {
-    /// Its name
+    /// Name of the team
     #[arg(value_parser = values::name)]
     name: String,
     /// Names of tenants
@@ -55,7 +56,7 @@ struct Members {
 struct Set {
     #[command(flatten)]
     members: Members,
-    /// For people
+    /// Description for people
     #[arg(long, value_name = "TEXT", default_value = "")]
     description: String,
 }
@@ -72,7 +73,7 @@ fn put(client: &Client, name: &str, spec: &TeamSpec) -> Result<Team, Failure> {
     client.put(&path(name), spec).map_err(|error| error.0)
 }
 
-/// Changes who is in a team.
+/// Changes the members of a team.
 fn change(client: &Client, name: &str, change: impl FnOnce(&mut Vec<String>)) -> Result<Team, Failure> {
     let found = all(client)?.into_iter().find(|team| team.name == name);
     let mut team = found.ok_or_else(|| Failure::new(Code::NotFound, format!("you have no team `{name}`")))?;

@@ -1,4 +1,4 @@
-//! `dayfly tenant` and `dayfly prices`: who may hold and spend how much, and what it costs.
+//! `dayfly tenant` and `dayfly prices`: quotas, budgets and prices.
 
 use clap::{Args, Subcommand};
 use dayfly_protocol::accounts::{Prices, Tenant, TenantSpec};
@@ -7,7 +7,7 @@ use dayfly_protocol::error::Failure;
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, reach, values};
 
-/// Show and make tenants, and set what they may hold and spend.
+/// Show and make tenants, and set their quotas and budgets.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly tenant list
@@ -15,8 +15,8 @@ use crate::{Global, connect, output, reach, values};
   dayfly tenant set astro --no-budget --price-computing 0.002
   dayfly tenant set astro --suspend
 
-A tenant is who holds leases, and pays. Its people use it with tokens: `dayfly token create --tenant astro`. Nodes isolate its
-code, but for nodes of its own; `set` says which nodes run it, and at which sandbox level.")]
+A tenant holds leases and pays for them. Its people use tokens: `dayfly token create --tenant astro`. Nodes isolate its code,
+except its own nodes. `set` prints which nodes run its code, and at which sandbox level.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -24,62 +24,62 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show tenants, what they hold and what they have spent
+    /// Show tenants, their resources and their spending
     List,
-    /// Make a tenant, or change one; what is not named stays as it is
+    /// Make or change a tenant; options that are not given keep their values
     Set(Box<Set>),
 }
 
-/// Make a tenant, or change one; what is not named stays as it is.
+/// Make or change a tenant; options that are not given keep their values.
 #[derive(Debug, Args)]
 struct Set {
-    /// Its name
+    /// Name of the tenant
     #[arg(value_parser = values::name)]
     name: String,
-    /// The most that it may spend, from its beginning, in the site's unit of account; then it loses its leases
+    /// Limit of its total spending since it was made, in the site's unit of account; beyond it, its leases end
     #[arg(long, value_name = "AMOUNT", value_parser = values::amount)]
     budget: Option<u64>,
-    /// Let it spend without limit
+    /// Remove the limit of its spending
     #[arg(long, conflicts_with = "budget")]
     no_budget: bool,
-    /// Leases that it may hold at a time
+    /// Maximum number of concurrent leases
     #[arg(long, value_name = "N")]
     leases: Option<u32>,
-    /// Workers that it may hold at a time
+    /// Maximum number of concurrent workers
     #[arg(long, value_name = "N")]
     workers: Option<u32>,
-    /// Cores of all its workers, whether they own or share them
+    /// Maximum number of cores of all its workers, owned or shared
     #[arg(long, value_name = "N")]
     cores: Option<u32>,
-    /// Memory that it may hold at a time, such as 64G
+    /// Maximum memory at a time, such as 64G
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,
-    /// Let it hold whatever there is
+    /// Remove all quotas
     #[arg(long, conflicts_with_all = ["leases", "workers", "cores", "memory"])]
     no_quota: bool,
     #[command(flatten)]
     prices: PriceArguments,
-    /// Give it the site's prices
+    /// Use the site's prices
     #[arg(long, conflicts_with_all = ["allocation", "computing", "polling"])]
     no_prices: bool,
-    /// Give it nothing for now: it loses its leases
+    /// Suspend it: it gets no leases, and loses those it has
     #[arg(long)]
     suspend: bool,
-    /// End that
+    /// End the suspension
     #[arg(long, conflicts_with = "suspend")]
     resume: bool,
 }
 
-/// Ca, Cc and Ch of the bill.
+/// The prices Ca, Cc and Ch of the bill.
 #[derive(Debug, Args)]
 struct PriceArguments {
-    /// For one GiB held for one second
+    /// Price of one GiB held for one second
     #[arg(long = "price-allocation", id = "allocation", value_name = "AMOUNT", value_parser = values::amount)]
     allocation: Option<u64>,
-    /// For one second inside functions
+    /// Price of one second inside functions
     #[arg(long = "price-computing", id = "computing", value_name = "AMOUNT", value_parser = values::amount)]
     computing: Option<u64>,
-    /// For one second of polling
+    /// Price of one second of polling
     #[arg(long = "price-polling", id = "polling", value_name = "AMOUNT", value_parser = values::amount)]
     polling: Option<u64>,
 }
@@ -195,14 +195,14 @@ fn state(tenant: &Tenant) -> &'static str {
     }
 }
 
-/// Show the site's prices, or set them.
+/// Show or set the site's prices.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly prices
   dayfly prices --price-allocation 0.000004 --price-computing 0.001 --price-polling 0.0005
 
-A lease costs C = Ca ta + Cc tc + Ch th: memory held, time inside functions, time spent polling. It keeps the prices of its
-grant. Amounts have up to nine decimals, in whatever unit the site counts.")]
+A lease costs C = Ca ta + Cc tc + Ch th: memory held, time inside functions, time spent polling. It keeps the prices at the time
+of its grant. Amounts have up to nine decimals, in the site's unit of account.")]
 pub struct PricesArguments {
     #[command(flatten)]
     prices: PriceArguments,

@@ -1,4 +1,4 @@
-//! `dayfly token`: what people and programs show to the manager.
+//! `dayfly token`: credentials of people and programs for the manager.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,9 +21,8 @@ use crate::{Global, connect, output, reach, values};
   dayfly token revoke 5f0c9a1b2c3d4e5f
   dayfly token revoke 5f0c9a1b2c3d4e5f --keep-leases
 
-The file that `create` writes is all that a client needs: DAYFLY_MANAGER=astro.json. The manager keeps no token, only a hash
-of each. Whoever has the file runs code on the nodes, as far as they allow its tenant: `create` says which, and at which sandbox
-level.")]
+A client needs only the file that `create` writes: DAYFLY_MANAGER=astro.json. The manager stores only a hash of each token. Everyone
+who has the file can run code on the nodes that allow its tenant; `create` prints which nodes, and at which sandbox level.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -35,22 +34,22 @@ enum What {
     List,
     /// Make a token, and write a connection file with it
     Create(Create),
-    /// Make a token worthless, by the id that `list` shows, and end its connections and leases
+    /// Revoke a token, by the id that `list` shows, and end its connections and leases
     Revoke {
-        /// Its id
+        /// Id of the token
         id: String,
-        /// Let leases that were made with it go on to their own end
+        /// Let leases made with it continue to their own end
         #[arg(long)]
         keep_leases: bool,
     },
 }
 
-/// What whoever shows a token may do; each role may do what those before it may.
+/// Rights of a token's holder; each role includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Wanted {
-    /// Lease workers, and see what that costs
+    /// Lease workers, and see their costs
     User,
-    /// Take nodes and give them, and see and revoke everybody's leases
+    /// Reclaim and resume nodes, and see and revoke leases of all tenants
     Operator,
     /// Make tenants and tokens, and set prices
     Administrator,
@@ -59,22 +58,22 @@ enum Wanted {
 /// Make a token, and write a connection file with it.
 #[derive(Debug, Args)]
 struct Create {
-    /// What it is for; it replaces that tenant's earlier token of this name
+    /// Purpose of the token; replaces the tenant's earlier token of this name
     #[arg(value_parser = values::name)]
     name: String,
-    /// Whose it is to be [default: your own tenant's]
+    /// Tenant of the token [default: your own]
     #[arg(long, value_parser = values::name)]
     tenant: Option<String>,
-    /// What whoever shows it may do
+    /// Rights of the token's holder
     #[arg(long, value_enum, default_value = "user")]
     role: Wanted,
-    /// For looking only
+    /// Allow only reading
     #[arg(long)]
     read_only: bool,
-    /// How long it is good for
+    /// How long the token is valid
     #[arg(long, value_name = "DURATION", default_value = "90d", value_parser = values::duration)]
     valid_for: Duration,
-    /// Where to write the connection file, for you alone [default: standard output]
+    /// Path of the connection file, readable only by you [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -142,7 +141,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         };
     };
     if let Err(failure) = write_private(path, &file) {
-        // Nobody could use it.
+        // Without its file the token cannot be used.
         let _ = client.delete::<TokenStatus>(&format!("/v1/tokens/{}", made.status.id));
         return Err(failure);
     }
@@ -184,7 +183,7 @@ fn revoke(id: &str, keep_leases: bool, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What became of a token's leases.
+/// Describes how many of a token's leases ended and continue.
 fn what_became_of(ended: u32, kept: u32) -> String {
     match (ended, kept) {
         (0, 0) => "It had no leases.".into(),

@@ -1,4 +1,4 @@
-//! `dayfly top`: leases at work, live.
+//! `dayfly top`: the activity of leases, live.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,28 +14,28 @@ use crate::output::{Align, Table};
 use crate::status::{is_live, mode, node_name};
 use crate::{Global, connect, output, values};
 
-/// Nodes report what their leases used about once a second; a shorter look sees nothing new.
+/// Minimum interval. Nodes report the usage of leases about once per second.
 const LEAST_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Watch leases work.
+/// Show the activity of leases, live.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly top
-  dayfly top --once                       one look, one interval long
+  dayfly top --once                       one interval
   dayfly top --json --interval 10s        a line of JSON every ten seconds
 
-Computing is the share of the workers' time spent inside functions, polling the share spent looking for work: hot
-workers poll. Both are what a lease is charged for.")]
+Computing is the share of the workers' time inside functions, polling the share in which hot workers wait for work. A lease is
+charged for both.")]
 pub struct Arguments {
-    /// Time between two looks
+    /// Refresh interval
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = values::duration)]
     interval: Duration,
-    /// Look once and end
+    /// Show one interval and exit
     #[arg(long)]
     once: bool,
 }
 
-/// One lease between two looks.
+/// Activity of a lease in an interval.
 #[derive(Debug, Serialize)]
 struct Row {
     #[serde(flatten)]
@@ -52,7 +52,7 @@ struct Look {
     leases: Vec<Row>,
 }
 
-/// What leases had used when looked at before.
+/// Usage of a lease at the start of the interval.
 struct Before {
     at: Instant,
     usage: HashMap<LeaseId, Usage>,
@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         if global.json {
             output::line(&output::json(&seen)?);
         } else if live {
-            // Home, then the text, then nothing below it: without a blank screen in between, nothing flickers.
+            // Move the cursor home, print the text, then erase below it. Clearing the screen first would flicker.
             let text = seen.text(true).replace('\n', "\x1b[K\n");
             output::bytes(format!("\x1b[H{text}\x1b[K\x1b[J\n").as_bytes());
         } else {
@@ -98,7 +98,7 @@ fn look(client: &Client, before: &mut Option<Before>) -> Result<Look, Failure> {
 
 fn row(lease: LeaseStatus, nodes: &[NodeStatus], earlier: Option<&Before>, at: Instant) -> Row {
     let seconds = earlier.map_or(0.0, |before| at.duration_since(before.at).as_secs_f64());
-    // A lease that was not there before used everything since.
+    // All usage of a new lease is from this interval.
     let used = earlier
         .and_then(|before| before.usage.get(&lease.lease))
         .copied()
@@ -110,7 +110,7 @@ fn row(lease: LeaseStatus, nodes: &[NodeStatus], earlier: Option<&Before>, at: I
             0.0
         }
     };
-    // The node sums up at its own times, so that a share may seem to pass the whole.
+    // The node reports at its own times, so the share can appear to exceed 100 %.
     let share = |now: u64, then: u64| (rate(now, then) / 1e4 / f64::from(lease.workers.max(1))).min(100.0);
     Row {
         node_name: node_name(lease.node, nodes),
@@ -124,7 +124,7 @@ fn row(lease: LeaseStatus, nodes: &[NodeStatus], earlier: Option<&Before>, at: I
 impl Look {
     fn text(&self, bold: bool) -> String {
         let sum = |of: fn(&NodeStatus) -> u16| self.nodes.iter().map(|node| u64::from(of(node))).sum::<u64>();
-        // The sum of no numbers is -0.
+        // The sum of an empty iterator of floats is -0.
         let calls = self.leases.iter().fold(0.0, |sum, row| sum + row.calls_per_s);
         let summary = format!(
             "{}, {} of {} hot cores and {} of {} warm workers free; {}, {calls:.0} calls/s",

@@ -1,4 +1,4 @@
-//! `dayfly trigger`: what starts a function when something happens.
+//! `dayfly trigger`: starts functions when events happen.
 
 mod show;
 
@@ -15,20 +15,20 @@ use serde_json::{Value, json};
 
 use crate::{Global, connect, flow, output, values};
 
-/// Start functions by the clock, by files that arrive, and by requests of other programs.
+/// Start functions at set times, when files arrive, and at requests of other programs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly trigger timer nightly '30 2 * * *' --zone Europe/Berlin --function report
   dayfly trigger files scans /data/in --pattern '*.tif' --function convert --keyword dpi=300
-  dayfly trigger webhook pushed --function build                prints the address that starts it
+  dayfly trigger webhook pushed --function build                prints the address for requests
   dayfly trigger list
   dayfly trigger history scans --limit 20
-  dayfly trigger fire pushed --event '{\"branch\": \"main\"}'       as a request would
+  dayfly trigger fire pushed --event '{\"branch\": \"main\"}'       like a request
   dayfly trigger pause nightly
 
-What happens is on the manager's disk before anybody hears that it is known, and becomes a task of the function at least once,
-whoever goes away meanwhile. The function's only argument by place is the event, an object; its tasks have the tag
-`trigger:NAME`. A trigger that is made again is changed, and has another token.")]
+An event is on the manager's disk before it is acknowledged, and starts at least one task of the function, even if the manager
+restarts. The function's only positional argument is the event, a JSON object. Its tasks have the tag `trigger:NAME`. Making a
+trigger with an existing name changes the trigger and its token.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -36,89 +36,89 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Start a function at certain times
+    /// Start a function at set times
     Timer(Timer),
     /// Start a function for each file that arrives in a directory, or object in a bucket
     Files(Files),
-    /// Start a function for each request of programs that know an address, which this prints
+    /// Start a function for each request to a secret address, which this prints
     Webhook(Webhook),
     /// Show your triggers
     List,
-    /// Show one trigger
+    /// Show a trigger
     Show(Named),
-    /// Show what a trigger heard of, the latest first, and the tasks that came of it
+    /// Show the events of a trigger, latest first, and their tasks
     History(History),
-    /// Send a trigger an event
+    /// Send an event to a trigger
     Fire(Fire),
-    /// Have a trigger start nothing for now: times pass, files wait, requests are refused
+    /// Pause a trigger: times pass, files wait, requests are refused
     Pause(Named),
-    /// Have a trigger go on
+    /// Resume a paused trigger
     Resume(Named),
-    /// Forget a trigger and its history; its tasks go on
+    /// Remove a trigger and its history; its tasks continue
     Remove(Named),
 }
 
-/// A trigger.
+/// Name of a trigger.
 #[derive(Debug, Args)]
 struct Named {
-    /// Which
+    /// Name of the trigger
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
 }
 
-/// What a trigger starts, and how.
+/// The function that a trigger starts, and its options.
 #[derive(Debug, Args)]
 struct Start {
-    /// What it starts: a function's id, or its name for the version that is the last now; OWNER/NAME for another tenant's
+    /// Function to start: an id, or a name for its version that is the latest now; OWNER/NAME for another tenant's
     #[arg(long, value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
-    /// Where, of those that `dayfly endpoint list` shows [default: the manager's own, or the only one]
+    /// Endpoint, as `dayfly endpoint list` shows it [default: the manager's own, or the only one]
     #[arg(long, value_name = "NAME")]
     endpoint: Option<String>,
-    /// What comes after it: a flow's file (see `dayfly flow --help`), whose first step takes its result
+    /// Flow to start afterwards: a file (see `dayfly flow --help`) whose first step receives the result
     #[arg(long, value_name = "FILE")]
     then: Option<PathBuf>,
-    /// Argument by name that goes along, in JSON, or a text that is none; may be repeated
+    /// Additional keyword argument, in JSON; other text is passed as a string; may be repeated
     #[arg(long, value_name = "NAME=JSON", value_parser = values::keyword)]
     keyword: Vec<(String, Value)>,
-    /// For how long it is good [default: as long as the token that it is made with, which it cannot outlive]
+    /// How long the trigger is valid [default: as long as the token that makes it, which is also the maximum]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     valid_for: Option<Duration>,
-    /// How often a task is executed again when its function fails
+    /// Number of retries of a task after its function failed
     #[arg(long, value_name = "N", default_value_t = 0)]
     retries: u16,
-    /// How long one execution may take [default: what the function says]
+    /// Time limit of one execution [default: that of the function]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     walltime: Option<Duration>,
-    /// A task may be executed again after a fault, when it may have been executed already [default: what the function says]
+    /// Allow another execution of a task after a fault, when the first may have run [default: that of the function]
     #[arg(long)]
     repeatable: bool,
-    /// For people
+    /// Description for people
     #[arg(long, value_name = "TEXT", default_value = "")]
     description: String,
-    /// Make it paused
+    /// Make the trigger in the paused state
     #[arg(long)]
     paused: bool,
 }
 
-/// Start a function at certain times.
+/// Start a function at set times.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly trigger timer nightly '30 2 * * *' --zone Europe/Berlin --function report
-  dayfly trigger timer often '*/10 * * * * *' --function look      each ten seconds
+  dayfly trigger timer often '*/10 * * * * *' --function look      every ten seconds
 
-The function gets {\"trigger\", \"kind\": \"timer\", \"number\", \"at_ms\", \"due_ms\", \"missed\"}: when it was due, and how many times
-before that one passed while the manager was away.")]
+The function gets {\"trigger\", \"kind\": \"timer\", \"number\", \"at_ms\", \"due_ms\", \"missed\"}: when it was due, and how many
+earlier times passed while the manager was not running.")]
 struct Timer {
-    /// Its name, among yours
+    /// Name of the trigger, unique among yours
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
-    /// When, in cron syntax: minute, hour, day of month, month, day of week; seconds may stand before them
+    /// Times in cron syntax: minute, hour, day of month, month, day of week; seconds may precede them
     cron: String,
-    /// Time zone of that, such as Europe/Berlin
+    /// Time zone, such as Europe/Berlin
     #[arg(long, default_value = "UTC")]
     zone: String,
-    /// Do not make up for the last time that passed while the manager was away
+    /// Do not make up for a time that passed while the manager was not running
     #[arg(long)]
     no_catch_up: bool,
     #[command(flatten)]
@@ -131,71 +131,72 @@ struct Timer {
   dayfly trigger files scans /data/in --pattern '*.tif' --function convert
   dayfly trigger files runs s3://lab/runs --pattern '**/*.json' --every 30s --function collect --watched-at cluster
 
-The function gets {\"trigger\", \"kind\": \"files\", \"number\", \"at_ms\", \"path\", \"bytes\", \"modified_at_ms\"}. A file counts once it does not
-change any more; one that changes later counts again. An endpoint looks for files for its owner only, with its own rights; for
-a bucket it needs the AWS_* variables.")]
+The function gets {\"trigger\", \"kind\": \"files\", \"number\", \"at_ms\", \"path\", \"bytes\", \"modified_at_ms\"}. A file starts the function
+when it no longer changes, and again if it changes later. An endpoint watches files only for its owner, with its own rights; for a
+bucket it needs the AWS_* variables.")]
 struct Files {
-    /// Its name, among yours
+    /// Name of the trigger, unique among yours
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
-    /// Directory, as the endpoint's nodes see it, or s3://BUCKET/PREFIX
+    /// Directory on the endpoint's nodes, or s3://BUCKET/PREFIX
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     place: String,
-    /// Paths below it that count, such as *.tif, or **/*.tif for those in directories below, too
+    /// Pattern of paths below it, such as *.tif, or **/*.tif to include subdirectories
     #[arg(long, default_value = "*")]
     pattern: String,
-    /// Those that are there already count, too
+    /// Include files that already exist
     #[arg(long)]
     existing: bool,
-    /// How often to look [default: 1s in a directory, 10s in a bucket]
+    /// Interval of checks [default: 1s for a directory, 10s for a bucket]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     every: Option<Duration>,
-    /// Endpoint of yours that looks for them [default: where the tasks run]
+    /// Endpoint of yours that watches the directory or bucket [default: the endpoint of the tasks]
     #[arg(long, value_name = "ENDPOINT")]
     watched_at: Option<String>,
     #[command(flatten)]
     start: Start,
 }
 
-/// Start a function for each request of programs that know an address, which this prints.
+/// Start a function for each request to a secret address, which this prints.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly trigger webhook pushed --function build --valid-for 30d
-  dayfly trigger webhook pushed --function build --json > pushed.json      and as another program would use it:
+  dayfly trigger webhook pushed --function build --json > pushed.json      then, in another program:
   jq -r .ca_pem pushed.json > ca.pem
   curl --cacert ca.pem -H 'content-type: application/json' -d '{\"branch\": \"main\"}' \"$(jq -r .url pushed.json)\"
 
-The function gets {\"trigger\", \"kind\": \"webhook\", \"number\", \"at_ms\", \"content_type\", \"body\"}; the body is what was sent in JSON, or a
-text, or {\"base64\": ...}. The address is told once; whoever knows it can start this function, and nothing else.")]
+The function gets {\"trigger\", \"kind\": \"webhook\", \"number\", \"at_ms\", \"content_type\", \"body\"}; the body is the
+request's JSON, a string, or {\"base64\": ...}. The address is printed once. Everyone who knows it can start this function, and
+nothing else.")]
 struct Webhook {
-    /// Its name, among yours
+    /// Name of the trigger, unique among yours
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
     #[command(flatten)]
     start: Start,
 }
 
-/// Show what a trigger heard of, the latest first, and the tasks that came of it.
+/// Show the events of a trigger, latest first, and their tasks.
 #[derive(Debug, Args)]
 struct History {
-    /// Of which
+    /// Name of the trigger
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
-    /// So many events at most, 1 to 1,000
+    /// Maximum number of events, 1 to 1,000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     limit: u32,
 }
 
-/// Send a trigger an event.
+/// Send an event to a trigger.
 #[derive(Debug, Args)]
 struct Fire {
-    /// Which
+    /// Name of the trigger
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
-    /// The event's body
+    /// Body of the event
     #[arg(long, value_name = "JSON", default_value = "null", value_parser = body)]
     event: Value,
-    /// What it is known by: what is sent again with the same key is the same event
+    /// Idempotency key: events with the same key count once
     #[arg(long)]
     key: Option<String>,
 }
@@ -204,7 +205,7 @@ fn body(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("this is no JSON ({error}); texts stand in double quotes"))
 }
 
-/// The path of the manager's API at which a trigger is.
+/// Returns the path of a trigger in the manager's API.
 fn path(name: &str) -> String {
     format!("/v1/triggers/{}", encoded(name))
 }
@@ -231,7 +232,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// Says what became of a trigger.
+/// Prints how a trigger changed.
 fn told(answer: Result<TriggerStatus, Error>, what: &str, global: &Global) -> Result<(), Failure> {
     let status = answer.map_err(|error| error.0)?;
     output::line(&if global.json {
@@ -264,7 +265,7 @@ impl Files {
     }
 }
 
-/// A directory, from the root, or a bucket.
+/// Returns an absolute directory, or a bucket.
 fn absolute(place: &str) -> Result<String, Failure> {
     if place.starts_with("s3://") {
         return Ok(place.into());

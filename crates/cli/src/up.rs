@@ -1,4 +1,4 @@
-//! `dayfly up`: a manager and a node in one process, which speak to each other as if they were not.
+//! `dayfly up`: a manager and a node in one process, which communicate like separate ones.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -22,55 +22,56 @@ use crate::daemon::{self, Ending, StateDir};
 use crate::resources::NodeArguments;
 use crate::{Global, connect, output};
 
-/// How long the node may take to reach the manager beside it.
+/// Limit for the node to join the manager.
 const JOIN_LIMIT: Duration = Duration::from_secs(10);
-/// Workers without a task are kept for so long.
+/// How long idle workers are kept.
 const IDLE: Duration = Duration::from_secs(60);
-/// A join token that is used at once.
+/// Validity of the join token, which is used at once.
 const JOIN_TOKEN_FOR: Duration = Duration::from_secs(60);
 
 /// Start a manager and a node on this machine.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  dayfly up                              for your own use: clients of yours find it by themselves
+  dayfly up                              for your own use: your clients find it automatically
   dayfly up --cores 2 --memory 4G        leave the rest of the machine to others
   dayfly up --python /opt/py/bin/python  an interpreter for clients that bring none of their own
   dayfly up --listen 0.0.0.0:7070 --host-name pc7.example.org --listen-tcp 0.0.0.0:7071
-                                         for clients on other machines too
+                                         also for clients on other machines
 
-Keys, certificates, leases and bills are kept in the state directory, for you alone. `connection.json` in it is what
-a client needs; it is there while this runs. Ctrl-C or SIGTERM ends everything below it; a second one ends it at once.")]
+The state directory contains keys, certificates, leases and bills, and is private to you. Clients need the file `connection.json`
+in it, which exists while this command runs. Ctrl-C or SIGTERM stops the manager, the node and all workers; a second one does so
+at once.")]
 pub struct Arguments {
-    /// Where to keep state [default: $XDG_STATE_HOME/dayfly, or ~/.local/state/dayfly]
+    /// State directory [default: $XDG_STATE_HOME/dayfly, or ~/.local/state/dayfly]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Where the manager listens; port 0 for any [default: 127.0.0.1:7070, or any port with --embedded]
+    /// Address of the manager; port 0 for any free port [default: 127.0.0.1:7070, or any free port with --embedded]
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<SocketAddr>,
-    /// Where the node listens for clients that cannot share memory with it
+    /// Address of the node, for clients that cannot share memory with it
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
     listen_tcp: SocketAddr,
-    /// Name or address under which others reach this machine; may be repeated, the first one is handed out
+    /// Name or address under which others reach this machine; may be repeated, the first is given to clients
     #[arg(long, value_name = "NAME")]
     host_name: Vec<String>,
     #[command(flatten)]
     contents: ContentArguments,
     #[command(flatten)]
     node: NodeArguments,
-    /// Serve one program only: for client libraries, which start this when they find no manager
+    /// Serve one program only: used by client libraries, which start this if they find no manager
     #[arg(long, requires = "parent", hide_short_help = true)]
     embedded: bool,
-    /// End when this process ends, which must be the one that started this
+    /// End when this process ends; it must be the parent
     #[arg(long, value_name = "PID", hide_short_help = true)]
     parent: Option<u32>,
-    /// Say that it is ready on this descriptor and not on standard output, which belongs to the workers then
+    /// Report readiness on this descriptor instead of standard output, which then carries only the workers' output
     #[arg(long, value_name = "FD", requires = "embedded", hide_short_help = true)]
     ready_fd: Option<i32>,
 }
 
 impl Arguments {
-    /// A daemon tells what happens to leases and nodes. An embedded one writes into another program's standard error,
-    /// whose user knows nothing of either.
+    /// Returns the log level. A daemon logs events of leases and nodes. An embedded one logs less, because it writes to
+    /// another program's standard error.
     pub fn log_level(&self) -> &'static str {
         if self.embedded { "error" } else { "info" }
     }
@@ -85,13 +86,13 @@ async fn up(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let state = StateDir::take(&connect::state_dir(arguments.state_dir.as_deref())?)?;
     let served = serve(arguments, global, ending, &state).await;
     if arguments.embedded {
-        // Keys are in it, and the program that it is for may have ended, too.
+        // The directory contains keys, and its program may have ended.
         state.remove();
     }
     served
 }
 
-/// Runs the manager and the node until they are told to end.
+/// Runs the manager and the node until they are told to stop.
 async fn serve(arguments: &Arguments, global: &Global, mut ending: Ending, state: &StateDir) -> Result<(), Failure> {
     let node_state = StateDir::take(&state.path().join("node"))?;
     let connection = Findable::at(state.path());
@@ -125,9 +126,9 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
         .unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let mut node = arguments.node.options(node_state.path().to_owned())?;
     if arguments.embedded {
-        // What a worker prints is for the program that called it.
+        // The output of workers belongs to the program that called them.
         node.output = dayfly_node::Output::Own;
-        // Nor has it anything to hide from that program's user, who is its own.
+        // The node serves only the user of that program, who also owns it.
         node.shows_owner_all = true;
     }
     node.listen_tcp = Some(arguments.listen_tcp);
@@ -159,7 +160,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
     })
 }
 
-/// Says what a dispatcher beside a manager leases with.
+/// Returns the interface through which a dispatcher leases from a manager in this process.
 pub fn tenants(manager: &dayfly_manager::Handle) -> dayfly_endpoint::Tenants {
     let manager = manager.clone();
     let near = loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned());
@@ -193,7 +194,7 @@ impl Contents for Beside {
     }
 }
 
-/// Runs durable tasks on this machine.
+/// Starts the dispatcher of durable tasks on this machine.
 async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Result<dayfly_endpoint::Handle, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let cores = u16::try_from(cores).unwrap_or(u16::MAX);
@@ -201,7 +202,7 @@ async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Resu
         places: None,
         tenants: tenants(manager),
         invites: None,
-        // Its node looks at each client's own interpreter.
+        // The node checks each client's interpreter itself.
         suits: Box::new(|_| Ok(())),
         contents: Arc::new(Beside {
             manager: manager.clone(),
@@ -214,7 +215,7 @@ async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Resu
     Dispatcher::start(options, conversation.heard, conversation.said)
 }
 
-/// What the manager knows of the node, once both know of each other.
+/// Waits until the node has joined, and returns its status.
 async fn joined(manager: &dayfly_manager::Handle, node: &dayfly_node::Handle) -> Result<NodeStatus, Failure> {
     let mut events = manager.events();
     let id = node.address().id;
@@ -222,10 +223,10 @@ async fn joined(manager: &dayfly_manager::Handle, node: &dayfly_node::Handle) ->
         loop {
             let up = |status: &NodeStatus| status.address.id == id && status.state == "up";
             if let Some(status) = manager.nodes().into_iter().find(up) {
-                // Until it has the manager's answer, it knows nobody who may lease from it.
+                // Before the manager's response, the node knows no tenant that may lease from it.
                 return node.joined(JOIN_LIMIT).await.map(|()| status);
             }
-            // Whatever happened, look again; nothing else happens before the first node is there.
+            // Check again after any event. Before the first node joins, there are no others.
             let _ = events.recv().await;
         }
     };
@@ -257,7 +258,7 @@ impl Running {
                 "pid": std::process::id(),
             }));
         }
-        // A client of the same user looks in one place; another place has to be named.
+        // Clients of this user find only the default directory; another one must be named.
         let place = match default_state_dir().is_some_and(|usual| usual == state) {
             true => String::new(),
             false => format!(" --manager {}", state.display()),
@@ -275,17 +276,17 @@ impl Running {
         ))
     }
 
-    /// The node first: it tells the manager how its leases ended.
+    /// Stops the node first, so that it can report the ends of its leases to the manager.
     async fn end(self) {
         let dispatcher = self.dispatcher;
-        // Its threads give their leases back, which they ask the manager for.
+        // The dispatcher's threads release their leases through the manager.
         let _ = tokio::task::spawn_blocking(move || dispatcher.stop()).await;
         self.node.shutdown().await;
         self.manager.shutdown().await;
     }
 }
 
-/// Names for the manager's certificate: those given, and the address that it listens on.
+/// Returns the names for the manager's certificate: the given ones and the listening address.
 pub fn names(listen: SocketAddr, given: &[String]) -> Vec<String> {
     let mut names = given.to_vec();
     let address = listen.ip();
@@ -295,7 +296,8 @@ pub fn names(listen: SocketAddr, given: &[String]) -> Vec<String> {
     names
 }
 
-/// What clients are told of where a node listens; none where that is the address itself. Port 0 stands for whichever it gets.
+/// Returns the address that clients use in place of the listening one; `None` for the same address. Port 0 stands for
+/// the port that the node gets.
 pub fn advertised(listen: SocketAddr, host_names: &[String]) -> Option<String> {
     let host = match host_names.first() {
         Some(name) => name.clone(),
@@ -309,7 +311,7 @@ pub fn advertised(listen: SocketAddr, host_names: &[String]) -> Option<String> {
     Some(format!("{host}:{}", listen.port()))
 }
 
-/// How the node in this process reaches the manager, whatever names others use for it.
+/// Returns the URL under which the node in this process reaches the manager.
 fn loopback_url(address: SocketAddr) -> Option<String> {
     let port = address.port();
     match address.ip() {
@@ -319,8 +321,8 @@ fn loopback_url(address: SocketAddr) -> Option<String> {
     }
 }
 
-/// Lets clients find this manager while it runs, and only then: one that ended would be found in vain. Its token is kept
-/// aside meanwhile, so that clients that know it are served again by the next start.
+/// Makes the manager discoverable only while it runs, so that clients do not find one that has ended. Its token is kept
+/// aside meanwhile, so that the next start accepts clients that have it.
 struct Findable {
     shown: PathBuf,
     aside: PathBuf,
@@ -333,7 +335,7 @@ impl Findable {
             aside: state.join("connection.stopped.json"),
         };
         if !here.shown.exists() {
-            // There is none at the first start.
+            // The first start has no such file.
             let _ = std::fs::rename(&here.aside, &here.shown);
         }
         here
@@ -342,7 +344,7 @@ impl Findable {
 
 impl Drop for Findable {
     fn drop(&mut self) {
-        // A start that failed before it had a file has none to hide.
+        // A start that failed early has no such file.
         let _ = std::fs::rename(&self.shown, &self.aside);
     }
 }

@@ -1,4 +1,4 @@
-//! `dayfly usage`: what durable tasks took.
+//! `dayfly usage`: resources that durable tasks used.
 
 use std::collections::BTreeMap;
 
@@ -10,36 +10,36 @@ use serde::Serialize;
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, values};
 
-/// Show what durable tasks took, by function, tenant, endpoint or day.
+/// Show the resources that durable tasks used, by function, tenant, endpoint or day.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly usage
   dayfly usage --by day --from 2026-11-01 --until 2026-12-01
   dayfly usage --everybody --by tenant --csv > usage.csv
 
-A task counts on the day of its end, in UTC, with the time that all of its executions had workers, whichever site's they were. What it
-cost, in units of account, is of executions at endpoints elsewhere that are another tenant's; here leases cost, as `dayfly bill` says.")]
+A task counts on the day of its end, in UTC, with the time that all its executions held workers at any site. The cost, in units of
+account, is that of executions at other tenants' endpoints. `dayfly bill` shows the costs of leases at this site.")]
 pub struct Arguments {
-    /// What each line is about
+    /// Unit of each line
     #[arg(long, value_enum, default_value = "function")]
     by: By,
-    /// From the beginning of this day
+    /// Show the time from the beginning of this day, in UTC
     #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
     from: Option<u64>,
-    /// Up to the beginning of this day
+    /// Show the time up to the beginning of this day, in UTC
     #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
     until: Option<u64>,
-    /// Everybody's, for operators
+    /// Show all tenants, for operators
     #[arg(long)]
     everybody: bool,
-    /// Print comma-separated values, with times in milliseconds and amounts in billionths of the unit of account
+    /// Print comma-separated values (CSV), with times in milliseconds and amounts in billionths of the unit of account
     #[arg(long, conflicts_with = "json")]
     csv: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
-    /// One function of a tenant's
+    /// One function of a tenant
     Function,
     /// One tenant
     Tenant,
@@ -49,7 +49,7 @@ enum By {
     Day,
 }
 
-/// A line of what is printed.
+/// A line of the output.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Line {
     what: String,
@@ -63,7 +63,7 @@ fn gather(lines: &[UsageLine], by: By) -> Vec<Line> {
     let mut sums: BTreeMap<String, Line> = BTreeMap::new();
     for line in lines {
         let what = match by {
-            // One that is gone has no name.
+            // A removed function has no name.
             By::Function if line.name.is_empty() => format!("{} ({})", line.function, line.tenant),
             By::Function => format!("{} ({})", line.name, line.tenant),
             By::Tenant => line.tenant.clone(),

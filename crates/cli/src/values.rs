@@ -1,4 +1,4 @@
-//! Values as people write them: amounts, names, ids, days, arguments.
+//! Parsers of values on command lines: amounts, names, ids, days, arguments.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use dayfly_protocol::error::Failure;
 use dayfly_protocol::short::GivenId;
 use serde_json::Value;
 
-/// Reads `12.5` as billionths: amounts of the site's unit of account.
+/// Parses an amount in the site's unit of account, such as `12.5`. Returns billionths.
 pub fn amount(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is no amount; write one such as 500 or 0.000004, with at most nine decimals");
     let (whole, part) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
@@ -18,7 +18,7 @@ pub fn amount(text: &str) -> Result<u64, String> {
     format!("{whole}{part:0<9}").parse().map_err(|_| wrong())
 }
 
-/// Reads the name of a tenant or a token, which stands in paths of the API as it is.
+/// Parses the name of a tenant or a token, which must be valid in a path of the API without escapes.
 pub fn name(text: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
     if text.is_empty() || !text.chars().all(plain) {
@@ -27,7 +27,7 @@ pub fn name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Reads `90`, in seconds, or a duration.
+/// Parses seconds, such as `90`, or a duration.
 pub fn wait(text: &str) -> Result<Duration, String> {
     match text.parse::<u32>() {
         Ok(seconds) => Ok(Duration::from_secs(seconds.into())),
@@ -35,12 +35,12 @@ pub fn wait(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads an id, or the beginning or end of one, as tables show it.
+/// Parses an id, or the beginning or end of one, as tables show it.
 pub fn id(text: &str) -> Result<GivenId, String> {
     text.parse().map_err(|failure: Failure| failure.message)
 }
 
-/// Reads `2026-11-21` as milliseconds since the Unix epoch, at the beginning of that day in UTC.
+/// Parses a day, such as `2026-11-21`. Returns its beginning in UTC, in milliseconds since the Unix epoch.
 pub fn day(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is no day; write one such as 2026-11-21");
     let mut parts = text.splitn(3, '-').map(str::parse::<u16>);
@@ -52,12 +52,12 @@ pub fn day(text: &str) -> Result<u64, String> {
     u64::try_from(date.midnight().assume_utc().unix_timestamp() * 1000).map_err(|_| wrong())
 }
 
-/// Reads JSON, or a text that is none.
+/// Parses JSON. Other text becomes a string.
 pub fn argument(text: &str) -> Result<Value, String> {
     Ok(serde_json::from_str(text).unwrap_or_else(|_| text.into()))
 }
 
-/// Reads `dpi=300`.
+/// Parses a keyword argument, such as `dpi=300`.
 pub fn keyword(text: &str) -> Result<(String, Value), String> {
     let wrong = || format!("`{text}` is no argument; write one such as dpi=300 or name=scan");
     let (name, value) = text

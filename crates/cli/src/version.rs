@@ -7,9 +7,9 @@ use serde_json::json;
 
 use crate::{Global, output};
 
-/// Say which release this is.
+/// Print the release of this program.
 #[derive(Debug, Args)]
-#[command(after_help = "Programs of different releases work together as long as their wire versions are the same.")]
+#[command(after_help = "Programs of different releases work together if their wire versions are equal.")]
 pub struct Arguments {}
 
 pub fn run(_: &Arguments, global: &Global) -> Result<(), Failure> {

@@ -1,5 +1,5 @@
-//! Many workers at one manager. The dispatchers are fakes of this test's, each of which says that it has so many workers and takes a
-//! task for each; their connections, the manager, its disk and its HTTP API are real.
+//! Many workers at one manager. The dispatchers are fakes: each reports a number of workers, and takes a task for each.
+//! Their connections, the manager, its disk and its HTTP API are real.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const ENDPOINTS: u32 = 64;
 const WORKERS: u32 = 2_048;
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Takes a task for each of its workers, and ends all of them when it may.
+/// Takes a task for each worker, and ends all tasks when `end` permits it.
 async fn pretend(mut conversation: Conversation, end: Arc<Semaphore>) {
     let said = conversation.said;
     let say = |message| said.send(message).expect("a connection");
@@ -46,7 +46,7 @@ async fn pretend(mut conversation: Conversation, end: Arc<Semaphore>) {
         ..Ended::unexecuted(attempt, None)
     };
     say(FromDispatcher::Ended(running.into_iter().map(done).collect()));
-    // Until the manager has all of it.
+    // Wait until the manager has received all outcomes.
     while let Some(message) = conversation.heard.recv().await {
         if let ToDispatcher::Tasks(_) = message {
             panic!("a task that nobody submitted");

@@ -1,4 +1,4 @@
-//! The real program, as a person or a script uses it.
+//! Tests of the program as a person or a script uses it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -22,10 +22,10 @@ uint32_t area(void *in, uint32_t size, void *out) {
     return 4;
 }";
 const SIDES: &str = "hex:0600000007000000";
-/// Of no task.
+/// A valid id without a task.
 const ID: &str = "019a51c3e0f07d2c9b64f1a85be3d207";
 
-/// `dayfly`, of which nothing in the environment of whoever runs the tests is heard.
+/// Returns a command of `dayfly` that ignores the tester's environment.
 fn dayfly(home: &Path) -> Command {
     let mut command = Command::new(support::dayfly());
     for (name, _) in std::env::vars_os() {
@@ -54,7 +54,7 @@ fn json_of(home: &Path, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Code and exit status of a command that fails.
+/// Returns the error code and the exit status of a failing command.
 fn error_of(home: &Path, arguments: &[&str]) -> (String, i32) {
     let output = dayfly(home).args(arguments).arg("--json").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
@@ -66,7 +66,7 @@ fn error_of(home: &Path, arguments: &[&str]) -> (String, i32) {
     )
 }
 
-/// A daemon that is ended, at the latest, with the test.
+/// A daemon that is stopped at the end of the test at the latest.
 struct Daemon {
     child: Child,
     ready: Value,
@@ -97,7 +97,7 @@ impl Daemon {
         Self::start(home, &["up", "--listen", "127.0.0.1:0"])
     }
 
-    /// SIGTERM, and the exit status.
+    /// Sends SIGTERM, and returns the exit status.
     fn stop(&mut self) -> Option<i32> {
         signal(self.child.id(), "TERM");
         ended(&mut self.child)
@@ -130,7 +130,7 @@ fn ended(child: &mut Child) -> Option<i32> {
 }
 
 fn is_alive(pid: u32) -> bool {
-    // A process that ended and is not yet collected has no command line.
+    // A zombie process has no command line.
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
 }
 
@@ -283,7 +283,7 @@ fn without_a_manager_status_says_how_to_start_one() {
     assert_eq!(error_of(home.path(), &["top", "--once"]), ("unreachable".into(), 3));
 }
 
-/// Runs a command until what it prints is as wanted.
+/// Repeats a command until its output is as wanted.
 fn until(home: &Path, arguments: &[&str], wanted: impl Fn(&Value) -> bool) -> Value {
     let limit = Instant::now() + LIMIT;
     loop {
@@ -562,7 +562,7 @@ fn without_tasks_lists_are_empty_and_the_endpoint_is_up() {
     assert_eq!(json_of(home, &["task", "cancel", ID])["ended"], 0);
 }
 
-/// Registers a symbol of a library, and submits a task of it; answers the ids of both.
+/// Registers a symbol of a library, and submits a task for it. Returns the ids of both.
 fn submit(client: &Client, (library, symbol): (&str, &str), tag: &str, arguments: &[u8]) -> (String, String) {
     let registration = FunctionRegistration {
         image: None,
@@ -726,7 +726,7 @@ fn what_is_no_function_is_refused_before_anybody_is_asked() {
             "{arguments:?}: {text}"
         );
     }
-    // What may be right is not decided here.
+    // Only the arguments' form is checked here.
     let arguments = ["function", "register", &area];
     assert_eq!(error_of(home, &arguments), ("unreachable".into(), 3));
 }
@@ -790,7 +790,7 @@ uint32_t speak(void *in, uint32_t size, void *out) {{ printf(\"%u bytes\\n\", si
     );
     assert_eq!(error_of(home, &["task", "run", "volume"]), ("not_found".into(), 4));
 
-    // More than travels with what is said of it.
+    // Larger than what a task carries inline.
     let long = home.join("long");
     std::fs::write(&long, vec![0; 200_000]).unwrap();
     register("speak", &[]);
@@ -931,7 +931,7 @@ fn a_state_directory_that_cannot_be_made_is_named() {
 fn an_embedded_manager_ends_with_its_parent_and_takes_its_directory_along() {
     let home = tempfile::tempdir().unwrap();
     let state = home.path().join("embedded");
-    // The shell is the parent; it passes on what the daemon prints, and sleeps until it is killed.
+    // The shell is the parent: it passes the daemon's output on, and sleeps until it is killed.
     let script = r#""$0" up --embedded --json --parent $$ --state-dir "$1" & sleep 1000 <&- >&- 2>&-"#;
     let program = dayfly(home.path());
     let mut parent = Command::new("sh");

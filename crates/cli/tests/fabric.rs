@@ -1,4 +1,5 @@
-//! Calls over libfabric, from client to worker: what works, and who is refused. Real processes, on its software providers.
+//! Calls over libfabric from client to worker, and refused clients. Uses real processes and libfabric's software
+//! providers.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +17,7 @@ mod support;
 const LIMIT: Duration = Duration::from_secs(20);
 const PROVIDERS: [&str; 2] = ["libfabric:tcp", "libfabric:shm"];
 
-/// `dayfly up` with a directory of its own.
+/// `dayfly up` with a separate state directory.
 struct Site {
     process: Child,
     client: Client,
@@ -24,7 +25,7 @@ struct Site {
 }
 
 impl Site {
-    /// With these options beside the usual ones; none where there is no libfabric.
+    /// Starts `dayfly up` with these additional options. Returns `None` without libfabric.
     fn up(options: &[&str]) -> Option<Self> {
         if let Err(error) = Library::get() {
             eprintln!("left out: {error}");
@@ -191,7 +192,7 @@ fn a_node_offers_what_its_operator_named_and_nothing_by_itself() {
     assert!(text.contains("`tcp`") && text.contains("shm"), "{text}");
     let text = refusal(&lease, "libfabric:telegraph");
     assert!(text.contains("`telegraph`"), "{text}");
-    // Whoever was refused has not taken the worker with them.
+    // Refused clients do not keep the worker occupied.
     let mut channel = open(&lease, "libfabric").unwrap();
     let echo = plain(&mut channel, code, "echo");
     assert_eq!(&*channel.call(echo, b"fine").unwrap(), b"fine");
@@ -216,7 +217,8 @@ fn isolated_workers_have_a_fabric_only_with_the_hosts_network() {
         assert_eq!(&*channel.call(echo, &input).unwrap(), &input[..]);
     }
     drop(channel);
-    // Its memory is not the host's, so shared memory does not reach it: told within the limit for opening, not by silence.
+    // Its memory is not the host's, so shared memory cannot work. The client gets an error within the limit for
+    // opening.
     let since = Instant::now();
     let text = refusal(&lease, "libfabric:shm");
     assert!(text.contains("libfabric"), "{text}");

@@ -1,4 +1,4 @@
-//! What must not go wrong: every fault gives its caller a clear error, leaks nothing and loses nothing. Real processes.
+//! Every fault gives its caller a clear error, and leaks and loses nothing. Uses real processes.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -113,7 +113,7 @@ fn an_unknown_symbol_names_itself_and_a_wrong_index_is_refused() {
         .load(CodeHash([9; 32]), &Form::Plain { symbol: "echo".into() })
         .unwrap_err();
     assert_eq!(error.code(), Code::LoadFailed);
-    // The worker took no harm.
+    // The worker remains usable.
     let echo = site.plain(&mut channel, "echo");
     assert_eq!(&*channel.call(echo, b"still here").unwrap(), b"still here");
 }
@@ -252,7 +252,7 @@ fn an_idempotent_call_is_tried_again_and_another_is_not() {
         };
         let input = [&300u32.to_le_bytes()[..], file.as_os_str().as_encoded_bytes()].concat();
         let call = pool.submit(slow, input, options).unwrap();
-        // Killed from outside, as the kernel does when memory runs out.
+        // Killed from outside, like a kill by the kernel when memory is exhausted.
         let killer = std::thread::spawn(move || support::kill_who_announces(&file));
         let outcome = pool.wait(call, Some(LIMIT));
         killer.join().unwrap();

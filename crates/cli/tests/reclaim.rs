@@ -1,4 +1,4 @@
-//! A node belongs to somebody: it is taken back at any moment, and nobody loses more than a running call. Real processes.
+//! An owner can reclaim a node at any time, and tenants lose at most the running calls. Uses real processes.
 
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,7 @@ fn a_node_that_is_taken_back_without_grace_is_empty_at_once_and_its_clients_are_
         }
         assert_eq!(running.join().unwrap(), Err(Code::MaybeExecuted));
         assert_eq!(code_of(&mut idle, echo, b"x"), Err(Code::LeaseEnded));
-        // The bill is booked before the answer.
+        // The bill is recorded before the response.
         let leases: serde_json::Value = site.client.get("/v1/leases").unwrap();
         let record = &leases[0];
         assert_eq!(
@@ -97,7 +97,7 @@ fn running_calls_end_within_the_grace_and_nothing_else_begins() {
     let begun = Instant::now();
     let taken = std::thread::scope(|scope| {
         let reclaim = scope.spawn(|| site.client.reclaim_node(site.node, LONG).unwrap());
-        // Whoever has nothing running hears of it long before the grace is over.
+        // A client without a running call is notified long before the grace period ends.
         while code_of(&mut idle, echo, b"x") != Err(Code::LeaseEnded) {
             assert!(begun.elapsed() < LONG);
         }
@@ -108,7 +108,7 @@ fn running_calls_end_within_the_grace_and_nothing_else_begins() {
     assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
     let (first, second) = running.join().unwrap();
     assert_eq!(first, Ok(()));
-    // It came too late: if it began at all, it was ended, and its caller cannot tell.
+    // The call was late: it may have begun and been stopped, which its caller cannot determine.
     assert!(
         matches!(second, Err(Code::LeaseEnded | Code::MaybeExecuted)),
         "{second:?}"
@@ -135,7 +135,7 @@ fn a_revoked_lease_ends_as_a_reclaimed_one_does_and_no_other_is_concerned() {
     assert_eq!(running.join().unwrap(), Ok(()));
     assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
     assert_eq!(revoked.state, "revoked");
-    // Two functions were loaded, and both called: the whole bill is there.
+    // Two functions were loaded and called, so the bill is complete.
     assert!(
         revoked.usage.calls >= 4 && revoked.usage.computing_us > 250_000,
         "{:?}",

@@ -1,4 +1,4 @@
-//! A daemon's state directory: nobody else enters it, and no other daemon uses it.
+//! A daemon's state directory: private to its user, and used by one daemon at a time.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{Read, Seek, Write};
@@ -11,30 +11,30 @@ use dayfly_sandbox::umask;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
-/// Present in every directory that a daemon took.
+/// Present in every directory that a daemon has used.
 const LOCK: &str = "lock";
-/// What tells a state directory from any other: one of these is in it.
+/// A directory with one of these files is a state directory.
 const OWN_FILES: [&str; 4] = [LOCK, "endpoint.toml", "manager.db", "node.key"];
-/// What a fresh file system has.
+/// Present in every new file system.
 const LOST_AND_FOUND: &str = "lost+found";
-/// Everybody but the owner.
+/// Permissions of all users but the owner.
 const OTHERS: u32 = 0o077;
-/// Everybody but the owner and the group.
+/// Permissions of all users but the owner and the group.
 const STRANGERS: u32 = 0o007;
-/// Only owners remove what is in it, so it is meant for many, such as /tmp.
+/// The sticky bit: the directory is shared by many users, as /tmp is.
 const STICKY: u32 = 0o1000;
 
-/// A state directory that no other daemon uses meanwhile, and no other user enters.
+/// A locked state directory that no other user can access.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
     was_empty: bool,
-    /// Locked for as long as it is open, also by a process that is killed.
+    /// The lock is held while this file is open. The kernel releases it when the process is killed.
     _lock: File,
 }
 
 impl StateDir {
-    /// Makes the directory, if need be, and takes it. All files that this process makes from now on are its user's alone.
+    /// Creates the directory if necessary, and locks it. All files that this process makes from now on are private.
     pub fn take(path: &Path) -> Result<Self, Failure> {
         umask::keep_private();
         let unusable = |error: std::io::Error| unusable(path, &error);
@@ -47,7 +47,7 @@ impl StateDir {
         make_private(path)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        // Where the directory belongs to another user, they may have made it.
+        // In a directory of another user, the lock may be that user's symbolic link.
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let mut lock = options.open(path.join(LOCK)).map_err(unusable)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -83,10 +83,10 @@ impl StateDir {
         &self.path
     }
 
-    /// Removes the directory, if everything in it came from here.
+    /// Removes the directory if this process made all of its content.
     pub fn remove(self) {
         if self.was_empty {
-            // Whoever made it may be removing it too.
+            // The process that created it may be removing it too.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
@@ -101,8 +101,8 @@ fn unusable(path: &Path, error: &std::io::Error) -> Failure {
     )
 }
 
-/// Keeps others out of the directory, and out of what an earlier release left readable in it. Refuses a directory that is not
-/// this daemon's to close.
+/// Removes other users' access to the directory and to files that an earlier release left readable. Errors if the
+/// directory is not the daemon's to close.
 fn make_private(path: &Path) -> Result<(), Failure> {
     let user = rustix::process::geteuid().as_raw();
     make_private_for(user, path, |directory, mode| {
@@ -110,14 +110,14 @@ fn make_private(path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// As [`make_private`], for a user and a way to change the mode of a directory.
+/// As [`make_private`], for a given user and a function that changes a directory's mode.
 fn make_private_for(
     user: u32,
     path: &Path,
     change_mode: impl Fn(&File, u32) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
     let failed = |error: std::io::Error| unusable(path, &error);
-    // By its descriptor, so that what is looked at is what is changed.
+    // By descriptor, so that the checked directory is the changed one.
     let directory = File::open(path).map_err(failed)?;
     let found = directory.metadata().map_err(failed)?;
     if found.mode() & OTHERS != 0 {
@@ -128,15 +128,15 @@ fn make_private_for(
             );
             return Err(exposed(path, found.mode(), &text));
         }
-        // A directory of a group's quota keeps its group.
+        // Keep the setgid bit: a directory with a group quota keeps its group.
         let changed = change_mode(&directory, found.mode() & 0o7700 | 0o700);
         let why = match changed {
             Err(error) if is_unchangeable(&error) => error.to_string(),
             Err(error) => return Err(failed(error)),
-            // Some file systems without modes say this.
+            // Some file systems without modes report success.
             Ok(()) => "its file system has no modes".to_owned(),
         };
-        // Of the file system, whatever it said.
+        // Trust the mode in the file system over the result of the call.
         let mode = directory.metadata().map_err(failed)?.mode();
         if mode & STRANGERS != 0 {
             let text = format!(
@@ -174,7 +174,7 @@ fn exposed(path: &Path, mode: u32, why: &str) -> Failure {
     Failure::new(Code::StateExposed, text)
 }
 
-/// Why a directory must stay as open as it is; none where a daemon may close it.
+/// Returns why a directory must keep its permissions; `None` if a daemon may close it.
 fn not_ours(path: &Path, found: &Metadata) -> std::io::Result<Option<&'static str>> {
     if found.mode() & STICKY != 0 {
         return Ok(Some("it is shared by many users"));
@@ -194,10 +194,10 @@ fn not_ours(path: &Path, found: &Metadata) -> std::io::Result<Option<&'static st
     Ok((!is_empty).then_some("it holds other things than Dayfly's"))
 }
 
-/// Takes the rights of others away from a file or directory of this user's.
+/// Removes other users' permissions on a file or directory of this user.
 fn narrow(path: &Path) -> std::io::Result<()> {
     let found = match path.symlink_metadata() {
-        // Such as the socket of a daemon that ends just now.
+        // Such as the socket of a daemon that is ending.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         found => found?,
     };
@@ -206,7 +206,7 @@ fn narrow(path: &Path) -> std::io::Result<()> {
         return Ok(());
     }
     match std::fs::set_permissions(path, Permissions::from_mode(found.mode() & 0o7700)) {
-        // Nobody else enters the directory.
+        // Other users cannot enter the directory.
         Err(error) if is_unchangeable(&error) => Ok(()),
         narrowed => narrowed,
     }
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(mode(directory.path()), 0o1777);
     }
 
-    /// As [`make_private_for`] does where the mode of the directory cannot be changed.
+    /// As [`make_private_for`] if the mode of the directory cannot be changed.
     fn make_private_without_modes(directory: &Path, mode: u32, errno: Errno) -> Result<(), Failure> {
         std::fs::set_permissions(directory, Permissions::from_mode(mode)).unwrap();
         let user = rustix::process::geteuid().as_raw();
@@ -290,7 +290,7 @@ mod tests {
         for advice in ["--state-dir", "chmod 700", "umask=077"] {
             assert!(refused.message.contains(advice), "{refused}");
         }
-        // Some file systems say that they did it.
+        // Some file systems report success without a change.
         let user = rustix::process::geteuid().as_raw();
         let refused = make_private_for(user, directory.path(), |_, _| Ok(())).unwrap_err();
         assert_eq!(refused.code, Code::StateExposed);
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn directory_of_another_owner_is_closed_and_taken_by_root() {
         let directory = open_directory(&["manager.db"]);
-        // As root sees it: another's, whose mode it may change.
+        // As for root: another user's directory, whose mode it may change.
         let root = rustix::process::geteuid().as_raw() + 1;
         let change_mode = |directory: &File, mode| directory.set_permissions(Permissions::from_mode(mode));
         make_private_for(root, directory.path(), change_mode).unwrap();

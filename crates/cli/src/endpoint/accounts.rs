@@ -1,8 +1,8 @@
-//! An endpoint for many: each tenant's tasks run as an account of this machine, in a daemon of that account's own.
+//! An endpoint for many tenants: the tasks of each run under an account of this machine, in a daemon of that account.
 //!
-//! What runs as root decides who is who, and starts daemons; it reads no task, and touches no file of an account's. A daemon that it
-//! starts gives up root's rights before it does anything, takes a directory of its own in the account's home, and only then is given
-//! what it connects to the manager with.
+//! The process that runs as root maps tenants to accounts and starts daemons. It reads no task, and accesses no file of
+//! an account. A daemon drops root's privileges first and then locks a directory in the account's home. Only then does
+//! it receive the credential for the manager.
 
 mod account;
 mod map;
@@ -36,28 +36,28 @@ use crate::daemon::{Ending, StateDir};
 use crate::manager::write_private;
 use crate::{Global, output};
 
-/// A daemon has this long to take its directory.
+/// Limit for a daemon to lock its directory.
 const START_DEADLINE: Duration = Duration::from_secs(20);
-/// Daemons have this long to give their nodes back.
+/// Limit for daemons to release their nodes.
 const STOP_DEADLINE: Duration = Duration::from_secs(50);
-/// One that ended is not started again sooner.
+/// Minimum delay before a daemon that ended is started again.
 const REST: Duration = Duration::from_secs(2);
-/// What a daemon is given, at most.
+/// Size limit of the data that a daemon receives, in bytes.
 const MOST_GIVEN: u64 = 1 << 20;
-/// What it complains, at most.
+/// Size limit of a daemon's error output, in bytes.
 const MOST_SAID: u64 = 4 << 10;
 
-/// What the daemon of an account is given when it has given up root's rights.
+/// Data that an account's daemon receives after it has dropped root's privileges.
 #[derive(Serialize, Deserialize)]
 struct Given {
     connection: Connection,
     config: String,
 }
 
-/// Whose daemon is no more.
+/// Tenant and result of a daemon that ended.
 type Ended = (TenantId, Result<(), Failure>);
 
-/// Runs an endpoint for many, until it is told to end.
+/// Runs an endpoint for many tenants until it is told to stop.
 pub async fn serve(
     name: &str,
     global: &Global,
@@ -106,7 +106,7 @@ pub async fn serve(
                 running.daemons.remove(&tenant);
                 if let Err(failure) = result {
                     tracing::warn!(%tenant, %failure, "no daemon for this tenant");
-                    // What may be otherwise in a moment is asked for again by then.
+                    // Temporary failures are retried.
                     if failure.code.retry() != Retry::Later {
                         let _ = conversation.said.send(FromDispatcher::Unmapped { tenant, failure });
                     }
@@ -137,10 +137,10 @@ pub async fn serve(
 
 struct Running {
     map: Map,
-    /// What daemons are to do, as TOML.
+    /// Configuration of the daemons, as TOML.
     config: String,
     credential: Connection,
-    /// Their processes, once they are known.
+    /// Stop channels of the running daemons.
     daemons: HashMap<TenantId, mpsc::UnboundedSender<()>>,
     ended: mpsc::UnboundedSender<Ended>,
 }
@@ -166,20 +166,20 @@ impl Running {
             if result.is_ok() {
                 tokio::time::sleep(REST).await;
             }
-            // Whoever listens ends with the process.
+            // The receiver only goes away when the process ends.
             let _ = ended.send((tenant, result));
         });
     }
 
     fn end(&self) {
         for stop in self.daemons.values() {
-            // One that has ended needs no telling.
+            // The daemon may already have ended.
             let _ = stop.send(());
         }
     }
 }
 
-/// The daemon of one account, from its start to its end.
+/// The daemon of an account, from start to end.
 struct Daemon {
     tenant: TenantId,
     name: String,
@@ -212,7 +212,7 @@ impl Daemon {
                 return Err(Failure::new(Code::ExecutorFailed, text));
             }
         }
-        // Now that no other daemon of this account's runs, whose token this one replaces.
+        // No other daemon of this account runs now, so its token can be replaced.
         let (request, credential) = (AccountRequest { tenant: self.tenant }, self.credential.clone());
         let asked = tokio::task::spawn_blocking(move || -> Result<NewEndpoint, Failure> {
             let client = Client::manager_at(&credential).map_err(|error| error.0)?;
@@ -238,7 +238,7 @@ impl Daemon {
         let mut json = serde_json::to_vec(&given).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
         json.push(b'\n');
         if let Some(mut stdin) = child.stdin.take() {
-            // One that has ended says so by its status.
+            // A daemon that has ended reports this with its status.
             let _ = stdin.write_all(&json).await;
         }
         tracing::info!(
@@ -253,7 +253,7 @@ impl Daemon {
             _ = stopped.recv() => {
                 let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
                 if let Some(pid) = pid {
-                    // One that has ended needs no signal.
+                    // The process may already have ended.
                     let _ = kill_process(pid, Signal::TERM);
                 }
                 child.wait().await
@@ -286,7 +286,8 @@ impl Daemon {
     }
 }
 
-/// Waits until a daemon has its directory, or another one has; what it says instead.
+/// Waits until a daemon has locked its directory (true), or reports that another one has (false). Errors with its
+/// output.
 async fn ready(child: &mut Child) -> Result<bool, String> {
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err("it has no output".into());
@@ -303,12 +304,12 @@ async fn ready(child: &mut Child) -> Result<bool, String> {
     Err(String::from_utf8_lossy(&said).trim().to_owned())
 }
 
-/// The first word of a daemon that has its directory.
+/// First line of a daemon that has locked its directory.
 const READY: &str = "ready";
-/// That of one whose directory another daemon has.
+/// First line of a daemon whose directory is locked by another.
 const BUSY: &str = "busy";
 
-/// Runs the daemon of this account, which another process has started that runs as root.
+/// Runs the daemon of this account, started by a process that runs as root.
 pub fn run(name: &str, parent: u32, global: &Global) -> Result<(), Failure> {
     if rustix::process::getuid().is_root() || rustix::process::geteuid().is_root() {
         let text = "the daemon of an account does not run as root; it is started by `dayfly endpoint run`";

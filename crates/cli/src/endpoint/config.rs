@@ -1,4 +1,4 @@
-//! `endpoint.toml`: what its owner may change.
+//! `endpoint.toml`: the configuration that its owner may edit.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,26 +14,26 @@ use toml::Table;
 use super::accounts::Map;
 use crate::values;
 
-/// The configuration, in the endpoint's directory.
+/// Name of the configuration file in the endpoint's directory.
 pub const FILE: &str = "endpoint.toml";
 
-/// What an endpoint is.
+/// Configuration of an endpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// For people.
+    /// Description for people.
     pub description: String,
-    /// Names of tenants that may run tasks here too; `*` for everyone.
+    /// Names of other tenants that may run tasks here; `*` for all.
     pub shared_with: Vec<String>,
-    /// Where nodes reach this endpoint: a name or an address of this machine.
+    /// Name or address of this machine, under which nodes reach the endpoint.
     pub address: String,
-    /// How it gets nodes.
+    /// The provider of nodes.
     pub provider: ProviderConfig,
-    /// How many nodes.
+    /// Number and size of blocks.
     pub blocks: BlockConfig,
-    /// What nodes are.
+    /// Settings of the nodes.
     pub node: NodeConfig,
-    /// Whose tasks run as which account.
+    /// Accounts under which the tasks of tenants run.
     pub accounts: Map,
 }
 
@@ -43,14 +43,14 @@ pub struct Config {
 pub struct ProviderConfig {
     /// `local`, a batch system or a cloud.
     pub kind: String,
-    /// A Python that has what they are asked by, for all but `local`.
+    /// Python interpreter with the provider's packages; not used for `local`.
     pub python: PathBuf,
-    /// For the provider.
+    /// Options of the provider.
     pub options: Table,
 }
 
 impl ProviderConfig {
-    /// Whether nodes see no file of this machine's: all that they need comes with their command.
+    /// Returns whether nodes have no access to this machine's files, so that their command must contain everything.
     pub fn is_apart(&self) -> bool {
         super::nodes::APART.contains(&self.kind.as_str())
     }
@@ -60,20 +60,20 @@ impl ProviderConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BlockConfig {
-    /// There are always so many.
+    /// Minimum number of blocks.
     pub min: u32,
-    /// There are never more.
+    /// Maximum number of blocks.
     pub max: u32,
-    /// Nodes of each.
+    /// Nodes per block.
     pub nodes: u32,
-    /// Workers on each node.
+    /// Workers per node.
     pub workers_per_node: u16,
-    /// GPUs of each node, which its batch system gives it or which are simply there.
+    /// GPUs per node, allocated by the batch system or present on the machine.
     pub gpus_per_node: u16,
-    /// How long a block may last at most; nothing for no limit.
+    /// Maximum duration of a block; zero for no limit.
     #[serde(deserialize_with = "length", serialize_with = "of_length")]
     pub walltime: Duration,
-    /// A block that has nothing to do for so long goes.
+    /// Idle time after which a block is released.
     #[serde(deserialize_with = "length", serialize_with = "of_length")]
     pub idle: Duration,
 }
@@ -82,11 +82,12 @@ pub struct BlockConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
-    /// `dayfly` there; this program if it is empty.
+    /// Path of `dayfly` on the nodes; empty for the path of this program.
     pub program: PathBuf,
-    /// Python interpreters there that have the dayfly package, for tasks whose client's own is not there.
+    /// Python interpreters on the nodes with the dayfly package, for tasks whose client's interpreter is not installed
+    /// there.
     pub python: Vec<String>,
-    /// More arguments of `dayfly node`.
+    /// Additional arguments of `dayfly node`.
     pub arguments: Vec<String>,
 }
 
@@ -138,13 +139,13 @@ impl Default for NodeConfig {
     }
 }
 
-/// Cores of this machine.
+/// Returns the number of cores of this machine.
 fn cores() -> u16 {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     u16::try_from(cores).unwrap_or(u16::MAX)
 }
 
-/// Such as `90s`; nothing for none.
+/// Parses a duration such as `90s`; an empty text is zero.
 pub fn length<'de, D: serde::Deserializer<'de>>(text: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(text)?;
     match text.as_str() {
@@ -153,7 +154,7 @@ pub fn length<'de, D: serde::Deserializer<'de>>(text: D) -> Result<Duration, D::
     }
 }
 
-/// The other way.
+/// Formats a duration for [`length`].
 pub fn of_length<S: serde::Serializer>(length: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     match length.as_millis() {
         0 => serializer.serialize_str(""),
@@ -162,7 +163,7 @@ pub fn of_length<S: serde::Serializer>(length: &Duration, serializer: S) -> Resu
 }
 
 impl Config {
-    /// Reads it from an endpoint's directory.
+    /// Reads the configuration from an endpoint's directory.
     pub fn read(directory: &Path) -> Result<Self, Failure> {
         let path = directory.join(FILE);
         let wrong = |error: String| {
@@ -175,7 +176,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What the daemon of an account does, as TOML.
+    /// Returns the configuration of an account's daemon, as TOML.
     pub fn for_account(&self) -> Result<String, Failure> {
         let own = Self {
             shared_with: Vec::new(),
@@ -188,7 +189,7 @@ impl Config {
         toml::to_string(&own).map_err(|error| Failure::new(Code::Internal, error.to_string()))
     }
 
-    /// Whether it can be done; why not.
+    /// Checks the configuration. The error is a message for people.
     pub fn check(&self) -> Result<(), String> {
         self.accounts.check()?;
         let BlockConfig {
@@ -224,7 +225,7 @@ impl Config {
         Ok(())
     }
 
-    /// How many blocks there are to be.
+    /// Returns the limits of the blocks.
     pub fn terms(&self) -> BlockTerms {
         BlockTerms {
             min: self.blocks.min,
@@ -234,13 +235,13 @@ impl Config {
         }
     }
 
-    /// Workers that it may have at a time.
+    /// Returns the maximum number of concurrent workers.
     pub fn most_workers(&self) -> u16 {
         let most = self.terms().workers.saturating_mul(self.blocks.max);
         u16::try_from(most).unwrap_or(u16::MAX)
     }
 
-    /// What the manager is told that the endpoint is.
+    /// Returns the description of the endpoint for the manager.
     pub fn spec(&self) -> EndpointSpec {
         EndpointSpec {
             description: self.description.clone(),
@@ -250,7 +251,7 @@ impl Config {
         }
     }
 
-    /// Whether others' functions run here.
+    /// Returns whether other tenants' functions run here.
     pub fn is_shared(&self) -> bool {
         !self.shared_with.is_empty()
     }

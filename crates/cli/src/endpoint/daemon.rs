@@ -1,7 +1,7 @@
-//! The daemon of an endpoint: a dispatcher, a manager of its own for the nodes of its site, and whoever gets those.
+//! The daemon of an endpoint: a dispatcher, a manager for the nodes of its site, and a provider of nodes.
 //!
-//! Nodes join the manager beside the dispatcher, and not the one that tasks come from: they need no way out of their site, leases
-//! are made where they are used, and go on while the other manager is away.
+//! Nodes join this site manager and not the manager that sends the tasks. They need no connection out of their site,
+//! leases are made locally, and leases continue while the other manager is unavailable.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -23,15 +23,15 @@ use super::nodes::{self, Board, Lasting, Nodes};
 use crate::daemon::{self, Ending, StateDir, Why};
 use crate::{Global, output, up};
 
-/// Outcomes that wait for the manager.
+/// Directory of outcomes that the manager has not received yet.
 const OUTBOX: &str = "outbox";
-/// The port that nodes of an earlier life know.
+/// File with the port that nodes of an earlier run use.
 const PORT: &str = "port";
-/// How often it is looked whether all of it is there.
+/// Interval of checks that all parts are running.
 const LOOK: Duration = Duration::from_secs(1);
-/// The last words to the manager.
+/// Limit for the last messages to the manager.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Workers without a task are kept for so long, unless their block is to go sooner.
+/// How long idle workers are kept, unless their block ends sooner.
 const IDLE: Duration = Duration::from_secs(60);
 
 pub fn run(name: &str, global: &Global) -> Result<(), Failure> {
@@ -39,7 +39,7 @@ pub fn run(name: &str, global: &Global) -> Result<(), Failure> {
     run_in(name, StateDir::take(directory.path())?, None, global)
 }
 
-/// The same in a directory that is taken already; ends with its parent, if there is one.
+/// Runs the daemon in a locked directory. It ends with its parent, if there is one.
 pub fn run_in(name: &str, state: StateDir, parent: Option<u32>, global: &Global) -> Result<(), Failure> {
     daemon::run(serve(name, state, parent, global))
 }
@@ -62,7 +62,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         managers: credential.managers(),
         token: credential.token,
         outbox: Some(state.path().join(OUTBOX)),
-        // Whoever started the daemon of an account has said what the endpoint is.
+        // For an account's daemon, the parent has registered the endpoint.
         spec: parent.is_none().then(|| config.spec()),
     })?;
     let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.clone()));
@@ -101,7 +101,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         blocks::start(options, nodes::provider(&config, state.path())?, Box::new(site))?
     };
     let mut seen = conversation.state;
-    // Up, or why not: whoever started this waits for it.
+    // The starting process waits for success or for the error.
     tokio::select! {
         _ = seen.wait_for(|state| *state != State::Connecting) => {}
         _ = ending.told() => {}
@@ -119,10 +119,10 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
             }
         }
     };
-    // The daemon of an account comes again when there is something to do.
+    // An account's daemon ends when idle, and is started again on demand.
     let idle = {
         let (demand, board) = (dispatcher.demand(), Arc::clone(&board));
-        // It goes with what it looks at, so that nothing keeps the conversation from its end.
+        // Dropped together with the data it reads, so that it does not keep the connection open.
         async move {
             let mut busy_at = Instant::now();
             while parent.is_none() || busy_at.elapsed() < config.accounts.idle {
@@ -142,7 +142,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         why = ending.told() => (why, Ok(())),
         () = showing => (Why::Signal, Ok(())),
         () = idle => (Why::Signal, Ok(())),
-        // Its nodes are for whoever starts it again.
+        // Keep the nodes for the next start.
         () = broken => (Why::HungUp, Err(Failure::new(Code::Internal, "the dispatcher ended; see above, and report this"))),
     };
     tracing::info!("ending");
@@ -150,7 +150,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
     let end = async {
         let stopped = tokio::task::spawn_blocking(move || {
             dispatcher.stop();
-            // Who goes because its terminal did comes back, and finds its nodes.
+            // A daemon that ends with its terminal is started again, and finds its nodes.
             blocks.stop(why == Why::Signal);
         });
         let _ = stopped.await;
@@ -172,7 +172,7 @@ fn credential(directory: &Path) -> Result<Connection, Failure> {
         })
 }
 
-/// The manager of this site's nodes, where those that it had before look for it.
+/// Starts the manager of this site's nodes, on the port that earlier nodes use.
 async fn site_manager(config: &Config, directory: &Path) -> Result<dayfly_manager::Handle, Failure> {
     let path = directory.join(PORT);
     let known: Option<u16> = std::fs::read_to_string(&path)
@@ -196,14 +196,14 @@ async fn site_manager(config: &Config, directory: &Path) -> Result<dayfly_manage
     Ok(manager)
 }
 
-/// Who leases from the site's own manager.
+/// Returns the rule for leases from the site's manager.
 fn invites(manager: &dayfly_manager::Handle, is_shared: bool) -> Invites {
     let manager = manager.clone();
     Box::new(move |tenant, name, guest| {
         let manager = manager.clone();
         Box::pin(async move {
             if guest && !is_shared {
-                // Its sandbox is the owner's, who has none.
+                // Other tenants' tasks need isolation, and the owner's leases have none.
                 let text = "the endpoint is not shared any more; ask its owner";
                 return Err(Failure::new(Code::Forbidden, text));
             }
@@ -226,7 +226,7 @@ fn options(config: &Config, directory: &Path, port: u16) -> dayfly_manager::Opti
     } else {
         vec![config.address.clone()]
     };
-    // It keeps no tasks, and hears of its nodes' leases again from them. What is lost stands in the log.
+    // The site's manager keeps no tasks, and learns of leases from its nodes. Losses are logged.
     options.accept_loss = true;
     options.sandboxes = match config.is_shared() {
         true => vec![Sandbox::Isolated, Sandbox::Container],

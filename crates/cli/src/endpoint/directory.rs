@@ -1,4 +1,4 @@
-//! An endpoint's directory, and what can be done with the daemon in it from outside.
+//! An endpoint's directory, and operations on its daemon from other processes.
 
 use std::collections::HashMap;
 use std::fs::{DirBuilder, File};
@@ -20,43 +20,43 @@ use super::config;
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output};
 
-/// The manager, and the token to connect with.
+/// File with the manager's address and the token.
 pub const CREDENTIAL: &str = "credential.json";
-/// How it does, written by the daemon.
+/// File with the daemon's status.
 pub const STATUS: &str = "status.json";
-/// What the daemon and its nodes write.
+/// Log file of the daemon and its nodes.
 pub const LOG: &str = "log";
-/// Of each block, a file or some.
+/// Directory of the logs of blocks.
 pub const BLOCKS: &str = "blocks";
-/// Longest name of an endpoint, with a tenant's behind it.
+/// Maximum length of an endpoint's name with a tenant's, in bytes.
 const MOST_NAME: usize = 128;
-/// Between two looks at a daemon that comes or goes.
+/// Interval of checks of a daemon that starts or ends.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Where an endpoint of this machine has everything.
+/// The directory of an endpoint of this machine.
 #[derive(Debug, Clone)]
 pub struct Directory {
     name: String,
     path: PathBuf,
 }
 
-/// How a daemon does, as it writes itself.
+/// Status of a daemon, as it writes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// The manager that it takes tasks from.
+    /// Address of the manager that sends the tasks.
     pub manager: String,
-    /// `up`, or why not.
+    /// `up`, or the reason why there is no connection.
     pub connection: String,
-    /// Its nodes.
+    /// Blocks of nodes.
     pub blocks: Vec<BlockStatus>,
-    /// Why there are not more, if more are wanted.
+    /// Why fewer nodes are running than are needed, if that is so.
     pub trouble: Option<String>,
 }
 
 impl Directory {
-    /// That of the endpoint with this name.
+    /// Returns the directory of the endpoint with this name.
     pub fn of(name: &str) -> Result<Self, Failure> {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(fits) || name.len() > MOST_NAME {
@@ -71,7 +71,7 @@ impl Directory {
         })
     }
 
-    /// That of one that is set up.
+    /// Returns the directory of an endpoint that was set up; errors otherwise.
     pub fn existing(name: &str) -> Result<Self, Failure> {
         let directory = Self::of(name)?;
         if directory.path.join(config::FILE).exists() {
@@ -86,7 +86,7 @@ impl Directory {
         &self.path
     }
 
-    /// Makes it, for this user alone.
+    /// Creates the directory, private to this user.
     pub fn make(&self) -> Result<(), Failure> {
         let made = DirBuilder::new()
             .recursive(true)
@@ -95,7 +95,7 @@ impl Directory {
         made.map_err(|error| self.unusable(&error))
     }
 
-    /// Removes it with all that is in it.
+    /// Removes the directory and its content.
     pub fn remove(&self) -> Result<(), Failure> {
         match std::fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(self.unusable(&error)),
@@ -114,7 +114,7 @@ impl Directory {
     }
 }
 
-/// The process that runs the endpoint, if one does.
+/// Returns the process that runs the endpoint, if there is one.
 pub fn holder(directory: &Directory) -> Result<Option<u32>, Failure> {
     let path = directory.path.join("lock");
     let mut lock = match File::open(&path) {
@@ -131,7 +131,7 @@ pub fn holder(directory: &Directory) -> Result<Option<u32>, Failure> {
     Ok(text.trim().parse().ok())
 }
 
-/// Starts a daemon that outlives this session, and waits until it runs.
+/// Starts a daemon that outlives this session, and waits until it is ready.
 pub fn start(name: &str, global: &Global, limit: Duration) -> Result<(), Failure> {
     let directory = Directory::existing(name)?;
     if let Some(pid) = holder(&directory)? {
@@ -143,7 +143,7 @@ pub fn start(name: &str, global: &Global, limit: Duration) -> Result<(), Failure
     let log = options.create(true).append(true).mode(0o600).open(&path);
     let log = log.map_err(|error| directory.unusable(&error))?;
     let from = log.metadata().map_or(0, |metadata| metadata.len());
-    // What an earlier one wrote last is not the new one's.
+    // Do not read the status of an earlier run.
     let _ = std::fs::remove_file(directory.path.join(STATUS));
     let mut child = spawn(name, global, &log)
         .map_err(|error| Failure::new(Code::ExecutorFailed, format!("the endpoint cannot be started: {error}")))?;
@@ -201,17 +201,17 @@ fn spawn(name: &str, global: &Global, log: &File) -> std::io::Result<Child> {
         .stdout(log.try_clone()?)
         .stderr(log.try_clone()?)
         .current_dir("/");
-    // SAFETY: between fork and exec one system call is made, which allocates nothing.
+    // SAFETY: between fork and exec only one system call runs, which does not allocate.
     unsafe {
         command.pre_exec(|| {
-            // Nothing of the terminal's is its own.
+            // A new session, so that the daemon outlives the terminal.
             rustix::process::setsid().map(drop).map_err(Into::into)
         });
     }
     command.spawn()
 }
 
-/// Tells a daemon to end, and waits until it has.
+/// Tells a daemon to stop, and waits until it has ended.
 pub fn stop(name: &str, keep_blocks: bool, global: &Global, limit: Duration) -> Result<(), Failure> {
     let directory = Directory::existing(name)?;
     let pid = holder(&directory)?;
@@ -224,7 +224,7 @@ pub fn stop(name: &str, keep_blocks: bool, global: &Global, limit: Duration) -> 
         return Ok(());
     };
     let signal = if keep_blocks { Signal::HUP } else { Signal::TERM };
-    // It may have ended since.
+    // The process may already have ended.
     let _ = rustix::process::kill_process(process, signal);
     let until = Instant::now() + limit;
     while holder(&directory)?.is_some() {
@@ -246,7 +246,7 @@ pub fn stop(name: &str, keep_blocks: bool, global: &Global, limit: Duration) -> 
     Ok(())
 }
 
-/// Shows how a daemon does.
+/// Prints the status of a daemon.
 pub fn status(name: &str, global: &Global) -> Result<(), Failure> {
     let directory = Directory::existing(name)?;
     let running = holder(&directory)?;
@@ -319,7 +319,7 @@ fn blocks(blocks: &[BlockStatus]) -> output::Table {
     table
 }
 
-/// Shows what a daemon, or a block's nodes, wrote.
+/// Prints the log of a daemon, or of a block's nodes.
 pub fn logs(name: &str, block: Option<&str>, lines: usize, follow: bool) -> Result<(), Failure> {
     let directory = Directory::existing(name)?;
     let path = match block {
@@ -341,9 +341,9 @@ pub fn logs(name: &str, block: Option<&str>, lines: usize, follow: bool) -> Resu
     }
 }
 
-/// Shows what is in a file from there on, under a heading if there is one. How many bytes that are.
+/// Prints a file from offset `at`, below the heading if there is one. Returns the new offset.
 fn show_from(path: &Path, at: u64, heading: Option<&Path>) -> u64 {
-    // One that is gone, or not there yet, has nothing more.
+    // A file that is missing has no new content.
     let more = bytes_from(path, at).unwrap_or_default();
     if more.is_empty() {
         return 0;
@@ -355,11 +355,11 @@ fn show_from(path: &Path, at: u64, heading: Option<&Path>) -> u64 {
     more.len() as u64
 }
 
-/// The files that the nodes of a block write, in the order of their names.
+/// Returns the log files of a block's nodes, sorted by name.
 fn block_files(directory: &Directory, block: &str) -> Result<Vec<PathBuf>, Failure> {
     let found = std::fs::read_dir(directory.path.join(BLOCKS)).map_err(|error| directory.unusable(&error))?;
     let mut files: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).collect();
-    // `cluster-1` and not `cluster-10`.
+    // Match `cluster-1` but not `cluster-10`.
     files.retain(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let rest = name
@@ -394,7 +394,7 @@ fn block_logs(directory: &Directory, block: &str, lines: usize, follow: bool) ->
     }
     loop {
         std::thread::sleep(LOOK);
-        // A node that comes later has a file that was not there before.
+        // Nodes that start later have new files.
         for path in block_files(directory, block)? {
             let at = shown.entry(path.clone()).or_default();
             let is_other = last.as_ref() != Some(&path);

@@ -1,4 +1,4 @@
-//! What an endpoint's blocks run: nodes of the manager beside its dispatcher.
+//! Nodes of an endpoint's blocks, which join the endpoint's own manager.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -26,36 +26,36 @@ use crate::output;
 
 /// The provider of nodes that are processes of this machine.
 pub const LOCAL: &str = "local";
-/// Those whose nodes see nothing of this machine's files.
+/// Providers whose nodes have no access to this machine's files.
 pub const APART: [&str; 4] = ["kubernetes", "aws", "google", "azure"];
-/// The module of the Python package that speaks for batch systems and clouds.
+/// The Python module that controls batch systems and clouds.
 const PROVIDERS: &str = "dayfly._providers";
-/// A job may wait long for its turn, and its nodes join only then.
+/// Validity of join tokens: a job may wait long in its queue, and its nodes join only when it runs.
 const JOIN_WITHIN: Duration = Duration::from_secs(30 * 24 * 3600);
-/// A node whose endpoint has not been there for so long goes by itself.
+/// A node ends after this time without its endpoint.
 const ALONE_FOR: &str = "15m";
-/// What runs on an idle node that goes may go on for so long: it began while the node was chosen.
+/// How long running calls may continue on an idle node that is released: they began while the node was being chosen.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Between two questions to a batch system, whose controller has more to do; and to this machine.
+/// Interval of queries to a batch system, which serves other users too, and to this machine.
 const POLL: Duration = Duration::from_secs(5);
 const LOCAL_POLL: Duration = Duration::from_millis(500);
-/// How long a node may take to come, and one that boots first, or installs what it needs.
+/// Limit for a node to join; the second value includes boot and installation.
 const LATE: Duration = Duration::from_secs(120);
 const LATE_APART: Duration = Duration::from_secs(15 * 60);
-/// A token that others may read beside its node's command is good for no longer.
+/// Validity of join tokens that other users may read in the node's command.
 const JOIN_APART_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
-/// What the nodes can run, as far as that can be told from here.
+/// Returns which functions the nodes can run, as far as this machine can determine it.
 pub fn suits(config: &Config) -> Suits {
-    // Those of other machines are not known here.
+    // Interpreters of other machines are unknown here.
     let known = config.node.python.iter().filter(|_| !config.provider.is_apart());
     let pythons: Vec<PathBuf> = known.map(PathBuf::from).collect();
-    // What its owner runs there may see everything.
+    // Tasks of the owner may access all files.
     let sees_all = !config.is_shared();
     Box::new(move |runtime| runtimes::suits(runtime, &pythons, |_| sees_all))
 }
 
-/// How often a provider is asked.
+/// Returns the interval of queries to the provider.
 pub fn poll(config: &Config) -> Duration {
     if config.provider.kind == LOCAL {
         LOCAL_POLL
@@ -64,12 +64,12 @@ pub fn poll(config: &Config) -> Duration {
     }
 }
 
-/// How long a node may take to come when its block has begun.
+/// Returns the limit for a node to join after its block has started.
 pub fn late(config: &Config) -> Duration {
     if config.provider.is_apart() { LATE_APART } else { LATE }
 }
 
-/// What nodes come from.
+/// Returns the provider of a configuration.
 pub fn provider(config: &Config, directory: &Path) -> Result<Box<dyn Provider>, Failure> {
     Ok(match config.provider.kind.as_str() {
         LOCAL => Box::new(Local::new(directory.join(BLOCKS))),
@@ -86,7 +86,7 @@ fn program(config: &Config, directory: &Path) -> Result<Program, Failure> {
     Ok(Program::new(command, greeting))
 }
 
-/// Whether a configuration's provider is there, and knows its options.
+/// Checks that the configured provider is available and accepts its options.
 pub fn check(config: &Config) -> Result<(), Failure> {
     if config.provider.kind == LOCAL {
         return match config.provider.options.keys().next() {
@@ -111,14 +111,14 @@ pub fn check(config: &Config) -> Result<(), Failure> {
     })
 }
 
-/// What everybody may see of a daemon, in a file.
+/// The public status of a daemon, kept in a file.
 pub struct Board {
     path: PathBuf,
     status: Mutex<Status>,
 }
 
 impl Board {
-    /// One that shows nothing yet.
+    /// Makes an empty status.
     pub fn new(directory: &Path, manager: String) -> Self {
         Self {
             path: directory.join(STATUS),
@@ -134,12 +134,12 @@ impl Board {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there are nodes, or may be.
+    /// Returns whether there are blocks, running or requested.
     pub fn has_blocks(&self) -> bool {
         !self.status().blocks.is_empty()
     }
 
-    /// Shows what has changed.
+    /// Changes the status, and writes the file if it differs.
     pub fn show(&self, change: impl FnOnce(&mut Status)) {
         let mut status = self.status();
         change(&mut status);
@@ -154,7 +154,7 @@ impl Board {
     }
 }
 
-/// For how long nodes are there, by when their blocks end.
+/// Remaining time of nodes, derived from the end of their blocks.
 pub struct Lasting {
     manager: dayfly_manager::Handle,
     blocks: BlockConfig,
@@ -163,11 +163,11 @@ pub struct Lasting {
 
 #[derive(Default)]
 struct Seen {
-    /// When blocks end, by the wall clock, in milliseconds since the Unix epoch.
+    /// End of each block, in milliseconds since the Unix epoch.
     ends_at_ms: HashMap<String, u64>,
-    /// Of which block nodes are.
+    /// Block of each node.
     blocks: HashMap<NodeId, String>,
-    /// Workers that all nodes have room for.
+    /// Maximum number of workers of all nodes.
     workers: u32,
 }
 
@@ -179,7 +179,7 @@ impl Seen {
 }
 
 impl Lasting {
-    /// Of the nodes of a manager, in such blocks.
+    /// For the nodes of this manager, in these blocks.
     pub fn new(manager: dayfly_manager::Handle, blocks: BlockConfig) -> Self {
         Self {
             manager,
@@ -209,7 +209,7 @@ impl Places for Lasting {
         seen.blocks = nodes.iter().filter_map(of).collect();
         let lasts = |node: &NodeId| match seen.left(*node) {
             Some(left) => needed < left,
-            // Of one that has just come it is not known yet.
+            // The end of a new block is not known yet.
             None => self.blocks.walltime.is_zero(),
         };
         nodes.iter().map(|node| node.address.id).filter(lasts).collect()
@@ -236,19 +236,19 @@ impl Places for Lasting {
     }
 }
 
-/// The nodes of an endpoint.
+/// Nodes of an endpoint.
 pub struct Nodes {
     pub config: Config,
     pub directory: PathBuf,
-    /// The manager that they join, and a way to ask it.
+    /// The manager that the nodes join.
     pub manager: dayfly_manager::Handle,
     pub client: Client,
     pub runtime: tokio::runtime::Handle,
-    /// What there is to do.
+    /// Returns the current demand.
     pub demand: Box<dyn Fn() -> Demand + Send>,
-    /// Workers that are leased for tasks.
+    /// Returns the number of workers leased for tasks.
     pub leased: Box<dyn Fn() -> u32 + Send>,
-    /// Who is told.
+    /// Channel to the dispatcher.
     pub said: UnboundedSender<FromDispatcher>,
     pub board: Arc<Board>,
     pub lasting: Arc<Lasting>,
@@ -259,12 +259,12 @@ impl Nodes {
         self.directory.join(BLOCKS).join(format!("{block}.{rank}.json"))
     }
 
-    /// What the shell runs on each node; where that has no other way to it, with the token that it joins with.
+    /// Returns the shell command of a node. With a token for nodes that have no other access to it.
     fn command(&self, block: &str, token: Option<&JoinToken>) -> Result<String, Failure> {
         let node = &self.config.node;
         let program = match (node.program.as_os_str().is_empty(), token) {
             (false, _) => node.program.clone(),
-            // From its own `PATH`.
+            // Found on the node's `PATH`.
             (true, Some(_)) => "dayfly".into(),
             (true, None) => std::env::current_exe().map_err(|error| {
                 let text = format!("this program does not know where it is: {error}");
@@ -285,11 +285,11 @@ impl Nodes {
         words.push(match (self.is_local(), token) {
             (true, _) => "--listen-tcp 127.0.0.1:0".into(),
             (false, None) => "--listen-tcp 0.0.0.0:0 --host-name \"$(hostname)\"".into(),
-            // Nobody need know the names of pods and instances.
+            // Pods and instances may have no resolvable names.
             (false, Some(_)) => "--listen-tcp 0.0.0.0:0 --host-name \"${addresses%% *}\"".into(),
         });
         if !self.config.is_shared() {
-            // Its owner's tenants are all that come here.
+            // Only tenants of the owner use this node.
             words.push("--sandbox process --sandbox isolated --run-tenants-as-me".into());
         }
         words.extend(node.python.iter().map(|python| format!("--python {}", quoted(python))));
@@ -312,7 +312,7 @@ impl Nodes {
     }
 }
 
-/// A word for the shell.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
@@ -341,7 +341,7 @@ impl Site for Nodes {
 
     fn demand(&self) -> Demand {
         let Demand { workers, longest_ms } = (self.demand)();
-        // What tenants lease themselves, too.
+        // Includes leases that tenants make directly.
         let leased = self.manager.asked_for().saturating_sub((self.leased)().into());
         Demand {
             workers: workers + leased,
@@ -368,7 +368,7 @@ impl Site for Nodes {
     fn tell(&mut self, blocks: &[BlockStatus], trouble: Option<&str>) {
         self.lasting.set(blocks);
         let (blocks, trouble) = (blocks.to_vec(), trouble.map(str::to_owned));
-        // It is gone when the endpoint ends.
+        // The receiver goes away when the endpoint ends.
         let _ = self.said.send(FromDispatcher::Blocks {
             blocks: blocks.clone(),
             trouble: trouble.clone(),
@@ -378,7 +378,7 @@ impl Site for Nodes {
     }
 
     fn clean(&mut self, block: &str) {
-        // Its tokens are worth nothing any more, or must not be.
+        // The block's tokens have expired or must be revoked.
         for rank in 0.. {
             if std::fs::remove_file(self.join_file(block, rank)).is_err() {
                 break;

@@ -1,4 +1,4 @@
-//! Making an endpoint on this machine, and forgetting it.
+//! Setup and removal of an endpoint on this machine.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use super::nodes::{self, APART, LOCAL};
 use crate::manager::write_private;
 use crate::{Global, connect, output, values};
 
-/// Make an endpoint on this machine.
+/// Set up an endpoint on this machine.
 #[derive(Debug, Args)]
 #[command(
     name = "setup",
@@ -26,23 +26,23 @@ use crate::{Global, connect, output, values};
   dayfly endpoint setup mine                      nodes are processes of this machine
   dayfly endpoint setup cluster --provider slurm --option partition=idle --walltime 1h --nodes-per-block 2 --max-blocks 4
   dayfly endpoint setup shared --share-with alice --share-with bob
-  dayfly endpoint setup site --account '*@example.org=*' --provider slurm      each as oneself; as root
+  dayfly endpoint setup site --account '*@example.org=*' --provider slurm      each tenant under its own account; as root
 
-Registers the endpoint with the manager that --manager names, and writes endpoint.toml into a directory of its own, for you to
-change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'parsl>=2026.10'`;
---option names what they take (https://parsl.readthedocs.io). Instances of a cloud need `pip install boto3` for Amazon's EC2,
-`google-auth requests` for Google's Compute Engine, `azure-identity requests` for Microsoft's Azure."
+Registers the endpoint with the manager of --manager, and writes endpoint.toml into a new directory; you can edit this file.
+Batch systems are controlled through Parsl's providers, which require `pip install 'parsl>=2026.10'`; --option sets their options
+(https://parsl.readthedocs.io). Clouds require `pip install boto3` for Amazon EC2, `google-auth requests` for Google Compute
+Engine, `azure-identity requests` for Microsoft Azure."
 )]
 pub struct Arguments {
-    /// What others call it
+    /// Name of the endpoint, for you and others
     name: String,
-    /// How it gets nodes: local, or slurm, pbs, torque, lsf, grid-engine, htcondor, kubernetes, aws, google, azure
+    /// Provider of nodes: local, slurm, pbs, torque, lsf, grid-engine, htcondor, kubernetes, aws, google or azure
     #[arg(long, value_name = "KIND", default_value = LOCAL)]
     provider: String,
-    /// For the provider, such as partition=idle or account=p123; may be repeated
+    /// Option of the provider, such as partition=idle or account=p123; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = option)]
     option: Vec<(String, Value)>,
-    /// Python that has what they are asked by [default: the one that this program came with]
+    /// Python interpreter with the provider's packages [default: the one that this program was installed with]
     #[arg(
         long,
         value_name = "EXE",
@@ -51,38 +51,38 @@ pub struct Arguments {
         default_value = "python3"
     )]
     python: PathBuf,
-    /// There are always so many blocks (pilot jobs)
+    /// Minimum number of blocks (pilot jobs)
     #[arg(long, value_name = "N", default_value_t = 0)]
     min_blocks: u32,
-    /// There are never more
+    /// Maximum number of blocks
     #[arg(long, value_name = "N", default_value_t = 1)]
     max_blocks: u32,
-    /// Nodes of each block
+    /// Nodes per block
     #[arg(long, value_name = "N", default_value_t = 1)]
     nodes_per_block: u32,
-    /// Workers on each node [default: as many as this machine has cores]
+    /// Workers per node [default: the number of cores of this machine]
     #[arg(long, value_name = "N")]
     workers_per_node: Option<u16>,
-    /// GPUs that each node has; a batch system is asked for them by --option
+    /// GPUs per node; request them from a batch system with --option
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpus_per_node: u16,
-    /// How long a block lasts at most [default: no limit for local ones, else an hour]
+    /// Maximum duration of a block [default: no limit for local blocks, else one hour]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     walltime: Option<Duration>,
-    /// A block that has nothing to do for so long goes
+    /// Idle time after which a block is released
     #[arg(long, value_name = "DURATION", value_parser = values::duration, default_value = "2m")]
     idle: Duration,
-    /// Where nodes reach this machine: a name or an address [default: its name; the loopback for local nodes]
+    /// Name or address of this machine for its nodes [default: its host name; the loopback address for local nodes]
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
-    /// Tenant whose tasks may run there too, or * for everyone; may be repeated. They run as you
+    /// Tenant whose tasks may run here too, or * for all tenants; may be repeated. The tasks run under your account
     #[arg(long, value_name = "TENANT")]
     share_with: Vec<String>,
-    /// Each tenant's tasks run as an account of this machine: which one TENANT is; may be repeated, and `*` stands for the same in
-    /// both, such as '*@example.org=*'. Needs root
+    /// Run the tasks of TENANT under ACCOUNT of this machine; may be repeated. `*` stands for the same text in both,
+    /// such as '*@example.org=*'. Requires root
     #[arg(long, value_name = "TENANT=ACCOUNT", value_parser = account)]
     account: Vec<(String, String)>,
-    /// For people
+    /// Description for people
     #[arg(long, value_name = "TEXT", default_value = "")]
     description: String,
 }
@@ -98,7 +98,7 @@ fn option(text: &str) -> Result<(String, Value), String> {
     let (key, value) = text
         .split_once('=')
         .ok_or_else(|| format!("`{text}` is no option; write one such as partition=idle"))?;
-    // `4` and `true` as what they are, and everything else as text.
+    // `4` and `true` become a number and a truth value, all else text.
     let value = match value.parse::<i64>() {
         Ok(number) => Value::Integer(number),
         Err(_) => match value {
@@ -123,7 +123,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let text = arguments.text();
     let config: Config = toml::from_str(&text).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     config.check().map_err(|why| Failure::new(Code::InvalidRequest, why))?;
-    // A batch system that is not there, or an option that it has not, is better known now.
+    // Report a missing batch system or an unknown option now rather than later.
     nodes::check(&config)?;
     let client = connect::manager(global)?;
     let registration = EndpointRegistration {
@@ -138,7 +138,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         Failure::new(Code::VersionMismatch, text)
     })?;
     let connection = Connection {
-        // As it is reached from here.
+        // The manager's address as reached from this machine.
         manager: client.manager_url().map_err(|error| error.0)?,
         ca_pem: asked.ca_pem,
         token: new.token,
@@ -162,7 +162,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 }
 
 impl Arguments {
-    /// The configuration, with what may be changed in it said.
+    /// Returns the text of the configuration, with comments on the settings.
     fn text(&self) -> String {
         let is_local = self.provider == LOCAL;
         let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -178,10 +178,10 @@ impl Arguments {
         };
         let mut options = String::new();
         for (key, value) in &self.option {
-            // Writing into a string does not fail.
+            // Writing to a string does not fail.
             let _ = writeln!(options, "{key} = {value}");
         }
-        // Who has an account may use it, unless it is said who may.
+        // Without an explicit list, every tenant with an account may use the endpoint.
         let everybody = ["*".to_owned()];
         let share_with = match self.share_with.is_empty() && !self.account.is_empty() {
             true => &everybody[..],
@@ -246,7 +246,7 @@ impl Arguments {
             walltime = quoted(&walltime),
             idle = self.idle.as_secs(),
             interpreter = match self.python.is_absolute() {
-                // Its own: that of this machine is not there.
+                // The image's own interpreter, because that of this machine is not available there.
                 _ if APART.contains(&self.provider.as_str()) => quoted("python3"),
                 true => quoted(&self.python.to_string_lossy()),
                 false => String::new(),
@@ -255,7 +255,7 @@ impl Arguments {
     }
 }
 
-/// Forgets an endpoint: first at its manager, then here.
+/// Removes an endpoint: first from its manager, then from this machine.
 pub fn remove(name: &str, global: &Global) -> Result<(), Failure> {
     let directory = Directory::of(name)?;
     if let Some(pid) = directory::holder(&directory)? {
@@ -267,7 +267,7 @@ pub fn remove(name: &str, global: &Global) -> Result<(), Failure> {
     let removed = client.delete::<Option<EndpointStatus>>(&format!("/v1/endpoints/{}", encoded(name)));
     match removed {
         Ok(_) => {}
-        // Only what is here is left of it.
+        // The manager no longer has it, but its directory remains.
         Err(error) if error.code() == Code::NotFound && directory.path().exists() => {}
         Err(error) => return Err(error.0),
     }

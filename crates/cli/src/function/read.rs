@@ -1,20 +1,20 @@
-//! What functions are made of, as it is found in files and on command lines.
+//! Functions as read from files and command lines.
 
 use std::path::Path;
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::MOST_BODY_BYTES;
 
-/// Names that an error lists.
+/// Maximum number of names in an error.
 const SHOWN_NAMES: usize = 8;
-/// Files that are longer fill no request: it has them in base64, and their text for people beside it.
+/// Maximum file size in bytes. A request contains the file in base64, and its text for display.
 const MOST_BYTES: usize = MOST_BODY_BYTES / 3;
 
 fn wrong(text: String) -> Failure {
     Failure::new(Code::InvalidRequest, text)
 }
 
-/// A file's bytes.
+/// Reads a file's bytes.
 pub fn bytes(file: &Path) -> Result<Vec<u8>, Failure> {
     let name = file.display();
     let bytes = std::fs::read(file).map_err(|error| wrong(format!("{name} cannot be read: {error}")))?;
@@ -27,7 +27,7 @@ pub fn bytes(file: &Path) -> Result<Vec<u8>, Failure> {
     }
 }
 
-/// A file's text.
+/// Reads a file's text.
 pub fn text(file: &Path) -> Result<String, Failure> {
     String::from_utf8(bytes(file)?).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -39,7 +39,8 @@ fn is_letter(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Refuses a name that a module of Python's never says, and so does not define. Whether it does, the workers find out.
+/// Errors if the text of a Python module never mentions `entry`, and so cannot define it. Only workers can check the
+/// definition itself.
 pub fn defines(text: &str, file: &str, entry: &str) -> Result<(), Failure> {
     let begins = entry.starts_with(|c: char| is_letter(c) && !c.is_numeric());
     if !begins || !entry.chars().all(is_letter) {
@@ -63,7 +64,7 @@ pub fn defines(text: &str, file: &str, entry: &str) -> Result<(), Failure> {
     }))
 }
 
-/// Splits a text into words as a shell would, without anything else that a shell does.
+/// Splits a text into words as a shell does, without expansions.
 pub fn words(text: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -104,7 +105,7 @@ pub fn words(text: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
-/// The lines of a requirements file that say something, without comments; those that go on in the next line are one.
+/// Returns the entries of a requirements file: without comments and empty lines, and with continuation lines joined.
 pub fn requirements(text: &str) -> Vec<String> {
     let text = text.replace("\r\n", "\n").replace("\\\n", " ");
     let line = |line: &str| {

@@ -1,4 +1,4 @@
-//! `dayfly function register`: a function without a program that registers it.
+//! `dayfly function register`: registers a function from the command line.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,10 +14,10 @@ use dayfly_protocol::tasks::{FunctionRegistration, FunctionStatus, Resources};
 use super::read;
 use crate::{Global, connect, output, values};
 
-/// What a command is called in the source that is made of it.
+/// Name of a command in the source made of it.
 const COMMAND: &str = "command";
 
-/// Keep a function, to be run by its name.
+/// Register a function under a name.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly function register extract.py:extract --name extract --memory 2G --walltime 10m
@@ -26,29 +26,30 @@ const COMMAND: &str = "command";
   dayfly function register --command 'convert {source} -resize 64x64 {target}' --name resize
   dayfly function register --image registry.example.org/align:2 --words '--threads {threads} {reads}' --name align --cores 4
 
-A Python function goes along as the text of its file, which must need nothing beside it but packages, and runs in whatever Python its
-workers have; it is called in JSON, and so are commands and entry points. What stands in braces in these is an argument; a
-command's are quoted for the shell. The same function under the same name is the same version, another one is the next.")]
+A Python function is sent as the text of its file, which may import only packages, and runs in the Python of its workers.
+Arguments and results are JSON, also for commands and entry points. Names in braces in these are arguments; those of commands are
+quoted for the shell. Registering an unchanged function again keeps its version; a changed function becomes the next version.")]
 pub struct Register {
-    /// A Python file, and the function in it
+    /// Python file and the function in it
     #[arg(value_name = "FILE:FUNCTION", required_unless_present_any = ["library", "command", "image"])]
     target: Option<String>,
-    /// Shared library, instead
+    /// Shared library, instead of a Python file
     #[arg(long, value_name = "FILE", requires = "symbol", conflicts_with = "target")]
     library: Option<PathBuf>,
-    /// The function in it
+    /// Function in the library
     #[arg(long, value_name = "NAME", requires = "library", value_parser = NonEmptyStringValueParser::new())]
     symbol: Option<String>,
-    /// It is of the form that is told how much room there is and can report an error, as dayfly_function.h declares it
+    /// The function has the checked form of dayfly_function.h, which knows the size of its output and can report errors
     #[arg(long, requires = "library")]
     checked: bool,
-    /// Command for the shell, instead: answers what it writes on standard output
+    /// Shell command, instead of a Python file; its result is its standard output
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["target", "library"])]
     command: Option<String>,
-    /// Container image that it runs in, as the site names it; by itself, the program that the image begins with is the function
+    /// Container image to run in, by the site's name for it; without another kind of function, the image's entry point
+    /// is the function
     #[arg(long, value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
     image: Option<String>,
-    /// Words behind those that the image begins with, split as a shell would [default: those of the image itself]
+    /// Arguments of the image's entry point, split as a shell does [default: those of the image]
     #[arg(
         long,
         value_name = "WORDS",
@@ -57,10 +58,10 @@ pub struct Register {
         conflicts_with_all = ["target", "library", "command"]
     )]
     words: Option<String>,
-    /// Its name [default: that of the function or symbol; of a command or an image, its own last part]
+    /// Name [default: that of the function or symbol; for a command or an image, the last part of its name]
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     name: Option<String>,
-    /// What it does, for people
+    /// Description for people
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: String,
     /// Cores of its worker
@@ -69,28 +70,30 @@ pub struct Register {
     /// Memory of its worker, such as 2G [default: the node's usual share]
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,
-    /// GPUs of its worker, which sees no others
+    /// GPUs of its worker; it sees no others
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpus: u16,
-    /// How long one execution may take [default: as long as it takes]
+    /// Time limit of one execution [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     walltime: Option<Duration>,
-    /// Workers that one execution has at once, as ranks of one group: each calls the function [default: one, without a group]
+    /// Number of ranks of one execution, workers of one group that all call the function [default: one worker without a
+    /// group]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: Option<u16>,
-    /// On which nodes the ranks run: packed, spread, together or fabric
+    /// Placement of the ranks on nodes: packed, spread, together or fabric
     #[arg(long, value_name = "HOW", default_value = "packed", value_parser = placement)]
     placement: Placement,
-    /// It may be executed again after a fault, when it may have been executed already
+    /// Allow another execution after a fault, when the first may have run
     #[arg(long)]
     repeatable: bool,
-    /// A tenant that may run it too, team:NAME for those of a team, or * for everyone; may be repeated [default: nobody]
+    /// Tenant that may run it too, team:NAME for the members of a team, or * for all; may be repeated [default: none]
     #[arg(long, value_name = "WHO")]
     share: Vec<String>,
-    /// Package that it imports, as a line of a requirements file; may be repeated [default: what the workers' Python has]
+    /// Package that it imports, as a line of a requirements file; may be repeated [default: the packages of the
+    /// workers' Python]
     #[arg(long, value_name = "REQUIREMENT", conflicts_with_all = ["library", "image"])]
     require: Vec<String>,
-    /// Requirements file of such packages, as `dayfly env lock` and `dayfly env capture` write it
+    /// Requirements file, as `dayfly env lock` and `dayfly env capture` write it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["library", "image"])]
     requirements: Option<PathBuf>,
 }
@@ -110,15 +113,15 @@ fn wrong(text: impl Into<String>) -> Failure {
     Failure::new(Code::InvalidRequest, text)
 }
 
-/// What is registered, as far as its kind says it.
+/// The parts of a registration that depend on the kind of function.
 #[derive(Debug, PartialEq, Eq)]
 struct Kind {
     form: Form,
     runtime: Runtime,
     code: Vec<u8>,
-    /// For people.
+    /// Source for people to read.
     source: String,
-    /// What it calls itself.
+    /// Its name in the code.
     name: String,
 }
 
@@ -165,7 +168,7 @@ impl Register {
             (_, Some(library), ..) => of_library(library, self.symbol.as_deref().unwrap_or_default(), self.checked),
             (_, _, Some(command), _) => of_command(command),
             (_, _, _, Some(image)) => of_image(image, self.words.as_deref()),
-            // The command line is not taken without one of them.
+            // The command line requires one of them.
             (None, None, None, None) => Err(wrong("name a FILE:FUNCTION, a --library, a --command or an --image")),
         }
     }
@@ -187,7 +190,7 @@ impl Register {
     }
 }
 
-/// A function in a file of Python's.
+/// Reads a function in a Python file.
 fn of_source(target: &str) -> Result<Kind, Failure> {
     let (file, entry) = target
         .rsplit_once(':')
@@ -208,7 +211,7 @@ fn of_source(target: &str) -> Result<Kind, Failure> {
     })
 }
 
-/// A symbol of a shared library. Whether it has that, the workers find out.
+/// Reads a symbol of a shared library. Only workers can check that the library exports it.
 fn of_library(file: &Path, symbol: &str, checked: bool) -> Result<Kind, Failure> {
     let code = read::bytes(file)?;
     if !code.starts_with(b"\x7fELF") {
@@ -227,12 +230,12 @@ fn of_library(file: &Path, symbol: &str, checked: bool) -> Result<Kind, Failure>
     })
 }
 
-/// A command for the shell: the source of a `dayfly.Command`.
+/// Makes the source of a `dayfly.Command` from a shell command.
 fn of_command(command: &str) -> Result<Kind, Failure> {
     let first = command.split_whitespace().next();
     let first = first.ok_or_else(|| wrong("--command is empty"))?;
     let quoted = output::json(&command)?;
-    // Braces mean the same in the words of an entry point.
+    // Braces have the same meaning in the arguments of an entry point.
     Words::read(format!("[{quoted}]").as_bytes()).map_err(|why| wrong(format!("--command: {why}")))?;
     let text = format!("import dayfly\n\n{COMMAND} = dayfly.Command({quoted})\n");
     Ok(Kind {
@@ -244,7 +247,7 @@ fn of_command(command: &str) -> Result<Kind, Failure> {
     })
 }
 
-/// The program that an image begins with.
+/// Makes a function of an image's entry point.
 fn of_image(image: &str, words: Option<&str>) -> Result<Kind, Failure> {
     let wrong = |why: String| wrong(format!("--words: {why}"));
     let code = output::json(&read::words(words.unwrap_or_default()).map_err(wrong)?)?.into_bytes();
@@ -258,7 +261,7 @@ fn of_image(image: &str, words: Option<&str>) -> Result<Kind, Failure> {
     })
 }
 
-/// Of a path or an image's name: what it is called without where it is, and without a tag.
+/// Returns the last part of a path or an image name, without its tag.
 fn last_part(text: &str) -> &str {
     let last = text.trim_end_matches('/').rsplit('/').next().unwrap_or(text);
     match last.split_once(':') {
@@ -267,7 +270,7 @@ fn last_part(text: &str) -> &str {
     }
 }
 
-/// The packages of a requirements file.
+/// Reads the packages of a requirements file.
 fn of_file(file: &Path) -> Result<Vec<String>, Failure> {
     let name = file.display();
     if file

@@ -1,4 +1,5 @@
-//! With a browser on this machine: the authorization code grant with PKCE, to a loopback address (RFC 8252, RFC 7636).
+//! Login in a browser on this machine: the authorization code grant with PKCE, to a loopback address (RFC 8252, RFC
+//! 7636).
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,14 +13,14 @@ use sha2::{Digest, Sha256};
 
 use super::{Provider, tell};
 
-/// How long somebody may take to log in.
+/// Time limit of a login.
 const PATIENCE: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_millis(20);
-/// A browser sends its request at once.
+/// Limit for a connected browser to send its request.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 const MOST_REQUEST_BYTES: u64 = 16 << 10;
 
-/// Shows an address, and waits until the browser that opened it comes back with a code.
+/// Prints an address, and waits until the browser that opened it returns with a code.
 pub fn id_token(provider: &Provider<'_>, address: &str) -> Result<String, Failure> {
     let system = |error: std::io::Error| {
         let text = format!("no browser could come back here: {error}; log in without --browser");
@@ -63,7 +64,8 @@ pub fn id_token(provider: &Provider<'_>, address: &str) -> Result<String, Failur
         ("code_verifier", &verifier),
     ])?;
     match &answer.id_token {
-        // That it is the provider's, the manager finds out; that it is the answer to our question, only we can.
+        // The manager checks the provider's signature. Only this process can check that the token belongs to its
+        // request.
         Some(token) if nonce_of(token).as_deref() == Some(nonce.as_str()) => Ok(token.clone()),
         Some(_) => Err(Failure::new(
             Code::ProtocolViolation,
@@ -86,13 +88,13 @@ fn nonce_of(id_token: &str) -> Option<String> {
     claims.get("nonce")?.as_str().map(str::to_owned)
 }
 
-/// The code that the browser brings, if it brings the state along that only it can know.
+/// Returns the code from the browser, if its request has the expected state.
 fn come_back(listener: &TcpListener, state: &str) -> Result<String, Failure> {
     let until = Instant::now() + PATIENCE;
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
-                // Whatever else knocks here is not what is waited for.
+                // Ignore other connections.
                 if let Some(came) = serve(&stream, state) {
                     return came;
                 }
@@ -136,7 +138,7 @@ fn serve(stream: &TcpStream, state: &str) -> Option<Result<String, Failure>> {
     };
     let mut stream = stream;
     let length = text.len();
-    // What the page says is of use to people only.
+    // Errors do not matter: the page is only for people.
     let _ = write!(
         stream,
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}"
@@ -144,7 +146,7 @@ fn serve(stream: &TcpStream, state: &str) -> Option<Result<String, Failure>> {
     Some(came)
 }
 
-/// The opposite of `encoded`.
+/// Decodes a text of `encoded`.
 fn plain(escaped: &str) -> String {
     let bytes = escaped.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());

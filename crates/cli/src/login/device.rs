@@ -1,4 +1,4 @@
-//! With a browser on any machine: the device authorization grant (RFC 8628).
+//! Login in a browser on any machine: the device authorization grant (RFC 8628).
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{Provider, tell};
 
 const GRANT: &str = "urn:ietf:params:oauth:grant-type:device_code";
-/// Nobody is waited for longer, whatever the provider says.
+/// Maximum time limit of a login, whatever the provider allows.
 const LONGEST: Duration = Duration::from_secs(3600);
 const SLOWER: Duration = Duration::from_secs(5);
 
@@ -37,7 +37,7 @@ fn five() -> u64 {
     5
 }
 
-/// Shows an address and a code, and waits until somebody has typed it in there.
+/// Prints an address and a code, and waits until the code was entered there.
 pub fn id_token(provider: &Provider<'_>, address: &str) -> Result<String, Failure> {
     let client = provider.info.client_id.as_str();
     let begun = match provider.post(address, &[("client_id", client), ("scope", &provider.scope())])? {

@@ -1,4 +1,4 @@
-//! How a task ended, and what its function answered.
+//! The outcome of a task, and its result.
 
 use std::time::{Duration, Instant};
 
@@ -12,31 +12,31 @@ use dayfly_protocol::text;
 
 use crate::{Global, invoke, output, values};
 
-/// One request waits this long at most: less than a client waits for an answer.
+/// Maximum wait of one request, shorter than a client's time limit for a response.
 pub const ASK: Duration = Duration::from_secs(20);
-/// Between two requests, so that a manager which answers sooner than it is asked to has time for others.
+/// Pause between two requests, to limit the load if the manager responds early.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Bytes of a value that are shown; whoever wants more of them wants them in a file.
+/// Maximum length of a printed value, in bytes. Larger values belong in a file.
 const SHOWN_BYTES: usize = 1024;
 
-/// Show how a task ended; fails as the task did.
+/// Show the outcome of a task; fails if the task failed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly task result 019a51c3e0f07d2c9b64f1a85be3d207
   dayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 90
   dayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --raw > answer
 
-Fails with `timed_out` while the task has not ended, and with the task's own error if it did not end well: on standard error,
-with the traceback as the worker saw it where the function raised. What a Python
-function answers is encoded: `client.task(ID).result()` reads it in Python.")]
+Fails with `timed_out` while the task has not ended, and with the task's own error if it failed. For an exception of the function,
+standard error contains the worker's traceback. Results of Python functions are encoded: read them with
+`client.task(ID).result()` in Python.")]
 pub struct Outcome {
-    /// Of which, by its id, or six digits or more of its beginning or end
+    /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
     task: GivenId,
-    /// Wait so long for its end: seconds, or such as 10m [default: not at all]
+    /// Wait for its end: seconds, or a duration such as 10m [default: do not wait]
     #[arg(long, value_name = "SECONDS", value_parser = values::wait)]
     wait: Option<Duration>,
-    /// Write what the function answered as it is, as its runtime encodes it
+    /// Write the result as its runtime encoded it
     #[arg(long, conflicts_with = "json")]
     raw: bool,
 }
@@ -62,7 +62,7 @@ pub fn result(wanted: &Outcome, client: &Client, global: &Global) -> Result<(), 
     Ok(())
 }
 
-/// Asks for the outcome until there is one, or the wait is over: then it is the manager who says that there is none.
+/// Requests the outcome until there is one or the wait is over. Then returns the manager's error.
 pub fn wait(task: TaskId, wait: Duration, client: &Client) -> Result<TaskOutcome, Failure> {
     let begun = Instant::now();
     loop {
@@ -77,14 +77,16 @@ pub fn wait(task: TaskId, wait: Duration, client: &Client) -> Result<TaskOutcome
     }
 }
 
-/// What a task's function is, which says how it answers; none if whoever owns it does not share it any more.
+/// Returns the form of a task's function, which determines the encoding of its result; `None` if its owner no longer
+/// shares it.
 fn form(task: TaskId, client: &Client) -> Option<Form> {
     let task: TaskStatus = client.get(&format!("/v1/tasks/{task}")).ok()?;
     let function: FunctionStatus = client.get(&format!("/v1/functions/{}", task.function)).ok()?;
     Some(function.form)
 }
 
-/// An answer for people, as far as that goes without its runtime: of Python's, the last byte says what it is.
+/// Returns a result in readable form, as far as that is possible without its runtime. The last byte of a Python result
+/// is its form.
 fn answer(task: TaskId, answer: &[u8], form: Option<&Form>) -> String {
     match (form, answer) {
         (Some(Form::Plain { .. } | Form::Checked { .. }), _) => match invoke::as_text(answer) {

@@ -1,4 +1,4 @@
-//! What a task prints.
+//! The output of a task.
 
 use clap::Args;
 use dayfly_client::Client;
@@ -10,23 +10,23 @@ use dayfly_protocol::tasks::TaskPrinted;
 use super::outcome::ASK;
 use crate::{Global, output, values};
 
-/// Show what a task prints on standard output and error: the last 64 KiB, kept with its outcome.
+/// Show a task's standard output and error: the last 64 KiB, kept with its outcome.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207
-  dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow      until it has ended
-  dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --stream err  of the two streams this one")]
+  dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow      until the task has ended
+  dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --stream err  standard error only")]
 pub struct Printed {
-    /// Its id, or six digits or more of its beginning or end
+    /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
     pub task: GivenId,
-    /// Go on with what it prints next, until it has ended
+    /// Follow the output until the task has ended
     #[arg(long, short)]
     pub follow: bool,
-    /// Standard output or error alone
+    /// Show only standard output or standard error
     #[arg(long, value_enum, value_name = "STREAM")]
     pub stream: Option<Channel>,
-    /// Write control characters to a terminal as they are
+    /// Write control characters to a terminal unchanged
     #[arg(long, conflicts_with = "json")]
     pub raw: bool,
 }
@@ -39,7 +39,7 @@ pub enum Channel {
     Err,
 }
 
-/// Shows what a task prints, each stream where it belongs.
+/// Prints the output of a task, each stream to the stream of the same name.
 pub fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(), Failure> {
     let task = super::whole(&wanted.task, client)?;
     let mut printer = output::Printer::new(global.json, wanted.raw);

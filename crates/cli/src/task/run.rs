@@ -15,7 +15,7 @@ use super::outcome::wait;
 use super::printed::{Printed, printed};
 use crate::{Global, output, values};
 
-/// What `--wait` says that says no more.
+/// Value of `--wait` without an argument.
 const FOR_EVER: &str = "for-ever";
 
 /// Submit a task: one call of a function, by its name.
@@ -24,53 +24,55 @@ const FOR_EVER: &str = "for-ever";
   dayfly task run extract report.pdf 3                      prints the task's id
   dayfly task run extract report.pdf --keyword pages='[1, 2]' --endpoint cluster --tag reports
   dayfly task run extract report.pdf --wait                 prints its result, in JSON
-  dayfly task run convert photo.jpg small.png --wait --raw  a text as it is
-  dayfly task run simulate wing --follow                    shows what it prints, and fails as it does
+  dayfly task run convert photo.jpg small.png --wait --raw  a string without quotes
+  dayfly task run simulate wing --follow                    shows its output, and fails if it fails
   dayfly task run area --input sides.bin --wait > area.bin  a function of a shared library
 
-Arguments are JSON, or texts that are none: 3 is a number, and '\"3\"' a text; behind `--` they may begin with a dash. Whoever
-does not wait, or stops waiting, finds the task by its id: `dayfly task result ID --wait 10m`.")]
+Arguments are JSON; an argument that is not valid JSON is passed as a string. 3 is a number, '\"3\"' a string. After `--`,
+arguments may begin with a dash. To get the result later, use the task's id: `dayfly task result ID --wait 10m`.")]
 pub struct Run {
-    /// What to call: its name for its last version, OWNER/NAME for another tenant's, with @ID behind it for exactly that version, or an id
+    /// Function to call: a name for its latest version, OWNER/NAME for another tenant's, NAME@ID for exactly that
+    /// version, or an id
     #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
-    /// What it is called with, in JSON, or a text that is none
+    /// Positional arguments, in JSON; other text is passed as a string
     #[arg(value_name = "ARGUMENT", value_parser = values::argument, allow_negative_numbers = true)]
     arguments: Vec<Value>,
-    /// Argument by name, in JSON, or a text that is none; may be repeated
+    /// Keyword argument, in JSON; other text is passed as a string; may be repeated
     #[arg(long, value_name = "NAME=JSON", value_parser = values::keyword)]
     keyword: Vec<(String, Value)>,
-    /// Input of a function of a shared library: a file, or - for standard input [default: none]
+    /// Input for a function of a shared library: a file, or - for standard input [default: none]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["arguments", "keyword"])]
     input: Option<String>,
-    /// Where, of those that `dayfly endpoint list` shows [default: the manager's own, or the only one]
+    /// Endpoint, as `dayfly endpoint list` shows it [default: the manager's own, or the only one]
     #[arg(long, value_name = "NAME")]
     endpoint: Option<String>,
-    /// Name of yours for all that belongs together
+    /// Tag, to group tasks
     #[arg(long, default_value = "", hide_default_value = true)]
     tag: String,
-    /// How often it is executed again when its function fails
+    /// Number of retries after the function failed
     #[arg(long, value_name = "N", default_value_t = 0)]
     retries: u16,
-    /// How long to wait before the first of these; before each further one, twice as long as before the last [default: not at all]
+    /// Wait before the first retry; doubles for each further one [default: none]
     #[arg(long, value_name = "DURATION", requires = "retries", value_parser = values::duration)]
     retry_wait: Option<Duration>,
-    /// Those of yours with a higher one run first, -128 to 127
+    /// Priority among your tasks, -128 to 127; higher ones run first
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     priority: i8,
-    /// How long it may take until its end, with all waiting [default: as long as it takes]
+    /// Time limit until its end, including all waiting [default: none]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     deadline: Option<Duration>,
-    /// How long one execution may take [default: what the function says]
+    /// Time limit of one execution [default: that of the function]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     walltime: Option<Duration>,
-    /// It may have the result of an earlier one of yours with the same function and arguments
+    /// Reuse the result of an earlier task of yours with the same function and arguments
     #[arg(long)]
     memoize: bool,
-    /// It may be executed again after a fault, when it may have been executed already [default: what the function says]
+    /// Allow another execution after a fault, when the first may have run [default: that of the function]
     #[arg(long)]
     repeatable: bool,
-    /// Wait for its end, or so long, in seconds or such as 10m, and print its result in JSON; that of a shared library's as it is
+    /// Wait for its end, at most this long (seconds, or a duration such as 10m), and print its result: JSON, or the
+    /// bytes of a shared library's function
     #[arg(
         long,
         value_name = "SECONDS",
@@ -80,10 +82,10 @@ pub struct Run {
         default_missing_value = FOR_EVER
     )]
     wait: Option<Duration>,
-    /// Show what it prints until it has ended
+    /// Show its output until it has ended
     #[arg(long, short)]
     follow: bool,
-    /// Print a result that is a text as that text, and not in JSON
+    /// Print a result that is a string without JSON quotes
     #[arg(long, requires = "wait", conflicts_with = "json")]
     raw: bool,
 }
@@ -127,7 +129,7 @@ pub fn run(wanted: &Run, client: &Client, global: &Global) -> Result<(), Failure
         });
         return Ok(());
     }
-    // Whoever looks on and stops waiting goes on by this.
+    // Tell people who stop waiting how to find the task.
     if std::io::stderr().is_terminal() {
         eprintln!("task {task}");
     }
@@ -158,7 +160,7 @@ impl Run {
         })
     }
 
-    /// What the function is called with.
+    /// Returns the input of the function.
     fn input(&self, form: &Form, client: &Client) -> Result<TaskInput, Failure> {
         if form.speaks_json() {
             return match &self.input {
@@ -192,7 +194,7 @@ impl Run {
         })
     }
 
-    /// Prints the result where that is wanted; fails as the task did.
+    /// Prints or writes the result; fails if the task failed.
     fn told(&self, mut ended: TaskOutcome, form: &Form, client: &Client, global: &Global) -> Result<(), Failure> {
         if let Some(failure) = ended.error.take() {
             return Err(failure);
@@ -204,7 +206,7 @@ impl Run {
             output::line(&output::json(&ended)?);
             return Ok(());
         }
-        // What a library's function answers may look like JSON.
+        // The result of a library's function may look like JSON by chance.
         match ended.result.as_ref().filter(|_| form.speaks_json()) {
             Some(Value::String(text)) if self.raw => output::bytes(text.as_bytes()),
             Some(result) => output::line(&output::json(result)?),
@@ -217,7 +219,7 @@ impl Run {
     }
 }
 
-/// The bytes of a file, or of standard input.
+/// Reads a file, or standard input.
 fn bytes(file: &str) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     let read = match file {

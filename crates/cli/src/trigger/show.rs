@@ -1,4 +1,4 @@
-//! Triggers and their histories, for people and for programs.
+//! Prints triggers and their histories, for people and for programs.
 
 use dayfly_client::Client;
 use dayfly_protocol::error::Failure;
@@ -10,10 +10,10 @@ use super::path;
 use crate::output::Align::{Left, Right};
 use crate::{Global, output};
 
-/// Letters of an event that a table shows.
+/// Maximum length of an event in a table, in characters.
 const SHOWN_LETTERS: usize = 60;
 
-/// What whoever made a trigger is told.
+/// Returns the text to print after a trigger was made.
 pub fn made(new: &NewTrigger) -> String {
     let status = &new.status;
     let name = output::plain(&status.name);
@@ -38,7 +38,7 @@ pub fn made(new: &NewTrigger) -> String {
     text
 }
 
-/// What it waits for, in few words.
+/// Describes the source of events briefly.
 fn waits_for(source: &EventSource) -> String {
     output::plain(&match source {
         EventSource::Timer { cron, zone, .. } => format!("{cron} ({zone})"),
@@ -177,7 +177,7 @@ pub fn history(name: &str, limit: u32, client: &Client, global: &Global) -> Resu
     Ok(())
 }
 
-/// What happened, in few words.
+/// Describes an event briefly.
 fn what(event: &Value) -> String {
     let text = match (&event["due_ms"], &event["path"], &event["body"]) {
         (Value::Number(due), _, _) => format!("due {}", at(due.as_u64().unwrap_or_default())),
@@ -191,7 +191,7 @@ fn what(event: &Value) -> String {
     output::plain(&shown)
 }
 
-/// How it ended: `ok`, or the code of what went wrong.
+/// Returns how it ended: `ok`, or the code of its error.
 fn ending(event: &EventStatus) -> &'static str {
     match (&event.error, event.task_state) {
         (Some(failure), _) => failure.code.name(),
@@ -200,7 +200,7 @@ fn ending(event: &EventStatus) -> &'static str {
     }
 }
 
-/// The task, or the flow, that it became.
+/// Returns the id of the task or the flow that the event started.
 fn id(event: &EventStatus) -> String {
     let task = event.task.map(|task| task.to_string());
     task.or_else(|| event.flow.map(|flow| flow.to_string()))

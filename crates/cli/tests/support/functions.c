@@ -1,4 +1,4 @@
-/* Functions that do what functions should not, and some that behave. */
+/* Misbehaving functions, and some correct ones. */
 #include <stdint.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ uint32_t sleep_ms(void *in, uint32_t size, void *out) {
     uint32_t ms; (void)size; memcpy(&ms, in, 4); usleep(ms * 1000u); memcpy(out, &ms, 4); return 4;
 }
 
-/* Writes its process id into the file that the input names behind the milliseconds, then sleeps. */
+/* Input: milliseconds and a file name. Writes its process id to the file, then sleeps. */
 uint32_t announce(void *in, uint32_t size, void *out) {
     char path[4096];
     uint32_t ms;
@@ -47,7 +47,7 @@ int32_t fails(dfly_context *c, const void *in, size_t n, void *out, size_t cap, 
 int32_t too_long(dfly_context *c, const void *in, size_t n, void *out, size_t cap, size_t *len) {
     (void)c; (void)in; (void)n; (void)out; *len = cap + 1; return 0;
 }
-/* Writes as many bytes as its input says, growing its output as needed. */
+/* Writes the number of bytes that its input requests, and grows its output as needed. */
 int32_t produce(dfly_context *c, const void *in, size_t n, void *out, size_t cap, size_t *len) {
     uint64_t want; (void)n; memcpy(&want, in, 8);
     if (want > cap) out = c->grow_output(c, 0, want);

@@ -1,4 +1,4 @@
-//! Real binaries, compiled functions, and looking at processes.
+//! Real binaries, compiled functions, and queries of processes.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use dayfly_client::Client;
 
-/// The `dayfly` binary of this build. The executor's binary belongs beside it; `cargo test -p dayfly-cli` alone would
-/// not have built it.
+/// Returns the path of this build's `dayfly`. Also builds the executor beside it, which `cargo test -p dayfly-cli`
+/// alone would not do.
 pub fn dayfly() -> PathBuf {
     static EXECUTOR: Once = Once::new();
     EXECUTOR.call_once(|| build("dayfly-executor"));
@@ -22,8 +22,8 @@ pub fn build_bench() {
     BENCH.call_once(|| build("dayfly-bench"));
 }
 
-/// Builds the program that is called as its package. `dayfly-cli` is selected too, so that dependencies have the features
-/// with which they are built already.
+/// Builds the program with the name of its package. Selects `dayfly-cli` too, so that dependencies keep the features of
+/// the existing build.
 fn build(name: &str) {
     let mut command = Command::new(env!("CARGO"));
     command.args(["build", "--quiet", "-p", "dayfly-cli", "-p", name, "--bin", name]);
@@ -52,7 +52,7 @@ pub fn compile(source: &str) -> Vec<u8> {
     std::fs::read(so).unwrap()
 }
 
-/// Waits for a condition, with a deadline.
+/// Waits for a condition, and panics at a time limit.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !condition() {
@@ -61,7 +61,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Processes below `pid`, in any depth.
+/// Returns all descendants of `pid`.
 pub fn below(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
@@ -87,7 +87,8 @@ fn argument_of(pid: u32, name: &str) -> Option<String> {
     parts.next()
 }
 
-/// The process of this client's embedded manager: our child whose connection file has the client's address.
+/// Returns the process of this client's embedded manager: the child process whose connection file has the client's
+/// address.
 pub fn embedded_pid(client: &Client) -> u32 {
     let url = client.describe();
     below(std::process::id())
@@ -103,7 +104,7 @@ pub fn embedded_pid(client: &Client) -> u32 {
         .expect("the embedded manager runs")
 }
 
-/// Kills the embedded manager and node at once, as a power cut would.
+/// Kills the embedded manager and node at once, like a power failure.
 pub fn kill_tree_root_of(client: &Client) {
     kill(embedded_pid(client));
 }
@@ -118,7 +119,7 @@ pub fn kill(pid: u32) {
     );
 }
 
-/// Kills the process that writes its id into the file, as soon as it did.
+/// Kills the process that writes its id into the file, as soon as it has done so.
 pub fn kill_who_announces(file: &Path) {
     let mut text = String::new();
     eventually("the function runs", || {

@@ -1,4 +1,4 @@
-//! An account of this machine, and running as it.
+//! An account of this machine, and processes that run under it.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -7,9 +7,9 @@ use std::time::Duration;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-/// The system's own programs have this long to say who somebody is: they may ask other machines.
+/// Limit for the system's programs that look up accounts, which may query other machines.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Where programs are.
+/// Search path of programs.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// An account.
@@ -24,9 +24,9 @@ pub struct Account {
 }
 
 impl Account {
-    /// Finds one, wherever this machine has its accounts from. Why it cannot be used, if it cannot.
+    /// Looks an account up in all sources of this machine. The error states why the account cannot be used.
     pub async fn find(name: &str, least_uid: u32) -> Result<Self, String> {
-        // By these programs and not by a library, which would know /etc alone where this program is linked statically.
+        // With system programs and not a library, which reads only /etc if this program is linked statically.
         let entry = said("getent", &["passwd", "--", name]).await?;
         let entry = entry.ok_or("this machine has no such account")?;
         let groups = said("id", &["-G", "--", name]).await?.ok_or("it has no groups")?;
@@ -59,7 +59,7 @@ impl Account {
         })
     }
 
-    /// Has a program run as this account, with nothing of root's but its descriptors 0 to 2.
+    /// Makes a command run under this account, without root's privileges and with only descriptors 0 to 2 inherited.
     pub fn runs(&self, command: &mut Command) {
         command.env_clear().current_dir("/").envs([
             ("HOME", self.home.as_str()),
@@ -70,15 +70,15 @@ impl Account {
         ]);
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         let groups: Vec<Gid> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
-        // What it starts for its user is made with the usual mask; its own files are private by themselves.
+        // Its user's files get the usual mask. Its own files are private anyway.
         dayfly_sandbox::umask::hand_back(command);
-        // SAFETY: between fork and exec some system calls are made, which allocate nothing. There is one thread then.
+        // SAFETY: between fork and exec only system calls run, which do not allocate. The process has one thread then.
         unsafe {
             command.pre_exec(move || {
                 set_thread_groups(&groups)?;
                 set_thread_res_gid(gid, gid, gid)?;
                 set_thread_res_uid(uid, uid, uid)?;
-                // Nothing of the terminal's is its own.
+                // A new session, separate from the terminal.
                 rustix::process::setsid()?;
                 Ok(())
             });
@@ -86,7 +86,7 @@ impl Account {
     }
 }
 
-/// What a program of the system's says; none where it says no.
+/// Returns the output of a system program; `None` if it fails.
 async fn said(program: &str, arguments: &[&str]) -> Result<Option<String>, String> {
     let mut command = tokio::process::Command::new(program);
     command

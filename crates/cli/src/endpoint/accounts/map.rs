@@ -1,4 +1,4 @@
-//! Who is who: which account of this machine a tenant is.
+//! The map from tenants to accounts of this machine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,15 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use super::super::config::{length, of_length};
 
-/// `[accounts]`: names of tenants, and of accounts. `*` stands for anything in a tenant's name, and for the same in the account's.
+/// `[accounts]`: names of tenants and of accounts. `*` stands for any text in a tenant's name, and for the same text in
+/// the account's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Map {
-    /// Which account each tenant is; the name itself goes before patterns, and longer patterns before shorter ones.
+    /// Account of each tenant. An exact name takes precedence over patterns, and longer patterns over shorter ones.
     pub map: BTreeMap<String, String>,
-    /// No account with a smaller number is anybody's.
+    /// Minimum user id of an account.
     pub least_uid: u32,
-    /// A daemon that has nothing to do for so long ends, until there is something.
+    /// Idle time after which an account's daemon ends, until there is work for it.
     #[serde(deserialize_with = "length", serialize_with = "of_length")]
     pub idle: Duration,
 }
@@ -32,17 +33,17 @@ impl Default for Map {
 }
 
 impl Map {
-    /// Whether anybody is anything.
+    /// Returns whether the map has no entry.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// The least number that an account may have; never root's.
+    /// Returns the minimum user id; never root's.
     pub fn least_uid(&self) -> u32 {
         self.least_uid.max(1)
     }
 
-    /// Whether it can be understood; why not.
+    /// Checks the map. The error is a message for people.
     pub fn check(&self) -> Result<(), String> {
         for (tenant, account) in &self.map {
             let stars = |text: &str| text.matches('*').count();
@@ -60,7 +61,7 @@ impl Map {
         Ok(())
     }
 
-    /// Which account a tenant is.
+    /// Returns the account of a tenant.
     pub fn account(&self, tenant: &str) -> Result<String, Failure> {
         let exact = self.map.get(tenant).filter(|_| !tenant.contains('*')).cloned();
         let by_pattern = || {
@@ -78,14 +79,14 @@ impl Map {
     }
 }
 
-/// What the star of a pattern stands for.
+/// Returns the text that the star of a pattern matches.
 fn middle<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     let (before, after) = pattern.split_once('*')?;
     let middle = name.strip_prefix(before)?.strip_suffix(after)?;
     (!middle.is_empty()).then_some(middle)
 }
 
-/// A name that programs take for one, whatever a tenant is called.
+/// Returns whether an account's name is safe as a program's argument, whatever the tenant's name contains.
 fn is_plain(account: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let begins = account.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');

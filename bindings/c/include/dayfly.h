@@ -264,7 +264,7 @@ enum dfly_status
     DFLY_QUOTA_EXCEEDED = 35,
     // The token is valid but does not permit the operation.
     DFLY_FORBIDDEN = 36,
-    // A rank of the group died or stopped sending heartbeats.
+    // A rank of the group died or stopped responding.
     DFLY_RANK_LOST = 37,
     // The ranks of a group called operations that do not match.
     DFLY_MISMATCH = 38,
@@ -400,7 +400,8 @@ typedef struct dfly_code {
 typedef struct dfly_allowance_options {
     // Set by `dfly_allowance_options_init`.
     size_t size;
-    // Memory of all workers together, in bytes. Default: 0, the nodes' usual share.
+    // Memory of all workers together, in bytes. Default: 0, the nodes' usual share. Required if the tenant has a memory
+    // quota.
     uint64_t memory_bytes;
     // Maximum duration of a lease, in milliseconds. Default: one hour.
     uint64_t duration_ms;
@@ -627,9 +628,6 @@ dfly_status dfly_printed_open(const struct dfly_lease *lease, struct dfly_printe
 // receives DFLY_STREAM_OUT or DFLY_STREAM_ERR and may be NULL. Pieces end at arbitrary bytes. If there is no output,
 // waits up to `wait_ms` milliseconds, and at most a few seconds; then `length` is 0. Errors: DFLY_INVALID_REQUEST if
 // `capacity` is 0, DFLY_LEASE_ENDED or DFLY_LEASE_EXPIRED if the lease ended more than a minute ago.
-//
-// # Safety `printed` is an output, `into` has room for `capacity` bytes, `length` is a place for a number, `stream`
-// NULL or a place for one.
 dfly_status dfly_printed_read(struct dfly_printed *printed,
                               uint64_t wait_ms,
                               void *into,
@@ -859,10 +857,11 @@ bool dfly_pool_is_done(const struct dfly_pool *pool, uint64_t call);
 // has ended, and may be NULL.
 dfly_status dfly_pool_cancel(const struct dfly_pool *pool, uint64_t call, bool *cancelled);
 
-// Ends a call even if it runs, by stopping its worker. Other calls sent to that worker run elsewhere.
+// Ends a call with DFLY_CANCELLED even if it runs, by stopping its worker. Other calls sent to that worker run on other
+// workers.
 dfly_status dfly_pool_kill(const struct dfly_pool *pool, uint64_t call);
 
-// Discards the outcome of a call. The call itself continues.
+// Discards the outcome of a call. A queued call is dropped; a call that was sent continues.
 dfly_status dfly_pool_forget(const struct dfly_pool *pool, uint64_t call);
 
 // Returns the number of calls that have not ended; 0 if `pool` is NULL.
@@ -1005,9 +1004,6 @@ dfly_status dfly_group_recv(const struct dfly_group *group,
 // Sends one message and receives another at the same time, so that ranks can exchange messages in a cycle without a
 // deadlock. The two buffers may overlap: the outgoing message is then copied first. `message` receives the envelope
 // and may be NULL.
-//
-// # Safety `group` is a group, `data` points to `count` elements, `into` has room for `capacity` elements, `message`
-// is NULL or a place for one.
 dfly_status dfly_group_sendrecv(const struct dfly_group *group,
                                 const void *data,
                                 size_t count,
@@ -1065,9 +1061,6 @@ dfly_status dfly_group_bcast(const struct dfly_group *group,
 
 // Gathers `count` elements from every rank to the root, in the order of the ranks. `into` has room for `count`
 // elements of each rank; it is used at the root only and may be NULL elsewhere. `request` may be NULL.
-//
-// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for as many of each rank,
-// `request` is NULL or a place for a pointer.
 dfly_status dfly_group_gather(const struct dfly_group *group,
                               const void *own,
                               size_t count,
@@ -1079,9 +1072,6 @@ dfly_status dfly_group_gather(const struct dfly_group *group,
 // As `dfly_group_gather`, with a different number of elements from each rank. The `counts[i]` elements of rank i are
 // written from element `displacements[i]` of `into`. If `displacements` is NULL, the blocks are contiguous. `into`,
 // `counts` and `displacements` are used at the root only. `request` may be NULL.
-//
-// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for all, `counts` and
-// `displacements` there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
 dfly_status dfly_group_gatherv(const struct dfly_group *group,
                                const void *own,
                                size_t count,
@@ -1094,9 +1084,6 @@ dfly_status dfly_group_gatherv(const struct dfly_group *group,
 
 // Distributes the root's elements: rank i receives the i-th block of `count` elements. `all` is used at the root only
 // and may be NULL elsewhere. `request` may be NULL.
-//
-// # Safety `group` is a group, `into` has room for `count` elements, `all` points at the root to as many for each
-// rank, `request` is NULL or a place for a pointer.
 dfly_status dfly_group_scatter(const struct dfly_group *group,
                                const void *all,
                                void *into,
@@ -1120,9 +1107,6 @@ dfly_status dfly_group_scatterv(const struct dfly_group *group,
                                 struct dfly_request **request);
 
 // Gathers `count` elements from every rank to all ranks, in the order of the ranks. `request` may be NULL.
-//
-// # Safety `group` is a group, `own` points to `count` elements, `into` to room for as many of each rank, `request` is
-// NULL or a place for a pointer.
 dfly_status dfly_group_allgather(const struct dfly_group *group,
                                  const void *own,
                                  size_t count,
@@ -1132,9 +1116,6 @@ dfly_status dfly_group_allgather(const struct dfly_group *group,
 
 // As `dfly_group_allgather`, with a different number of elements from each rank; `counts` and `displacements` as in
 // `dfly_group_gatherv`. They must be equal on all ranks. `request` may be NULL.
-//
-// # Safety `group` is a group, `own` points to `count` elements, `into` to room for all, `counts` and `displacements`
-// to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
 dfly_status dfly_group_allgatherv(const struct dfly_group *group,
                                   const void *own,
                                   size_t count,
@@ -1146,9 +1127,6 @@ dfly_status dfly_group_allgatherv(const struct dfly_group *group,
 
 // Sends the i-th block of `count` elements of `own` to rank i, and receives a block from every rank. `request` may be
 // NULL.
-//
-// # Safety `group` is a group, `own` points to `count` elements for each rank, `into` to room for as many, `request`
-// is NULL or a place for a pointer.
 dfly_status dfly_group_alltoall(const struct dfly_group *group,
                                 const void *own,
                                 void *into,
@@ -1159,9 +1137,6 @@ dfly_status dfly_group_alltoall(const struct dfly_group *group,
 // As `dfly_group_alltoall`, with a different number of elements for each pair of ranks. Sends `sent[i]` elements to
 // rank i, from element `sent_displacements[i]` of `own`. Writes the `received[i]` elements from rank i at element
 // `received_displacements[i]` of `into`. If displacements are NULL, the blocks are contiguous. `request` may be NULL.
-//
-// # Safety `group` is a group, `own` and `into` point to all elements, the counts and displacements to a number for
-// each rank (the latter may be NULL), `request` is NULL or a place for a pointer.
 dfly_status dfly_group_alltoallv(const struct dfly_group *group,
                                  const void *own,
                                  const size_t *sent,
@@ -1174,9 +1149,6 @@ dfly_status dfly_group_alltoallv(const struct dfly_group *group,
 
 // Reduces the elements of all ranks to the root. `into` is used at the root only and may be NULL elsewhere. `request`
 // may be NULL.
-//
-// # Safety `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is
-// NULL or a place for a pointer.
 dfly_status dfly_group_reduce(const struct dfly_group *group,
                               const void *own,
                               void *into,
@@ -1197,9 +1169,6 @@ dfly_status dfly_group_allreduce(const struct dfly_group *group,
 
 // Reduces the elements of all ranks; rank i receives `counts[i]` elements of the result. `counts` must be equal on all
 // ranks. `request` may be NULL.
-//
-// # Safety `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up
-// to, `into` to room for this rank's, `request` is NULL or a place for a pointer.
 dfly_status dfly_group_reduce_scatter(const struct dfly_group *group,
                                       const void *own,
                                       void *into,

@@ -1,6 +1,6 @@
-//! Which cores a process may run on.
+//! Processor affinity of processes.
 
-/// Restricts every thread of a process to these cores. A process that is gone, or cores that do not exist, change nothing.
+/// Restricts every thread of a process to these cores. Does nothing if the process is gone or the cores do not exist.
 pub fn pin(process: u32, cores: &[u16]) {
     let mut set = rustix::thread::CpuSet::new();
     for core in cores {

@@ -1,4 +1,5 @@
-//! How the builds of environments go: since when, what `uv` said last, and when a build that failed for now is tried again.
+//! State of environment builds: their begin, the last line of `uv`, and when a build that failed temporarily is
+//! retried.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,16 +12,16 @@ use dayfly_protocol::ids::EnvironmentHash;
 use dayfly_protocol::text;
 use rustix::fs::MemfdFlags;
 
-/// A build that could not reach its index rests for so long, twice as long each time, and this at most.
+/// First and longest pause after a build that could not reach its index; each further failure doubles it.
 const FIRST_REST: Duration = Duration::from_secs(10);
 const MAX_REST: Duration = Duration::from_secs(5 * 60);
-/// How much of `uv`'s last words is read, and how much of them is told.
+/// Bytes of `uv`'s output that are read from the end, and characters of it in a message.
 const TAIL_BYTES: u64 = 1 << 10;
 const MAX_TOLD_CHARS: usize = 600;
-/// Of an environment's hash, where people read it.
+/// Digits of an environment's hash in messages.
 const SHOWN_DIGITS: usize = 12;
 
-/// What `uv` says when it cannot reach an index, or the index cannot answer: another try may end well.
+/// Messages of `uv` for an index that is unreachable or unavailable. Another try may succeed.
 const PASSING: [&str; 7] = [
     "error sending request",
     "error decoding response body",
@@ -35,11 +36,11 @@ const PASSING: [&str; 7] = [
 #[derive(Debug)]
 pub struct Builds {
     known: Mutex<HashMap<EnvironmentHash, Build>>,
-    /// Tries of one environment end for good after this time.
+    /// Time after which a failure of an environment's build is final.
     limit: Duration,
 }
 
-/// A build that goes on, or is to go on.
+/// A build that runs or will be retried.
 #[derive(Debug)]
 struct Build {
     begun: Instant,
@@ -49,11 +50,11 @@ struct Build {
 
 #[derive(Debug)]
 enum Stage {
-    /// Others are built first.
+    /// Waits for other builds.
     Queued,
-    /// `uv` writes its words here.
+    /// `uv` writes its output here.
     Running { since: Instant, words: File },
-    /// It failed for now.
+    /// Failed temporarily.
     Resting { until: Instant, why: String },
 }
 
@@ -69,7 +70,7 @@ impl Builds {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that an environment is to be built. An error while its last failure is recent.
+    /// Queues the build of an environment. Returns the last failure while its pause lasts.
     pub fn queue(&self, hash: EnvironmentHash) -> Result<(), Failure> {
         let now = Instant::now();
         let mut known = self.known();
@@ -87,7 +88,7 @@ impl Builds {
         Ok(())
     }
 
-    /// Notes that its build runs now. Returns where `uv` is to write its words.
+    /// Records that the build runs. Returns the file for `uv`'s output.
     pub fn run(&self, hash: EnvironmentHash) -> std::io::Result<File> {
         let words = File::from(rustix::fs::memfd_create("uv", MemfdFlags::CLOEXEC)?);
         if let Some(build) = self.known().get_mut(&hash) {
@@ -97,12 +98,12 @@ impl Builds {
         Ok(words)
     }
 
-    /// Forgets it: it is there, or will never be.
+    /// Forgets a build that succeeded or failed for good.
     pub fn end(&self, hash: EnvironmentHash) {
         self.known().remove(&hash);
     }
 
-    /// Forgets builds that nobody asked for again. To be called about once a minute.
+    /// Forgets builds that no lease requested again. Call it about once a minute.
     pub fn forget(&self) {
         let is_asked_for = |build: &Build| match &build.stage {
             Stage::Resting { until, .. } => until.elapsed() < MAX_REST,
@@ -111,7 +112,8 @@ impl Builds {
         self.known().retain(|_, build| is_asked_for(build));
     }
 
-    /// Its build failed with these words. If that may pass, it rests; else, or after too long a time, it has failed for good.
+    /// Records a failure with `uv`'s output. A temporary failure is retried after a pause; any other, or one after the
+    /// limit, is final.
     pub fn fail(&self, hash: EnvironmentHash, words: &str) -> Failure {
         let mut known = self.known();
         let is_passing = PASSING.iter().any(|known| words.contains(known));
@@ -129,7 +131,7 @@ impl Builds {
         Failure::new(Code::EnvironmentFailed, text)
     }
 
-    /// What to tell who waits for it.
+    /// The error for a lease that waits for the build.
     pub fn told(&self, hash: Option<EnvironmentHash>) -> Failure {
         let known = self.known();
         let told = hash.and_then(|hash| known.get(&hash).map(|build| build.told(hash)));
@@ -168,7 +170,7 @@ fn short(hash: EnvironmentHash) -> String {
     hash.to_string().chars().take(SHOWN_DIGITS).collect()
 }
 
-/// The last of somebody's words, in one line.
+/// The end of a program's output, in one line.
 fn bounded(words: &str) -> String {
     let lines: Vec<String> = words.lines().map(plain).filter(|line| !line.is_empty()).collect();
     let all = lines.join("; ");
@@ -183,12 +185,12 @@ fn plain(line: &str) -> String {
     text::line(line.trim(), text::MAX_FIELD_BYTES)
 }
 
-/// The last line in a file that is still written.
+/// The last line of a file that is still being written.
 fn last_line(words: &File) -> String {
     let length = words.metadata().map_or(0, |metadata| metadata.len());
     let from = length.saturating_sub(TAIL_BYTES);
     let mut tail = vec![0; (length - from) as usize];
-    // What cannot be read is not told.
+    // An unreadable part is left out.
     let read = words.read_at(&mut tail, from).unwrap_or(0);
     let text = String::from_utf8_lossy(&tail[..read]).into_owned();
     text.lines()
@@ -198,7 +200,7 @@ fn last_line(words: &File) -> String {
         .unwrap_or_default()
 }
 
-/// What a clock shows in so long, in UTC.
+/// The time of day after `left`, in UTC.
 fn clock_in(left: Duration) -> String {
     let at = SystemTime::now() + left;
     let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Opens a channel: waits for its worker, makes its memory or hands over its connection, and answers the verdict.
+//! Opens a channel: waits for its worker, makes its memory or passes its connection on, and sends the verdict.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::leases::{Begun, Run};
 use crate::listener::Connection;
 use crate::node::Node;
 
-/// In the verdict of a transport without TLS.
+/// Key in the verdict of a transport without TLS.
 const NO_KEY: PublicKey = PublicKey([0; 32]);
 
-/// Opens the channel that a verified hello asks for, or refuses it.
+/// Opens the channel that a verified hello requests, or refuses it.
 pub async fn open(node: &Arc<Node>, hello: &Hello, mut connection: Connection) {
     if let Err(failure) = try_open(node, hello, &mut connection).await {
         let _ = connection.answer(&token::refuse(&failure)).await;
     }
-    // The connection's last copy of ours is closed here; the channel has its own.
+    // This closes our last copy of the connection; the channel has its own.
 }
 
 async fn try_open(node: &Arc<Node>, hello: &Hello, connection: &mut Connection) -> Result<(), Failure> {
@@ -35,7 +35,7 @@ async fn try_open(node: &Arc<Node>, hello: &Hello, connection: &mut Connection) 
             open_stream(node, &run, hello, connection).await
         };
         match opened {
-            // Another hello was ahead of this one. Whether its client is still there, the next wait for the worker finds out.
+            // Another hello was faster. The next wait for the worker notices whether that client is still there.
             Err(failure) if failure.code == Code::WorkerBusy => {}
             Err(failure) => return Err(failure),
             Ok(first) => {
@@ -103,7 +103,7 @@ fn broken(error: std::io::Error) -> Failure {
     )
 }
 
-/// The worker gets the memory first, so that the client can never be ahead of it.
+/// Passes the memory to the worker first, so that the client cannot be ahead of it.
 fn open_shm(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &Connection) -> Result<bool, Failure> {
     let no_memory = |error: std::io::Error| {
         Failure::new(
@@ -123,12 +123,12 @@ fn open_shm(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &Connection)
     Ok(begun.first)
 }
 
-/// The client gets the verdict first, for the worker would not know it from a message.
+/// Sends the verdict to the client first: the worker could not tell it from a message.
 async fn open_stream(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &mut Connection) -> Result<bool, Failure> {
     let socket = copy(connection).map_err(broken)?;
     let worker_socket = copy(connection).map_err(broken)?;
     if let (Connection::Tcp(_, peer), false) = (&*connection, run.granted.kind.has_network()) {
-        // A worker without a network could dial others with it.
+        // A worker without a network could connect the socket to other hosts.
         fence::keep_to_peer(&worker_socket, *peer).map_err(|error| {
             let text = format!("the connection cannot be kept to its client: {error}; ask for shared memory");
             Failure::new(Code::TransportRefused, text)
@@ -145,7 +145,7 @@ async fn open_stream(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &mu
         tracing::debug!(channel = %hello.channel, %error, "a client went away before its verdict");
         return Ok(begun.first);
     }
-    // From here on the client hears of trouble by the end of its connection.
+    // From here on the client notices an error by the end of its connection.
     if let Err(failure) = run.hand_over(hello, worker_socket, &node.options.fabrics) {
         tracing::debug!(channel = %hello.channel, %failure, "a channel could not be handed over");
     }

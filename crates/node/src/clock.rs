@@ -1,9 +1,9 @@
-//! The node's two clocks: the monotonic one by which leases live, and the wall clock by which signed times are checked.
+//! The node's two clocks: the monotonic one for the lifetimes of leases, and the wall clock for signed times.
 
 use std::sync::LazyLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Milliseconds of the monotonic clock since this process first asked.
+/// Milliseconds of the monotonic clock since the first call in this process.
 pub fn now_ms() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_millis() as u64

@@ -1,9 +1,9 @@
 //! Lets isolated workers without a network be ranks of groups.
 //!
-//! Their sandbox sees a socket. Whoever connects there speaks to a [connector](dayfly_comm::connector), a process of the node's
-//! outside, which is started when somebody first calls and gets the listening socket itself: the node reads nothing of what a
-//! sandbox says there. It works as a user that owns nothing where the node is root, in the control groups of its lease, and ends
-//! with the sandbox.
+//! Their sandbox contains a socket that leads to a [connector](dayfly_comm::connector), a process of the node outside.
+//! The node starts the connector when a rank first connects, and passes it the listening socket itself, so the node
+//! reads no bytes from the sandbox. If the node is root, the connector runs as a user that owns nothing. It runs in the
+//! control groups of its lease, and ends with the sandbox.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -30,21 +30,21 @@ use crate::leases::Run;
 use crate::node::Node;
 use crate::{Output, readable};
 
-/// Ranks that may call before the first is answered.
+/// Ranks that may wait in the socket's queue.
 const BACKLOG: i32 = 256;
-/// Groups of one lease at a time, for each of its workers, and beside that: a rank of `dayfly run` is of two.
+/// Most groups at a time: for each worker of a lease, and in addition. A rank of `dayfly run` belongs to two.
 const GROUPS_PER_WORKER: u32 = 4;
 const GROUPS: u32 = 4;
-/// One that ended is replaced this much later, so that nobody keeps the node busy by making it end.
+/// Pause before a connector that ended is replaced, so that a sandbox cannot occupy the node by ending it.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The socket in a sandbox and what serves it. Dropping it ends both.
+/// The socket in a sandbox, and its service. Dropping it ends both.
 #[derive(Debug)]
 pub struct Connector {
     _open: oneshot::Sender<()>,
 }
 
-/// Serves the calls of a lease's sandbox; none where it has the host's network.
+/// Serves the connector's socket of a lease's sandbox; `None` if the sandbox has the host's network.
 pub fn open(node: &Arc<Node>, run: &Run, enclosure: &Enclosure) -> std::io::Result<Option<Connector>> {
     let Some(calls) = enclosure.calls() else {
         return Ok(None);
@@ -80,18 +80,18 @@ struct Lease {
 pub fn listen(dir: &Path) -> std::io::Result<OwnedFd> {
     let dir: OwnedFd = std::fs::File::open(dir)?.into();
     let name = SOCKET.strip_prefix(CODE_DIR).unwrap_or(SOCKET);
-    // However long the path is: a socket's address has room for a hundred bytes only.
+    // The path may be long, and a socket's address has room for only about a hundred bytes.
     let path = format!("/proc/self/fd/{}{name}", dir.as_raw_fd());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path.as_str())?)?;
-    // The sandbox's user owns nothing, and so is nobody's friend here; the directory keeps everybody else out.
+    // The sandbox's user owns nothing and needs the permission; the directory keeps other users out.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777))?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
-/// Starts a connector whenever somebody calls and there is none.
+/// Starts a connector whenever a rank connects and none runs.
 async fn attend(node: &Arc<Node>, lease: &Lease, listener: AsyncFd<OwnedFd>) {
     loop {
         let Ok(mut ready) = listener.readable().await else {
@@ -114,11 +114,11 @@ fn is_called(listener: &OwnedFd) -> bool {
     poll(&mut waiting, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// A connector that runs. Dropping it ends it.
+/// A running connector. Dropping it ends it.
 struct Process {
     pid: i32,
     pidfd: OwnedFd,
-    /// Closed when the node dies, which ends the connector should the signal of its parent's death not.
+    /// Closes when the node dies. That ends the connector even if the parent-death signal does not.
     control: OwnedFd,
     readers: tokio::task::JoinSet<()>,
 }
@@ -153,7 +153,7 @@ impl Process {
         listener: &OwnedFd,
         [output, errors]: [OwnedFd; 2],
     ) -> std::io::Result<()> {
-        // Into the log, whatever becomes of what workers print: these are the node's own words.
+        // Always to the log, wherever workers' output goes: this is the node's own output.
         let output = readable::watch(output)?;
         self.readers
             .spawn(drain(output, Arc::default(), Stream::Out, None, Output::Log));
@@ -175,7 +175,7 @@ impl Process {
 
     /// Waits until it has ended by itself.
     async fn ended(&self) {
-        // A descriptor of its own: the other one is needed to end the process, whatever becomes of this.
+        // Use a copy: the original is needed to end the process in any case.
         let watched = self.pidfd.try_clone().and_then(readable::watch);
         if let Ok(watched) = watched {
             let _ = watched.readable().await;

@@ -1,4 +1,4 @@
-//! Control connections: framed requests of verified peers, answered in order.
+//! Control connections: framed requests of verified peers, with responses in order.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -18,13 +18,13 @@ use crate::leases::Run;
 use crate::listener::Connection;
 use crate::node::{Node, random};
 
-/// A frame that has begun must end within this time, and each piece of code must come within it.
+/// Limit for the rest of a frame that has begun, and for each piece of code.
 const FRAME_DEADLINE: Duration = Duration::from_secs(5);
-/// A released lease is gone within milliseconds; its holder waits no longer than this to hear of it.
+/// Longest wait for the end of a released lease, which takes milliseconds.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a request waits for something to be printed.
+/// Longest wait of a request for output.
 const MOST_WAIT: Duration = Duration::from_secs(10);
-/// How long a lease waits for its executor before it is answered.
+/// Longest wait of a lease request for its executor.
 const EXECUTOR_PATIENCE: Duration = Duration::from_secs(12);
 
 /// Serves a control connection to its end.
@@ -69,10 +69,10 @@ fn violation(text: &str) -> Response {
     ))
 }
 
-/// The next frame; none when the peer closed between frames or in the middle of one.
+/// The next frame; `None` when the peer closes the connection, between frames or within one.
 async fn next_frame(connection: &mut Connection) -> Result<Option<Vec<u8>>, Failure> {
     let mut length = [0; 4];
-    // A connection may lie idle between frames, so the first byte may take its time; the rest may not.
+    // A connection may be idle between frames, so the first byte has no limit; the rest has.
     if connection.read_exact(&mut length[..1]).await.is_err() {
         return Ok(None);
     }
@@ -111,7 +111,7 @@ async fn write_frame(connection: &mut Connection, response: &Response) -> std::i
         .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
-/// Answers one request, and tells whether the connection can be followed further.
+/// Serves one request. Returns the response, and whether the connection can be used further.
 async fn serve_one(node: &Arc<Node>, hello: &Hello, connection: &mut Connection, request: Request) -> (Response, bool) {
     let token = &hello.token;
     let answered = match request {
@@ -135,7 +135,7 @@ async fn serve_one(node: &Arc<Node>, hello: &Hello, connection: &mut Connection,
     (answered.unwrap_or_else(Response::Failed), true)
 }
 
-/// Whoever knows the hash of a piece of code may have it; its lease's workers see that and nobody else's.
+/// Shows code to the lease's isolated workers. A holder may name any code whose hash it knows.
 fn show_code(node: &Node, token: &Token, hash: CodeHash) -> Result<(), Failure> {
     if token.kind != kind::LEASE {
         return Ok(());
@@ -162,7 +162,7 @@ async fn lease(node: &Arc<Node>, hello: &Hello, request: LeaseRequest) -> Result
     Ok(Response::Granted(Box::new(grant)))
 }
 
-/// Whether an allowance covers a request.
+/// Returns an error unless an allowance covers a request.
 fn within(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
     let cores = u64::from(request.workers) * u64::from(request.cores_per_worker);
     let checks = [
@@ -183,7 +183,7 @@ fn within(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
         (
             "bytes of memory",
             request.memory_bytes,
-            // A manager's allowance may leave that to its nodes.
+            // A manager's allowance may leave memory to its nodes.
             match allowance.memory_bytes.get() {
                 0 => u64::MAX,
                 most => most,
@@ -238,7 +238,7 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
                 () = printed.wait(from, MOST_WAIT.min(Duration::from_millis(wait_ms.into()))) => {}
                 _ = over.wait_for(|over| *over) => {}
             }
-            // Asked first: what is read then is all.
+            // Read this flag first: then the output that is read next is complete.
             let is_over = *run.over.borrow();
             let (from, pieces) = run.printed().read(from);
             let over = is_over && pieces.is_empty();
@@ -272,7 +272,7 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
     }
 }
 
-/// The lease that a token names, for what only its own holder decides.
+/// The lease of a token, for operations that only its holder may request.
 fn own_lease(node: &Node, token: &Token) -> Result<Arc<Run>, Failure> {
     own(node.lease(token)?, token)
 }
@@ -287,7 +287,7 @@ fn own(run: Arc<Run>, token: &Token) -> Result<Arc<Run>, Failure> {
     Ok(run)
 }
 
-/// Receives code into a file beside its place while hashing it, and moves it there when the hash is right.
+/// Receives code into a temporary file while it computes the hash, and moves the file into place if the hash is right.
 async fn put_code(node: &Node, connection: &mut Connection, hash: CodeHash, length: u64) -> (Response, bool) {
     if length > MAX_CODE_BYTES {
         let text = format!("code of {length} bytes where {MAX_CODE_BYTES} are allowed; send less");
@@ -323,7 +323,7 @@ async fn put_code(node: &Node, connection: &mut Connection, hash: CodeHash, leng
         };
         hasher.update(&chunk[..count]);
         left -= count as u64;
-        // What cannot be kept is still read, so that the answer finds the peer listening.
+        // Read bytes that cannot be stored too, so that the peer reads the response.
         if let Ok(open) = &mut file
             && let Err(error) = open.write_all(&chunk[..count])
         {

@@ -1,4 +1,4 @@
-//! What stands around isolated executors: a directory and a control group for each.
+//! Enclosures of isolated executors: a directory and a control group for each.
 
 use std::fs::Permissions;
 use std::os::fd::OwnedFd;
@@ -15,8 +15,8 @@ use dayfly_sandbox::{Isolation, isolation};
 use crate::connector;
 use crate::executors::Opening;
 
-/// Processes and threads of an isolated executor where no control group counts them: its lease is not known yet when this is
-/// set, so it is for the largest that makes sense.
+/// Most processes and threads of an isolated executor without a control group to count them. The lease is unknown when
+/// this is set, so it suits the largest one.
 const MOST_TASKS: u32 = 4096;
 
 /// Makes enclosures.
@@ -31,7 +31,7 @@ pub struct Enclosures {
 }
 
 impl Enclosures {
-    /// `name` is the node's own among all of this host. What an earlier life of the node left in `dir` goes.
+    /// `name` is unique among the nodes of this host. Removes what an earlier process of the node left in `dir`.
     pub fn new(dir: PathBuf, name: String, scratch_bytes: u64) -> std::io::Result<Self> {
         match std::fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -49,7 +49,7 @@ impl Enclosures {
         })
     }
 
-    /// Made when the first enclosure is, for many a node never needs one.
+    /// Makes the hierarchies at the first use, since many nodes need none.
     fn hierarchies(&self) -> &Hierarchies {
         self.hierarchies.get_or_init(|| {
             let hierarchies = Hierarchies::make(&self.name);
@@ -63,10 +63,10 @@ impl Enclosures {
         })
     }
 
-    /// What sandboxes have at `/etc`, made when the first one is.
+    /// The `/etc` of sandboxes, made at the first use.
     fn settings(&self) -> std::io::Result<&Path> {
         if self.settings.get().is_none() {
-            // Of two that are first at once, each makes its own and one is kept.
+            // If two threads get here at once, each makes one and one is kept.
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let made = self.dir.join(format!("settings-{number}"));
             isolation::make_settings(&made)?;
@@ -78,13 +78,13 @@ impl Enclosures {
             .ok_or_else(|| std::io::Error::other("there are no settings for sandboxes"))
     }
 
-    /// An enclosure, and how its executor is to be isolated.
+    /// Makes an enclosure, and the isolation for its executor.
     pub fn make(&self, opening: &Opening) -> std::io::Result<(Enclosure, Isolation)> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let group = Arc::new(self.hierarchies().group(&format!("sandbox-{number}"))?);
         let code = self.dir.join(format!("code-{number}"));
         make_open(&code)?;
-        // Ahead, as all that is made here: a lease that finds it parked does not wait for it.
+        // Made in advance, like everything here: a lease with a parked executor does not wait for it.
         let calls = match opening.network {
             true => None,
             false => Some(connector::listen(&code)?),
@@ -121,52 +121,52 @@ impl Enclosures {
     }
 }
 
-/// What stands around one executor. Dropping it ends whatever is left inside.
+/// The enclosure of one executor. Dropping it ends the processes left in it.
 #[derive(Debug)]
 pub struct Enclosure {
     group: Arc<Group>,
     code: PathBuf,
-    /// Where it calls for what joins groups for it, if it has no network.
+    /// The connector's socket, if the sandbox has no network.
     calls: Option<OwnedFd>,
     /// Whether the memory of all its processes together can be limited.
     pub bounds_memory: bool,
 }
 
 impl Enclosure {
-    /// Limits it to what its lease has.
+    /// Sets the limits of its lease.
     pub fn limit(&self, limits: &Limits) -> std::io::Result<()> {
         self.group.limit(limits)
     }
 
-    /// How many of its processes were ended because its memory was used up.
+    /// Number of its processes that were killed for lack of memory.
     pub fn memory_kills(&self) -> u64 {
         self.group.memory_kills()
     }
 
-    /// The control groups of all of it. Whoever holds them longer than it is there keeps them from being removed.
+    /// Its control groups. They cannot be removed while this is held elsewhere.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
-    /// The socket on which it calls for its connector, if it needs one.
+    /// The connector's socket, if the sandbox needs one.
     pub fn calls(&self) -> Option<&OwnedFd> {
         self.calls.as_ref()
     }
 
-    /// The host's directory that it has at [`isolation::CODE_DIR`].
+    /// The host's directory that it sees at [`isolation::CODE_DIR`].
     pub fn code_dir(&self) -> &Path {
         &self.code
     }
 }
 
-/// Makes a directory that isolated processes, who are somebody else, can enter whatever the node's file creation mask is. The
-/// state directory above it keeps the host's other users out.
+/// Makes a directory that isolated processes, which run as another user, can enter whatever the node's umask is. The
+/// state directory above keeps the host's other users out.
 fn make_open(dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir(dir)?;
     std::fs::set_permissions(dir, Permissions::from_mode(0o755))
 }
 
-/// Lets an enclosure's workers load a piece of code that the node has.
+/// Shows a piece of the node's stored code to an enclosure's workers.
 pub fn show_code(kept: &Path, enclosure: &Path, hash: &CodeHash) -> std::io::Result<()> {
     let name = hash.to_string();
     match std::fs::hard_link(kept.join(&name), enclosure.join(&name)) {

@@ -1,9 +1,9 @@
-//! Python environments of leases: built by `uv` once for each content, and shared by whoever names the same.
+//! Python environments of leases: built by `uv` once for each content, and shared by all leases with the same content.
 //!
-//! An environment's directory is named by its hash ([`Environment::hash`]), and may be shared by many nodes, also over a network
-//! file system: who builds one holds its lock alone, who uses it holds it with others, and what nobody holds may be removed. It is
-//! whole once its note stands beside it. Nothing of a tenant's is run while one is built: packages come as wheels, from where the
-//! node's `uv` is told to find them.
+//! An environment's directory is named by its hash ([`Environment::hash`]). Many nodes may share it, also over a
+//! network file system: a builder holds its lock exclusively, users hold it shared, and a directory without a lock may
+//! be removed. An environment is complete when its note exists beside it. The build runs no code of a tenant: packages
+//! are wheels, from the indexes that the node's `uv` is configured with.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,9 +25,9 @@ use crate::executors::{Guests, end_unknown_children};
 use crate::package::Packages;
 use crate::runtimes;
 
-/// A lease waits no longer than this for an environment that is being built; who asks again finds it further.
+/// Longest wait of a lease for an environment that is being built. A repeated request finds the build further along.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Where systems keep the certificates that they trust.
+/// Where systems keep their trusted certificates.
 const CERTIFICATE_STORES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -35,24 +35,24 @@ const CERTIFICATE_STORES: [&str; 5] = [
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Between two looks whether somebody else has built it.
+/// Interval of checks whether another node has built it.
 const LOCK_TICK: Duration = Duration::from_millis(100);
-/// Environments that are built at the same time: a slow one does not hold up the others.
+/// Builds at the same time, so that a slow one does not delay the others.
 const AT_ONCE: usize = 4;
-/// Environments that nobody uses are kept, so many that were used last, for so long.
+/// Unused environments that are kept: the most recently used ones, and for how long.
 const KEPT: usize = 64;
 const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Dayfly's package runs from here on.
+/// Oldest version that Dayfly's package supports.
 const OLDEST_PYTHON: (u32, u32) = (3, 11);
 
-/// How a node builds environments.
+/// Configuration of builds.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// `uv`, where it is named.
+    /// Path of `uv`; `None` looks for it.
     pub uv: Option<PathBuf>,
-    /// How long an index may take to accept a connection, or to send anything more.
+    /// Limit for an index to accept a connection, or to send more bytes.
     pub index_timeout: Duration,
-    /// How long the build of one environment may take, with all tries.
+    /// Limit for the build of one environment, including all tries.
     pub limit: Duration,
 }
 
@@ -67,17 +67,18 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What `uv` is told by its environment, where the node's operator does not say otherwise there.
+    /// Environment variables for `uv`, except those that the node's operator has set.
     fn variables(&self) -> Vec<(&'static str, String)> {
         let timeout = self.index_timeout.as_secs().max(1).to_string();
         let mut variables = vec![
             ("UV_HTTP_TIMEOUT", timeout.clone()),
             ("UV_HTTP_CONNECT_TIMEOUT", timeout),
-            // The node tries again itself, and says so meanwhile.
+            // The node retries itself, and reports that meanwhile.
             ("UV_HTTP_RETRIES", "1".into()),
         ];
         if CERTIFICATE_STORES.iter().any(|store| Path::new(store).is_file()) {
-            // A site's proxy may have a certificate that only this machine trusts. Older versions know the second name.
+            // A site's proxy may have a certificate that only this machine trusts. Older versions of `uv` use the
+            // second name.
             variables.extend([("UV_SYSTEM_CERTS", "true".into()), ("UV_NATIVE_TLS", "true".into())]);
         }
         variables.retain(|(name, _)| std::env::var_os(name).is_none());
@@ -91,7 +92,7 @@ pub struct Environments {
     dir: PathBuf,
     settings: Settings,
     builds: Builds,
-    /// Whether children of this process that nobody knows are ended.
+    /// Whether unknown children of this process are ended.
     own_process: bool,
     closed: AtomicBool,
     slots: Mutex<HashMap<EnvironmentHash, Arc<OnceCell<Arc<Built>>>>>,
@@ -100,14 +101,14 @@ pub struct Environments {
     building: Semaphore,
 }
 
-/// An environment that workers can be started in. It stays for as long as this does.
+/// An environment that workers can be started in. It is not removed while this exists.
 #[derive(Debug)]
 pub struct Built {
     /// Its interpreter.
     pub python: PathBuf,
-    /// What isolated workers are shown beside it.
+    /// Further paths that isolated workers need.
     pub own: Vec<Shown>,
-    /// Its lock, held together with others who use it.
+    /// The shared lock.
     _used: File,
 }
 
@@ -125,17 +126,17 @@ impl std::hash::Hash for Built {
     }
 }
 
-/// What an environment is made with.
+/// The interpreters for a build.
 struct Base {
     /// For `uv`: a path, or a version.
     python: String,
     minor: String,
-    /// The interpreter whose `dayfly` workers get.
+    /// The interpreter whose `dayfly` package workers get.
     packages: PathBuf,
 }
 
 impl Environments {
-    /// `dir` keeps what is built, also for other nodes.
+    /// `dir` keeps the environments; other nodes may share it.
     pub fn new(dir: PathBuf, settings: Settings, packages: Arc<Packages>, own_process: bool) -> Arc<Self> {
         Arc::new(Self {
             dir,
@@ -150,20 +151,21 @@ impl Environments {
         })
     }
 
-    /// Ends whatever is being built, and waits until it has ended.
+    /// Ends all builds, and waits until they have ended.
     pub async fn close(&self) {
         self.closed.store(true, Ordering::Release);
         drop(self.building.acquire_many(AT_ONCE as u32).await);
     }
 
-    /// Lets go of what no lease and no parked executor has any more. To be called about once a minute.
+    /// Releases environments that no lease or parked executor uses. Call it about once a minute.
     pub fn let_go(&self) {
         let in_use = |slot: &Arc<OnceCell<Arc<Built>>>| slot.get().is_none_or(|built| Arc::strong_count(built) > 1);
         lock(&self.slots).retain(|_, slot| in_use(slot));
         self.builds.forget();
     }
 
-    /// The environment of a lease whose client's Python has this version; `pythons` are interpreters with the dayfly module.
+    /// The environment of a lease. `version` is that of the client's Python; `pythons` are interpreters with the dayfly
+    /// module.
     pub async fn wanted(
         self: &Arc<Self>,
         environment: &Environment,
@@ -174,7 +176,7 @@ impl Environments {
         let (mine, environment, version) = (Arc::clone(self), environment.clone(), version.to_owned());
         let hash = Arc::<OnceLock<EnvironmentHash>>::default();
         let found = Arc::clone(&hash);
-        // Goes on when whoever asked has gone: the next one finds it ready.
+        // The task goes on without its requester, so that the next request finds the environment.
         let ready = tokio::spawn(async move { mine.ready(environment, &version, pythons, &found).await });
         match tokio::time::timeout(PATIENCE, ready).await {
             Ok(Ok(ready)) => ready,
@@ -199,7 +201,7 @@ impl Environments {
         let made = slot.get_or_try_init(|| self.build(hash, environment, base)).await;
         let made = made.cloned();
         if made.is_err() {
-            // What cannot be built now may be later.
+            // Allow another try later.
             let mut slots = lock(&self.slots);
             if slots
                 .get(&hash)
@@ -211,7 +213,7 @@ impl Environments {
         made
     }
 
-    /// What an environment for this Python (`major.minor`, or empty for any) is made with.
+    /// The interpreters for an environment of this Python (`major.minor`, or empty for any).
     fn base(&self, wanted: &str, pythons: &[PathBuf]) -> Result<Base, Failure> {
         let Some(first) = pythons.first() else {
             let text = "this node has no Python to build an environment with; start it with --python PATH of an interpreter that \
@@ -268,7 +270,7 @@ impl Environments {
         blocking(move || {
             let guests = Guests::arrive();
             let built = mine.build_here(hash, &environment, &base);
-            // What failed for now is remembered with its cause.
+            // A temporary failure is remembered with its cause.
             if !built
                 .as_ref()
                 .is_err_and(|failure| failure.code == Code::EnvironmentBuilding)
@@ -277,7 +279,7 @@ impl Environments {
             }
             drop(guests);
             if mine.own_process {
-                // What `uv` left running, if it was ended.
+                // Processes that an interrupted `uv` left.
                 end_unknown_children();
             }
             built.map(Arc::new)
@@ -285,7 +287,7 @@ impl Environments {
         .await
     }
 
-    /// Blocks for as long as that takes.
+    /// Builds the environment unless it exists. Blocks until then.
     fn build_here(&self, hash: EnvironmentHash, environment: &Environment, base: &Base) -> Result<Built, Failure> {
         let packages = self.packages.of(&base.packages)?;
         let place = Place::new(&self.dir, hash);
@@ -296,11 +298,11 @@ impl Environments {
             if locked(FlockOperation::NonBlockingLockExclusive)? && !place.is_whole() {
                 self.make(&place, hash, environment, base)?;
             }
-            // Between the two locks somebody may have removed it.
+            // Another node may have removed it between the two locks.
             if locked(FlockOperation::NonBlockingLockShared)? && place.is_whole() {
                 break;
             }
-            // Somebody else builds it.
+            // Another node builds it.
             locked(FlockOperation::Unlock)?;
             if self.closed.load(Ordering::Acquire) {
                 return Err(Failure::new(
@@ -323,7 +325,7 @@ impl Environments {
         })
     }
 
-    /// Makes it, where nobody else is at it.
+    /// Builds the environment. The caller holds the lock exclusively.
     fn make(
         &self,
         place: &Place,
@@ -395,7 +397,7 @@ impl Environments {
         }
     }
 
-    /// `uv`: as it was named, or beside the interpreter that it came with, or wherever it is found.
+    /// Path of `uv`: as configured, or beside the interpreter, or from `PATH`.
     fn uv(&self, python: &Path) -> PathBuf {
         let beside = python.with_file_name("uv");
         match &self.settings.uv {
@@ -405,7 +407,7 @@ impl Environments {
         }
     }
 
-    /// Removes what nobody uses, and is too much or too old.
+    /// Removes unused environments that are too many or too old.
     fn tidy(&self) {
         let notes = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let used = notes.filter_map(|entry| {
@@ -423,14 +425,14 @@ impl Environments {
             let Ok(file) = File::open(&place.lock) else { continue };
             if lock_file(&file, FlockOperation::NonBlockingLockExclusive).is_ok_and(|alone| alone) {
                 tracing::info!(environment = %place.root.display(), "an environment that nobody used is removed");
-                // Its lock stays: somebody may wait for it.
+                // Keep the lock file: another node may wait for it.
                 place.remove();
             }
         }
     }
 }
 
-/// Where an environment is.
+/// The paths of an environment.
 struct Place {
     root: PathBuf,
     lock: PathBuf,
@@ -450,7 +452,7 @@ impl Place {
         self.note.is_file() && self.root.is_dir()
     }
 
-    /// The note first: what has none is not whole.
+    /// Removes the note first: an environment without a note is incomplete.
     fn remove(&self) {
         let _ = std::fs::remove_file(&self.note);
         if let Err(error) = std::fs::remove_dir_all(&self.root)
@@ -460,7 +462,7 @@ impl Place {
         }
     }
 
-    /// It is used now.
+    /// Records that it is used now.
     fn touch(&self) {
         let touched = File::options()
             .append(true)
@@ -472,8 +474,8 @@ impl Place {
     }
 }
 
-/// Lets an environment's interpreter import what every worker needs, from where the node has it now. What the environment brings
-/// itself stays.
+/// Links the packages that every worker needs into an environment, from where the node has them now. Packages of the
+/// environment itself stay.
 fn link_packages(root: &Path, minor: &str, packages: &[Shown]) -> std::io::Result<()> {
     let modules = root.join(format!("lib/python{minor}/site-packages"));
     for shown in packages {
@@ -485,7 +487,7 @@ fn link_packages(root: &Path, minor: &str, packages: &[Shown]) -> std::io::Resul
             Err(_) if link.exists() => continue,
             Err(_) => {}
         }
-        // In one step, for whoever imports it meanwhile.
+        // Replace it in one step, since others may import it meanwhile.
         let fresh = modules.join(format!(".{}-{}", name.to_string_lossy(), std::process::id()));
         let _ = std::fs::remove_file(&fresh);
         std::os::unix::fs::symlink(&shown.from, &fresh)?;
@@ -494,7 +496,7 @@ fn link_packages(root: &Path, minor: &str, packages: &[Shown]) -> std::io::Resul
     Ok(())
 }
 
-/// Whether the lock was to be had.
+/// Locks or unlocks a file. Returns false if another process holds the lock.
 fn lock_file(file: &File, how: FlockOperation) -> std::io::Result<bool> {
     match rustix::io::retry_on_intr(|| flock(file, how)) {
         Ok(()) => Ok(true),

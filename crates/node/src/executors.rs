@@ -1,4 +1,4 @@
-//! Executors: started, spoken to, ended.
+//! Executor processes: start, communication, end.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,28 +27,28 @@ use crate::images::Image;
 use crate::output::Printed;
 use crate::{Output, readable};
 
-/// An executor that is not ready by then has failed: a Python on a cold network file system imports for seconds.
+/// Limit for an executor's start: a Python on a cold network file system imports for seconds.
 pub const READY_DEADLINE: Duration = Duration::from_secs(10);
-/// An executor that was told to end gets this long before it is killed.
+/// Time for an executor to end by itself before it is killed.
 const END_DEADLINE: Duration = Duration::from_millis(500);
-/// Output that is still in a pipe when its executor has ended is waited for this long.
+/// Longest wait for output in the pipes of an executor that has ended.
 const OUTPUT_DEADLINE: Duration = Duration::from_millis(100);
-/// Ways on which an executor's workers print: some more than the most workers of a lease have.
+/// Most output pipes of an executor's workers: more than the workers of a lease need.
 const MOST_READERS: usize = 4096;
-/// How much of an executor's output explains its death.
+/// Bytes of an executor's output that explain its death.
 const LAST_WORDS_BYTES: usize = 4 << 10;
 
-/// What an executor is, and so for which leases it will do.
+/// Properties of an executor, which determine the leases that it can serve.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Kind {
-    /// What it runs.
+    /// Language runtime.
     pub language: Language,
-    /// What it may see; none for an executor that is not isolated.
+    /// What it may see; `None` for an executor that is not isolated.
     pub opening: Option<Opening>,
 }
 
 impl Kind {
-    /// How isolated its workers are.
+    /// Isolation of its workers.
     pub fn sandbox(&self) -> Sandbox {
         match &self.opening {
             None => Sandbox::Process,
@@ -70,32 +70,29 @@ pub struct Opening {
     pub shown: Vec<Shown>,
     /// Whether it shares the network.
     pub network: bool,
-    /// What it sees in place of the host's programs and libraries, if it is a container.
+    /// The image in place of the host's programs and libraries, for a container.
     pub image: Option<Arc<Image>>,
 }
 
-/// What an executor runs.
+/// Language runtime of an executor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Language {
-    /// Shared libraries.
     Native,
-    /// Python callables.
     Python {
-        /// The interpreter.
         executable: PathBuf,
         /// Directories on its module path.
         path: Vec<String>,
-        /// What it belongs to, if that was built for leases.
+        /// The built environment of the interpreter, if it belongs to one.
         environment: Option<Arc<Built>>,
     },
 }
 
-/// The node's end of an executor's control socket, for whoever has a message to send.
+/// The node's end of an executor's control socket, for sending.
 #[derive(Debug, Clone)]
 pub struct Control(Arc<AsyncFd<OwnedFd>>);
 
 impl Control {
-    /// Sends a message with its descriptors. Never blocks: an executor that does not read is as good as dead.
+    /// Sends a message with its descriptors. Never blocks; a full socket is an error, since the executor does not read.
     pub fn send(&self, message: &ToExecutor, files: &[BorrowedFd<'_>]) -> std::io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
         descriptors::send(self.0.get_ref(), &bytes, files).map(drop)
@@ -111,27 +108,27 @@ pub struct Executor {
     packet: Vec<u8>,
     printed: Arc<Printed>,
     readers: tokio::task::JoinSet<()>,
-    /// The last call of each worker's that is gone, once it is; see [`Caller`].
+    /// For each worker, the last call of its predecessor, once that is gone; see [`Caller`].
     last_calls: HashMap<WorkerIndex, Arc<OnceLock<u32>>>,
     reaped: bool,
     watch: Option<AsyncFd<Watch>>,
-    /// What stands around it, if it is isolated.
+    /// Its enclosure, if it is isolated.
     pub enclosure: Option<Enclosure>,
-    /// What it said that it runs.
+    /// The executor's description of its runtime.
     pub runtime: String,
 }
 
-/// What a node hears of an executor.
+/// An event of an executor.
 #[derive(Debug)]
 pub enum Heard {
-    /// The executor's own words, and what came with them.
+    /// A message of the executor, with its descriptor.
     Said(FromExecutor, Option<OwnedFd>),
-    /// The kernel's: it or a worker of its was refused a system call.
+    /// The kernel refused a system call of the executor or of a worker.
     Refused(Refusal),
 }
 
 impl Executor {
-    /// Starts one and waits until it is ready.
+    /// Starts an executor and waits until it is ready.
     pub async fn start(
         spawner: Arc<Spawner>,
         program: Program,
@@ -194,33 +191,33 @@ impl Executor {
         }
     }
 
-    /// Its process id.
+    /// Process id of the parent process.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// What it and its workers print.
+    /// Output of the executor and its workers.
     pub fn printed(&self) -> &Arc<Printed> {
         &self.printed
     }
 
-    /// Has what a worker prints come on a way of its own, so that it is known which call printed it: the one that its meter
-    /// shows, since a call's reply waits until all is read. To be called for each worker that starts, before it has a channel.
+    /// Gives a worker output pipes of its own, so that output is attributed to the call in its meter: a call's reply
+    /// waits until all its output is read. Call it for each worker that starts, before the worker has a channel.
     pub fn tell_apart(&mut self, worker: WorkerIndex, meter: &Meter, output: Output) -> std::io::Result<()> {
-        // Those of workers that are gone have ended, or soon will; an honest executor has not many more.
+        // Readers of dead workers have ended, or will soon; an honest executor has few more.
         while self.readers.try_join_next().is_some() {}
         if self.readers.len() > MOST_READERS {
             return Err(std::io::Error::other("too many of its workers print at once"));
         }
         let last = Arc::new(OnceLock::new());
         if let Some(before) = self.last_calls.insert(worker, Arc::clone(&last)) {
-            // The meter shows it until the next channel comes. Nobody else sets it.
+            // The meter shows the predecessor's last call until the next channel. It is set only here.
             let _ = before.set(meter.read().started);
         }
         let mut ends = Vec::new();
         for stream in [Stream::Out, Stream::Err] {
             let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-            // Ours alone: the other end is written to as any file.
+            // The flag affects only our end; the other end stays blocking.
             rustix::fs::fcntl_setfl(&read, rustix::fs::OFlags::NONBLOCK)?;
             let caller = Caller {
                 worker,
@@ -241,13 +238,13 @@ impl Executor {
         self.control.send(&ToExecutor::Prints { worker }, &files)
     }
 
-    /// What to send messages with.
+    /// A handle for sending messages.
     pub fn control(&self) -> Control {
         self.control.clone()
     }
 
-    /// What is heard of it next; none once it is gone, or talks nonsense. Whoever makes a refused call waits until it is heard
-    /// of, so this is to be called again and again.
+    /// The next event; `None` when the executor is gone, or sends a malformed message. A refused system call waits for
+    /// this, so call it in a loop.
     pub async fn hear(&mut self) -> Option<Heard> {
         loop {
             let Some(watch) = &mut self.watch else {
@@ -259,15 +256,14 @@ impl Executor {
                 said = said(&self.control, &mut self.packet, self.pid, self.enclosure.is_some()) => return said.map(|(message, file)| Heard::Said(message, file)),
                 ready = watch.readable_mut() => {
                     let refusal = match ready {
-                        // Of several that ask at once only the first is announced: all are answered before more are
-                        // waited for.
+                        // One event may announce several refused calls: receive all before waiting for more.
                         Ok(mut ready) => match ready.get_inner().asking() {
                             Asking::Now => ready.get_inner_mut().answer(),
                             Asking::NotNow => {
                                 ready.clear_ready();
                                 continue;
                             }
-                            // To wait for more would be never to wait again: the descriptor stays readable.
+                            // Drop the watch: its descriptor would stay readable.
                             Asking::Never => None,
                         },
                         Err(_) => None,
@@ -281,7 +277,7 @@ impl Executor {
         }
     }
 
-    /// Its next words, where nobody cares what it was refused.
+    /// The next message; refused system calls are ignored.
     async fn said(&mut self) -> Option<FromExecutor> {
         loop {
             if let Heard::Said(message, _) = self.hear().await? {
@@ -290,14 +286,14 @@ impl Executor {
         }
     }
 
-    /// Whether it has not ended.
+    /// Whether the process has not ended.
     pub fn is_alive(&self) -> bool {
         let mut waiting = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         matches!(rustix::event::poll(&mut waiting, Some(&now)), Ok(0))
     }
 
-    /// What it wrote last. A moment is allowed for words that are still in the pipe.
+    /// The end of its output. Waits a moment for bytes in the pipes.
     pub async fn last_words(&mut self) -> String {
         self.read_to_the_end(END_DEADLINE).await;
         match self.printed.last(LAST_WORDS_BYTES) {
@@ -311,12 +307,12 @@ impl Executor {
         let _ = tokio::time::timeout(limit, all).await;
     }
 
-    /// Kills it at once. Still to be ended.
+    /// Kills it at once. Call [`Executor::end`] afterwards.
     pub fn kill(&self) {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Ends it: it is asked by closing its control socket, and killed when it does not listen. Its record is collected.
+    /// Ends the executor: closes its control socket, kills it if it does not end, and reaps it.
     pub async fn end(&mut self) {
         let _ = rustix::net::shutdown(self.control.0.get_ref(), rustix::net::Shutdown::Both);
         if tokio::time::timeout(END_DEADLINE, self.pidfd.readable()).await.is_err() {
@@ -326,17 +322,17 @@ impl Executor {
         self.reap();
         self.watch = None;
         if let Some(enclosure) = self.enclosure.take() {
-            // Whatever is left inside ends, which the kernel takes some time for.
+            // Ends all processes left inside, which takes the kernel some time.
             let _ = tokio::task::spawn_blocking(move || drop(enclosure)).await;
         }
-        // Nobody is left to write, unless something escaped, which is not waited for.
+        // Normally no writer is left. Do not wait for one that escaped.
         self.read_to_the_end(OUTPUT_DEADLINE).await;
     }
 
     fn reap(&mut self) {
         if !self.reaped {
             self.reaped = true;
-            // Whatever it started in its own group goes with it.
+            // End everything that it started in its own group.
             if let Some(group) = Pid::from_raw(self.pid) {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }
@@ -354,7 +350,7 @@ impl Drop for Executor {
     }
 }
 
-/// An executor's next message; none once it is gone, or talks nonsense.
+/// The executor's next message; `None` when it is gone, or sends a malformed message.
 async fn said(
     control: &Control,
     packet: &mut [u8],
@@ -374,7 +370,7 @@ async fn said(
         .inspect_err(|error| nonsense(error))
         .ok()?;
     if isolated && let FromExecutor::WorkerStarted { pid, .. } = &mut message {
-        // It counts processes by a list of its own, and is not believed what it says of ours.
+        // An isolated executor has a process list of its own; use the id that the kernel reports.
         let Some(real) = files.first().and_then(process_of) else {
             nonsense(&"a worker without a process of its own");
             return None;
@@ -384,7 +380,7 @@ async fn said(
     Some((message, files.into_iter().next()))
 }
 
-/// Process id, as this process counts, behind a pidfd.
+/// Process id of a pidfd, in this process's namespace.
 fn process_of(pidfd: &OwnedFd) -> Option<u32> {
     use std::os::fd::AsRawFd;
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
@@ -392,10 +388,10 @@ fn process_of(pidfd: &OwnedFd) -> Option<u32> {
     pid.trim().parse().ok().filter(|pid| *pid > 0)
 }
 
-/// Starts a process that nobody takes for an orphan until [`forget_child`].
+/// Starts a process that does not count as an orphan until [`forget_child`].
 pub async fn start_child(spawner: Arc<Spawner>, program: Program) -> Result<Child, Failure> {
     let started = tokio::task::spawn_blocking(move || {
-        // Under the lock, so that nobody takes the new child for an orphan.
+        // Hold the lock, so that the new child is not taken for an orphan.
         let mut known = known();
         let child = spawner.spawn(program)?;
         known.insert(child.pid);
@@ -406,12 +402,12 @@ pub async fn start_child(spawner: Arc<Spawner>, program: Program) -> Result<Chil
         .await
         .map_err(|error| failed(&error))?
         .map_err(|error| match error {
-            // Too many processes, or too little memory, is over in a moment.
+            // Too many processes, or too little memory, is temporary.
             SandboxError::Namespaces(ref why) if is_passing(why) => failed(&error),
             SandboxError::Namespaces(_) | SandboxError::Filter(_) => {
                 Failure::new(Code::IsolationUnavailable, error.to_string())
             }
-            // Some systems give namespaces that allow nothing.
+            // Some systems permit namespaces that permit nothing inside.
             SandboxError::Isolation { error: ref why, .. } if why.kind() == std::io::ErrorKind::PermissionDenied => {
                 let text =
                     format!("{error}; does this machine restrict user namespaces, or system calls by a container?");
@@ -428,24 +424,24 @@ fn is_passing(error: &std::io::Error) -> bool {
     )
 }
 
-/// Collects the record of a process that has ended, or is about to.
+/// Reaps a process that has ended, or is about to.
 pub fn forget_child(pid: i32, pidfd: BorrowedFd<'_>) {
     let mut known = known();
     let _ = rustix::process::waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED);
     known.remove(&pid);
 }
 
-/// Tells which call of a worker's prints.
+/// Attributes a worker's output to calls.
 pub struct Caller {
     worker: WorkerIndex,
     meter: Meter,
-    /// The last call of all, once the worker is gone: the meter is its successor's then.
+    /// The worker's last call, once it is gone: its successor uses the meter then.
     last: Arc<OnceLock<u32>>,
 }
 
 impl Caller {
     fn printer(&self) -> Printer {
-        // In this order: what the meter shows before the worker is known to be gone is this worker's.
+        // Read the meter first: a value from before the worker's end is known belongs to this worker.
         let sequence = self.meter.read().started;
         Printer {
             worker: self.worker,
@@ -454,8 +450,8 @@ impl Caller {
     }
 }
 
-/// Reads what an executor and its workers print, keeps the last of it and hands it on. Where it is a worker's alone, it is known
-/// by which call.
+/// Reads the output of an executor and its workers, keeps the end of it and passes it on. Output of a single worker is
+/// attributed to calls.
 pub async fn drain(
     pipe: AsyncFd<OwnedFd>,
     printed: Arc<Printed>,
@@ -473,7 +469,7 @@ pub async fn drain(
         let mut by = None;
         let read = pipe
             .async_io(Interest::READABLE, |pipe| {
-                // Before it is read: the call that printed it goes on until then.
+                // Read the call before the bytes: it has not ended before they are read.
                 by = caller.as_ref().map(Caller::printer);
                 rustix::io::read(pipe, &mut chunk).map_err(std::io::Error::from)
             })
@@ -492,7 +488,7 @@ pub async fn drain(
                 }
             }
             Output::Own => {
-                // Whoever closed our output does not want to read it.
+                // An error means that our output is closed.
                 let _ = own.write_all(chunk).await;
                 let _ = own.flush().await;
             }
@@ -501,10 +497,10 @@ pub async fn drain(
     }
 }
 
-/// How much of a stream the log takes within a second: whoever prints for ever shall not fill the node's disk.
+/// Most bytes of a stream that are logged in a second, so that endless output does not fill the node's disk.
 const LOGGED_BYTES_PER_S: usize = 64 << 10;
 
-/// What a stream may still write into the log.
+/// Remaining bytes of a stream for the log.
 #[derive(Debug, Default)]
 struct Budget {
     since: Option<Instant>,
@@ -513,7 +509,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// How many of these bytes go into the log, and how many did not in the second before.
+    /// How many of these bytes to log, and how many were left out in the second before.
     fn spend(&mut self, now: Instant, wanted: usize) -> (usize, usize) {
         let mut told = 0;
         if self
@@ -531,22 +527,22 @@ impl Budget {
     }
 }
 
-/// Process ids of executors that live.
+/// Process ids of living executors.
 static KNOWN: Mutex<std::collections::BTreeSet<i32>> = Mutex::new(std::collections::BTreeSet::new());
 
 fn known() -> std::sync::MutexGuard<'static, std::collections::BTreeSet<i32>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many programs of others run below this process, whose children are not known.
+/// Number of external programs that run below this process, whose children are unknown.
 static GUESTS: AtomicUsize = AtomicUsize::new(0);
 
-/// While there is one, nobody is ended for being unknown.
+/// While one exists, unknown children are not ended.
 #[derive(Debug)]
 pub struct Guests(());
 
 impl Guests {
-    /// Before the program is started.
+    /// Call it before the program is started.
     pub fn arrive() -> Self {
         GUESTS.fetch_add(1, Ordering::AcqRel);
         Self(())
@@ -559,16 +555,16 @@ impl Drop for Guests {
     }
 }
 
-/// Passes over the list of children; each ends somebody, or is one of the last two.
+/// Most passes over the list of children. Each ends a process, or is one of the last two.
 const MOST_PASSES: usize = 1000;
 
-/// Kills and collects every child of this process that is not a living executor: what an executor left behind that died
-/// before it could see to it.
+/// Kills and reaps every child of this process that is not a living executor: what an executor left that died before it
+/// could end it.
 ///
-/// What a worker of such an executor left behind becomes a child of ours only when the worker itself is gone, so this goes on
-/// until it has found nobody twice: the kernel's list may also miss a child while another one ends.
+/// Processes of such an executor's workers become our children only after the worker's end. So this repeats until it
+/// has found none twice: the kernel's list may also miss a child while another one ends.
 ///
-/// Does nothing while there are [`Guests`]; whoever brought them calls it when they have gone.
+/// Does nothing while there are [`Guests`]; their owner calls it when they have ended.
 pub fn end_unknown_children() {
     let mut quiet = 0;
     for _ in 0..MOST_PASSES {
@@ -583,7 +579,7 @@ pub fn end_unknown_children() {
     }
 }
 
-/// One pass over the kernel's list. Whether anybody was ended.
+/// One pass over the kernel's list. Returns whether any process was ended.
 fn end_those_listed() -> bool {
     let mut ended = false;
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
@@ -599,7 +595,7 @@ fn end_those_listed() -> bool {
         })
         .collect();
     for child in children {
-        // Looked at one by one: an executor may have been started since the list was made.
+        // Check one by one: an executor may have been started since the list was read.
         let known = known();
         if !known.contains(&child)
             && let Some(pid) = Pid::from_raw(child)

@@ -1,4 +1,4 @@
-//! Notices peers that go away, at no cost per message: the kernel is asked for hang-ups only.
+//! Notices peers that disconnect, at no cost for messages: the kernel reports only hang-ups.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 use crate::leases::Run;
 use crate::readable;
 
-/// Sockets being watched. A socket leaves by being closed in all its copies, or by [`Hangups::forget`].
+/// Watched sockets. A socket leaves when all its copies are closed, or by [`Hangups::forget`].
 #[derive(Debug)]
 pub struct Hangups {
     epoll: AsyncFd<OwnedFd>,
@@ -25,7 +25,7 @@ struct Watched {
 }
 
 impl Hangups {
-    /// Watches nothing yet.
+    /// Watches no socket yet.
     pub fn new() -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self {
@@ -38,7 +38,7 @@ impl Hangups {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells `run` when the peer of this channel's socket is gone. Answers a key to forget it by.
+    /// Informs `run` when the peer of this channel's socket is gone. Returns a key for [`Hangups::forget`].
     pub fn watch(&self, socket: impl AsFd, run: &Arc<Run>, channel: ChannelId) -> std::io::Result<u64> {
         let mut watched = self.watched();
         watched.next += 1;
@@ -49,14 +49,14 @@ impl Hangups {
         Ok(key)
     }
 
-    /// Watches it no longer.
+    /// Stops watching a socket.
     pub fn forget(&self, socket: impl AsFd, key: u64) {
         if self.watched().by_key.remove(&key).is_some() {
             let _ = epoll::delete(self.epoll.get_ref(), socket);
         }
     }
 
-    /// Serves for ever.
+    /// Serves without end.
     pub async fn serve(&self) {
         loop {
             let Ok(mut ready) = self.epoll.readable().await else {

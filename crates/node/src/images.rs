@@ -1,7 +1,7 @@
-//! Images of leases: which there may be, and where they lie.
+//! Images of leases: the permitted ones, and their directories.
 //!
-//! What the node's owner names is unpacked when the node starts, once for each version of it, and looked at again every minute.
-//! A lease's own words are only compared with what is allowed, unless the owner allows any.
+//! Images that the node's owner names are unpacked when the node starts, once for each version, and checked every
+//! minute. A name in a lease is only compared with the permitted ones, unless the owner permits any.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 
 use crate::executors::{Guests, end_unknown_children};
 
-/// A lease waits no longer than this for an image that is being unpacked.
+/// Longest wait of a lease for an image that is being unpacked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// An image that executors can be started in.
@@ -26,9 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Image {
     /// Its root directory on this host.
     pub root: PathBuf,
-    /// What exactly it is, as leases show it.
+    /// Exact identity, as leases show it.
     pub described: String,
-    /// Variables that programs find there.
+    /// Variables for its programs.
     pub environment: Vec<(String, String)>,
 }
 
@@ -36,20 +36,20 @@ pub struct Image {
 #[derive(Debug)]
 pub struct Images {
     dir: PathBuf,
-    /// The node's name among all of this host.
+    /// The node's unique name on this host.
     owner: String,
-    /// What leases may name, exactly as written; the first is for those that name none.
+    /// Permitted names, exactly as written; the first is the default.
     named: Vec<String>,
-    /// Whether children of this process that nobody knows are ended.
+    /// Whether unknown children of this process are ended.
     own_process: bool,
-    /// Whether the node ends.
+    /// Whether the node is closing.
     closed: AtomicBool,
     slots: Mutex<HashMap<String, Arc<OnceCell<Ready>>>>,
-    /// Directories in `dir` that are of use.
+    /// Directories in `dir` that are in use.
     kept: Mutex<HashSet<PathBuf>>,
-    /// Unpacked, and not what their names mean any more.
+    /// Unpacked images that their names do not refer to any more.
     retired: Mutex<Vec<Arc<Image>>>,
-    /// Held by whoever unpacks: disks do one at a time best.
+    /// Held during unpacking: disks are fastest with one at a time.
     unpacking: tokio::sync::Mutex<()>,
 }
 
@@ -60,7 +60,7 @@ struct Ready {
 }
 
 impl Images {
-    /// `dir` keeps what is unpacked, also for the node's next life.
+    /// `dir` keeps unpacked images, also for the node's next process.
     pub fn new(dir: PathBuf, owner: String, named: Vec<String>, own_process: bool) -> Arc<Self> {
         Arc::new(Self {
             dir,
@@ -75,7 +75,7 @@ impl Images {
         })
     }
 
-    /// Makes everything ready that the owner named, and removes what an earlier life left.
+    /// Prepares all images that the owner named, and removes unused ones of an earlier process.
     pub async fn prepare(self: &Arc<Self>) {
         for name in &self.named {
             if let Err(error) = self.ready(name).await {
@@ -86,17 +86,17 @@ impl Images {
         let _ = tokio::task::spawn_blocking(move || mine.remove_unused()).await;
     }
 
-    /// Ends whatever is being unpacked, and waits until it has ended.
+    /// Ends an unpacking, and waits until it has ended.
     pub async fn close(&self) {
         self.closed.store(true, Ordering::Release);
         drop(self.unpacking.lock().await);
     }
 
-    /// The image of a lease that asks for this one; with `any`, it may be one that the operator did not name.
+    /// The image of a lease that requests `asked`. With `any`, it may be one that the operator did not name.
     pub async fn wanted(self: &Arc<Self>, asked: Option<&str>, any: bool) -> Result<Arc<Image>, Failure> {
         let (name, pinned) = self.allowed_name(asked, any)?;
         let (mine, known) = (self.clone(), name.clone());
-        // Goes on when whoever asked has gone: the next one finds it ready.
+        // The task goes on without its requester, so that the next request finds the image.
         let ready = tokio::spawn(async move { mine.ready(&known).await });
         let ready = match tokio::time::timeout(PATIENCE, ready).await {
             Ok(Ok(ready)) => ready.map_err(|error| failure(&error))?,
@@ -120,14 +120,14 @@ impl Images {
         }
     }
 
-    /// The name under which to look, and the digest that must come of it if the lease insists on one.
+    /// The name to look up, and the digest that the lease requires, if any.
     fn allowed_name(&self, asked: Option<&str>, any: bool) -> Result<(String, Option<String>), Failure> {
         let refused = |text: String| Err(Failure::new(Code::InvalidRequest, text));
         let names = &self.named;
         if let (true, Some(asked)) = (any, asked) {
             let checked = Reference::parse(asked).map_err(|error| failure(&error))?;
             return match (checked, asked.split_once('@')) {
-                // A digest of a file is for us to compare; that of a name is for its runtime to look up.
+                // The node compares the digest of a file; the container runtime looks up that of a name.
                 (Reference::Path(_), Some((path, digest))) if !Path::new(asked).exists() => {
                     Ok((path.into(), Some(digest.into())))
                 }
@@ -165,7 +165,7 @@ impl Images {
         let slot = lock(&self.slots).entry(name.into()).or_default().clone();
         let ready = slot.get_or_try_init(|| self.fetch(name)).await.cloned();
         if ready.is_err() {
-            // What is not there now may be there later.
+            // The image may appear later.
             let mut slots = lock(&self.slots);
             if slots
                 .get(name)
@@ -185,7 +185,7 @@ impl Images {
             let fetched = mine.unpack(&name);
             drop(guests);
             if mine.own_process {
-                // What a container runtime left running.
+                // Processes that a container runtime left.
                 end_unknown_children();
             }
             fetched
@@ -194,7 +194,7 @@ impl Images {
             .unwrap_or_else(|error| Err(std::io::Error::other(error).into()))
     }
 
-    /// Blocks for as long as that takes.
+    /// Unpacks an image unless it exists. Blocks until then.
     fn unpack(&self, name: &str) -> Result<Ready, ImageError> {
         let found = image::find(&Reference::parse(name)?)?;
         let ready = |image| Ready {
@@ -214,13 +214,13 @@ impl Images {
             .chars()
             .take(32)
             .collect();
-        // What an image is stands beside it, once it is whole.
+        // The note is written beside an image when it is complete.
         let (kept, note) = (self.dir.join(&key), self.dir.join(format!("{key}.json")));
         if let Ok(text) = std::fs::read(&note)
             && let Ok(image) = serde_json::from_slice::<Image>(&text)
             && image.root.is_dir()
         {
-            // It may have been retired, when its name meant something else for a while.
+            // The image may have been retired, when its name referred to another one for a while.
             lock(&self.retired).retain(|retired| retired.root != image.root);
             lock(&self.kept).insert(image.root.clone());
             return Ok(ready(image));
@@ -242,7 +242,7 @@ impl Images {
         Ok(ready(image))
     }
 
-    /// Looks whether names mean what they meant. To be called about once a minute.
+    /// Checks which images the names refer to. Call it about once a minute.
     pub async fn look_again(self: &Arc<Self>) {
         let known: Vec<(String, Arc<OnceCell<Ready>>)> = {
             let slots = lock(&self.slots);
@@ -258,7 +258,7 @@ impl Images {
             let Ok(found) = found.await else { continue };
             match found {
                 Ok(found) if found.mark == was.mark => continue,
-                // Whoever leases meanwhile gets what there is.
+                // Leases use the old image meanwhile.
                 Ok(_) => match self.fetch(&name).await {
                     Ok(now) => drop(lock(&self.slots).insert(name, Arc::new(OnceCell::new_with(Some(now))))),
                     Err(error) => {
@@ -278,7 +278,7 @@ impl Images {
         let _ = tokio::task::spawn_blocking(move || mine.remove_retired()).await;
     }
 
-    /// Removes what no lease and no parked executor has any more.
+    /// Removes images that no lease or parked executor uses any more.
     fn remove_retired(&self) {
         let _none_unpacks = self.unpacking.blocking_lock();
         let gone: Vec<_> = {
@@ -292,7 +292,7 @@ impl Images {
         self.remove_stale();
     }
 
-    /// Removes what an earlier life left and this one has no use for.
+    /// Removes images of an earlier process that this one does not use.
     fn remove_unused(&self) {
         if !self.dir.is_dir() {
             return;
@@ -305,7 +305,7 @@ impl Images {
         self.remove_stale();
     }
 
-    /// Removes what is unpacked and not kept.
+    /// Removes unpacked images that are not kept.
     fn remove_stale(&self) {
         let kept = lock(&self.kept);
         let names: Vec<_> = kept.iter().filter_map(|root| root.file_stem()).collect();
@@ -332,7 +332,7 @@ fn of(unpacked: image::Unpacked) -> Image {
     }
 }
 
-/// Removes a file or a directory, if there is one.
+/// Removes a file or a directory, if it exists.
 fn remove(path: &Path) -> std::io::Result<()> {
     let removed = match path.is_dir() {
         true => std::fs::remove_dir_all(path),
@@ -349,7 +349,7 @@ fn failure(error: &ImageError) -> Failure {
         ImageError::Reference(..) => Code::InvalidRequest,
         ImageError::TooLarge(_) => Code::TooLarge,
         ImageError::System(_) => Code::ExecutorFailed,
-        // Of this node there is no such image to be had.
+        // This node does not have such an image.
         _ => Code::NotFound,
     };
     Failure::new(code, error.to_string())

@@ -9,7 +9,7 @@ fn named(names: &[&str]) -> Vec<String> {
     names.iter().map(ToString::to_string).collect()
 }
 
-/// Packs a directory with one file that says this. None where the tool is missing.
+/// Packs a directory with one file of this content. `None` if the tool is missing.
 fn pack(dir: &Path, text: &str) -> Option<PathBuf> {
     let (from, to) = (dir.join("from"), dir.join("image.sqfs"));
     std::fs::create_dir_all(&from).unwrap();
@@ -69,7 +69,7 @@ async fn a_lease_gets_what_the_owner_named_the_first_of_it_or_an_error_that_name
     }
     let missing = own.wanted(Some("/no/such/place"), true).await.unwrap_err();
     assert_eq!(missing.code, Code::NotFound);
-    // What was put there meanwhile is found.
+    // An image that appeared meanwhile is found.
     let late = root.join("late");
     let asked = late.display().to_string();
     assert!(own.wanted(Some(&asked), true).await.is_err());
@@ -84,7 +84,7 @@ async fn an_image_that_changes_is_another_one_and_the_old_one_goes_with_its_last
     let Some(packed) = pack(&root, "first") else { return };
     let name = packed.display().to_string();
     let site = images(&root, named(&[&name]));
-    // Ten that ask at once get the same, unpacked once.
+    // Ten concurrent requests get the same image, unpacked once.
     let all = futures_util::future::join_all((0..10).map(|_| site.wanted(None, false))).await;
     let first = all.into_iter().map(Result::unwrap).next().unwrap();
     assert_eq!(std::fs::read_to_string(first.root.join("file")).unwrap(), "first");
@@ -108,7 +108,7 @@ async fn an_image_that_changes_is_another_one_and_the_old_one_goes_with_its_last
     assert!(!gone.exists() && second.root.exists());
     assert_eq!(unpacked(&root).len(), 2);
 
-    // Its file has gone, and with it the image.
+    // The file is gone, and with it the image.
     std::fs::remove_file(&packed).unwrap();
     site.look_again().await;
     assert_eq!(site.wanted(None, false).await.unwrap_err().code, Code::NotFound);
@@ -131,7 +131,7 @@ async fn the_next_life_of_a_node_uses_what_is_whole_and_removes_the_rest() {
     site.prepare().await;
     assert!(site.wanted(None, false).await.unwrap().root.join("mark").exists());
     assert_eq!(unpacked(&root).len(), 2);
-    // A note that nobody can read is no image.
+    // An unreadable note is ignored.
     let note = first.root.with_extension("json");
     std::fs::write(&note, "nonsense").unwrap();
     let site = images(&root, named(&[&name]));

@@ -1,7 +1,7 @@
-//! What a node must not forget when it dies: which tokens are spent, and what was used and is not booked yet.
+//! The journal: state that must survive the node's process. It contains spent tokens, and usage that is not booked yet.
 //!
-//! One append-only file of lines: a checksum, a space, JSON. A line that a crash cut short ends the file; everything
-//! before it counts. At every start the file is written anew with what still matters.
+//! It is one append-only file of lines: a checksum, a space, JSON. A truncated line after a crash ends the file;
+//! everything before it is valid. At every start the file is rewritten with what still matters.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -18,21 +18,21 @@ use dayfly_protocol::node_api::DirectStart;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The file is written anew when it has grown by this much.
+/// Growth in bytes after which the file is rewritten.
 const MOST_GROWTH: u64 = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Record {
-    /// A lease was taken; nobody may use it after `until_ms` (wall clock).
+    /// A lease was taken; it cannot be used after `until_ms` (wall clock).
     Start {
         lease: LeaseId,
         until_ms: u64,
         managed: bool,
     },
-    /// A lease is about to be taken under an allowance of the manager's, which has not heard of it.
+    /// A lease is about to be taken under an allowance of the manager, which does not know the lease yet.
     Direct { lease: LeaseId, start: Box<DirectStart> },
-    /// Now it has.
+    /// The manager knows it now.
     Adopted { lease: LeaseId },
     /// It ended.
     End {
@@ -41,11 +41,11 @@ enum Record {
         until_ms: u64,
         managed: bool,
     },
-    /// The manager was told.
+    /// The manager was informed of the end.
     Told { lease: LeaseId },
-    /// All that leases used so far.
+    /// Total usage of leases so far.
     Usage { usage: Vec<(LeaseId, Metered)> },
-    /// This is on its way to the manager.
+    /// This usage is in flight to the manager.
     Sent {
         sequence: u64,
         usage: Vec<(LeaseId, Metered)>,
@@ -61,7 +61,7 @@ pub struct Ended {
     pub until_ms: u64,
 }
 
-/// Usage under its number.
+/// Usage with its sequence number.
 pub type Entry = (u64, Vec<(LeaseId, Metered)>);
 
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ struct Books {
     open: HashMap<LeaseId, (u64, bool)>,
     ended: HashMap<LeaseId, Ended>,
     untold: BTreeMap<LeaseId, State>,
-    /// What the manager has to hear of before anything else about these leases.
+    /// Leases that the manager must be informed of before anything else about them.
     direct: BTreeMap<LeaseId, DirectStart>,
     /// Totals that no booked or sent entry contains.
     unsent: BTreeMap<LeaseId, Metered>,
@@ -131,7 +131,7 @@ impl Books {
         }
     }
 
-    /// The fewest records that say all of it.
+    /// The smallest set of records with the same meaning.
     fn records(&self) -> Vec<Record> {
         let mut records = vec![Record::Booked {
             sequence: self.sequence.saturating_sub(self.sent.is_some().into()),
@@ -170,7 +170,7 @@ impl Books {
 struct Inner {
     file: File,
     grown: u64,
-    /// Whether the last line written may be half a line.
+    /// Whether the last line may be incomplete.
     torn: bool,
     books: Books,
 }
@@ -183,7 +183,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads what an earlier life left, and starts the file anew. Leases that were open then are lost.
+    /// Reads the records of an earlier process, and rewrites the file. Leases that were open then are lost.
     pub fn open(path: &Path, now_ms: u64) -> std::io::Result<Self> {
         let mut books = Books::default();
         for record in read(path)? {
@@ -223,7 +223,7 @@ impl Journal {
 
     fn append(&self, record: &Record) -> std::io::Result<()> {
         let mut inner = self.inner();
-        // What is known in memory stays true even if the disk does not take it.
+        // The state in memory stays valid even if the disk refuses the record.
         inner.books.apply(record);
         if inner.torn || inner.grown > MOST_GROWTH {
             inner.file = rewrite(&self.path, &inner.books)?;
@@ -238,14 +238,14 @@ impl Journal {
         written
     }
 
-    /// As [`Journal::append`], where the world has changed already and only the log can tell that the disk did not hear.
+    /// As [`Journal::append`], for events that have happened already; an error is only logged.
     fn note(&self, record: &Record) {
         if let Err(error) = self.append(record) {
             tracing::error!(path = %self.path.display(), %error, "the journal cannot be written; make room on its disk");
         }
     }
 
-    /// A lease is about to be taken. It is not, if that cannot be written.
+    /// Records that a lease is about to be taken. The lease must not be taken after an error.
     pub fn start(
         &self,
         lease: LeaseId,
@@ -274,7 +274,7 @@ impl Journal {
         })
     }
 
-    /// A lease has ended, having used this.
+    /// Records the end of a lease, and its usage.
     pub fn end(&self, lease: LeaseId, ended: Ended, usage: Metered, managed: bool) {
         if managed {
             self.note(&Record::Usage {
@@ -289,14 +289,14 @@ impl Journal {
         });
     }
 
-    /// Leases of these totals have used more since.
+    /// Records new totals of leases.
     pub fn usage(&self, usage: Vec<(LeaseId, Metered)>) {
         if !usage.is_empty() {
             self.note(&Record::Usage { usage });
         }
     }
 
-    /// Ended leases of this and earlier lives.
+    /// Ended leases of this process and earlier ones.
     pub fn ended(&self) -> HashMap<LeaseId, Ended> {
         self.inner().books.ended.clone()
     }
@@ -308,7 +308,7 @@ impl Journal {
         ended.retain(|lease, ended| ended.until_ms > now_ms || untold.contains_key(lease));
     }
 
-    /// Ends that the manager has not heard of.
+    /// Ends that the manager was not informed of.
     pub fn untold(&self) -> Vec<(LeaseId, State)> {
         let inner = self.inner();
         inner
@@ -319,25 +319,25 @@ impl Journal {
             .collect()
     }
 
-    /// The manager was told of an end.
+    /// Records that the manager was informed of an end.
     pub fn told(&self, lease: LeaseId) {
         self.note(&Record::Told { lease });
     }
 
-    /// Leases that the manager has to hear of.
+    /// Leases that the manager must be informed of.
     pub fn direct(&self) -> Vec<(LeaseId, DirectStart)> {
         let inner = self.inner();
         let direct = inner.books.direct.iter();
         direct.map(|(lease, start)| (*lease, start.clone())).collect()
     }
 
-    /// The manager has this lease in its books.
+    /// Records that the manager knows this lease.
     pub fn adopted(&self, lease: LeaseId) {
         self.note(&Record::Adopted { lease });
     }
 
-    /// The entry that waits to be booked; a new one, if there is usage and none waits. What leases used of which the manager does
-    /// not know waits until it does.
+    /// The entry to be booked; a new one, if there is usage and none waits. Usage of leases that the manager does not
+    /// know yet is left out.
     pub fn entry(&self) -> Option<Entry> {
         let next = {
             let inner = self.inner();
@@ -359,7 +359,7 @@ impl Journal {
         self.inner().books.sent.clone()
     }
 
-    /// The manager has booked up to this number.
+    /// Records that the manager has booked all entries up to this number.
     pub fn booked(&self, sequence: u64) {
         self.note(&Record::Booked { sequence });
     }
@@ -378,7 +378,7 @@ fn check(body: &[u8]) -> String {
     hex::encode(&Sha256::digest(body)[..4])
 }
 
-/// Every whole line up to the first that is not.
+/// Every valid line before the first invalid one.
 fn read(path: &Path) -> std::io::Result<Vec<Record>> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,

@@ -1,7 +1,7 @@
-//! One lease on this node: its workers, their channels and meters, and what becomes of them.
+//! One lease on this node: its workers, their channels and meters, and their ends.
 //!
-//! Everything about a lease stands behind one lock that is held for microseconds. Its [`crate::supervisor`] follows the
-//! executor and the clock; connections come and go beside it.
+//! One lock, held for microseconds, protects all state of a lease. Its [`crate::supervisor`] follows the executor and
+//! the clock; connections are served independently.
 
 mod channels;
 mod delegations;
@@ -38,7 +38,7 @@ use crate::node::random;
 use crate::output::Printed;
 use crate::{clock, enclosures};
 
-/// A process that was killed and is not dead by then is stuck in the kernel.
+/// Time after which a killed process counts as stuck in the kernel.
 const SILENCE_DEADLINE: Duration = Duration::from_millis(200);
 
 /// Who granted a lease.
@@ -48,22 +48,22 @@ pub enum Origin {
     Node,
     /// Its manager, in this epoch.
     Manager(u64),
-    /// This node, under an allowance of its manager's.
+    /// This node, under an allowance of its manager.
     Allowance(Arc<Direct>),
 }
 
-/// An allowance of the manager's, as somebody presented it.
+/// An allowance of the manager, as a client presented it.
 #[derive(Debug)]
 pub struct Direct {
     pub allowance: AllowanceId,
-    /// The most that may be leased here under it.
+    /// Upper bound of what may be leased here under it.
     pub cap: Held,
-    /// What the manager wants to see.
+    /// The hello, as evidence for the manager.
     pub hello: Hello,
 }
 
 impl Origin {
-    /// The manager's epoch in which it was granted; 0 when this node granted it.
+    /// The manager's epoch of the grant; 0 for a grant of this node.
     pub fn epoch(&self) -> u64 {
         match self {
             Self::Manager(epoch) => *epoch,
@@ -76,7 +76,7 @@ impl Origin {
         !matches!(self, Self::Node)
     }
 
-    /// The allowance that it came under, if that is the manager's.
+    /// Its allowance, if that is the manager's.
     pub fn direct(&self) -> Option<&Arc<Direct>> {
         match self {
             Self::Allowance(direct) => Some(direct),
@@ -85,7 +85,7 @@ impl Origin {
     }
 }
 
-/// What a lease was granted under.
+/// The terms of a lease.
 #[derive(Debug, Clone)]
 pub struct Granted {
     pub id: LeaseId,
@@ -100,21 +100,21 @@ pub struct Granted {
 #[derive(Debug)]
 pub struct Run {
     pub granted: Granted,
-    /// The executor's identity in TLS, drawn when the first channel needs it.
+    /// The executor's TLS identity, generated when the first channel needs it.
     executor_key: OnceLock<SigningKey>,
     pub meters_file: OwnedFd,
     hangups: Arc<Hangups>,
     meters: Vec<Meter>,
     inner: Mutex<Inner>,
-    /// Bumped whenever a worker or the lease changes.
+    /// Incremented whenever a worker or the lease changes.
     changed: watch::Sender<u64>,
-    /// Makes the supervisor look again at once.
+    /// Wakes the supervisor.
     pub wake: Notify,
     /// True when everything of the lease is gone.
     pub over: watch::Sender<bool>,
-    /// Wall-clock time up to which some token of this lease may be believed.
+    /// Wall-clock time until which any token of this lease is valid, in milliseconds.
     token_end_ms: AtomicU64,
-    /// The token whose signature was verified last.
+    /// The last token whose signature was verified.
     proven: Mutex<Option<Token>>,
 }
 
@@ -123,40 +123,39 @@ struct Inner {
     life: Lease,
     delegations: Delegations,
     control: Option<Control>,
-    /// Where isolated workers find their code, while there is an executor.
+    /// Directory of the code for isolated workers, while there is an executor.
     code_dir: Option<PathBuf>,
-    /// What they may load.
+    /// Code that they may load.
     codes: BTreeSet<CodeHash>,
-    /// Whether its isolated workers shall see the node's socket, and that.
+    /// Whether its isolated workers see the node's socket, and that socket.
     shows_node: bool,
     door: Option<Door>,
-    /// What joins groups for isolated workers without a network.
+    /// The connector of isolated workers without a network.
     connector: Option<Connector>,
     failure: Option<Failure>,
     printed: Arc<Printed>,
     slots: Vec<Slot>,
     fates: VecDeque<(ChannelId, Fate)>,
-    /// What functions are charged with of what dead workers did not live to write down.
+    /// Usage of functions that dead workers did not record.
     lost: BTreeMap<String, FunctionUsage>,
-    /// What was journaled last.
+    /// Usage that was journaled last.
     journaled: Metered,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// As the executor counts, plus all incarnations under executors before it.
+    /// The executor's count, plus all incarnations under executors before it.
     incarnation: u32,
     base: u32,
     pid: u32,
-    /// The worker's pidfd.
     process: Option<OwnedFd>,
     up: bool,
-    /// Why we had it killed, and when.
+    /// Why and when the node had it killed.
     kill: Option<(End, Instant)>,
-    /// The call that ran when the lease's time was over, and may end.
+    /// The call that ran when the lease's time was over, and may finish.
     finishing: Option<u32>,
     channel: Option<Channel>,
-    /// What its dead incarnations did not live to write down.
+    /// Usage that its dead incarnations did not record.
     lost: Usage,
     believed: Usage,
 }
@@ -164,7 +163,7 @@ struct Slot {
 #[derive(Debug)]
 struct Channel {
     id: ChannelId,
-    /// Whose key opened it.
+    /// Key of the client that opened it.
     holder: PublicKey,
     memory: Option<ChannelMemory>,
     socket: OwnedFd,
@@ -175,12 +174,12 @@ struct Channel {
     gone: Option<(Instant, End)>,
 }
 
-/// What the clock asks of a lease's supervisor.
+/// What a lease's supervisor has to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Tick {
-    /// Look again after this time.
+    /// Tick again after this time.
     Again(Duration),
-    /// The executor does not do as told.
+    /// Kill the executor, which does not do what it is told.
     Stuck,
     /// The lease has ended.
     Over,
@@ -198,34 +197,31 @@ pub struct Begun {
 /// A row of `dayfly top`.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct LeaseView {
-    /// Which.
     pub lease: LeaseId,
-    /// Who pays.
+    /// The tenant that pays.
     pub tenant: TenantId,
-    /// Polling or sleeping.
+    /// Whether workers are hot or warm.
     pub mode: Mode,
-    /// How isolated its workers are.
+    /// Isolation of its workers.
     pub sandbox: Sandbox,
-    /// Workers.
+    /// Number of workers.
     pub workers: u16,
-    /// Cores of its own.
+    /// Cores that the lease owns.
     pub cores: Vec<u16>,
-    /// Memory in bytes.
     pub memory_bytes: u64,
-    /// As in [`dayfly_lease::State`].
+    /// Name of the state, as in [`dayfly_lease::State`].
     pub state: State,
-    /// Milliseconds left.
     pub remaining_ms: u64,
-    /// Channels open.
+    /// Number of open channels.
     pub channels: u32,
     /// Process ids of its workers; 0 for one that is being replaced.
     pub pids: Vec<u32>,
-    /// What it used so far.
+    /// Usage so far.
     pub usage: Usage,
 }
 
 impl Run {
-    /// A lease with everything but its executor.
+    /// A lease without an executor.
     pub fn new(granted: Granted, life: Lease, hangups: Arc<Hangups>) -> std::io::Result<Self> {
         let workers = granted.reservation.workers;
         let length = meters_length(workers);
@@ -269,7 +265,7 @@ impl Run {
         self.granted.request.holder
     }
 
-    /// What it holds.
+    /// Resources that it holds.
     pub fn held(&self) -> Held {
         let Granted {
             request, reservation, ..
@@ -290,10 +286,10 @@ impl Run {
         self.changed.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// The executor's identity in TLS.
+    /// The executor's TLS identity.
     pub fn executor_key(&self) -> Result<&SigningKey, Failure> {
         if self.executor_key.get().is_none() {
-            // Of two channels that open at once, one's key is kept.
+            // If two channels open at once, the first key is kept.
             let _ = self.executor_key.set(SigningKey::from_seed(random()?));
         }
         self.executor_key
@@ -301,7 +297,7 @@ impl Run {
             .ok_or_else(|| Failure::new(Code::Internal, "the executor has no key; report this"))
     }
 
-    /// Milliseconds for which a worker polls; none at all when warm.
+    /// Milliseconds that an idle worker polls; 0 if it is warm.
     pub fn hot_for_ms(&self) -> u32 {
         match self.granted.reservation.mode {
             Mode::Hot => self.granted.request.hot_for_ms,
@@ -314,27 +310,27 @@ impl Run {
         self.hot_for_ms() == u32::MAX
     }
 
-    /// A token was signed that may be believed up to this time.
+    /// Records that a token was signed that is valid until this time.
     pub fn promised(&self, until_ms: u64) {
         self.token_end_ms.fetch_max(until_ms, Ordering::Relaxed);
     }
 
-    /// The signature of this token was verified.
+    /// Records that this token's signature was verified.
     pub fn prove(&self, token: &Token) {
         *self.proven.lock().unwrap_or_else(PoisonError::into_inner) = Some(*token);
     }
 
-    /// Whether the signature of exactly this token was verified before.
+    /// Whether this exact token's signature was verified before.
     pub fn is_proven(&self, token: &Token) -> bool {
         self.proven.lock().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(token)
     }
 
-    /// Up to when some token of this lease may be believed.
+    /// Wall-clock time until which any token of this lease is valid, in milliseconds.
     pub fn token_end_ms(&self) -> u64 {
         self.token_end_ms.load(Ordering::Relaxed)
     }
 
-    /// The meter of one of its workers.
+    /// The meter of a worker.
     pub fn meter(&self, worker: WorkerIndex) -> Option<&Meter> {
         self.meters.get(usize::from(worker.0))
     }
@@ -345,20 +341,20 @@ impl Run {
         inner.slots.iter().filter(|slot| slot.up).map(|slot| slot.pid).collect()
     }
 
-    /// Which of its workers this process is.
+    /// The worker with this process id.
     pub fn worker_of(&self, process: u32) -> Option<WorkerIndex> {
         let inner = self.inner();
         let index = inner.slots.iter().position(|slot| slot.up && slot.pid == process)?;
         Some(WorkerIndex(index as u16))
     }
 
-    /// How many calls this worker has made, if it says that it sleeps.
+    /// Number of calls of this worker, if its meter shows that it sleeps.
     pub fn calls_before_sleep(&self, worker: WorkerIndex) -> Option<u64> {
         let meter = self.meters.get(usize::from(worker.0))?;
         (!meter.read().awake).then(|| meter.total().calls)
     }
 
-    /// Ends a worker; another takes its place.
+    /// Ends a worker, which is then replaced.
     pub fn kill_worker(&self, worker: WorkerIndex, end: End) {
         let mut inner = self.inner();
         let Inner { slots, control, .. } = &mut *inner;
@@ -367,21 +363,22 @@ impl Run {
         }
     }
 
-    /// Counts its length anew.
+    /// Restarts its duration from now.
     pub fn renew(&self, duration_ms: u64) -> Result<(), Failure> {
         self.inner().life.renew(clock::now_ms(), duration_ms)?;
         self.wake.notify_one();
         Ok(())
     }
 
-    /// Ends it, unless it has ended. Its supervisor does the rest; [`Run::over`] tells when.
+    /// Ends the lease, unless it has ended. Its supervisor completes that; [`Run::over`] reports it.
     pub fn end(&self, state: State) {
         self.inner().life.end(state, clock::now_ms());
         self.announce();
         self.wake.notify_one();
     }
 
-    /// Takes it back: channels without a running call end now, the others when their call does, or when the grace is over.
+    /// Recalls the lease: channels without a running call end now, the others when their call ends or the grace is
+    /// over.
     pub fn recall(&self, grace: Duration) {
         let mut inner = self.inner();
         inner.life.recall(clock::now_ms(), grace.as_millis() as u64);
@@ -399,24 +396,24 @@ impl Run {
         self.inner().life.remaining_ms(clock::now_ms())
     }
 
-    /// Waits until everything of it is gone.
+    /// Waits until everything of it is gone, at most `limit`.
     pub async fn gone(&self, limit: Duration) {
         let mut over = self.over.subscribe();
         let _ = tokio::time::timeout(limit, over.wait_for(|over| *over)).await;
     }
 
-    /// How isolated its workers are.
+    /// Isolation of its workers.
     pub fn sandbox(&self) -> Sandbox {
         self.granted.kind.sandbox()
     }
 
-    /// For containers, what exactly they run in.
+    /// For containers, the exact identity of their image.
     pub fn image(&self) -> Option<String> {
         let image = self.granted.kind.opening.as_ref()?.image.as_ref()?;
         Some(image.described.clone())
     }
 
-    /// Lets its workers load code that the node keeps in `kept`. Others' code is not theirs to read.
+    /// Shows code from the node's store `kept` to its isolated workers. They cannot read other leases' code.
     pub fn show_code(&self, kept: &Path, hash: CodeHash) -> std::io::Result<()> {
         let mut inner = self.inner();
         if self.sandbox() == Sandbox::Process || !inner.codes.insert(hash) {
@@ -428,7 +425,7 @@ impl Run {
         }
     }
 
-    /// An executor is about to be assigned that finds its code in this directory.
+    /// Prepares `dir` as the code directory of the executor that is about to be assigned.
     pub fn code_goes_to(&self, kept: &Path, dir: &Path) -> std::io::Result<()> {
         let mut inner = self.inner();
         for hash in &inner.codes {
@@ -443,7 +440,7 @@ impl Run {
         self.inner().connector = connector;
     }
 
-    /// An executor was assigned. Its count of incarnations starts anew, ours goes on.
+    /// Records the assignment of an executor. The executor counts incarnations anew; the lease's count continues.
     pub fn executor_assigned(&self, control: Control, printed: &Arc<Printed>) {
         let mut inner = self.inner();
         let before = std::mem::replace(&mut inner.printed, printed.clone());
@@ -458,14 +455,14 @@ impl Run {
         self.announce();
     }
 
-    /// What its workers print.
+    /// Output of its workers.
     pub fn printed(&self) -> Arc<Printed> {
         self.inner().printed.clone()
     }
 
-    /// Kills every worker and waits until all are dead: what one of them began up to then it has begun, and nothing else will be.
-    /// Without an executor a worker lives on for a moment, in which it might begin a call of which its caller was told that it was
-    /// not executed. Blocks, for some microseconds.
+    /// Kills every worker and waits until all are dead, so that no worker begins a call afterwards. Without an executor
+    /// a worker lives on for a moment, and could begin a call after its client received `not_executed`. Blocks for some
+    /// microseconds.
     fn silence_workers(inner: &Inner) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut alive: Vec<&OwnedFd> = inner.slots.iter().filter_map(|slot| slot.process.as_ref()).collect();
@@ -489,7 +486,7 @@ impl Run {
         }
     }
 
-    /// The executor is gone, perhaps because the lease's memory was used up. Answers the process groups that its workers may
+    /// Handles the end of the executor, perhaps for lack of memory. Returns the process groups that its workers may
     /// have left.
     pub fn executor_gone(&self, out_of_memory: bool) -> Vec<u32> {
         let mut inner = self.inner();
@@ -513,13 +510,13 @@ impl Run {
         groups
     }
 
-    /// No executor can be had.
+    /// Ends the lease, since no executor can be started.
     pub fn executor_failed(&self, failure: Failure) {
         self.inner().failure = Some(failure);
         self.end(State::Lost);
     }
 
-    /// Waits until an executor is assigned or none can be had.
+    /// Waits until an executor is assigned, or returns why none can be.
     pub async fn assigned(&self) -> Result<(), Failure> {
         let mut changed = self.changed.subscribe();
         loop {
@@ -574,7 +571,7 @@ impl Run {
         let group = std::mem::take(&mut slot.up).then_some(slot.pid);
         slot.pid = 0;
         slot.process = None;
-        // Also when its channel has ended already, as at the lease's own end: what ran is owed.
+        // Also if its channel has ended already, as at the lease's end: the running call is charged.
         if group.is_some() && reading.is_running() {
             let ticks = dayfly_fabric::clock::ticks().saturating_sub(reading.start_ticks);
             let computing_us = dayfly_fabric::clock::us_of_ticks(ticks);
@@ -590,7 +587,7 @@ impl Run {
             }
         }
         self.end_channel(inner, index, end);
-        // Nobody runs it any more, and it is counted: it shall not be read as running until the next worker's first call.
+        // The call is over and counted. Without this it would appear as running until the next worker's first call.
         self.meters[index].attach();
         group
     }
@@ -621,7 +618,7 @@ impl Slot {
         self.kill = Some((end, Instant::now()));
         if let Some(control) = control {
             let worker = WorkerIndex(index as u16);
-            // If it cannot be told it is stuck or dead, and either is found out.
+            // If the executor cannot take it, it is stuck or dead, and either is noticed.
             let _ = control.send(&ToExecutor::Kill { worker }, &[]);
         }
     }

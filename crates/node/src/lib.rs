@@ -1,16 +1,18 @@
 //! The agent on one host: verifies leases, starts and supervises executors, meters them.
 //!
-//! Policy lives in `dayfly-lease`; this crate connects it to sockets, processes and clocks.
+//! `dayfly-lease` has the policy; this crate connects it to sockets, processes and clocks.
 //!
-//! - [`options`]: what can be chosen;
-//! - `listener`: accepts connections, reads and judges their hello, and passes them on;
+//! - [`options`]: configuration;
+//! - `listener`: accepts connections, reads and verifies their hello, and passes them on;
 //! - `control`: framed requests; `channel`: opens a channel to a worker;
 //! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;
-//! - `trust`: whose code may run as the node's user; `policy`: what the node's owner lets leases have; `runtimes`: which language runtime will do for a request;
-//! - `executors`: processes; `enclosures`: what stands around isolated ones; `pool`: those that wait for a lease;
-//! - `door`, `connector`: what isolated workers reach of the node, and what joins groups for them;
-//! - `hangup`: notices clients that go away;
-//! - `journal`: what must survive the node; `manager_link`: whom it tells.
+//! - `trust`: whose code may run as the node's user; `policy`: what the node's owner permits leases; `runtimes`: which
+//!   language runtime suits a request;
+//! - `executors`: processes; `enclosures`: directories and control groups of isolated ones; `pool`: executors that wait
+//!   for a lease;
+//! - `door`, `connector`: what isolated workers can reach of the node, and what joins groups for them;
+//! - `hangup`: notices clients that disconnect;
+//! - `journal`: state that survives the node; `manager_link`: the connection to the manager.
 
 mod affinity;
 mod builds;
@@ -54,48 +56,48 @@ use dayfly_protocol::error::{Code, Failure};
 /// Why a node did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// State directory.
+    /// The state directory cannot be used.
     #[error("the state directory `{path}` cannot be used: {error}; give another with --state-dir or make room")]
     State {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The key file is not a key.
+    /// The key file does not contain a key.
     #[error("`{0}` is not a node's key; restore it, or remove it to become a new node")]
     Key(PathBuf),
     /// Another process listens there.
     #[error("{0} is in use already; stop what listens there or choose another")]
     AddressInUse(String),
-    /// The address cannot be listened on.
+    /// Listening on the address failed.
     #[error("cannot listen on {address}: {error}")]
     Listen {
-        /// Where.
+        /// The address.
         address: String,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The state directory lies too deep for a Unix socket in it.
+    /// The path of the state directory is too long for a Unix socket in it.
     #[error(
         "the socket `{path}` would have a path of {bytes} bytes and the system allows 107; choose a shorter --state-dir"
     )]
     LongPath {
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// Process machinery.
+    /// Processes cannot be started.
     #[error(transparent)]
     Sandbox(#[from] dayfly_sandbox::SandboxError),
-    /// The system refused something else.
+    /// A system call failed.
     #[error("the node cannot start: {0}")]
     System(#[from] std::io::Error),
 }
 
 impl NodeError {
-    /// The code under which a user hears of it.
+    /// The stable code of this error.
     pub fn code(&self) -> Code {
         match self {
             Self::State { .. } => Code::StoreFailed,

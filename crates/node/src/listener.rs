@@ -1,4 +1,4 @@
-//! Accepts connections, reads exactly one hello from each, judges it and passes the connection on.
+//! Accepts connections, reads exactly one hello from each, verifies it and passes the connection on.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
@@ -21,32 +21,31 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::node::Node;
 use crate::{NodeError, Options, channel, clock, control};
 
-/// Half a hello dies after this long.
+/// Limit for a complete hello.
 const HELLO_DEADLINE: Duration = Duration::from_secs(1);
-/// A verdict that the peer does not take in this time is not taken at all.
+/// Limit for the peer to take a verdict.
 const VERDICT_DEADLINE: Duration = Duration::from_secs(1);
-/// A TLS handshake that takes longer is given up.
+/// Limit for a TLS handshake.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
-/// Connections whose hello is not verified yet, by TCP and by the Unix socket: half of them may be of one address or one user. Each
-/// costs a task and a hello's bytes.
+/// Most connections without a verified hello, by TCP and by the Unix socket. One address or one user may have half of
+/// them. Each costs a task and a hello's bytes.
 const MOST_UNVERIFIED: usize = 1024;
-/// One that finds all of these taken waits for 2 s, looked at so often, if no more wait than there are such places.
+/// A connection without a free place waits for 2 s and checks this often, if no more wait than there are places.
 const QUEUE_LOOKS: u32 = 100;
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
-/// Control connections that are open at once: three quarters of them may be one tenant's.
+/// Most open control connections. One tenant may have three quarters of them.
 const MOST_CONTROL: usize = 4096;
 
-/// The kernel asks a silent peer whether it is there after this long, and as often again, three times.
+/// Silence after which the kernel probes a peer, and the interval of its three probes.
 const KEEPALIVE: Duration = Duration::from_secs(3);
 
-/// How long an address may stay in use, and how often that is looked at.
+/// How long an address may stay in use, and the interval of checks.
 const IN_USE_LIMIT: Duration = Duration::from_secs(1);
 const IN_USE_LOOK: Duration = Duration::from_millis(20);
 
-/// What the kernel's `sockaddr_un` has room for, less the zero that ends it.
+/// Longest path in the kernel's `sockaddr_un`, without the final zero byte.
 const MOST_PATH_BYTES: usize = 107;
 
-/// A connection of either kind.
 #[derive(Debug)]
 pub enum Connection {
     Unix(UnixStream),
@@ -55,7 +54,7 @@ pub enum Connection {
 }
 
 impl Connection {
-    /// Reads exactly so many bytes.
+    /// Fills `bytes`. Returns an error if the connection ends before.
     pub async fn read_exact(&mut self, bytes: &mut [u8]) -> std::io::Result<()> {
         match self {
             Self::Unix(stream) => stream.read_exact(bytes).await.map(drop),
@@ -64,7 +63,7 @@ impl Connection {
         }
     }
 
-    /// Reads some bytes; 0 at the end.
+    /// Reads some bytes. Returns their number, 0 at the end.
     pub async fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
         match self {
             Self::Unix(stream) => stream.read(bytes).await,
@@ -73,7 +72,7 @@ impl Connection {
         }
     }
 
-    /// Writes all of it, and holds nothing back.
+    /// Writes and flushes all bytes.
     pub async fn write_all(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         match self {
             Self::Unix(stream) => stream.write_all(bytes).await,
@@ -85,14 +84,14 @@ impl Connection {
         }
     }
 
-    /// Sends a verdict, if the peer takes it in time.
+    /// Sends a verdict. Returns an error if the peer does not take it in time.
     pub async fn answer(&mut self, verdict: &Verdict) -> std::io::Result<()> {
         tokio::time::timeout(VERDICT_DEADLINE, self.write_all(verdict.as_bytes()))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
     }
 
-    /// Goes on under TLS with whoever holds `holder`'s private key.
+    /// Continues under TLS with the holder of `holder`'s private key.
     pub async fn encrypt(self, node: &Node, holder: &PublicKey) -> std::io::Result<Self> {
         let Self::Tcp(stream, _) = self else {
             return Err(std::io::ErrorKind::Unsupported.into());
@@ -109,13 +108,13 @@ impl Connection {
         Ok(Self::Tls(Box::new(stream)))
     }
 
-    /// Whether what is said on it may be read or changed on its way.
+    /// Whether its bytes may be read or changed on their way.
     pub fn is_exposed(&self) -> bool {
         matches!(self, Self::Tcp(_, peer) if !peer.ip().is_loopback())
     }
 
-    /// Sends a verdict with a descriptor beside it; on the Unix socket only. It is the first thing ever written there,
-    /// so the socket has room for it.
+    /// Sends a verdict with a descriptor; only for the Unix socket. It is the first message on the socket, so there is
+    /// room for it.
     pub fn answer_with(&self, verdict: &Verdict, file: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
         let Self::Unix(stream) = self else {
             return Err(std::io::ErrorKind::Unsupported.into());
@@ -134,8 +133,8 @@ pub struct Sockets {
     tcp: Option<TcpListener>,
 }
 
-/// Listens where the options say. Waits a moment for an address in use: a node that was killed just now may have left a process
-/// that it was about to start, which has its sockets until it notices.
+/// Listens where the options say. Waits a moment for an address in use: a killed node may have left a process that was
+/// being started, which holds its sockets until it notices.
 pub async fn bind(options: &Options) -> Result<Sockets, NodeError> {
     let until = Instant::now() + IN_USE_LIMIT;
     loop {
@@ -173,7 +172,7 @@ fn refused(address: String, error: std::io::Error) -> NodeError {
     }
 }
 
-/// Removes the socket of a node that died, but not of one that lives.
+/// Removes the socket of a dead node, but not of a living one.
 fn remove_stale(path: &Path) -> Result<(), NodeError> {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     if !is_socket {
@@ -189,7 +188,7 @@ fn remove_stale(path: &Path) -> Result<(), NodeError> {
 }
 
 impl Sockets {
-    /// Where it listens for everybody.
+    /// The TCP address, if it listens there.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
     }
@@ -197,7 +196,7 @@ impl Sockets {
     /// Accepts until the node closes.
     pub fn serve(self, node: &Arc<Node>) {
         let gate = Gate::new(MOST_UNVERIFIED, MOST_CONTROL);
-        // Whoever floods the port does not keep this machine's clients out.
+        // A flood of the port does not exclude this machine's clients.
         let (unix, mine, its_gate) = (self.unix, node.clone(), gate.beside(MOST_UNVERIFIED));
         node.background(async move { its_gate.accept_unix(&mine, unix).await });
         if let Some(tcp) = self.tcp {
@@ -218,30 +217,30 @@ impl Sockets {
     }
 }
 
-/// Sends at once what there is to send, and notices within seconds when the peer's host is gone.
+/// Sends bytes without delay, and notices within seconds when the peer's host is gone.
 fn settle(stream: &TcpStream) {
     use rustix::net::sockopt;
     let _ = stream.set_nodelay(true);
-    // A kernel that knows none of these still serves.
+    // A kernel without these options still serves.
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE);
     let _ = sockopt::set_tcp_keepcnt(stream, 3);
 }
 
-/// Accepting fails when descriptors run out; trying again at once would only burn a core.
+/// Pauses after a failed accept: without descriptors, trying again at once would only occupy a core.
 async fn rest(error: std::io::Error) {
     tracing::warn!(%error, "a connection could not be accepted; raise `ulimit -n`?");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-/// How many may stand before a verdict, and how many may stay behind it.
+/// Bounds of connections before and after their verdict.
 pub struct Gate {
     unverified: Queue<Origin>,
     control: Arc<Admission<TenantId>>,
 }
 
-/// Where somebody connects from who has shown nothing yet.
+/// Origin of a connection before its hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Origin {
     Address(IpAddr),
@@ -254,7 +253,7 @@ impl Gate {
         Self::over(most_unverified, Arc::new(control))
     }
 
-    /// Another one, with places of its own before the verdict.
+    /// Another gate with its own bound before the verdict, and a shared one after it.
     fn beside(&self, most_unverified: usize) -> Arc<Self> {
         Self::over(most_unverified, Arc::clone(&self.control))
     }
@@ -265,12 +264,12 @@ impl Gate {
         Arc::new(Self { unverified, control })
     }
 
-    /// Admits whoever connects to a Unix socket, for ever.
+    /// Admits connections to a Unix socket, without end.
     pub async fn accept_unix(self: Arc<Self>, node: &Arc<Node>, listener: UnixListener) {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    // One that is gone already has no credentials.
+                    // A peer that is gone already has no credentials.
                     let Ok(peer) = stream.peer_cred() else { continue };
                     self.admit(node, Origin::User(peer.uid()), Connection::Unix(stream));
                 }
@@ -318,7 +317,7 @@ impl Gate {
     }
 }
 
-/// Whether these bytes are a hello that this node may serve.
+/// Verifies a hello. Returns an error if this node may not serve it.
 fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
     let mut hello = Hello::read_from_bytes(bytes).map_err(|_| {
         Failure::new(
@@ -331,10 +330,10 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
     let trusted = node.trusted();
     let now_ms = clock::wall_ms();
     let tolerance_ms = node.options.skew_tolerance.as_millis() as u64;
-    // Without the lock: signatures take as long as some thousand look-ups.
+    // Verify without the lock: a signature takes as long as some thousand look-ups.
     let judged = token::check_hello(&hello, is_proven, now_ms, tolerance_ms, &node.address.id, &trusted);
     match judged {
-        // The manager tells its keys when the node registers.
+        // The manager sends its keys when the node registers.
         Err(TokenError::UnknownIssuer { .. }) if node.waits_for_its_manager() => {
             return Err(Failure::new(
                 Code::Unreachable,
@@ -351,7 +350,7 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
             run.prove(&hello.token);
         }
         if hello.purpose == purpose::CHANNEL {
-            // Whoever has a part of the lease counts its workers from that part's first one.
+            // The holder of a part counts workers from the part's first one.
             let part = run.part_of(&hello.token.holder)?;
             hello.worker.set(hello.worker.get().saturating_add(part.workers.start));
         }

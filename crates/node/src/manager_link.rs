@@ -1,4 +1,4 @@
-//! The one connection to the manager: opened by the node, for ever opened again. Leases run on while it is away.
+//! The connection to the manager. The node opens it, and reconnects without end. Leases go on without it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
@@ -23,30 +23,30 @@ use crate::managers::Managers;
 use crate::node::{Connection, Node, Wanted};
 use crate::{ManagerLink, clock, trust};
 
-/// Connecting and registering.
+/// Limit for connecting and registering.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
-/// A manager that does not read for this long is stuck.
+/// A manager that reads nothing for this long is stuck.
 const SEND_DEADLINE: Duration = Duration::from_secs(5);
-/// Where a manager listens for nodes.
+/// Path at which a manager accepts nodes.
 const PATH: &str = "/v1/nodes/connect";
-/// The manager waits 5 s for an answer; a lease whose executor takes longer is answered without it.
+/// The manager waits 5 s for a response; a lease whose executor takes longer is granted without it.
 const OFFER_PATIENCE: Duration = Duration::from_secs(3);
 const END_PATIENCE: Duration = Duration::from_secs(4);
-/// How long a node that was taken back waits until its last bill is booked before it says that it is empty.
+/// How long a reclaimed node waits until its last usage is booked before it reports that it is empty.
 const BOOKED_PATIENCE: Duration = Duration::from_secs(5);
-/// No message of a manager is longer.
+/// Longest message of a manager, in bytes.
 const MOST_MESSAGE_BYTES: usize = 1 << 20;
-/// How often the usage of running leases is journaled and sent.
+/// Interval at which the usage of running leases is journaled and sent.
 const METERS_EVERY: Duration = Duration::from_secs(2);
-/// Usage of leases that ended is sent at most this often: each entry costs the manager a sync of its disk, which a burst of
-/// short leases would otherwise make everybody wait for.
+/// Shortest interval between entries of ended leases. Each entry costs the manager a sync of its disk, which a burst of
+/// short leases would otherwise make all others wait for.
 const ENTRIES_APART: Duration = Duration::from_millis(50);
-/// A closing node waits this long for its leases to end and for what they used to be booked; its journal keeps the rest.
+/// How long a closing node waits until its leases have ended and their usage is booked; its journal keeps the rest.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(8);
-/// Answers on their way out.
+/// Responses in the outgoing queue.
 const ANSWERS: usize = 256;
 
-/// Why a connection to the manager ended, or was never one.
+/// Why a connection to the manager ended or failed.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error("{0}")]
@@ -71,7 +71,7 @@ enum Lost {
     Leaving,
 }
 
-/// Stays connected until the node closes and the manager has heard how its leases ended.
+/// Stays connected until the node closes and the manager knows how its leases ended.
 pub async fn serve(node: Arc<Node>, link: ManagerLink) {
     let mut closing = node.closing.subscribe();
     let mut patience = Patience::default();
@@ -104,7 +104,7 @@ pub async fn serve(node: Arc<Node>, link: ManagerLink) {
 }
 
 async fn closed(closing: &mut watch::Receiver<bool>) {
-    // An error means that the node itself is gone, which is closed enough.
+    // An error means that the node itself is gone.
     let _ = closing.wait_for(|closing| *closing).await;
 }
 
@@ -123,14 +123,14 @@ async fn receive(socket: &mut Socket) -> Result<ManagerMessage, Lost> {
                 return serde_json::from_str(&text).map_err(|error| Lost::Violation(error.to_string()));
             }
             Some(Ok(Message::Close(_))) | None => return Err(Lost::Closed),
-            // Pings are answered underneath.
+            // The library responds to pings.
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error.into()),
         }
     }
 }
 
-/// The bearers to try: what an earlier join was exchanged for, then the join token.
+/// Credentials to try: the stored one from an earlier join, then the join token.
 fn bearers(node: &Node, link: &ManagerLink) -> Vec<String> {
     let kept = std::fs::read_to_string(node.credential_path()).ok();
     kept.map(|text| text.trim().to_string())
@@ -156,7 +156,7 @@ async fn register(
             Err(error) => return Err(Lost::Connecting(error)),
         };
         let mut held = node.held();
-        // Ends that the manager has not heard of would look like losses; it hears of them next.
+        // Unreported ends would look like losses; they are reported next.
         let untold = node.journal.untold().into_iter();
         held.extend(untold.map(|(lease, _)| HeldLease { lease, remaining_ms: 0 }));
         let hello = NodeMessage::Register {
@@ -191,7 +191,7 @@ async fn register(
     Err(lost)
 }
 
-/// The manager's keys replace those of its earlier lives; the node's own always counts.
+/// Replaces the manager's keys; the node's own key is always trusted.
 fn trust(node: &Node, mut keys: Vec<PublicKey>) {
     keys.push(node.key.public());
     *node.trusted.write().unwrap_or_else(PoisonError::into_inner) = keys;
@@ -255,11 +255,11 @@ async fn session(
     }
 }
 
-/// What the manager has heard on one connection.
+/// What the manager knows from this connection.
 struct Told {
     started: HashSet<LeaseId>,
     active: HashSet<LeaseId>,
-    /// Number of the last entry of the journal.
+    /// Number of the last journal entry.
     entry: u64,
     next_entry: tokio::time::Instant,
     entry_waits: bool,
@@ -279,7 +279,7 @@ impl Default for Told {
     }
 }
 
-/// Tells the manager what it has not heard on this connection.
+/// Sends what the manager does not know from this connection.
 async fn report(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(), Lost> {
     report_starts(node, socket, told).await?;
     for lease in node.active_leases() {
@@ -307,8 +307,8 @@ async fn report(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(),
     Ok(())
 }
 
-/// Tells of leases that were granted under allowances. Those that have ended come first, each with its end: the manager shall not
-/// take leases for held at one time that followed each other.
+/// Reports leases that were granted under allowances. Ended ones come first, each with its end, so that consecutive
+/// leases do not appear as concurrent.
 async fn report_starts(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(), Lost> {
     let mut starts = node.journal.direct();
     if starts.is_empty() {
@@ -393,7 +393,7 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
                     },
                     Err(failure) => answer(request, Some(failure), None),
                 };
-                // A connection that broke meanwhile asks again what is held.
+                // After a broken connection, the manager asks again which leases are held.
                 let _ = answers.send(said).await;
             });
         }
@@ -458,12 +458,12 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
         ManagerMessage::Booked { sequence } => node.journal.booked(sequence),
         ManagerMessage::Adopted { lease } => {
             node.journal.adopted(lease);
-            // What it used may be told now.
+            // Its usage can be sent now.
             node.news.notify_one();
         }
         ManagerMessage::Exhausted { allowance, for_ms } => node.exhausted(allowance, for_ms),
         ManagerMessage::Refused(failure) => tracing::warn!(%failure, "the manager refused something"),
-        // Heard where the list of managers is.
+        // Handled with the list of managers.
         ManagerMessage::Managers { .. } => {}
         ManagerMessage::Registered { .. } => tracing::warn!("the manager registered this node twice"),
     }
@@ -485,7 +485,7 @@ async fn end(node: &Node, lease: LeaseId, state: &str, grace: Duration) -> Resul
     Ok(())
 }
 
-/// Waits until the manager has booked what ended leases used: whoever takes something back wants to see the whole bill.
+/// Waits until the manager has booked the usage of ended leases, so that the requester of a reclaim sees all of it.
 async fn told_last_bill(node: &Node) {
     node.news.notify_one();
     let begun = Instant::now();
@@ -494,7 +494,7 @@ async fn told_last_bill(node: &Node) {
     }
 }
 
-/// Refuses what is not of the epoch in which this node is.
+/// Returns an error for a message of another epoch.
 fn is_present(epoch: u64, theirs: u64) -> Result<(), Failure> {
     if theirs == epoch {
         return Ok(());

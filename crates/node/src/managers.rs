@@ -1,4 +1,4 @@
-//! Which managers a node knows: the one that it joined, and those that it was told of since.
+//! The managers that a node knows: the one that it joined, and those that it was informed of since.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use dayfly_sandbox::private;
 use crate::ManagerLink;
 use crate::node::random;
 
-/// They stand here, in the node's state directory.
+/// File of the list, in the node's state directory.
 const FILE: &str = "managers.json";
 
-/// All of them, and which one's turn it is.
+/// All managers, and the current one.
 #[derive(Debug)]
 pub struct Managers {
     path: PathBuf,
@@ -21,7 +21,7 @@ pub struct Managers {
 }
 
 impl Managers {
-    /// Those of the link, and those of an earlier life under the same manager.
+    /// The managers of the link, and those that were stored under the same manager.
     pub fn of(link: &ManagerLink, state_dir: &Path) -> Self {
         let path = state_dir.join(FILE);
         let first = ManagerAddress {
@@ -32,7 +32,7 @@ impl Managers {
         all.extend(link.others.iter().cloned());
         let kept = std::fs::read(&path).ok();
         let kept = kept.and_then(|json| serde_json::from_slice::<Vec<ManagerAddress>>(&json).ok());
-        // Of another site they would be of no use.
+        // Managers of another site are useless.
         if let Some(kept) = kept.filter(|kept| kept.iter().any(|one| one.manager == link.url)) {
             all.extend(kept);
         }
@@ -55,12 +55,12 @@ impl Managers {
         }
     }
 
-    /// Whose turn it is.
+    /// The current manager.
     pub fn now(&self) -> &ManagerAddress {
         &self.all[self.now]
     }
 
-    /// That one is of no use now: the next one's turn. True when all were tried since the last that was of use.
+    /// Switches to the next manager. Returns true when all were tried since the last one that worked.
     pub fn next(&mut self) -> bool {
         self.now = (self.now + 1) % self.all.len();
         self.tried += 1;
@@ -71,7 +71,7 @@ impl Managers {
         all_tried
     }
 
-    /// The present one has registered the node, and says who there is.
+    /// Records that the current manager has registered the node, and its list of managers.
     pub fn learn(&mut self, told: Vec<ManagerAddress>) {
         self.tried = 0;
         if told.is_empty() {
@@ -79,11 +79,11 @@ impl Managers {
         }
         let present = self.now().clone();
         let mut told = told;
-        // Each node has an order of its own, so that those of a manager that dies spread over the others.
+        // Each node has its own order, so that the nodes of a dead manager spread over the others.
         let turn = random::<1>().map_or(0, |bytes| usize::from(bytes[0]));
         let count = told.len();
         told.rotate_left(turn % count);
-        // Under whatever name it was reached: that one works.
+        // Keep the name by which it was reached, since that works.
         told.insert(0, present);
         self.now = 0;
         self.set(told);

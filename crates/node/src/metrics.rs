@@ -1,4 +1,4 @@
-//! What a node tells Prometheus: `GET /metrics`, in clear, where its operator says. It names no tenant and no lease.
+//! Prometheus metrics: `GET /metrics`, in clear, at the operator's address. They name no tenant and no lease.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ struct What {
     what: &'static str,
 }
 
-/// Takes the address.
+/// Binds the address.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener, NodeError> {
     TcpListener::bind(address).await.map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => NodeError::AddressInUse(address.to_string()),
@@ -47,7 +47,7 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, NodeError> {
     })
 }
 
-/// Answers until the node closes.
+/// Serves until the node closes.
 pub async fn serve(node: Arc<Node>, listener: TcpListener) {
     if let Ok(address) = listener.local_addr() {
         tracing::info!(url = format!("http://{address}/metrics"), "metrics");

@@ -1,4 +1,4 @@
-//! The node as a whole: what it holds, how it starts and how it ends.
+//! The node: its state, start and end.
 
 mod books;
 mod direct;
@@ -39,7 +39,7 @@ use crate::package::Packages;
 use crate::pool::Pool;
 use crate::{NodeError, Options, affinity, clock, door, listener, manager_link, policy, runtimes, supervisor};
 
-/// Everything that still runs at shutdown must be gone by then.
+/// Limit for everything to end at shutdown.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(15);
 
 /// A running node.
@@ -59,14 +59,14 @@ pub struct Node {
     pub(crate) places: Places,
     pub(crate) closing: watch::Sender<bool>,
     pub(crate) journal: Journal,
-    /// Rings when there is something to tell the manager.
+    /// Notified when there is something to send to the manager.
     pub(crate) news: Notify,
-    /// Whether the manager is there.
+    /// State of the connection to the manager.
     pub(crate) connection: watch::Sender<Connection>,
-    /// What workers were refused that no honest function asks for, and the manager has not heard of.
+    /// Refused system calls that no honest function makes, and that the manager was not informed of.
     pub(crate) incidents: Mutex<VecDeque<(LeaseId, String)>>,
     books: Mutex<Books>,
-    /// Held by every task of the node; when the last is gone, so is everything.
+    /// Held by every task of the node; when the last one drops it, everything has ended.
     alive: Mutex<Option<mpsc::Sender<()>>>,
 }
 
@@ -75,18 +75,18 @@ struct Books {
     ledger: Ledger,
     leases: BTreeMap<LeaseId, Arc<Run>>,
     ended: HashMap<LeaseId, Ended>,
-    /// What leases that ended used, and how long their calls took.
+    /// Usage of ended leases, and the durations of their calls.
     past: Usage,
     past_durations: Durations,
-    /// The cores that everybody who owns none was put on last.
+    /// The cores that processes without own cores were pinned to last.
     shared_cores: Vec<u16>,
-    /// Allowances under which nothing more may start for now, and until when that matters.
+    /// Allowances under which nothing more may start for now, and until when.
     exhausted: HashMap<AllowanceId, u64>,
-    /// Whether the node was taken back: it holds nothing and takes nothing until it is given again.
+    /// Whether the node is reclaimed: it holds no leases and takes none until it is resumed.
     reclaimed: bool,
 }
 
-/// A lease that ended, remembered so that its token opens nothing any more and, for a while, its calls' fates can be told.
+/// An ended lease. It is remembered so that its token is refused and, for a while, the fates of its calls are known.
 #[derive(Debug, Clone)]
 struct Ended {
     state: State,
@@ -97,25 +97,25 @@ struct Ended {
 /// The connection to the manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Connection {
-    /// Not yet tried to the end.
+    /// Not tried yet.
     Never,
     Up,
-    /// Why not.
+    /// Why it is down.
     Down(String),
 }
 
-/// Everything that `dayfly status` and `dayfly top` show of a node.
+/// The output of `dayfly status` and `dayfly top` for a node.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Status {
-    /// Where it is.
+    /// Address of the node.
     pub address: NodeAddress,
-    /// What it has.
+    /// Total resources.
     pub capacity: Capacity,
-    /// What is free.
+    /// Free resources.
     pub free: Capacity,
     /// Its leases.
     pub leases: Vec<LeaseView>,
-    /// Executors that wait for a lease.
+    /// Number of executors that wait for a lease.
     pub parked_executors: usize,
     /// Whether the manager is connected; always false without one.
     pub manager_connected: bool,
@@ -260,7 +260,7 @@ impl Node {
         Ok(Handle { node, all_gone })
     }
 
-    /// Runs until it ends or the node closes.
+    /// Runs a task until it ends or the node closes.
     pub(crate) fn background(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
         let mut closing = self.closing.subscribe();
         self.task(async move {
@@ -271,10 +271,10 @@ impl Node {
         });
     }
 
-    /// Runs to its end, which shutdown waits for.
+    /// Runs a task to its end, which shutdown waits for.
     pub(crate) fn task(&self, task: impl Future<Output = ()> + Send + 'static) {
         let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Nothing starts any more once the node has closed.
+        // After the node has closed, nothing starts any more.
         let Some(alive) = alive else { return };
         tokio::spawn(async move {
             task.await;
@@ -311,7 +311,7 @@ impl Node {
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
-        // Changes of the books are single calls into the ledger and the maps; none leaves them half done.
+        // Each change is a single call into the ledger or a map, so none is ever half done.
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -319,7 +319,7 @@ impl Node {
         self.books().ledger.shared_cores()
     }
 
-    /// Whether it has GPUs to lease: workers that asked for none see none then.
+    /// Whether it has GPUs to lease. Workers without GPUs then see none.
     pub(crate) fn counts_gpus(&self) -> bool {
         self.capacity().gpus > 0
     }
@@ -328,7 +328,7 @@ impl Node {
         self.books().ledger.free()
     }
 
-    /// Ends processes that became ours because their executor died. Only where every child of the process is ours.
+    /// Ends orphans of dead executors. Only if every child of this process belongs to the node.
     pub(crate) fn end_orphans(&self) {
         if !self.options.own_process {
             return;
@@ -350,17 +350,17 @@ impl Node {
 }
 
 impl Handle {
-    /// Where it is and how to know it.
+    /// The node's address and identity.
     pub fn address(&self) -> &NodeAddress {
         &self.node.address
     }
 
-    /// The right to lease from this node without a manager, for whoever holds this key.
+    /// Signs the right to lease from this node without a manager, for the holder of this key.
     pub fn allowance(&self, holder: PublicKey) -> Token {
         self.node.allowance(holder)
     }
 
-    /// Waits until the manager has registered this node, or for so long. Then, or when it refuses: why it has not.
+    /// Waits until the manager has registered this node, at most `limit`. Returns the reason otherwise.
     pub async fn joined(&self, limit: Duration) -> Result<(), String> {
         let mut connection = self.node.connection.subscribe();
         let settled = connection.wait_for(|now| !matches!(now, Connection::Never));
@@ -374,7 +374,7 @@ impl Handle {
         }
     }
 
-    /// Returns when the manager has not been there for so long.
+    /// Returns when the manager has been disconnected for `limit`.
     pub async fn alone_for(&self, limit: Duration) {
         let mut connection = self.node.connection.subscribe();
         let is_up = |now: &Connection| matches!(now, Connection::Up);
@@ -390,12 +390,12 @@ impl Handle {
         }
     }
 
-    /// What it does now.
+    /// The current state.
     pub fn status(&self) -> Status {
         self.node.status()
     }
 
-    /// Ends every lease as an operator would, or one of them. Answers how many there were.
+    /// Revokes one lease or all, as an operator would. Returns their number.
     pub async fn revoke(&self, lease: Option<LeaseId>) -> usize {
         let runs: Vec<_> = {
             let books = self.node.books();
@@ -416,7 +416,7 @@ impl Handle {
         runs.len()
     }
 
-    /// Ends the node and everything that it started, and tells the manager.
+    /// Ends the node and everything that it started, and informs the manager.
     pub async fn shutdown(mut self) {
         self.node.closing.send_replace(true);
         self.revoke(None).await;

@@ -1,4 +1,4 @@
-//! What can be chosen about a node.
+//! Configuration of a node.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,90 +12,90 @@ use dayfly_protocol::executor::VISIBLE_GPUS;
 use crate::environments::Settings;
 use crate::trust::Trust;
 
-/// What can be chosen about a node.
+/// Configuration of a node.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Key, journal, code and sockets; made with mode 0700 when missing.
+    /// Directory of key, journal, code and sockets; made with mode 0700 if it is missing.
     pub state_dir: PathBuf,
-    /// Its name, for people.
+    /// Name, for users.
     pub name: String,
-    /// The Unix socket; `<state_dir>/node.sock` when none is given.
+    /// The Unix socket; `None` for `<state_dir>/node.sock`.
     pub unix: Option<PathBuf>,
-    /// Where to listen for everybody else, port 0 for any; none for clients of this host only.
+    /// TCP address to listen on, port 0 for any; `None` for clients of this host only.
     pub listen_tcp: Option<SocketAddr>,
-    /// `address:port` that clients are told, where it differs from what is listened on; port 0 for the one that is listened on.
+    /// `address:port` for clients, if it differs from the listening address; port 0 for the listening port.
     pub advertised_tcp: Option<String>,
-    /// Where to answer Prometheus, in clear, whoever asks; none to answer nobody.
+    /// Address for Prometheus, in clear and without authentication; `None` serves no metrics.
     pub metrics: Option<SocketAddr>,
-    /// What leases may take; none for the whole machine, less the core that clients and daemons share.
+    /// Resources to lease; `None` for the whole machine, except one core for clients and daemons.
     pub resources: Option<Resources>,
-    /// The executor of shared libraries; none for `DAYFLY_EXECUTOR`, or else `dayfly-executor` beside this program.
+    /// The executor of shared libraries; `None` for `DAYFLY_EXECUTOR`, or else `dayfly-executor` beside this program.
     pub executor: Option<PathBuf>,
-    /// Python interpreters that have the `dayfly` module; each gets a warm pool.
+    /// Python interpreters with the `dayfly` module; each gets a warm pool.
     pub pythons: Vec<PathBuf>,
-    /// Executors of shared libraries that wait for a lease.
+    /// Parked executors of shared libraries.
     pub warm_native: usize,
-    /// Executors of each Python interpreter in use that wait for a lease.
+    /// Parked executors of each Python interpreter in use.
     pub warm_python: usize,
-    /// Whose leases it takes; none for a node that grants its own.
+    /// The manager; `None` for a node that grants its own leases.
     pub manager: Option<ManagerLink>,
-    /// Levels of isolation that leases may have here; the first is for those that name none.
+    /// Permitted levels of isolation; the first is the default.
     pub sandboxes: Vec<Sandbox>,
-    /// Whose leases may have level `process`; everybody else's are isolated.
+    /// Whose leases may have level `process`; all others are isolated.
     pub trust: Trust,
-    /// Whether leases of its owner may see the host's files and network from level `isolated`, and have any image: for a node that
-    /// serves one program of that user's.
+    /// Whether leases of its owner may see the host's files and network from level `isolated`, and have any image. For
+    /// a node that serves one program of that user.
     pub shows_owner_all: bool,
-    /// Images that containers may be of.
+    /// Permitted images of containers.
     pub images: Vec<String>,
-    /// Where environments are built and kept, which nodes of one user may share; none for `dayfly/environments` in the user's
+    /// Directory of environments, which nodes of one user may share; `None` for `dayfly/environments` in the user's
     /// cache.
     pub environments: Option<PathBuf>,
-    /// How they are built.
+    /// Configuration of their builds.
     pub building: Settings,
     /// Whether isolated workers may share the host's network.
     pub share_network: bool,
     /// Whether isolated workers without a network may be ranks of groups, which this node joins for them.
     pub connectors: bool,
-    /// Where such ranks may meet, beside where a manager of this site says.
+    /// Further rendezvous for such ranks, beside those of the site's managers.
     pub rendezvous: Vec<RendezvousAddress>,
-    /// The program that joins for them, which is `dayfly`; none for the one beside this program.
+    /// The `dayfly` program that joins for them; `None` for the one beside this program.
     pub connector: Option<PathBuf>,
     /// Directories below which leases may have isolated workers read.
     pub readable: Vec<PathBuf>,
     /// Directories below which leases may have isolated workers write.
     pub writable: Vec<PathBuf>,
-    /// Most bytes of temporary files of an isolated executor, in each of its two places; they count as its memory.
+    /// Bound on temporary files of an isolated executor in bytes, in each of its two places; they count as its memory.
     pub scratch_bytes: u64,
-    /// Calls of warm workers that may run at once, for each core that they share; 0 for any number.
+    /// Most concurrent calls of warm workers for each shared core; 0 for no bound.
     pub calls_per_core: u16,
-    /// Whether payloads may travel in clear off the loopback.
+    /// Whether payloads may travel in clear beyond the loopback interface.
     pub trust_fabric: bool,
-    /// Fabrics on which everybody is trusted: providers of libfabric's that workers with the host's network may use.
+    /// Trusted fabrics: providers of libfabric that workers with the host's network may use.
     pub fabrics: Vec<Choice>,
-    /// What its site calls the fabrics that it is on; those providers if it is not said.
+    /// The site's names of its fabrics; the providers' names if empty.
     pub on_fabrics: Vec<String>,
-    /// How far clocks may differ.
+    /// Tolerated difference between clocks.
     pub skew_tolerance: Duration,
-    /// Hellos of all tenants together that it remembers, so that none opens two connections.
+    /// Most remembered hellos of all tenants together, so that none opens two connections.
     pub most_hellos: usize,
     /// How long a call that runs when its lease expires may go on.
     pub grace: Duration,
-    /// How long a grant may lie unused.
+    /// How long a grant may stay unused.
     pub start_by: Duration,
-    /// Where that goes what executors and their workers print.
+    /// Destination of the output of executors and their workers.
     pub output: Output,
-    /// Whether the process is the node's alone: it then adopts orphans of dead executors and ends them, and keeps its
-    /// own threads off the cores of hot leases.
+    /// Whether the process belongs to the node alone. The node then adopts orphans of dead executors and ends them, and
+    /// keeps its own threads off the cores of hot leases.
     pub own_process: bool,
 }
 
-/// Where that goes what executors and their workers print.
+/// Destination of the output of executors and their workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
-    /// Into the log.
+    /// The log.
     Log,
-    /// To the standard output and error of this process, as they print it.
+    /// Standard output and standard error of this process, unchanged.
     Own,
 }
 
@@ -104,11 +104,11 @@ pub enum Output {
 pub struct ManagerLink {
     /// `https://address:port`.
     pub url: String,
-    /// Certificate authority of the manager, PEM.
+    /// Certificate authority of the manager, in PEM.
     pub ca_pem: String,
-    /// Join token for the first connection; the credential that it is exchanged for is kept in the state directory.
+    /// Join token for the first connection; it is exchanged for a credential, which is kept in the state directory.
     pub join_token: Option<String>,
-    /// The site's other managers, of which each will do as well. Those that it hears of later are kept in the state directory.
+    /// The site's other managers, any of which can serve the node. Later ones are kept in the state directory.
     pub others: Vec<ManagerAddress>,
 }
 
@@ -188,7 +188,7 @@ impl Options {
     }
 }
 
-/// For environments, in the user's cache.
+/// The user's cache directory, for environments.
 fn cache() -> Option<PathBuf> {
     let absolute = |name| {
         std::env::var_os(name)
@@ -199,7 +199,7 @@ fn cache() -> Option<PathBuf> {
     Some(cache.join("dayfly/environments"))
 }
 
-/// A program of Dayfly's beside this one, or else wherever it is found.
+/// A program of Dayfly: beside this one, or from `PATH`.
 fn beside(name: &str) -> PathBuf {
     let here = std::env::current_exe().ok();
     let beside = here.and_then(|exe| Some(exe.parent()?.join(name)));
@@ -223,17 +223,16 @@ pub fn machine() -> Resources {
     }
 }
 
-/// All of the machine's memory.
+/// The machine's memory in bytes.
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram as u64 * u64::from(info.mem_unit.max(1))
 }
 
-/// The GPUs that this process may use: those that its environment names, as a batch system sets it, or else those of NVIDIA that
-/// there are.
+/// The GPUs that this process may use: those in its environment, as a batch system sets them, or else all of NVIDIA's.
 fn gpus() -> Vec<String> {
     if let Ok(named) = std::env::var(VISIBLE_GPUS) {
-        // What is no GPU hides those behind it.
+        // An invalid name hides the GPUs after it.
         let is_one = |name: &&str| !name.is_empty() && !name.starts_with('-') && *name != "NoDevFiles";
         return named
             .split(',')

@@ -1,5 +1,5 @@
-//! What an executor and its workers print: kept up to a bound, for the lease's holder to read, live or afterwards, and for the node to
-//! explain a death.
+//! Output of an executor and its workers. The end of it is kept, for the lease's holder to read, live or afterwards,
+//! and for the node to explain a death.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,20 +8,20 @@ use std::time::Duration;
 use dayfly_protocol::node_api::{Piece, Printer, Stream};
 use tokio::sync::watch;
 
-/// What is kept of a lease that lives: the last of it.
+/// Bytes that are kept of a live lease: the last ones.
 const KEPT_BYTES: usize = 256 << 10;
-/// What is kept of one that is over, for as long as its calls' fates are.
+/// Bytes that are kept of an ended lease, as long as its calls' fates.
 const LEFT_BYTES: usize = 16 << 10;
-/// What goes into one answer, twice as long there.
+/// Bytes in one response; encoding doubles them.
 const ANSWER_BYTES: usize = 128 << 10;
-/// What one piece grows to: it is dropped as a whole.
+/// Largest piece in bytes; pieces are dropped as a whole.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// The last of what was printed.
+/// The end of the output.
 #[derive(Debug)]
 pub struct Printed {
     kept: Mutex<Kept>,
-    /// How many bytes were printed in all.
+    /// Bytes of output in total.
     count: watch::Sender<u64>,
 }
 
@@ -29,11 +29,11 @@ pub struct Printed {
 struct Kept {
     pieces: VecDeque<Part>,
     bytes: usize,
-    /// The number of the first of them, counted over all that was printed.
+    /// Number of the first kept byte, counted over all output.
     first: u64,
 }
 
-/// What was printed in one place, by one call.
+/// Output on one stream by one call.
 #[derive(Debug)]
 struct Part {
     stream: Stream,
@@ -66,7 +66,7 @@ impl Printed {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something was printed; by which call, if that is known.
+    /// Adds output, with its call if that is known.
     pub fn add(&self, stream: Stream, by: Option<Printer>, bytes: &[u8]) {
         let mut kept = self.kept();
         match kept.pieces.back_mut() {
@@ -84,7 +84,7 @@ impl Printed {
         self.count.send_modify(|count| *count += bytes.len() as u64);
     }
 
-    /// Goes on where another ended, whose executor is replaced by this one's.
+    /// Continues another executor's output, which this one replaces.
     pub fn follow(&self, before: &Self) {
         let mut before = std::mem::take(&mut *before.kept());
         let mut kept = self.kept();
@@ -96,12 +96,12 @@ impl Printed {
         self.count.send_modify(|count| *count += printed);
     }
 
-    /// Nobody prints any more.
+    /// Reduces the kept output after the lease's end.
     pub fn close(&self) {
         self.kept().trim(LEFT_BYTES);
     }
 
-    /// What was printed from byte `from` on, as far as it is kept and fits an answer, and the number of its first byte.
+    /// Output from byte `from` on, as far as it is kept and fits in a response, and the number of its first byte.
     pub fn read(&self, from: u64) -> (u64, Vec<Piece>) {
         let kept = self.kept();
         let start = from.clamp(kept.first, kept.first + kept.bytes as u64);
@@ -127,7 +127,7 @@ impl Printed {
         (start, pieces)
     }
 
-    /// The end of it, to read.
+    /// The last `most` bytes, as text.
     pub fn last(&self, most: usize) -> String {
         let kept = self.kept();
         let all: Vec<u8> = kept.pieces.iter().flat_map(|part| &part.bytes).copied().collect();
@@ -135,7 +135,7 @@ impl Printed {
         String::from_utf8_lossy(last).trim().to_owned()
     }
 
-    /// Waits until there is something from byte `from` on, no longer than this.
+    /// Waits for output from byte `from` on, at most `limit`.
     pub async fn wait(&self, from: u64, limit: Duration) {
         let mut count = self.count.subscribe();
         let _ = tokio::time::timeout(limit, count.wait_for(|count| *count > from)).await;

@@ -1,4 +1,4 @@
-//! Dayfly's Python package, which images are shown: they bring the interpreter, the node brings this.
+//! Dayfly's Python package, which is shown in images: they have the interpreter, and the node has the package.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,24 +12,24 @@ use dayfly_sandbox::tool::Tool;
 
 use crate::executors::Guests;
 
-/// Where an image's interpreter finds the package.
+/// Path of the package inside an image.
 pub const PYTHON_DIR: &str = "/dayfly/python";
-/// What executors import beside the interpreter's own library.
+/// Modules that executors import beside the interpreter's own library.
 const MODULES: [&str; 2] = ["dayfly", "cloudpickle"];
-/// Prints where the modules are, without running them.
+/// Prints the modules' directories, without running the modules.
 const LOOK: &str = "import sys, importlib.util as u\n\
     for name in sys.argv[1:]:\n    print(u.find_spec(name).submodule_search_locations[0])";
-/// Nothing is run but an interpreter's start.
+/// Limit for the interpreter's start.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Where the package is, by the interpreter that was asked.
+/// Paths of the package, by interpreter.
 #[derive(Debug, Default)]
 pub struct Packages {
     known: Mutex<HashMap<PathBuf, Vec<Shown>>>,
 }
 
 impl Packages {
-    /// What to show of this interpreter's modules. Blocks for as long as the interpreter takes to start, the first time.
+    /// Paths to show for this interpreter's modules. The first call blocks until the interpreter has started.
     pub fn of(&self, python: &Path) -> Result<Vec<Shown>, Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shown) = known.get(python) {

@@ -1,4 +1,4 @@
-//! What this node's owner lets leases have: how isolated they must be, what of the host they may see, and in which images.
+//! What this node's owner permits leases: their isolation, the host's paths that they see, and their images.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use crate::package::PYTHON_DIR;
 use crate::runtimes;
 use crate::trust::Rights;
 
-/// Where an image finds the executor of shared libraries.
+/// Path of the executor of shared libraries inside an image.
 pub const EXECUTOR: &str = "/dayfly/bin/dayfly-executor";
 
-/// An image, and what it is shown of Dayfly's own.
+/// An image, and Dayfly's own files in it.
 #[derive(Debug, Clone)]
 pub struct Container {
-    /// What it runs in.
+    /// Its image.
     pub image: Arc<Image>,
     /// Programs or modules.
     pub own: Vec<Shown>,
 }
 
-/// What a lease gets for its request at this level; `container` and `built` are the container and the environment that it asks
-/// for, if it asks for one.
+/// The kind of executor for a request at this level. `container` and `built` are the container and the environment that
+/// it requests, if any.
 pub fn kind(
     request: &LeaseRequest,
     sandbox: Sandbox,
@@ -67,14 +67,14 @@ pub fn kind(
     }
     let readable = |path: &Path| granted(path, rights, false).is_ok();
     let mut language = match &container {
-        // What a function imports is the image's.
+        // A function imports from the image.
         Some(_) => within(request),
         None => language(&request.runtime, &options.pythons, readable, built)?,
     };
     if container.is_none()
         && let (Language::Python { path, .. }, Runtime::Python { path: wanted, .. }) = (&mut language, &request.runtime)
     {
-        // What the client's interpreter imports from, as far as it may be seen here.
+        // The client's module path, as far as it may be seen here.
         *path = wanted
             .iter()
             .filter(|path| readable(Path::new(path)))
@@ -112,7 +112,7 @@ pub fn kind(
     })
 }
 
-/// The runtime of a lease without an image: that of its environment, if it has one.
+/// The language runtime of a lease without an image: that of its environment, if it has one.
 fn language(
     runtime: &Runtime,
     pythons: &[PathBuf],
@@ -130,8 +130,8 @@ fn language(
     })
 }
 
-/// The runtime of an image: the interpreter that has the client's version, or whichever there is, which says its version then.
-/// Of what the client imports from it sees what the lease shows.
+/// The language runtime in an image: an interpreter of the client's version, or any, which then reports its version. It
+/// sees the part of the client's module path that the lease shows.
 fn within(request: &LeaseRequest) -> Language {
     match &request.runtime {
         Runtime::Native => Language::Native,
@@ -149,7 +149,8 @@ fn within(request: &LeaseRequest) -> Language {
     }
 }
 
-/// What executors of a language are parked for leases that ask for nothing. Of containers nobody knows before which it will be.
+/// The kind of parked executors for leases without special requests; `None` for containers, whose image is unknown in
+/// advance.
 pub fn usual(language: Language, options: &Options) -> Option<Kind> {
     let first = options.sandboxes.first()?;
     (*first != Sandbox::Container).then(|| Kind {
@@ -169,7 +170,7 @@ fn refused(text: &str) -> Failure {
     )
 }
 
-/// Where a path really leads, if that lies beneath one that the node's owner named.
+/// The real path of `path`, if it is below one that the node's owner named.
 fn granted(path: &Path, rights: Rights<'_>, writable: bool) -> Result<PathBuf, String> {
     let is_plain = path.is_absolute() && path.components().all(|part| !matches!(part, Component::ParentDir));
     if !is_plain {
@@ -182,7 +183,7 @@ fn granted(path: &Path, rights: Rights<'_>, writable: bool) -> Result<PathBuf, S
     }
 }
 
-/// Directories without which an interpreter does not run. The node's owner named it, or lets everybody read it.
+/// Directories that an interpreter needs. The node's owner named the interpreter, or permits its reading.
 fn needed_by(language: &Language, options: &Options) -> Vec<Shown> {
     let Language::Python {
         executable,
@@ -202,7 +203,7 @@ fn needed_by(language: &Language, options: &Options) -> Vec<Shown> {
     let private = private_directories(options);
     let shown = needed.into_iter().filter_map(|path| {
         let from = path.canonicalize().ok()?;
-        // An interpreter in the `bin` of somebody's home has all of that as its prefix.
+        // An interpreter in the `bin` of a home directory has all of that directory as its prefix.
         if private.iter().any(|private| private.starts_with(&from)) {
             return None;
         }
@@ -216,7 +217,7 @@ fn needed_by(language: &Language, options: &Options) -> Vec<Shown> {
     shown.chain(own).collect()
 }
 
-/// The node's state, with its keys, and the home of its user. No sandbox sees them because of an interpreter.
+/// The node's state with its keys, and the home of its user. An interpreter's prefix does not expose them to a sandbox.
 fn private_directories(options: &Options) -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let all = [Some(options.state_dir.clone()), home].into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Executors that are ready before anybody asks.
+//! Executors that are started in advance.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -15,12 +15,12 @@ use crate::executors::{Executor, Kind, Language, READY_DEADLINE};
 use crate::policy::EXECUTOR;
 use crate::{Options, Output};
 
-/// Parked executors of a kind that nobody asked for in this time are ended.
+/// Time after which parked executors of an unused kind are ended.
 const SHELF_LIFE: Duration = Duration::from_secs(300);
-/// A parked executor that was taken is replaced this much later: starting a process would slow down the very cold start that
-/// took it, which is over within some milliseconds.
+/// Pause before a parked executor is replaced: starting a process would slow the cold start that took it, which lasts
+/// some milliseconds.
 const REFILL_PAUSE: Duration = Duration::from_millis(100);
-/// Parked executors in all.
+/// Most parked executors in total.
 const MOST_PARKED: usize = 32;
 
 #[derive(Debug)]
@@ -28,11 +28,11 @@ struct Shelf {
     parked: Vec<Executor>,
     starting: usize,
     used: Instant,
-    /// Kinds named in the options are kept warm for ever.
+    /// Kinds in the options are always kept warm.
     permanent: bool,
 }
 
-/// Executors, some of them ready before anybody asks.
+/// Executors, some of them parked.
 #[derive(Debug)]
 pub struct Pool {
     spawner: Arc<Spawner>,
@@ -46,7 +46,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool; it fills once asked to.
+    /// An empty pool; [`Pool::keep_warm`] fills it.
     pub fn new(spawner: Spawner, enclosures: Enclosures, options: &Options) -> Arc<Self> {
         Arc::new(Self {
             spawner: Arc::new(spawner),
@@ -60,7 +60,7 @@ impl Pool {
         })
     }
 
-    /// What starts processes that end with the node.
+    /// The spawner, whose processes end with the node.
     pub fn spawner(&self) -> &Arc<Spawner> {
         &self.spawner
     }
@@ -91,7 +91,7 @@ impl Pool {
             }
             None => (None, None),
         };
-        // Measured once, here, and not at every cold start.
+        // Measured once here, and not at every cold start.
         let rate = (
             OsString::from(dayfly_fabric::clock::RATE_VARIABLE),
             Some(dayfly_fabric::clock::ticks_per_us().to_string().into()),
@@ -113,7 +113,7 @@ impl Pool {
                 isolation,
             },
             Language::Python { executable, path, .. } => {
-                // What the node's user imports from is not for isolated workers, which do not see it.
+                // Isolated workers do not see the module path of the node's user.
                 let inherited = match image {
                     Some(_) => variables
                         .iter()
@@ -142,7 +142,7 @@ impl Pool {
         Ok((program, enclosure))
     }
 
-    /// A parked executor, if one is ready; another is started in its stead a little later.
+    /// Takes a parked executor, if one is ready. It is replaced a little later.
     pub fn take_parked(self: &Arc<Self>, kind: &Kind) -> Option<Executor> {
         let parked = {
             let mut shelves = self.shelves();
@@ -159,7 +159,7 @@ impl Pool {
         parked
     }
 
-    /// A ready executor: a parked one at once, or a new one.
+    /// Takes a parked executor, or starts a new one.
     pub async fn take(self: &Arc<Self>, kind: &Kind) -> Result<Executor, Failure> {
         match self.take_parked(kind) {
             Some(executor) => Ok(executor),
@@ -167,7 +167,7 @@ impl Pool {
         }
     }
 
-    /// Keeps executors of this kind ready from now on.
+    /// Keeps executors of this kind parked from now on.
     pub fn keep_warm(self: &Arc<Self>, kind: Kind) {
         self.shelves()
             .entry(kind.clone())
@@ -181,7 +181,7 @@ impl Pool {
         self.refill(&kind, Duration::ZERO);
     }
 
-    /// Starts what is missing of a kind, in the background, after a pause.
+    /// Starts the missing executors of a kind in the background, after a pause.
     fn refill(self: &Arc<Self>, kind: &Kind, pause: Duration) {
         let wanted = match kind.language {
             Language::Native => self.warm_native,
@@ -208,16 +208,16 @@ impl Pool {
                 shelf.starting -= 1;
                 match started {
                     None => {}
-                    // Also when the pool closes just now: closing ends what is parked until nothing is starting.
+                    // Park it even while the pool closes: closing ends parked executors until nothing is starting.
                     Some(Ok(executor)) => shelf.parked.push(executor),
-                    // Whoever leases this kind next hears of it; until then it is nobody's problem.
+                    // The next lease of this kind gets the error.
                     Some(Err(error)) => tracing::debug!(%error, "no executor could be parked"),
                 }
             });
         }
     }
 
-    /// Ends parked executors that nobody wanted for long, and forgets the dead ones. To be called about once a minute.
+    /// Ends parked executors of unused kinds, and forgets dead ones. Call it about once a minute.
     pub fn tidy(&self) {
         let mut ended = Vec::new();
         let mut shelves = self.shelves();
@@ -232,12 +232,12 @@ impl Pool {
         drop(shelves);
     }
 
-    /// Parked executors.
+    /// Number of parked executors.
     pub fn parked(&self) -> usize {
         self.shelves().values().map(|shelf| shelf.parked.len()).sum()
     }
 
-    /// Parks executors again, first those of the kinds that are always kept ready.
+    /// Parks executors again, first of the kinds that are always kept warm.
     pub fn open(self: &Arc<Self>) {
         self.closed.store(false, std::sync::atomic::Ordering::Release);
         let kinds: Vec<Kind> = self.shelves().keys().cloned().collect();
@@ -246,7 +246,7 @@ impl Pool {
         }
     }
 
-    /// Ends every parked executor and parks no more until opened again.
+    /// Ends every parked executor, and parks no more until [`Pool::open`].
     pub async fn close(&self) {
         self.closed.store(true, std::sync::atomic::Ordering::Release);
         let deadline = Instant::now() + READY_DEADLINE;

@@ -1,4 +1,4 @@
-//! Descriptors of ours that the runtime watches.
+//! Descriptors that the runtime watches for reading.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -6,13 +6,13 @@ use dayfly_sandbox::Watch;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Owns the descriptor that it answers for as long as it lives.
+/// Owns the descriptor that it returns for its whole lifetime.
 pub trait Owner: AsRawFd {}
 impl Owner for OwnedFd {}
 impl Owner for Watch {}
 
-/// Watches a descriptor for something to read.
+/// Watches a descriptor for reading.
 pub fn watch<Fd: Owner>(fd: Fd) -> std::io::Result<AsyncFd<Fd>> {
-    // SAFETY: its owner names the same open descriptor for as long as it lives, and the watch owns the owner.
+    // SAFETY: the owner names the same open descriptor for its whole lifetime, and the watch owns the owner.
     unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(std::io::Error::from)
 }

@@ -1,4 +1,4 @@
-//! Which executor will do for a request, and whether it really does.
+//! Which executor suits a request, and the check of a started one.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -13,18 +13,18 @@ use crate::executors::Language;
 
 /// Prints an interpreter's version.
 const VERSION: &str = "import sys; print('%d.%d' % sys.version_info[:2])";
-/// Prints it too, if the interpreter has what an executor imports.
+/// Prints it too, if the interpreter has the modules that an executor imports.
 const PACKAGE: &str = "import sys, importlib.util as u\n\
     version = '%d.%d' % sys.version_info[:2]\n\
     if sys.version_info < (3, 11): sys.exit('Python ' + version + ' is older than 3.11')\n\
     for name in 'dayfly', 'cloudpickle':\n    \
         if u.find_spec(name) is None: sys.exit('this Python ' + version + ' has no package ' + name)\n\
     print(version)";
-/// Nothing is run but an interpreter's start.
+/// Limit for the interpreter's start.
 const VERSION_LIMIT: Duration = Duration::from_secs(10);
 
-/// The language runtime for a request. A client's own interpreter is used when it exists here and workers may `see` it: where
-/// they see all, functions could start it anyway, so naming it gives nobody a new right.
+/// The language runtime for a request. A client's own interpreter is used if it exists here and workers may see it
+/// (`sees`). Workers that see everything could start it anyway, so naming it grants nothing new.
 pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> bool) -> Result<Language, Failure> {
     match runtime {
         Runtime::Native => Ok(Language::Native),
@@ -68,13 +68,13 @@ pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> 
     }
 }
 
-/// Whether an interpreter's name, such as `python3.12`, is that of a version, such as `3.12.1`.
+/// Whether an interpreter's name, such as `python3.12`, matches a version, such as `3.12.1`.
 fn name_says(python: &Path, version: &str) -> bool {
     let name = python.file_name().unwrap_or_default().to_string_lossy();
     name.strip_prefix("python").is_some_and(|named| named == minor(version))
 }
 
-/// `major.minor` of an interpreter, by its own word.
+/// `major.minor` of an interpreter, as it reports it.
 pub fn version_of(python: &Path, stop: &AtomicBool) -> Result<String, ToolError> {
     let tool = Tool {
         name: python.as_os_str(),
@@ -84,7 +84,7 @@ pub fn version_of(python: &Path, stop: &AtomicBool) -> Result<String, ToolError>
     tool.words(&["-I", "-c", VERSION])
 }
 
-/// The version of an interpreter that has the package which executors run. Its own module path counts, as for executors.
+/// `major.minor` of an interpreter that has the modules of executors. Its own module path counts, as for executors.
 pub fn package_version(python: &Path) -> Result<String, ToolError> {
     let never = AtomicBool::new(false);
     let tool = Tool {
@@ -95,8 +95,8 @@ pub fn package_version(python: &Path) -> Result<String, ToolError> {
     tool.words(&["-c", PACKAGE])
 }
 
-/// Refuses what no interpreter reads that nodes with these would start: their clients' own where workers `see` it, or one of
-/// theirs. Those that are not on this machine are not judged.
+/// Returns an error if no interpreter that such nodes would start can read the runtime's pickles: neither the client's
+/// own, if workers may see it, nor one of theirs. Interpreters that are not on this machine are not checked.
 pub fn suits(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> bool) -> Result<(), Failure> {
     let Runtime::Python {
         version,
@@ -135,7 +135,7 @@ pub fn minor(version: &str) -> &str {
     &version[..end]
 }
 
-/// `major.minor` of the Python that an environment has, for a client's of this version; empty where that is for the node to say.
+/// `major.minor` of an environment's Python, for a client of this version; empty if the node may choose.
 pub fn python_of<'a>(environment: &'a Environment, version: &'a str) -> &'a str {
     match environment.python.as_str() {
         "" => minor(version),
@@ -143,7 +143,7 @@ pub fn python_of<'a>(environment: &'a Environment, version: &'a str) -> &'a str 
     }
 }
 
-/// Whether the executor that describes itself so runs what the request's client pickles.
+/// Returns an error unless an executor with this description can read the client's pickles.
 pub fn check(wanted: &Runtime, described: &str) -> Result<(), Failure> {
     let Runtime::Python {
         version, cloudpickle, ..
@@ -151,7 +151,7 @@ pub fn check(wanted: &Runtime, described: &str) -> Result<(), Failure> {
     else {
         return Ok(());
     };
-    // Source is for whatever version there is.
+    // Source code suits every version.
     if version.is_empty() {
         return Ok(());
     }
@@ -225,11 +225,11 @@ mod tests {
         let failure = suits(&python("3.7.1"), &site, own).unwrap_err();
         assert_eq!(failure.code, Code::PythonMismatch);
         assert!(failure.message.contains("3.7.1") && failure.message.contains(&there));
-        // Of what is elsewhere nothing is known.
+        // Interpreters elsewhere are not checked.
         assert_eq!(suits(&python("3.7.1"), &["/nowhere/python".into()], own), Ok(()));
         assert_eq!(suits(&python("3.7.1"), &[], own), Ok(()));
         assert_eq!(suits(&Runtime::any_python(), &site, own), Ok(()));
-        // A client's own interpreter is started where it may be.
+        // A client's own interpreter is used where that is permitted.
         let mut theirs = python("3.7.1");
         if let Runtime::Python { executable, .. } = &mut theirs {
             *executable = Some("/bin/sh".into());

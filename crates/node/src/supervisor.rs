@@ -1,4 +1,4 @@
-//! Follows one lease from its executor's start to the last process's end.
+//! Supervises one lease from its executor's start to the end of its last process.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -19,22 +19,23 @@ use crate::leases::{Run, Tick};
 use crate::node::Node;
 use crate::{affinity, connector, runtimes};
 
-/// An executor that dies more often than this in [`DEATH_WINDOW`] would only die again.
+/// Most deaths of executors in [`DEATH_WINDOW`]; after more, another executor would only die again.
 const MOST_DEATHS: usize = 3;
 const DEATH_WINDOW: Duration = Duration::from_secs(10);
 
-/// What an isolated executor's parent and its interpreter take of memory, beside what its lease has.
+/// Memory in bytes of an isolated executor's parent and interpreter, in addition to its lease's.
 const OVERHEAD_BYTES: u64 = 64 << 20;
-/// Processes and threads of an isolated executor, and for each of its workers: numerical libraries start some for each core.
+/// Processes and threads of an isolated executor, and of each of its workers: numerical libraries start some for each
+/// core.
 const TASKS: u32 = 64;
 const TASKS_PER_WORKER: u32 = 256;
 
-/// An executor that sends more messages than this within a second, and for each of its workers, is up to no good: an honest one
-/// sends some for every worker that starts or ends and every channel that closes.
+/// Most messages of an executor in a second, and for each of its workers. An honest one sends some for every worker
+/// that starts or ends and every channel that closes.
 const MOST_MESSAGES: u32 = 1000;
 const MOST_MESSAGES_PER_WORKER: u32 = 100;
 
-/// Counts messages within seconds.
+/// Counts messages in each second.
 struct Chatter {
     since: Instant,
     heard: u32,
@@ -57,7 +58,8 @@ enum Outcome {
     ExecutorGone(Option<String>),
 }
 
-/// Runs the lease to its end, on `parked` first if that is given. Its first executor belongs to the step `taking` it.
+/// Runs the lease to its end, first on `parked` if that is given. The start of its first executor belongs to the span
+/// `taking`.
 pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Executor>, taking: Span) {
     let mut taking = Some(taking);
     let mut deaths: Vec<Instant> = Vec::new();
@@ -74,7 +76,7 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Execut
         };
         let mut known_kills = 0;
         let outcome = follow(&node, &run, &mut executor, &shared_cores, &mut known_kills).await;
-        // The clients are the first to hear of it.
+        // Inform the clients first.
         let out_of_memory = memory_kills(&executor) > known_kills;
         match outcome {
             Outcome::LeaseOver => run.end_channels(),
@@ -107,8 +109,8 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Execut
     run.over.send_replace(true);
 }
 
-/// Ends what an executor's workers started: one that was killed could not see to its workers, nor they to that. With an
-/// isolated one the kernel has ended all of it.
+/// Ends processes of an executor's workers, which a killed executor or worker could not end. For an isolated executor
+/// the kernel has ended them.
 fn end_groups(run: &Run, groups: Vec<u32>) {
     for group in groups.into_iter().filter(|_| run.sandbox() == Sandbox::Process) {
         if let Some(group) = Pid::from_raw(group as i32) {
@@ -180,7 +182,7 @@ async fn start(
     Ok(executor)
 }
 
-/// Fits an isolated executor's surroundings to its lease.
+/// Sets the limits of an isolated executor's enclosure for its lease.
 fn enclose(node: &Arc<Node>, run: &Run, executor: &Executor) -> std::io::Result<()> {
     let Some(enclosure) = &executor.enclosure else {
         return Ok(());
@@ -189,7 +191,7 @@ fn enclose(node: &Arc<Node>, run: &Run, executor: &Executor) -> std::io::Result<
     let workers = u64::from(granted.reservation.workers);
     let cores = workers * u64::from(granted.request.cores_per_worker.max(1));
     enclosure.limit(&Limits {
-        // Workers that own their cores cannot leave them; a quota would only stop them now and then.
+        // Workers with own cores cannot leave them; a quota would only interrupt them.
         milli_cores: if granted.reservation.mode == Mode::Hot {
             0
         } else {
@@ -206,7 +208,7 @@ fn enclose(node: &Arc<Node>, run: &Run, executor: &Executor) -> std::io::Result<
     }
 }
 
-/// How many of an executor's processes were ended because the lease's memory was used up.
+/// Number of an executor's processes that were killed for lack of the lease's memory.
 fn memory_kills(executor: &Executor) -> u64 {
     executor.enclosure.as_ref().map_or(0, Enclosure::memory_kills)
 }
@@ -263,7 +265,7 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
                 incarnation,
                 pid,
             }) => {
-                // Ahead of its channels, which come once it is known to have started.
+                // Before its channels, which are opened when it is known to have started.
                 if run.granted.request.output_by_call
                     && let Some(meter) = run.meter(worker)
                     && let Err(error) = executor.tell_apart(worker, meter, node.options.output)
@@ -275,7 +277,7 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
                 if run.sandbox() != Sandbox::Process {
                     affinity::pin(pid, cores_of(run, worker, &shared));
                 } else if run.granted.reservation.mode != Mode::Hot && shared != assigned {
-                    // Its executor pinned it to the cores that were shared when the executor was assigned.
+                    // Its executor pinned it to the cores that were shared at the assignment.
                     affinity::pin(pid, &shared);
                 }
             }

@@ -1,6 +1,6 @@
-//! Whose code may run as the node's own user, and what everybody else's leases may have instead.
+//! Whose code may run as the node's own user, and which levels of isolation other leases may have.
 //!
-//! The node decides this alone, from its own options and from the tenant in what it was offered or in the signed allowance. No
+//! The node alone decides this, from its own options and from the tenant in the offer or in the signed allowance. No
 //! request and no manager can weaken it.
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::leases::Origin;
 /// Whose code may run as the node's own user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
-    /// Code of the node owner's tenants. Everybody else's is isolated, whatever the node's own default is.
+    /// Only that of the node owner's tenants. All others are isolated, whatever the node's default is.
     Owners(Vec<TenantId>),
     /// Every tenant's. Each of them can then do what the node's user can.
     AllTenants,
@@ -29,22 +29,22 @@ pub struct Rights<'a> {
 }
 
 impl<'a> Rights<'a> {
-    /// Those of a tenant whose lease comes from there.
+    /// The rights of a tenant's lease with this origin.
     pub fn of(options: &'a Options, tenant: TenantId, origin: &Origin) -> Self {
         let is_trusted = match (&options.trust, origin) {
-            // The allowance lies in the node's state directory, for its own user alone.
+            // The allowance is in the node's state directory, which only its own user can read.
             (_, Origin::Node) | (Trust::AllTenants, _) => true,
             (Trust::Owners(owners), Origin::Manager(_) | Origin::Allowance(_)) => owners.contains(&tenant),
         };
         Self { options, is_trusted }
     }
 
-    /// Whether all that the node's user may see can be shown to isolated workers.
+    /// Whether isolated workers may see everything that the node's user sees.
     pub fn sees_all(&self) -> bool {
         self.options.shows_owner_all && self.is_trusted
     }
 
-    /// Levels of isolation; the first is for leases that name none.
+    /// Permitted levels of isolation; the first is the default.
     pub fn sandboxes(&self) -> Vec<Sandbox> {
         let mut levels = self.options.sandboxes.clone();
         if !self.is_trusted {
@@ -56,7 +56,7 @@ impl<'a> Rights<'a> {
         levels
     }
 
-    /// The level that a lease gets for its request; `default` is its manager's, for leases that name none.
+    /// The level of a request; `default` is the manager's, for requests that name none.
     pub fn level(&self, request: &LeaseRequest, default: Option<Sandbox>) -> Result<Sandbox, Failure> {
         let levels = self.sandboxes();
         let named = request.wanted_sandbox();
@@ -67,7 +67,7 @@ impl<'a> Rights<'a> {
                  sandbox `isolated`, or the node's operator to start it with --run-tenants-as-me",
             ));
         }
-        // The manager may not know whose this node is; what it would give its owner is not for everybody.
+        // The manager may not know the node's owner; its default for the owner does not apply to others.
         let default = default.filter(|level| self.is_trusted || *level != Sandbox::Process);
         match named.or(default) {
             Some(level) if levels.contains(&level) => Ok(level),
@@ -91,7 +91,7 @@ impl<'a> Rights<'a> {
         self.options.share_network || self.sees_all()
     }
 
-    /// Whether isolated workers may read, or also write, at this real path.
+    /// Whether isolated workers may read, or with `writable` also write, at this real path.
     pub fn shows(&self, path: &Path, writable: bool) -> bool {
         let named: &[PathBuf] = match writable {
             true => &self.options.writable,
@@ -101,7 +101,7 @@ impl<'a> Rights<'a> {
     }
 }
 
-/// Which levels a node allows, and to whom, as it tells its manager.
+/// The node's permitted levels and their tenants, for its manager.
 pub fn sandboxes(options: &Options) -> NodeSandboxes {
     let of = |is_trusted| Rights { options, is_trusted }.sandboxes();
     let (owners, of_others) = match &options.trust {

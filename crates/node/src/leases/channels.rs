@@ -1,21 +1,21 @@
-//! Channels to a lease's workers: opened, ended, and what became of them.
+//! Channels to a lease's workers: their begin, their end, and their fates.
 
 use dayfly_fabric::Choice;
 use dayfly_protocol::slot::{MAX_SLOTS, has_begun};
 
 use super::*;
 
-/// A worker that is not there by then will not come.
+/// Longest wait for a worker.
 const WORKER_DEADLINE: Duration = Duration::from_secs(10);
-/// A channel whose client is gone is waited for this long by whoever wants its worker next.
+/// Longest wait for a worker whose former client is gone.
 const DETACH_DEADLINE: Duration = Duration::from_secs(2);
-/// Fates kept for each lease: a client asks at once or never.
+/// Most fates that are kept for each lease: a client asks at once or never.
 const MOST_FATES: usize = 256;
-/// Cancelled calls remembered for each channel until they begin: as many as a ring may have slots.
+/// Most cancelled calls that are remembered for each channel until they begin: the most slots of a ring.
 const MOST_DOOMED: usize = MAX_SLOTS as usize;
 
 impl Run {
-    /// Waits until a worker is there and free.
+    /// Waits until a worker exists and has no channel.
     pub async fn worker_free(&self, worker: WorkerIndex) -> Result<(), Failure> {
         let begun = Instant::now();
         let mut changed = self.changed.subscribe();
@@ -63,8 +63,8 @@ impl Run {
         }
     }
 
-    /// Begins a channel to a free worker, and hands over its memory if it has some; a stream follows by
-    /// [`Run::hand_over`] once its verdict is written.
+    /// Begins a channel to a free worker, and passes its memory on if it has some. The connection of a stream follows
+    /// by [`Run::hand_over`], after its verdict.
     pub fn begin(
         self: &Arc<Self>,
         hello: &Hello,
@@ -94,7 +94,8 @@ impl Run {
         let first = life.open_channel(clock::now_ms()).inspect_err(|_| {
             self.hangups.forget(&socket, watched);
         })?;
-        // The worker does the same when it takes the channel; if it dies before, nothing of the last one shall stand here.
+        // The worker does the same when it takes the channel. If it dies before, no state of the last channel may
+        // remain.
         self.meters[index].attach();
         let begun = Begun {
             incarnation: Incarnation(slot.incarnation),
@@ -123,7 +124,7 @@ impl Run {
         Ok(begun)
     }
 
-    /// Gives the worker the connection of a channel that was begun, and says on which fabrics it may meet its client.
+    /// Passes the connection of a begun channel to the worker, with the fabrics on which it may meet its client.
     pub fn hand_over(&self, hello: &Hello, socket: impl AsFd, fabrics: &[Choice]) -> Result<(), Failure> {
         let index = hello.worker.get() as usize;
         let attach = self.attach(hello, fabrics)?;
@@ -142,7 +143,7 @@ impl Run {
         })
     }
 
-    /// Takes back a channel whose verdict could not be delivered and that the worker has not got.
+    /// Ends a begun channel whose verdict could not be delivered and that the worker does not have.
     pub fn abandon(&self, hello: &Hello) {
         let index = hello.worker.get() as usize;
         let mut inner = self.inner();
@@ -186,7 +187,7 @@ impl Run {
         })
     }
 
-    /// The client of a channel went away.
+    /// Handles that the client of a channel is gone.
     pub fn client_gone(&self, id: ChannelId) {
         let mut inner = self.inner();
         let channels = inner.slots.iter_mut().filter_map(|slot| slot.channel.as_mut());
@@ -208,7 +209,7 @@ impl Run {
             finished: reading.finished,
             end: Some(end),
         };
-        // The fate is there before the client can learn that the channel ended, and so before it can ask.
+        // Store the fate before the client can notice the channel's end, and so before it can ask.
         inner.fates.push_back((channel.id, fate));
         if inner.fates.len() > MOST_FATES {
             inner.fates.pop_front();
@@ -222,7 +223,7 @@ impl Run {
         self.wake.notify_one();
     }
 
-    /// Ends every channel: the lease has ended as its state tells.
+    /// Ends every channel, for the reason in the lease's state.
     pub fn end_channels(&self) {
         let mut inner = self.inner();
         let end = match inner.life.state() {
@@ -236,7 +237,7 @@ impl Run {
         }
     }
 
-    /// What became of a channel.
+    /// The fate of a channel. Returns an error for an unknown one.
     pub fn fate(&self, id: ChannelId) -> Result<Fate, Failure> {
         let inner = self.inner();
         let open = inner.slots.iter().enumerate();
@@ -259,7 +260,7 @@ impl Run {
             .ok_or_else(|| Failure::new(Code::NotFound, format!("this lease had no channel {id} of late")))
     }
 
-    /// Kills the worker that runs this invocation, or as soon as it does. Does nothing when it ran.
+    /// Kills the worker that runs this call, now or when it begins. Does nothing if the call has ended.
     pub fn cancel(&self, id: ChannelId, sequence: u32) -> Result<(), Failure> {
         let mut inner = self.inner();
         let Inner { slots, control, .. } = &mut *inner;
@@ -279,7 +280,7 @@ impl Run {
         } else if !has_begun(reading.started, sequence)
             && let Some(channel) = &mut slot.channel
         {
-            // More than a ring has slots nobody has sent; of those that somebody makes up, the first are forgotten.
+            // An honest client cancels at most as many calls as a ring has slots; drop the first of any more.
             if channel.doomed.len() >= MOST_DOOMED {
                 channel.doomed.pop_first();
             }
@@ -291,12 +292,12 @@ impl Run {
     }
 }
 
-/// Notes that a channel's client is gone, or shall be, and tells the worker.
+/// Records that a channel's client is gone, or should be, and informs the worker.
 pub(super) fn leave(channel: &mut Channel, end: End) {
     channel.gone = Some((Instant::now(), end));
     match &channel.memory {
         Some(memory) => memory.close(end),
-        // The socket itself says nothing when its client left over a network that was cut.
+        // The socket reports nothing if the network to its client was cut, so shut it down.
         None => {
             let _ = rustix::net::shutdown(&channel.socket, rustix::net::Shutdown::Both);
         }

@@ -1,16 +1,16 @@
-//! Parts of a lease in other hands: who may use which workers, and what is taken back.
+//! Delegated parts of a lease: who may use which workers.
 
 use dayfly_lease::delegation::Part;
 
 use super::*;
 
 impl Run {
-    /// What the holder of a token may use of this lease now.
+    /// The workers that the holder of a token may use now.
     pub fn part_of(&self, holder: &PublicKey) -> Result<Part, Failure> {
         Ok(self.inner().delegations.part_of(holder, clock::now_ms())?)
     }
 
-    /// Gives a part of what `by` has to another key.
+    /// Delegates a part of `by`'s workers to another key.
     pub fn delegate(
         &self,
         by: &PublicKey,
@@ -26,12 +26,13 @@ impl Run {
             .delegations
             .delegate(by, to, first, workers, duration_ms, now_ms)?;
         drop(inner);
-        // The supervisor is to know when its time is over.
+        // The supervisor has to know its expiry.
         self.wake.notify_one();
         Ok(part)
     }
 
-    /// Takes back what `by` gave to `from`: its channels end, and a call that runs has a grace as if its client had gone.
+    /// Takes back what `by` delegated to `from`. Its channels end; a running call has a grace as if its client had
+    /// gone.
     pub fn take_back(&self, by: &PublicKey, from: &PublicKey) -> Result<(), Failure> {
         let mut inner = self.inner();
         let gone = inner.delegations.take_back(by, from)?;
@@ -41,7 +42,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes back what was delegated for a time that is over.
+    /// Takes back expired delegations.
     pub(super) fn expire_delegations(inner: &mut Inner, now_ms: u64) {
         let gone = inner.delegations.expire(now_ms);
         if !gone.is_empty() {
@@ -49,7 +50,8 @@ impl Run {
         }
     }
 
-    /// Makes a door to the node in the sandbox, as soon as there is one. True when it is to be made now, in this directory.
+    /// Requests the node's socket in the sandbox. Returns the directory to open it in now; `None` if it is open, or
+    /// there is no sandbox.
     pub fn wants_door(&self) -> Option<PathBuf> {
         let mut inner = self.inner();
         inner.shows_node = true;
@@ -59,12 +61,12 @@ impl Run {
         inner.code_dir.clone()
     }
 
-    /// Whether its sandbox, being made anew, is to have a door again.
+    /// Whether a new sandbox needs the node's socket.
     pub fn shows_node(&self) -> bool {
         self.inner().shows_node
     }
 
-    /// Keeps a door open for as long as the sandbox in whose directory it is.
+    /// Keeps a socket open while the sandbox with this directory exists.
     pub fn keep_door(&self, dir: &Path, door: Door) {
         let mut inner = self.inner();
         if inner.code_dir.as_deref() == Some(dir) {

@@ -1,13 +1,13 @@
-//! What each function of a lease used, as its workers say.
+//! Usage of each function of a lease, as its workers report it.
 //!
-//! It only says how the lease's usage is made up, which is what is paid for and is believed no further than the clock allows: a worker
-//! that lies here moves its own tenant's costs from one line to another.
+//! It only divides the lease's usage, which is what is paid for and is trusted no further than the clock permits. A
+//! worker that reports wrong values moves its own tenant's costs from one line to another.
 
 use dayfly_protocol::api::{MOST_FUNCTIONS, OTHER_FUNCTIONS};
 
 use super::*;
 
-/// The entry of a function, or that of all others once there are enough.
+/// The entry of a function, or that of all others after [`MOST_FUNCTIONS`] entries.
 pub(super) fn entry(all: &mut BTreeMap<String, FunctionUsage>, name: Option<String>) -> &mut FunctionUsage {
     let known = name.filter(|name| all.contains_key(name) || all.len() + 1 < MOST_FUNCTIONS);
     let function = known.unwrap_or_else(|| OTHER_FUNCTIONS.into());
@@ -18,7 +18,7 @@ pub(super) fn entry(all: &mut BTreeMap<String, FunctionUsage>, name: Option<Stri
 }
 
 impl Run {
-    /// By function, no more than `believed` in all.
+    /// Usage by function, at most `believed` in total.
     pub(super) fn functions_of(&self, inner: &Inner, believed: &Usage) -> Vec<FunctionUsage> {
         use dayfly_fabric::clock::{ticks, us_of_ticks};
         let mut all = inner.lost.clone();

@@ -1,27 +1,27 @@
-//! What the clock demands of a lease, and what its workers' meters say.
+//! Time limits of a lease, and its workers' meters.
 
 use dayfly_protocol::durations::DURATION_BUCKETS;
 use dayfly_protocol::slot::has_begun;
 
 use super::*;
 
-/// A call whose client is gone may go on for this long: nobody can take its result any more.
+/// Grace of a call whose client is gone: its result cannot be delivered.
 const ORPHAN_GRACE: Duration = Duration::from_secs(10);
-/// An executor that has not killed a worker in this time is stuck, and killed itself.
+/// Time after which an executor that has not killed a worker counts as stuck, and is killed itself.
 const KILL_DEADLINE: Duration = Duration::from_secs(2);
-/// While a worker is awake its meter is read this often: so exact are deadlines.
+/// Interval of meter readings while a worker is awake: the accuracy of deadlines.
 const AWAKE_TICK: Duration = Duration::from_millis(10);
-/// While a lease only finishes its running calls: whoever waits for its cores waits no longer than this for nothing.
+/// The same while a lease only finishes its running calls: bounds the idle time of its cores.
 const DRAINING_TICK: Duration = Duration::from_millis(1);
-/// While channels are open but every worker sleeps: a wake-up is noticed after this long.
+/// The same while channels are open and every worker sleeps: the delay until a wake-up is noticed.
 const ASLEEP_TICK: Duration = Duration::from_millis(50);
-/// While no channel is open.
+/// The same without an open channel.
 const IDLE_TICK: Duration = Duration::from_millis(250);
 
-/// Calls by how long they took.
+/// Number of calls by duration.
 pub type Durations = [u64; DURATION_BUCKETS];
 
-/// Adds some more. What a worker wrote there need not make sense, and harms nothing but this picture.
+/// Adds counters. A worker may have written any values; they affect only this statistic.
 pub fn add_durations(sum: &mut Durations, more: &Durations) {
     for (sum, more) in sum.iter_mut().zip(more) {
         *sum = sum.saturating_add(*more);
@@ -29,7 +29,7 @@ pub fn add_durations(sum: &mut Durations, more: &Durations) {
 }
 
 impl Run {
-    /// What time demands.
+    /// Applies the time limits. Returns what the supervisor has to do.
     pub fn tick(&self) -> Tick {
         let now = clock::now_ms();
         let ticks = dayfly_fabric::clock::ticks();
@@ -88,7 +88,7 @@ impl Run {
         Tick::Again(pace.min(Duration::from_millis(due)))
     }
 
-    /// The lease's time is over: notes which calls run, and ends the channels on which none does.
+    /// Begins the end of a lease whose time is over: notes the running calls, and ends the channels without one.
     pub(super) fn begin_draining(&self, inner: &mut Inner) {
         for (slot, meter) in inner.slots.iter_mut().zip(&self.meters) {
             let reading = meter.read();
@@ -97,7 +97,7 @@ impl Run {
         self.drain(inner);
     }
 
-    /// Ends the channels whose call has ended, also when another one has begun on them meanwhile: that one comes too late.
+    /// Ends the channels whose noted call has ended, even if another call has begun on them, which is too late.
     fn drain(&self, inner: &mut Inner) {
         let end = match inner.life.ends_as() {
             State::Revoked => End::Revoked,
@@ -112,12 +112,12 @@ impl Run {
         }
     }
 
-    /// What it used so far, as far as that can be true.
+    /// Plausible usage so far.
     pub fn usage(&self) -> Usage {
         self.usage_of(&mut self.inner())
     }
 
-    /// The same, if it is more than last time this was asked.
+    /// Usage, if it has grown since the last call of this function.
     pub fn new_usage(&self) -> Option<Metered> {
         let mut inner = self.inner();
         let metered = self.metered_of(&mut inner);
@@ -127,7 +127,7 @@ impl Run {
         })
     }
 
-    /// What it used so far, and which functions did.
+    /// Usage so far, in total and by function.
     pub fn metered(&self) -> Metered {
         self.metered_of(&mut self.inner())
     }
@@ -166,7 +166,7 @@ impl Run {
         total
     }
 
-    /// How many calls took how long.
+    /// Number of calls by duration.
     pub fn durations(&self) -> Durations {
         let mut sum = Durations::default();
         for meter in &self.meters {

@@ -1,4 +1,4 @@
-//! Taking leases, finding them, and giving back what they held.
+//! Takes leases, finds them, and releases their resources.
 
 use std::path::PathBuf;
 
@@ -13,20 +13,20 @@ use crate::package::PYTHON_DIR;
 use crate::policy::Container;
 use crate::trust::Rights;
 
-/// Ended leases and the fates of their calls are remembered at least this long.
+/// How long ended leases and the fates of their calls are remembered, at least, in milliseconds.
 const REMEMBER_MS: u64 = 60_000;
-/// Incidents that wait for the manager.
+/// Most incidents that wait for the manager.
 const MOST_INCIDENTS: usize = 1024;
 
-/// What somebody wants of a node.
+/// A request for a lease, with its default.
 pub(crate) struct Wanted {
     pub request: LeaseRequest,
-    /// The level of isolation for a request that names none, as whoever lets it come has it.
+    /// Isolation of a request that names none, from the request's source.
     pub default_sandbox: Option<Sandbox>,
 }
 
 impl Node {
-    /// The lease that a token names, while it lives.
+    /// The live lease of a token.
     pub(crate) fn lease(&self, token: &Token) -> Result<Arc<Run>, Failure> {
         let (found, ended) = {
             let books = self.books();
@@ -48,8 +48,8 @@ impl Node {
         }
     }
 
-    /// The lease that a token names, also shortly after its end, and for those whose part of it was taken back: what became
-    /// of a channel may be known to whoever knows the channel.
+    /// The lease of a token, also shortly after its end, and for holders of parts that were taken back: a client that
+    /// knows a channel may know its fate.
     pub(crate) fn lease_or_memory(&self, token: &Token) -> Result<Arc<Run>, Failure> {
         self.lease(token).or_else(|failure| {
             let books = self.books();
@@ -59,8 +59,8 @@ impl Node {
         })
     }
 
-    /// Takes a lease: reserves, and sees to an executor. Where none is parked that fits it waits for a new one, so that what
-    /// is wrong with it is said now. Waits no longer than `patience`, though: then the channels will tell.
+    /// Takes a lease: reserves resources and gets an executor. If no suitable one is parked, waits for a new one, so
+    /// that its error is returned here. Waits at most `patience`; later errors appear on the channels.
     pub(crate) async fn take_lease(
         self: &Arc<Self>,
         id: LeaseId,
@@ -162,7 +162,7 @@ impl Node {
         }
     }
 
-    /// The image of a lease that asks for a container, and what it is shown.
+    /// The image of a lease that requests a container, and the paths to show in it.
     async fn container(
         &self,
         request: &LeaseRequest,
@@ -200,8 +200,8 @@ impl Node {
         Ok(Some(Container { image, own }))
     }
 
-    /// Shows an isolated executor in an interpreter of this node's what it imports of Dayfly, where that lies elsewhere than the
-    /// interpreter, such as in the home of the node's user.
+    /// Shows Dayfly's packages to an isolated executor of one of this node's interpreters, if they are elsewhere than
+    /// the interpreter, such as in the home of the node's user.
     pub(crate) async fn show_packages(&self, kind: &mut Kind) {
         let (Language::Python { executable, path, .. }, Some(opening)) = (&mut kind.language, &mut kind.opening) else {
             return;
@@ -211,7 +211,7 @@ impl Node {
             return;
         }
         let (packages, python) = (self.packages.clone(), executable.clone());
-        // What is wrong with the interpreter, its executor says.
+        // The executor reports what is wrong with the interpreter.
         let Ok(Ok(found)) = tokio::task::spawn_blocking(move || packages.of(&python)).await else {
             return;
         };
@@ -226,7 +226,7 @@ impl Node {
         }
     }
 
-    /// The environment of a lease that asks for one.
+    /// The environment of a lease that requests one.
     async fn environment(
         &self,
         request: &LeaseRequest,
@@ -248,7 +248,7 @@ impl Node {
                 "a container brings what functions import; name an image or an environment",
             ));
         }
-        // A client's own interpreter is one of this node's where its tenant may start it as the node's user anyway.
+        // Use a client's own interpreter if its tenant may start it as the node's user anyway.
         let is_theirs = |path: &PathBuf| path.is_absolute() && path.is_file();
         let theirs = executable.iter().map(PathBuf::from).filter(is_theirs);
         let theirs = theirs.filter(|_| rights.sandboxes().contains(&Sandbox::Process));
@@ -258,7 +258,7 @@ impl Node {
         built.instrument(step).await.map(Some)
     }
 
-    /// When a token of this lease surely means nothing any more.
+    /// Wall-clock time after which no token of this lease is valid, in milliseconds.
     fn token_end_ms(&self, run: &Run, start_by: Duration) -> u64 {
         let tolerance_ms = self.options.skew_tolerance.as_millis() as u64;
         clock::wall_ms()
@@ -268,11 +268,11 @@ impl Node {
             .saturating_add(REMEMBER_MS)
     }
 
-    /// Everything of a lease is gone: its capacity comes back.
+    /// Releases the resources of a lease, of which nothing is left.
     pub(crate) fn lease_over(&self, run: &Arc<Run>) {
         let now_ms = clock::wall_ms();
         let state = run.state();
-        // A renewal may have lengthened it since; the longest token counts from the last one.
+        // A renewal may have extended it; the longest token counts from the last one.
         let until_ms = self.token_end_ms(run, self.options.start_by).max(run.token_end_ms());
         let ended = journal::Ended { state, until_ms };
         self.journal
@@ -293,8 +293,8 @@ impl Node {
         self.news.notify_one();
     }
 
-    /// Gives the machine back to its owner: no new lease, an end to those there are, and nothing kept ready. Answers how many
-    /// leases there were, once nothing of them is left or that takes unreasonably long.
+    /// Reclaims the machine for its owner: refuses new leases, ends the existing ones and all parked executors. Returns
+    /// the number of leases when nothing of them is left, or after a time limit.
     pub(crate) async fn reclaim(&self, grace: Duration) -> usize {
         let runs: Vec<Arc<Run>> = {
             let mut books = self.books();
@@ -321,12 +321,12 @@ impl Node {
         self.news.notify_one();
     }
 
-    /// Leases that live.
+    /// Number of live leases.
     pub(crate) fn live_leases(&self) -> usize {
         self.books().ledger.leases()
     }
 
-    /// How many calls took how long since the node started.
+    /// Number of calls by duration since the node started.
     pub(crate) fn durations(&self) -> Durations {
         let books = self.books();
         let mut sum = books.past_durations;
@@ -336,21 +336,21 @@ impl Node {
         sum
     }
 
-    /// What all leases used since the node started.
+    /// Usage of all leases since the node started.
     pub(crate) fn used(&self) -> Usage {
         let books = self.books();
         let live = books.leases.values().map(|run| run.usage());
         live.fold(books.past, billing::add)
     }
 
-    /// A worker asked for something that no honest function does.
+    /// Records a system call of a worker that no honest function makes.
     pub(crate) fn incident(&self, run: &Run, what: String) {
         tracing::warn!(lease = %run.id(), tenant = %run.granted.tenant, what, "a worker was refused something hostile");
         if !run.granted.origin.is_managed() {
             return;
         }
         let mut incidents = self.incidents.lock().unwrap_or_else(PoisonError::into_inner);
-        // A manager that is away for long hears of the latest.
+        // After a long disconnection the manager receives the latest ones.
         if incidents.len() == MOST_INCIDENTS {
             incidents.pop_front();
         }
@@ -359,14 +359,14 @@ impl Node {
         self.news.notify_one();
     }
 
-    /// A lease was used for the first time.
+    /// Records the first use of a lease.
     pub(crate) fn lease_active(&self, run: &Run) {
         tracing::debug!(lease = %run.id(), "first use");
         self.news.notify_one();
     }
 
-    /// Keeps whoever owns no core off the cores of hot leases: warm workers, and the node's own threads. There is something
-    /// to do only when a hot lease came or went.
+    /// Keeps processes without own cores off the cores of hot leases: warm workers, and the node's own threads. Does
+    /// nothing unless a hot lease began or ended.
     fn repin(&self) {
         let (shared, warm) = {
             let mut books = self.books();

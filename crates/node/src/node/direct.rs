@@ -1,4 +1,4 @@
-//! Leases that this node grants under its manager's allowances.
+//! Leases that this node grants under allowances.
 
 use dayfly_lease::quota::Held;
 use dayfly_lease::{Reservation, direct, token};
@@ -8,7 +8,7 @@ use dayfly_protocol::node_api::DirectStart;
 use super::*;
 
 impl Node {
-    /// Grants a lease under the allowance in a verified hello: one of this node's own, or of its manager's.
+    /// Grants a lease under the allowance in a verified hello, which is this node's own or its manager's.
     pub(crate) async fn grant_directly(
         self: &Arc<Self>,
         hello: &Hello,
@@ -18,7 +18,7 @@ impl Node {
         let allowance = &hello.token;
         let mut default_sandbox = None;
         let origin = match token::allowance_of(allowance) {
-            // A manager's key is believed, too, but what it signs is never the right of this node's own user.
+            // A manager's key is trusted too, but its signature never grants the rights of this node's own user.
             None if allowance.issuer != self.key.id() => {
                 let text = "the allowance is not signed by this node; ask for a lease from its manager";
                 return Err(Failure::new(Code::Unauthorized, text));
@@ -48,12 +48,12 @@ impl Node {
         let run = self
             .take_lease(id, allowance.tenant, origin, wanted, start_by, patience)
             .await?;
-        // The manager is to hear of it at once.
+        // Inform the manager at once.
         self.news.notify_one();
         Ok(self.grant(&run))
     }
 
-    /// The manager says that nothing more may start under an allowance for so long, or that it may again.
+    /// Handles a message that nothing more may start under an allowance for `for_ms` milliseconds; 0 lifts that.
     pub(crate) fn exhausted(&self, allowance: AllowanceId, for_ms: u64) {
         let mut books = self.books();
         match for_ms {
@@ -64,7 +64,7 @@ impl Node {
         };
     }
 
-    /// Writes down that a lease is about to start.
+    /// Journals that a lease is about to start.
     pub(super) fn journal_start(&self, run: &Run, until_ms: u64) -> Result<(), Failure> {
         let Granted {
             origin,
@@ -89,7 +89,7 @@ impl Node {
 }
 
 impl Books {
-    /// Whether a lease with this reservation may be held under an allowance.
+    /// Returns an error unless a lease with this reservation may be held under an allowance.
     pub(super) fn permits(
         &self,
         direct: &Direct,
@@ -117,7 +117,7 @@ impl Books {
     }
 }
 
-/// The level of isolation that a lease gets under an allowance, which names one.
+/// Isolation of a lease under an allowance, which names one.
 fn sandbox_under(allowance: &Token, asked: Option<Sandbox>) -> Result<Sandbox, Failure> {
     let named = Sandbox::from_number(allowance.sandbox).ok_or_else(|| {
         Failure::new(

@@ -1,9 +1,9 @@
-//! What the link to the manager asks of the node.
+//! Operations for the link to the manager.
 
 use super::*;
 
 impl Node {
-    /// Whether it has a manager that it has not reached since it was started.
+    /// Whether it has a manager that it has not reached since its start.
     pub(crate) fn waits_for_its_manager(&self) -> bool {
         let reached = self.trusted.read().unwrap_or_else(PoisonError::into_inner).len() > 1;
         self.options.manager.is_some() && !reached
@@ -27,7 +27,7 @@ impl Node {
             .collect()
     }
 
-    /// Leases of the manager's that live here.
+    /// Live leases of the manager.
     pub(crate) fn held(&self) -> Vec<HeldLease> {
         let held = |run: &Arc<Run>| HeldLease {
             lease: run.id(),
@@ -55,7 +55,7 @@ impl Node {
         }
     }
 
-    /// Writes down what leases of the manager's used since last time.
+    /// Journals new usage of the manager's leases.
     pub(crate) fn journal_usage(&self) {
         let used = self
             .managed()

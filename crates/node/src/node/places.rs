@@ -1,4 +1,4 @@
-//! The cores that warm workers share: how many there are, and that nobody takes more than belongs to one call.
+//! The cores that warm workers share: their number, and the check that no worker takes more than one call needs.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,18 @@ use rustix::process::{Pid, Signal};
 
 use super::*;
 
-/// How often the node looks who holds places. Others are only slowed down by one that takes them: calls that were rejected
-/// for a while run all the same.
+/// Interval of the check. A worker that takes too many only slows others down: calls that were rejected for a while run
+/// all the same.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Node {
-    /// Warm workers share so many cores from now on.
+    /// Sets the number of shared cores.
     pub(super) fn share(&self, cores: usize) {
         let calls = u32::from(self.options.calls_per_core);
         self.places.set(calls.saturating_mul(cores as u32));
     }
 
-    /// Ends, for ever, workers that hold what they may not.
+    /// Ends workers that hold more than they may. Runs without end.
     pub(super) async fn guard_places(&self) {
         loop {
             tokio::time::sleep(LOOK).await;
@@ -26,7 +26,7 @@ impl Node {
         }
     }
 
-    /// Ends those who hold more than one place, or hold one in their sleep.
+    /// Ends workers that hold more than one place, or hold one while they sleep.
     fn look_at_places(&self) {
         let held = self.holders();
         if held.is_empty() {
@@ -35,7 +35,7 @@ impl Node {
         let runs: Vec<_> = self.books().leases.values().cloned().collect();
         for (process, places) in held {
             let Some((run, worker)) = runs.iter().find_map(|run| Some((run, run.worker_of(process)?))) else {
-                // Something that a worker started: nobody else has the file.
+                // A process that a worker started: no other process has the file.
                 tracing::warn!(
                     process,
                     "a process that is no worker held cores that are shared, and was ended"
@@ -45,7 +45,8 @@ impl Node {
                 }
                 continue;
             };
-            // An honest one gives its place back before it says that it sleeps, and claims one after it said that it does not.
+            // An honest worker releases its place before its meter shows sleep, and claims one after its meter shows
+            // that it is awake.
             let sleeps_with_it = || {
                 let calls = run.calls_before_sleep(worker);
                 calls.is_some() && self.holders().contains_key(&process) && run.calls_before_sleep(worker) == calls
@@ -57,7 +58,7 @@ impl Node {
         }
     }
 
-    /// Who holds places, and how many.
+    /// Processes that hold places, with their numbers of places.
     fn holders(&self) -> HashMap<u32, usize> {
         let mut held = HashMap::new();
         for process in self.places.holders() {

@@ -4,11 +4,11 @@ use dayfly_sandbox::isolation::CODE_DIR;
 
 use super::*;
 
-/// An allowance in the state directory is worth something for this long; it is written anew at every start.
+/// Validity of the allowance in the state directory, in milliseconds; it is written anew at every start.
 const ALLOWANCE_MS: u64 = 366 * 24 * 3_600_000;
 
 impl Node {
-    /// Whoever may sign tokens for this node.
+    /// Keys that may sign tokens for this node.
     pub(crate) fn trusted(&self) -> Vec<PublicKey> {
         self.trusted.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -17,13 +17,13 @@ impl Node {
         self.options.start_by.as_millis() as u64
     }
 
-    /// A signed grant of a lease that this node holds.
+    /// A signed grant of a lease on this node.
     pub(crate) fn grant(&self, run: &Run) -> Grant {
         let workers = run.granted.reservation.workers;
         self.grant_to(run, run.holder(), workers, run.remaining_ms())
     }
 
-    /// A signed grant of some workers of a lease, for this key and this long. The node looks up which they are.
+    /// A signed grant of some workers of a lease, for this key and duration. The node itself knows which workers.
     pub(crate) fn grant_to(&self, run: &Run, holder: PublicKey, workers: u16, duration_ms: u64) -> Grant {
         let now_ms = clock::wall_ms();
         let granted = &run.granted;
@@ -59,7 +59,7 @@ impl Node {
         }
     }
 
-    /// Gives a part of what `by` has of a lease to another key.
+    /// Delegates a part of `by`'s workers to another key.
     pub(crate) fn delegate(
         &self,
         run: &Run,
@@ -74,7 +74,7 @@ impl Node {
         Ok(self.grant_to(run, to, workers, until_ms.min(run.remaining_ms())))
     }
 
-    /// Lets a lease's workers reach this node, and answers where they find it.
+    /// Shows this node's socket to a lease's workers. Returns its path there.
     pub(crate) fn show_itself_to(self: &Arc<Self>, run: &Run) -> std::io::Result<String> {
         if run.sandbox() == Sandbox::Process {
             return Ok(self.options.unix_path().display().to_string());
@@ -106,7 +106,7 @@ impl Node {
         .sign(&self.key)
     }
 
-    /// Leaves the right to lease in the state directory, for clients of the same user.
+    /// Writes the right to lease into the state directory, for clients of the same user.
     pub(super) fn write_allowance(&self) -> Result<(), NodeError> {
         let path = self.options.state_dir.join("allowance.json");
         let seed: [u8; 32] = random().map_err(|failure| NodeError::System(std::io::Error::other(failure)))?;

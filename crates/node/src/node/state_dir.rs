@@ -1,8 +1,8 @@
-//! The files that make a node what it is.
+//! The files in a node's state directory.
 
 use super::*;
 
-/// A node is known by its key, so that its id needs no file of its own and nobody can take it over.
+/// The id of a node is derived from its key, so it needs no file and cannot be taken over.
 pub(super) fn id_of(key: &SigningKey) -> NodeId {
     use sha2::Digest;
     let digest = sha2::Sha256::digest(key.public().0);

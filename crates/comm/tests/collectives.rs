@@ -1,4 +1,4 @@
-//! Every collective against what one process computes from everybody's input.
+//! Compares every collective with a result that one process computes from all inputs.
 
 mod threads;
 
@@ -18,12 +18,12 @@ fn net() -> impl Strategy<Value = Net> {
     prop_oneof![Just(Net::Shm), Just(Net::Tcp)]
 }
 
-/// Lengths about the sizes where something changes.
+/// Lengths around the sizes at which an algorithm changes.
 fn length() -> impl Strategy<Value = usize> {
     prop_oneof![4 => 0usize..200, 2 => 200usize..9000, 1 => 30_000usize..70_000, 1 => 100_000usize..800_000]
 }
 
-/// Which ranks are to share hosts, by a number for each; most have neighbours, as schedulers place them.
+/// Host of each rank; most ranks have neighbours on their host, as schedulers place them.
 fn hosts() -> impl Strategy<Value = Vec<u32>> {
     prop_oneof![
         1 => Just(Vec::new()),
@@ -141,7 +141,7 @@ proptest! {
         datatype in 0usize..10,
     ) {
         let root = root % size;
-        // The last one is a composition of affine functions, which is associative and not commutative.
+        // The last operation composes affine functions, which is associative and not commutative.
         let affine = |left: &[u8], right: &mut [u8], _: Datatype| {
             for (left, right) in left.chunks_exact(2).zip(right.chunks_exact_mut(2)) {
                 (right[0], right[1]) =

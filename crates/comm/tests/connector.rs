@@ -1,4 +1,4 @@
-//! Ranks without a network, for which a connector joins: they are ranks as all others, and what they may do ends there.
+//! Ranks without a network that join through a connector: they are full ranks, and the connector bounds them.
 
 mod common;
 #[path = "common/here.rs"]
@@ -22,7 +22,7 @@ use dayfly_rendezvous::server::Server;
 use here::{join_all, options, server, wait_for_ranks, world};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// A connector on a thread, for as long as this is there.
+/// A connector on a thread; dropping it ends the connector.
 struct Connector {
     path: PathBuf,
     until: Option<OwnedFd>,
@@ -84,7 +84,7 @@ fn invitation(server: &Server, name: &str, rank: u32, size: u32) -> Invitation {
     Invitation::from_json(&text.to_string()).unwrap()
 }
 
-/// Forms a group of which each rank joins through the connector that is named, or by itself.
+/// Forms a group in which each rank joins through the named connector, or by itself.
 fn worlds(server: &Server, name: &str, through: &[Option<&Path>]) -> Vec<World> {
     std::thread::scope(|scope| {
         let size = u32::try_from(through.len()).unwrap();
@@ -106,7 +106,7 @@ fn worlds(server: &Server, name: &str, through: &[Option<&Path>]) -> Vec<World> 
     })
 }
 
-/// Adds up a megabyte of every rank, and passes more than any buffer holds around.
+/// Adds up a megabyte of every rank, and sends more than any buffer holds around.
 fn compute(worlds: &[World]) {
     std::thread::scope(|scope| {
         for world in worlds {
@@ -162,7 +162,7 @@ fn what_a_connector_carries_is_what_was_sent() {
     let within = join_through(&connector.path, &within).unwrap();
     let mut roads = [within, outside.join().unwrap().unwrap().unwrap()];
     assert!(matches!(roads[0].roads[1], Some(Road::Carried { .. })));
-    // Never over the loopback: by an address of the host's, or where it has none by the relay.
+    // Never over the loopback interface: by an address of the host, or by the relay if it has none.
     let [(_, via)] = vias(&roads)[..] else {
         panic!("one pair");
     };
@@ -232,7 +232,7 @@ fn garbage_is_answered_with_a_refusal_and_the_next_rank_is_served() {
         rustix::net::send(&socket, words, SendFlags::NOSIGNAL).unwrap();
         assert!(answer(&socket).contains("protocol_violation"));
     }
-    // With descriptors that nobody asked for.
+    // With unexpected descriptors.
     let socket = connector.call(PATIENCE);
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
@@ -251,7 +251,7 @@ fn whoever_asks_ten_thousand_times_is_served_a_few_times_and_told_so() {
     for _ in 0..10_000 {
         let socket = connector.call(Duration::from_millis(50));
         let mut bytes = [0; 8192];
-        // Those over the limit hear of it before they say a word.
+        // Surplus ranks are refused before they send a message.
         match rustix::net::recv(&socket, &mut bytes, RecvFlags::empty()) {
             Ok((_, length)) => assert!(String::from_utf8_lossy(&bytes[..length]).contains("no_capacity")),
             Err(_) => served.push(socket),
@@ -261,7 +261,7 @@ fn whoever_asks_ten_thousand_times_is_served_a_few_times_and_told_so() {
     assert_eq!(server.counts(), (0, 0));
     drop(served);
     let begun = Instant::now();
-    // Once they have gone there is room again.
+    // After their end there is room again.
     loop {
         match join_through(&connector.path, &invitation(&server, "room", 0, 1)) {
             Ok(joined) => return assert_eq!((joined.rank, joined.size), (0, 1)),
@@ -304,7 +304,7 @@ fn a_rank_that_dies_or_falls_silent_afterwards_is_lost_by_name() {
         let joined = join_through(path, &invitation(&server, name, 0, 2)).unwrap();
         assert_eq!(joined.lost.count(), 0);
         let begun = Instant::now();
-        // A rank that says nothing any more is as good as dead after a heartbeat, which is a second here.
+        // A silent rank counts as lost after a heartbeat, which is a second here.
         let kept = (!dies).then_some(socket);
         while joined.lost.check(1).is_ok() {
             assert!(begun.elapsed() < Duration::from_secs(3), "nobody heard that it {name}");

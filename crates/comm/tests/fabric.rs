@@ -1,4 +1,4 @@
-//! Ranks that exchange over libfabric's software providers, and those that cannot.
+//! Ranks that exchange over libfabric's software providers, and ranks that cannot.
 
 mod threads;
 
@@ -9,7 +9,7 @@ use dayfly_fabric::libfabric::Choice;
 use dayfly_fabric::libfabric::ffi::Library;
 use threads::{Net, group, options, pattern};
 
-/// Why there is no libfabric here, if so.
+/// Why libfabric is missing here; `None` if it is present.
 fn absent() -> Option<String> {
     Library::get().err().map(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Ranks that call different things, and ranks that die.
+//! Ranks that call different collectives, and ranks that die.
 
 mod threads;
 
@@ -16,14 +16,14 @@ use threads::{Net, group, options, pattern, roads};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 
-/// All ranks but those that were through before get an error that names both calls.
+/// Asserts that all ranks get an error that names both calls, except ranks that had finished before.
 fn expect_mismatch(size: u32, calls: [&str; 2], run: impl Fn(&Communicator) -> Result<(), Failure> + Sync) {
     for net in NETS {
         let outcomes = group(size, net, options(), |comm| {
-            // A rank that was through hears of it in the next one.
+            // A rank that had finished gets the error in the next collective.
             let first = run(&comm);
             let outcome = first.and_then(|()| comm.barrier());
-            // Nobody leaves before all have heard.
+            // No rank leaves before all have the error.
             let everybody: Vec<u32> = (0..comm.size()).filter(|rank| *rank != comm.rank()).collect();
             for other in &everybody {
                 comm.send(&[], *other, 1).unwrap();
@@ -159,7 +159,7 @@ const OPERATIONS: [&str; 11] = [
     "exscan",
 ];
 
-/// One operation over some hundred kibibytes, so that transfers are under way when a rank dies.
+/// One operation over some hundred kibibytes, so that transfers are in flight when a rank dies.
 fn operate(comm: &Communicator, operation: &str, bytes: usize) -> Result<(), Failure> {
     let size = comm.size() as usize;
     let (one, mut other) = (pattern(1, bytes), vec![0; bytes]);
@@ -187,8 +187,8 @@ fn operate(comm: &Communicator, operation: &str, bytes: usize) -> Result<(), Fai
     }
 }
 
-/// Not a test of its own: what each process of a group does. Repeats an operation until it fails, tells with which code, goes on
-/// without the lost, and lives until told to end.
+/// Not a test of its own: the program of each process of a group. Repeats an operation until it fails, reports the
+/// code, continues without the lost ranks, and lives until it is ended.
 #[test]
 #[ignore = "run by other tests, in processes of their own"]
 fn a_rank_in_a_process_of_its_own() {
@@ -201,7 +201,7 @@ fn a_rank_in_a_process_of_its_own() {
     let roads: Vec<Option<Road>> = words
         .map(|word| {
             let (net, descriptor) = word.split_once(':')?;
-            // SAFETY: the parent has left us this descriptor, for this.
+            // SAFETY: the parent left us this descriptor for this purpose.
             let socket = unsafe { OwnedFd::from_raw_fd(descriptor.parse().unwrap()) };
             Some(match net {
                 "shm" => Road::Local(socket.into()),
@@ -263,7 +263,7 @@ impl Rank {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // SAFETY: the closure makes system calls alone.
+        // SAFETY: the closure only makes system calls.
         unsafe {
             command.pre_exec(move || {
                 for descriptor in &inherited {
@@ -291,7 +291,8 @@ impl Drop for Rank {
     }
 }
 
-/// Kills a rank while all are busy: the others are told, within seconds on the busiest machine, and go on without it.
+/// Kills a rank while all are busy: the others are informed within seconds on the busiest machine, and continue without
+/// it.
 fn kill_one(net: Net, size: u32, operation: &str, bytes: usize, victim: usize) {
     let mut ranks: Vec<Rank> = roads(size, net)
         .into_iter()

@@ -1,4 +1,4 @@
-//! Callers at the rendezvous that are not what they should be, and what they cost the others: nothing.
+//! Malformed and hostile clients of the rendezvous, which must not affect the others.
 
 mod common;
 #[path = "common/here.rs"]
@@ -45,7 +45,7 @@ fn silent_and_babbling_callers_are_dropped_and_keep_nobody_waiting() {
         socket
     };
     let silent: Vec<TcpStream> = (0..200).map(|_| call(b"")).collect();
-    // The beginning of a handshake, of a relay's ticket, of something else altogether.
+    // The beginning of a handshake, of a relay ticket, and of something else.
     let half: Vec<TcpStream> = [
         &b"\x16\x03\x01\x02"[..],
         b"DFRL1234",
@@ -195,7 +195,7 @@ fn a_rendezvous_with_another_key_than_the_pinned_is_not_spoken_to() {
 #[test]
 fn what_a_member_without_the_groups_inner_key_says_of_itself_is_refused() {
     let server = server();
-    // The key that lets it in is the name's; that among ranks is the run's.
+    // The key that admits it belongs to the name; the key among ranks belongs to the run.
     let keys = GroupKeys::new("sealed", "other run", SECRET).unwrap();
     let deadline = Instant::now() + PATIENCE;
     let mut forger = contact(&server.addresses()[0].to_string(), &keys);
@@ -227,7 +227,7 @@ fn what_a_member_without_the_groups_inner_key_says_of_itself_is_refused() {
 
 #[test]
 fn a_thousand_ranks_can_wait_and_the_last_one_sets_them_going() {
-    // All of them are kept alive by one thread here, which takes its time.
+    // One thread keeps all of them alive, which takes time.
     let patient = ServeOptions {
         heartbeat: PATIENCE,
         ..ServeOptions::default()

@@ -1,4 +1,4 @@
-//! Groups whose ranks connect when they first need each other.
+//! Groups whose ranks connect on demand.
 
 #[allow(dead_code)]
 mod common;
@@ -23,7 +23,7 @@ fn lazily(server: &Server, name: &str, size: u32) -> JoinOptions {
     }
 }
 
-/// Runs the ranks of a group, each in a thread of its own, which leaves the group at its end.
+/// Runs the ranks of a group, each on its own thread, which leaves the group at its end.
 fn each<T: Send>(ranks: Vec<Joined>, options: &Options, run: impl Fn(&World) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let spawn = |joined| {
@@ -38,7 +38,7 @@ fn each<T: Send>(ranks: Vec<Joined>, options: &Options, run: impl Fn(&World) -> 
     })
 }
 
-/// Ranks that wait asleep: there are more of them than cores.
+/// Options for ranks that sleep while they wait, because there are more of them than cores.
 fn sleeping() -> Options {
     Options {
         spin: Some(Duration::ZERO),
@@ -236,7 +236,7 @@ fn ranks_connect_lazily_all_or_none() {
 #[test]
 fn a_hundred_ranks_form_a_group_with_no_connection_but_that_with_the_rendezvous() {
     const RANKS: u32 = 100;
-    // All of them on these cores.
+    // All of them share these cores.
     let server = serve(ServeOptions {
         heartbeat: PATIENCE,
         ..ServeOptions::default()
@@ -248,6 +248,6 @@ fn a_hundred_ranks_form_a_group_with_no_connection_but_that_with_the_rendezvous(
         comm.barrier().unwrap();
         comm.ways().into_iter().flatten().count()
     });
-    // Seven steps of a dissemination, each with one rank ahead and one behind.
+    // Seven steps of a dissemination, each with a rank ahead and a rank behind.
     assert!(ways.iter().all(|count| (7..=14).contains(count)), "{ways:?}");
 }

@@ -1,4 +1,4 @@
-//! What is left when groups are gone. A test alone in its process, for it counts what the process has.
+//! What remains when groups have ended. The only test in its process, because it counts the process's resources.
 
 mod common;
 #[path = "common/here.rs"]
@@ -21,7 +21,7 @@ fn one_hundred_worlds_one_after_another_leave_nothing_behind() {
         wait_for_ranks(&server, 0);
     };
     let at_rest = count("task");
-    // A thread that has been joined stands in /proc a moment longer.
+    // A joined thread remains in /proc for a moment.
     let settle = || {
         let deadline = Instant::now() + Duration::from_secs(10);
         while count("task") > at_rest && Instant::now() < deadline {

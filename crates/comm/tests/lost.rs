@@ -1,4 +1,4 @@
-//! Ranks that are killed or stopped, and how soon the others know.
+//! Ranks that are killed or stopped, and how soon the others notice.
 
 mod common;
 #[path = "common/here.rs"]
@@ -16,10 +16,10 @@ use dayfly_rendezvous::server::{ServeOptions, Server, serve};
 use here::{join_all, options, server};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Where a rank that is a process of its own finds what to join: address, name, and whether it is to connect.
+/// Variable for a rank in its own process: address, name, and whether it connects.
 const TASK: &str = "DAYFLY_TEST_RANK";
 
-/// Not a test: what a [`Victim`] runs.
+/// Not a test: the program of a [`Victim`].
 #[test]
 fn a_rank_of_its_own() {
     let Ok(task) = std::env::var(TASK) else {
@@ -40,7 +40,7 @@ fn a_rank_of_its_own() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// Makes a process a rendezvous.
+/// Variable that makes a process a rendezvous.
 const SERVE: &str = "DAYFLY_TEST_SERVE";
 
 /// Not a test: a rendezvous as a program runs it.
@@ -89,7 +89,7 @@ impl Victim {
         Self(child.expect("it runs"))
     }
 
-    /// Waits for a line that has this in it.
+    /// Waits for a line that contains `with`.
     fn line(&mut self, with: &str) -> String {
         let output = BufReader::new(self.0.stdout.as_mut().expect("its output"));
         let mut lines = output.lines().map_while(Result::ok);
@@ -175,7 +175,7 @@ fn a_rank_that_is_stopped_is_lost_within_a_heartbeat_too() {
 
 #[test]
 fn a_rank_killed_while_all_wait_or_connect_ends_the_others_by_its_name() {
-    // It has no way to the others, and so connects for ever; without one of them, all wait.
+    // It has no way to the others, so it never finishes connecting; without one of them, all wait.
     for (name, others) in [("connecting", 2), ("waiting", 1)] {
         let server = server();
         let ranks: Vec<JoinOptions> = two(&server, name)[..others].to_vec();
@@ -207,7 +207,7 @@ fn a_rank_that_leaves_is_no_loss_and_a_rendezvous_that_ends_takes_no_group_with_
     assert!(begun.elapsed() < PATIENCE);
 }
 
-/// Ranks whose last one has left, without their roads to it.
+/// Ranks without their roads to the last one, which has left.
 fn without_last(mut ranks: Vec<Joined>) -> Vec<Joined> {
     for rank in &mut ranks {
         assert_eq!(rank.lost.count(), 0);
@@ -220,7 +220,7 @@ fn without_last(mut ranks: Vec<Joined>) -> Vec<Joined> {
 fn a_process_that_a_rank_forked_off_does_not_leave_the_group_for_it() {
     let server = server();
     let mut ranks = here::world(&options(&server, "forked", 2));
-    // SAFETY: the child only frees what it has, and ends without the test's other threads.
+    // SAFETY: the child only drops its values, and ends without the test's other threads.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(ranks);

@@ -1,4 +1,4 @@
-//! Messages from rank to rank.
+//! Point-to-point messages.
 
 mod threads;
 
@@ -13,7 +13,7 @@ use threads::{Net, group, options, over, pattern, roads_by};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 
-/// Inline, in the data ring, beyond the eager limit of each link, and shared among both sides' copying.
+/// Lengths: inline, in the data ring, beyond the eager limit of each link, and copied by both sides.
 const LENGTHS: [usize; 9] = [0, 8, 96, 97, 5000, 32 << 10, (64 << 10) + 1, 300_000, 3 << 20];
 
 #[test]
@@ -170,7 +170,7 @@ fn what_goes_on_in_the_background_moves_while_something_else_is_waited_for() {
             comm.scope(|scope| {
                 let gather = scope.iallgather(&own, &mut all)?;
                 let reduce = scope.iallreduce(&own_number, &mut sum, Datatype::U64, &operation)?;
-                // Rank 0 sends only when its collectives are through, which need the others'.
+                // Rank 0 sends only after its collectives, which need the other ranks.
                 if rank == 0 {
                     scope.wait(reduce)?;
                     scope.wait(gather)?;
@@ -199,7 +199,7 @@ fn a_wait_ends_at_its_limit_and_the_message_can_still_be_received() {
             ..Options::default()
         };
         group(2, net, options(), |comm| {
-            // Formed with patience, used without.
+            // Formed with a long deadline, used with a short one.
             drop(comm);
         });
         over(threads::roads(2, net), Options { ..short }, |comm| {
@@ -305,13 +305,13 @@ fn two_threads_of_a_rank_can_wait_at_the_same_time() {
     }
 }
 
-/// A PKCS#8 key of Ed25519 with this seed.
+/// An Ed25519 key in PKCS#8 with this seed.
 fn identity(seed: u8) -> Identity {
     let prefix = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
     Identity::from_pkcs8([&prefix[..], &[seed; 32]].concat()).unwrap()
 }
 
-/// Two ends of a connection with a session whose handshake is over.
+/// Two ends of a connection with a TLS session after its handshake.
 fn encrypted() -> (Road, Road) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! What the relay lets through, beside a connection without it, in the same run.
+//! Throughput of the relay, compared with a direct connection in the same run.
 
 mod common;
 #[path = "common/here.rs"]
@@ -31,7 +31,7 @@ fn what_is_relayed_comes_at_a_rate_worth_having() {
             relay: true,
             ..Ways::none()
         },
-        // TLS would be measured else.
+        // Without this, TLS would be measured.
         trust: Trust::Fabric,
         ..options(&server, "rate", 2)
     };
@@ -41,7 +41,7 @@ fn what_is_relayed_comes_at_a_rate_worth_having() {
     let (near, far) = plain();
     let roads = (socket(&ranks[0].roads[1]), socket(&ranks[1].roads[0]));
     let shares = shares((&near, &far), roads);
-    // A guard against a relay that copies byte by byte; what it reaches on a quiet machine is for benchmarks to say.
+    // Detects a relay that copies byte by byte; benchmarks measure the actual throughput.
     assert!(shares[shares.len() - 1] > 0.2, "{shares:?}");
 }
 
@@ -59,7 +59,7 @@ fn the_end_of_one_half_is_the_end_of_the_other() {
     let mut ranks = world(&options);
     let last = ranks.pop().unwrap();
     let mut left = socket(&ranks[0].roads[1]);
-    // One direction may end while the other goes on.
+    // One direction may end while the other continues.
     left.shutdown(std::net::Shutdown::Write).unwrap();
     let mut right = socket(&last.roads[0]);
     right.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -1,4 +1,4 @@
-//! Ranks that exchange through a store: a directory here; tests/test_stores.py has servers.
+//! Ranks that exchange through a store, here a directory; tests/test_stores.py uses servers.
 
 mod common;
 #[path = "common/here.rs"]
@@ -44,11 +44,12 @@ fn files(below: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A group, and the place of its run in the store.
+/// A group, and the directory of its run in the store.
 fn world_at(options: &JoinOptions, store: &TempDir) -> (Vec<Joined>, PathBuf) {
     let group = store.path().join("dayfly").join(&options.name);
     std::fs::create_dir_all(&group).unwrap();
-    // Directories that are empty go at any time: this one stays, and tells of the run's however short that is there.
+    // Empty directories may be removed at any time. This one stays, and reports the run's directory however short it
+    // exists.
     let keeper = group.join("keeper");
     std::fs::write(&keeper, "").unwrap();
     let made = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
@@ -62,7 +63,7 @@ fn world_at(options: &JoinOptions, store: &TempDir) -> (Vec<Joined>, PathBuf) {
     (ranks, group.join(run))
 }
 
-/// Runs a function on all ranks, each in a thread.
+/// Runs a function on all ranks, each on its own thread.
 fn over<T: Send>(ranks: Vec<Joined>, run: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     let work = |joined: Joined| {
         let options = Options {
@@ -118,7 +119,7 @@ fn collectives_and_messages_longer_than_the_window_arrive_whole() {
             .flat_map(|at| (f64::from(at) * 3.0).to_ne_bytes())
             .collect();
         assert_eq!(sum, expected);
-        // Both directions at once, past what may lie in the store.
+        // Both directions at once, beyond the store's window.
         let length = usize::try_from(dayfly_comm::stored::WINDOW).unwrap() + 12_345;
         let out = vec![me as u8 + 1; length];
         let mut into = vec![0; length];
@@ -187,7 +188,7 @@ fn a_directory_that_is_not_there_is_named_at_once() {
     let begun = Instant::now();
     for outcome in join_all(&vec![stored(&server, "none", 2, Path::new("/nonexistent/store")); 2]) {
         let failure = outcome.unwrap_err();
-        // The other may be told first that this one could not join.
+        // The other rank may first receive that this one could not join.
         assert!(matches!(failure.code, Code::NotFound | Code::RankLost), "{failure}");
         assert!(failure.message.contains("file:///nonexistent/store"), "{failure}");
     }
@@ -218,14 +219,14 @@ fn a_channel_without_its_store_is_refused() {
     assert!(failure.message.contains("needs a store"), "{failure}");
 }
 
-/// What rank 1 hears when somebody else stores this, for each number, as rank 0's next objects.
+/// The error that rank 1 gets when a stranger stores these objects as rank 0's next ones.
 fn hears(name: &str, forged: impl Fn(u64) -> Vec<u8> + Sync) -> String {
     let (server, store) = (server(), tempdir().unwrap());
     let (ranks, run) = world_at(&stored(&server, name, 2, store.path()), &store);
     let lane = run.join("0-1");
     let heard = over(ranks, |comm| {
         if comm.rank() == 0 {
-            // Its own objects stay out of the way until the other has read the forged one.
+            // Its own objects are withheld until the other rank has read the forged one.
             let failure = comm.recv(&mut [0], 1, 1).unwrap_err();
             assert_eq!(failure.code, Code::RankLost, "{failure}");
             return String::new();
@@ -233,7 +234,7 @@ fn hears(name: &str, forged: impl Fn(u64) -> Vec<u8> + Sync) -> String {
         for number in 0..64 {
             let temporary = store.path().join("forged");
             std::fs::write(&temporary, forged(number)).unwrap();
-            // Directories that are empty go at any time.
+            // Empty directories may be removed at any time.
             while std::fs::rename(&temporary, lane.join(number.to_string())).is_err() {
                 std::fs::create_dir_all(&lane).unwrap();
             }
@@ -259,7 +260,7 @@ fn an_object_with_the_right_number_and_other_bytes_is_refused_by_tls() {
         let mut object = b"DFST\x01\0\0\0".to_vec();
         object.extend_from_slice(&number.to_le_bytes());
         object.extend_from_slice(&0u64.to_le_bytes());
-        // A record of TLS 1.3 that nobody encrypted.
+        // A TLS 1.3 record without valid encryption.
         object.extend_from_slice(&[0x17, 3, 3, 0, 32]);
         object.extend_from_slice(&[7; 32]);
         object
@@ -273,7 +274,7 @@ fn what_else_lies_in_the_store_stays_as_it_is() {
     let (ranks, run) = world_at(&stored(&server, "others", 2, store.path()), &store);
     let notes = run.join("notes.txt");
     over(ranks, |comm| {
-        // Directories that are empty go at any time.
+        // Empty directories may be removed at any time.
         while std::fs::write(&notes, "somebody's").is_err() {
             std::fs::create_dir_all(notes.parent().unwrap()).unwrap();
         }

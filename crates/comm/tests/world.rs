@@ -1,4 +1,4 @@
-//! Groups on one host: how they form, and what does not.
+//! Groups on one host: how they form, and why some do not.
 
 mod common;
 #[path = "common/here.rs"]
@@ -87,7 +87,7 @@ fn sixty_four_ranks_are_connected_within_a_second_over_tcp() {
     let mut ranks = world(&options);
     let took = begun.elapsed();
     println!("64 ranks over TCP: {} ms", took.as_millis());
-    // The promise is a second for released programs on a quiet machine; tests run beside others.
+    // The promise is one second for released programs on a quiet machine; other tests run at the same time.
     assert!(took < Duration::from_secs(4), "{took:?}");
     exchange(&mut ranks);
 }
@@ -108,7 +108,7 @@ fn a_world_that_is_never_complete_ends_with_the_names_of_those_who_did_not_come(
     let begun = Instant::now();
     let failures: Vec<_> = join_all(&ranks).into_iter().map(Result::unwrap_err).collect();
     assert!(begun.elapsed() < PATIENCE / 4);
-    // The last to give up may hear of the first; each says who is missing.
+    // The last to give up may be informed by the first; each error names the missing ranks.
     for failure in failures {
         assert!(failure.message.contains("3 did not come: 1, 2, 4"), "{failure}");
         assert!(matches!(failure.code, Code::TimedOut | Code::RankLost), "{failure}");

@@ -37,7 +37,7 @@ pub trait Places: Send + Sync {
     /// How long a new node would remain; `None` without end.
     fn longest(&self) -> Option<Duration>;
 
-    /// Single-core workers that fit now, whoever has them.
+    /// Single-core workers that fit now, whichever tenant holds the room.
     fn there(&self) -> u32;
 
     /// Upper bounds.

@@ -1,4 +1,4 @@
-//! Calls over every transport, and what becomes of them when something dies.
+//! Calls over every transport, and their fates when something dies.
 
 mod common;
 
@@ -33,7 +33,7 @@ async fn a_function_of_a_library_is_called_over_shared_memory() {
         assert_eq!(result.unwrap(), (Status::Ok, vec![round; 40]));
         channel = next;
     }
-    // A response is on its way before its call is metered.
+    // A response is sent before its call is metered.
     until("the meter of the last call", || site.usage().calls == 101).await;
     let usage = site.usage();
     assert_eq!(usage.failures, 0);
@@ -74,7 +74,7 @@ async fn calls_over_a_stream(transport: u8) {
     let (channel, echo) = channel.load(hash, "echo").await;
     let (channel, result) = channel.call(echo, 0, &[7; 500]).await;
     assert_eq!(result.unwrap(), (Status::Ok, vec![7; 500]));
-    // A crash is told over the control connection; the stream just ends.
+    // The control connection reports a crash; the stream only ends.
     let (channel, crash) = channel.load(hash, "crash").await;
     let id = channel.id;
     let (_, result) = channel.call(crash, 0, b"").await;
@@ -82,7 +82,7 @@ async fn calls_over_a_stream(transport: u8) {
     let fate = site.fate(&grant, id).await;
     assert_eq!((fate.started, fate.finished), (4, 3));
     assert_eq!(fate.end, Some(End::Signalled { signal: 11 }));
-    // The client's going away frees the worker.
+    // The client's disconnection frees the worker.
     let channel = site.stream_channel(&grant, 0, transport).await.unwrap();
     let id = channel.id;
     drop(channel);
@@ -119,7 +119,7 @@ async fn a_crash_ends_one_call_as_maybe_executed_and_those_behind_it_as_not_exec
     let fate = site.fate(&grant, id).await;
     assert_eq!((fate.started, fate.finished), (running, running - 1));
     assert_eq!(fate.end, Some(End::Signalled { signal: 11 }));
-    // The worker was replaced, and says so.
+    // The worker was replaced, and its incarnation shows it.
     let channel = site.channel(&grant, 0).await.unwrap();
     assert_eq!(channel.verdict.incarnation.get(), 2);
     let (channel, echo) = channel.load(hash, "echo").await;
@@ -167,7 +167,7 @@ async fn a_running_call_is_cancelled_and_only_that_one() {
     let sequence = channel.post(spin, 0, b"");
     let id = channel.id;
     let mut control = site.control(token(&grant)).await.unwrap();
-    // Not the one that runs.
+    // Not the running one.
     let other = Request::Cancel {
         channel: id,
         sequence: sequence + 1,
@@ -283,11 +283,12 @@ async fn seventy_thousand_calls_pass_over_one_channel() {
     site.handle.shutdown().await;
 }
 
-/// How long each of the calls takes, and how many there are: one that begins before the other worker has left the core shares it.
+/// Duration and number of the calls. One that begins before the other worker has left the core shares it.
 const NAP_MS: u32 = 200;
 const NAPS: u32 = 5;
 
-/// A site where warm workers share one core, and two channels to workers of one lease, with long calls running on the first.
+/// A site whose warm workers share one core, and two channels to workers of one lease, with long calls running on the
+/// first.
 async fn one_core_that_is_taken(site: &Site) -> (Channel, Channel, u16) {
     let grant = site.lease(|request| request.workers = 2).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -325,7 +326,7 @@ async fn a_warm_call_that_finds_no_core_is_rejected_unless_it_must_run() {
     second.link.set_rejectable(false);
     let (mut second, result) = second.call(echo, 0, b"x").await;
     assert_eq!(result.unwrap(), (Status::Ok, b"x".to_vec()), "it shares the core");
-    // Rejected calls are no calls, and nobody pays for them.
+    // Rejected calls do not count, and are free.
     let results = blocking({
         let mut first = first;
         move || (0..NAPS).map(|_| first.receive().unwrap().0).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! Who gets in, and what happens to everybody else.
+//! Admission of connections: which are refused, and that the others are not affected.
 
 mod common;
 
@@ -23,13 +23,13 @@ async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_ar
     let good = token(&grant);
     let refused = async |hello| site.knock(hello).await.unwrap_err().code;
 
-    // Signed by a key that claims to be the node's.
+    // Signed by another key, in the node's name.
     let mut forged = good;
     sign_token(&mut forged, &SigningKey::from_seed([66; 32]));
     forged.issuer = good.issuer;
     assert_eq!(refused(site.hello(forged, 0, transport::SHM)).await, Code::Unauthorized);
 
-    // By a key that nobody knows.
+    // Signed by an unknown key.
     let mut unknown = good;
     sign_token(&mut unknown, &SigningKey::from_seed([66; 32]));
     assert_eq!(
@@ -45,12 +45,12 @@ async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_ar
         Code::Unauthorized
     );
 
-    // Used by somebody who does not hold the key.
+    // Used without the holder's key.
     let mut stolen = site.hello(good, 0, transport::SHM);
     sign_hello(&mut stolen, &SigningKey::from_seed([66; 32]));
     assert_eq!(refused(stolen).await, Code::Unauthorized);
 
-    // Expired long ago, for another node, and for a lease that this node never had: signed by the node itself.
+    // Expired, for another node, and for a lease that never existed: all signed by the node itself.
     let key = std::fs::read(site.dir.path().join("state/node.key")).unwrap();
     let key = SigningKey::from_pkcs8(&key).unwrap();
     let claims = Claims {
@@ -98,7 +98,7 @@ async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_ar
     site.knock(hello).await.unwrap();
     assert_eq!(refused(hello).await, Code::Replayed);
 
-    // Another version names both.
+    // The refusal of another version names both versions.
     let mut other = site.hello(good, 0, transport::SHM);
     other.version = 9.into();
     sign_hello(&mut other, &site.holder);
@@ -108,7 +108,7 @@ async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_ar
         assert!(failure.message.contains(told), "{failure}");
     }
 
-    // Shared memory cannot be had over TCP.
+    // Shared memory is unavailable over TCP.
     let hello = site.hello(good, 0, transport::SHM);
     let failure = site.stream_channel_of(hello).await.unwrap_err();
     assert_eq!(failure.code, Code::TransportRefused);
@@ -140,12 +140,12 @@ async fn flood_of_hellos_costs_the_lease_that_sends_it() {
         let refused = site.knock(site.hello(flooding, 0, transport::SHM)).await;
         codes.push(refused.unwrap_err().code);
     }
-    // Those that are good are told that there is no such lease; the others, that there are too many.
+    // The first ones get "not found", the surplus ones "no capacity".
     assert_eq!(
         (codes.first(), codes.last()),
         (Some(&Code::NotFound), Some(&Code::NoCapacity))
     );
-    // Everybody else gets in all the same, for as long as they have no more than their share.
+    // Other clients are admitted as long as they stay below their share.
     for _ in 0..8 {
         drop(site.control(token(&grant)).await.unwrap());
     }
@@ -256,7 +256,7 @@ async fn garbled_and_oversized_frames_end_the_control_connection_with_a_reason()
         asked([&2u32.to_le_bytes()[..], b"{}"].concat()).await,
         Code::ProtocolViolation
     );
-    // Half a frame dies after five seconds.
+    // Half a frame is dropped after five seconds.
     assert_eq!(
         asked([&100u32.to_le_bytes()[..], b"half"].concat()).await,
         Code::TimedOut
@@ -275,7 +275,7 @@ async fn code_is_kept_once_under_its_hash_and_not_under_another() {
     let wrong = CodeHash([1; 32]);
     let failure = control.put(wrong, library()).await.unwrap_err();
     assert_eq!(failure.code, Code::HashMismatch);
-    // The same connection goes on, and nothing is left of it.
+    // The connection continues, and no file is left.
     let present = control.ask(Request::HasCode { hash: wrong }).await.unwrap();
     assert_eq!(present, Response::Code { present: false });
     let files = std::fs::read_dir(site.dir.path().join("state/code")).unwrap().count();
@@ -294,7 +294,7 @@ async fn a_second_node_on_the_same_socket_is_told_so_and_a_dead_ones_socket_is_r
     let error = dayfly_node::Node::start(elsewhere).await.unwrap_err();
     assert_eq!(error.code(), Code::AddressInUse);
     site.handle.shutdown().await;
-    // What a node that was killed leaves behind.
+    // The socket of a killed node.
     let socket = site.dir.path().join("state/node.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     assert!(socket.exists());
@@ -353,11 +353,11 @@ async fn requests_travel_encrypted_between_the_node_and_the_holder_and_nobody_el
     };
     let answer = ping(hello(), site.holder.clone(), node_key).await.unwrap();
     assert_eq!(answer, Response::Done);
-    // Whoever forwards the holder's hello cannot go on in its place; nor does the client take anybody else for the node.
+    // A forwarder of the holder's hello cannot continue in its place, and the client accepts no other node.
     let stranger = SigningKey::from_seed([66; 32]);
     ping(hello(), stranger.clone(), node_key).await.unwrap_err();
     ping(hello(), site.holder.clone(), stranger.public()).await.unwrap_err();
-    // The node goes on.
+    // The node still serves.
     ping(hello(), site.holder.clone(), node_key).await.unwrap();
     site.handle.shutdown().await;
 }

@@ -1,4 +1,4 @@
-//! Alone in its process, so that it can count everything that the process has.
+//! The only test in its process, because it counts the process's resources.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn descriptors() -> BTreeSet<String> {
         let target = std::fs::read_link(entry.path()).ok()?;
         Some(format!("{} {}", entry.file_name().display(), target.display()))
     });
-    // The list itself is read through one.
+    // Leave out the descriptor of the listing itself.
     named.filter(|text| !text.contains("/proc/")).collect()
 }
 
@@ -41,7 +41,8 @@ async fn a_life() {
     let hash = site.put_library(&grant).await;
     let channel = site.channel(&grant, 0).await.unwrap();
     let stream = site.stream_channel(&grant, 1, transport::TLS).await.unwrap();
-    // A process that leaves its worker's group outlives the worker, and not even its executor's sudden death saves it.
+    // A process that leaves its worker's group outlives the worker, but must not outlive the sudden death of its
+    // executor.
     let (channel, spawn) = channel.load(hash, "spawn").await;
     let (channel, result) = channel.call(spawn, 0, b"").await;
     let stray = u32::from_le_bytes(result.unwrap().1.try_into().unwrap());
@@ -73,7 +74,7 @@ fn nothing_is_left_after_shutdown() {
             .build();
         runtime.unwrap()
     };
-    // The runtime keeps a pair of sockets for signals for as long as the process lives.
+    // The runtime keeps a pair of sockets for signals during the whole process.
     runtime().block_on(async {});
     let before = descriptors();
     runtime().block_on(a_life());

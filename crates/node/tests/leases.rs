@@ -1,4 +1,4 @@
-//! The life of leases: who gets cores, when they come back, what a restart remembers.
+//! Lifetimes of leases: assignment and return of cores, and what a restart remembers.
 
 mod common;
 
@@ -23,7 +23,7 @@ async fn of_two_clients_that_race_for_the_last_core_exactly_one_gets_it() {
     assert_eq!(lost.code, Code::NoCapacity);
     let mut control = site.control(token(&won)).await.unwrap();
     assert_eq!(control.ask(Request::Release).await.unwrap(), Response::Done);
-    // The core is back when the release is answered.
+    // The core is free when the release has its response.
     assert_eq!(site.handle.status().free, site.handle.status().capacity);
     hot().await.unwrap();
     site.handle.shutdown().await;
@@ -102,7 +102,7 @@ async fn a_missing_executor_refuses_the_lease_and_gives_everything_back() {
     site.handle.shutdown().await;
 }
 
-/// An interpreter that behaves as told by a shell script.
+/// An interpreter that runs a shell script instead.
 fn interpreter(site: &Site, script: &str) -> Runtime {
     use std::os::unix::fs::PermissionsExt;
     let path = site.dir.path().join("python3");

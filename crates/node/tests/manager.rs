@@ -1,4 +1,4 @@
-//! A node under a real manager: joining, offers, meters, and the manager's going away and coming back.
+//! A node with a real manager: joining, offers, meters, and the manager's disconnection and return.
 
 mod common;
 
@@ -11,7 +11,7 @@ use dayfly_protocol::api::{Event, LeaseRequest, LeaseStatus};
 use dayfly_protocol::error::Code;
 
 struct Control {
-    /// None while it is away.
+    /// `None` while it is stopped.
     manager: Option<dayfly_manager::Handle>,
     dir: tempfile::TempDir,
 }

@@ -1,4 +1,4 @@
-//! Real processes in images: what they see of it and of the host, and what an image can do that was made to do harm.
+//! Real processes in images: what they see of the image and of the host, and what a hostile image can do.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{Ended, Place};
 use dayfly_sandbox::isolation::{Base, CODE_DIR, Shown};
 use dayfly_sandbox::{Child, Isolation, Program, SandboxError};
 
-/// A root file system with a shell and some programs, which are the host's, and a file that is nowhere else.
+/// A root file system with a shell and some programs of the host, and a unique file.
 fn image(place: &Place) -> PathBuf {
     let root = place.dir.path().canonicalize().unwrap().join("image");
     for name in ["usr/bin", "etc", "opt/inside", "tmp", "proc"] {
@@ -167,7 +167,7 @@ fn links_of_an_image_lead_nowhere_on_the_host() {
     let outside = place.dir.path().canonicalize().unwrap().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("secret"), "mine").unwrap();
-    // Where the node would make and mount something, if it followed them.
+    // Places where the node would make or mount something if it followed links.
     for name in ["dayfly", "dev", "sys", "evil", "var"] {
         symlink(&outside, image.join(name)).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Real processes in real sandboxes: what they see, what they are refused, what stays of them.
+//! Real processes in real sandboxes: what they see, which calls are refused, and what remains of them.
 
 mod common;
 
@@ -111,7 +111,7 @@ fn a_sandbox_has_no_privilege_and_sees_its_own_processes_only() {
         lines.contains(&"NoNewPrivs:1") && lines.contains(&"Seccomp:2"),
         "{lines:?}"
     );
-    // The shell alone.
+    // Only the shell.
     assert_eq!(lines[6..], ["1", "dayfly"]);
 }
 
@@ -140,7 +140,7 @@ fn a_watch_tells_whether_anybody_is_left_who_could_ask() {
     assert_ne!(watch.asking(), Asking::Never);
     rustix::process::pidfd_send_signal(&child.pidfd, rustix::process::Signal::KILL).unwrap();
     rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
-    // A process's filter goes when it is collected.
+    // A process's filter is released when the process is reaped.
     let mut waiting = [PollFd::new(&watch, PollFlags::IN)];
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
     assert_eq!(rustix::event::poll(&mut waiting, Some(&limit)).unwrap(), 1);
@@ -251,7 +251,7 @@ fn limits_hold_on_everything_in_a_sandbox_together() {
     let hierarchies = Hierarchies::make(&format!("test-{}-limits", std::process::id()));
     let missing = hierarchies.missing();
     if !missing.is_empty() {
-        // Named, as a node does; there is nothing to hold then. Unless whoever runs this knows better.
+        // They are reported as missing; then there is nothing to test, unless the variable requires them.
         assert!(
             std::env::var_os("DAYFLY_TEST_CGROUPS").is_none(),
             "{missing:?} are missing"
@@ -298,7 +298,7 @@ print('had its memory')";
 #[test]
 fn what_a_node_started_before_its_first_sandbox_takes_no_limit_away() {
     let place = Place::new();
-    // A node starts executors that are not isolated first; they stand in its own group, and so do their children.
+    // A node first starts executors that are not isolated; they and their children are in its own group.
     let earlier = place.spawner.spawn(Program {
         program: "sh".into(),
         otherwise: None,
@@ -315,7 +315,7 @@ fn what_a_node_started_before_its_first_sandbox_takes_no_limit_away() {
         std::env::var_os("DAYFLY_TEST_CGROUPS").is_none() || missing.is_empty(),
         "{missing:?} are missing"
     );
-    // Nor has it come to any harm.
+    // The earlier process still runs.
     assert_eq!(
         rustix::event::poll(
             &mut [PollFd::new(&earlier.pidfd, PollFlags::IN)],
@@ -350,7 +350,7 @@ print(forked < 12)";
 
 #[test]
 fn this_machine_gives_every_precaution() {
-    // Not a promise of the sandbox's but of the machine that tests run on: what is skipped here is tested nowhere.
+    // This tests the machine, not the sandbox: a precaution that is skipped here is tested nowhere.
     let place = Place::new();
     let child = place.start(place.isolation(), "/bin/true", &[]).unwrap();
     assert_eq!(child.skipped, Vec::<Precaution>::new());
@@ -360,7 +360,7 @@ fn this_machine_gives_every_precaution() {
 #[test]
 fn root_is_not_needed() {
     if !rustix::process::geteuid().is_root() {
-        // Then all the other tests say so.
+        // Then all other tests show it.
         return;
     }
     use std::os::unix::fs::PermissionsExt;
@@ -369,7 +369,7 @@ fn root_is_not_needed() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = dir.path().join("tests");
     fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
-    // Where it may make files of its own.
+    // A directory in which it may make files.
     let temporary = dir.path().join("tmp");
     fs::create_dir(&temporary).unwrap();
     fs::set_permissions(&temporary, fs::Permissions::from_mode(0o1777)).unwrap();

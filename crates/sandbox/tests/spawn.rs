@@ -1,4 +1,4 @@
-//! What a started process finds, and how it ends.
+//! The environment of a started process, and its end.
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,11 +24,11 @@ fn wait(fd: &OwnedFd) {
     assert_eq!(poll(&mut waiting, Some(&limit)).unwrap(), 1, "nothing came");
 }
 
-/// All that it prints, and its exit status.
+/// Its whole output, and its exit status.
 fn finish(child: Child) -> (String, Option<i32>) {
     wait(&child.pidfd);
     let status = rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
-    // Another test's child may hold a copy of the pipe for the moment until it runs its program.
+    // Another test's child may hold a copy of the pipe until it runs its program.
     rustix::io::ioctl_fionbio(&child.output, false).unwrap();
     let mut text = String::new();
     std::fs::File::from(child.output).read_to_string(&mut text).unwrap();
@@ -38,7 +38,7 @@ fn finish(child: Child) -> (String, Option<i32>) {
 #[test]
 fn a_child_has_four_descriptors_a_session_of_its_own_and_the_wanted_variables() {
     let spawner = Spawner::new().unwrap();
-    // What a careless library of the host program leaves open across exec.
+    // A descriptor that a careless library of the host program leaves open across exec.
     let file = std::fs::File::open("/dev/null").unwrap();
     let leak = rustix::io::fcntl_dupfd_cloexec(&file, 20).unwrap();
     rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
@@ -51,7 +51,7 @@ fn a_child_has_four_descriptors_a_session_of_its_own_and_the_wanted_variables() 
         .split(' ')
         .map(|path| path.rsplit('/').next().unwrap())
         .collect();
-    // The shell reads the list through one of its own.
+    // The shell reads the list through a descriptor of its own.
     assert_eq!(open[..4], ["0", "1", "2", "3"]);
     assert!(open.len() <= 5, "{open:?}");
     assert!(!open.contains(&leak.as_raw_fd().to_string().as_str()), "{open:?}");

@@ -8,17 +8,17 @@ use dayfly_rendezvous::server::{ServeOptions, Server};
 
 use crate::common::{PATIENCE, at, serve};
 
-/// A rendezvous on the loopback.
+/// A rendezvous on the loopback interface.
 pub fn server() -> Server {
     serve(ServeOptions::default())
 }
 
-/// Of a group at this server.
+/// Options of a group at this server.
 pub fn options(server: &Server, name: &str, size: u32) -> JoinOptions {
     at(server.addresses()[0], name, size)
 }
 
-/// Joins as many ranks as there are options, each on a thread of its own.
+/// Joins a rank for each of the options, each on its own thread.
 #[must_use]
 pub fn join_all(options: &[JoinOptions]) -> Vec<Result<Joined, Failure>> {
     std::thread::scope(|scope| {
@@ -40,7 +40,7 @@ pub fn world(options: &JoinOptions) -> Vec<Joined> {
     ranks
 }
 
-/// Waits until so many are at the rendezvous.
+/// Waits until `count` ranks are at the rendezvous.
 pub fn wait_for_ranks(server: &Server, count: usize) {
     let begun = Instant::now();
     while server.counts().1 != count {

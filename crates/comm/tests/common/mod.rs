@@ -1,4 +1,4 @@
-//! What tests of groups have in common.
+//! Helpers of group tests.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -10,16 +10,16 @@ use dayfly_rendezvous::server::{ServeOptions, Server};
 
 /// A secret for tests.
 pub const SECRET: &[u8] = b"a secret that only tests have";
-/// No test waits longer for anything.
+/// Longest wait of a test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A rendezvous whose heartbeat is a second.
+/// A rendezvous with a heartbeat of a second.
 pub fn serve(options: ServeOptions) -> Server {
     let heartbeat = Duration::from_secs(1);
     Server::start(ServeOptions { heartbeat, ..options }).expect("a server starts")
 }
 
-/// Of a group at this address.
+/// Options of a group at this address.
 pub fn at(server: SocketAddr, name: &str, size: u32) -> JoinOptions {
     JoinOptions {
         patience: PATIENCE,
@@ -27,7 +27,7 @@ pub fn at(server: SocketAddr, name: &str, size: u32) -> JoinOptions {
     }
 }
 
-/// How the bytes of each pair travel, by the lower rank; both ends have to say the same.
+/// How the bytes of each pair travel, by the lower rank. Asserts that both ends agree.
 pub fn vias(ranks: &[Joined]) -> Vec<((u32, u32), Via)> {
     let mut vias = Vec::new();
     for low in ranks {
@@ -41,7 +41,7 @@ pub fn vias(ranks: &[Joined]) -> Vec<((u32, u32), Via)> {
     vias
 }
 
-/// Sends bytes over every road, in both directions, that nobody else would send.
+/// Sends distinct bytes over every road, in both directions.
 pub fn exchange(ranks: &mut [Joined]) {
     for joined in ranks.iter_mut() {
         assert!(joined.roads[joined.rank as usize].is_none());
@@ -73,7 +73,6 @@ fn message(from: u32, to: u32) -> Vec<u8> {
         .collect()
 }
 
-/// Sends.
 pub fn send(road: &mut Road, bytes: &[u8]) {
     let sent = match road {
         Road::Local(socket) | Road::Carried { socket, .. } => socket.write_all(bytes),

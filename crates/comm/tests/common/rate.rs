@@ -1,4 +1,4 @@
-//! How many bytes get through.
+//! Throughput of connections.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use dayfly_comm::road::Road;
 const BLOCK: usize = 256 << 10;
 const TOTAL: usize = 512 << 20;
 
-/// MB/s from one end to the other.
+/// Throughput from one end to the other, in MB/s.
 pub fn rate(mut from: &TcpStream, mut to: &TcpStream) -> f64 {
     let begun = Instant::now();
     std::thread::scope(|scope| {
@@ -38,7 +38,7 @@ pub fn socket(road: &Option<Road>) -> &TcpStream {
     }
 }
 
-/// Rates of a plain connection and of a relayed one, alternating; gives the relay's shares, sorted.
+/// Measures a plain and a relayed connection alternately. Returns the relay's shares of the throughput, sorted.
 pub fn shares(plain: (&TcpStream, &TcpStream), relayed: (&TcpStream, &TcpStream)) -> Vec<f64> {
     let mut shares: Vec<f64> = (0..5)
         .map(|_| {

@@ -1,6 +1,6 @@
 //! Networks of network namespaces: an internet, sites behind NATs of every kind, and hosts.
 //!
-//! A namespace has no name; it is kept by a descriptor and so is gone with the test, however that ends.
+//! A namespace has no name. A descriptor keeps it, so it disappears with the test, however that ends.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 use super::common;
 
-/// Why there can be no laboratory here, if so. A test that gets this is left out, and says why.
+/// Whether the laboratory is unavailable here; prints why. Such a test is skipped.
 pub fn unavailable() -> bool {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
     let why = WHY.get_or_init(|| {
@@ -48,20 +48,20 @@ pub fn unavailable() -> bool {
 pub struct Net(OwnedFd);
 
 impl Net {
-    /// An empty one, whose loopback is up.
+    /// An empty namespace with its loopback interface up.
     pub fn new() -> Self {
         let made = std::thread::spawn(|| {
-            // SAFETY: this thread alone leaves its network, and does nothing but open the new one's file.
+            // SAFETY: only this thread leaves its network, and it does nothing except open the new one's file.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("a namespace");
             std::fs::File::open("/proc/thread-self/ns/net").expect("its file")
         });
         let net = Self(made.join().expect("a namespace").into());
         net.ip("link set lo up");
         net.within(|| {
-            // Addresses of this family are checked by the kernel in its own time.
+            // The kernel would delay the use of IPv6 addresses to check them.
             std::fs::write("/proc/sys/net/ipv6/ip_nonlocal_bind", "1").expect("a setting");
             for interfaces in ["all", "default"] {
-                // An address is good from the beginning; a NAT that leads back inside does not tell hosts of a shorter way.
+                // Use addresses at once; a NAT that leads back inside must not announce a shorter way.
                 for setting in [
                     format!("ipv6/conf/{interfaces}/accept_dad"),
                     format!("ipv4/conf/{interfaces}/send_redirects"),
@@ -73,12 +73,12 @@ impl Net {
         net
     }
 
-    /// How `ip` names it.
+    /// Path of the namespace for `ip`.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Runs something on a thread in this network.
+    /// Runs a closure on a thread in this network.
     pub fn within<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).expect("the namespace");
@@ -111,17 +111,16 @@ impl Net {
         })
     }
 
-    /// Commands of `ip`, one in a line.
+    /// Runs commands of `ip`, one in each line.
     pub fn ip(&self, commands: &str) {
         self.try_run("ip", &["-batch", "-"], commands).expect("ip does it");
     }
 
-    /// Adds rules.
     pub fn nft(&self, rules: &str) {
         self.try_run("nft", &["-f", "-"], rules).expect("nft takes the rules");
     }
 
-    /// Passes packets on between its interfaces.
+    /// Forwards packets between its interfaces.
     fn forward(&self) {
         self.within(|| {
             for family in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
@@ -134,30 +133,30 @@ impl Net {
 /// How a NAT maps and filters (RFC 4787).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// One port for all, to which all may answer.
+    /// One port for all peers; any address may send to it.
     FullCone,
-    /// One port for all, to which those addresses may answer that were sent to.
+    /// One port for all peers; only addresses that it has sent to may send to it.
     AddressRestricted,
-    /// One port for all, to which those ports of those addresses may answer that were sent to.
+    /// One port for all peers; only addresses and ports that it has sent to may send to it.
     PortRestricted,
-    /// Another port for each.
+    /// A different port for each peer.
     Symmetric,
 }
 
-/// What else a site does.
+/// Other properties of a site.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Habits {
     /// Hosts reach each other at their outer addresses.
     pub hairpin: bool,
-    /// Hosts do not reach each other at their inner ones.
+    /// Hosts do not reach each other at their inner addresses.
     pub isolated: bool,
-    /// Strangers are answered with a reset, and not with silence.
+    /// Unknown senders get a reset instead of silence.
     pub resets: bool,
 }
 
 /// Hosts behind a NAT.
 pub struct Site {
-    /// The NAT itself: interfaces `wan` and `lan`.
+    /// The NAT, with interfaces `wan` and `lan`.
     pub net: Net,
     number: usize,
     outside: String,
@@ -167,11 +166,11 @@ pub struct Site {
 
 /// A host.
 pub struct Host {
-    /// Its network: one interface, `eth`.
+    /// Its network, with one interface, `eth`.
     pub net: Net,
 }
 
-/// An internet: all who are directly on it have addresses in 198.18.0.0/16 and 2001:db8::/64.
+/// An internet. Its direct hosts have addresses in 198.18.0.0/16 and 2001:db8::/64.
 pub struct Lab {
     core: Net,
     next: std::cell::Cell<usize>,
@@ -250,7 +249,7 @@ fn rules(kind: Kind, habits: Habits, outside: &str) -> String {
 }
 
 impl Lab {
-    /// With nobody on it.
+    /// An internet without hosts.
     pub fn new() -> Self {
         let core = Net::new();
         core.ip("link add core type bridge mcast_snooping 0\nlink set core up\naddress add 198.18.0.1/16 dev core\naddress add 2001:db8::1/64 dev core");
@@ -267,7 +266,7 @@ impl Lab {
         number
     }
 
-    /// A host that all can reach.
+    /// A host that all others can reach.
     pub fn host(&self) -> Host {
         let number = self.number();
         let net = Net::new();
@@ -279,7 +278,7 @@ impl Lab {
         Host { net }
     }
 
-    /// A rendezvous on a host of its own, with its addresses of both families.
+    /// A rendezvous on its own host, with its addresses of both families.
     pub fn server(&self) -> (Server, [SocketAddr; 2]) {
         let number = self.next.get();
         let host = self.host();
@@ -297,7 +296,7 @@ impl Lab {
         (server, addresses)
     }
 
-    /// A site with a NAT of its own. All sites have the same inner addresses, as they do.
+    /// A site with its own NAT. All sites have the same inner addresses.
     pub fn site(&self, kind: Kind, habits: Habits) -> Site {
         let number = self.number();
         let net = Net::new();
@@ -337,11 +336,11 @@ impl Site {
         host
     }
 
-    /// A host in it.
+    /// A host in this site.
     pub fn host(&self) -> Host {
         let net = Net::new();
         let host = self.plug(&net, "eth");
-        // On a network that keeps its hosts apart, all goes to the router.
+        // On a network that isolates its hosts, all packets go to the router.
         let prefix = if self.habits.isolated { 32 } else { 24 };
         net.ip(&format!(
             "link set eth up\naddress add 10.0.0.{host}/{prefix} dev eth\n\
@@ -350,7 +349,7 @@ impl Site {
         Host { net }
     }
 
-    /// A host in it that has an address of the other family too, which nobody translates.
+    /// A host in this site that also has an IPv6 address, without a NAT.
     pub fn host_with_ipv6(&self) -> Host {
         let host = self.host();
         let number = self.number;
@@ -363,7 +362,7 @@ impl Site {
         host
     }
 
-    /// A site within this one: this one is its carrier's.
+    /// A site within this one, which acts as its carrier.
     pub fn site(&self, kind: Kind) -> Site {
         let net = Net::new();
         let host = self.plug(&net, "wan");
@@ -384,7 +383,7 @@ impl Site {
         Host { net }
     }
 
-    /// Takes the outer address away and gives it another.
+    /// Replaces the outer address by another one.
     pub fn move_house(&self) {
         let outside = &self.outside;
         let number = self.number;
@@ -394,7 +393,7 @@ impl Site {
     }
 }
 
-/// Joins one rank on each of the hosts, in order; `change` may change the options of each.
+/// Joins a rank on each host, in order, with these options.
 pub fn join_on(hosts: &[&Host], options: &JoinOptions) -> Vec<Result<Joined, Failure>> {
     std::thread::scope(|scope| {
         let spawn = |(host, rank)| {
@@ -413,7 +412,7 @@ pub fn join_on(hosts: &[&Host], options: &JoinOptions) -> Vec<Result<Joined, Fai
     })
 }
 
-/// As [`join_on`], for a group that is to form.
+/// As [`join_on`], for a group that must form.
 pub fn world_on(hosts: &[&Host], server: SocketAddr) -> Vec<Joined> {
     let size = u32::try_from(hosts.len()).expect("a size");
     let joined = join_on(hosts, &common::at(server, "lab", size));

@@ -1,4 +1,4 @@
-//! Ranks behind NATs: which way each pair finds, and that bytes pass over it.
+//! Ranks behind NATs: the way that each pair finds, and the bytes over it.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,7 +18,7 @@ use dayfly_comm::{JoinOptions, Joined, Options, World, join};
 use lab::{Habits, Host, Kind, Lab, join_on, unavailable, world_on};
 use slow::{Sea, Weather};
 
-/// Joins a rank on each host, and says how each pair is connected, once bytes have passed both ways.
+/// Joins a rank on each host, exchanges bytes, and returns how each pair is connected.
 fn connected(hosts: &[&Host], lab: &Lab) -> Vec<Via> {
     let (_server, [address, _]) = lab.server();
     let mut ranks = world_on(hosts, address);
@@ -159,7 +159,7 @@ fn a_nat_behind_a_carriers_nat_is_opened_too() {
     let neighbour = carrier.site(Kind::PortRestricted);
     let hosts = [home.inner_host(), elsewhere.host(), neighbour.inner_host()];
     let vias = connected(&[&hosts[0], &hosts[1], &hosts[2]], &lab);
-    // Two homes of a carrier that does not lead back inside reach each other by the relay alone.
+    // Two homes behind a carrier without hairpinning reach each other only by the relay.
     assert_eq!(vias, [Via::Punched, Via::Relay, Via::Punched]);
 }
 
@@ -183,7 +183,7 @@ fn ipv6_needs_no_nat_and_goes_around_those_there_are() {
     }
 }
 
-/// Lets answers in, and nothing else.
+/// Firewall rules that permit only responses.
 const ANSWERS_ONLY: &str = "table inet own {
     chain inward {
         type filter hook input priority 0; policy drop;
@@ -255,7 +255,7 @@ fn a_rank_whose_address_changes_is_lost_to_the_others_and_hangs_nowhere() {
         std::thread::sleep(Duration::from_millis(5));
     }
     println!("the other heard after {} ms", begun.elapsed().as_millis());
-    // Both ends of the road, which neither writes to, end with an error by themselves.
+    // Both ends of the road fail by themselves, although neither writes.
     for rank in &mut ranks {
         for road in rank.roads.iter_mut().flatten() {
             let Road::Remote { socket, .. } = road else {
@@ -319,7 +319,7 @@ fn thirty_two_ranks_in_eight_networks_are_connected_within_five_seconds() {
             assert_eq!(via, expected, "{pair}");
         }
     }
-    // A port that a symmetric NAT picks at random is sometimes the very one that the other side was told of.
+    // A symmetric NAT sometimes picks at random the very port that the other side expects.
     assert!(lucky.len() <= 1, "{lucky:?}");
     drop(sites);
 }
@@ -342,7 +342,7 @@ fn without_a_relay_two_symmetric_nats_end_with_what_was_tried() {
         .into_iter()
         .map(Result::unwrap_err);
     let text: String = failures.map(|failure| failure.message).collect();
-    // Whichever is first to give up tells the other.
+    // The first rank to give up informs the other.
     let pairs = ["rank 0 to rank 1 (", "rank 1 to rank 0 ("];
     assert!(pairs.iter().any(|pair| text.contains(pair)), "{text}");
     assert!(text.contains("by simultaneous open: no answer"), "{text}");
@@ -359,7 +359,7 @@ fn through_two_nats_far_apart_a_pair_is_connected_within_four_round_trips() {
         ..Weather::default()
     };
     let sea = Sea::new(weather);
-    // Tests run beside others, which may take the processor at the wrong moment; not each time.
+    // Other tests may take the processor at the wrong moment, but not every time.
     let slowest = (0..3).map(|_| {
         let mut ranks = sea.world(&[Kind::PortRestricted, Kind::PortRestricted], Habits::default());
         assert_eq!(vias(&ranks)[0].1, Via::Punched);
@@ -389,7 +389,7 @@ fn lost_and_reordered_packets_delay_a_world_and_do_not_break_it() {
         &[Kind::PortRestricted, Kind::FullCone, Kind::Symmetric, Kind::Symmetric],
         Habits::default(),
     );
-    // What is lost may be what would have opened a way in time; then it is another.
+    // A lost packet may prevent one way in time; then another way is used.
     println!("{:?}", vias(&ranks));
     exchange(&mut ranks);
 }
@@ -421,9 +421,9 @@ fn the_relay_lets_through_a_good_part_of_what_a_stream_between_the_same_hosts_ha
     assert!(shares[shares.len() - 1] > 0.2, "{shares:?}");
 }
 
-/// The port at which the one process of a host listens.
+/// The port on which the only process of a host listens.
 fn listening(host: &Host) -> Option<u16> {
-    // Columns: number, own address and port, the other's, state; in hexadecimal.
+    // Columns in hexadecimal: number, own address and port, the peer's, state.
     let table = host
         .net
         .within(|| std::fs::read_to_string("/proc/thread-self/net/tcp").expect("a table"));
@@ -460,7 +460,7 @@ fn strangers_at_a_ranks_door_do_not_keep_the_ranks_from_each_other() {
         let callers: Vec<TcpStream> = stranger.net.within(|| {
             let call = |at: usize| {
                 let mut socket = TcpStream::connect(door).expect("it listens");
-                // Silent ones, half a hello, and what is none.
+                // Silent ones, half a hello, and an invalid one.
                 socket
                     .write_all(
                         &b"DFRK\x01\x01 no hello of ours, but as long as one has to be............."[..at % 3 * 32],

@@ -1,5 +1,5 @@
-//! A sea between sites: every packet takes its time, some are lost, some overtake others. The kernels that tests run on do not all have
-//! netem; so all sites' outer interfaces are TUN devices, and a thread carries what they send.
+//! A slow network between sites: every packet is delayed, some are lost, and some overtake others. Not every test
+//! kernel has netem. So the outer interfaces of all sites are TUN devices, and a thread carries their packets.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -19,18 +19,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::common;
 use super::lab::{Habits, Host, Kind, Net, Site, world_on};
 
-/// What happens to packets.
+/// Delay and loss of packets.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Weather {
-    /// Each takes this long...
+    /// Delay of each packet.
     pub one_way: Duration,
-    /// ...and up to so much more, so that some overtake others.
+    /// Largest additional delay, which lets packets overtake others.
     pub jitter: Duration,
-    /// So many of a thousand get lost.
+    /// Lost packets in a thousand.
     pub lost_of_1000: u32,
 }
 
-/// Sites and a rendezvous with a sea between them.
+/// Sites and a rendezvous with a slow network between them.
 pub struct Sea {
     weather: Weather,
 }
@@ -44,7 +44,7 @@ struct Ferry {
 const MTU: usize = 1500;
 const TICK: Duration = Duration::from_millis(20);
 
-/// A TUN device in a network, whose packets are read from and written to the file.
+/// A TUN device in a network. The file reads and writes its packets.
 fn tun(net: &Net, name: &str) -> File {
     net.within(|| {
         let file = File::options()
@@ -52,12 +52,12 @@ fn tun(net: &Net, name: &str) -> File {
             .write(true)
             .open("/dev/net/tun")
             .expect("TUN");
-        // `struct ifreq`: a name of 16 bytes, flags of 2, and what else it may hold.
+        // `struct ifreq`: a name of 16 bytes, flags of 2 bytes, and further fields.
         let mut request = [0u8; 40];
         request[..name.len()].copy_from_slice(name.as_bytes());
         let flags = (libc::IFF_TUN | libc::IFF_NO_PI) as u16;
         request[16..18].copy_from_slice(&flags.to_ne_bytes());
-        // SAFETY: the request is as long as the system's and lives through the call.
+        // SAFETY: the request has the system's length and outlives the call.
         let done = unsafe {
             libc::ioctl(
                 std::os::fd::AsRawFd::as_raw_fd(&file),
@@ -92,7 +92,7 @@ impl Drop for Ferry {
     }
 }
 
-/// A generator that is the same in every run (xorshift64).
+/// A generator with the same sequence in every run (xorshift64).
 struct Noise(u64);
 
 impl Noise {
@@ -117,7 +117,7 @@ fn carry(weather: Weather, ports: &[(Ipv4Addr, File)], stop: &AtomicBool) {
             };
             let destination: [u8; 4] = packet[16..20].try_into().expect("four bytes");
             if let Some(mut file) = to.get(&destination.into()).copied() {
-                // What does not get in is lost, as such things are.
+                // A packet that the device refuses is lost.
                 let _ = file.write(&packet);
             }
         }
@@ -148,12 +148,12 @@ fn carry(weather: Weather, ports: &[(Ipv4Addr, File)], stop: &AtomicBool) {
 }
 
 impl Sea {
-    /// Of this weather.
+    /// A network with this weather.
     pub fn new(weather: Weather) -> Self {
         Self { weather }
     }
 
-    /// A world of a rank behind each of these NATs.
+    /// A group with a rank behind each of these NATs.
     pub fn world(&self, kinds: &[Kind], habits: Habits) -> World {
         let mut ports = Vec::new();
         let server_net = Net::new();
@@ -191,7 +191,7 @@ impl Sea {
     }
 }
 
-/// Ranks, and what carries their packets.
+/// Ranks, and the thread that carries their packets.
 pub struct World {
     ranks: Vec<Joined>,
     _server: Server,

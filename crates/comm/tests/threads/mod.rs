@@ -46,7 +46,7 @@ fn clear(socket: TcpStream) -> Road {
 
 pub type Roads = Vec<Option<Road>>;
 
-/// For each rank its roads.
+/// The roads of each rank.
 pub fn roads(size: u32, net: Net) -> Vec<Roads> {
     roads_by(size, |_, _| pair(net))
 }
@@ -63,7 +63,7 @@ pub fn roads_by(size: u32, pair: impl Fn(u32, u32) -> (Road, Road)) -> Vec<Roads
     all
 }
 
-/// Runs a function on all ranks of a group, each in a thread, and returns what they returned, by rank.
+/// Runs a function on all ranks of a group, each on its own thread, and returns the results by rank.
 pub fn group<T: Send>(size: u32, net: Net, options: Options, run: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
     over(roads(size, net), options, run)
 }
@@ -85,7 +85,7 @@ pub fn over<T: Send>(roads: Vec<Roads>, options: Options, run: impl Fn(Communica
     })
 }
 
-/// Bytes that depend on who sends what.
+/// Bytes that depend on the sender and the receiver.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);

@@ -268,7 +268,7 @@ impl Node {
             .saturating_add(REMEMBER_MS)
     }
 
-    /// Releases the resources of a lease, of which nothing is left.
+    /// Releases the resources of a lease that has ended completely.
     pub(crate) fn lease_over(&self, run: &Arc<Run>) {
         let now_ms = clock::wall_ms();
         let state = run.state();

@@ -1,4 +1,4 @@
-//! A node with real executors, and a client just good enough to test it.
+//! A node with real executors, and a minimal client for tests.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -25,7 +25,7 @@ use dayfly_protocol::slot::{Geometry, Status};
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// No step of any test takes longer on a busy machine.
+/// Limit of each step of a test, for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 pub const GEOMETRY: Geometry = Geometry {
@@ -34,8 +34,8 @@ pub const GEOMETRY: Geometry = Geometry {
     bulk_bytes: 1 << 20,
 };
 
-/// The executor of this build, beside the tests' own directory. Cargo names only this crate's own binaries to its tests,
-/// so it is asked to build the other crate's, unless that is newer than everything it is made of.
+/// The executor of this build, in the directory above the tests'. Cargo passes only this crate's own binaries to its
+/// tests. So this builds the executor with Cargo, unless it is newer than its sources.
 pub fn executor() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT
@@ -63,7 +63,7 @@ pub fn executor() -> PathBuf {
         .clone()
 }
 
-/// When a file below a directory was last changed.
+/// Latest change of a file below a directory.
 fn newest_in(directory: &Path) -> SystemTime {
     let entries = std::fs::read_dir(directory).unwrap().flatten();
     let changed = entries.map(|entry| match entry.file_type() {
@@ -120,7 +120,7 @@ pub fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// A node in a directory of its own.
+/// A node in its own directory.
 pub struct Site {
     pub dir: tempfile::TempDir,
     pub handle: Handle,
@@ -132,7 +132,7 @@ pub fn options(dir: &Path) -> Options {
     options.executor = Some(executor());
     options.listen_tcp = Some("127.0.0.1:0".parse().unwrap());
     options.grace = Duration::from_millis(200);
-    // Core 0 is shared; "hot" tests own core 1 where there is one, and are not pinned where there is none.
+    // Core 0 is shared. "Hot" tests own core 1 if it exists, and are not pinned otherwise.
     options.resources = Some(Resources {
         cores: vec![0, 1],
         kept_cores: 1,
@@ -160,7 +160,7 @@ impl Site {
         }
     }
 
-    /// Leases with the node's own allowance.
+    /// Leases under the node's own allowance.
     pub async fn lease(&self, change: impl FnOnce(&mut LeaseRequest)) -> Result<Grant, Failure> {
         let mut request = request(&self.holder);
         change(&mut request);
@@ -214,7 +214,7 @@ impl Site {
         .await
     }
 
-    /// Opens a channel over TCP, in clear or not.
+    /// Opens a channel over TCP or TLS.
     pub async fn stream_channel(&self, grant: &Grant, worker: u16, transport: u8) -> Result<Channel, Failure> {
         let hello = self.hello(token(grant), worker, transport);
         let (address, key, holder) = (self.tcp(), self.handle.address().key, self.holder.clone());
@@ -244,7 +244,7 @@ impl Site {
         .await
     }
 
-    /// Sends a hello over TCP; answers whether and why it was refused.
+    /// Sends a hello over TCP. Returns the refusal, if any.
     pub async fn stream_channel_of(&self, hello: Hello) -> Result<(), Failure> {
         let (address, key) = (self.tcp(), self.handle.address().key);
         blocking(move || {
@@ -257,7 +257,7 @@ impl Site {
         .await
     }
 
-    /// What the only lease used.
+    /// Usage of the only lease.
     pub fn usage(&self) -> Usage {
         self.handle.status().leases[0].usage
     }
@@ -266,7 +266,7 @@ impl Site {
         self.handle.address().tcp.as_ref().unwrap().parse().unwrap()
     }
 
-    /// What became of a channel, once it has ended.
+    /// The fate of a channel that has ended.
     pub async fn fate(&self, grant: &Grant, channel: ChannelId) -> Fate {
         let mut control = self.control(token(grant)).await.unwrap();
         let begun = Instant::now();
@@ -279,7 +279,7 @@ impl Site {
         }
     }
 
-    /// Sends a hello as it is; answers whether and why it was refused.
+    /// Sends a hello unchanged. Returns the refusal, if any.
     pub async fn knock(&self, hello: Hello) -> Result<(), Failure> {
         let (socket, key) = (self.socket(), self.handle.address().key);
         blocking(move || {
@@ -300,7 +300,7 @@ impl Site {
         opening.sign(self.node(), token, ChannelId(random()), now_ms(), &self.holder)
     }
 
-    /// Sends the functions' library; answers its hash.
+    /// Sends the functions' library. Returns its hash.
     pub async fn put_library(&self, grant: &Grant) -> CodeHash {
         let mut control = self.control(token(grant)).await.unwrap();
         let hash = CodeHash(Sha256::digest(library()).into());
@@ -433,20 +433,20 @@ impl Channel {
     }
 }
 
-/// The parent of a process.
+/// Process id of a process's parent.
 pub fn parent_of(pid: u32) -> i32 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let after = stat.rsplit_once(')').unwrap().1;
     after.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Whether a process exists and is not merely a record.
+/// Whether a process exists and is not a zombie.
 pub fn is_alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit_once(')').unwrap().1.trim_start().starts_with('Z'))
 }
 
-/// Waits until something is true.
+/// Waits until `done` returns true. Panics after [`LIMIT`].
 pub async fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {

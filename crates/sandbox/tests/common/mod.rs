@@ -1,4 +1,4 @@
-//! What tests of sandboxes share.
+//! Helpers of sandbox tests.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::fs;
@@ -10,7 +10,7 @@ use dayfly_sandbox::{Child, Isolation, Program, SandboxError, Spawner};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{WaitId, WaitIdOptions};
 
-/// A directory with what a sandbox wants of its node.
+/// A directory with everything that a sandbox needs from its node.
 #[derive(Debug)]
 pub struct Place {
     pub dir: tempfile::TempDir,
@@ -18,7 +18,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// One of its own.
+    /// A new place.
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["stage", "code"] {
@@ -32,7 +32,7 @@ impl Place {
         }
     }
 
-    /// How a process in it is isolated unless told otherwise.
+    /// The default isolation of a process.
     pub fn isolation(&self) -> Isolation {
         Isolation {
             stage: self.dir.path().join("stage"),
@@ -65,7 +65,7 @@ impl Place {
         self.run_in(self.isolation(), script)
     }
 
-    /// The same, isolated so.
+    /// As [`Place::run`], with this isolation.
     pub fn run_in(&self, isolation: Isolation, script: &str) -> Ended {
         Ended::of(self.start(isolation, "/bin/sh", &["-c", script]).unwrap())
     }
@@ -90,7 +90,7 @@ impl Ended {
     /// Waits for its end.
     pub fn of(mut child: Child) -> Self {
         let mut refused = Vec::new();
-        // Whoever makes a refused call waits for the answer, so it is given until the end.
+        // A refused call waits until it is received, so receive them until the end.
         loop {
             let mut waiting = vec![PollFd::new(&child.pidfd, PollFlags::IN)];
             if let Some(watch) = &child.watch {
@@ -125,7 +125,7 @@ impl Ended {
         }
     }
 
-    /// What it wrote, if it ended well.
+    /// Its output. Asserts success.
     pub fn lines(&self) -> Vec<&str> {
         assert_eq!(self.status, Some(0), "{} {}", self.output, self.errors);
         self.output.lines().collect()

@@ -57,7 +57,8 @@ pub struct Invitation {
     /// Tables of collective algorithms, equal on all ranks; `None` for the default tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tables: Option<Tables>,
-    /// The libfabric provider between hosts, for pairs that both have it, such as `verbs` or `verbs/mlx5_0`. Equal on all ranks. Requires `trust_fabric`.
+    /// The libfabric provider between hosts, for pairs that both have it, such as `verbs` or `verbs/mlx5_0`.
+    /// Equal on all ranks. Requires `trust_fabric`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<String>,
     /// URL of a store for pairs without another way, or for all pairs: `s3://bucket/prefix`, `redis://host:port`,

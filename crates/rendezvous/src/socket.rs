@@ -80,7 +80,7 @@ pub fn listen_on(at: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from(socket))
 }
 
-/// Converts a duration for the kernel, at most an hour.
+/// Converts a duration for the kernel. A duration out of its range becomes an hour.
 pub fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).unwrap_or(Timespec {
         tv_sec: 3600,

@@ -117,8 +117,8 @@ impl Outbox {
         self.get(task).is_some()
     }
 
-    /// The leading ready tasks as one request within its bounds, or the refusal of the first one. `None` if the first
-    /// is not ready.
+    /// The leading ready tasks of one function and equal options as one request within its bounds, or the refusal of
+    /// the first one. `None` if the first is not ready.
     fn next(&self, tag: &str, endpoint: Option<&String>) -> Option<Result<TaskSubmission, (TaskId, Error)>> {
         let first = self.unsent.front().filter(|unsent| unsent.is_ready())?;
         if let Way::Refused(error) = &first.way {

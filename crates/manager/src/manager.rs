@@ -270,8 +270,9 @@ async fn own_token(
             .iter()
             .any(|bearer| bearer.name == name && bearer.hash == hash)
     };
-    let token = match kept.filter(known) {
-        Some(kept) => kept.token,
+    // While this manager starts, clients reach the others that it knew.
+    let (token, others) = match kept.filter(known) {
+        Some(kept) => (kept.token, kept.others),
         None => {
             // The tenant stays when only the token is new: its leases are still its own.
             let earlier = snapshot.bearers.iter().find(|bearer| bearer.name == name);
@@ -287,9 +288,8 @@ async fn own_token(
                 ..bearer
             };
             store.keep(bearer.clone()).wait().await?;
-            let (replaced, others): (Vec<_>, Vec<_>) =
-                snapshot.bearers.into_iter().partition(|known| known.name == name);
-            snapshot.bearers = others;
+            let (replaced, left): (Vec<_>, Vec<_>) = snapshot.bearers.into_iter().partition(|known| known.name == name);
+            snapshot.bearers = left;
             // The store has done the same.
             for lease in &mut snapshot.leases {
                 if replaced.iter().any(|old| lease.bearer == Some(old.hash)) {
@@ -297,7 +297,7 @@ async fn own_token(
                 }
             }
             snapshot.bearers.push(bearer);
-            token
+            (token, Vec::new())
         }
     };
     let own = snapshot.bearers.iter().find(|bearer| bearer.name == name);
@@ -313,7 +313,7 @@ async fn own_token(
         manager: url.into(),
         ca_pem: ca_pem.into(),
         token,
-        others: Vec::new(),
+        others,
     };
     write(path, &connection)?;
     Ok((connection, snapshot))
@@ -463,6 +463,7 @@ impl Handle {
 
 #[cfg(test)]
 mod tests {
+    use dayfly_protocol::api::ManagerAddress;
     use dayfly_store::LeaseRecord;
     use dayfly_store::conformance::store as conformance;
 
@@ -487,5 +488,24 @@ mod tests {
         let (second, snapshot) = own(snapshot).await;
         assert_ne!(first.token, second.token);
         assert_eq!(snapshot.leases[0].bearer, Some(hash(&second.token)));
+    }
+
+    #[tokio::test]
+    async fn restarted_manager_keeps_the_others_in_its_connection_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("connection.json");
+        let store = MemoryStore::default();
+        let (mut kept, snapshot) = own_token(&path, OWN_TOKEN, "https://m", "-", &store, Snapshot::default())
+            .await
+            .unwrap();
+        kept.others.push(ManagerAddress {
+            manager: "https://other".into(),
+            ca_pem: "-".into(),
+        });
+        write(&path, &kept).unwrap();
+        let (again, _) = own_token(&path, OWN_TOKEN, "https://m", "-", &store, snapshot)
+            .await
+            .unwrap();
+        assert_eq!(again.others, kept.others);
     }
 }

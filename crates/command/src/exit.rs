@@ -1,4 +1,4 @@
-//! How a command that failed says so: a line on standard error, and an exit status that a script can act on.
+//! Reports of failures: a line on standard error, and an exit status for scripts.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -9,14 +9,14 @@ use dayfly_protocol::text;
 
 /// The command, its function or Dayfly failed.
 const FAILED: u8 = 1;
-/// The command was not understood.
+/// Wrong usage.
 const USAGE: u8 = 2;
-/// Nobody answers.
+/// No response, or not in time.
 const UNREACHABLE: u8 = 3;
-/// Somebody answers, and refuses.
+/// The request was refused.
 const REFUSED: u8 = 4;
 
-/// The exit status for a code; the table in docs/reference/cli.md says the same.
+/// Returns the exit status for a code, as in the table of docs/reference/cli.md.
 pub fn status(code: Code) -> u8 {
     match code {
         Code::InvalidRequest => USAGE,
@@ -46,11 +46,11 @@ pub fn status(code: Code) -> u8 {
 }
 
 fn tell(line: &str) {
-    // With nobody at the other end there is nobody to tell.
+    // Ignore the error: standard error has no reader.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Tells of a failure.
+/// Reports a failure on standard error. Returns the exit status.
 pub fn report(failure: &Failure, json: bool) -> ExitCode {
     if json {
         let body = ErrorBody { error: failure.clone() };

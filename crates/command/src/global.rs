@@ -1,4 +1,4 @@
-//! The options that every command takes.
+//! Options of all commands.
 
 use std::path::PathBuf;
 
@@ -6,16 +6,16 @@ use clap::Args;
 
 use crate::logging::LogFormat;
 
-/// What every command takes.
+/// Options of all commands.
 #[derive(Debug, Args)]
 pub struct Global {
-    /// Print for programs: JSON on standard output, errors as JSON on standard error
+    /// Print JSON: results on standard output, errors on standard error
     #[arg(long, global = true, display_order = 900)]
     pub json: bool,
-    /// Connection file of the manager, or its state directory [default: $DAYFLY_MANAGER, or that of `dayfly up`]
+    /// Connection file or state directory of the manager [default: $DAYFLY_MANAGER, else that of `dayfly up`]
     #[arg(long, global = true, value_name = "PATH", display_order = 901)]
     pub manager: Option<PathBuf>,
-    /// What to log on standard error: error, warn, info, debug, trace, or directives such as dayfly_node=debug
+    /// Log level on standard error: error, warn, info, debug, trace, or directives such as dayfly_node=debug
     #[arg(
         long,
         global = true,
@@ -25,7 +25,7 @@ pub struct Global {
         display_order = 902
     )]
     pub log: Option<String>,
-    /// How to log
+    /// Format of the log
     #[arg(
         long,
         global = true,

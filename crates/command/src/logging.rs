@@ -1,4 +1,4 @@
-//! Logs, on standard error: standard output belongs to results. Daemons also send traces to whoever collects them.
+//! Logs on standard error, because standard output contains results. Daemons can also export traces.
 
 use std::fmt;
 
@@ -15,25 +15,25 @@ use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::Global;
 
-/// How lines are written.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people
+    /// Readable text
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
-/// What a program tells of itself when it is not asked.
+/// Logging and tracing of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Telling {
-    /// The level at which it logs unless told otherwise.
+    /// Default log level.
     pub level: &'static str,
-    /// As what it is known to whoever collects traces; none for programs that send none.
+    /// Service name in exported traces; `None` for programs that export none.
     pub service: Option<&'static str>,
 }
 
-/// Starts logging and tracing. What it answers sends the last of the traces when it is dropped.
+/// Starts logging and tracing. Dropping the returned exporter sends the remaining traces.
 pub fn start(global: &Global, usual: Telling) -> Result<Option<Exporter>, Failure> {
     let wanted = global
         .log
@@ -62,7 +62,8 @@ pub fn start(global: &Global, usual: Telling) -> Result<Option<Exporter>, Failur
     Ok(exporter)
 }
 
-/// Writes a field of an entry. Peers and workers choose what is in many of them: none may begin another entry.
+/// Writes a field of an entry. Peers and workers choose the content of many fields, so a field must not begin another
+/// entry.
 fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let value = text::line(&format!("{value:?}"), text::MAX_FIELD_BYTES);
     match field.name() {

@@ -1,11 +1,11 @@
-//! Values as people write them: durations, sizes and sandboxes.
+//! Parsers of values on command lines: durations, sizes and sandbox levels.
 
 use std::time::Duration;
 
 use clap::ValueEnum;
 use dayfly_protocol::api::Sandbox;
 
-/// Reads `90s`, `10m`, `1h30m`, `500ms`, `2d`.
+/// Parses a duration, such as `90s`, `10m`, `1h30m`, `500ms` or `2d`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no duration; write one such as 500ms, 90s, 10m, 1h30m or 2d");
     let mut total = Duration::ZERO;
@@ -36,7 +36,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Ok(total)
 }
 
-/// Reads `512M`, `2G`, `1GiB`, `4096`: powers of 1024.
+/// Parses a size in bytes, such as `4096`, `512M`, `2G` or `1GiB`. Units are powers of 1024.
 pub fn size(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is no size; write one such as 512M, 2G or 1GiB");
     let text = text.trim();
@@ -54,14 +54,14 @@ pub fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// How far workers are kept from everything else on their host.
+/// Isolation of workers from their host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Level {
-    /// Processes of the node's own user: for code that is trusted
+    /// Processes of the node's own user, for trusted code
     Process,
-    /// Namespaces, no privilege, a system call filter, limits: for other people's code
+    /// Namespaces, no privileges, a system call filter and limits, for untrusted code
     Isolated,
-    /// The same with an image in place of the host's programs and libraries
+    /// As `isolated`, with an image in place of the host's programs and libraries
     Container,
 }
 

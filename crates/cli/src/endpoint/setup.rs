@@ -196,20 +196,20 @@ impl Arguments {
         let workers = self.workers_per_node.unwrap_or(BlockConfig::default().workers_per_node);
         let gpus = self.gpus_per_node;
         format!(
-            "# The endpoint {name}. What is changed here holds from its next start on.\n\
+            "# The endpoint {name}. Changes take effect at its next start.\n\
              description = {description}\n\
-             # Tenants whose tasks may run here too, as the owner of this endpoint; \"*\" for everyone.\n\
+             # Tenants whose tasks may run here too, under the owner's account; \"*\" for all.\n\
              shared_with = {shared}\n\
-             # Where nodes reach this machine.\n\
+             # Name or address of this machine for its nodes.\n\
              address = {address}\n\n\
              [provider]\n\
-             # local, a batch system (asked through Parsl's provider for it), or aws, google or azure.\n\
+             # local, a batch system (controlled through Parsl's provider), or aws, google or azure.\n\
              kind = {kind}\n\
-             # A Python that has what it is asked by.\n\
+             # Python interpreter with the provider's packages.\n\
              python = {python}\n\n\
-             # What the provider takes, such as partition, account, scheduler_options, worker_init.\n\
+             # Options of the provider, such as partition, account, scheduler_options, worker_init.\n\
              [provider.options]\n{options}\n\
-             # A block is one job of the batch system. There are as many as tasks can use, between min and max.\n\
+             # A block is one job of the batch system. The number of blocks follows the demand, between min and max.\n\
              [blocks]\n\
              min = {min}\n\
              max = {max}\n\
@@ -217,22 +217,22 @@ impl Arguments {
              workers_per_node = {workers}\n\
              gpus_per_node = {gpus}\n\
              walltime = {walltime}\n\
-             # One that has nothing to do for so long goes.\n\
+             # Idle time after which a block is released.\n\
              idle = \"{idle}s\"\n\n\
              [node]\n\
-             # Where dayfly is on the nodes, if it is elsewhere than here (for pods and instances: if it is not in their PATH).\n\
+             # Path of dayfly on the nodes, if it differs from this machine's (for pods and instances: if it is not on their PATH).\n\
              program = \"\"\n\
-             # Interpreters there that have the dayfly package, for clients whose own is not there.\n\
+             # Python interpreters on the nodes with the dayfly package, for clients whose own is not installed there.\n\
              python = [{interpreter}]\n\
-             # More arguments of `dayfly node`.\n\
+             # Additional arguments of `dayfly node`.\n\
              arguments = []\n\n\
-             # Whose tasks run as which account of this machine, each in a daemon of that account's own; empty for all as the\n\
-             # owner of this endpoint. `*` stands for the same in both: \"*@example.org\" = \"*\".\n\
+             # Accounts of this machine under which the tasks of tenants run, each in a separate daemon. If empty, all tasks run under\n\
+             # the account of this endpoint's owner. `*` stands for the same text in both: \"*@example.org\" = \"*\".\n\
              [accounts.map]\n{accounts}\n\
              [accounts]\n\
-             # A daemon that has nothing to do for so long ends, until there is something.\n\
+             # Idle time after which an account's daemon ends, until there is work for it.\n\
              idle = \"10m\"\n\
-             # No account with a smaller number is anybody's.\n\
+             # Minimum user id of an account.\n\
              least_uid = 1000\n",
             name = self.name,
             description = quoted(&self.description),

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use clap::Args;
 use dayfly_client::{NodeStatus, default_state_dir};
+use dayfly_durable_tasks::LOCAL;
 use dayfly_endpoint::{Contents, Dispatcher};
-use dayfly_manager::{LOCAL, Manager};
+use dayfly_manager::Manager;
 use dayfly_node::{ManagerLink, Node};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::blob::Blob;

@@ -1,7 +1,7 @@
 //! The heart: what the HTTP API, the nodes' connections and the clock all act on.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
@@ -10,6 +10,7 @@ use dayfly_protocol::accounts::{Role, TenantSpec};
 use dayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_store::hash;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
 use dayfly_telemetry as telemetry;
@@ -18,7 +19,6 @@ use tokio::time;
 use tracing::Instrument;
 
 use crate::bearers::Validity;
-use crate::hash;
 use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::metrics::Metrics;
@@ -502,24 +502,6 @@ pub fn fresh_bearer(speaks: As, tenant: TenantId, node: Option<NodeId>, valid_fo
         expires_at_ms,
     };
     (token, bearer)
-}
-
-/// Milliseconds since this machine was booted, those in which it slept included: a clock that nobody sets.
-pub fn since_boot_ms() -> u64 {
-    let since = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    u64::try_from(since.tv_sec * 1_000 + since.tv_nsec / 1_000_000).unwrap_or_default()
-}
-
-/// When this machine was booted, by the wall clock as it is set now.
-pub fn booted_at_ms() -> u64 {
-    now_ms().saturating_sub(since_boot_ms())
-}
-
-/// The wall clock, or what it would be if nobody had set it since this process began, whichever is earlier: for what is
-/// forgotten when it is old, so that a clock that is set ahead has nothing forgotten too soon.
-pub fn cautious_ms() -> u64 {
-    static BOOTED_AT_MS: LazyLock<u64> = LazyLock::new(booted_at_ms);
-    now_ms().min(*BOOTED_AT_MS + since_boot_ms())
 }
 
 /// Waits until the manager is told to stop.

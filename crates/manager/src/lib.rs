@@ -3,7 +3,8 @@
 //! [`Manager::start`] takes [`Options`] and gives a [`Handle`]. Inside, `http` turns requests, `sessions` the nodes'
 //! messages and `control::keep_time` the clock into calls on one `Control`. It decides on the `world`, which is all in
 //! memory; `journal` and [`dayfly_store`] write down what must survive. What decides (placement, lifetimes, billing) is
-//! [`dayfly_lease`]'s; nothing here ever sees the payload of an invocation.
+//! [`dayfly_lease`]'s; nothing here ever sees the payload of an invocation. Durable tasks are in
+//! [`dayfly_durable_tasks`].
 //!
 //! A grant: `http::create_lease` → `Control::grant` → placement orders the nodes → an offer over the node's own
 //! connection → its answer → the journal → a signed token. The node alone allocates; the manager's idea of what is free
@@ -13,6 +14,7 @@ mod accounts;
 mod allowances;
 mod bearers;
 mod control;
+mod dispatchers;
 mod error;
 mod gangs;
 mod history;
@@ -34,23 +36,14 @@ mod requests;
 mod serve;
 mod sessions;
 mod task_owner;
-mod tasks;
 mod visitor;
 mod world;
 
 #[cfg(test)]
 mod tests;
 
-use sha2::{Digest, Sha256};
-
 pub use control::Told;
 pub use error::Error;
 pub use manager::{Handle, Manager};
 pub use openapi::document as openapi_document;
 pub use options::{Options, StoreKind};
-pub use tasks::{Contents, Conversation, LOCAL};
-
-/// What is kept of a token: tokens are 256 random bits, so that a plain hash of one cannot be turned back.
-fn hash(token: &str) -> [u8; 32] {
-    Sha256::digest(token).into()
-}

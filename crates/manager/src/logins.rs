@@ -2,12 +2,12 @@
 
 use dayfly_protocol::accounts::{AuditEntry, NewToken};
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_store::hash;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::{As, Bearer, Leases};
 
 use crate::accounts::token_id;
 use crate::control::{Control, fresh_bearer};
-use crate::hash;
 use crate::oidc::{Person, Provider};
 
 /// How the names of such tokens begin; nobody else may use that.

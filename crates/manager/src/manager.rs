@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use dayfly_durable_tasks::{ContentOptions, Contents, Conversation};
 use dayfly_lease::SigningKey;
 use dayfly_lease::rendezvous::vouch;
 use dayfly_protocol::accounts::{Role, TenantSpec};
@@ -14,6 +15,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
 use dayfly_rendezvous::server::{Bound, ServeOptions};
 use dayfly_storage::Place;
+use dayfly_store::hash;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::tasks::TaskStore;
 use dayfly_store::{
@@ -28,11 +30,10 @@ use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, stopped};
 use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
-use crate::options::{ContentOptions, Options, StoreKind};
+use crate::options::{Options, StoreKind};
 use crate::task_owner::{self, Common};
-use crate::tasks::{self, Conversation};
 use crate::world::World;
-use crate::{hash, http, peers, serve};
+use crate::{http, peers, serve};
 
 /// Beside `connection.json` where people log in: the same without a token, to be given to them.
 const LOGIN_FILE: &str = "login.json";
@@ -170,7 +171,7 @@ impl Manager {
         let contents = content_options(&control.options)?;
         let common = match task_store {
             TaskKind::Own(store) => {
-                let tasks = tasks::Tasks::start(store, &contents, control.accounts()).await?;
+                let tasks = dayfly_durable_tasks::Tasks::start(store, &contents, control.accounts()).await?;
                 control.task_owner.keep(tasks);
                 None
             }
@@ -415,7 +416,7 @@ impl Handle {
     }
 
     /// Long arguments and answers of tasks.
-    pub fn contents(&self) -> Result<Arc<tasks::Contents>, Failure> {
+    pub fn contents(&self) -> Result<Arc<Contents>, Failure> {
         Ok(Arc::clone(&self.0.control.tasks()?.contents))
     }
 

@@ -87,14 +87,3 @@ impl Options {
         }
     }
 }
-
-/// The content store of a manager.
-#[derive(Debug, Clone)]
-pub struct ContentOptions {
-    /// Where it is.
-    pub place: Place,
-    /// How many bytes each tenant may have there.
-    pub most_bytes: u64,
-    /// How long what tasks answered is kept after their end.
-    pub kept: Duration,
-}

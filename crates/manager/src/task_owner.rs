@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use dayfly_durable_tasks::{ContentOptions, Tasks, Tenants};
 use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
@@ -16,9 +17,7 @@ use dayfly_store::{PostgresTasks, SharedTasks};
 use tokio::sync::Notify;
 
 use crate::control::{Control, stopped};
-use crate::options::ContentOptions;
 use crate::peers::SILENT;
-use crate::tasks::{Tasks, Tenants};
 
 /// Between two looks at who has them.
 const EVERY: Duration = Duration::from_secs(1);

@@ -34,6 +34,7 @@ use dayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mod
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 
 pub use memory::MemoryStore;
@@ -412,6 +413,12 @@ impl As {
             other => Role::from_name(other).map_or(Self::Node, Self::Client),
         }
     }
+}
+
+/// Returns the SHA-256 of a text. A store contains only this of a token. A token is 256 random bits, so its plain hash
+/// cannot be reversed.
+pub fn hash(text: &str) -> [u8; 32] {
+    Sha256::digest(text).into()
 }
 
 /// A bearer token. The store contains only its SHA-256.

@@ -24,8 +24,8 @@ use super::Api;
 use super::tasks::submitter;
 use super::validity::ended;
 use crate::control::{Control, fresh_bearer};
+use crate::dispatchers;
 use crate::requests::{Caller, Document, EndpointBearer, NamePath, Packed, Refusal, named, refuse};
-use crate::tasks::socket;
 
 /// An endpoint's token is good until it is replaced, or the endpoint removed.
 const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -196,5 +196,5 @@ pub(crate) async fn connect_endpoint(
         .max_frame_size(MOST_FRAME_BYTES)
         // Frames are whole messages already.
         .write_buffer_size(0);
-    Ok(upgrade.on_upgrade(move |socket| socket::serve(tasks, id, site, socket, validity, stopping)))
+    Ok(upgrade.on_upgrade(move |socket| dispatchers::serve(tasks, id, site, socket, validity, stopping)))
 }

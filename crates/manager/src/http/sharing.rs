@@ -5,6 +5,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Query, State as Shared};
 use axum::response::Response;
 use axum::routing::{get, put};
+use dayfly_durable_tasks::check_team;
 use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::tasks::{MAX_SHARING_BODY_BYTES, Team, TeamSpec, UsageLine};
@@ -13,7 +14,6 @@ use utoipa::IntoParams;
 
 use super::Api;
 use crate::requests::{Body, Caller, NamePath, Packed, Refusal, asked, named};
-use crate::tasks::check_team;
 
 /// Routes of teams and usage.
 pub fn routes() -> Router<Api> {

@@ -8,6 +8,7 @@ use axum::extract::{DefaultBodyLimit, Query, State as Shared};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
+use dayfly_durable_tasks::{Submitter, may_run, name_of};
 use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::bounds;
@@ -26,7 +27,6 @@ use utoipa::IntoParams;
 use super::Api;
 use crate::control::Control;
 use crate::requests::{Caller, Document, NamePath, Packed, Refusal, asked, named, refuse};
-use crate::tasks::{Submitter, may_run, name_of};
 
 /// Most entries of one answer.
 const MOST_ENTRIES: u32 = 10_000;

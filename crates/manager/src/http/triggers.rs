@@ -8,6 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use dayfly_durable_tasks::{Heard, Maker, check_trigger_lengths};
 use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::blob::Blob;
@@ -24,7 +25,6 @@ use super::Api;
 use super::tasks::submitter;
 use crate::control::Control;
 use crate::requests::{Body, Caller, NamePath, Packed, Refusal, asked, named, refuse};
-use crate::tasks::{Heard, Maker, check_trigger_lengths};
 
 /// Most events of one answer.
 const MOST_ENTRIES: u32 = 1_000;

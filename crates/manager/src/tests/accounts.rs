@@ -4,7 +4,7 @@ use dayfly_protocol::accounts::{
     AuditEntry, BillPage, NewToken, Prices, Quota, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
 use dayfly_protocol::error::Failure;
-use dayfly_store::{SqliteStore, Store};
+use dayfly_store::{SqliteStore, Store, hash};
 
 use super::*;
 

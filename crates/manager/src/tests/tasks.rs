@@ -1,5 +1,6 @@
 //! Functions, tasks and endpoints of several tenants, over the real API.
 
+use dayfly_durable_tasks::LOCAL;
 use dayfly_protocol::accounts::{AuditEntry, Role};
 use dayfly_protocol::dispatch::{Ended, FromDispatcher, TaskOutput, ToDispatcher};
 use dayfly_protocol::ids::TaskId;

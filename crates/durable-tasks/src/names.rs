@@ -1,0 +1,188 @@
+//! How functions are named: `NAME` is one's own, `OWNER/NAME` is that tenant's, `@ID` behind either is one version, and an id alone
+//! is that version, whoever owns it.
+//!
+//! A bare name never means another tenant's function: anybody can share one of any name with everybody. An id pins a version, as it
+//! is the hash of all that runs: code, form, runtime with its environment, image and resources.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{FunctionId, TenantId};
+use dayfly_store::tasks::FunctionRecord;
+
+use crate::Tasks;
+use crate::submit::{Submitter, may_run};
+
+/// What separates an owner from a name, and a name from a version.
+const OWNER: char = '/';
+const VERSION: char = '@';
+/// Digits of an id that pin a version: shorter ones could be met by another function on purpose.
+const MIN_DIGITS: usize = 16;
+/// Most candidates that an error names.
+const MAX_NAMED: usize = 8;
+
+type Functions = Vec<Arc<FunctionRecord>>;
+
+/// A function's name, for people.
+pub fn name_of(function: &FunctionRecord) -> String {
+    let name = function.name.clone();
+    name.unwrap_or_else(|| function.spec.form.name().to_owned())
+}
+
+/// Refuses a name that would not stand as one behind its owner's, or before its version.
+pub(super) fn check(name: &str) -> Result<(), Failure> {
+    if name.contains([OWNER, VERSION]) {
+        let text = format!(
+            "`{name:.80}` is no name for a function: leave out `{OWNER}` and `{VERSION}`, which stand between owner, name and version"
+        );
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    Ok(())
+}
+
+impl Tasks {
+    /// The function that a text names, if the caller may run it: of a name, the last version.
+    pub fn function_named(&self, by: &Submitter, wanted: &str) -> Result<Arc<FunctionRecord>, Failure> {
+        let mut versions = self.functions_named(by, wanted)?;
+        versions.pop().ok_or_else(|| unknown(wanted))
+    }
+
+    /// The versions that a text names and that the caller may run, the last one last. All are one owner's.
+    pub fn functions_named(&self, by: &Submitter, wanted: &str) -> Result<Functions, Failure> {
+        if let Ok(id) = wanted.parse::<FunctionId>() {
+            let found = self.function(id).filter(|function| may_run(function, by));
+            return found.map(|function| vec![function]).ok_or_else(|| unknown(wanted));
+        }
+        let mut all = self.functions();
+        all.retain(|function| may_run(function, by));
+        all.sort_by_key(|function| function.version);
+        let own = of(&all, by.tenant, wanted);
+        if !own.is_empty() {
+            return Ok(own);
+        }
+        let name = wanted.split_once(OWNER).map_or(wanted, |(_, name)| name);
+        // An owner's name may have an `@` in it, too.
+        let (name, digits) = match name.split_once(VERSION) {
+            Some((name, digits)) => (name, Some(digits)),
+            None => (name, None),
+        };
+        let named = match wanted.split_once(OWNER) {
+            Some((owner, _)) => format!("{owner}{OWNER}{name}"),
+            None => name.to_owned(),
+        };
+        let versions = match wanted.split_once(OWNER) {
+            None => of(&all, by.tenant, name),
+            Some((owner, _)) => {
+                let mut versions = all.clone();
+                versions.retain(|function| function.name.as_deref() == Some(name) && self.owner(function) == owner);
+                versions
+            }
+        };
+        if versions.is_empty() {
+            return Err(match named.contains(OWNER) {
+                true => unknown(&named),
+                false => self.others(&all, &named),
+            });
+        }
+        match digits {
+            None => Ok(versions),
+            Some(digits) => pinned(&named, digits, versions),
+        }
+    }
+
+    /// The versions of a tenant's own function that a text names.
+    pub(super) fn own_functions_named(&self, tenant: TenantId, wanted: &str) -> Result<Functions, Failure> {
+        let mut found = self.functions_named(&self.submitter(tenant), wanted)?;
+        match found.iter().find(|function| function.tenant != tenant) {
+            None => Ok(std::mem::take(&mut found)),
+            Some(function) => {
+                let text = format!(
+                    "you have no function `{wanted:.80}`: that one is a function of `{}`, which alone may change or remove it",
+                    self.owner(function)
+                );
+                Err(Failure::new(Code::NotFound, text))
+            }
+        }
+    }
+
+    fn owner(&self, function: &FunctionRecord) -> String {
+        self.tenants.name(function.tenant)
+    }
+
+    /// There is none of one's own: others' of this name have to be asked for.
+    fn others(&self, all: &Functions, name: &str) -> Failure {
+        let named = all.iter().filter(|function| function.name.as_deref() == Some(name));
+        let owners: BTreeSet<String> = named.map(|function| self.owner(function)).collect();
+        let Some(first) = owners.first() else {
+            return unknown(name);
+        };
+        let shown: Vec<String> = owners
+            .iter()
+            .take(MAX_NAMED)
+            .map(|owner| format!("`{owner}{OWNER}{name:.80}`"))
+            .collect();
+        let more = match owners.len().saturating_sub(MAX_NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let text = format!(
+            "there is no function `{name:.80}` of yours. Others share one of that name with you: {}{more}. Name the one that you \
+             trust with its owner, as in `{first}{OWNER}{name:.80}`",
+            shown.join(", ")
+        );
+        Failure::new(Code::NotFound, text)
+    }
+}
+
+/// A tenant's versions of a name.
+fn of(all: &Functions, tenant: TenantId, name: &str) -> Functions {
+    let own = all.iter().filter(|function| function.tenant == tenant);
+    own.filter(|function| function.name.as_deref() == Some(name))
+        .cloned()
+        .collect()
+}
+
+/// The one version whose id begins so.
+fn pinned(named: &str, digits: &str, versions: Functions) -> Result<Functions, Failure> {
+    let refused = |code, text: String| Err(Failure::new(code, text));
+    let digits = digits.to_ascii_lowercase();
+    if digits.len() < MIN_DIGITS || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        let text = format!(
+            "`{VERSION}{digits:.80}` pins no version of `{named:.80}`: take the id that `dayfly function show` tells, or \
+             {MIN_DIGITS} digits of it"
+        );
+        return refused(Code::InvalidRequest, text);
+    }
+    let begins = |function: &&Arc<FunctionRecord>| function.id.to_string().starts_with(&digits);
+    let found: Functions = versions.iter().filter(begins).cloned().collect();
+    match found.len() {
+        1 => Ok(found),
+        0 if versions.iter().any(|one| one.hash.to_string().starts_with(&digits)) => {
+            let text = format!(
+                "`{digits:.80}` is the hash of the code of `{named:.80}` alone, which says nothing of what that runs in: pin it by \
+                 its id, which `dayfly function show` tells"
+            );
+            refused(Code::InvalidRequest, text)
+        }
+        0 => {
+            let text = format!(
+                "there is no function `{named:.80}{VERSION}{digits:.80}` any more that you may run: its owner removed that version, \
+                 or shares it no longer. Look at what there is now (`dayfly function show {named:.80}`) before you run it"
+            );
+            refused(Code::NotFound, text)
+        }
+        _ => {
+            let text =
+                format!("`{VERSION}{digits}` begins the ids of several versions of `{named:.80}`: take a whole id");
+            refused(Code::InvalidRequest, text)
+        }
+    }
+}
+
+fn unknown(wanted: &str) -> Failure {
+    let text = format!(
+        "there is no function `{wanted:.120}` that you may run; `dayfly function list` shows those there are, and whose"
+    );
+    Failure::new(Code::NotFound, text)
+}

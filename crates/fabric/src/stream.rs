@@ -329,7 +329,7 @@ impl StreamLink {
         let result = match &mut self.incoming {
             Some(incoming) => {
                 let rest = incoming.message.length - incoming.filled;
-                // SAFETY: the target has `length` bytes of which `filled` are done; see `begin_incoming`.
+                // SAFETY: the target has `length` bytes, `filled` of them done; see `begin_incoming`.
                 let target = unsafe { std::slice::from_raw_parts_mut(incoming.target.add(incoming.filled), rest) };
                 self.wire.receive(target).inspect(|n| incoming.filled += n)
             }

@@ -126,7 +126,7 @@ fn raw_writes_land_with_their_notices() {
                 }
                 let notice = landed(&mut endpoint);
                 assert_eq!(notice, if side == 0 { u32::MAX - round } else { round });
-                // SAFETY: the notice says that the write is over.
+                // SAFETY: the notice shows that the write is complete.
                 let seen = unsafe { std::ptr::read_volatile(memory.as_ptr().add(1)) };
                 assert_eq!(seen as u32, round);
                 if side == 1 {

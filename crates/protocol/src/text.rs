@@ -35,7 +35,7 @@ pub fn line(text: &str, max_bytes: usize) -> String {
     cut(&escaped, max_bytes, CUT)
 }
 
-/// Returns the text as lines of at most `max_bytes` bytes in total. Like [`line`], but keeps line feeds and tabs.
+/// Returns the text as lines of at most `max_bytes` bytes in total. Like [`line()`], but keeps line feeds and tabs.
 pub fn lines(text: &str, max_bytes: usize) -> String {
     let text = cut(text, max_bytes, CUT_LINES).replace("\r\n", "\n");
     let escaped = escape(&text, |c| is_unsafe(c) && c != '\n' && c != '\t');

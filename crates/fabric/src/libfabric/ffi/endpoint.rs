@@ -361,7 +361,7 @@ impl Endpoint {
     #[inline]
     pub fn read(&mut self, entries: &mut [Entry]) -> Result<usize, FabricError> {
         let cq = self.cq.0.as_ptr();
-        // SAFETY: an open queue of this format, and room for so many entries.
+        // SAFETY: an open queue of this format, and room for that many entries.
         let count = unsafe { ((*(*cq).ops).read)(cq, entries.as_mut_ptr().cast(), entries.len()) };
         self.read_so_many(count, entries.len())
     }

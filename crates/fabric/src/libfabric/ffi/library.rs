@@ -15,7 +15,7 @@ const FILE: &str = "libfabric.so.1";
 /// From this version on, `tcp` has native reliable datagram endpoints. In 1.17 that provider was named `net`; before,
 /// `ofi_rxm` provided them on top of `tcp`.
 const TCP_IS_NET: u32 = version(1, 18);
-/// Bytes of remote completion data that a provider must support, for [`crate::libfabric::notice`].
+/// Bytes of remote completion data that a provider must support, for [`dayfly_protocol::fabric::notice`].
 const DATA_BYTES: usize = 4;
 
 type GetInfo = unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, *mut *mut Info) -> c_int;

@@ -57,8 +57,37 @@ def test_every_test_and_file_that_documents_name_exists() -> None:
     assert not missing, missing
 
 
+#: Source files as internals name them: CRATE/FILE.rs for crates/CRATE/src/FILE.rs, or a file's name alone.
+SOURCE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:rs|py|js))`")
+
+
 def test_architecture_fits_in_ten_kilobytes() -> None:
     assert len((ROOT / "ARCHITECTURE.md").read_bytes()) <= 10 * 1024
+
+
+def test_every_source_file_in_internals_exists() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("a copy without its history does not say which files are its own")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files, missing = listed.stdout.splitlines(), []
+    for page in [ROOT / "ARCHITECTURE.md", *(ROOT / "docs" / "internals").glob("*.md")]:
+        for name in SOURCE.findall(page.read_text()):
+            crate, _, rest = name.partition("/")
+            is_in_crate = f"crates/{crate}/src/{rest}" in files
+            if not is_in_crate and not any(f"/{file}".endswith(f"/{name}") for file in files):
+                missing.append(f"{page.relative_to(ROOT)}: {name}")
+    assert not missing, missing
+
+
+ROW = re.compile(r"^\| (\d) \| `([\w-]+)` \|", re.MULTILINE)
+LEVEL = re.compile(r'\("dayfly-([\w-]+)", (\d)\)')
+
+
+def test_floors_in_architecture_match_dependency_levels() -> None:
+    written = {crate: floor for floor, crate in ROW.findall((ROOT / "ARCHITECTURE.md").read_text())}
+    levels = dict(LEVEL.findall((ROOT / "crates/testkit/tests/dependencies.rs").read_text()))
+    crates = {manifest.parent.name for manifest in (ROOT / "crates").glob("*/Cargo.toml")}
+    assert written == {crate: levels.get(crate) for crate in crates}
 
 
 def test_every_make_command_in_the_documents_exists() -> None:

@@ -235,8 +235,8 @@ impl Dispatch {
         depth.clamp(SMALLEST_DEPTH.min(slots), slots)
     }
 
-    /// The worker with the fewest calls that may take this one. A resting worker gets only calls that must run or that name
-    /// it.
+    /// The worker with the fewest calls that may take this one. A resting worker gets only calls that must run or that
+    /// name it.
     fn choose(&self, options: &CallOptions, must_run: bool) -> Option<usize> {
         let load = |worker: &Worker| worker.in_flight.len() + worker.parked.len();
         self.workers

@@ -2,7 +2,7 @@
 //!
 //! `dayfly-lease` has the policy; this crate connects it to sockets, processes and clocks.
 //!
-//! - [`options`]: configuration;
+//! - `options`: configuration;
 //! - `listener`: accepts connections, reads and verifies their hello, and passes them on;
 //! - `control`: framed requests; `channel`: opens a channel to a worker;
 //! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;

@@ -117,3 +117,19 @@ def test_every_promise_names_its_test_or_command() -> None:
                 missing.append(line)
     assert promises > 100
     assert not missing, missing
+
+
+def test_every_file_that_names_the_version_names_the_same() -> None:
+    def found(path: str, pattern: str) -> str:
+        match = re.search(pattern, (ROOT / path).read_text(), re.MULTILINE)
+        assert match, path
+        return match[1]
+
+    versions = {
+        found("Cargo.toml", r'^version = "(.*)"'),
+        found("bindings/python/pyproject.toml", r'^version = "(.*)"'),
+        found("bindings/python/python/dayfly/__init__.py", r'^__version__ = "(.*)"'),
+        found("CITATION.cff", r"^version: (.*)"),
+    }
+    assert len(versions) == 1, versions
+    assert f"## [{versions.pop()}]" in (ROOT / "CHANGELOG.md").read_text()

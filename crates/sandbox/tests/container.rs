@@ -75,7 +75,7 @@ fn a_program_in_an_image_sees_that_and_nothing_of_the_host() {
     assert_eq!(
         seen,
         [
-            "/bin", "/dev", "/etc", "/dayfly", "/opt", "/proc", "/sys", "/tmp", "/usr"
+            "/bin", "/dayfly", "/dev", "/etc", "/opt", "/proc", "/sys", "/tmp", "/usr"
         ]
     );
     assert_eq!(lines[1..4], ["only here", "code", "only-here"]);

@@ -16,7 +16,9 @@ fn unsafe_in_rust() -> BTreeSet<u32> {
 }
 
 fn unsafe_in_python() -> BTreeSet<u32> {
-    let python = std::env::var("DAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
+    // Make exports it empty where nobody set it.
+    let named = std::env::var("DAYFLY_PYTHON").ok().filter(|name| !name.is_empty());
+    let python = named.unwrap_or_else(|| "python3".into());
     let output = Command::new(python)
         .args(["-c", LIST_PYTHON])
         .arg(dayfly_testkit::root().join("bindings/python/python/dayfly/_text.py"))

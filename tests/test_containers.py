@@ -437,13 +437,16 @@ def test_nothing_is_left_of_containers_when_their_lease_ends_or_their_node_is_ki
         # One that ignores everything that it may.
         return subprocess.Popen(["sh", "-c", "trap '' TERM HUP INT; exec sleep 1000"], start_new_session=True).pid
 
+    def is_asleep() -> bool:
+        return any("sleep 1000" in name for name in descendants().values())
+
     before, count = mounts(), len(descendants())
     daemon = start_up(start, "--image", root, env={"DAYFLY_WARM_POOL": "0"})
     with connect(daemon) as client:
         with client.lease(sandbox="container") as lease:
             assert lease.call(begin) > 1
-            wait_until(lambda: any("sleep" in name for name in descendants().values()), "the process begins")
-        wait_until(lambda: not any("sleep" in name for name in descendants().values()), "the lease's processes end")
+            wait_until(is_asleep, "the process begins")
+        wait_until(lambda: not is_asleep(), "the lease's processes end")
         with client.lease(sandbox="container") as lease:
             assert lease.call(begin) > 1
             daemon.kill()

@@ -23,7 +23,7 @@ use crate::{Global, connect, output};
 /// Limit of a request to the provider.
 const REQUEST_LIMIT: Duration = Duration::from_secs(20);
 /// Maximum size of an ID token in bytes.
-const MOST_TOKEN_BYTES: u64 = 64 << 10;
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
 /// Log in with your institution's identity provider, and write a connection file.
 #[derive(Debug, Args)]
@@ -129,9 +129,9 @@ fn usual_place(manager: &str) -> Result<PathBuf, Failure> {
 fn read_token(path: &Path) -> Result<String, Failure> {
     let mut text = String::new();
     let read = if path == Path::new("-") {
-        std::io::stdin().take(MOST_TOKEN_BYTES).read_to_string(&mut text)
+        std::io::stdin().take(MAX_TOKEN_BYTES).read_to_string(&mut text)
     } else {
-        std::fs::File::open(path).and_then(|file| file.take(MOST_TOKEN_BYTES).read_to_string(&mut text))
+        std::fs::File::open(path).and_then(|file| file.take(MAX_TOKEN_BYTES).read_to_string(&mut text))
     };
     read.map_err(|error| {
         let text = format!("no ID token can be read from {}: {error}", path.display());

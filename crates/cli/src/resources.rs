@@ -9,7 +9,7 @@ use dayfly_client::Choice;
 use dayfly_lease::ledger::{MAX_WORKERS, Resources};
 use dayfly_node::images::Reference;
 use dayfly_node::{Options, Trust, options};
-use dayfly_protocol::api::{MOST_FABRIC_NAME, RendezvousAddress, Sandbox};
+use dayfly_protocol::api::{MAX_FABRIC_NAME, RendezvousAddress, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TenantId;
 
@@ -140,9 +140,9 @@ pub struct NodeArguments {
 }
 
 fn fabric_name(name: &str) -> Result<String, String> {
-    if name.is_empty() || name.len() > MOST_FABRIC_NAME || name.chars().any(char::is_control) {
+    if name.is_empty() || name.len() > MAX_FABRIC_NAME || name.chars().any(char::is_control) {
         return Err(format!(
-            "a fabric's name has 1 to {MOST_FABRIC_NAME} bytes and no control characters"
+            "a fabric's name has 1 to {MAX_FABRIC_NAME} bytes and no control characters"
         ));
     }
     Ok(name.into())

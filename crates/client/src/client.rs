@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{
-    Connection, GangRequest, Grant, LeaseRequest, LeaseStatus, MOST_WAIT_MS, NodeAddress, NodeStatus, Placement,
+    Connection, GangRequest, Grant, LeaseRequest, LeaseStatus, MAX_WAIT_MS, NodeAddress, NodeStatus, Placement,
     Reclaimed,
 };
 use dayfly_protocol::contents::Content;
@@ -251,7 +251,7 @@ impl Client {
         let until = Instant::now() + wait;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match ask((left.as_millis() as u64).min(MOST_WAIT_MS)) {
+            match ask((left.as_millis() as u64).min(MAX_WAIT_MS)) {
                 // A manager waits for room itself, for a limited time; a node does not.
                 Err(error)
                     if matches!(error.code(), Code::NoCapacity | Code::EnvironmentBuilding) && !left.is_zero() =>

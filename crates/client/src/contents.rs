@@ -13,7 +13,7 @@ use crate::manager::ManagerClient;
 /// How long a stored content is not sent again. A manager keeps unreferenced contents for an hour.
 const REMEMBERED: Duration = Duration::from_secs(600);
 /// Most contents that are remembered.
-const MOST_REMEMBERED: usize = 10_000;
+const MAX_REMEMBERED: usize = 10_000;
 
 /// Hash and length of the bytes.
 fn name_of(bytes: &[u8]) -> Content {
@@ -46,7 +46,7 @@ impl Contents {
             if stored.get(&content.hash).is_some_and(|at| now - *at < REMEMBERED) {
                 return Ok(content);
             }
-            if stored.len() >= MOST_REMEMBERED {
+            if stored.len() >= MAX_REMEMBERED {
                 stored.clear();
             }
         }

@@ -26,7 +26,7 @@ const NEWS_WAIT: Duration = Duration::from_secs(10);
 /// Pause after a failed request to the manager.
 const RETRY: Duration = Duration::from_millis(500);
 /// Most idle connections that are kept.
-const MOST_IDLE: usize = 64;
+const MAX_IDLE: usize = 64;
 
 /// Bounds of leasing directly from nodes.
 #[derive(Debug, Clone, Copy)]
@@ -251,7 +251,7 @@ impl Direct {
             answer => answer,
         };
         let mut state = self.shared.state();
-        if state.idle.len() < MOST_IDLE && !answer.as_ref().is_err_and(|error| error.code() == Code::Unreachable) {
+        if state.idle.len() < MAX_IDLE && !answer.as_ref().is_err_and(|error| error.code() == Code::Unreachable) {
             state.idle.push((node, token, control));
         }
         drop(state);

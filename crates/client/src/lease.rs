@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dayfly_fabric::Transport;
 use dayfly_lease::SigningKey;
-use dayfly_protocol::api::{Grant, HostPath, LeaseRequest, MOST_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox};
+use dayfly_protocol::api::{Grant, HostPath, LeaseRequest, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, PublicKey, WorkerIndex};
@@ -98,7 +98,7 @@ impl LeaseOptions {
             network: self.network,
             files: self.files.clone(),
             output_by_call: self.output_by_call,
-            wait_ms: (self.wait.as_millis() as u64).min(MOST_WAIT_MS),
+            wait_ms: (self.wait.as_millis() as u64).min(MAX_WAIT_MS),
             holder,
             idle_release_ms: self.idle_release.as_millis() as u64,
             node: self.node,

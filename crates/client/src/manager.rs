@@ -25,7 +25,7 @@ use crate::{Error, here};
 /// Limit of one request. Longer than a manager waits for its slowest node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 /// Largest response.
-const MOST_ANSWER_BYTES: u64 = 1 << 30;
+const MAX_ANSWER_BYTES: u64 = 1 << 30;
 /// Slowest network that is expected; sets the time for large bodies.
 const SLOW_BYTES_PER_S: u64 = 1 << 20;
 /// Idle connections that are kept.
@@ -273,7 +273,7 @@ impl ManagerClient {
             body: None,
             limit: REQUEST_LIMIT,
             longer: Duration::ZERO,
-            most_bytes: MOST_ANSWER_BYTES,
+            most_bytes: MAX_ANSWER_BYTES,
             traceparent: self.traceparent.as_deref(),
         }
     }
@@ -292,7 +292,7 @@ impl ManagerClient {
     pub fn get_bytes(&self, path: &str, most_bytes: u64) -> Result<Vec<u8>, Error> {
         self.ask_for(Question {
             longer: time_for(most_bytes),
-            most_bytes: most_bytes.max(MOST_ANSWER_BYTES),
+            most_bytes: most_bytes.max(MAX_ANSWER_BYTES),
             ..self.question(Format::Bytes, Method::GET, path)
         })
     }

@@ -16,7 +16,7 @@ use dayfly_protocol::blob::Blob;
 use dayfly_protocol::error::{Code, Failure, Retry};
 use dayfly_protocol::ids::{FunctionId, TaskId, time_first};
 use dayfly_protocol::tasks::{
-    Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_WAIT_MS, Outcomes, TaskOptions, TaskOutcome,
+    Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MAX_WAIT_MS, Outcomes, TaskOptions, TaskOutcome,
 };
 
 use crate::Error;
@@ -482,10 +482,10 @@ impl Inner {
             }
             drop(state);
             let path = format!(
-                "/v1/outcomes?tag={}&after={after}&wait_ms={MOST_WAIT_MS}",
+                "/v1/outcomes?tag={}&after={after}&wait_ms={MAX_WAIT_MS}",
                 encoded(&self.tag)
             );
-            let longer = Duration::from_millis(MOST_WAIT_MS);
+            let longer = Duration::from_millis(MAX_WAIT_MS);
             match self.manager.get_packed::<Outcomes>(&path, longer) {
                 Ok(Outcomes { outcomes, next }) => {
                     after = next;

@@ -555,7 +555,7 @@ impl Drop for Core {
 
 /// Pause of a yielding thread until another thread has the engine, and the number of such pauses.
 const PAUSE: Duration = Duration::from_micros(20);
-const MOST_PAUSES: u32 = 50;
+const MAX_PAUSES: u32 = 50;
 
 /// Exclusive use of the engine.
 #[derive(Debug)]
@@ -597,7 +597,7 @@ impl Held<'_> {
         let turn = self.core.turns.load(Ordering::Relaxed);
         self.guard = None;
         // The mutex is not fair and this thread is awake: without a pause it would get the mutex again and again.
-        for _ in 0..MOST_PAUSES {
+        for _ in 0..MAX_PAUSES {
             std::thread::sleep(PAUSE);
             if self.core.turns.load(Ordering::Relaxed) != turn {
                 break;

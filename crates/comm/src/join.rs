@@ -11,7 +11,7 @@ use dayfly_protocol::ids::PublicKey;
 use dayfly_rendezvous::client::Contact;
 use dayfly_rendezvous::keys::{GroupKeys, new_identity, random, same_tag};
 use dayfly_rendezvous::messages::{
-    Card, FromRank, Join, MOST_ADDRESSES, MOST_FROM_RANK, MOST_MISSING, Nat, Sealed, Seat, ToRank, VERSION,
+    Card, FromRank, Join, MAX_ADDRESSES, MAX_FROM_RANK, MAX_MISSING, Nat, Sealed, Seat, ToRank, VERSION,
 };
 use dayfly_storage::Place;
 use serde::{Deserialize, Serialize};
@@ -355,7 +355,7 @@ fn enter(
         .map(|place| format!("{place} ({})", options.channel.name()));
     card.alike = options.alike;
     let text = serde_json::to_string(&card).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
-    if text.len() > MOST_FROM_RANK / 2 {
+    if text.len() > MAX_FROM_RANK / 2 {
         return Err(Failure::new(
             Code::Internal,
             "what this rank says of itself is too long",
@@ -435,7 +435,7 @@ fn introduce(
             locals.push(loopback);
         }
     }
-    locals.truncate(MOST_ADDRESSES);
+    locals.truncate(MAX_ADDRESSES);
     Ok(Card {
         key: identity.public,
         host: host::identity(),
@@ -464,7 +464,7 @@ fn await_world(
             Some(other) => return Err(unexpected(&other)),
             None => {
                 let (missing, count) = absent;
-                let names: Vec<String> = missing.iter().take(MOST_MISSING).map(u32::to_string).collect();
+                let names: Vec<String> = missing.iter().take(MAX_MISSING).map(u32::to_string).collect();
                 let more = if count as usize > names.len() {
                     " and others"
                 } else {
@@ -506,7 +506,7 @@ fn open_cards(keys: &GroupKeys, run: &[u8; 16], seat: &Seat, sealed: &[Sealed]) 
             ));
         }
         let card = serde_json::from_str::<Card>(&sealed.card);
-        let card = card.ok().filter(|card| card.locals.len() <= MOST_ADDRESSES);
+        let card = card.ok().filter(|card| card.locals.len() <= MAX_ADDRESSES);
         card.ok_or_else(|| broken(&format!("what rank {rank} says of itself is not understood")))
     };
     sealed.iter().zip(0u32..).map(open).collect()

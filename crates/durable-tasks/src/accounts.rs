@@ -19,8 +19,8 @@ use crate::submit::Submitter;
 use crate::{Tasks, Tenants};
 
 /// Longest parts of a name that are the tenant's, and those of the endpoint above: all of it is the name of a directory.
-const MOST_TENANT: usize = 32;
-const MOST_ABOVE: usize = 64;
+const MAX_TENANT: usize = 32;
+const MAX_ABOVE: usize = 64;
 
 impl Tasks {
     /// Where the tasks of a tenant run that name this endpoint: its own one below it, if each has one there.
@@ -158,8 +158,8 @@ fn names(above: &str, by: &Submitter) -> [String; 2] {
         c if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') => c,
         _ => '-',
     };
-    let tenant: String = by.name.chars().take(MOST_TENANT).map(plain).collect();
-    let above: String = above.chars().take(MOST_ABOVE).collect();
+    let tenant: String = by.name.chars().take(MAX_TENANT).map(plain).collect();
+    let above: String = above.chars().take(MAX_ABOVE).collect();
     let id = by.tenant.to_string();
     [
         format!("{above}.{tenant}"),

@@ -6,7 +6,7 @@ use dayfly_protocol::blob::Blob;
 use dayfly_protocol::ids::FunctionId;
 
 /// So many bytes, each with what keeping it takes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 const EACH_BYTES: usize = 128;
 
 /// Code that was used lately.
@@ -38,7 +38,7 @@ impl Codes {
         self.bytes += code.len() + EACH_BYTES;
         self.known.insert(id, (code, self.uses));
         self.order.insert(self.uses, id);
-        while self.bytes > MOST_BYTES
+        while self.bytes > MAX_BYTES
             && let Some((_, oldest)) = self.order.first_key_value()
         {
             self.remove(*oldest);
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn what_was_not_used_for_longest_leaves_when_there_is_too_much() {
         let mut codes = Codes::default();
-        let quarter = || Blob::from(vec![7; MOST_BYTES / 4]);
+        let quarter = || Blob::from(vec![7; MAX_BYTES / 4]);
         for n in 0..3 {
             codes.insert(id(n), quarter());
         }
@@ -75,7 +75,7 @@ mod tests {
         for n in [0, 2, 3] {
             assert_eq!(codes.get(id(n)), Some(quarter()), "{n}");
         }
-        assert!(codes.bytes <= MOST_BYTES && codes.known.len() == codes.order.len());
+        assert!(codes.bytes <= MAX_BYTES && codes.known.len() == codes.order.len());
     }
 
     #[test]
@@ -85,7 +85,7 @@ mod tests {
         codes.insert(id(1), vec![8; 20].into());
         assert_eq!(codes.get(id(1)), Some(vec![8; 20].into()));
         codes.remove(id(1));
-        codes.insert(id(2), vec![7; MOST_BYTES + 1].into());
+        codes.insert(id(2), vec![7; MAX_BYTES + 1].into());
         assert_eq!((codes.get(id(1)), codes.get(id(2))), (None, None));
         assert_eq!((codes.bytes, codes.order.len()), (0, 0));
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TaskId, TenantId};
 use dayfly_protocol::tasks::{
-    BlockStatus, EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts, TaskTimes,
+    BlockStatus, EndpointRegistration, EndpointSpec, EndpointStatus, MAX_NAME_BYTES, TaskCounts, TaskTimes,
 };
 use dayfly_scheduling::Queue;
 use dayfly_store::system::random;
@@ -363,5 +363,5 @@ fn check_name(name: &str) -> Result<(), Failure> {
         let text = format!("`{name}` is taken by the manager itself; choose another name");
         return Err(Failure::new(Code::Forbidden, text));
     }
-    plainly_named("an endpoint", name, MOST_NAME_BYTES)
+    plainly_named("an endpoint", name, MAX_NAME_BYTES)
 }

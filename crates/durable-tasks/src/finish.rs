@@ -9,7 +9,7 @@ use dayfly_protocol::dispatch::{Attempt, Ended};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TaskId};
 use dayfly_protocol::tasks::{Ran, TaskOutcome, TaskTimes};
-use dayfly_scheduling::MOST_FAULTS;
+use dayfly_scheduling::MAX_FAULTS;
 use dayfly_store::accounts::{Usage, UsageKey};
 use dayfly_store::system::{now_ms, since_boot_ms};
 use dayfly_store::tasks::EndedTask;
@@ -283,7 +283,7 @@ pub fn instead(code: Code, told: Option<&Failure>, repeatable: bool) -> Failure 
         Code::Cancelled => "the task was cancelled while it may have been running".into(),
         Code::DeadlineExceeded => return late(),
         Code::MaybeExecuted if repeatable => format!(
-            "the task may have been executed, and is not executed again: it cost {MOST_FAULTS} executions their worker{told}"
+            "the task may have been executed, and is not executed again: it cost {MAX_FAULTS} executions their worker{told}"
         ),
         Code::MaybeExecuted => format!(
             "the task may have been executed, and is not executed again, as its owner did not say that it is repeatable{told}"

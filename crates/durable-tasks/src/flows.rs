@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::error::{Code, Failure, Retry};
-use dayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MOST_FLOWS, MOST_RESULT_BYTES, StepStatus};
+use dayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MAX_FLOWS, MAX_RESULT_BYTES, StepStatus};
 use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, time_first};
-use dayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MOST_TASKS, TaskInput, TaskOutcome, TaskSubmission};
+use dayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MAX_TASKS, TaskInput, TaskOutcome, TaskSubmission};
 use dayfly_store::flows::FlowRecord;
 use dayfly_store::system::{now_ms, random};
 use futures_util::future::try_join_all;
@@ -30,7 +30,7 @@ use crate::triggers::to_its_end;
 /// The longest that the end of a manager waits for those who wait for outcomes.
 const A_WHILE: Duration = Duration::from_millis(500);
 /// What all flows of one tenant that have not ended have in memory, in their own JSON.
-const MOST_HELD_BYTES: usize = 256 << 20;
+const MAX_HELD_BYTES: usize = 256 << 20;
 /// How long a store that does not answer is asked again.
 const READING: Duration = Duration::from_secs(60);
 /// Outcomes that are looked at together.
@@ -113,15 +113,15 @@ impl Flow {
             *all = all.saturating_add(bytes);
             *all
         };
-        if own > MOST_RESULT_BYTES {
+        if own > MAX_RESULT_BYTES {
             let text = format!(
-                "input and results of the flow have more than {MOST_RESULT_BYTES} bytes; have its functions answer where they are"
+                "input and results of the flow have more than {MAX_RESULT_BYTES} bytes; have its functions answer where they are"
             );
             return Err(Failure::new(Code::TooLarge, text));
         }
-        if all > MOST_HELD_BYTES {
+        if all > MAX_HELD_BYTES {
             let text = format!(
-                "flows of yours that have not ended have more than {MOST_HELD_BYTES} bytes; start fewer at a time"
+                "flows of yours that have not ended have more than {MAX_HELD_BYTES} bytes; start fewer at a time"
             );
             return Err(Failure::new(Code::QuotaExceeded, text));
         }
@@ -339,9 +339,9 @@ fn calls(step: &FlowStep, arguments: &[Arc<Value>]) -> Result<Vec<Vec<Value>>, F
         );
         return Err(Failure::new(Code::FunctionError, text));
     };
-    if elements.len() > MOST_TASKS {
+    if elements.len() > MAX_TASKS {
         let text = format!(
-            "the step `{}` was given a list of {} elements; {MOST_TASKS} are allowed",
+            "the step `{}` was given a list of {} elements; {MAX_TASKS} are allowed",
             step.name,
             elements.len()
         );
@@ -350,9 +350,9 @@ fn calls(step: &FlowStep, arguments: &[Arc<Value>]) -> Result<Vec<Vec<Value>>, F
     // What goes along with each of them is there as often.
     let along = arguments.iter().skip(1).map(|one| one.to_string().len()).sum::<usize>();
     let along = along + serde_json::to_string(&step.keywords).map_or(0, |keywords| keywords.len());
-    if along.saturating_mul(elements.len()) > MOST_RESULT_BYTES {
+    if along.saturating_mul(elements.len()) > MAX_RESULT_BYTES {
         let text = format!(
-            "the step `{}` is given {along} bytes beside each of {} elements, and {MOST_RESULT_BYTES} are allowed together; name \
+            "the step `{}` is given {along} bytes beside each of {} elements, and {MAX_RESULT_BYTES} are allowed together; name \
              what is large, and have its function read it",
             step.name,
             elements.len()
@@ -412,8 +412,8 @@ impl Tasks {
             }
             let known = id.is_some_and(|id| state.flows.contains_key(&id));
             let own = state.flows.values().filter(|flow| flow.record.tenant == by.tenant);
-            if !known && own.count() >= MOST_FLOWS {
-                let text = format!("{MOST_FLOWS} flows of yours have not ended; start more when some have");
+            if !known && own.count() >= MAX_FLOWS {
+                let text = format!("{MAX_FLOWS} flows of yours have not ended; start more when some have");
                 return Err(Failure::new(Code::QuotaExceeded, text));
             }
         }

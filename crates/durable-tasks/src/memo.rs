@@ -21,11 +21,11 @@ use crate::live_task::Place;
 use crate::state::State;
 
 /// Answers that are remembered: so many bytes, each with what keeping it takes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 const EACH_BYTES: usize = 160;
 /// Answers that are read at a start: so many, and so many bytes.
-const MOST_READ: u32 = 100_000;
-const MOST_BYTES_READ: u64 = 32 << 20;
+const MAX_READ: u32 = 100_000;
+const MAX_BYTES_READ: u64 = 32 << 20;
 
 /// What is the same for tasks that have the same answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -183,7 +183,7 @@ impl Memo {
         };
         self.order.push_back(key);
         self.bytes += answer.bytes_here() + EACH_BYTES;
-        while self.bytes > MOST_BYTES
+        while self.bytes > MAX_BYTES
             && let Some(oldest) = self.order.pop_front()
         {
             if let Some(Known::Answer(answer)) = self.known.remove(&oldest) {
@@ -196,7 +196,7 @@ impl Memo {
     /// An answer of an earlier life of the manager's, older than all that are known.
     fn recall(&mut self, key: Key, answer: Answer) {
         let bytes = answer.answer.bytes_here() + EACH_BYTES;
-        if self.bytes + bytes <= MOST_BYTES
+        if self.bytes + bytes <= MAX_BYTES
             && let Entry::Vacant(place) = self.known.entry(key)
         {
             place.insert(Known::Answer(answer));
@@ -232,7 +232,7 @@ impl Tasks {
     pub(super) async fn recall(&self) -> Result<(), StoreError> {
         let now_ms = cautious_ms();
         let since_ms = now_ms.saturating_sub(self.kept_ms());
-        let found = self.store.memoized(since_ms, MOST_READ, MOST_BYTES_READ);
+        let found = self.store.memoized(since_ms, MAX_READ, MAX_BYTES_READ);
         let found = found.within(LOAD_DEADLINE).await?;
         let since_boot_ms = since_boot_ms();
         let memo = &mut self.state().memo;
@@ -305,14 +305,14 @@ mod tests {
     #[test]
     fn the_oldest_answers_are_forgotten_when_there_are_too_many() {
         let mut memo = Memo::default();
-        let large = Payload::Here(vec![0; MOST_BYTES / 4].into());
+        let large = Payload::Here(vec![0; MAX_BYTES / 4].into());
         for n in 0..5 {
             memo.comes(Key([n; 32]), task(n), NOW);
             memo.answered(Key([n; 32]), &large, KEPT_MS, NOW);
         }
         assert_eq!(memo.comes(Key([0; 32]), task(9), NOW), Turn::Execute);
         assert_eq!(memo.comes(Key([4; 32]), task(9), NOW), Turn::Answered(large));
-        assert!(memo.bytes <= MOST_BYTES);
+        assert!(memo.bytes <= MAX_BYTES);
     }
 
     #[test]

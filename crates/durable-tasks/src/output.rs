@@ -23,7 +23,7 @@ use crate::state::State;
 /// What is kept of each task.
 const KEPT_BYTES: usize = 64 << 10;
 /// What is kept of all tasks of an endpoint, each with what keeping it takes.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 16 << 20;
 const EACH_BYTES: usize = 256;
 /// What keeping a piece takes beside its bytes.
 const EACH_PIECE_BYTES: usize = 64;
@@ -142,7 +142,7 @@ impl Outputs {
         let before = output.size();
         output.add(stream, bytes);
         self.bytes = self.bytes + output.size() - before;
-        while self.bytes > MOST_BYTES
+        while self.bytes > MAX_BYTES
             && let Some(oldest) = self.order.pop_front()
         {
             let forgotten = self.known.remove(&oldest);
@@ -432,13 +432,13 @@ mod tests {
         for number in 0..1_000 {
             outputs.add(task(number), false, Stream::Out, &[b'x'; 60_000]);
         }
-        assert!(outputs.bytes <= MOST_BYTES);
+        assert!(outputs.bytes <= MAX_BYTES);
         assert!(!outputs.known.contains_key(&task(0)) && outputs.known.contains_key(&task(999)));
         assert_eq!(outputs.known.len(), outputs.order.len());
         for number in 0..500_000 {
             outputs.add(task(number), false, Stream::Out, b"x");
         }
-        assert!(outputs.bytes <= MOST_BYTES && outputs.known.len() < 100_000);
+        assert!(outputs.bytes <= MAX_BYTES && outputs.known.len() < 100_000);
         // Nor does it take more to print a byte at a time, here and there.
         for number in 0..100_000 {
             let stream = if number % 2 == 0 { Stream::Out } else { Stream::Err };

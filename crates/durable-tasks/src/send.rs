@@ -21,8 +21,8 @@ use crate::{Tasks, Tenants};
 /// Most tasks that are sent at once.
 const AT_ONCE: usize = 1_024;
 /// What a task is given has so many bytes in a message, or else its parts have so many each.
-const MOST_HERE: usize = 8 << 20;
-const MOST_EACH: usize = 4 << 10;
+const MAX_HERE: usize = 8 << 20;
+const MAX_EACH: usize = 4 << 10;
 /// Such parts that are stored at the same time.
 const STORED_AT_ONCE: usize = 16;
 /// Between two attempts on a store that cannot write.
@@ -143,7 +143,7 @@ impl Tasks {
         let mut given = Vec::with_capacity(read.len());
         for ((task, _, _), mut one) in wanted.zip(read) {
             self.mark(&mut one);
-            given.push(match one.bytes_here() > MOST_HERE {
+            given.push(match one.bytes_here() > MAX_HERE {
                 true => self.set_apart(*task, one).await?,
                 false => one,
             });
@@ -156,7 +156,7 @@ impl Tasks {
         let tenant = self.state().live.get(&task).map(|live| live.tenant);
         let Some(tenant) = tenant else { return Ok(given) };
         let apart = async |part: Payload| match part {
-            Payload::Here(bytes) if bytes.len() > MOST_EACH => {
+            Payload::Here(bytes) if bytes.len() > MAX_EACH => {
                 self.contents.put_bytes(tenant, bytes.0).await.map(Payload::Stored)
             }
             other => Ok(other),

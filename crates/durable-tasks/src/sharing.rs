@@ -9,7 +9,7 @@ use dayfly_protocol::api;
 use dayfly_protocol::bounds;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TenantId};
-use dayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, Resources, TEAM, Team, TeamSpec, UsageLine};
+use dayfly_protocol::tasks::{MAX_MEMBERS, MAX_NAME_BYTES, MAX_TEAMS, Resources, TEAM, Team, TeamSpec, UsageLine};
 use dayfly_store::accounts::{TeamRecord, Usage, UsageKey};
 use dayfly_store::tasks::EndpointRecord;
 
@@ -23,9 +23,9 @@ const DAY_MS: u64 = 24 * 3600 * 1000;
 /// What tasks cost is known for so many days.
 const KEPT_DAYS: u32 = 800;
 /// Longest description of a team.
-const MOST_DESCRIPTION: usize = 1_024;
+const MAX_DESCRIPTION: usize = 1_024;
 /// Lines of one answer.
-const MOST_LINES: u32 = 100_000;
+const MAX_LINES: u32 = 100_000;
 
 /// The day of this time, counted from the Unix epoch.
 pub fn day_of(ms: u64) -> u32 {
@@ -38,7 +38,7 @@ pub fn forgotten_before(now_ms: u64) -> u32 {
 }
 
 /// Longest name: a part of paths, and of what things are shared with.
-const MOST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 
 /// Teams, and who is in which.
 #[derive(Default)]
@@ -149,14 +149,14 @@ impl State {
 /// # Errors
 /// `InvalidRequest` for one that is too long, and for too many members.
 pub fn check_team(name: &str, spec: &TeamSpec) -> Result<(), Failure> {
-    plainly_named("a team", name, MOST_NAME)?;
-    if spec.description.chars().count() > MOST_DESCRIPTION {
-        let text = format!("a description has {MOST_DESCRIPTION} characters at most");
+    plainly_named("a team", name, MAX_NAME)?;
+    if spec.description.chars().count() > MAX_DESCRIPTION {
+        let text = format!("a description has {MAX_DESCRIPTION} characters at most");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
-    let too_long = |text: &String| text.len() > MOST_NAME_BYTES;
-    if spec.members.len() > MOST_MEMBERS || spec.members.iter().any(too_long) {
-        let text = format!("a team has {MOST_MEMBERS} members at most, each with a name of {MOST_NAME_BYTES} bytes");
+    let too_long = |text: &String| text.len() > MAX_NAME_BYTES;
+    if spec.members.len() > MAX_MEMBERS || spec.members.iter().any(too_long) {
+        let text = format!("a team has {MAX_MEMBERS} members at most, each with a name of {MAX_NAME_BYTES} bytes");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     Ok(())
@@ -183,8 +183,8 @@ impl Tasks {
         {
             let state = self.state();
             let own = state.teams.all.values();
-            if own.filter(|team| team.owner == owner && team.name != name).count() >= MOST_TEAMS {
-                let text = format!("you have {MOST_TEAMS} teams already; remove some");
+            if own.filter(|team| team.owner == owner && team.name != name).count() >= MAX_TEAMS {
+                let text = format!("you have {MAX_TEAMS} teams already; remove some");
                 return Err(Failure::new(Code::QuotaExceeded, text));
             }
         }
@@ -270,7 +270,7 @@ impl Tasks {
         let until = day_of(until_ms.saturating_add(DAY_MS - 1));
         let used = self
             .store
-            .usage(day_of(from_ms), until, tenant, MOST_LINES)
+            .usage(day_of(from_ms), until, tenant, MAX_LINES)
             .wait()
             .await?;
         let names: HashMap<TenantId, String> = used

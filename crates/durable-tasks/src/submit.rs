@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use dayfly_protocol::api::{MOST_RANKS, Runtime};
+use dayfly_protocol::api::{MAX_RANKS, Runtime};
 use dayfly_protocol::bounds::{self, MAX_FUNCTION_BYTES, MAX_TAG_BYTES};
 use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::dispatch::Ended;
@@ -12,7 +12,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::Form;
 use dayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
 use dayfly_protocol::tasks::{
-    Accepted, FunctionRegistration, JSON_CALL, MOST_RETRY_WAIT_MS, MOST_TASKS, TEAM, TaskInput, TaskSubmission,
+    Accepted, FunctionRegistration, JSON_CALL, MAX_RETRY_WAIT_MS, MAX_TASKS, TEAM, TaskInput, TaskSubmission,
 };
 use dayfly_store::StoreError;
 use dayfly_store::system::{now_ms, random, since_boot_ms};
@@ -28,7 +28,7 @@ use crate::state::State;
 use crate::{Tasks, names};
 
 /// Tasks of all tenants that may wait at a time.
-const MOST_WAITING: usize = 10_000_000;
+const MAX_WAITING: usize = 10_000_000;
 
 /// Arguments of waiting tasks that are kept in memory; those of others are read again when it is their turn.
 const CACHED_BYTES: usize = 64 << 20;
@@ -174,18 +174,18 @@ impl Tasks {
     pub async fn submit(self: &Arc<Self>, by: Submitter, mut submission: TaskSubmission) -> Result<Accepted, Failure> {
         self.tenants.may_spend(by.tenant)?;
         bounds::check("the tag", &submission.tag, MAX_TAG_BYTES)?;
-        if submission.options.retry_wait_ms > MOST_RETRY_WAIT_MS {
+        if submission.options.retry_wait_ms > MAX_RETRY_WAIT_MS {
             let text = format!(
-                "retry_wait_ms is {}; {MOST_RETRY_WAIT_MS} are allowed, which is an hour",
+                "retry_wait_ms is {}; {MAX_RETRY_WAIT_MS} are allowed, which is an hour",
                 submission.options.retry_wait_ms
             );
             return Err(Failure::new(Code::InvalidRequest, text));
         }
-        if submission.tasks.is_empty() || submission.tasks.len() > MOST_TASKS {
+        if submission.tasks.is_empty() || submission.tasks.len() > MAX_TASKS {
             let count = submission.tasks.len();
             return Err(Failure::new(
                 Code::InvalidRequest,
-                format!("a submission of {count} tasks; submit 1 to {MOST_TASKS} at once"),
+                format!("a submission of {count} tasks; submit 1 to {MAX_TASKS} at once"),
             ));
         }
         submission.endpoint = self.below(&by, submission.endpoint.take()).await?;
@@ -301,8 +301,8 @@ impl Tasks {
 /// Refuses a function that no worker could ever run, for what it is to run in.
 fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
     let ranks = given.resources.ranks;
-    if ranks > MOST_RANKS {
-        let text = format!("a function of {ranks} ranks; {MOST_RANKS} are allowed");
+    if ranks > MAX_RANKS {
+        let text = format!("a function of {ranks} ranks; {MAX_RANKS} are allowed");
         return Err(Failure::new(Code::TooLarge, text));
     }
     if ranks > 0 && !matches!(given.form, Form::Python { .. } | Form::Source { .. }) {
@@ -384,10 +384,10 @@ impl State {
         let function = self.function_for(by, submission.function)?;
         let endpoint = self.endpoint_for(by, submission.endpoint.as_deref())?;
         let options = submission.options;
-        if self.live.len() + ids.len() > MOST_WAITING {
+        if self.live.len() + ids.len() > MAX_WAITING {
             return Err(Failure::new(
                 Code::NoCapacity,
-                format!("{MOST_WAITING} tasks wait already; submit more when some have ended"),
+                format!("{MAX_WAITING} tasks wait already; submit more when some have ended"),
             ));
         }
         let mut new = Vec::with_capacity(ids.len());

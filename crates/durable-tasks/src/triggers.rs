@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use dayfly_protocol::bounds::{self, MAX_TAG_BYTES};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, TriggerId, time_first};
-use dayfly_protocol::triggers::{EventTaken, MOST_EVENT_BYTES, MOST_EVENTS, MOST_FILE_EVENTS, MOST_WAITING_EVENTS};
+use dayfly_protocol::triggers::{EventTaken, MAX_EVENT_BYTES, MAX_EVENTS, MAX_FILE_EVENTS, MAX_WAITING_EVENTS};
 use dayfly_scheduling::Timer;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::triggers::{NewEvent, TriggerRecord};
@@ -139,8 +139,8 @@ impl Heard {
         self.of.insert("kind".into(), self.kind.into());
         let event = serde_json::to_string(&self.of).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
         // What is not text is longer in JSON.
-        if event.len() > 2 * MOST_EVENT_BYTES {
-            let text = format!("an event of {} bytes; {MOST_EVENT_BYTES} are allowed", event.len());
+        if event.len() > 2 * MAX_EVENT_BYTES {
+            let text = format!("an event of {} bytes; {MAX_EVENT_BYTES} are allowed", event.len());
             return Err(Failure::new(Code::PayloadTooLarge, text));
         }
         Ok(NewEvent { key, at_ms, event })
@@ -181,7 +181,7 @@ impl Tasks {
                 );
                 return Err(Failure::new(Code::Forbidden, text));
             }
-            if trigger.waiting >= MOST_WAITING_EVENTS {
+            if trigger.waiting >= MAX_WAITING_EVENTS {
                 return Err(too_many(trigger));
             }
         }
@@ -207,12 +207,12 @@ impl Tasks {
         done_until_ms: Option<u64>,
     ) -> Result<Vec<EventTaken>, Failure> {
         let count = events.len() as u64;
-        let mut most = MOST_EVENTS;
+        let mut most = MAX_EVENTS;
         // Before they can be settled.
         if let Some(known) = self.state().triggers.all.get_mut(&trigger) {
             known.waiting += count;
             if known.record.spec.source.is_files() {
-                most = MOST_FILE_EVENTS;
+                most = MAX_FILE_EVENTS;
             }
         }
         let kept = self

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use dayfly_link::{Patience, Socket};
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::ManagerAddress;
-use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, MOST_FRAME_BYTES, ToDispatcher};
+use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, MAX_FRAME_BYTES, ToDispatcher};
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::tasks::EndpointSpec;
 use futures_util::stream::{SplitSink, SplitStream};
@@ -313,7 +313,7 @@ impl Keeper {
 
     async fn connect(&self) -> Result<Socket, Lost> {
         let manager = self.manager();
-        let connecting = dayfly_link::connect(&manager, PATH, &self.token, MOST_FRAME_BYTES);
+        let connecting = dayfly_link::connect(&manager, PATH, &self.token, MAX_FRAME_BYTES);
         match tokio::time::timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(socket)) => Ok(socket),
             Ok(Err(error @ dayfly_link::Error::Unauthorized)) => Err(Lost::Unauthorized(error)),

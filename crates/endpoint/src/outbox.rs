@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use dayfly_protocol::dispatch::{Ended, MOST_FRAME_BYTES};
+use dayfly_protocol::dispatch::{Ended, MAX_FRAME_BYTES};
 
 /// The outbox of one endpoint.
 pub struct Outbox {
@@ -106,7 +106,7 @@ fn read(mut file: File) -> Vec<Ended> {
     let mut length = [0; 4];
     while file.read_exact(&mut length).is_ok() {
         let length = u32::from_le_bytes(length) as usize;
-        if length > MOST_FRAME_BYTES {
+        if length > MAX_FRAME_BYTES {
             break;
         }
         let mut bytes = vec![0; length];

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use dayfly_protocol::dispatch::FromDispatcher;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TriggerId;
-use dayfly_protocol::triggers::{FileSeen, MOST_FILES, Watch};
+use dayfly_protocol::triggers::{FileSeen, MAX_FILES, Watch};
 use tokio::runtime::{Builder, Runtime};
 
 use sight::{Found, Sight, is_bucket};
@@ -23,7 +23,7 @@ use sight::{Found, Sight, is_bucket};
 /// Time after which an unnoted file is reported again.
 const AGAIN: Duration = Duration::from_secs(30);
 /// Most unnoted files of one place. Further files wait, so that a full manager does not receive more and more.
-const MOST_TOLD: usize = 10 * MOST_FILES;
+const MAX_TOLD: usize = 10 * MAX_FILES;
 /// Default intervals between two listings.
 const EVERY: Duration = Duration::from_secs(1);
 const EVERY_OF_BUCKETS: Duration = Duration::from_secs(10);
@@ -190,7 +190,7 @@ impl Look {
         }
         // After a failed listing the known files stay as they are.
         let arrived = found.map(|found| self.seen.look(found, !self.of_bucket, Instant::now()));
-        for files in arrived.unwrap_or_default().chunks(MOST_FILES) {
+        for files in arrived.unwrap_or_default().chunks(MAX_FILES) {
             let files = files.to_vec();
             say(FromDispatcher::Arrived { trigger, files });
         }
@@ -233,7 +233,7 @@ impl Seen {
         let unanswered = before
             .values()
             .filter(|known| matches!(known.state, State::Told(at) if !is_due(at)));
-        let mut room = MOST_TOLD.saturating_sub(unanswered.count());
+        let mut room = MAX_TOLD.saturating_sub(unanswered.count());
         let mut told = Vec::new();
         for Found { file, changed_ns } in found {
             let known = before.remove(&file.path).filter(|known| known.version == file.version);
@@ -397,12 +397,12 @@ mod tests {
     fn while_many_are_not_noted_no_more_are_told() {
         let (mut seen, now) = (Seen::default(), Instant::now());
         let there = || {
-            (0..MOST_TOLD + 5)
+            (0..MAX_TOLD + 5)
                 .map(|at| found(&at.to_string(), "1", 0))
                 .collect::<Vec<_>>()
         };
         let told = keys(&seen.look(there(), false, now));
-        assert_eq!(told.len(), MOST_TOLD);
+        assert_eq!(told.len(), MAX_TOLD);
         assert!(seen.look(there(), false, now).is_empty());
         seen.note(&told[..2]);
         assert_eq!(seen.look(there(), false, now).len(), 2);

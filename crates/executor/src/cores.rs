@@ -12,12 +12,12 @@ use dayfly_fabric::memory::Mapping;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 /// Places that a worker tries before it considers the node full. Each try is a system call.
-const MOST_TRIES: u32 = 32;
+const MAX_TRIES: u32 = 32;
 const FILE_BYTES: usize = 4096;
 /// The first byte that is a place. The bytes before it contain the number of places.
 const FIRST: u32 = 64;
 /// Upper bound of the number of places.
-pub const MOST_PLACES: u32 = FILE_BYTES as u32 - FIRST;
+pub const MAX_PLACES: u32 = FILE_BYTES as u32 - FIRST;
 
 /// The node's side: the number of places, and their holders.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Places {
 
     /// Sets the number of places.
     pub fn set(&self, places: u32) {
-        self.memory.word(0).store(places.min(MOST_PLACES), Ordering::Relaxed);
+        self.memory.word(0).store(places.min(MAX_PLACES), Ordering::Relaxed);
     }
 
     /// The number of places.
@@ -61,7 +61,7 @@ impl Places {
             let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLK, &mut wanted) };
             (asked == 0 && wanted.l_type != libc::F_UNLCK as i16).then_some(wanted.l_pid.max(0) as u32)
         };
-        (0..MOST_PLACES)
+        (0..MAX_PLACES)
             .take(self.count() as usize)
             .filter_map(holder)
             .collect()
@@ -97,11 +97,11 @@ impl Place {
             Ok(4) => u32::from_ne_bytes(count),
             _ => return false,
         };
-        self.held = (0..count.min(MOST_TRIES))
+        self.held = (0..count.min(MAX_TRIES))
             .map(|offset| (self.first.wrapping_add(offset)) % count)
             .find(|place| set_lock(&self.file, *place, libc::F_WRLCK as i16));
         // The last place that was free is the most likely one to be free again.
-        self.first = self.held.unwrap_or(self.first.wrapping_add(MOST_TRIES));
+        self.first = self.held.unwrap_or(self.first.wrapping_add(MAX_TRIES));
         self.held.is_some()
     }
 

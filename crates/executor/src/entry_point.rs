@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::Call;
 
 /// Most bytes of standard output in a result; larger outputs belong into a file.
-const MOST_OUTPUT: usize = 64 << 20;
+const MAX_OUTPUT: usize = 64 << 20;
 /// Bytes from the end of standard error that an error shows.
 const LAST_WORDS: usize = 4 << 10;
 /// Characters of a command that an error shows.
@@ -62,7 +62,7 @@ impl EntryPoint {
                 return Status::FunctionError;
             }
         };
-        let most = MOST_OUTPUT.min(usize::try_from(call.max_output()).unwrap_or(usize::MAX));
+        let most = MAX_OUTPUT.min(usize::try_from(call.max_output()).unwrap_or(usize::MAX));
         match self.run(&line, most) {
             Ok(output) => {
                 let text = String::from_utf8_lossy(&output);

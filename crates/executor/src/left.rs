@@ -6,7 +6,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 /// Calls between two checks.
 const LOOK_EVERY: u32 = 64;
 /// Zombies that may remain: a later call may still ask for the status of one.
-const MOST_DEAD: usize = 64;
+const MAX_DEAD: usize = 64;
 
 /// Counts a worker's calls, and reaps what they left.
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ pub struct Left {
 }
 
 impl Left {
-    /// Counts a call, and reaps zombies at every [`LOOK_EVERY`]th one if there are more than [`MOST_DEAD`].
+    /// Counts a call, and reaps zombies at every [`LOOK_EVERY`]th one if there are more than [`MAX_DEAD`].
     pub fn after_call(&mut self) {
         self.calls += 1;
         if self.calls < LOOK_EVERY {
@@ -23,7 +23,7 @@ impl Left {
         }
         self.calls = 0;
         let dead = dead();
-        if dead.len() > MOST_DEAD {
+        if dead.len() > MAX_DEAD {
             for process in dead {
                 // A thread of the function may have reaped it meanwhile.
                 let _ = waitpid(Some(process), WaitOptions::NOHANG);

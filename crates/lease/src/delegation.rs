@@ -10,7 +10,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
 
 /// Most delegated parts of a lease. Each costs its node about a hundred bytes.
-pub const MOST_PARTS: usize = 256;
+pub const MAX_PARTS: usize = 256;
 
 /// The workers that one holder may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,8 +41,8 @@ pub enum DelegationError {
     /// The key already has a part of the lease.
     #[error("this key has a part of the lease already; draw a new key for every delegation")]
     KeyInUse,
-    /// The lease has [`MOST_PARTS`] delegated parts.
-    #[error("{MOST_PARTS} parts of this lease are delegated; take some back first")]
+    /// The lease has [`MAX_PARTS`] delegated parts.
+    #[error("{MAX_PARTS} parts of this lease are delegated; take some back first")]
     TooMany,
     /// The caller's own part was revoked or has expired.
     #[error(
@@ -129,7 +129,7 @@ impl Delegations {
         if to == self.holder || self.parts.contains_key(&to) {
             return Err(DelegationError::KeyInUse);
         }
-        if self.parts.len() >= MOST_PARTS {
+        if self.parts.len() >= MAX_PARTS {
             return Err(DelegationError::TooMany);
         }
         let start = own.workers.start + first;
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn there_are_never_more_parts_than_the_most() {
         let mut parts = lease_of_four();
-        for number in 0..MOST_PARTS {
+        for number in 0..MAX_PARTS {
             let mut to = [1; 32];
             to[..8].copy_from_slice(&(number as u64).to_le_bytes());
             parts.delegate(&key(0), PublicKey(to), 0, 1, 1000, 0).unwrap();

@@ -1,6 +1,6 @@
 //! Division of a gang's workers among nodes. All workers are placed at once, or none.
 
-use dayfly_protocol::api::{Capacity, LeaseRequest, MOST_RANKS, Mode, Placement};
+use dayfly_protocol::api::{Capacity, LeaseRequest, MAX_RANKS, Mode, Placement};
 use dayfly_protocol::ids::NodeId;
 
 use crate::ledger::{LEAST_WORKER_BYTES, LedgerError, MAX_WORKERS, validate};
@@ -39,11 +39,11 @@ pub fn divide(
     fabrics: &[Vec<NodeId>],
     spin: u64,
 ) -> Result<Vec<Part>, PlacementError> {
-    if request.workers > MOST_RANKS {
+    if request.workers > MAX_RANKS {
         return Err(PlacementError::Invalid(LedgerError::TooLarge {
             what: "ranks",
             asked: request.workers.into(),
-            total: MOST_RANKS.into(),
+            total: MAX_RANKS.into(),
             hint: "",
         }));
     }
@@ -327,7 +327,7 @@ mod tests {
         assert!(large.to_string().contains("room for 16"), "{large}");
         let none = divide(&gang(1, Mode::Hot), Placement::Packed, &[], &[], 0).unwrap_err();
         assert_eq!(none, PlacementError::NoNodes);
-        let absurd = divide(&gang(MOST_RANKS + 1, Mode::Hot), Placement::Packed, &nodes, &[], 0).unwrap_err();
+        let absurd = divide(&gang(MAX_RANKS + 1, Mode::Hot), Placement::Packed, &nodes, &[], 0).unwrap_err();
         assert_eq!(absurd.code(), Code::TooLarge);
     }
 

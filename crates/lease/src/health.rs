@@ -1,7 +1,7 @@
 //! Suspension of nodes that fail repeatedly: they get no leases for a while.
 
 /// Consecutive failures after which a node is suspended.
-const MOST_IN_A_ROW: u32 = 3;
+const MAX_IN_A_ROW: u32 = 3;
 /// Milliseconds after which a failure no longer counts as consecutive.
 const WINDOW_MS: u64 = 60_000;
 /// First suspension in milliseconds. Each further one without a success in between lasts twice as long.
@@ -39,13 +39,13 @@ impl Health {
         }
         self.last_ms = now_ms;
         self.in_a_row += 1;
-        if self.in_a_row < MOST_IN_A_ROW {
+        if self.in_a_row < MAX_IN_A_ROW {
             return None;
         }
         let length_ms = FIRST_MS.saturating_mul(1 << self.suspensions.min(16)).min(LONGEST_MS);
         self.suspensions += 1;
         // One more failure after the suspension is enough for the next.
-        self.in_a_row = MOST_IN_A_ROW - 1;
+        self.in_a_row = MAX_IN_A_ROW - 1;
         Some(self.suspension.insert(Suspension {
             until_ms: now_ms.saturating_add(length_ms),
             why: why.into(),

@@ -5,8 +5,8 @@ const EVERY_MS = 2000;
 // More between two moments than this: nothing was looked at there.
 const GAP_MS = 4 * EVERY_MS;
 const BILL_EVERY_MS = 10_000;
-const MOST_ROWS = 100;
-const MOST_BILLS = 20;
+const MAX_ROWS = 100;
+const MAX_BILLS = 20;
 const byId = (id) => document.getElementById(id);
 
 // The token comes behind the address's `#`, which browsers send to nobody, and is taken out of sight at once.
@@ -54,11 +54,11 @@ function span(seconds) {
 const money = (billionths) => (billionths / 1e9).toLocaleString("en", { maximumFractionDigits: 6 });
 
 // Foreign text in one line, as `protocol::text` has it: control characters and bidirectional overrides are escaped.
-const MOST_LETTERS = 512;
+const MAX_LETTERS = 512;
 const UNSAFE = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 function shown(text) {
   const escaped = String(text).replace(UNSAFE, (c) => `\\u{${c.charCodeAt(0).toString(16)}}`);
-  return escaped.length > MOST_LETTERS ? `${escaped.slice(0, MOST_LETTERS)}...` : escaped;
+  return escaped.length > MAX_LETTERS ? `${escaped.slice(0, MAX_LETTERS)}...` : escaped;
 }
 
 // Leases begin with the time of their grant, so that several begin alike.
@@ -76,7 +76,7 @@ function table(id, titles, rows, none) {
   const numbers = titles.map((title) => title.startsWith(">"));
   const head = element("tr");
   titles.forEach((title, i) => head.append(element("th", title.replace(/^>/, ""), numbers[i] ? "n" : "")));
-  const body = rows.slice(0, MOST_ROWS).map((row) => {
+  const body = rows.slice(0, MAX_ROWS).map((row) => {
     const line = element("tr");
     row.forEach((cell, i) => {
       const [text, kind] = Array.isArray(cell) ? cell : [cell, ""];
@@ -84,7 +84,7 @@ function table(id, titles, rows, none) {
     });
     return line;
   });
-  const note = rows.length > MOST_ROWS ? `and ${rows.length - MOST_ROWS} more` : rows.length === 0 ? none : null;
+  const note = rows.length > MAX_ROWS ? `and ${rows.length - MAX_ROWS} more` : rows.length === 0 ? none : null;
   if (note) {
     const line = element("tr");
     const cell = element("td", note, "none");
@@ -194,7 +194,7 @@ async function lookAtBill() {
   if (performance.now() - billed < BILL_EVERY_MS) return;
   billed = performance.now();
   const page = await quietly(ask(`/v1/bill?from=${Date.now() - 3_600_000}`));
-  bill = (page?.lines ?? []).reverse().slice(0, MOST_BILLS);
+  bill = (page?.lines ?? []).reverse().slice(0, MAX_BILLS);
 }
 
 // What was used between each moment and the one before it, for each second. A manager that restarted counts anew.

@@ -27,11 +27,11 @@ pub const OWN_TOKEN: &str = "connection.json";
 /// Name of the tenant of whoever started the manager.
 pub const OWN_TENANT: &str = "default";
 /// Characters of a tenant's or token's name.
-const MOST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 /// A price above it is a mistake: nine units of account for a millisecond.
-const MOST_PRICE: u64 = i64::MAX as u64 / 1_000_000;
+const MAX_PRICE: u64 = i64::MAX as u64 / 1_000_000;
 /// Lines of one page of a bill, and entries of one page of the audit log.
-pub const MOST_LINES: u32 = 1_000;
+pub const MAX_LINES: u32 = 1_000;
 /// Most of an audit entry's subject, and of its details, that is written down.
 const MAX_SUBJECT_BYTES: usize = 256;
 const MAX_DETAILS_BYTES: usize = 4 << 10;
@@ -49,11 +49,11 @@ fn refused<T>(code: Code, text: impl Into<String>) -> Result<T, Failure> {
 /// A name is for people to read and type, and stands in paths of the API.
 fn check_name(what: &str, name: &str) -> Result<(), Failure> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
-    if name.is_empty() || name.len() > MOST_NAME || !name.chars().all(allowed) {
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(allowed) {
         return refused(
             Code::InvalidRequest,
             format!(
-                "`{name:.80}` is no name for a {what}; use 1 to {MOST_NAME} of a-z, A-Z, 0-9, `-`, `_`, `.` and `@`"
+                "`{name:.80}` is no name for a {what}; use 1 to {MAX_NAME} of a-z, A-Z, 0-9, `-`, `_`, `.` and `@`"
             ),
         );
     }
@@ -95,10 +95,10 @@ fn check_prices(prices: &Prices) -> Result<(), Failure> {
         prices.computing_per_s,
         prices.polling_per_s,
     ];
-    if all.iter().any(|price| *price > MOST_PRICE) {
+    if all.iter().any(|price| *price > MAX_PRICE) {
         return refused(
             Code::InvalidRequest,
-            format!("a price of more than {MOST_PRICE} billionths a second; give less"),
+            format!("a price of more than {MAX_PRICE} billionths a second; give less"),
         );
     }
     Ok(())
@@ -148,7 +148,7 @@ impl Control {
 
     /// A page of the audit log.
     pub async fn audited(&self, page: AuditPage) -> Result<Vec<AuditEntry>, Failure> {
-        let limit = page.limit.clamp(1, MOST_LINES);
+        let limit = page.limit.clamp(1, MAX_LINES);
         Ok(self.store.audited(AuditPage { limit, ..page }).wait().await?)
     }
 

@@ -25,7 +25,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::control::{Control, stopped};
 use crate::leases::end_message;
 use crate::lessee::Lessee;
-use crate::sessions::MOST_IMAGE_BYTES;
+use crate::sessions::MAX_IMAGE_BYTES;
 use crate::world::{Account as Tenant, World, millis};
 
 /// An allowance that nobody asks about is worth nothing after this time.
@@ -33,7 +33,7 @@ const LIFE: Duration = Duration::from_secs(60);
 /// A start that its node could not report for so long is not believed any more.
 const LATE: Duration = Duration::from_secs(24 * 3600);
 /// Nodes in one list: of more, some at random, so that many clients spread.
-const MOST_LISTED: usize = 256;
+const MAX_LISTED: usize = 256;
 /// An even share of the workers on each node, times this, is what one node may have of an allowance that names no cap.
 const SPREAD: u32 = 2;
 
@@ -327,7 +327,7 @@ impl Control {
             gpus_per_worker: 0,
             mode: start.mode,
             sandbox: start.sandbox,
-            image: start.image.clone().filter(|image| image.len() <= MOST_IMAGE_BYTES),
+            image: start.image.clone().filter(|image| image.len() <= MAX_IMAGE_BYTES),
             memory_bytes: start.memory_bytes,
             duration_ms: start.duration_ms,
             granted_at_ms: started_at_ms,
@@ -474,12 +474,12 @@ impl World {
     /// Nodes that have room, those with most of it first; of many, some, from a random place on.
     fn rooms(&self, random: u64) -> Vec<Room> {
         let all: Vec<_> = self.with_room().collect();
-        let start = if all.len() > MOST_LISTED {
+        let start = if all.len() > MAX_LISTED {
             (random % all.len() as u64) as usize
         } else {
             0
         };
-        let some = all.iter().cycle().skip(start).take(all.len().min(MOST_LISTED));
+        let some = all.iter().cycle().skip(start).take(all.len().min(MAX_LISTED));
         let mut rooms: Vec<Room> = some
             .map(|(_, node)| Room {
                 node: node.address.clone(),

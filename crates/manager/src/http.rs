@@ -43,15 +43,15 @@ use crate::bearers::Validity;
 use crate::control::{Control, Told, stopped};
 use crate::relay::{self, OnBehalf};
 use crate::requests::{
-    Body, Caller, Grace, MOST_BODY_BYTES, NamePath, NodeBearer, NodePath, Refusal, grace, named, refuse,
+    Body, Caller, Grace, MAX_BODY_BYTES, NamePath, NodeBearer, NodePath, Refusal, grace, named, refuse,
 };
 use crate::sessions;
 use crate::world::lease_status;
 
 /// Bytes of a body that is read before its request is looked at.
-const MOST_SHORT_BYTES: usize = 16 << 10;
+const MAX_SHORT_BYTES: usize = 16 << 10;
 /// No WebSocket message of a node is larger: a registration with 10,000 leases has under 1 MiB.
-const MOST_MESSAGE_BYTES: usize = 1 << 20;
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// A heartbeat has a tenth of it, and there may be thousands of sockets.
 const SOCKET_BUFFER_BYTES: usize = 4 << 10;
 /// Longer than an offer to every node that one request tries.
@@ -127,7 +127,7 @@ pub fn router(control: Api) -> Router {
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             response
         })
-        .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(axum::middleware::from_fn(read_short_bodies))
         .layer(axum::middleware::from_fn_with_state(
             control.clone(),
@@ -150,11 +150,11 @@ pub fn router(control: Api) -> Router {
 async fn read_short_bodies(request: Request, next: Next) -> Response {
     let length = request.headers().get(CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-    if !length.is_some_and(|length| (1..=MOST_SHORT_BYTES).contains(&length)) {
+    if !length.is_some_and(|length| (1..=MAX_SHORT_BYTES).contains(&length)) {
         return next.run(request).await;
     }
     let (parts, body) = request.into_parts();
-    match axum::body::to_bytes(body, MOST_SHORT_BYTES).await {
+    match axum::body::to_bytes(body, MAX_SHORT_BYTES).await {
         Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
         Err(error) => refuse(Code::InvalidRequest, format!("the request was cut short: {error}")).into_response(),
     }
@@ -426,8 +426,8 @@ pub(crate) async fn connect_node(
 ) -> Result<Response, Refusal> {
     let upgrade = upgrade.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?;
     let upgrade = upgrade
-        .max_message_size(MOST_MESSAGE_BYTES)
-        .max_frame_size(MOST_MESSAGE_BYTES)
+        .max_message_size(MAX_MESSAGE_BYTES)
+        .max_frame_size(MAX_MESSAGE_BYTES)
         .read_buffer_size(SOCKET_BUFFER_BYTES)
         .write_buffer_size(0);
     Ok(upgrade.on_upgrade(move |socket| sessions::serve(control, bearer, socket)))

@@ -11,7 +11,7 @@ use dayfly_lease::state::DEFAULT_GRACE_MS;
 use dayfly_lease::token::Claims;
 use dayfly_lease::{State, ledger};
 use dayfly_protocol::api::{
-    Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, Mode, NodeAddress, Runtime, Sandbox, Usage,
+    Event, Grant, LeaseRequest, MAX_WAIT_MS, ManagerMessage, Mode, NodeAddress, Runtime, Sandbox, Usage,
 };
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId, time_first};
@@ -67,7 +67,7 @@ impl Control {
     pub fn room_for(&self, request: &LeaseRequest) -> Room {
         Room {
             events: self.events.subscribe(),
-            until: tokio::time::Instant::now() + Duration::from_millis(request.wait_ms.min(MOST_WAIT_MS)),
+            until: tokio::time::Instant::now() + Duration::from_millis(request.wait_ms.min(MAX_WAIT_MS)),
             has_image: request.image.is_some(),
             own: HashSet::new(),
             wanted: u64::from(request.workers) * u64::from(request.cores_per_worker.max(1)),

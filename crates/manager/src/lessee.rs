@@ -15,7 +15,7 @@ use crate::http::validity::ENDED;
 use crate::world::World;
 
 /// Tokens that were replaced lately, for requests that they began. Those take seconds, and each replacement a synced write.
-pub const MOST_REBOUND: usize = 4_096;
+pub const MAX_REBOUND: usize = 4_096;
 
 /// Who asks for a lease.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ impl World {
     pub fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) -> Vec<Note> {
         self.allowances.rebind(from, to);
         self.rebound.push_back((from, to));
-        if self.rebound.len() > MOST_REBOUND {
+        if self.rebound.len() > MAX_REBOUND {
             self.rebound.pop_front();
         }
         let mut its = Vec::new();

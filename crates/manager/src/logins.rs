@@ -13,9 +13,9 @@ use crate::oidc::{Person, Provider};
 /// How the names of such tokens begin; nobody else may use that.
 pub const LOGIN: &str = "login.";
 /// A person's logins that are good at a time: with another one, the one that ends first is worth nothing any more.
-const MOST_LOGINS: usize = 16;
+const MAX_LOGINS: usize = 16;
 /// Characters of a person's name in a token's.
-const MOST_NAME: usize = 40;
+const MAX_NAME: usize = 40;
 
 impl Control {
     /// The identity provider, if the site has one.
@@ -88,7 +88,7 @@ impl Control {
             .map(|bearer| (bearer.expires_at_ms, bearer.hash))
             .collect();
         own.sort_unstable();
-        let surplus = (own.len() + 1).saturating_sub(MOST_LOGINS);
+        let surplus = (own.len() + 1).saturating_sub(MAX_LOGINS);
         own.into_iter().take(surplus).map(|(_, hash)| hash).collect()
     }
 }
@@ -107,5 +107,5 @@ fn readable(name: &str) -> String {
             '-'
         }
     };
-    name.chars().take(MOST_NAME).map(allowed).collect()
+    name.chars().take(MAX_NAME).map(allowed).collect()
 }

@@ -20,7 +20,7 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 /// Whoever waits for a login waits no longer for the provider.
 const FETCH_LIMIT: Duration = Duration::from_secs(5);
 /// No provider's document has so many bytes.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 /// Keys are asked for anew after this long, and when a token names one that is not known, but not more often than
 /// [`FETCH_PAUSE`]: anybody can send tokens.
 const KEYS_LIFE: Duration = Duration::from_secs(3600);
@@ -427,7 +427,7 @@ impl Provider {
         let named = url.clone();
         let read = tokio::task::spawn_blocking(move || -> Result<T, String> {
             let mut response = agent.get(&url).call().map_err(|error| error.to_string())?;
-            let body = response.body_mut().with_config().limit(MOST_BYTES);
+            let body = response.body_mut().with_config().limit(MAX_BYTES);
             body.read_json().map_err(|error| error.to_string())
         });
         let read = read.await.unwrap_or_else(|error| Err(error.to_string()));

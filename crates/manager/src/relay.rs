@@ -31,7 +31,7 @@ use tracing::Instrument;
 
 use crate::control::{Control, SHOWN_MS};
 use crate::http::Api;
-use crate::requests::{MOST_BODY_BYTES, refuse};
+use crate::requests::{MAX_BODY_BYTES, refuse};
 use crate::world::lease_status;
 
 /// On a request that was passed on once.
@@ -46,9 +46,9 @@ const LIST_DEADLINE: Duration = Duration::from_secs(3);
 const MOVE_PATIENCE: Duration = Duration::from_secs(8);
 const MOVE_TICK: Duration = Duration::from_millis(50);
 /// An answer that is longer is none of ours: the longest list has some 300 bytes for each of 100,000.
-const MOST_ANSWER_BYTES: usize = 64 << 20;
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Connections to one manager that are kept for later.
-const MOST_KEPT: usize = 8;
+const MAX_KEPT: usize = 8;
 
 /// Connections to other managers that are open and idle.
 #[derive(Default)]
@@ -85,7 +85,7 @@ impl Roads {
     fn give(&self, to: PublicKey, road: SendRequest<Body>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = kept.entry(to).or_default();
-        if idle.len() < MOST_KEPT {
+        if idle.len() < MAX_KEPT {
             idle.push(road);
         }
     }
@@ -130,7 +130,7 @@ impl Roads {
             let request = request.body(Body::from(question.body.clone())).ok()?;
             let response = road.send_request(request).await.ok()?;
             let (parts, body) = response.into_parts();
-            let body = to_bytes(Body::new(body), MOST_ANSWER_BYTES).await.ok()?;
+            let body = to_bytes(Body::new(body), MAX_ANSWER_BYTES).await.ok()?;
             self.give(peer.key, road);
             Some(Answer {
                 status: parts.status,
@@ -388,8 +388,8 @@ enum Passed {
 
 async fn pass_on(control: &Api, asker: OnBehalf, about: &About, request: Request) -> Passed {
     let (parts, body) = request.into_parts();
-    let Ok(body) = to_bytes(body, MOST_BODY_BYTES).await else {
-        let text = format!("the body has more than {MOST_BODY_BYTES} bytes");
+    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
+        let text = format!("the body has more than {MAX_BODY_BYTES} bytes");
         return Passed::Answered(refuse(Code::PayloadTooLarge, text).into_response());
     };
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());

@@ -25,7 +25,7 @@ use crate::http::Api;
 use crate::lessee::Lessee;
 
 /// No request of this API comes near it; a lease request with a long module path has some kilobytes.
-pub const MOST_BODY_BYTES: usize = 64 << 10;
+pub const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// A failure as a response.
 #[derive(Debug)]
@@ -342,7 +342,7 @@ pub type NodePath = Result<Path<NodeId>, PathRejection>;
 pub type NamePath = Result<Path<String>, PathRejection>;
 
 /// The longest grace: whoever wants more may as well wait for the leases' own end.
-const MOST_GRACE: Duration = Duration::from_secs(24 * 3600);
+const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
 
 /// What follows the path of `DELETE /v1/nodes/{id}` and `POST /v1/leases/{id}/revoke`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -366,10 +366,10 @@ pub fn asked<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
 pub fn grace(query: Result<Query<Grace>, QueryRejection>) -> Result<Duration, Refusal> {
     let wanted = asked(query)?.grace;
     match Duration::try_from_secs_f64(wanted) {
-        Ok(grace) if grace <= MOST_GRACE => Ok(grace),
+        Ok(grace) if grace <= MAX_GRACE => Ok(grace),
         _ => Err(refuse(
             Code::InvalidRequest,
-            format!("a grace of {wanted} s; give 0 to {} seconds", MOST_GRACE.as_secs()),
+            format!("a grace of {wanted} s; give 0 to {} seconds", MAX_GRACE.as_secs()),
         )),
     }
 }

@@ -33,12 +33,12 @@ const LOCAL_CONNECTIONS: usize = 1_024;
 /// Connections of groups' ranks, which have places of their own too.
 const RENDEZVOUS_CONNECTIONS: usize = 100_000;
 /// Connections from one origin that have shown no token: a quarter of all there is room for, and no more than this.
-const MOST_UNKNOWN_OF_ONE: usize = 1_024;
+const MAX_UNKNOWN_OF_ONE: usize = 1_024;
 /// A connection that finds all of these taken waits 2 s for a place, with so many looks and such pauses. At most an eighth of all
 /// there is room for waits, and of one origin a sixteenth and no more than this.
 const QUEUE_LOOKS: u32 = 100;
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
-const MOST_WAITING_OF_ONE: usize = 1_024;
+const MAX_WAITING_OF_ONE: usize = 1_024;
 /// A peer that has not finished its TLS handshake by then is not worth a descriptor.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// A head that takes longer is an attack or a dead peer; also how long a connection may idle between requests. One without a
@@ -193,8 +193,8 @@ pub async fn serve(listeners: Listeners, room: Room, router: Router, stopping: w
 async fn welcome(listener: Listener, most: usize, router: Router, mut stopping: watch::Receiver<bool>) {
     let room = Arc::new(Semaphore::new(most));
     // Some of the room is for those who are known.
-    let unknown = Admission::new((most * 3).div_ceil(4), most.div_ceil(4).min(MOST_UNKNOWN_OF_ONE));
-    let waiting = Admission::new(most.div_ceil(8), most.div_ceil(16).min(MOST_WAITING_OF_ONE));
+    let unknown = Admission::new((most * 3).div_ceil(4), most.div_ceil(4).min(MAX_UNKNOWN_OF_ONE));
+    let waiting = Admission::new(most.div_ceil(8), most.div_ceil(16).min(MAX_WAITING_OF_ONE));
     let queue = Arc::new(Queue::new(unknown, waiting));
     let mut connections = JoinSet::new();
     loop {

@@ -8,7 +8,7 @@ use axum::extract::ws::{Message, WebSocket};
 use dayfly_lease::State;
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::{
-    Capacity, Event, MAX_NODE_OWNERS, MOST_FABRIC_NAME, MOST_FABRICS, ManagerMessage, Metered, Mode, NodeAddress,
+    Capacity, Event, MAX_NODE_OWNERS, MAX_FABRIC_NAME, MAX_FABRICS, ManagerMessage, Metered, Mode, NodeAddress,
     NodeMessage, NodeSandboxes,
 };
 use dayfly_protocol::error::{Code, Failure};
@@ -26,7 +26,7 @@ use crate::leases::end_message;
 use crate::world::{Empty, Node, Session, Waiting, millis};
 
 /// Of what a node says that a worker asked for, so much is passed on.
-const MOST_INCIDENT_CHARACTERS: usize = 100;
+const MAX_INCIDENT_CHARACTERS: usize = 100;
 /// A node has this long to say who it is.
 const REGISTER_DEADLINE: Duration = Duration::from_secs(10);
 /// A node that does not read for this long is stuck.
@@ -38,7 +38,7 @@ const METERS: usize = 64;
 /// Between two attempts to book.
 const RETRY: Duration = Duration::from_millis(500);
 /// No node says more of an image.
-pub const MOST_IMAGE_BYTES: usize = 2048;
+pub const MAX_IMAGE_BYTES: usize = 2048;
 /// From here on, clocks are worth a word in the log: a tenth of what tokens tolerate.
 const NOTABLE_SKEW_MS: i64 = 6_000;
 
@@ -167,9 +167,9 @@ struct Admitted {
 async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Result<Admitted, Failure> {
     let id = address.id;
     let refused = |text: String| Err(Failure::new(Code::Unauthorized, text));
-    if address.fabrics.len() > MOST_FABRICS || address.fabrics.iter().any(|name| name.len() > MOST_FABRIC_NAME) {
+    if address.fabrics.len() > MAX_FABRICS || address.fabrics.iter().any(|name| name.len() > MAX_FABRIC_NAME) {
         let text =
-            format!("a node is on at most {MOST_FABRICS} fabrics, with names of at most {MOST_FABRIC_NAME} bytes");
+            format!("a node is on at most {MAX_FABRICS} fabrics, with names of at most {MAX_FABRIC_NAME} bytes");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     if let Some(known) = control.world().nodes.get(&id) {
@@ -364,7 +364,7 @@ impl Control {
                     } else {
                         Mode::Warm
                     };
-                    let image = image.filter(|image| image.len() <= MOST_IMAGE_BYTES);
+                    let image = image.filter(|image| image.len() <= MAX_IMAGE_BYTES);
                     let sandbox = sandbox.unwrap_or(record.sandbox);
                     let is_hot_as_asked = (mode == Mode::Hot) == (record.mode == Mode::Hot);
                     if !is_hot_as_asked || image.is_some() || sandbox != record.sandbox {
@@ -435,7 +435,7 @@ impl Control {
                 let Some(record) = world.leases.get(&lease).filter(|record| record.node == id) else {
                     return Ok(());
                 };
-                let what: String = what.chars().take(MOST_INCIDENT_CHARACTERS).collect();
+                let what: String = what.chars().take(MAX_INCIDENT_CHARACTERS).collect();
                 tracing::warn!(node = %id, %lease, tenant = %record.tenant, what, "a worker was refused something hostile");
                 drop(world);
                 self.metrics.incident();

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 /// A connection without a token must send a whole request within each such time, and is closed after one without.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// So many such times a request without a token may take to be answered, reading the answer included: a login asks a provider.
-const MOST_BUSY: u32 = 6;
+const MAX_BUSY: u32 = 6;
 
 /// Where somebody connects from: an address, or a user of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,7 +68,7 @@ impl Visitor {
                 0 => 0,
                 _ => busy_for + 1,
             };
-            if busy_for >= MOST_BUSY {
+            if busy_for >= MAX_BUSY {
                 return;
             }
             begun = now;
@@ -190,7 +190,7 @@ mod tests {
             () = visitor.outstays(None) => panic!("it was sent away"),
         }
         let _endless = Busy::new(&visitor);
-        assert!(stays(MOST_BUSY - 1).await.is_err());
-        assert!(stays(MOST_BUSY + 1).await.is_ok());
+        assert!(stays(MAX_BUSY - 1).await.is_err());
+        assert!(stays(MAX_BUSY + 1).await.is_ok());
     }
 }

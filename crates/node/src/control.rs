@@ -23,7 +23,7 @@ const FRAME_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest wait for the end of a released lease, which takes milliseconds.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest wait of a request for output.
-const MOST_WAIT: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait of a lease request for its executor.
 const EXECUTOR_PATIENCE: Duration = Duration::from_secs(12);
 
@@ -235,7 +235,7 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
             let run = own(node.lease_or_memory(token)?, token)?;
             let (printed, mut over) = (run.printed(), run.over.subscribe());
             tokio::select! {
-                () = printed.wait(from, MOST_WAIT.min(Duration::from_millis(wait_ms.into()))) => {}
+                () = printed.wait(from, MAX_WAIT.min(Duration::from_millis(wait_ms.into()))) => {}
                 _ = over.wait_for(|over| *over) => {}
             }
             // Read this flag first: then the output that is read next is complete.

@@ -17,8 +17,8 @@ use crate::node::Node;
 /// Name of the socket in the sandbox's directory.
 pub const DOOR: &str = "node.sock";
 /// Bounds for one sandbox: connections without a verified hello, and open control connections.
-const MOST_UNVERIFIED: usize = 32;
-const MOST_CONTROL: usize = 256;
+const MAX_UNVERIFIED: usize = 32;
+const MAX_CONTROL: usize = 256;
 
 /// The open socket. Dropping it closes it.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub fn open(node: &Arc<Node>, dir: &Path) -> std::io::Result<Door> {
     // The sandbox's user owns nothing and needs the permission; the directory keeps other users out.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777))?;
     let (open, closed) = oneshot::channel::<()>();
-    let (mine, gate) = (node.clone(), Gate::new(MOST_UNVERIFIED, MOST_CONTROL));
+    let (mine, gate) = (node.clone(), Gate::new(MAX_UNVERIFIED, MAX_CONTROL));
     node.background(async move {
         tokio::select! {
             () = gate.accept_unix(&mine, listener) => {}

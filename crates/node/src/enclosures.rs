@@ -17,7 +17,7 @@ use crate::executors::Opening;
 
 /// Most processes and threads of an isolated executor without a control group to count them. The lease is unknown when
 /// this is set, so it suits the largest one.
-const MOST_TASKS: u32 = 4096;
+const MAX_TASKS: u32 = 4096;
 
 /// Makes enclosures.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl Enclosures {
             network: opening.network,
             scratch_bytes: self.scratch_bytes,
             most_tasks: if missing.contains(&Controller::Pids) {
-                MOST_TASKS
+                MAX_TASKS
             } else {
                 0
             },

@@ -34,7 +34,7 @@ const END_DEADLINE: Duration = Duration::from_millis(500);
 /// Longest wait for output in the pipes of an executor that has ended.
 const OUTPUT_DEADLINE: Duration = Duration::from_millis(100);
 /// Most output pipes of an executor's workers: more than the workers of a lease need.
-const MOST_READERS: usize = 4096;
+const MAX_READERS: usize = 4096;
 /// Bytes of an executor's output that explain its death.
 const LAST_WORDS_BYTES: usize = 4 << 10;
 
@@ -206,7 +206,7 @@ impl Executor {
     pub fn tell_apart(&mut self, worker: WorkerIndex, meter: &Meter, output: Output) -> std::io::Result<()> {
         // Readers of dead workers have ended, or will soon; an honest executor has few more.
         while self.readers.try_join_next().is_some() {}
-        if self.readers.len() > MOST_READERS {
+        if self.readers.len() > MAX_READERS {
             return Err(std::io::Error::other("too many of its workers print at once"));
         }
         let last = Arc::new(OnceLock::new());
@@ -556,7 +556,7 @@ impl Drop for Guests {
 }
 
 /// Most passes over the list of children. Each ends a process, or is one of the last two.
-const MOST_PASSES: usize = 1000;
+const MAX_PASSES: usize = 1000;
 
 /// Kills and reaps every child of this process that is not a living executor: what an executor left that died before it
 /// could end it.
@@ -567,7 +567,7 @@ const MOST_PASSES: usize = 1000;
 /// Does nothing while there are [`Guests`]; their owner calls it when they have ended.
 pub fn end_unknown_children() {
     let mut quiet = 0;
-    for _ in 0..MOST_PASSES {
+    for _ in 0..MAX_PASSES {
         if GUESTS.load(Ordering::Acquire) > 0 {
             return;
         }

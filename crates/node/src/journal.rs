@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Growth in bytes after which the file is rewritten.
-const MOST_GROWTH: u64 = 16 << 20;
+const MAX_GROWTH: u64 = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -225,7 +225,7 @@ impl Journal {
         let mut inner = self.inner();
         // The state in memory stays valid even if the disk refuses the record.
         inner.books.apply(record);
-        if inner.torn || inner.grown > MOST_GROWTH {
+        if inner.torn || inner.grown > MAX_GROWTH {
             inner.file = rewrite(&self.path, &inner.books)?;
             inner.grown = 0;
             inner.torn = false;

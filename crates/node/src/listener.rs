@@ -29,12 +29,12 @@ const VERDICT_DEADLINE: Duration = Duration::from_secs(1);
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// Most connections without a verified hello, by TCP and by the Unix socket. One address or one user may have half of
 /// them. Each costs a task and a hello's bytes.
-const MOST_UNVERIFIED: usize = 1024;
+const MAX_UNVERIFIED: usize = 1024;
 /// A connection without a free place waits for 2 s and checks this often, if no more wait than there are places.
 const QUEUE_LOOKS: u32 = 100;
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
 /// Most open control connections. One tenant may have three quarters of them.
-const MOST_CONTROL: usize = 4096;
+const MAX_CONTROL: usize = 4096;
 
 /// Silence after which the kernel probes a peer, and the interval of its three probes.
 const KEEPALIVE: Duration = Duration::from_secs(3);
@@ -44,7 +44,7 @@ const IN_USE_LIMIT: Duration = Duration::from_secs(1);
 const IN_USE_LOOK: Duration = Duration::from_millis(20);
 
 /// Longest path in the kernel's `sockaddr_un`, without the final zero byte.
-const MOST_PATH_BYTES: usize = 107;
+const MAX_PATH_BYTES: usize = 107;
 
 #[derive(Debug)]
 pub enum Connection {
@@ -148,7 +148,7 @@ pub async fn bind(options: &Options) -> Result<Sockets, NodeError> {
 async fn try_bind(options: &Options) -> Result<Sockets, NodeError> {
     let path = options.unix_path();
     let bytes = path.as_os_str().len();
-    if bytes > MOST_PATH_BYTES {
+    if bytes > MAX_PATH_BYTES {
         return Err(NodeError::LongPath { path, bytes });
     }
     remove_stale(&path)?;
@@ -195,9 +195,9 @@ impl Sockets {
 
     /// Accepts until the node closes.
     pub fn serve(self, node: &Arc<Node>) {
-        let gate = Gate::new(MOST_UNVERIFIED, MOST_CONTROL);
+        let gate = Gate::new(MAX_UNVERIFIED, MAX_CONTROL);
         // A flood of the port does not exclude this machine's clients.
-        let (unix, mine, its_gate) = (self.unix, node.clone(), gate.beside(MOST_UNVERIFIED));
+        let (unix, mine, its_gate) = (self.unix, node.clone(), gate.beside(MAX_UNVERIFIED));
         node.background(async move { its_gate.accept_unix(&mine, unix).await });
         if let Some(tcp) = self.tcp {
             let mine = node.clone();

@@ -35,7 +35,7 @@ const END_PATIENCE: Duration = Duration::from_secs(4);
 /// How long a reclaimed node waits until its last usage is booked before it reports that it is empty.
 const BOOKED_PATIENCE: Duration = Duration::from_secs(5);
 /// Longest message of a manager, in bytes.
-const MOST_MESSAGE_BYTES: usize = 1 << 20;
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Interval at which the usage of running leases is journaled and sent.
 const METERS_EVERY: Duration = Duration::from_secs(2);
 /// Shortest interval between entries of ended leases. Each entry costs the manager a sync of its disk, which a burst of
@@ -147,7 +147,7 @@ async fn register(
 ) -> Result<(Socket, u64, Duration), Lost> {
     let mut lost = Lost::NoCredential;
     for bearer in bearers(node, link) {
-        let mut socket = match link::connect(managers.now(), PATH, &bearer, MOST_MESSAGE_BYTES).await {
+        let mut socket = match link::connect(managers.now(), PATH, &bearer, MAX_MESSAGE_BYTES).await {
             Ok(socket) => socket,
             Err(link::Error::Unauthorized) => {
                 lost = Lost::Unauthorized;

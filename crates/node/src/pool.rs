@@ -21,7 +21,7 @@ const SHELF_LIFE: Duration = Duration::from_secs(300);
 /// some milliseconds.
 const REFILL_PAUSE: Duration = Duration::from_millis(100);
 /// Most parked executors in total.
-const MOST_PARKED: usize = 32;
+const MAX_PARKED: usize = 32;
 
 #[derive(Debug)]
 struct Shelf {
@@ -192,7 +192,7 @@ impl Pool {
         let Some(shelf) = shelves.get_mut(kind) else { return };
         let missing = wanted
             .saturating_sub(shelf.parked.len() + shelf.starting)
-            .min(MOST_PARKED.saturating_sub(total));
+            .min(MAX_PARKED.saturating_sub(total));
         shelf.starting += missing;
         drop(shelves);
         for _ in 0..missing {

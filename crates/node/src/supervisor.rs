@@ -20,7 +20,7 @@ use crate::node::Node;
 use crate::{affinity, connector, runtimes};
 
 /// Most deaths of executors in [`DEATH_WINDOW`]; after more, another executor would only die again.
-const MOST_DEATHS: usize = 3;
+const MAX_DEATHS: usize = 3;
 const DEATH_WINDOW: Duration = Duration::from_secs(10);
 
 /// Memory in bytes of an isolated executor's parent and interpreter, in addition to its lease's.
@@ -32,8 +32,8 @@ const TASKS_PER_WORKER: u32 = 256;
 
 /// Most messages of an executor in a second, and for each of its workers. An honest one sends some for every worker
 /// that starts or ends and every channel that closes.
-const MOST_MESSAGES: u32 = 1000;
-const MOST_MESSAGES_PER_WORKER: u32 = 100;
+const MAX_MESSAGES: u32 = 1000;
+const MAX_MESSAGES_PER_WORKER: u32 = 100;
 
 /// Counts messages in each second.
 struct Chatter {
@@ -95,7 +95,7 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Execut
             tracing::warn!(lease = %run.id(), pid = executor.pid(), words, "an executor died and is replaced");
             deaths.retain(|at| at.elapsed() < DEATH_WINDOW);
             deaths.push(Instant::now());
-            if deaths.len() > MOST_DEATHS {
+            if deaths.len() > MAX_DEATHS {
                 run.executor_failed(Failure::new(
                     Code::ExecutorFailed,
                     format!("the lease's executor died {} times in a row: {words}", deaths.len()),
@@ -229,7 +229,7 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
     let mut chatter = Chatter {
         since: Instant::now(),
         heard: 0,
-        most: MOST_MESSAGES + MOST_MESSAGES_PER_WORKER * u32::from(run.granted.reservation.workers),
+        most: MAX_MESSAGES + MAX_MESSAGES_PER_WORKER * u32::from(run.granted.reservation.workers),
     };
     loop {
         let pace = match run.tick() {

@@ -271,10 +271,10 @@ pub struct GangRequest {
 }
 
 /// Most workers of a gang.
-pub const MOST_RANKS: u16 = 4_096;
+pub const MAX_RANKS: u16 = 4_096;
 
 /// Longest wait of a lease request, in milliseconds. A client that wants to wait longer repeats the request.
-pub const MOST_WAIT_MS: u64 = 20_000;
+pub const MAX_WAIT_MS: u64 = 20_000;
 
 fn one() -> u16 {
     1
@@ -341,9 +341,9 @@ pub struct NodeAddress {
 }
 
 /// Most fabrics of a node.
-pub const MOST_FABRICS: usize = 16;
+pub const MAX_FABRICS: usize = 16;
 /// Longest name of a fabric, in bytes.
-pub const MOST_FABRIC_NAME: usize = 64;
+pub const MAX_FABRIC_NAME: usize = 64;
 
 /// Resources of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -482,7 +482,7 @@ pub struct Usage {
 }
 
 /// Most functions that are metered separately in one lease. All others are metered together.
-pub const MOST_FUNCTIONS: usize = 64;
+pub const MAX_FUNCTIONS: usize = 64;
 /// Name under which all other functions are metered.
 pub const OTHER_FUNCTIONS: &str = "others";
 

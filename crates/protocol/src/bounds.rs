@@ -1,7 +1,7 @@
 //! Length limits of stored and displayed texts. Longer texts are refused before anything is written.
 
 use crate::error::{Code, Failure};
-use crate::tasks::{Cancellation, EndpointSpec, Forgetting, FunctionRegistration, MOST_MEMBERS, MOST_NAME_BYTES, TEAM};
+use crate::tasks::{Cancellation, EndpointSpec, Forgetting, FunctionRegistration, MAX_MEMBERS, MAX_NAME_BYTES, TEAM};
 
 /// Longest tag, idempotency key or image name.
 pub const MAX_TAG_BYTES: usize = 256;
@@ -31,14 +31,14 @@ pub fn check(what: &str, text: &str, max_bytes: usize) -> Result<(), Failure> {
 /// # Errors
 /// As [`check`].
 pub fn check_shared(shared_with: &[String]) -> Result<(), Failure> {
-    if shared_with.len() > MOST_MEMBERS {
+    if shared_with.len() > MAX_MEMBERS {
         let text = format!(
-            "it is shared with {} names; {MOST_MEMBERS} are allowed: make a team of them",
+            "it is shared with {} names; {MAX_MEMBERS} are allowed: make a team of them",
             shared_with.len()
         );
         return Err(Failure::new(Code::InvalidRequest, text));
     }
-    let most = TEAM.len() + MOST_NAME_BYTES;
+    let most = TEAM.len() + MAX_NAME_BYTES;
     let mut each = shared_with.iter();
     each.try_for_each(|name| check("a name that it is shared with", name, most))
 }
@@ -52,7 +52,7 @@ impl FunctionRegistration {
         check(
             "the function's name",
             self.name.as_deref().unwrap_or_default(),
-            MOST_NAME_BYTES,
+            MAX_NAME_BYTES,
         )?;
         check("the function's description", &self.description, MAX_DESCRIPTION_BYTES)?;
         check("the function's source", &self.source, MAX_SOURCE_BYTES)?;
@@ -72,7 +72,7 @@ impl EndpointSpec {
     /// As [`check`].
     pub fn check_texts(&self) -> Result<(), Failure> {
         check("the endpoint's description", &self.description, MAX_DESCRIPTION_BYTES)?;
-        check("the provider's name", &self.provider, MOST_NAME_BYTES)?;
+        check("the provider's name", &self.provider, MAX_NAME_BYTES)?;
         check_shared(&self.shared_with)
     }
 }
@@ -87,7 +87,7 @@ impl Cancellation {
         check(
             "the endpoint's name",
             self.endpoint.as_deref().unwrap_or_default(),
-            MOST_NAME_BYTES,
+            MAX_NAME_BYTES,
         )
     }
 }

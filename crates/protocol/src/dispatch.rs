@@ -15,7 +15,7 @@ use crate::error::Failure;
 use crate::executor::Form;
 use crate::ids::{CodeHash, FunctionId, TaskId, TenantId, TriggerId};
 use crate::node_api::Stream;
-use crate::tasks::{BlockStatus, EndpointSpec, MOST_BODY_BYTES, Resources};
+use crate::tasks::{BlockStatus, EndpointSpec, MAX_BODY_BYTES, Resources};
 use crate::triggers::{FileSeen, Watch};
 
 /// One execution of a task. A retry of the same task is another attempt.
@@ -172,7 +172,7 @@ const PART_BYTES: usize = 4 << 20;
 /// Most bytes of an entry besides its payload.
 const ENTRY_BYTES: usize = 256;
 /// Most bytes of a frame: the largest payload and its envelope.
-pub const MOST_FRAME_BYTES: usize = MOST_BODY_BYTES + (1 << 20);
+pub const MAX_FRAME_BYTES: usize = MAX_BODY_BYTES + (1 << 20);
 
 fn parts<T>(entries: Vec<T>, payload: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut made: Vec<Vec<T>> = Vec::new();
@@ -305,7 +305,7 @@ pub enum FromDispatcher {
     /// Attempts that have been running for a while.
     Running(Vec<Attempt>),
     Ended(Vec<Ended>),
-    /// Files that a trigger waits for and that no longer change. At most [`MOST_FILES`](crate::triggers::MOST_FILES) at
+    /// Files that a trigger waits for and that no longer change. At most [`MAX_FILES`](crate::triggers::MAX_FILES) at
     /// a time; repeated until they are [noted](ToDispatcher::Noted).
     Arrived {
         /// The trigger.
@@ -365,7 +365,7 @@ mod tests {
         let seen: Vec<_> = seen.collect();
         assert_eq!(seen, [vec![3 << 20], vec![3 << 20, 100], vec![60 << 20], vec![0]]);
         for part in &parts {
-            assert!(rmp_serde::to_vec_named(part).unwrap().len() < MOST_FRAME_BYTES);
+            assert!(rmp_serde::to_vec_named(part).unwrap().len() < MAX_FRAME_BYTES);
         }
     }
 }

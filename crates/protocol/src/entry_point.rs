@@ -16,7 +16,7 @@ use crate::tasks::JsonCall;
 /// The environment variable that gives workers their image's entry point, as [`Start`] in JSON.
 pub const VARIABLE: &str = "DAYFLY_ENTRY_POINT";
 /// Most words of a function, and of a call.
-const MOST_WORDS: usize = 10_000;
+const MAX_WORDS: usize = 10_000;
 
 /// How the image starts its program.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,9 +61,9 @@ impl Words {
     pub fn read(code: &[u8]) -> Result<Self, String> {
         let words: Vec<String> = serde_json::from_slice(code)
             .map_err(|error| format!("the code of an entry point is a JSON array of texts, its words ({error})"))?;
-        if words.len() > MOST_WORDS {
+        if words.len() > MAX_WORDS {
             return Err(format!(
-                "an entry point of {} words; {MOST_WORDS} are allowed",
+                "an entry point of {} words; {MAX_WORDS} are allowed",
                 words.len()
             ));
         }
@@ -153,8 +153,8 @@ impl Words {
             }
             filled.push(whole);
         }
-        match filled.len() > MOST_WORDS {
-            true => Err(format!("a call of {} words; {MOST_WORDS} are allowed", filled.len())),
+        match filled.len() > MAX_WORDS {
+            true => Err(format!("a call of {} words; {MAX_WORDS} are allowed", filled.len())),
             false => Ok(filled),
         }
     }

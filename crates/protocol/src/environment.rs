@@ -8,9 +8,9 @@ use crate::error::{Code, Failure};
 use crate::ids::EnvironmentHash;
 
 /// Most requirements of an environment.
-pub const MOST_REQUIREMENTS: usize = 2_000;
+pub const MAX_REQUIREMENTS: usize = 2_000;
 /// Most bytes of all requirements together.
-pub const MOST_REQUIREMENT_BYTES: usize = 1 << 20;
+pub const MAX_REQUIREMENT_BYTES: usize = 1 << 20;
 /// The package that every worker has, in its node's version.
 const GIVEN: &str = "dayfly";
 
@@ -58,11 +58,11 @@ impl Environment {
             }
         }
         let bytes: usize = self.requirements.iter().map(String::len).sum();
-        if self.requirements.len() > MOST_REQUIREMENTS || bytes > MOST_REQUIREMENT_BYTES {
+        if self.requirements.len() > MAX_REQUIREMENTS || bytes > MAX_REQUIREMENT_BYTES {
             return Err(Failure::new(
                 Code::TooLarge,
                 format!(
-                    "an environment of {} requirements in {bytes} bytes; at most {MOST_REQUIREMENTS} in {MOST_REQUIREMENT_BYTES} \
+                    "an environment of {} requirements in {bytes} bytes; at most {MAX_REQUIREMENTS} in {MAX_REQUIREMENT_BYTES} \
                      bytes are built: name fewer, leave the hashes out, or use a container image",
                     self.requirements.len()
                 ),
@@ -181,9 +181,9 @@ mod tests {
 
     #[test]
     fn too_much_is_refused() {
-        let many = vec!["numpy"; MOST_REQUIREMENTS + 1];
+        let many = vec!["numpy"; MAX_REQUIREMENTS + 1];
         assert_eq!(of(&many).check().unwrap_err().code, Code::TooLarge);
-        let long = format!("numpy=={}", "1".repeat(MOST_REQUIREMENT_BYTES));
+        let long = format!("numpy=={}", "1".repeat(MAX_REQUIREMENT_BYTES));
         assert_eq!(of(&[&long]).check().unwrap_err().code, Code::TooLarge);
     }
 

@@ -6,16 +6,16 @@ use utoipa::ToSchema;
 
 use crate::error::{Code, Failure};
 use crate::ids::{FlowId, FunctionId};
-use crate::tasks::{MOST_NAME_BYTES, TaskOptions};
+use crate::tasks::{MAX_NAME_BYTES, TaskOptions};
 
 /// Most steps of a flow.
-pub const MOST_STEPS: usize = 100;
+pub const MAX_STEPS: usize = 100;
 /// Names the flow's input in [`FlowStep::from`].
 pub const INPUT: &str = "input";
 /// Most unfinished flows of a tenant.
-pub const MOST_FLOWS: usize = 10_000;
+pub const MAX_FLOWS: usize = 10_000;
 /// Most bytes of a flow's input and the results of all its steps together.
-pub const MOST_RESULT_BYTES: usize = 64 << 20;
+pub const MAX_RESULT_BYTES: usize = 64 << 20;
 
 /// A function that a flow calls once, or once for each element of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -139,13 +139,13 @@ impl FlowRequest {
     /// `InvalidRequest` when a step refers to a step that does not precede it, when two steps share a name, or when the
     /// number of steps is out of bounds.
     pub fn arguments(&self) -> Result<Vec<Vec<Option<usize>>>, Failure> {
-        if self.steps.is_empty() || self.steps.len() > MOST_STEPS {
-            let text = format!("a flow of {} steps; give 1 to {MOST_STEPS}", self.steps.len());
+        if self.steps.is_empty() || self.steps.len() > MAX_STEPS {
+            let text = format!("a flow of {} steps; give 1 to {MAX_STEPS}", self.steps.len());
             return Err(Failure::new(Code::InvalidRequest, text));
         }
-        if self.name.len() > MOST_NAME_BYTES {
+        if self.name.len() > MAX_NAME_BYTES {
             let text = format!(
-                "the flow's name has {} bytes; {MOST_NAME_BYTES} are allowed",
+                "the flow's name has {} bytes; {MAX_NAME_BYTES} are allowed",
                 self.name.len()
             );
             return Err(Failure::new(Code::InvalidRequest, text));

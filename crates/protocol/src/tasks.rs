@@ -16,27 +16,27 @@ use crate::node_api::Stream;
 /// Content type of MessagePack bodies.
 pub const MESSAGE_PACK: &str = "application/msgpack";
 /// Most bytes of a body that contains functions, tasks or flows, or lists tasks.
-pub const MOST_BODY_BYTES: usize = 64 << 20;
+pub const MAX_BODY_BYTES: usize = 64 << 20;
 /// Most bytes of a body that lists tenants to share with.
 pub const MAX_SHARING_BODY_BYTES: usize = 2 << 20;
 /// Most bytes of one task's result in JSON. Clients of other formats fetch long results by reference.
-pub const MOST_ANSWER_BYTES: usize = 64 << 20;
+pub const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Most tasks in one submission.
-pub const MOST_TASKS: usize = 100_000;
+pub const MAX_TASKS: usize = 100_000;
 /// Most dependencies of a task.
-pub const MOST_AFTER: usize = 10_000;
+pub const MAX_AFTER: usize = 10_000;
 /// Prefix of a team's name in a sharing list.
 pub const TEAM: &str = "team:";
 /// Most members of a team.
-pub const MOST_MEMBERS: usize = 10_000;
+pub const MAX_MEMBERS: usize = 10_000;
 /// Most teams of one owner.
-pub const MOST_TEAMS: usize = 1_000;
+pub const MAX_TEAMS: usize = 1_000;
 /// Longest name, in bytes. [`bounds`](crate::bounds) limits other texts.
-pub const MOST_NAME_BYTES: usize = 128;
+pub const MAX_NAME_BYTES: usize = 128;
 /// Longest delay before a retry, in milliseconds.
-pub const MOST_RETRY_WAIT_MS: u32 = 3_600_000;
+pub const MAX_RETRY_WAIT_MS: u32 = 3_600_000;
 /// Longest wait of a request for outcomes, in milliseconds.
-pub const MOST_WAIT_MS: u64 = 30_000;
+pub const MAX_WAIT_MS: u64 = 30_000;
 
 /// Last byte of a payload that is a call in JSON. Python workers recognise it.
 pub const JSON_CALL: u8 = 5;

@@ -10,20 +10,20 @@ use crate::ids::{FlowId, FunctionId, TaskId, TriggerId};
 use crate::tasks::{TaskOptions, TaskState};
 
 /// Most bytes of one event: the body of a webhook request, and the argument of its function.
-pub const MOST_EVENT_BYTES: usize = 1 << 20;
+pub const MAX_EVENT_BYTES: usize = 1 << 20;
 /// Most triggers of a tenant.
-pub const MOST_TRIGGERS: usize = 1_000;
+pub const MAX_TRIGGERS: usize = 1_000;
 /// Most events that wait to become tasks. Further events are refused until the number falls.
-pub const MOST_WAITING_EVENTS: u64 = 100_000;
+pub const MAX_WAITING_EVENTS: u64 = 100_000;
 /// Most events that a trigger's history keeps. The oldest are discarded first.
-pub const MOST_EVENTS: u64 = 100_000;
+pub const MAX_EVENTS: u64 = 100_000;
 /// Most events in the history of a trigger that waits for files. An endpoint reports all files again when it
 /// reconnects.
-pub const MOST_FILE_EVENTS: u64 = 2_000_000;
+pub const MAX_FILE_EVENTS: u64 = 2_000_000;
 /// Most bytes of a trigger's settings, in JSON.
-pub const MOST_SPEC_BYTES: usize = 64 << 10;
+pub const MAX_SPEC_BYTES: usize = 64 << 10;
 /// Most files in one message from an endpoint.
-pub const MOST_FILES: usize = 1_000;
+pub const MAX_FILES: usize = 1_000;
 /// Bounds of the polling interval of a directory or bucket, in milliseconds.
 pub const LOOKS_MS: std::ops::RangeInclusive<u32> = 100..=86_400_000;
 

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::ClientConnection;
 
 use crate::keys::GroupKeys;
-use crate::messages::{FromRank, MOST_TO_RANK, PROBE_BYTES, ToRank, from_probe, take_frame, to_frame};
+use crate::messages::{FromRank, MAX_TO_RANK, PROBE_BYTES, ToRank, from_probe, take_frame, to_frame};
 use crate::socket::{dial, wait_for};
 
 /// Pings in each heartbeat interval, since some may be late.
@@ -254,7 +254,7 @@ impl Contact {
 
     /// Takes the next received message. A refusal is returned as an error.
     pub fn take(&mut self) -> Result<Option<ToRank>, Failure> {
-        match take_frame(&mut self.received, MOST_TO_RANK)? {
+        match take_frame(&mut self.received, MAX_TO_RANK)? {
             Some(ToRank::Refused { failure }) => Err(failure),
             Some(message) => Ok(Some(message)),
             None if self.ended => Err(unreachable(self.server, "ended the connection")),

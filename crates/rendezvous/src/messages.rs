@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 /// Protocol version; both sides must have the same.
 pub const VERSION: u32 = 2;
 /// Longest frame from a rank, in bytes.
-pub const MOST_FROM_RANK: usize = 16 << 10;
+pub const MAX_FROM_RANK: usize = 16 << 10;
 /// Longest frame from the rendezvous, in bytes: about 700 for each rank of the largest group.
-pub(crate) const MOST_TO_RANK: usize = 64 << 20;
+pub(crate) const MAX_TO_RANK: usize = 64 << 20;
 /// Most addresses of a rank.
-pub const MOST_ADDRESSES: usize = 16;
+pub const MAX_ADDRESSES: usize = 16;
 /// Most missing ranks that are named.
-pub const MOST_MISSING: usize = 16;
+pub const MAX_MISSING: usize = 16;
 /// Length of a relay ticket in bytes.
 pub const TICKET_BYTES: usize = 64;
 /// First bytes of a connection to the relay, before its ticket. The first byte distinguishes it from TLS.
@@ -277,14 +277,14 @@ mod tests {
     #[test]
     fn an_announced_length_beyond_the_limit_is_refused_before_it_comes() {
         let mut received = u32::MAX.to_le_bytes().to_vec();
-        let failure = take_frame::<FromRank>(&mut received, MOST_FROM_RANK).unwrap_err();
+        let failure = take_frame::<FromRank>(&mut received, MAX_FROM_RANK).unwrap_err();
         assert_eq!(failure.code, Code::ProtocolViolation);
     }
 
     proptest! {
         #[test]
         fn garbage_is_an_error_or_nothing_and_never_a_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            let _ = take_frame::<FromRank>(&mut bytes, MOST_FROM_RANK);
+            let _ = take_frame::<FromRank>(&mut bytes, MAX_FROM_RANK);
         }
 
         #[test]

@@ -33,7 +33,7 @@ const VALID: Duration = Duration::from_secs(60);
 /// How long the first half waits for the second.
 const WAIT: Duration = Duration::from_secs(30);
 /// Most waiting halves.
-const MOST_WAITING: usize = 50_000;
+const MAX_WAITING: usize = 50_000;
 /// Capacity of a pipe, if the system permits it; the default is 64 KiB.
 const PIPE_BYTES: usize = 1 << 20;
 
@@ -139,7 +139,7 @@ impl Relay {
                 // The same rank again: replace its former connection.
                 _ => {}
             }
-            if waiting.len() >= MOST_WAITING {
+            if waiting.len() >= MAX_WAITING {
                 return Err(Failure::new(Code::NoCapacity, "relay: too many wait already"));
             }
             let (hand_over, received) = oneshot::channel();

@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
 use crate::keys;
-use crate::messages::{FromRank, Join, MOST_FROM_RANK, RELAY_MAGIC, Seat, ToRank, probe_bytes, take_frame, to_frame};
+use crate::messages::{FromRank, Join, MAX_FROM_RANK, RELAY_MAGIC, Seat, ToRank, probe_bytes, take_frame, to_frame};
 use crate::relay::Relay;
 use crate::state::{Conn, Effect, State};
 
@@ -32,7 +32,7 @@ const TLS_FIRST: u8 = 0x16;
 const RELAY_FIRST: u8 = RELAY_MAGIC[0];
 /// Most unauthenticated connections from one address: a quarter of all, and at most the ranks of one group, which may
 /// arrive at once.
-const MOST_UNKNOWN_OF_ONE: usize = 4_096;
+const MAX_UNKNOWN_OF_ONE: usize = 4_096;
 /// Pause after a failed `accept`, for example for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -149,7 +149,7 @@ impl Bound {
             room: Arc::new(Semaphore::new(options.most_connections.min(Semaphore::MAX_PERMITS))),
             unknown: Admission::new(
                 (options.most_connections * 3).div_ceil(4),
-                options.most_connections.div_ceil(4).min(MOST_UNKNOWN_OF_ONE),
+                options.most_connections.div_ceil(4).min(MAX_UNKNOWN_OF_ONE),
             ),
             options,
         };
@@ -290,7 +290,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     /// The next message; `None` at the end.
     async fn next<T: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<T>, Failure> {
         loop {
-            if let Some(message) = take_frame(&mut self.received, MOST_FROM_RANK)? {
+            if let Some(message) = take_frame(&mut self.received, MAX_FROM_RANK)? {
                 return Ok(Some(message));
             }
             match self.from.read_buf(&mut self.received).await {

@@ -9,21 +9,21 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
 
-use crate::messages::{Join, MOST_MISSING, Sealed, Seat, ToRank, VERSION};
+use crate::messages::{Join, MAX_MISSING, Sealed, Seat, ToRank, VERSION};
 
 /// Number of a connection. The server uses each number once.
 pub type Conn = u64;
 
 /// Ranks of the largest group.
-const MOST_RANKS: u32 = 1 << 16;
+const MAX_RANKS: u32 = 1 << 16;
 /// Longest name of a group or of a run, in bytes.
-const MOST_NAME: usize = 200;
+const MAX_NAME: usize = 200;
 /// Longest reason that is passed on, in characters.
-const MOST_REASON: usize = 500;
+const MAX_REASON: usize = 500;
 /// Most groups at a time.
-const MOST_GROUPS: usize = 100_000;
+const MAX_GROUPS: usize = 100_000;
 /// Most finished runs that are remembered.
-const MOST_OVER: usize = 10_000;
+const MAX_OVER: usize = 10_000;
 
 /// A message to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +81,7 @@ fn refused<T>(code: Code, text: impl Into<String>) -> Result<T, Failure> {
 }
 
 fn cut(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MOST_REASON).collect()
+    text.chars().filter(|c| !c.is_control()).take(MAX_REASON).collect()
 }
 
 fn check(join: &Join) -> Result<(), Failure> {
@@ -93,16 +93,16 @@ fn check(join: &Join) -> Result<(), Failure> {
         return refused(Code::VersionMismatch, text);
     }
     for (what, text) in [("name", &join.name), ("run", &join.run)] {
-        if text.len() > MOST_NAME || text.chars().any(char::is_control) {
-            let text = format!("a group's {what} has at most {MOST_NAME} bytes and no control characters");
+        if text.len() > MAX_NAME || text.chars().any(char::is_control) {
+            let text = format!("a group's {what} has at most {MAX_NAME} bytes and no control characters");
             return refused(Code::InvalidRequest, text);
         }
     }
     if join.name.is_empty() {
         return refused(Code::InvalidRequest, "a group has a name; this one's is empty");
     }
-    if join.size == 0 || join.size > MOST_RANKS {
-        let text = format!("a group has 1 to {MOST_RANKS} ranks, not {}", join.size);
+    if join.size == 0 || join.size > MAX_RANKS {
+        let text = format!("a group has 1 to {MAX_RANKS} ranks, not {}", join.size);
         return refused(Code::InvalidRequest, text);
     }
     if let Some(rank) = join.rank.filter(|rank| *rank >= join.size) {
@@ -191,8 +191,8 @@ impl State {
     }
 
     fn create(&mut self, key: &Key, verifier: PublicKey, size: u32, nonce: [u8; 16]) -> Result<(), Failure> {
-        if self.groups.len() >= MOST_GROUPS {
-            let text = format!("this rendezvous has {MOST_GROUPS} groups already: wait, or use another");
+        if self.groups.len() >= MAX_GROUPS {
+            let text = format!("this rendezvous has {MAX_GROUPS} groups already: wait, or use another");
             return refused(Code::NoCapacity, text);
         }
         self.names.entry(key.0.clone()).or_insert((verifier, 0)).1 += 1;
@@ -248,7 +248,7 @@ impl State {
             return Ok((Vec::new(), 0));
         }
         let count = group.size - u32::try_from(group.members.len()).unwrap_or(group.size);
-        Ok((group.missing().take(MOST_MISSING).collect(), count))
+        Ok((group.missing().take(MAX_MISSING).collect(), count))
     }
 
     /// The pair that a rank wants relayed: the run's random name, and both ranks.
@@ -340,7 +340,7 @@ impl State {
         if !key.1.is_empty() {
             self.over.insert(key.clone(), group.verifier);
             self.over_since.push_back(key.clone());
-            if self.over_since.len() > MOST_OVER
+            if self.over_since.len() > MAX_OVER
                 && let Some(oldest) = self.over_since.pop_front()
             {
                 self.over.remove(&oldest);

@@ -5,7 +5,7 @@
 //! All other calls return "not implemented", which the C library and language runtimes can handle.
 //!
 //! On kernels from 5.0 on, a refused call waits until the node has been notified, so the attempt is recorded with its
-//! name. [`Watch`] bounds that: after [`MOST_RECORDS`] records the node stops listening, and the kernel alone refuses
+//! name. [`Watch`] bounds that: after [`MAX_RECORDS`] records the node stops listening, and the kernel alone refuses
 //! from then on.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use seccompiler::{
 };
 
 /// Most recorded calls of one sandbox.
-pub const MOST_RECORDS: u32 = 64;
+pub const MAX_RECORDS: u32 = 64;
 
 /// Placeholder in a compiled filter for the action that notifies the node, which the compiler does not know.
 const PLACEHOLDER: u16 = 0x4d46;
@@ -449,7 +449,7 @@ impl Watch {
     pub(crate) fn new(listener: OwnedFd) -> Self {
         Self {
             listener,
-            left: MOST_RECORDS,
+            left: MAX_RECORDS,
         }
     }
 

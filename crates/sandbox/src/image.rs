@@ -27,7 +27,7 @@ use crate::tool::{self, Tool, ToolError};
 pub use unpack::Limits;
 
 /// Longest name or path of an image, in bytes.
-const MOST_REFERENCE_BYTES: usize = 1024;
+const MAX_REFERENCE_BYTES: usize = 1024;
 /// Limit for looking an image up, which takes a fraction of a second.
 const QUICK: Duration = Duration::from_secs(60);
 /// Limit for unpacking, which takes minutes for the largest images on slow disks.
@@ -41,7 +41,7 @@ const SCRIPT: &str = ".singularity.d/runscript";
 /// Variable that contains the image's entry point, in JSON.
 const ENTRY_POINT: &str = "DAYFLY_ENTRY_POINT";
 /// Longest file of variables, in bytes.
-const MOST_VARIABLES_BYTES: u64 = 64 << 10;
+const MAX_VARIABLES_BYTES: u64 = 64 << 10;
 
 /// Why an image is unavailable.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +91,7 @@ impl Reference {
     pub fn parse(text: &str) -> Result<Self, ImageError> {
         // Show only a part: it may be anything.
         let wrong = |why| Err(ImageError::Reference(text.chars().take(100).collect(), why));
-        if text.is_empty() || text.len() > MOST_REFERENCE_BYTES {
+        if text.is_empty() || text.len() > MAX_REFERENCE_BYTES {
             return wrong("give a name or a path of at most 1,024 bytes");
         }
         if text.starts_with('/') {
@@ -411,7 +411,7 @@ fn variables_within(root: &Path) -> Vec<(String, String)> {
         let file = std::fs::File::from(rustix::fs::openat2(&root, VARIABLES, flags, Mode::empty(), safely)?);
         let mut text = String::new();
         match file.metadata()?.is_file() {
-            true => file.take(MOST_VARIABLES_BYTES).read_to_string(&mut text).map(|_| text),
+            true => file.take(MAX_VARIABLES_BYTES).read_to_string(&mut text).map(|_| text),
             false => Ok(text),
         }
     };

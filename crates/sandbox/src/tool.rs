@@ -17,7 +17,7 @@ use crate::descriptors;
 /// Bytes of a program's standard error that are passed on.
 const WORDS_BYTES: u64 = 2 << 10;
 /// Most bytes of output that [`Tool::words`] accepts.
-const MOST_SAID_BYTES: u64 = 4 << 20;
+const MAX_SAID_BYTES: u64 = 4 << 20;
 /// Interval of checks for a stop.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
 
@@ -180,7 +180,7 @@ impl Tool<'_> {
 
 fn all_words(output: &mut ChildStdout) -> Result<String, ToolError> {
     let mut text = String::new();
-    output.take(MOST_SAID_BYTES).read_to_string(&mut text)?;
+    output.take(MAX_SAID_BYTES).read_to_string(&mut text)?;
     Ok(text.trim().to_string())
 }
 

@@ -202,7 +202,7 @@ print(sum(c.ptrace(0, 0, 0, 0) == -1 for _ in range(10000)))",
     assert_eq!(ended.lines(), ["10000"]);
     let recorded = ended.refused.len();
     assert!(
-        (1..=dayfly_sandbox::filter::MOST_RECORDS as usize).contains(&recorded),
+        (1..=dayfly_sandbox::filter::MAX_RECORDS as usize).contains(&recorded),
         "{recorded}"
     );
 }

@@ -1,7 +1,7 @@
 //! Decides whether a task ends, is retried or is requeued after an attempt.
 
 use dayfly_protocol::error::Code;
-use dayfly_protocol::tasks::MOST_RETRY_WAIT_MS;
+use dayfly_protocol::tasks::MAX_RETRY_WAIT_MS;
 
 /// What a task's owner allows, and the task's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Terms {
 }
 
 /// Most executions that a task may lose to faults: a task that keeps killing its worker is itself the fault.
-pub const MOST_FAULTS: u16 = 5;
+pub const MAX_FAULTS: u16 = 5;
 
 /// Decision about a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum Fate {
 
 /// The wait in milliseconds after another failure of the function: twice the last one, up to a bound.
 pub fn next_wait(waited_ms: u32) -> u32 {
-    waited_ms.saturating_mul(2).min(MOST_RETRY_WAIT_MS)
+    waited_ms.saturating_mul(2).min(MAX_RETRY_WAIT_MS)
 }
 
 /// Decides about a task after an execution. `error` is `None` for success; `begun` is whether its function may have
@@ -80,7 +80,7 @@ pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
         Code::QuotaExceeded if begun => Fate::Done,
         // A fault of the worker, the node, the lease or the dispatcher.
         _ if begun && !terms.repeatable => Fate::As(Code::MaybeExecuted),
-        _ if begun && terms.faults + 1 >= MOST_FAULTS => Fate::As(Code::MaybeExecuted),
+        _ if begun && terms.faults + 1 >= MAX_FAULTS => Fate::As(Code::MaybeExecuted),
         _ => Fate::Again {
             retry: false,
             fault: begun,
@@ -148,7 +148,7 @@ mod tests {
             terms.faults += 1;
             executions += 1;
         }
-        assert_eq!(executions + 1, MOST_FAULTS);
+        assert_eq!(executions + 1, MAX_FAULTS);
     }
 
     #[test]
@@ -164,8 +164,8 @@ mod tests {
     #[test]
     fn each_rest_is_twice_the_last_one_up_to_an_hour() {
         assert_eq!(next_wait(250), 500);
-        assert_eq!(next_wait(MOST_RETRY_WAIT_MS - 1), MOST_RETRY_WAIT_MS);
-        assert_eq!(next_wait(u32::MAX), MOST_RETRY_WAIT_MS);
+        assert_eq!(next_wait(MAX_RETRY_WAIT_MS - 1), MAX_RETRY_WAIT_MS);
+        assert_eq!(next_wait(u32::MAX), MAX_RETRY_WAIT_MS);
     }
 
     proptest! {

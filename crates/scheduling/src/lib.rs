@@ -16,7 +16,7 @@ pub mod window;
 
 pub use blocks::{Block, BlockTerms, Demand, Plan, plan};
 pub use busy::Busy;
-pub use fate::{Fate, MOST_FAULTS, Terms, fate, next_wait};
+pub use fate::{Fate, MAX_FAULTS, Terms, fate, next_wait};
 pub use queue::Queue;
 pub use timer::{Due, Timer};
 pub use window::{Cost, Window, gives};

@@ -7,7 +7,7 @@ use croner::parser::{CronParser, Year};
 use dayfly_protocol::error::{Code, Failure};
 
 /// Most missed times that are counted.
-const MOST_MISSED: u64 = 1_000;
+const MAX_MISSED: u64 = 1_000;
 
 /// A timer that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Timer {
         while let Some(at_ms) = passed(due.at_ms) {
             due.missed += 1;
             due.at_ms = at_ms;
-            if due.missed == MOST_MISSED {
+            if due.missed == MAX_MISSED {
                 let last = self.cron.find_previous_occurrence(&self.at(now_ms)?, true).ok();
                 due.at_ms = last.and_then(|last| u64::try_from(last.timestamp_millis()).ok())?;
                 break;
@@ -148,7 +148,7 @@ mod tests {
             each_second,
             Some(Due {
                 at_ms: far - 400,
-                missed: MOST_MISSED
+                missed: MAX_MISSED
             })
         );
         // After the clock was set back, nothing is due.

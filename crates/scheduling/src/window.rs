@@ -8,7 +8,7 @@ const AHEAD_US: u64 = 20_000;
 /// Assumed duration of an execution of an unknown function, in microseconds.
 const UNKNOWN_US: u64 = 1_000_000;
 /// Most tasks for each worker, however short they are.
-const MOST_EACH: u64 = 1_024;
+const MAX_EACH: u64 = 1_024;
 /// Weight of the past in the mean cost: one part in this many is new.
 const MEMORY: u64 = 16;
 /// Assumed duration of a dispatcher's first tasks, in microseconds. Short, so that nothing is held up.
@@ -36,7 +36,7 @@ impl Window {
 
     /// Number of tasks to have at a time for `workers` workers: at least two for each.
     pub fn tasks(&self, workers: u32) -> u32 {
-        let each = (AHEAD_US / self.mean_us.max(1)).clamp(1, MOST_EACH) + 1;
+        let each = (AHEAD_US / self.mean_us.max(1)).clamp(1, MAX_EACH) + 1;
         u32::try_from(each * u64::from(workers.max(1))).unwrap_or(u32::MAX)
     }
 }
@@ -66,7 +66,7 @@ impl Cost {
 pub fn gives(workers: u32, running: usize, ahead_us: u64, cost: &Cost) -> bool {
     let workers = workers.max(1);
     running < workers as usize
-        || (running < workers as usize * MOST_EACH as usize
+        || (running < workers as usize * MAX_EACH as usize
             && ahead_us.saturating_add(cost.expected_us()) <= u64::from(workers) * AHEAD_US / 2)
 }
 

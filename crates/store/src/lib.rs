@@ -30,7 +30,7 @@ use dayfly_lease::billing::merge;
 use dayfly_lease::quota::{Held, QuotaError};
 use dayfly_lease::{Cost, State};
 use dayfly_protocol::accounts::{AuditEntry, Prices, Role, TenantSpec};
-use dayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::api::{Capacity, FunctionUsage, MAX_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use serde::{Deserialize, Serialize};
@@ -175,7 +175,7 @@ impl LeaseRecord {
         // A restarted node does not know the lease's functions.
         if !used.functions.is_empty() {
             self.functions = used.functions;
-            self.functions.truncate(MOST_FUNCTIONS);
+            self.functions.truncate(MAX_FUNCTIONS);
         }
     }
 

@@ -55,7 +55,7 @@ const LAST_WAIT: Duration = Duration::from_secs(1);
 /// Time limit of a transaction. The server's own limit for a statement is slightly shorter.
 const STATEMENT_DEADLINE: Duration = Duration::from_secs(9);
 /// Most news that wait for the manager.
-const MOST_NEWS: usize = 4_096;
+const MAX_NEWS: usize = 4_096;
 
 /// A store in a database. Dropping it closes its connections.
 pub struct PostgresStore {
@@ -75,7 +75,7 @@ impl PostgresStore {
         reader::check(&address).await?;
         tracing::info!(database = address.describe(), "connected");
         let (writes, queue) = mpsc::unbounded_channel();
-        let (told, news) = mpsc::channel(MOST_NEWS);
+        let (told, news) = mpsc::channel(MAX_NEWS);
         // The task ends when all requested writes are done.
         tokio::spawn(writer::write(address.clone(), me, queue));
         Ok(Self {

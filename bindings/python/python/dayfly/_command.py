@@ -15,7 +15,7 @@ LAST_WORDS = 4 << 10
 #: Bytes of one read.
 CHUNK = 64 << 10
 #: Maximum bytes of standard output in a result. Larger outputs belong into a file.
-MOST_OUTPUT = 64 << 20
+MAX_OUTPUT = 64 << 20
 SHELL = "/bin/sh"
 
 
@@ -122,15 +122,15 @@ class Command:
         assert process.stdout is not None
         assert process.stderr is not None
         words = _Words(process.stderr)
-        output = process.stdout.read(MOST_OUTPUT + 1)
-        if len(output) > MOST_OUTPUT:
+        output = process.stdout.read(MAX_OUTPUT + 1)
+        if len(output) > MAX_OUTPUT:
             process.kill()
         process.stdout.close()
         status = process.wait()
         last = words.finish()
-        if len(output) > MOST_OUTPUT:
+        if len(output) > MAX_OUTPUT:
             raise ValueError(
-                f"`{line}` writes more than {MOST_OUTPUT >> 20} MiB on standard output; have it write a file"
+                f"`{line}` writes more than {MAX_OUTPUT >> 20} MiB on standard output; have it write a file"
             )
         if status != 0:
             raise CommandError(line, status, last)

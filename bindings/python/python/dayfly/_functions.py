@@ -16,7 +16,7 @@ from dayfly._code import Code, own
 #: A function that was captured this many times travels with its arguments from then on.
 CAPTURES = 8
 #: Maximum number of functions of one lease. Workers number functions in 16 bits.
-MOST_FUNCTIONS = 60_000
+MAX_FUNCTIONS = 60_000
 _MISSING = object()
 
 
@@ -161,7 +161,7 @@ class Functions:
         self._last = self._last_captured = None
 
     def _capture(self, function: Any) -> int | None:
-        if self._count >= MOST_FUNCTIONS:
+        if self._count >= MAX_FUNCTIONS:
             return None
         code = getattr(function, "__code__", None)
         if code is not None:

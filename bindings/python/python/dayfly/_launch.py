@@ -30,9 +30,9 @@ from dayfly._run import choices, invitation_to, kill, restarting, variables
 from dayfly._text import shown
 
 #: Maximum bytes of one message of output. Longer lines are sent in parts.
-MOST_LINE = 64 << 10
+MAX_LINE = 64 << 10
 #: Maximum bytes of a program. A larger one belongs where the nodes can read it.
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 #: Seconds that the other ranks have to end after one has failed.
 GRACE = 5.0
 
@@ -59,9 +59,9 @@ def packed(options: argparse.Namespace) -> Program:
             target = Path(options.target)
             name, is_folder = target.name, target.is_dir()
             tar.add(target, arcname=name)
-    if archive.tell() > MOST_BYTES:
+    if archive.tell() > MAX_BYTES:
         raise dayfly.Error(
-            f"{options.target} has more than {MOST_BYTES >> 20} MiB; put it where nodes can read it, and run a script "
+            f"{options.target} has more than {MAX_BYTES >> 20} MiB; put it where nodes can read it, and run a script "
             "of yours",
             "invalid_request",
         )
@@ -110,7 +110,7 @@ def _rank(group: str, console: str, program: Program) -> int:
     lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
 
     def read(name: str, stream: IO[bytes]) -> None:
-        for line in iter(lambda: stream.readline(MOST_LINE), b""):
+        for line in iter(lambda: stream.readline(MAX_LINE), b""):
             lines.put((name, line))
         lines.put(None)
 

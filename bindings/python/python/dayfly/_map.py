@@ -24,7 +24,7 @@ TARGET_NS = 500_000
 WINDOW = 8
 #: Maximum factor by which a chunk is larger than the one whose cost was measured.
 GROWTH = 16
-MOST_ITEMS = 1 << 20
+MAX_ITEMS = 1 << 20
 #: Results of chunks up to this size are released one by one as the caller takes them: each took a worker 2 us or more.
 LET_GO_ITEMS = 256
 
@@ -67,7 +67,7 @@ class Chunks:
         if self.fixed:
             return
         each = max(cost_ns / items, 1.0)
-        wanted = min(int(TARGET_NS / each), items * GROWTH, MOST_ITEMS)
+        wanted = min(int(TARGET_NS / each), items * GROWTH, MAX_ITEMS)
         # Shrink by half at most, so that one slow chunk does not lead to many tiny ones.
         self.size = max(1, wanted, self.size // 2 if wanted < self.size else 0)
 

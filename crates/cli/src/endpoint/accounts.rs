@@ -43,9 +43,9 @@ const STOP_DEADLINE: Duration = Duration::from_secs(50);
 /// Minimum delay before a daemon that ended is started again.
 const REST: Duration = Duration::from_secs(2);
 /// Size limit of the data that a daemon receives, in bytes.
-const MOST_GIVEN: u64 = 1 << 20;
+const MAX_GIVEN: u64 = 1 << 20;
 /// Size limit of a daemon's error output, in bytes.
-const MOST_SAID: u64 = 4 << 10;
+const MAX_SAID: u64 = 4 << 10;
 
 /// Data that an account's daemon receives after it has dropped root's privileges.
 #[derive(Serialize, Deserialize)]
@@ -293,14 +293,14 @@ async fn ready(child: &mut Child) -> Result<bool, String> {
         return Err("it has no output".into());
     };
     let mut line = String::new();
-    let read = BufReader::new(stdout).take(MOST_SAID).read_line(&mut line).await;
+    let read = BufReader::new(stdout).take(MAX_SAID).read_line(&mut line).await;
     match line.trim() {
         READY if read.is_ok() => return Ok(true),
         BUSY if read.is_ok() => return Ok(false),
         _ => {}
     }
     let mut said = Vec::new();
-    let _ = stderr.take(MOST_SAID).read_to_end(&mut said).await;
+    let _ = stderr.take(MAX_SAID).read_to_end(&mut said).await;
     Err(String::from_utf8_lossy(&said).trim().to_owned())
 }
 
@@ -327,7 +327,7 @@ pub fn run(name: &str, parent: u32, global: &Global) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::new(Code::StoreFailed, format!("the daemon cannot start: {error}"));
     output::announce(READY);
     let mut given = String::new();
-    let read = std::io::stdin().take(MOST_GIVEN).read_to_string(&mut given);
+    let read = std::io::stdin().take(MAX_GIVEN).read_to_string(&mut given);
     read.map_err(failed)?;
     let given: Given = serde_json::from_str(&given).map_err(|error| {
         Failure::new(

@@ -29,7 +29,7 @@ pub const LOG: &str = "log";
 /// Directory of the logs of blocks.
 pub const BLOCKS: &str = "blocks";
 /// Maximum length of an endpoint's name with a tenant's, in bytes.
-const MOST_NAME: usize = 128;
+const MAX_NAME: usize = 128;
 /// Interval of checks of a daemon that starts or ends.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -59,9 +59,9 @@ impl Directory {
     /// Returns the directory of the endpoint with this name.
     pub fn of(name: &str) -> Result<Self, Failure> {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(fits) || name.len() > MOST_NAME {
+        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(fits) || name.len() > MAX_NAME {
             let text = format!(
-                "`{name:.80}` is no name for an endpoint: take up to {MOST_NAME} letters, digits, `-`, `_` and `.`, a letter first"
+                "`{name:.80}` is no name for an endpoint: take up to {MAX_NAME} letters, digits, `-`, `_` and `.`, a letter first"
             );
             return Err(Failure::new(Code::InvalidRequest, text));
         }

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::MOST_BODY_BYTES;
+use dayfly_protocol::tasks::MAX_BODY_BYTES;
 
 /// Maximum number of names in an error.
 const SHOWN_NAMES: usize = 8;
 /// Maximum file size in bytes. A request contains the file in base64, and its text for display.
-const MOST_BYTES: usize = MOST_BODY_BYTES / 3;
+const MAX_BYTES: usize = MAX_BODY_BYTES / 3;
 
 fn wrong(text: String) -> Failure {
     Failure::new(Code::InvalidRequest, text)
@@ -18,10 +18,10 @@ fn wrong(text: String) -> Failure {
 pub fn bytes(file: &Path) -> Result<Vec<u8>, Failure> {
     let name = file.display();
     let bytes = std::fs::read(file).map_err(|error| wrong(format!("{name} cannot be read: {error}")))?;
-    match bytes.len() > MOST_BYTES {
+    match bytes.len() > MAX_BYTES {
         true => Err(Failure::new(
             Code::TooLarge,
-            format!("{name} has {} bytes; code of {MOST_BYTES} is taken", bytes.len()),
+            format!("{name} has {} bytes; code of {MAX_BYTES} is taken", bytes.len()),
         )),
         false => Ok(bytes),
     }

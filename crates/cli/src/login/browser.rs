@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_millis(20);
 /// Limit for a connected browser to send its request.
 const READ_LIMIT: Duration = Duration::from_secs(5);
-const MOST_REQUEST_BYTES: u64 = 16 << 10;
+const MAX_REQUEST_BYTES: u64 = 16 << 10;
 
 /// Prints an address, and waits until the browser that opened it returns with a code.
 pub fn id_token(provider: &Provider<'_>, address: &str) -> Result<String, Failure> {
@@ -117,7 +117,7 @@ fn serve(stream: &TcpStream, state: &str) -> Option<Result<String, Failure>> {
     stream.set_read_timeout(Some(READ_LIMIT)).ok()?;
     stream.set_write_timeout(Some(READ_LIMIT)).ok()?;
     let mut line = String::new();
-    BufReader::new(stream.take(MOST_REQUEST_BYTES))
+    BufReader::new(stream.take(MAX_REQUEST_BYTES))
         .read_line(&mut line)
         .ok()?;
     let query = line.strip_prefix("GET /callback?")?.split(' ').next()?;

@@ -28,10 +28,10 @@ use crate::opening::Opening;
 /// while another has a queue.
 const WAITING_NS: f64 = 200_000.0;
 /// How long a call that was rejected for want of a core is tried on other workers; then it runs and shares a core.
-const REJECTED_AT_MOST: Duration = Duration::from_millis(1);
+const MAX_REJECTED_TIME: Duration = Duration::from_millis(1);
 /// First rest of a worker that rejected a call; each further rejection doubles it.
 const FIRST_REST: Duration = Duration::from_micros(100);
-const MOST_DOUBLINGS: u32 = 7;
+const MAX_DOUBLINGS: u32 = 7;
 /// Calls that are remembered for each worker: more than may be outstanding, to include calls that ended.
 const REMEMBERED: usize = 256;
 /// A worker with long calls has one more waiting, so that it does not idle between two.
@@ -527,5 +527,5 @@ impl Dispatch {
 
 /// Whether a call that was first rejected at this time must no longer be rejected.
 fn must_run(rejected: Option<Instant>) -> bool {
-    rejected.is_some_and(|first| first.elapsed() >= REJECTED_AT_MOST)
+    rejected.is_some_and(|first| first.elapsed() >= MAX_REJECTED_TIME)
 }

@@ -14,14 +14,14 @@ use super::{Inner, PATIENCE, RETRY, State, Tasks, refused, wait};
 use crate::Error;
 
 /// Bounds of one request: tasks, and bytes of arguments.
-const MOST_AT_ONCE: usize = 10_000;
-const MOST_BYTES: usize = 16 << 20;
+const MAX_AT_ONCE: usize = 10_000;
+const MAX_BYTES: usize = 16 << 20;
 /// Threads that store long arguments.
 const STORED_AT_ONCE: usize = 6;
 /// Most unsent tasks; submitting more blocks.
-const MOST_UNSENT: usize = 200_000;
+const MAX_UNSENT: usize = 200_000;
 /// Most bytes of unsent arguments; a single task may exceed this.
-const MOST_UNSENT_BYTES: usize = 256 << 20;
+const MAX_UNSENT_BYTES: usize = 256 << 20;
 
 /// How the arguments of a task travel.
 enum Way {
@@ -76,8 +76,8 @@ impl Outbox {
 
     /// Whether a task with `more` bytes of arguments has to wait.
     pub fn is_full(&self, more: usize) -> bool {
-        let too_long = self.bytes + more > MOST_UNSENT_BYTES && !self.is_empty();
-        self.unsent.len() >= MOST_UNSENT || too_long
+        let too_long = self.bytes + more > MAX_UNSENT_BYTES && !self.is_empty();
+        self.unsent.len() >= MAX_UNSENT || too_long
     }
 
     /// Appends a task. Returns whether its arguments have to be stored first.
@@ -125,7 +125,7 @@ impl Outbox {
             return Some(Err((first.id, error.clone())));
         }
         let (mut tasks, mut bytes) = (Vec::new(), 0);
-        for unsent in self.unsent.iter().take(MOST_AT_ONCE) {
+        for unsent in self.unsent.iter().take(MAX_AT_ONCE) {
             let is_same = unsent.function == first.function
                 && (Arc::ptr_eq(&unsent.options, &first.options) || unsent.options == first.options);
             let (arguments, content) = match &unsent.way {
@@ -134,7 +134,7 @@ impl Outbox {
                 Way::Apart | Way::Refused(_) => break,
             };
             bytes += arguments.len();
-            if !is_same || (bytes > MOST_BYTES && !tasks.is_empty()) {
+            if !is_same || (bytes > MAX_BYTES && !tasks.is_empty()) {
                 break;
             }
             tasks.push(TaskInput {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 
-use dayfly_rendezvous::messages::MOST_ADDRESSES;
+use dayfly_rendezvous::messages::MAX_ADDRESSES;
 
 /// Name of the running system and this thread's network. Two ranks with the same name can reach each other's sockets.
 pub fn identity() -> String {
@@ -53,6 +53,6 @@ pub fn addresses() -> Vec<IpAddr> {
     }
     // SAFETY: getifaddrs returned the list, and no reference to it remains.
     unsafe { libc::freeifaddrs(list) };
-    found.truncate(MOST_ADDRESSES);
+    found.truncate(MAX_ADDRESSES);
     found
 }

@@ -56,7 +56,7 @@ const TOGETHER: Duration = Duration::from_millis(200);
 /// Interval of checks for late attempts.
 const SWEEP: Duration = Duration::from_millis(250);
 /// Most accepted connections without a hello, in addition to four for each rank.
-const MOST_STRANGERS: usize = 256;
+const MAX_STRANGERS: usize = 256;
 /// Longest wait without an event.
 const LONG: Duration = Duration::from_secs(60);
 /// Events that are read at a time.
@@ -64,7 +64,7 @@ const EVENTS: usize = 1024;
 /// Connections that are accepted in one turn.
 const ACCEPTS: usize = 64;
 /// Pairs and addresses that an error names.
-const MOST_NAMED: usize = 4;
+const MAX_NAMED: usize = 4;
 
 const CONTACT: u64 = 0;
 const FIRST_LISTENER: u64 = 1;
@@ -475,7 +475,7 @@ impl<'a> Loop<'a> {
                 // No connection is left, or the peer has closed it.
                 Err(_) => return Ok(()),
             };
-            if self.strangers >= self.pairs.len() * 4 + MOST_STRANGERS || listeners::prepare(&socket).is_err() {
+            if self.strangers >= self.pairs.len() * 4 + MAX_STRANGERS || listeners::prepare(&socket).is_err() {
                 continue;
             }
             self.begin(Attempt::accepted(socket))?;
@@ -673,7 +673,7 @@ impl<'a> Loop<'a> {
             .zip(&self.pairs)
             .filter(|(rank, pair)| !pair.connected && *rank != me);
         let pairs: Vec<String> = open
-            .take(MOST_NAMED)
+            .take(MAX_NAMED)
             .map(|(rank, _)| format!("rank {me} to rank {rank} ({})", self.tried(rank)))
             .collect();
         let more = if self.open > pairs.len() { ", and others" } else { "" };

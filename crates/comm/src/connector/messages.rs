@@ -13,7 +13,7 @@ use crate::road::Via;
 /// Protocol version; both sides must have the same.
 pub const VERSION: u32 = 1;
 /// Longest packet in bytes: a name and a run of 200 bytes, a secret, an address.
-pub const MOST_BYTES: usize = 8 << 10;
+pub const MAX_BYTES: usize = 8 << 10;
 
 /// Messages of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, descriptor: Option<Borr
 
 /// Receives a message; `None` at the end of the connection. A malformed message is an error of kind `InvalidData`.
 pub fn receive<T: for<'a> Deserialize<'a>>(socket: impl AsFd) -> io::Result<Option<(T, Option<OwnedFd>)>> {
-    let mut bytes = [0; MOST_BYTES];
+    let mut bytes = [0; MAX_BYTES];
     let (length, descriptors) = descriptors::receive(socket, &mut bytes)?;
     if length == 0 {
         return Ok(None);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dayfly_lease::rendezvous::is_vouched;
-use dayfly_protocol::api::{MOST_RANKS, RendezvousAddress};
+use dayfly_protocol::api::{MAX_RANKS, RendezvousAddress};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
@@ -33,11 +33,11 @@ impl Orders {
     /// [`Code::Forbidden`] when the rendezvous is not one of the site's, or the group exchanges through a store or
     /// libfabric; [`Code::TooLarge`] when the group is too large.
     pub fn check(&self, invitation: &Invitation) -> Result<(), Failure> {
-        if invitation.size > u32::from(MOST_RANKS) {
+        if invitation.size > u32::from(MAX_RANKS) {
             return Err(Failure::new(
                 Code::TooLarge,
                 format!(
-                    "the group has {} ranks, and those in a sandbox without a network can be of one of {MOST_RANKS}; make it smaller",
+                    "the group has {} ranks, and those in a sandbox without a network can be of one of {MAX_RANKS}; make it smaller",
                     invitation.size
                 ),
             ));
@@ -191,7 +191,7 @@ mod tests {
         };
         assert_eq!(orders.check(&fabric).unwrap_err().code, Code::Forbidden);
         let large = Invitation {
-            size: u32::from(MOST_RANKS) + 1,
+            size: u32::from(MAX_RANKS) + 1,
             ..good
         };
         assert_eq!(orders.check(&large).unwrap_err().code, Code::TooLarge);

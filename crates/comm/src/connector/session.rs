@@ -34,7 +34,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Memory for all connections of one rank, divided among them within these bounds.
 const BUFFERS: usize = 32 << 20;
 const LEAST_BUFFER: usize = 16 << 10;
-const MOST_BUFFER: usize = 256 << 10;
+const MAX_BUFFER: usize = 256 << 10;
 
 const CONTROL: u64 = 0;
 const CONTACT: u64 = 1;
@@ -143,7 +143,7 @@ impl Session {
             heartbeat_ms: u64::try_from(heartbeat.as_millis()).unwrap_or(u64::MAX),
         };
         send(&socket, &said, None)?;
-        let buffer = (BUFFERS / 2 / roads.len().max(1)).clamp(LEAST_BUFFER, MOST_BUFFER);
+        let buffer = (BUFFERS / 2 / roads.len().max(1)).clamp(LEAST_BUFFER, MAX_BUFFER);
         let mut pumps = Vec::new();
         for (at, (road, rank)) in roads.into_iter().zip(0u32..).enumerate() {
             let said = |via, shares, near| ToRank::Road {

@@ -298,7 +298,7 @@ async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) ->
             return std::future::pending().await;
         };
         let header = Header::from_bytes(&object).filter(|header| header.number == expected && number == expected);
-        let sound = |header: &Header| header.read <= pair.stored.load(Ordering::Acquire) && object.len() <= MOST_BYTES;
+        let sound = |header: &Header| header.read <= pair.stored.load(Ordering::Acquire) && object.len() <= MAX_BYTES;
         let Some(header) = header.filter(sound) else {
             return pair.refuse(expected, writing).await;
         };
@@ -330,7 +330,7 @@ async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) ->
 }
 
 /// Largest object in bytes.
-const MOST_BYTES: usize = HEADER_BYTES + OBJECT_BYTES + READ_BYTES;
+const MAX_BYTES: usize = HEADER_BYTES + OBJECT_BYTES + READ_BYTES;
 
 /// Waits until the value is true. The sender outlives the waiting task.
 async fn over(ended: &mut watch::Receiver<bool>) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dayfly_protocol::dispatch::ToDispatcher;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TriggerId};
-use dayfly_protocol::triggers::{EventSource, FileSeen, LOOKS_MS, MOST_FILES, MOST_WAITING_EVENTS, Watch};
+use dayfly_protocol::triggers::{EventSource, FileSeen, LOOKS_MS, MAX_FILES, MAX_WAITING_EVENTS, Watch};
 use dayfly_store::system::now_ms;
 use dayfly_store::triggers::NewEvent;
 use serde_json::Map;
@@ -16,7 +16,7 @@ use crate::Tasks;
 use crate::state::State;
 
 /// The longest path of a file.
-const MOST_PATH_BYTES: usize = 8_192;
+const MAX_PATH_BYTES: usize = 8_192;
 
 /// Refuses places that no endpoint could look at.
 pub fn check(source: &EventSource) -> Result<(), Failure> {
@@ -31,7 +31,7 @@ pub fn check(source: &EventSource) -> Result<(), Failure> {
     };
     let wrong = |text: String| Err(Failure::new(Code::InvalidRequest, text));
     let bucket = place.strip_prefix("s3://").filter(|rest| !rest.is_empty());
-    if (!place.starts_with('/') && bucket.is_none()) || place.len() > MOST_PATH_BYTES / 2 {
+    if (!place.starts_with('/') && bucket.is_none()) || place.len() > MAX_PATH_BYTES / 2 {
         return wrong(format!(
             "`{place:.80}` is no place for files: give a directory's path from the root, or `s3://bucket/prefix`"
         ));
@@ -135,12 +135,12 @@ impl Tasks {
         if !trigger.is_active(now_ms) {
             return;
         }
-        if trigger.waiting + files.len() as u64 > MOST_WAITING_EVENTS {
+        if trigger.waiting + files.len() as u64 > MAX_WAITING_EVENTS {
             trigger.unstarted = Some(too_many(trigger));
             return;
         }
-        let fits = |file: &&FileSeen| file.path.len() <= MOST_PATH_BYTES && file.version.len() <= 256;
-        let files = &files[..files.len().min(MOST_FILES)];
+        let fits = |file: &&FileSeen| file.path.len() <= MAX_PATH_BYTES && file.version.len() <= 256;
+        let files = &files[..files.len().min(MAX_FILES)];
         let keys: Vec<String> = files.iter().map(FileSeen::key).collect();
         let events = files
             .iter()

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
-use dayfly_protocol::tasks::{MOST_NAME_BYTES, TaskState};
+use dayfly_protocol::tasks::{MAX_NAME_BYTES, TaskState};
 use dayfly_protocol::triggers::{
-    EventSource, EventStatus, MOST_SPEC_BYTES, MOST_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
+    EventSource, EventStatus, MAX_SPEC_BYTES, MAX_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
 use dayfly_scheduling::Timer;
 use dayfly_store::hash;
@@ -111,11 +111,11 @@ impl State {
 /// # Errors
 /// `InvalidRequest` or `PayloadTooLarge`.
 pub fn check_trigger_lengths(given: &TriggerRegistration) -> Result<(), Failure> {
-    plainly_named("a trigger", &given.name, MOST_NAME_BYTES)?;
+    plainly_named("a trigger", &given.name, MAX_NAME_BYTES)?;
     let bytes = serde_json::to_vec(&given.spec).map_or(usize::MAX, |json| json.len());
-    if bytes > MOST_SPEC_BYTES {
+    if bytes > MAX_SPEC_BYTES {
         let text = format!(
-            "a trigger of {bytes} bytes; {MOST_SPEC_BYTES} are allowed: name large arguments, and have the function read them"
+            "a trigger of {bytes} bytes; {MAX_SPEC_BYTES} are allowed: name large arguments, and have the function read them"
         );
         return Err(Failure::new(Code::PayloadTooLarge, text));
     }
@@ -151,8 +151,8 @@ impl Tasks {
             given.spec.flow(Value::Null).arguments()?;
             let all = state.triggers.all.values();
             let others = all.filter(|one| one.record.tenant == maker.by.tenant && one.record.name != given.name);
-            if others.count() >= MOST_TRIGGERS {
-                let text = format!("you have {MOST_TRIGGERS} triggers already; remove some");
+            if others.count() >= MAX_TRIGGERS {
+                let text = format!("you have {MAX_TRIGGERS} triggers already; remove some");
                 return Err(Failure::new(Code::QuotaExceeded, text));
             }
             // Those of another place are counted from now on.

@@ -13,7 +13,7 @@ use super::{AGAIN, Heard, Trigger};
 use crate::Tasks;
 
 /// The longest that a timer waits for a clock that was set back.
-const MOST_WAIT_MS: u64 = 24 * 3_600_000;
+const MAX_WAIT_MS: u64 = 24 * 3_600_000;
 
 impl Trigger {
     /// Reads its times, if it is a timer.
@@ -34,7 +34,7 @@ impl Trigger {
     /// A clock that is set back is waited for, so that no time comes twice, but not for long: what it said before was wrong then.
     fn believe(&mut self, now_ms: u64) {
         if let Some(timer) = &self.timer
-            && self.record.done_until_ms > now_ms + MOST_WAIT_MS
+            && self.record.done_until_ms > now_ms + MAX_WAIT_MS
         {
             tracing::warn!(
                 trigger = self.record.name,

@@ -15,7 +15,7 @@ use dayfly_client::{
 use dayfly_protocol::contents::{INLINE_BYTES, Payload};
 use dayfly_protocol::dispatch::{Attempt, Ended, Program};
 use dayfly_protocol::ids::NodeId;
-use dayfly_protocol::tasks::{JSON_ANSWER, MOST_ANSWER_BYTES};
+use dayfly_protocol::tasks::{JSON_ANSWER, MAX_ANSWER_BYTES};
 
 use crate::crew::{Crew, Task};
 
@@ -175,7 +175,7 @@ fn was_begun(error: &CallError) -> bool {
 /// Whether a result goes to the content store. A JSON result may be longer, since clients read it as JSON.
 fn is_long(answer: &[u8]) -> bool {
     let most = match answer.last() {
-        Some(&JSON_ANSWER) => MOST_ANSWER_BYTES,
+        Some(&JSON_ANSWER) => MAX_ANSWER_BYTES,
         _ => INLINE_BYTES,
     };
     answer.len() > most

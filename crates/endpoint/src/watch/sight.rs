@@ -12,7 +12,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use tokio::runtime::Runtime;
 
 /// Most entries of one listing.
-const MOST_ENTRIES: usize = 1_000_000;
+const MAX_ENTRIES: usize = 1_000_000;
 /// Tolerance in milliseconds for files that arrive when the watch is given. Their time may be earlier by that much: the
 /// watch was in transit, Linux marks inodes with the time of its last tick, and S3 has a resolution of a second. A file
 /// too many is better than one too few.
@@ -152,7 +152,7 @@ impl Sight {
         let Some(objects) = &self.objects else {
             return self.walk();
         };
-        let listed = runtime.block_on(objects.listed("", MOST_ENTRIES))?;
+        let listed = runtime.block_on(objects.listed("", MAX_ENTRIES))?;
         let found = listed
             .into_iter()
             .filter(|one| self.pattern.takes(&one.name))
@@ -189,9 +189,9 @@ impl Sight {
             };
             for entry in read {
                 entries += 1;
-                if entries > MOST_ENTRIES {
+                if entries > MAX_ENTRIES {
                     let text = format!(
-                        "there are more than {MOST_ENTRIES} files in {root}; name a directory with fewer, or delete some"
+                        "there are more than {MAX_ENTRIES} files in {root}; name a directory with fewer, or delete some"
                     );
                     return Err(Failure::new(Code::TooLarge, text));
                 }

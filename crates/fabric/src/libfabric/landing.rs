@@ -11,7 +11,7 @@ use crate::LinkError;
 use crate::memory::{Buffer, Mapping};
 
 /// Most bytes granted in advance, further limited to a quarter of the bulk region: 64 MiB, as much as an arena retains.
-const MOST_IN_ADVANCE: usize = 64 << 20;
+const MAX_IN_ADVANCE: usize = 64 << 20;
 
 /// State of a message that has not been delivered.
 #[derive(Default)]
@@ -118,7 +118,7 @@ impl Landings {
             all: (0..most).map(|_| None).collect(),
             free: (0..most).rev().collect(),
             in_advance: 0,
-            most_in_advance: MOST_IN_ADVANCE.min(geometry.bulk_bytes as usize / 4),
+            most_in_advance: MAX_IN_ADVANCE.min(geometry.bulk_bytes as usize / 4),
         }
     }
 

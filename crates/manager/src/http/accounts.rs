@@ -15,7 +15,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Api;
-use crate::accounts::MOST_LINES;
+use crate::accounts::MAX_LINES;
 use crate::requests::{Body, Caller, NamePath, Refusal, asked, named, refuse};
 
 /// Tenants: everybody, for operators; for users their own.
@@ -152,7 +152,7 @@ pub(crate) async fn show_bill(
         from_ms: wanted.from,
         until_ms: wanted.until,
         after,
-        limit: MOST_LINES,
+        limit: MAX_LINES,
     };
     Ok(Json(control.bill(&caller, wanted.tenant, query).await?))
 }
@@ -185,10 +185,10 @@ pub(crate) async fn show_audit(
     let page = AuditPage {
         above: asked.above,
         before: asked.before,
-        limit: match asked.limit.unwrap_or(MOST_LINES) {
+        limit: match asked.limit.unwrap_or(MAX_LINES) {
             0 => return Err(refuse(Code::InvalidRequest, "a page of no entries; ask for 1 to 1,000")),
-            limit if limit > MOST_LINES => {
-                let text = format!("a page of {limit} entries; ask for 1 to {MOST_LINES}");
+            limit if limit > MAX_LINES => {
+                let text = format!("a page of {limit} entries; ask for 1 to {MAX_LINES}");
                 return Err(refuse(Code::InvalidRequest, text));
             }
             limit => limit,

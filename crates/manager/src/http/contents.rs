@@ -17,7 +17,7 @@ use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::contents::{Content, ContentUsage};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{ContentHash, TaskId, TenantId};
-use dayfly_protocol::tasks::MOST_BODY_BYTES;
+use dayfly_protocol::tasks::MAX_BODY_BYTES;
 use futures_util::StreamExt;
 
 use super::Api;
@@ -25,7 +25,7 @@ use crate::control::Control;
 use crate::requests::{Caller, EndpointBearer, Packed, Refusal, named, refuse};
 
 /// What is read of a body that was refused.
-const MOST_REFUSED: usize = 256 << 20;
+const MAX_REFUSED: usize = 256 << 20;
 const REFUSED_LIMIT: Duration = Duration::from_secs(10);
 
 /// Routes of contents.
@@ -52,7 +52,7 @@ async fn answer_when_read(request: Request, next: Next) -> Response {
     });
     let response = next.run(Request::from_parts(parts, Body::from_stream(given))).await;
     if !response.status().is_success() {
-        let mut left = MOST_REFUSED;
+        let mut left = MAX_REFUSED;
         let mut rest = futures_util::stream::poll_fn(|context| lock(&body).poll_next_unpin(context));
         let read = async {
             while let Some(Ok(piece)) = rest.next().await
@@ -111,9 +111,9 @@ pub(crate) async fn store_unnamed(
     body: Body,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
-    let bytes = axum::body::to_bytes(body, MOST_BODY_BYTES).await.map_err(|error| {
+    let bytes = axum::body::to_bytes(body, MAX_BODY_BYTES).await.map_err(|error| {
         let text = format!(
-            "the content cannot be taken ({error}); one of more than {MOST_BODY_BYTES} bytes goes by PUT to \
+            "the content cannot be taken ({error}); one of more than {MAX_BODY_BYTES} bytes goes by PUT to \
              /v1/contents/HASH, with the hash that `b3sum` tells"
         );
         refuse(Code::PayloadTooLarge, text)

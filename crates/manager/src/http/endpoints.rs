@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::{Connection, ErrorBody};
-use dayfly_protocol::dispatch::{MOST_FRAME_BYTES, ToDispatcher};
+use dayfly_protocol::dispatch::{MAX_FRAME_BYTES, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TenantId;
 use dayfly_protocol::tasks::{
@@ -192,8 +192,8 @@ pub(crate) async fn connect_endpoint(
     let validity = control.validity(&hash).ok_or_else(ended)?;
     let stopping = control.stopping.subscribe();
     let upgrade = upgrade
-        .max_message_size(MOST_FRAME_BYTES)
-        .max_frame_size(MOST_FRAME_BYTES)
+        .max_message_size(MAX_FRAME_BYTES)
+        .max_frame_size(MAX_FRAME_BYTES)
         // Frames are whole messages already.
         .write_buffer_size(0);
     Ok(upgrade.on_upgrade(move |socket| dispatchers::serve(tasks, id, site, socket, validity, stopping)))

@@ -12,7 +12,7 @@ use dayfly_protocol::bounds;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::flows::{FlowRequest, FlowStatus};
 use dayfly_protocol::ids::FlowId;
-use dayfly_protocol::tasks::{MOST_BODY_BYTES, MOST_NAME_BYTES};
+use dayfly_protocol::tasks::{MAX_BODY_BYTES, MAX_NAME_BYTES};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -22,7 +22,7 @@ use crate::control::Control;
 use crate::requests::{Caller, Document, Packed, Refusal, asked, named, refuse};
 
 /// Most flows of one answer.
-const MOST_ENTRIES: u32 = 1_000;
+const MAX_ENTRIES: u32 = 1_000;
 
 /// Routes of flows.
 pub fn routes() -> Router<Api> {
@@ -30,7 +30,7 @@ pub fn routes() -> Router<Api> {
         .route(
             "/v1/flows",
             post(start_flow)
-                .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
+                .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
                 .get(list_flows),
         )
         .route("/v1/flows/{id}", get(show_flow))
@@ -51,7 +51,7 @@ pub(crate) async fn start_flow(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let by = submitter(&control, &caller)?;
-    bounds::check("the flow's name", &request.name, MOST_NAME_BYTES)?;
+    bounds::check("the flow's name", &request.name, MAX_NAME_BYTES)?;
     let about = serde_json::json!({ "name": request.name, "steps": request.steps.len() });
     let subject = request.id.map(|id| id.to_string()).unwrap_or_default();
     control.audit(&caller, "flow.start", &subject, &about).await?;
@@ -77,7 +77,7 @@ pub(crate) async fn list_flows(
     Shared(control): Shared<Api>,
     query: Result<Query<Latest>, QueryRejection>,
 ) -> Result<Response, Refusal> {
-    let limit = asked(query)?.limit.unwrap_or(100).min(MOST_ENTRIES);
+    let limit = asked(query)?.limit.unwrap_or(100).min(MAX_ENTRIES);
     Ok(packed.answer(control.tasks()?.flows(caller.bearer.tenant, limit).await?))
 }
 

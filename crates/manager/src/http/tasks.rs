@@ -17,7 +17,7 @@ use dayfly_protocol::ids::{FunctionId, TaskId};
 use dayfly_protocol::short::GivenId;
 use dayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus,
-    MAX_SHARING_BODY_BYTES, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState,
+    MAX_SHARING_BODY_BYTES, MAX_BODY_BYTES, MAX_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState,
     TaskStatus, TaskSubmission,
 };
 use dayfly_store::tasks::{FunctionRecord, How, TaskQuery};
@@ -29,11 +29,11 @@ use crate::control::Control;
 use crate::requests::{Caller, Document, NamePath, Packed, Refusal, asked, named, refuse};
 
 /// Most entries of one answer.
-const MOST_ENTRIES: u32 = 10_000;
+const MAX_ENTRIES: u32 = 10_000;
 
 /// Routes of functions and tasks. Few of them take long bodies.
 pub fn routes() -> Router<Api> {
-    let long = DefaultBodyLimit::max(MOST_BODY_BYTES);
+    let long = DefaultBodyLimit::max(MAX_BODY_BYTES);
     let names = DefaultBodyLimit::max(MAX_SHARING_BODY_BYTES);
     Router::new()
         .route("/v1/functions", post(register_function).layer(long).get(list_functions))
@@ -271,7 +271,7 @@ pub(crate) async fn list_tasks(
         functions,
         ended,
         before: asked.before,
-        limit: asked.limit.unwrap_or(100).min(MOST_ENTRIES),
+        limit: asked.limit.unwrap_or(100).min(MAX_ENTRIES),
     };
     let mut listed: Vec<TaskStatus> = tasks.list(query, live).await?;
     if asked.everybody && !is_operator {
@@ -411,7 +411,7 @@ pub struct Patience {
 }
 
 pub fn patience(wait_ms: u64) -> Duration {
-    Duration::from_millis(wait_ms.min(MOST_WAIT_MS))
+    Duration::from_millis(wait_ms.min(MAX_WAIT_MS))
 }
 
 /// How one task ended. While it has not, and the wait is over, that is `timed_out`.
@@ -491,7 +491,7 @@ pub(crate) async fn list_outcomes(
     query: Result<Query<Following>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let asked = asked(query)?;
-    let limit = asked.limit.unwrap_or(MOST_ENTRIES).clamp(1, MOST_ENTRIES);
+    let limit = asked.limit.unwrap_or(MAX_ENTRIES).clamp(1, MAX_ENTRIES);
     let tasks = control.tasks()?;
     let outcomes = tasks.outcomes(
         caller.bearer.tenant,

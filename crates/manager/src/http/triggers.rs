@@ -15,7 +15,7 @@ use dayfly_protocol::blob::Blob;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::TriggerId;
 use dayfly_protocol::triggers::{
-    EventStatus, EventTaken, MOST_EVENT_BYTES, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus,
+    EventStatus, EventTaken, MAX_EVENT_BYTES, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -27,9 +27,9 @@ use crate::control::Control;
 use crate::requests::{Body, Caller, NamePath, Packed, Refusal, asked, named, refuse};
 
 /// Most events of one answer.
-const MOST_ENTRIES: u32 = 1_000;
+const MAX_ENTRIES: u32 = 1_000;
 /// Bodies that are deeper are text: what is read has bounds of its own, and more is put around it.
-const MOST_DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// With which a program says that it sends an event again.
 const KEY_HEADER: &str = "idempotency-key";
 
@@ -42,7 +42,7 @@ pub fn routes() -> Router<Api> {
         .route("/v1/triggers/{name}/resume", post(resume_trigger))
         .route("/v1/triggers/{name}/events", get(list_events).post(fire_trigger))
         .route("/v1/hooks/{token}", post(call_hook))
-        .layer(DefaultBodyLimit::max(MOST_EVENT_BYTES))
+        .layer(DefaultBodyLimit::max(MAX_EVENT_BYTES))
 }
 
 /// The caller's trigger that a path names.
@@ -187,7 +187,7 @@ pub(crate) async fn list_events(
 ) -> Result<Response, Refusal> {
     let asked = asked(query)?;
     let id = trigger_at(&control, &caller, path)?.id;
-    let most = asked.limit.unwrap_or(100).min(MOST_ENTRIES);
+    let most = asked.limit.unwrap_or(100).min(MAX_ENTRIES);
     let before = if asked.before == 0 { u64::MAX } else { asked.before };
     let history = control.tasks()?.history(id, before, most).await?;
     Ok(packed.answer(history))
@@ -212,7 +212,7 @@ fn is_deep(body: &[u8]) -> bool {
             b']' | b'}' => depth = depth.saturating_sub(1),
             _ => {}
         }
-        depth > MOST_DEPTH
+        depth > MAX_DEPTH
     })
 }
 
@@ -250,7 +250,7 @@ async fn fire(
     let too_long = |_| {
         refuse(
             Code::PayloadTooLarge,
-            format!("an event has at most {MOST_EVENT_BYTES} bytes; send where the rest is"),
+            format!("an event has at most {MAX_EVENT_BYTES} bytes; send where the rest is"),
         )
     };
     let heard = told(headers, &body.map_err(too_long)?, asked(query)?);

@@ -21,7 +21,7 @@ use crate::requests::{Refusal, refuse};
 use crate::visitor::Visitor;
 
 /// A body that is longer, or has no known length, is cut off when its reader's token ends. Shorter ones are sent at once.
-const MOST_AT_ONCE_BYTES: u64 = 64 << 10;
+const MAX_AT_ONCE_BYTES: u64 = 64 << 10;
 
 /// The body of a request without a token that is good has this long.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ pub async fn end_with_token(Shared(control): Shared<Api>, request: Request, next
         .body()
         .size_hint()
         .exact()
-        .is_some_and(|bytes| bytes <= MOST_AT_ONCE_BYTES)
+        .is_some_and(|bytes| bytes <= MAX_AT_ONCE_BYTES)
     {
         return response;
     }

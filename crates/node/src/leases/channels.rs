@@ -10,9 +10,9 @@ const WORKER_DEADLINE: Duration = Duration::from_secs(10);
 /// Longest wait for a worker whose former client is gone.
 const DETACH_DEADLINE: Duration = Duration::from_secs(2);
 /// Most fates that are kept for each lease: a client asks at once or never.
-const MOST_FATES: usize = 256;
+const MAX_FATES: usize = 256;
 /// Most cancelled calls that are remembered for each channel until they begin: the most slots of a ring.
-const MOST_DOOMED: usize = MAX_SLOTS as usize;
+const MAX_DOOMED: usize = MAX_SLOTS as usize;
 
 impl Run {
     /// Waits until a worker exists and has no channel.
@@ -211,7 +211,7 @@ impl Run {
         };
         // Store the fate before the client can notice the channel's end, and so before it can ask.
         inner.fates.push_back((channel.id, fate));
-        if inner.fates.len() > MOST_FATES {
+        if inner.fates.len() > MAX_FATES {
             inner.fates.pop_front();
         }
         if let Some(memory) = &channel.memory {
@@ -281,7 +281,7 @@ impl Run {
             && let Some(channel) = &mut slot.channel
         {
             // An honest client cancels at most as many calls as a ring has slots; drop the first of any more.
-            if channel.doomed.len() >= MOST_DOOMED {
+            if channel.doomed.len() >= MAX_DOOMED {
                 channel.doomed.pop_first();
             }
             channel.doomed.insert(sequence);

@@ -3,13 +3,13 @@
 //! It only divides the lease's usage, which is what is paid for and is trusted no further than the clock permits. A
 //! worker that reports wrong values moves its own tenant's costs from one line to another.
 
-use dayfly_protocol::api::{MOST_FUNCTIONS, OTHER_FUNCTIONS};
+use dayfly_protocol::api::{MAX_FUNCTIONS, OTHER_FUNCTIONS};
 
 use super::*;
 
-/// The entry of a function, or that of all others after [`MOST_FUNCTIONS`] entries.
+/// The entry of a function, or that of all others after [`MAX_FUNCTIONS`] entries.
 pub(super) fn entry(all: &mut BTreeMap<String, FunctionUsage>, name: Option<String>) -> &mut FunctionUsage {
-    let known = name.filter(|name| all.contains_key(name) || all.len() + 1 < MOST_FUNCTIONS);
+    let known = name.filter(|name| all.contains_key(name) || all.len() + 1 < MAX_FUNCTIONS);
     let function = known.unwrap_or_else(|| OTHER_FUNCTIONS.into());
     all.entry(function.clone()).or_insert_with(|| FunctionUsage {
         function,
@@ -62,12 +62,12 @@ mod tests {
     #[test]
     fn more_functions_than_are_told_apart_share_one_entry() {
         let mut all = BTreeMap::new();
-        for n in 0..2 * MOST_FUNCTIONS {
+        for n in 0..2 * MAX_FUNCTIONS {
             entry(&mut all, Some(format!("f{n:03}"))).calls += 1;
         }
         entry(&mut all, None).calls += 1;
-        assert_eq!(all.len(), MOST_FUNCTIONS);
-        assert_eq!(all[OTHER_FUNCTIONS].calls, MOST_FUNCTIONS as u64 + 2);
+        assert_eq!(all.len(), MAX_FUNCTIONS);
+        assert_eq!(all[OTHER_FUNCTIONS].calls, MAX_FUNCTIONS as u64 + 2);
         assert_eq!(all["f000"].calls, 1);
     }
 }

@@ -16,7 +16,7 @@ use crate::trust::Rights;
 /// How long ended leases and the fates of their calls are remembered, at least, in milliseconds.
 const REMEMBER_MS: u64 = 60_000;
 /// Most incidents that wait for the manager.
-const MOST_INCIDENTS: usize = 1024;
+const MAX_INCIDENTS: usize = 1024;
 
 /// A request for a lease, with its default.
 pub(crate) struct Wanted {
@@ -351,7 +351,7 @@ impl Node {
         }
         let mut incidents = self.incidents.lock().unwrap_or_else(PoisonError::into_inner);
         // After a long disconnection the manager receives the latest ones.
-        if incidents.len() == MOST_INCIDENTS {
+        if incidents.len() == MAX_INCIDENTS {
             incidents.pop_front();
         }
         incidents.push_back((run.id(), what));

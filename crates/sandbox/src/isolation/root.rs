@@ -17,7 +17,7 @@ const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random"
 const NOT_AN_IMAGES: [&str; 5] = ["/dev", "/dayfly", "/proc", "/sys", "/tmp"];
 /// Most entries of an image that are shown individually: those of its root directory, and of directories into which
 /// another path is shown. The root directory in memory has room for these.
-const MOST_ENTRIES: usize = 2048;
+const MAX_ENTRIES: usize = 2048;
 
 /// One step. Paths are absolute on the host, beneath the stage on which they are made.
 #[derive(Debug)]
@@ -148,7 +148,7 @@ impl Root {
                 continue;
             }
             self.entries += 1;
-            if self.entries > MOST_ENTRIES {
+            if self.entries > MAX_ENTRIES {
                 let text = "the image has too many entries beside it; show it somewhere else";
                 return Err(SandboxError::NotShown(at, text));
             }

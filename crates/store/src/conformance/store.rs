@@ -1,7 +1,7 @@
 //! Properties of every store.
 
 use dayfly_lease::State;
-use dayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::api::{Capacity, FunctionUsage, MAX_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 
 use crate::*;
@@ -319,13 +319,13 @@ pub async fn a_lease_remembers_which_functions_used_it(store: &dyn Store) {
         by(2),
         "who knows none changes nothing"
     );
-    let many = (0..2 * MOST_FUNCTIONS).flat_map(|_| by(1)).collect();
+    let many = (0..2 * MAX_FUNCTIONS).flat_map(|_| by(1)).collect();
     let totals = Metered {
         usage: used(12, 4),
         functions: many,
     };
     store.book(NODE, 4, vec![(LEASE, totals)]).wait().await.unwrap();
-    assert_eq!(only_lease(store).await.functions.len(), MOST_FUNCTIONS);
+    assert_eq!(only_lease(store).await.functions.len(), MAX_FUNCTIONS);
 }
 
 pub async fn a_join_token_admits_one_node(store: &dyn Store) {

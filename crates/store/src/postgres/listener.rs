@@ -16,7 +16,7 @@ use crate::News;
 /// Sends a notification.
 pub const NOTIFY: &str = "SELECT pg_notify('dayfly', $1)";
 /// Most bytes of a notification. PostgreSQL accepts less than 8,000 bytes.
-const MOST_BYTES: usize = 7_900;
+const MAX_BYTES: usize = 7_900;
 /// How often a quiet connection is checked.
 const PULSE: Duration = Duration::from_secs(5);
 
@@ -39,11 +39,11 @@ pub fn payloads(from: PublicKey, news: &[News]) -> Vec<String> {
     while !rest.is_empty() {
         let mut many = rest.len();
         let mut payload = written(Some(rest));
-        while payload.len() > MOST_BYTES && many > 1 {
+        while payload.len() > MAX_BYTES && many > 1 {
             many /= 2;
             payload = written(Some(&rest[..many]));
         }
-        if payload.len() > MOST_BYTES {
+        if payload.len() > MAX_BYTES {
             payload = written(None);
         }
         all.push(payload);
@@ -126,7 +126,7 @@ mod tests {
         let me = PublicKey([1; 32]);
         let news: Vec<News> = (0..1_000).map(|n| News::Spent(TenantId([7; 16]), n)).collect();
         let payloads = payloads(me, &news);
-        assert!(payloads.len() > 1 && payloads.iter().all(|payload| payload.len() <= MOST_BYTES));
+        assert!(payloads.len() > 1 && payloads.iter().all(|payload| payload.len() <= MAX_BYTES));
         let heard = payloads
             .iter()
             .map(|payload| serde_json::from_str::<Payload>(payload).unwrap());

@@ -17,7 +17,7 @@ use crate::system::random;
 /// Time limit of the check after an unclean end. Enough for some gigabytes.
 const CHECK_LIMIT: Duration = Duration::from_secs(10);
 /// Most faults that a check reports.
-const MOST_COMPLAINTS: u32 = 20;
+const MAX_COMPLAINTS: u32 = 20;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS mark (
     one INTEGER PRIMARY KEY CHECK (one = 1), store BLOB NOT NULL, commits INTEGER NOT NULL, at_ms INTEGER NOT NULL
@@ -128,7 +128,7 @@ fn complaints(connection: &Connection, check: &str) -> Result<Option<Vec<String>
             }
         });
         let found = connection
-            .prepare(&format!("PRAGMA {check}({MOST_COMPLAINTS})"))
+            .prepare(&format!("PRAGMA {check}({MAX_COMPLAINTS})"))
             .and_then(|mut check| {
                 let lines = check.query_map([], |row| row.get::<_, String>(0))?;
                 lines.collect::<rusqlite::Result<Vec<_>>>()

@@ -258,11 +258,11 @@ impl Log {
     /// Time without a write after which the log is copied.
     const QUIET: Duration = Duration::from_millis(100);
     /// Most writes between two checkpoints: about 32 MiB, at a page per write.
-    const MOST_WRITES: usize = 8_192;
+    const MAX_WRITES: usize = 8_192;
 
     /// Returns the next command. Checkpoints the log when none arrives for a while, and when the log is long.
     fn next(&mut self, connection: &Connection, queue: &Receiver<Command>) -> Option<Command> {
-        if self.writes >= Self::MOST_WRITES {
+        if self.writes >= Self::MAX_WRITES {
             self.copy(connection);
         }
         if self.writes > 0 {

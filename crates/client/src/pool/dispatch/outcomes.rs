@@ -71,7 +71,7 @@ impl Dispatch {
         let error = CallError::answered(Status::Rejected as u16, channel.output());
         channel.done();
         let now = Instant::now();
-        let rest = FIRST_REST * (1 << worker.rejections.min(MOST_DOUBLINGS));
+        let rest = FIRST_REST * (1 << worker.rejections.min(MAX_DOUBLINGS));
         worker.rejections += 1;
         worker.rests_until = Some(now + rest);
         self.next_try = Some(self.next_try.map_or(now + rest, |next| next.min(now + rest)));

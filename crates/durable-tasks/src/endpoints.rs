@@ -13,10 +13,10 @@ use dayfly_store::system::random;
 use dayfly_store::tasks::EndpointRecord;
 use tokio::sync::Notify;
 
-use crate::link::Link;
-use crate::live_task::Whose;
+use crate::connection::Connection;
+use crate::live_task::TaskScope;
 use crate::state::State;
-use crate::submit::{Submitter, plainly_named};
+use crate::submission::{Submitter, plainly_named};
 use crate::{Tasks, Tenants, output};
 
 /// The endpoint beside the manager, which tasks go to that name none.
@@ -44,7 +44,7 @@ pub(super) const NOBODY: TenantId = TenantId([0; 16]);
 /// An endpoint and its dispatcher.
 pub(super) struct Endpoint {
     pub(super) record: EndpointRecord,
-    pub(super) link: Option<Link>,
+    pub(super) link: Option<Connection>,
     /// Connections that its dispatcher has made.
     pub(super) links: u64,
     /// The process that said last what it has.
@@ -221,7 +221,7 @@ impl Tasks {
         is_operator: bool,
         everybody: bool,
         endpoint: Option<&str>,
-    ) -> Result<Whose, Failure> {
+    ) -> Result<TaskScope, Failure> {
         let state = self.state();
         let found = endpoint.map(|wanted| {
             state.endpoint_named(wanted).ok_or_else(|| {
@@ -239,7 +239,7 @@ impl Tasks {
             let all = state.endpoints.values().filter(its);
             all.map(|one| one.record.id).collect()
         });
-        Ok(Whose {
+        Ok(TaskScope {
             tenant: (!everybody).then_some(tenant),
             at,
         })

@@ -23,8 +23,8 @@ use tokio::sync::watch;
 
 use crate::Tasks;
 use crate::contents::told;
-use crate::live_task::Whose;
-use crate::submit::{Submitter, first_half};
+use crate::live_task::TaskScope;
+use crate::submission::{Submitter, first_half};
 use crate::triggers::to_its_end;
 
 /// The longest that the end of a manager waits for those who wait for outcomes.
@@ -624,7 +624,7 @@ async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
             tag: Some(tag(record.id)),
             ..Cancellation::default()
         };
-        tasks.cancel(&Whose::of(record.tenant), rest).await;
+        tasks.cancel(&TaskScope::of(record.tenant), rest).await;
     }
     for step in steps.iter_mut().filter(|step| !step.state.is_over()) {
         step.state = FlowState::Failed;

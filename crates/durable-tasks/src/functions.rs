@@ -25,9 +25,9 @@ const AT_ONCE: usize = 500;
 
 /// When functions were used since the manager started.
 #[derive(Debug, Default)]
-pub struct Uses(HashMap<FunctionId, u64>);
+pub struct LastUses(HashMap<FunctionId, u64>);
 
-impl Uses {
+impl LastUses {
     /// One is used.
     pub fn note(&mut self, function: FunctionId, now_ms: u64) {
         self.0.insert(function, now_ms);
@@ -36,12 +36,12 @@ impl Uses {
 
 /// One walk through all tasks in the books, in which the functions are noted that they name.
 #[derive(Debug)]
-pub struct Walk {
+pub struct TaskScan {
     begun_at_ms: u64,
     named: HashSet<FunctionId>,
 }
 
-impl Walk {
+impl TaskScan {
     /// One that begins now.
     pub fn new(now_ms: u64) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Walk {
 
 impl State {
     /// Functions without a name that nobody needs any more, some at a time.
-    fn unused(&self, walk: &Walk, now_ms: u64) -> Vec<FunctionId> {
+    fn unused(&self, walk: &TaskScan, now_ms: u64) -> Vec<FunctionId> {
         let since = |length: Duration| now_ms.saturating_sub(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
         let (old_ms, at_rest_ms) = (since(UNNAMED), since(AT_REST));
         let is_old = |function: &&Arc<FunctionRecord>| {
@@ -200,7 +200,7 @@ impl Tasks {
     }
 
     /// All tasks in the books were looked at: functions go that none of them names.
-    pub(super) async fn forget_unused_functions(&self, walk: Walk) {
+    pub(super) async fn forget_unused_functions(&self, walk: TaskScan) {
         let _changing = self.changing_functions.write().await;
         let (gone, removed) = {
             let mut state = self.state();
@@ -257,7 +257,7 @@ mod tests {
         ]);
         let id = |id: u8| FunctionId([id; 16]);
         state.uses.note(id(5), now_ms - DAY_MS);
-        let mut walk = Walk::new(now_ms - 1);
+        let mut walk = TaskScan::new(now_ms - 1);
         let first = Passed {
             next: Some(TaskId([1; 16])),
             functions: vec![id(4)],

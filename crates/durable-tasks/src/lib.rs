@@ -29,36 +29,36 @@
 //! - `triggers`: what happens becomes tasks;
 //! - `flows`: tasks come of other tasks' results.
 
-mod accounts;
-mod after;
-mod cancel;
-mod codes;
+mod account_endpoints;
+mod cancellation;
+mod code_cache;
+mod compatibility;
+mod connection;
 mod contents;
-mod direct;
+mod dependencies;
+mod dispatch;
 mod endpoints;
-mod finish;
 mod flows;
-mod forgetting;
+mod function_names;
 mod functions;
-mod link;
+mod invitations;
 mod live_task;
-mod looking;
-mod makers;
+mod maintenance;
 mod memo;
-mod names;
+mod open_requests;
+mod outcomes;
 mod output;
-mod questions;
+mod provenance;
+mod queries;
 mod recovery;
-mod send;
-mod sharing;
+mod retention;
 mod state;
-mod submit;
-mod suits;
+mod submission;
 mod tag;
+mod teams;
 #[cfg(test)]
 mod tests;
 mod triggers;
-mod upkeep;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -71,15 +71,15 @@ use dayfly_store::StoreError;
 use dayfly_store::tasks::TaskStore;
 use tokio::sync::{RwLock, mpsc};
 
+pub use connection::Conversation;
 pub use contents::{ContentOptions, Contents};
 pub use endpoints::LOCAL;
-pub use link::Conversation;
-pub use live_task::Whose;
-pub use names::name_of;
-pub use sharing::check_team;
+pub use function_names::name_of;
+pub use live_task::TaskScope;
 use state::State;
-pub use submit::{Submitter, may_run};
-pub use triggers::{Heard, Maker, check_trigger_lengths};
+pub use submission::{Submitter, may_run};
+pub use teams::check_team;
+pub use triggers::{SourceEvent, TriggerAuthor, check_trigger_lengths};
 
 /// What is known of tenants where the accounts are.
 pub trait Tenants: Send + Sync {
@@ -102,7 +102,7 @@ pub struct Tasks {
     store: Arc<dyn TaskStore>,
     /// Long arguments and answers.
     pub contents: Arc<Contents>,
-    finishing: mpsc::UnboundedSender<finish::Finishing>,
+    finishing: mpsc::UnboundedSender<outcomes::UnwrittenOutcomes>,
     trouble: Mutex<Option<StoreError>>,
     /// How many bytes each tenant's flows have in memory.
     flow_bytes: Mutex<HashMap<TenantId, usize>>,

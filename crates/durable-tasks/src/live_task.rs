@@ -12,11 +12,11 @@ use dayfly_store::system::booted_at_ms;
 use dayfly_store::tasks::{FunctionRecord, TaskSpec, Tries};
 
 use crate::tag::Tag;
-use crate::{after, contents, memo, sharing};
+use crate::{contents, dependencies, memo, teams};
 
 /// Where a task is that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Stage {
     /// Being written down for the first time.
     Accepting,
     Queued,
@@ -38,7 +38,7 @@ pub(super) enum Place {
     Ending,
 }
 
-impl Place {
+impl Stage {
     /// Whether no dispatcher has it, nor is about to.
     pub(super) fn is_unsent(self) -> bool {
         matches!(self, Self::Queued | Self::Depending | Self::Following | Self::Resting)
@@ -46,7 +46,7 @@ impl Place {
 }
 
 /// A task that has not ended.
-pub(super) struct Live {
+pub(super) struct LiveTask {
     pub(super) tenant: TenantId,
     pub(super) function: Arc<FunctionRecord>,
     pub(super) endpoint: EndpointId,
@@ -58,7 +58,7 @@ pub(super) struct Live {
     /// What it may be answered by, if its owner wants that, and whether others may follow it.
     pub(super) memo: Option<memo::Key>,
     pub(super) leads: bool,
-    pub(super) place: Place,
+    pub(super) place: Stage,
     pub(super) tries: Tries,
     pub(super) walltime_ms: u32,
     /// How long it rests when its function fails next.
@@ -78,16 +78,16 @@ pub(super) struct Live {
     /// What goes along with them.
     pub(super) answers: Vec<Payload>,
     /// Tasks before it that have not ended, and why it is not to be executed when one of them ended.
-    pub(super) before: after::Before,
+    pub(super) before: dependencies::Dependencies,
 }
 
-impl Live {
+impl LiveTask {
     pub(super) fn new(
         spec: TaskSpec,
         function: Arc<FunctionRecord>,
         tag: Arc<Tag>,
         tries: Tries,
-        place: Place,
+        place: Stage,
         arguments: Option<Payload>,
     ) -> Self {
         Self {
@@ -115,23 +115,23 @@ impl Live {
             arguments,
             inline: None,
             answers: Vec::new(),
-            before: after::Before::default(),
+            before: dependencies::Dependencies::default(),
         }
     }
 
     pub(super) fn state(&self) -> TaskState {
         match self.place {
-            Place::Accepting | Place::Beginning => TaskState::Queued,
+            Stage::Accepting | Stage::Beginning => TaskState::Queued,
             place if place.is_unsent() => TaskState::Queued,
-            Place::Sent => TaskState::Waiting,
-            Place::Building => TaskState::Environment,
+            Stage::Sent => TaskState::Waiting,
+            Stage::Building => TaskState::Environment,
             _ => TaskState::Running,
         }
     }
 
     /// Whether a dispatcher has it.
     pub(super) fn is_out(&self) -> bool {
-        matches!(self.place, Place::Sent | Place::Building | Place::Running)
+        matches!(self.place, Stage::Sent | Stage::Building | Stage::Running)
     }
 
     pub(super) fn attempt(&self, id: TaskId) -> Attempt {
@@ -152,7 +152,7 @@ impl Live {
     /// What it is counted with.
     pub(super) fn usage_key(&self, now_ms: u64) -> UsageKey {
         UsageKey {
-            day: sharing::day_of(now_ms),
+            day: teams::day_of(now_ms),
             tenant: self.tenant,
             function: self.function.id,
             endpoint: self.endpoint,
@@ -162,21 +162,21 @@ impl Live {
 
 /// Whose tasks are meant.
 #[derive(Debug, Clone)]
-pub struct Whose {
+pub struct TaskScope {
     /// One tenant's; none for everybody's.
     pub(super) tenant: Option<TenantId>,
     /// Those at these endpoints; none for all.
     pub(super) at: Option<HashSet<EndpointId>>,
 }
 
-impl Whose {
+impl TaskScope {
     /// A tenant's own.
     pub(super) fn of(tenant: TenantId) -> Self {
         let tenant = Some(tenant);
         Self { tenant, at: None }
     }
 
-    pub(super) fn has(&self, live: &Live) -> bool {
+    pub(super) fn has(&self, live: &LiveTask) -> bool {
         self.tenant.is_none_or(|tenant| tenant == live.tenant)
             && self.at.as_ref().is_none_or(|at| at.contains(&live.endpoint))
     }

@@ -17,7 +17,7 @@ use dayfly_store::{LOAD_DEADLINE, StoreError};
 use sha2::{Digest, Sha256};
 
 use crate::Tasks;
-use crate::live_task::Place;
+use crate::live_task::Stage;
 use crate::state::State;
 
 /// Answers that are remembered: so many bytes, each with what keeping it takes.
@@ -118,7 +118,7 @@ impl Answer {
 
 /// What a task that may be answered from memory is to do.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Decision {
     /// Nobody else is at it.
     Execute,
     /// Wait for the one that is.
@@ -138,7 +138,7 @@ pub struct Memo {
 
 impl Memo {
     /// A task comes.
-    pub fn comes(&mut self, key: Key, task: TaskId, now_ms: u64) -> Turn {
+    pub fn comes(&mut self, key: Key, task: TaskId, now_ms: u64) -> Decision {
         if let Some(Known::Answer(answer)) = self.known.get(&key)
             && answer.until_ms <= now_ms
         {
@@ -147,13 +147,13 @@ impl Memo {
         match self.known.get_mut(&key) {
             None => {
                 self.known.insert(key, Known::Running(Vec::new()));
-                Turn::Execute
+                Decision::Execute
             }
             Some(Known::Running(followers)) => {
                 followers.push(task);
-                Turn::Follow
+                Decision::Follow
             }
-            Some(Known::Answer(answer)) => Turn::Answered(answer.answer.clone()),
+            Some(Known::Answer(answer)) => Decision::Answered(answer.answer.clone()),
         }
     }
 
@@ -258,7 +258,7 @@ impl Tasks {
             let Some(key) = live.memo else { continue };
             if live.is_out() {
                 live.leads = memo.leads(key);
-            } else if live.place == Place::Depending && !live.before.is_awaited() && live.before.failure().is_none() {
+            } else if live.place == Stage::Depending && !live.before.is_awaited() && live.before.failure().is_none() {
                 waiting.push(*task);
             }
         }
@@ -286,11 +286,11 @@ mod tests {
     #[test]
     fn one_is_executed_those_that_come_meanwhile_follow_and_later_ones_have_the_answer() {
         let (mut memo, key, answer) = (Memo::default(), Key([1; 32]), Payload::Here(vec![42].into()));
-        assert_eq!(memo.comes(key, task(1), NOW), Turn::Execute);
-        assert_eq!(memo.comes(key, task(2), NOW), Turn::Follow);
-        assert_eq!(memo.comes(Key([2; 32]), task(3), NOW), Turn::Execute);
+        assert_eq!(memo.comes(key, task(1), NOW), Decision::Execute);
+        assert_eq!(memo.comes(key, task(2), NOW), Decision::Follow);
+        assert_eq!(memo.comes(Key([2; 32]), task(3), NOW), Decision::Execute);
         assert_eq!(memo.answered(key, &answer, KEPT_MS, NOW), [task(2)]);
-        assert_eq!(memo.comes(key, task(4), NOW), Turn::Answered(answer));
+        assert_eq!(memo.comes(key, task(4), NOW), Decision::Answered(answer));
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
         memo.comes(key, task(1), NOW);
         memo.comes(key, task(2), NOW);
         assert_eq!(memo.failed(key), [task(2)]);
-        assert_eq!(memo.comes(key, task(2), NOW), Turn::Execute);
+        assert_eq!(memo.comes(key, task(2), NOW), Decision::Execute);
     }
 
     #[test]
@@ -310,8 +310,8 @@ mod tests {
             memo.comes(Key([n; 32]), task(n), NOW);
             memo.answered(Key([n; 32]), &large, KEPT_MS, NOW);
         }
-        assert_eq!(memo.comes(Key([0; 32]), task(9), NOW), Turn::Execute);
-        assert_eq!(memo.comes(Key([4; 32]), task(9), NOW), Turn::Answered(large));
+        assert_eq!(memo.comes(Key([0; 32]), task(9), NOW), Decision::Execute);
+        assert_eq!(memo.comes(Key([4; 32]), task(9), NOW), Decision::Answered(large));
         assert!(memo.bytes <= MAX_BYTES);
     }
 
@@ -325,9 +325,9 @@ mod tests {
         memo.comes(key, task(1), NOW);
         memo.answered(key, &answer, KEPT_MS, NOW);
         let day = 24 * 3_600_000;
-        assert_eq!(memo.comes(key, task(2), NOW + 5 * day), Turn::Answered(answer));
-        assert_eq!(memo.comes(key, task(3), NOW + 7 * day), Turn::Execute);
-        assert_eq!(memo.comes(key, task(4), NOW + 7 * day), Turn::Follow);
+        assert_eq!(memo.comes(key, task(2), NOW + 5 * day), Decision::Answered(answer));
+        assert_eq!(memo.comes(key, task(3), NOW + 7 * day), Decision::Execute);
+        assert_eq!(memo.comes(key, task(4), NOW + 7 * day), Decision::Follow);
         assert_eq!(memo.bytes, 0);
     }
 
@@ -344,13 +344,13 @@ mod tests {
         let here = Payload::Here(vec![42].into());
         memo.recall(Key([2; 32]), Answer::new(here.clone(), KEPT_MS, 6 * day, NOW));
         memo.recall(Key([2; 32]), Answer::new(stored.clone(), KEPT_MS, 6 * day, NOW));
-        assert_eq!(memo.comes(Key([1; 32]), task(1), NOW + day), Turn::Answered(stored));
-        assert_eq!(memo.comes(Key([2; 32]), task(2), NOW + day), Turn::Answered(here));
-        assert_eq!(memo.comes(Key([1; 32]), task(3), NOW + 2 * day), Turn::Execute);
+        assert_eq!(memo.comes(Key([1; 32]), task(1), NOW + day), Decision::Answered(stored));
+        assert_eq!(memo.comes(Key([2; 32]), task(2), NOW + day), Decision::Answered(here));
+        assert_eq!(memo.comes(Key([1; 32]), task(3), NOW + 2 * day), Decision::Execute);
         memo.forget(Key([1; 32]));
-        assert_eq!(memo.comes(Key([1; 32]), task(4), NOW + 2 * day), Turn::Follow);
+        assert_eq!(memo.comes(Key([1; 32]), task(4), NOW + 2 * day), Decision::Follow);
         memo.forget(Key([2; 32]));
-        assert_eq!(memo.comes(Key([2; 32]), task(5), NOW + day), Turn::Execute);
+        assert_eq!(memo.comes(Key([2; 32]), task(5), NOW + day), Decision::Execute);
         assert_eq!((memo.bytes, memo.order.len()), (0, 0));
     }
 

@@ -12,9 +12,9 @@ use tokio::sync::{RwLock, mpsc};
 
 use crate::contents::{ContentOptions, Contents};
 use crate::endpoints::Endpoint;
-use crate::live_task::{Live, Place};
+use crate::live_task::{LiveTask, Stage};
 use crate::state::State;
-use crate::{Tasks, Tenants, contents, finish, output, sharing, triggers, upkeep};
+use crate::{Tasks, Tenants, contents, maintenance, outcomes, output, teams, triggers};
 
 impl Tasks {
     /// All of it, over what the store remembers.
@@ -37,7 +37,7 @@ impl Tasks {
         let mut state = State::remembered(snapshot, &contents);
         state.triggers = triggers::Triggers::remembered(store.triggers().within(LOAD_DEADLINE).await?);
         let flows = store.live_flows().within(LOAD_DEADLINE).await?;
-        state.teams = sharing::Teams::remembered(store.teams().within(LOAD_DEADLINE).await?);
+        state.teams = teams::Teams::remembered(store.teams().within(LOAD_DEADLINE).await?);
         let tasks = Arc::new(Self {
             state: Mutex::new(state),
             store,
@@ -53,8 +53,8 @@ impl Tasks {
         tasks.recall().await?;
         tasks.end_those_that_cannot_be();
         tasks.line_up_those_that_may_follow();
-        tokio::spawn(finish::run(Arc::downgrade(&tasks), finished));
-        tokio::spawn(upkeep::keep_time(Arc::downgrade(&tasks)));
+        tokio::spawn(outcomes::run(Arc::downgrade(&tasks), finished));
+        tokio::spawn(maintenance::keep_time(Arc::downgrade(&tasks)));
         tokio::spawn(output::keep(Arc::downgrade(&tasks)));
         tokio::spawn(contents::keep_swept(Arc::downgrade(&tasks)));
         tokio::spawn(triggers::run(Arc::downgrade(&tasks)));
@@ -112,19 +112,19 @@ impl State {
         };
         // What was sent may be with its dispatcher still, which will say so.
         let place = match (tries.attempts, spec.memo) {
-            (0, None) => Place::Queued,
+            (0, None) => Stage::Queued,
             // It lines up once it is known which others are the same.
-            (0, Some(_)) => Place::Depending,
-            _ => Place::Sent,
+            (0, Some(_)) => Stage::Depending,
+            _ => Stage::Sent,
         };
-        if place == Place::Queued {
+        if place == Stage::Queued {
             endpoint.queue.push(spec.tenant, spec.priority, spec.id);
         }
         let id = spec.id;
-        let live = Live::new(spec, function, tag, tries, place, None);
+        let live = LiveTask::new(spec, function, tag, tries, place, None);
         self.live_on(
             id,
-            Live {
+            LiveTask {
                 inline: Some(inline),
                 ..live
             },

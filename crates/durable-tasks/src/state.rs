@@ -12,20 +12,20 @@ use dayfly_store::tasks::FunctionRecord;
 use tokio::sync::watch;
 
 use crate::endpoints::Endpoint;
-use crate::live_task::Live;
-use crate::looking::end_of;
-use crate::names::name_of;
+use crate::function_names::name_of;
+use crate::live_task::LiveTask;
+use crate::queries::end_of;
 use crate::tag::Tag;
-use crate::{codes, flows, functions, memo, sharing, triggers};
+use crate::{code_cache, flows, functions, memo, teams, triggers};
 
 /// Everything in memory about the tasks of one manager.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) functions: HashMap<FunctionId, Arc<FunctionRecord>>,
     /// Functions' code, as far as it was used lately.
-    pub(super) codes: codes::Codes,
-    pub(super) uses: functions::Uses,
-    pub(super) live: HashMap<TaskId, Live>,
+    pub(super) codes: code_cache::CodeCache,
+    pub(super) uses: functions::LastUses,
+    pub(super) live: HashMap<TaskId, LiveTask>,
     /// The same ones by the ends of their ids.
     pub(super) live_ends: BTreeSet<([u8; 3], TaskId)>,
     /// Who waits for the end of a task.
@@ -42,7 +42,7 @@ pub(super) struct State {
     pub(super) cached_bytes: usize,
     pub(super) triggers: triggers::Triggers,
     pub(super) flows: flows::Flows,
-    pub(super) teams: sharing::Teams,
+    pub(super) teams: teams::Teams,
     /// What tasks cost since that was written down last.
     pub(super) usage: HashMap<UsageKey, Usage>,
     /// What tasks of each tenant cost in all, as far as it is written down, in billionths.
@@ -63,7 +63,7 @@ pub(super) struct State {
 
 impl State {
     /// One more that has not ended.
-    pub(super) fn live_on(&mut self, id: TaskId, live: Live) {
+    pub(super) fn live_on(&mut self, id: TaskId, live: LiveTask) {
         if let Some(at_ms) = live.deadline_since_boot_ms() {
             self.deadlines.push(Reverse((at_ms, id)));
         }
@@ -72,7 +72,7 @@ impl State {
     }
 
     /// A task has ended, or was not kept.
-    pub(super) fn live_no_more(&mut self, id: TaskId) -> Option<Live> {
+    pub(super) fn live_no_more(&mut self, id: TaskId) -> Option<LiveTask> {
         self.live_ends.remove(&(end_of(id), id));
         self.live.remove(&id)
     }

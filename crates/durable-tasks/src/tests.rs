@@ -149,7 +149,7 @@ impl Site {
             tasks: tasks.clone(),
             ..Cancellation::default()
         };
-        self.tasks.cancel(&Whose::of(TENANT), what).await;
+        self.tasks.cancel(&TaskScope::of(TENANT), what).await;
         for task in tasks {
             self.outcome(task).await;
         }
@@ -238,7 +238,7 @@ async fn dispatcher_decides_which_sent_tasks_are_withdrawn() {
     };
     let cancelling = tokio::spawn({
         let tasks = Arc::clone(&site.tasks);
-        async move { tasks.cancel(&Whose::of(TENANT), what).await }
+        async move { tasks.cancel(&TaskScope::of(TENANT), what).await }
     });
     let number = loop {
         let heard = tokio::time::timeout(PATIENCE, site.dispatcher.heard.recv()).await;

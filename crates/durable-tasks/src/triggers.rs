@@ -1,15 +1,15 @@
 //! Triggers: what happens is written down by its key once, and becomes a task of its trigger's function at least once, whatever
 //! dies meanwhile. A task's id comes of its event, so that one that is submitted again is the same.
 //!
-//! - [`set`]: triggers are made, changed and shown;
-//! - [`times`]: timers are due;
+//! - [`management`]: triggers are made, changed and shown;
+//! - [`timers`]: timers are due;
 //! - [`files`]: endpoints look for files;
-//! - [`start`]: events become tasks.
+//! - [`submission`]: events become tasks.
 
 mod files;
-mod set;
-mod start;
-mod times;
+mod management;
+mod submission;
+mod timers;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -28,9 +28,9 @@ use tokio::sync::Notify;
 
 use crate::Tasks;
 use crate::state::State;
-use crate::submit::first_half;
+use crate::submission::first_half;
 
-pub use set::{Maker, check_trigger_lengths};
+pub use management::{TriggerAuthor, check_trigger_lengths};
 
 /// Timers are looked at as often at least: the wall clock may jump.
 const LOOK: Duration = Duration::from_secs(1);
@@ -124,7 +124,7 @@ impl Triggers {
 }
 
 /// What was heard of one that happened.
-pub struct Heard {
+pub struct SourceEvent {
     /// What it is known by; none for one of its own.
     pub key: Option<String>,
     /// What kind of source told of it.
@@ -133,7 +133,7 @@ pub struct Heard {
     pub of: Map<String, Value>,
 }
 
-impl Heard {
+impl SourceEvent {
     fn written(mut self, at_ms: u64) -> Result<NewEvent, Failure> {
         let key = self.key.unwrap_or_else(|| hex::encode(random::<16>()));
         self.of.insert("kind".into(), self.kind.into());
@@ -163,7 +163,7 @@ fn flow_of(trigger: TriggerId, number: u64, at_ms: u64) -> FlowId {
 
 impl Tasks {
     /// Something happened that its trigger's function is to hear of. When this returns, it is on the disk.
-    pub async fn fire(self: &Arc<Self>, trigger: TriggerId, heard: Heard) -> Result<EventTaken, Failure> {
+    pub async fn fire(self: &Arc<Self>, trigger: TriggerId, heard: SourceEvent) -> Result<EventTaken, Failure> {
         bounds::check(
             "the event's key",
             heard.key.as_deref().unwrap_or_default(),

@@ -61,10 +61,7 @@ impl Places {
             let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLK, &mut wanted) };
             (asked == 0 && wanted.l_type != libc::F_UNLCK as i16).then_some(wanted.l_pid.max(0) as u32)
         };
-        (0..MAX_PLACES)
-            .take(self.count() as usize)
-            .filter_map(holder)
-            .collect()
+        (0..MAX_PLACES).take(self.count() as usize).filter_map(holder).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use axum::extract::ws::{Message, WebSocket};
 use dayfly_lease::State;
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::{
-    Capacity, Event, MAX_NODE_OWNERS, MAX_FABRIC_NAME, MAX_FABRICS, ManagerMessage, Metered, Mode, NodeAddress,
+    Capacity, Event, MAX_FABRIC_NAME, MAX_FABRICS, MAX_NODE_OWNERS, ManagerMessage, Metered, Mode, NodeAddress,
     NodeMessage, NodeSandboxes,
 };
 use dayfly_protocol::error::{Code, Failure};
@@ -168,8 +168,7 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
     let id = address.id;
     let refused = |text: String| Err(Failure::new(Code::Unauthorized, text));
     if address.fabrics.len() > MAX_FABRICS || address.fabrics.iter().any(|name| name.len() > MAX_FABRIC_NAME) {
-        let text =
-            format!("a node is on at most {MAX_FABRICS} fabrics, with names of at most {MAX_FABRIC_NAME} bytes");
+        let text = format!("a node is on at most {MAX_FABRICS} fabrics, with names of at most {MAX_FABRIC_NAME} bytes");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     if let Some(known) = control.world().nodes.get(&id) {

@@ -10,7 +10,7 @@ use dayfly_store::system::now_ms;
 use dayfly_store::triggers::NewEvent;
 use serde_json::Map;
 
-use super::{Heard, Trigger, too_many};
+use super::{SourceEvent, Trigger, too_many};
 
 use crate::Tasks;
 use crate::state::State;
@@ -52,12 +52,12 @@ pub fn check(source: &EventSource) -> Result<(), Failure> {
     Ok(())
 }
 
-fn event(file: &FileSeen) -> Heard {
+fn event(file: &FileSeen) -> SourceEvent {
     let mut of = Map::new();
     of.insert("path".into(), file.path.clone().into());
     of.insert("bytes".into(), file.bytes.into());
     of.insert("modified_at_ms".into(), file.modified_at_ms.into());
-    Heard {
+    SourceEvent {
         key: Some(file.key()),
         kind: "files",
         of,

@@ -17,7 +17,7 @@ use dayfly_protocol::ids::{FunctionId, TaskId};
 use dayfly_protocol::short::GivenId;
 use dayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus,
-    MAX_SHARING_BODY_BYTES, MAX_BODY_BYTES, MAX_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState,
+    MAX_BODY_BYTES, MAX_SHARING_BODY_BYTES, MAX_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState,
     TaskStatus, TaskSubmission,
 };
 use dayfly_store::tasks::{FunctionRecord, How, TaskQuery};

@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use dayfly_durable_tasks::{Heard, Maker, check_trigger_lengths};
+use dayfly_durable_tasks::{SourceEvent, TriggerAuthor, check_trigger_lengths};
 use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::blob::Blob;
@@ -67,7 +67,7 @@ pub(crate) async fn set_trigger(
     control
         .audit(&caller, "trigger.set", &given.name, &audited(&given.spec))
         .await?;
-    let maker = Maker {
+    let maker = TriggerAuthor {
         by: submitter(&control, &caller)?,
         operates: caller.role >= Role::Operator,
         expires_at_ms: caller.bearer.expires_at_ms,
@@ -217,7 +217,7 @@ fn is_deep(body: &[u8]) -> bool {
 }
 
 /// What a request tells of: its body as JSON, as text, or, of other bytes, in base64.
-fn told(headers: &HeaderMap, body: &Bytes, query: Keyed) -> Heard {
+fn told(headers: &HeaderMap, body: &Bytes, query: Keyed) -> SourceEvent {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let typed = header(CONTENT_TYPE.as_str()).unwrap_or_default();
     let as_text = || std::str::from_utf8(body).ok().map(Value::from);
@@ -232,7 +232,7 @@ fn told(headers: &HeaderMap, body: &Bytes, query: Keyed) -> Heard {
         "body".into(),
         read.unwrap_or_else(|| json!({ "base64": Blob::from(body.to_vec()) })),
     );
-    Heard {
+    SourceEvent {
         key: query.key.or_else(|| header(KEY_HEADER).map(str::to_owned)),
         kind: "webhook",
         of,

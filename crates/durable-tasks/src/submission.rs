@@ -19,13 +19,13 @@ use dayfly_store::system::{now_ms, random, since_boot_ms};
 use dayfly_store::tasks::{FunctionRecord, FunctionSpec, NewTask, TaskSpec, Tries};
 use sha2::{Digest, Sha256};
 
-use crate::after::{self, Endings};
 use crate::contents::Contents;
-use crate::finish::{cancelled_before, unexecuted};
-use crate::live_task::{Live, Place};
-use crate::memo::{Key, Turn};
+use crate::dependencies::{self, Endings};
+use crate::live_task::{LiveTask, Stage};
+use crate::memo::{Decision, Key};
+use crate::outcomes::{cancelled_before, unexecuted};
 use crate::state::State;
-use crate::{Tasks, names};
+use crate::{Tasks, function_names};
 
 /// Tasks of all tenants that may wait at a time.
 const MAX_WAITING: usize = 10_000_000;
@@ -80,7 +80,7 @@ impl Tasks {
                 "the function's name is empty; leave it out, or give one",
             ));
         }
-        names::check(given.name.as_deref().unwrap_or_default())?;
+        function_names::check(given.name.as_deref().unwrap_or_default())?;
         runs(&given)?;
         self.check_shared(&given.shared_with)?;
         let hash = CodeHash(Sha256::digest(&given.code[..]).into());
@@ -219,7 +219,7 @@ impl Tasks {
         submission: TaskSubmission,
         ids: &[TaskId],
     ) -> Result<(Option<Admitted>, EndpointId), Failure> {
-        let before = after::before(&submission.tasks, ids)?;
+        let before = dependencies::before(&submission.tasks, ids)?;
         let mut endings = HashMap::new();
         loop {
             let unknown = {
@@ -352,7 +352,7 @@ fn encode(task: &mut TaskInput) -> Result<(), Failure> {
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     if task.with_answers && task.call.is_some() {
-        return Err(after::no_answers());
+        return Err(dependencies::no_answers());
     }
     let Some(call) = task.call.take() else { return Ok(()) };
     if !task.arguments.is_empty() {
@@ -403,7 +403,7 @@ impl State {
         }
         let waits = new.iter().any(|(_, input)| !input.after.is_empty());
         if new.iter().any(|(_, input)| input.with_answers) && !matches!(function.spec.form, Form::Python { .. }) {
-            return Err(after::no_answers());
+            return Err(dependencies::no_answers());
         }
         let inline: usize = new.iter().map(|(_, input)| input.arguments.len()).sum();
         let mut inline = contents.hold(by.tenant, inline)?;
@@ -457,12 +457,12 @@ impl State {
             // With answers, all of it is read when it is its turn.
             let arguments = ((fits || at_once) && !spec.with_answers).then(|| given.clone());
             self.cached_bytes += arguments.as_ref().map_or(0, Payload::bytes_here);
-            let mut live = Live::new(
+            let mut live = LiveTask::new(
                 spec.clone(),
                 Arc::clone(&function),
                 Arc::clone(&tag),
                 tries,
-                Place::Accepting,
+                Stage::Accepting,
                 arguments,
             );
             live.inline = inline.split(given.bytes_here());
@@ -510,14 +510,14 @@ impl State {
         let mut ended = Vec::new();
         for task in tasks {
             let Some(live) = self.live.get_mut(task) else { continue };
-            live.place = Place::Queued;
+            live.place = Stage::Queued;
             if was_at_once {
                 live.tries.attempts -= 1;
             }
             if let Some(failure) = live.before.failure() {
                 ended.push(unexecuted(*task, Some(failure), Payload::default()));
             } else if live.before.is_awaited() && !live.cancelled {
-                live.place = Place::Depending;
+                live.place = Stage::Depending;
             } else if live.cancelled {
                 ended.push(unexecuted(*task, Some(cancelled_before()), Payload::default()));
             } else {
@@ -535,12 +535,12 @@ impl State {
         let live = self.live.get_mut(&task)?;
         let turn = live
             .memo
-            .map_or(Turn::Execute, |key| self.memo.comes(key, task, since_boot_ms()));
+            .map_or(Decision::Execute, |key| self.memo.comes(key, task, since_boot_ms()));
         match turn {
-            Turn::Answered(answer) => return Some(unexecuted(task, None, answer)),
-            Turn::Follow => live.place = Place::Following,
-            Turn::Execute => {
-                live.place = Place::Queued;
+            Decision::Answered(answer) => return Some(unexecuted(task, None, answer)),
+            Decision::Follow => live.place = Stage::Following,
+            Decision::Execute => {
+                live.place = Stage::Queued;
                 live.leads = live.memo.is_some();
                 if let Some(endpoint) = self.endpoints.get_mut(&live.endpoint) {
                     endpoint.queue.push(live.tenant, live.priority, task);

@@ -12,7 +12,7 @@ use dayfly_protocol::ids::{FunctionId, TenantId};
 use dayfly_store::tasks::FunctionRecord;
 
 use crate::Tasks;
-use crate::submit::{Submitter, may_run};
+use crate::submission::{Submitter, may_run};
 
 /// What separates an owner from a name, and a name from a version.
 const OWNER: char = '/';

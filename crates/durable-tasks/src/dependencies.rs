@@ -10,7 +10,7 @@ use dayfly_protocol::ids::{TaskId, TenantId};
 use dayfly_protocol::tasks::{MAX_AFTER, TaskInput};
 
 use crate::Tasks;
-use crate::live_task::Place;
+use crate::live_task::Stage;
 use crate::state::State;
 
 /// How tasks ended that others come after: why not well.
@@ -18,7 +18,7 @@ pub type Endings = HashMap<TaskId, Option<Failure>>;
 
 /// What a task waits for.
 #[derive(Debug, Default)]
-pub struct Before {
+pub struct Dependencies {
     /// How many have not ended.
     left: u32,
     /// Why it cannot be executed any more.
@@ -27,7 +27,7 @@ pub struct Before {
     tasks: Box<[TaskId]>,
 }
 
-impl Before {
+impl Dependencies {
     /// Whether some have not ended.
     pub fn is_awaited(&self) -> bool {
         self.left > 0
@@ -131,8 +131,8 @@ impl State {
         if let Some(failure) = failure {
             live.before.fails(failure);
         }
-        if live.place == Place::Queued && left > 0 {
-            live.place = Place::Depending;
+        if live.place == Stage::Queued && left > 0 {
+            live.place = Stage::Depending;
         }
     }
 }
@@ -185,8 +185,8 @@ impl Tasks {
                     live.before.fails(failed(*task, why));
                 }
                 match live.place {
-                    Place::Depending if live.before.failure.is_some() => broken.push((later, live.before.failure())),
-                    Place::Depending if live.before.left == 0 => ready.push(later),
+                    Stage::Depending if live.before.failure.is_some() => broken.push((later, live.before.failure())),
+                    Stage::Depending if live.before.left == 0 => ready.push(later),
                     // Being accepted, or ended.
                     _ => {}
                 }

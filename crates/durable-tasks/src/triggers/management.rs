@@ -14,17 +14,17 @@ use dayfly_store::system::{now_ms, random};
 use dayfly_store::triggers::TriggerRecord;
 use serde_json::Value;
 
-use super::start::argument;
+use super::submission::argument;
 use super::{Trigger, files, flow_of, gone, task_of, to_its_end};
 
 use crate::Tasks;
 use crate::endpoints::NOBODY;
 use crate::state::State;
-use crate::submit::{Submitter, plainly_named};
+use crate::submission::{Submitter, plainly_named};
 
 /// Who makes a trigger.
 #[derive(Debug, Clone)]
-pub struct Maker {
+pub struct TriggerAuthor {
     /// For whom its tasks are.
     pub by: Submitter,
     /// Whether it may look at what the manager's own site sees.
@@ -73,7 +73,7 @@ fn check_source(source: &EventSource, now_ms: u64) -> Result<(), Failure> {
 
 impl State {
     /// The endpoint that looks for files: one that sees what its owner's account sees, and is the maker's own.
-    fn watched_at(&self, maker: &Maker, spec: &TriggerSpec) -> Result<Option<EndpointId>, Failure> {
+    fn watched_at(&self, maker: &TriggerAuthor, spec: &TriggerSpec) -> Result<Option<EndpointId>, Failure> {
         let EventSource::Files { endpoint, .. } = &spec.source else {
             return Ok(None);
         };
@@ -126,7 +126,7 @@ impl Tasks {
     /// Makes a trigger, or changes one; answers its token, too.
     pub async fn set_trigger(
         self: &Arc<Self>,
-        maker: Maker,
+        maker: TriggerAuthor,
         given: TriggerRegistration,
     ) -> Result<(String, TriggerStatus), Failure> {
         let now_ms = now_ms();

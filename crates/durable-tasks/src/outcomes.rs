@@ -17,7 +17,7 @@ use dayfly_store::{Pending, StoreError};
 use tokio::sync::mpsc;
 
 use crate::Tasks;
-use crate::live_task::Place;
+use crate::live_task::Stage;
 use crate::memo::Key;
 use crate::state::State;
 use crate::tag::Tag;
@@ -29,7 +29,7 @@ const RETRY: Duration = Duration::from_millis(500);
 pub(super) type Ending = (TaskId, Option<Failure>);
 
 /// Outcomes on their way to the disk.
-pub struct Finishing {
+pub struct UnwrittenOutcomes {
     tasks: Vec<EndedTask>,
     usage: Vec<(UsageKey, Usage)>,
     written: Pending<()>,
@@ -56,10 +56,10 @@ impl Tasks {
         while let Some(one) = ended.pop_front() {
             let id = one.attempt.task;
             let number = state.last_number + 1;
-            let Some(live) = state.live.get_mut(&id).filter(|live| live.place != Place::Ending) else {
+            let Some(live) = state.live.get_mut(&id).filter(|live| live.place != Stage::Ending) else {
                 continue;
             };
-            live.place = Place::Ending;
+            live.place = Stage::Ending;
             let now_ms = live.time_ms(since_boot_ms);
             let arguments = live.arguments.take();
             let led = live.memo.filter(|_| live.leads);
@@ -120,7 +120,7 @@ impl Tasks {
         let written = self.store.end(tasks.clone(), usage.clone());
         let kept = by.map(|endpoint| (endpoint, kept));
         // It ends with the manager alone.
-        let _ = self.finishing.send(Finishing {
+        let _ = self.finishing.send(UnwrittenOutcomes {
             tasks,
             usage,
             written,
@@ -201,7 +201,7 @@ impl Tasks {
 
 impl State {
     fn is_following(&self, task: TaskId) -> bool {
-        self.live.get(&task).is_some_and(|live| live.place == Place::Following)
+        self.live.get(&task).is_some_and(|live| live.place == Stage::Following)
     }
 
     /// Tasks that waited for this answer, and have it.
@@ -224,8 +224,8 @@ pub fn unexecuted(task: TaskId, error: Option<Failure>, answer: Payload) -> Ende
 }
 
 /// Waits for each write in its turn, and tells of it. One that fails is tried until it does not: it has happened.
-pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<Finishing>) {
-    while let Some(Finishing {
+pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<UnwrittenOutcomes>) {
+    while let Some(UnwrittenOutcomes {
         tasks: ended,
         usage,
         written,

@@ -15,7 +15,7 @@ use dayfly_store::tasks::{AccountOf, EndpointRecord};
 
 use crate::endpoints::Endpoint;
 use crate::state::State;
-use crate::submit::Submitter;
+use crate::submission::Submitter;
 use crate::{Tasks, Tenants};
 
 /// Longest parts of a name that are the tenant's, and those of the endpoint above: all of it is the name of a directory.

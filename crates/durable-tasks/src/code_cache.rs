@@ -11,7 +11,7 @@ const EACH_BYTES: usize = 128;
 
 /// Code that was used lately.
 #[derive(Debug, Default)]
-pub struct Codes {
+pub struct CodeCache {
     /// With when it was used.
     known: HashMap<FunctionId, (Blob, u64)>,
     /// By when they were used, the one that was not for longest first.
@@ -20,7 +20,7 @@ pub struct Codes {
     bytes: usize,
 }
 
-impl Codes {
+impl CodeCache {
     /// A function's code, which is used now.
     pub fn get(&mut self, id: FunctionId) -> Option<Blob> {
         let (code, used) = self.known.get_mut(&id)?;
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn what_was_not_used_for_longest_leaves_when_there_is_too_much() {
-        let mut codes = Codes::default();
+        let mut codes = CodeCache::default();
         let quarter = || Blob::from(vec![7; MAX_BYTES / 4]);
         for n in 0..3 {
             codes.insert(id(n), quarter());
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn nothing_is_left_of_what_is_too_long_or_gone() {
-        let mut codes = Codes::default();
+        let mut codes = CodeCache::default();
         codes.insert(id(1), vec![7; 10].into());
         codes.insert(id(1), vec![8; 20].into());
         assert_eq!(codes.get(id(1)), Some(vec![8; 20].into()));

@@ -10,13 +10,13 @@ use tokio::sync::oneshot;
 
 use crate::Tasks;
 use crate::state::State;
-use crate::submit::Submitter;
+use crate::submission::Submitter;
 
 /// Whoever submits waits no longer for an endpoint's answer: the task is accepted, and hears of it later.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is known of a function at an endpoint, while it is connected.
-pub enum Suit {
+pub enum Compatibility {
     /// It was asked, and these wait for the answer.
     Asked(Vec<oneshot::Sender<Option<Failure>>>),
     /// Why it cannot run there, if it cannot.
@@ -77,11 +77,11 @@ impl State {
                 function: function.id,
                 runtime: spec.runtime.clone(),
             });
-            Suit::Asked(Vec::new())
+            Compatibility::Asked(Vec::new())
         });
         Ok(match suit {
-            Suit::Known(refusal) => Step::Go(refusal.clone()),
-            Suit::Asked(waiting) => {
+            Compatibility::Known(refusal) => Step::Go(refusal.clone()),
+            Compatibility::Asked(waiting) => {
                 let (told, answer) = oneshot::channel();
                 waiting.push(told);
                 Step::Wait(answer)
@@ -96,7 +96,7 @@ impl State {
         let Some(suit) = link.and_then(|link| link.suits.get_mut(&function)) else {
             return;
         };
-        if let Suit::Asked(waiting) = std::mem::replace(suit, Suit::Known(refusal.clone())) {
+        if let Compatibility::Asked(waiting) = std::mem::replace(suit, Compatibility::Known(refusal.clone())) {
             for told in waiting {
                 let _ = told.send(refusal.clone());
             }

@@ -15,7 +15,7 @@ use dayfly_store::tasks::EndpointRecord;
 
 use crate::endpoints::LOCAL;
 use crate::state::State;
-use crate::submit::{Submitter, plainly_named};
+use crate::submission::{Submitter, plainly_named};
 use crate::triggers::to_its_end;
 use crate::{Tasks, Tenants};
 

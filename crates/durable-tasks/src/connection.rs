@@ -15,10 +15,10 @@ use dayfly_store::system::{now_ms, since_boot_ms};
 use tokio::sync::mpsc;
 
 use crate::endpoints::{Endpoint, own};
-use crate::finish::instead;
-use crate::live_task::{Live, Place};
+use crate::live_task::{LiveTask, Stage};
+use crate::outcomes::instead;
 use crate::state::State;
-use crate::{Tasks, cancel, direct, send, suits};
+use crate::{Tasks, cancellation, compatibility, dispatch, invitations};
 
 /// Most messages that are looked at under one hold of the lock.
 const AT_ONCE: usize = 256;
@@ -32,7 +32,7 @@ pub struct Conversation {
 }
 
 /// The connection of a dispatcher.
-pub(super) struct Link {
+pub(super) struct Connection {
     pub(super) number: u64,
     /// Of which process.
     pub(super) instance: u64,
@@ -42,11 +42,11 @@ pub(super) struct Link {
     pub(super) tenants: HashSet<TenantId>,
     pub(super) programs: HashSet<FunctionId>,
     /// What it was asked, or has said, that it can run.
-    pub(super) suits: HashMap<FunctionId, suits::Suit>,
+    pub(super) suits: HashMap<FunctionId, compatibility::Compatibility>,
     /// Who waits for what to lease with from its site itself.
-    pub(super) invites: direct::Invites,
+    pub(super) invites: invitations::Invitations,
     /// Who waits to know which tasks it had not begun.
-    pub(super) withdrawals: cancel::Withdrawals,
+    pub(super) withdrawals: cancellation::Withdrawals,
 }
 
 impl Tasks {
@@ -88,7 +88,7 @@ impl Tasks {
         let (said, hearing) = mpsc::unbounded_channel();
         endpoint.links += 1;
         let (id, number) = (endpoint.record.id, endpoint.links);
-        endpoint.link = Some(Link {
+        endpoint.link = Some(Connection {
             number,
             instance,
             keeps,
@@ -102,7 +102,7 @@ impl Tasks {
         (endpoint.room, endpoint.held, endpoint.workers) = (0, 0, 0);
         tokio::spawn(hear(Arc::downgrade(self), id, number, hearing));
         if number == 1 {
-            tokio::spawn(send::run(Arc::downgrade(self), id, Arc::clone(&endpoint.wake)));
+            tokio::spawn(dispatch::run(Arc::downgrade(self), id, Arc::clone(&endpoint.wake)));
         }
         Conversation { heard, said }
     }
@@ -208,9 +208,9 @@ impl Tasks {
             if let Fate::Again { retry, fault } = fate {
                 live.tries.retries_left -= u16::from(retry);
                 live.tries.faults += u16::from(fault);
-                live.place = Place::Queued;
+                live.place = Stage::Queued;
                 if retry && live.retry_wait_ms > 0 {
-                    live.place = Place::Resting;
+                    live.place = Stage::Resting;
                     state
                         .rests
                         .push(Reverse((since_boot_ms + u64::from(live.retry_wait_ms), task)));
@@ -218,7 +218,7 @@ impl Tasks {
                 }
                 (live.waiting_at_ms, live.environment_at_ms, live.started_at_ms) = (0, 0, 0);
             }
-            let rests = live.place == Place::Resting;
+            let rests = live.place == Stage::Resting;
             let Some(endpoint) = state.endpoints.get_mut(&id) else {
                 return;
             };
@@ -263,9 +263,9 @@ impl State {
         for attempt in held {
             // That a repeatable task was sent is not always written down: a manager that was started again hears of it now.
             let live = self.live.get_mut(&attempt.task).filter(|live| live.endpoint == id);
-            let adopts = |live: &&mut Live| live.place == Place::Queued && live.tries.attempts < attempt.number;
+            let adopts = |live: &&mut LiveTask| live.place == Stage::Queued && live.tries.attempts < attempt.number;
             if let Some(live) = live.filter(adopts) {
-                live.place = Place::Sent;
+                live.place = Stage::Sent;
                 live.waiting_at_ms = live.time_ms(since_boot_ms());
                 live.tries.attempts = attempt.number;
             }
@@ -310,7 +310,7 @@ impl State {
     }
 
     /// What is at its dispatcher, in one of these places.
-    fn at(&mut self, attempt: &Attempt, places: &[Place]) -> Option<&mut Live> {
+    fn at(&mut self, attempt: &Attempt, places: &[Stage]) -> Option<&mut LiveTask> {
         let live = self.live.get_mut(&attempt.task)?;
         (places.contains(&live.place) && live.tries.attempts == attempt.number).then_some(live)
     }
@@ -319,9 +319,9 @@ impl State {
         let since_boot_ms = since_boot_ms();
         let how: Arc<str> = how.chars().take(MAX_HOW_CHARS).collect::<String>().into();
         for attempt in attempts {
-            if let Some(live) = self.at(attempt, &[Place::Sent, Place::Building]) {
-                if live.place == Place::Sent {
-                    live.place = Place::Building;
+            if let Some(live) = self.at(attempt, &[Stage::Sent, Stage::Building]) {
+                if live.place == Stage::Sent {
+                    live.place = Stage::Building;
                     live.environment_at_ms = live.time_ms(since_boot_ms);
                 }
                 live.building = Some(Arc::clone(&how));
@@ -332,8 +332,8 @@ impl State {
     fn on_running(&mut self, attempts: &[Attempt]) {
         let since_boot_ms = since_boot_ms();
         for attempt in attempts {
-            if let Some(live) = self.at(attempt, &[Place::Sent, Place::Building]) {
-                live.place = Place::Running;
+            if let Some(live) = self.at(attempt, &[Stage::Sent, Stage::Building]) {
+                live.place = Stage::Running;
                 live.started_at_ms = live.time_ms(since_boot_ms);
             }
         }

@@ -8,7 +8,7 @@ use dayfly_scheduling::{Due, Timer};
 use dayfly_store::triggers::NewEvent;
 use serde_json::Map;
 
-use super::{AGAIN, Heard, Trigger};
+use super::{AGAIN, SourceEvent, Trigger};
 
 use crate::Tasks;
 
@@ -71,11 +71,11 @@ impl Trigger {
     }
 }
 
-fn event(due: Due) -> Heard {
+fn event(due: Due) -> SourceEvent {
     let mut of = Map::new();
     of.insert("due_ms".into(), due.at_ms.into());
     of.insert("missed".into(), due.missed.into());
-    Heard {
+    SourceEvent {
         key: Some(due.at_ms.to_string()),
         kind: "timer",
         of,

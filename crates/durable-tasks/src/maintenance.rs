@@ -8,9 +8,9 @@ use dayfly_protocol::dispatch::ToDispatcher;
 use dayfly_protocol::ids::TaskId;
 use dayfly_store::system::{cautious_ms, now_ms, since_boot_ms};
 
-use crate::finish::{given_up, late};
-use crate::live_task::Place;
-use crate::{Tasks, functions, sharing};
+use crate::live_task::Stage;
+use crate::outcomes::{given_up, late};
+use crate::{Tasks, functions, teams};
 
 /// How often deadlines are looked at.
 const DEADLINES: Duration = Duration::from_millis(20);
@@ -26,10 +26,10 @@ impl Tasks {
         {
             state.rests.pop();
             let live = state.live.get_mut(&id);
-            let Some(live) = live.filter(|live| live.place == Place::Resting) else {
+            let Some(live) = live.filter(|live| live.place == Stage::Resting) else {
                 continue;
             };
-            live.place = Place::Queued;
+            live.place = Stage::Queued;
             let (endpoint, tenant, priority) = (live.endpoint, live.tenant, live.priority);
             if let Some(endpoint) = state.endpoints.get_mut(&endpoint) {
                 endpoint.queue.put_back(tenant, priority, id);
@@ -51,10 +51,10 @@ impl Tasks {
             let (endpoint, attempt, place) = (live.endpoint, live.attempt(id), live.place);
             match place {
                 place if place.is_unsent() => ended.push((id, Some(late()))),
-                Place::Sent | Place::Building | Place::Running if !state.is_up(endpoint) => {
+                Stage::Sent | Stage::Building | Stage::Running if !state.is_up(endpoint) => {
                     unheard.push(given_up(attempt, late()));
                 }
-                Place::Sent | Place::Building | Place::Running => {
+                Stage::Sent | Stage::Building | Stage::Running => {
                     state.tell(endpoint, ToDispatcher::Cancel(vec![attempt]))
                 }
                 // What is on its way is looked at when it arrives.
@@ -83,7 +83,7 @@ pub(super) async fn keep_time(tasks: Weak<Tasks>) {
     let mut deadlines = tokio::time::interval(DEADLINES);
     let mut tidy = tokio::time::interval(TIDY);
     let mut forget_from = Some(TaskId([0; 16]));
-    let mut walk = functions::Walk::new(now_ms());
+    let mut walk = functions::TaskScan::new(now_ms());
     loop {
         tokio::select! {
             _ = deadlines.tick() => match tasks.upgrade() {
@@ -112,7 +112,7 @@ pub(super) async fn keep_time(tasks: Weak<Tasks>) {
                     }
                 }
                 let _ = tasks.store.forget_flows(before).wait().await;
-                let _ = tasks.store.forget_usage(sharing::forgotten_before(today_ms)).wait().await;
+                let _ = tasks.store.forget_usage(teams::forgotten_before(today_ms)).wait().await;
             }
         }
     }

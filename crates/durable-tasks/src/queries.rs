@@ -10,8 +10,8 @@ use dayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus, TaskTimes};
 use dayfly_store::system::since_boot_ms;
 use dayfly_store::tasks::{LOOK, Like, TaskQuery, TaskRecord};
 
-use crate::live_task::{Live, Place};
-use crate::names::name_of;
+use crate::function_names::name_of;
+use crate::live_task::{LiveTask, Stage};
 use crate::state::State;
 use crate::{Tasks, Tenants};
 
@@ -119,7 +119,7 @@ impl Tasks {
             let state = self.state();
             let since_boot_ms = since_boot_ms();
             let mut counts = TaskCounts::default();
-            let of_tag = |live: &&Live| live.tenant == tenant && live.tag.name() == tag;
+            let of_tag = |live: &&LiveTask| live.tenant == tenant && live.tag.name() == tag;
             for live in state.live.values().filter(of_tag) {
                 counts.count(live.state());
                 counts.times.add(live.times(live.time_ms(since_boot_ms)));
@@ -175,7 +175,7 @@ impl State {
             state: live.state(),
             error: None,
             building: match live.place {
-                Place::Building => live.building.as_deref().map(Into::into),
+                Stage::Building => live.building.as_deref().map(Into::into),
                 _ => None,
             },
             attempts: live.tries.attempts,
@@ -243,9 +243,9 @@ impl State {
 
     /// The latest tasks that are in a state in which tasks have not ended.
     fn latest(&self, query: &TaskQuery, wanted: TaskState) -> Vec<TaskId> {
-        let fits = |id: &TaskId, live: &Live| {
+        let fits = |id: &TaskId, live: &LiveTask| {
             live.state() == wanted
-                && live.place != Place::Accepting
+                && live.place != Stage::Accepting
                 && query.tenant.is_none_or(|tenant| live.tenant == tenant)
                 && query.before.is_none_or(|before| *id < before)
                 && query.endpoint.is_none_or(|endpoint| live.endpoint == endpoint)
@@ -269,7 +269,7 @@ impl State {
     }
 }
 
-impl Live {
+impl LiveTask {
     /// How long it was in each state, if that is what time it is.
     fn times(&self, now_ms: u64) -> TaskTimes {
         let marks = [

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use tokio::sync::oneshot;
 
 /// Questions of one kind that a dispatcher has not answered yet. Dropping it ends the waits.
-pub struct Questions<T> {
+pub struct OpenRequests<T> {
     last: u64,
     open: HashMap<u64, oneshot::Sender<T>>,
 }
 
-impl<T> Default for Questions<T> {
+impl<T> Default for OpenRequests<T> {
     fn default() -> Self {
         Self {
             last: 0,
@@ -19,7 +19,7 @@ impl<T> Default for Questions<T> {
     }
 }
 
-impl<T> Questions<T> {
+impl<T> OpenRequests<T> {
     /// Opens a question. Returns its number, and where its answer arrives.
     pub fn ask(&mut self) -> (u64, oneshot::Receiver<T>) {
         // Requests that were given up wait no more.

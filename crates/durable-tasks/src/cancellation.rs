@@ -14,9 +14,9 @@ use dayfly_protocol::tasks::{Cancellation, Cancelled};
 use tokio::sync::oneshot;
 
 use crate::Tasks;
-use crate::finish::{cancelled_before, given_up, instead};
-use crate::live_task::{Live, Place, Whose};
-use crate::questions::Questions;
+use crate::live_task::{LiveTask, Stage, TaskScope};
+use crate::open_requests::OpenRequests;
+use crate::outcomes::{cancelled_before, given_up, instead};
 use crate::state::State;
 
 /// Most that are cancelled under one hold of the lock.
@@ -25,7 +25,7 @@ const CANCELLED_AT_ONCE: usize = 10_000;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Open [`ToDispatcher::Withdraw`] requests of one dispatcher.
-pub type Withdrawals = Questions<Vec<Attempt>>;
+pub type Withdrawals = OpenRequests<Vec<Attempt>>;
 
 /// A request to a dispatcher that has not been answered.
 struct Withdrawal {
@@ -35,10 +35,10 @@ struct Withdrawal {
 
 impl Tasks {
     /// Ends tasks, of those that are somebody's.
-    pub async fn cancel(self: &Arc<Self>, whose: &Whose, what: Cancellation) -> Cancelled {
+    pub async fn cancel(self: &Arc<Self>, whose: &TaskScope, what: Cancellation) -> Cancelled {
         // All at an endpoint, where nothing else is said.
         let all = what.tag.is_some() || (whose.at.is_some() && what.tasks.is_empty());
-        let is_it = |live: &Live| whose.has(live) && what.tag.as_deref().is_none_or(|tag| live.tag.name() == tag);
+        let is_it = |live: &LiveTask| whose.has(live) && what.tag.as_deref().is_none_or(|tag| live.tag.name() == tag);
         let wanted: HashSet<TaskId> = match all {
             false => what.tasks.into_iter().collect(),
             true => {
@@ -67,7 +67,7 @@ impl Tasks {
         cancelled
     }
 
-    fn cancel_some(&self, whose: &Whose, wanted: &[TaskId], cancelled: &mut Cancelled) {
+    fn cancel_some(&self, whose: &TaskScope, wanted: &[TaskId], cancelled: &mut Cancelled) {
         let mut state = self.state();
         let mut ended = Vec::new();
         let mut unheard = Vec::new();
@@ -77,7 +77,7 @@ impl Tasks {
                 continue;
             };
             match live.place {
-                Place::Ending => {}
+                Stage::Ending => {}
                 place if place.is_unsent() => ended.push((*id, Some(cancelled_before()))),
                 _ => {
                     live.cancelled = true;
@@ -99,7 +99,7 @@ impl Tasks {
     }
 
     /// Ends those that were not sent, and asks dispatchers about those that were.
-    fn withdraw_some(&self, whose: &Whose, wanted: &[TaskId], cancelled: &mut Cancelled) -> Vec<Withdrawal> {
+    fn withdraw_some(&self, whose: &TaskScope, wanted: &[TaskId], cancelled: &mut Cancelled) -> Vec<Withdrawal> {
         let mut state = self.state();
         let mut ended = Vec::new();
         let mut sent: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();
@@ -108,14 +108,14 @@ impl Tasks {
                 continue;
             };
             match live.place {
-                Place::Ending => {}
+                Stage::Ending => {}
                 place if place.is_unsent() => ended.push((*id, Some(cancelled_before()))),
                 // It ends in place of being queued, or sent.
-                Place::Accepting | Place::Beginning => {
+                Stage::Accepting | Stage::Beginning => {
                     live.cancelled = true;
                     cancelled.ended += 1;
                 }
-                Place::Sent | Place::Building => sent.entry(live.endpoint).or_default().push(live.attempt(*id)),
+                Stage::Sent | Stage::Building => sent.entry(live.endpoint).or_default().push(live.attempt(*id)),
                 _ => cancelled.running += 1,
             }
         }
@@ -147,7 +147,7 @@ impl State {
     pub(super) fn on_withdrawn(&mut self, id: EndpointId, number: u64, attempts: Vec<Attempt>) {
         for attempt in &attempts {
             let live = self.live.get_mut(&attempt.task);
-            let is_it = |live: &&mut Live| live.endpoint == id && live.tries.attempts == attempt.number;
+            let is_it = |live: &&mut LiveTask| live.endpoint == id && live.tries.attempts == attempt.number;
             if let Some(live) = live.filter(is_it) {
                 // It is not executed again where its end is lost on the way.
                 live.cancelled = true;

@@ -11,10 +11,10 @@ use dayfly_store::system::since_boot_ms;
 use dayfly_store::tasks::{FunctionRecord, Given, Tries};
 use tokio::sync::Notify;
 
-use crate::after::forgotten;
+use crate::dependencies::forgotten;
 use crate::endpoints::{Endpoint, is_guest};
-use crate::finish::{cancelled_before, late};
-use crate::live_task::{Live, Place};
+use crate::live_task::{LiveTask, Stage};
+use crate::outcomes::{cancelled_before, late};
 use crate::state::State;
 use crate::{Tasks, Tenants};
 
@@ -69,10 +69,10 @@ impl State {
             && let Some(task) = endpoint.queue.pop_but(&held_up)
         {
             // One that was cancelled, or is late, has its outcome already.
-            let Some(live) = self.live.get_mut(&task).filter(|live| live.place == Place::Queued) else {
+            let Some(live) = self.live.get_mut(&task).filter(|live| live.place == Stage::Queued) else {
                 continue;
             };
-            live.place = Place::Beginning;
+            live.place = Stage::Beginning;
             live.tries.attempts = live.tries.attempts.saturating_add(1);
             endpoint.held += 1;
             if !live.repeatable || live.arguments.is_none() {
@@ -93,8 +93,8 @@ impl State {
             return;
         };
         for task in tasks.iter().rev() {
-            if let Some(live) = self.live.get_mut(task).filter(|live| live.place == Place::Beginning) {
-                live.place = Place::Queued;
+            if let Some(live) = self.live.get_mut(task).filter(|live| live.place == Stage::Beginning) {
+                live.place = Stage::Queued;
                 live.tries.attempts -= 1;
                 endpoint.held = endpoint.held.saturating_sub(1);
                 endpoint.queue.put_back(live.tenant, live.priority, *task);
@@ -246,7 +246,7 @@ impl Tasks {
                 });
             }
             let now_ms = live.time_ms(since_boot_ms);
-            live.place = Place::Sent;
+            live.place = Stage::Sent;
             (live.waiting_at_ms, live.environment_at_ms) = (now_ms, 0);
             assigned.push(assignment(*task, live, now_ms));
             live.answers = Vec::new();
@@ -264,7 +264,7 @@ impl Tasks {
     }
 }
 
-fn assignment(task: TaskId, live: &Live, now_ms: u64) -> Assigned {
+fn assignment(task: TaskId, live: &LiveTask, now_ms: u64) -> Assigned {
     let left = |at_ms: u64| u32::try_from(at_ms.saturating_sub(now_ms).max(1)).unwrap_or(u32::MAX);
     let walltime_ms = match (live.walltime_ms, live.deadline_at_ms) {
         (walltime_ms, 0) => walltime_ms,

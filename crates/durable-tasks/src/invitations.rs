@@ -11,9 +11,9 @@ use tokio::sync::oneshot;
 
 use crate::Tasks;
 use crate::endpoints::is_guest;
-use crate::questions::Questions;
+use crate::open_requests::OpenRequests;
 use crate::state::State;
-use crate::submit::Submitter;
+use crate::submission::Submitter;
 
 /// Whoever asks waits no longer for an endpoint's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 type Answer = Result<Connection, Failure>;
 
 /// Who waits for the answer of an endpoint.
-pub type Invites = Questions<Answer>;
+pub type Invitations = OpenRequests<Answer>;
 
 impl Tasks {
     /// With what somebody leases from the nodes of an endpoint.

@@ -9,7 +9,7 @@ use dayfly_protocol::tasks::{Forgetting, Forgotten};
 use dayfly_store::tasks::Gone;
 
 use crate::Tasks;
-use crate::live_task::Place;
+use crate::live_task::Stage;
 use crate::memo::Key;
 use crate::state::State;
 use crate::triggers::to_its_end;
@@ -112,7 +112,7 @@ impl State {
         };
         for live in self.live.values().filter(|live| live.tenant == tenant) {
             needed.left += u64::from(tag == Some(live.tag.name()));
-            if live.place != Place::Ending {
+            if live.place != Stage::Ending {
                 needed.tasks.extend(live.before.tasks());
             }
         }

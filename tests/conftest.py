@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from harness import daemons, index
 from harness.daemons import Daemon, private_directory
-from harness.leaks import Snapshot, become_subreaper, descendants, kill
+from harness.leaks import Snapshot, become_subreaper, descendants, kill, processes
 from harness.postgres import Postgres
 from harness.programs import bin_dir
 
@@ -49,6 +49,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.failed:
         for daemon in item.stash.get(DAEMONS, []):
             report.sections.append((f"log of {daemon!r}", daemon.output()[-20000:]))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item) -> Iterator[None]:
+    """Lists the processes below a test that exceeds its time limit, before its own cleanup ends them."""
+    yield
+    expire = signal.getsignal(signal.SIGALRM)
+
+    def report(number: int, frame: object) -> None:
+        item.add_report_section("call", "processes at the time limit", processes())
+        if callable(expire):
+            expire(number, frame)
+
+    if callable(expire):
+        signal.signal(signal.SIGALRM, report)
 
 
 DAEMONS = pytest.StashKey[list[Daemon]]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import dayfly
 import pytest
 from harness.daemons import Daemon
+from harness.leaks import descendants, wait_until
 from harness.programs import clean_environment, program, run, run_json
 
 pytestmark = pytest.mark.skipif(
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 def measured(*asked: str) -> list[dict[str, Any]]:
     environment = clean_environment(DAYFLY_PYTHON=sys.executable)
     sizes = ("--least", "8", "--most", "4K", "--step", "8", "--rounds", "1")
-    rows: list[dict[str, Any]] = run_json("bench", "comm", *sizes, *asked, timeout=120, env=environment)["rows"]
+    rows: list[dict[str, Any]] = run_json("bench", "comm", *sizes, *asked, timeout=100, env=environment)["rows"]
     return rows
 
 
@@ -43,7 +45,7 @@ def test_the_sizes_at_which_algorithms_change_are_measured_kept_and_used(up: Dae
     for ranks in (2, 3):
         sizes = ("--least", "64", "--most", "4K", "--step", "8", "--rounds", "1")
         asked = ("--tune", "--ranks", str(ranks), *sizes, "--output", str(tables))
-        report = run_json("bench", "comm", *asked, timeout=120)
+        report = run_json("bench", "comm", *asked, timeout=100)
         names = {2: ["allreduce_halving"], 3: ["bcast_scatter", "allgather_ring", "allreduce_halving"]}[ranks]
         assert [found["name"] for found in report["found"]] == names
         for found in report["found"]:
@@ -73,6 +75,22 @@ def test_the_sizes_at_which_algorithms_change_are_measured_kept_and_used(up: Dae
         done = run(program(), *asked, env=environment, check=False)
         assert done.returncode
         assert "no_such_place" in done.stdout + done.stderr, done
+
+
+@pytest.mark.parametrize("language", ["c", "python"])
+def test_killed_measurement_leaves_no_ranks(language: str) -> None:
+    before = set(descendants())
+    asked = ("bench", "comm", "--op", "allreduce", "--ranks", "3", "--rounds", "1000", "--language", language)
+    measurement = subprocess.Popen(
+        [program(), *asked],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=clean_environment(DAYFLY_PYTHON=sys.executable),
+    )
+    wait_until(lambda: len(descendants(measurement.pid)) >= 3, "three ranks run", timeout=60)
+    measurement.kill()
+    measurement.wait()
+    wait_until(lambda: set(descendants()) <= before, "the ranks end")
 
 
 def test_a_barrier_has_one_row_and_three_ranks_share_memory() -> None:

@@ -31,6 +31,7 @@ PROGRAM = """
     try:
         with {made} as executor:
             futures = [executor.submit(wait_for, gate) for gate in gates]
+            pathlib.Path(sys.argv[2], "submitted").touch()
             futures[0].result()
     finally:
         print("ended:", sum(future.cancelled() for future in futures), "cancelled")
@@ -58,7 +59,9 @@ class Program:
                 text=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-        wait_until(self.begun, "a call runs", timeout=30)
+        # An interrupt before would meet a program that still starts, or submits.
+        submitted = directory / "submitted"
+        wait_until(lambda: submitted.exists() and self.begun(), "a call runs, and all are submitted", timeout=30)
         self.process.send_signal(signal.SIGINT)
         wait_until(lambda: "interrupted" in self.errors.read_text(), "it says what it waits for", timeout=30)
 

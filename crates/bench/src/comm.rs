@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dayfly_comm::road::{Lost, Road, Via};
 use dayfly_comm::{Communicator, Datatype, Operation, Options};
@@ -26,6 +26,8 @@ type Result<T> = std::result::Result<T, Error>;
 const BLOCKS: usize = 12;
 /// Bytes moved in a block, unless that were fewer than two operations.
 const BLOCK_BYTES: usize = 16 << 20;
+/// Longest time of a block, unless two operations take longer. Ranks that share a busy core take milliseconds for each.
+const BLOCK_TIME: Duration = Duration::from_millis(50);
 
 /// What ranks do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,6 +151,7 @@ impl Plan {
             blocks: BLOCKS,
             bytes: BLOCK_BYTES,
             most_operations: self.most_operations(),
+            time: BLOCK_TIME,
         }
     }
 }
@@ -160,8 +163,10 @@ struct Pace {
     blocks: usize,
     /// Bytes moved in a block, unless that were fewer than two operations.
     bytes: usize,
-    /// In a block.
+    /// Most operations in a block.
     most_operations: usize,
+    /// Longest time of a block, unless two operations take longer.
+    time: Duration,
 }
 
 /// Blocks of memory that a rank sends or receives in one operation.
@@ -277,22 +282,37 @@ fn measure(op: Op, sizes: &[usize], pace: Pace, comm: &Communicator) -> Result<V
     let mut results = Vec::new();
     for size in sizes {
         let length = size * width;
-        let count = (pace.bytes / (size + 1)).clamp(2, pace.most_operations);
-        let mut best = f64::INFINITY;
-        for block in 0..=pace.blocks {
+        let mut block = |count: usize| -> Result<f64> {
             comm.barrier().map_err(failed)?;
             let start = Instant::now();
-            for _ in 0..if block == 0 { 1 + count / 8 } else { count } {
+            for _ in 0..count {
                 operate(comm, op, &mut send[..length], &mut receive[..length])?;
             }
             comm.barrier().map_err(failed)?;
-            if block > 0 {
-                best = best.min(start.elapsed().as_secs_f64() * 1e6 / count as f64);
-            }
+            Ok(start.elapsed().as_secs_f64() / count as f64)
+        };
+        let most = (pace.bytes / (size + 1)).clamp(2, pace.most_operations);
+        let count = agree(comm, fitting(pace.time, block(1 + most / 64)?, most))?;
+        block(1 + count / 8)?;
+        let mut best = f64::INFINITY;
+        for _ in 0..pace.blocks {
+            best = best.min(block(count)? * 1e6);
         }
         results.push(best);
     }
     Ok(results)
+}
+
+/// Number of operations of `seconds` each that fit into a block: at least 2, and at most `most`.
+fn fitting(time: Duration, seconds: f64, most: usize) -> usize {
+    ((time.as_secs_f64() / seconds) as usize).clamp(2, most)
+}
+
+/// Returns rank 0's value on all ranks.
+fn agree(comm: &Communicator, value: usize) -> Result<usize> {
+    let mut bytes = value.to_le_bytes();
+    comm.bcast(&mut bytes, 0).map_err(failed)?;
+    Ok(usize::from_le_bytes(bytes))
 }
 
 /// Runs all ranks in processes of their own, and returns what rank 0 found.
@@ -317,11 +337,13 @@ pub(crate) fn ours(plan: &Plan) -> Result<Vec<f64>> {
 /// Does something in as many processes, and returns what the first of them found.
 fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
     let (mut read, mut write) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
+    let parent = std::process::id();
     let mut children = Vec::new();
     for rank in 0..count {
         // SAFETY: this program has one thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
+            die_with(parent);
             let outcome = work(rank).and_then(|found| {
                 let lines: String = found.iter().filter(|_| rank == 0).map(|us| format!("{us}\n")).collect();
                 write.write_all(lines.as_bytes()).map_err(Error::os("tell the result"))
@@ -343,6 +365,17 @@ fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Resu
     Ok(text.split_whitespace().filter_map(|word| word.parse().ok()).collect())
 }
 
+/// Ends this process when its parent ends, or at once if that has happened. A rank that spins would never notice.
+fn die_with(parent: u32) {
+    // SAFETY: makes system calls only, as between a fork and an exec; `_exit` runs no code of the parent.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid() as u32 != parent {
+            libc::_exit(1);
+        }
+    }
+}
+
 /// Runs all ranks in interpreters of their own, which inherit their sockets.
 fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>> {
     let mut children = Vec::new();
@@ -360,7 +393,9 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
         command.arg(program).arg("dayfly").args(arguments(plan));
         command.env("DAYFLY_BENCH_RANK", format!("{transport} {rank} {}", words.join(" ")));
         command.stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
+        let parent = std::process::id();
         let inherit = move || {
+            die_with(parent);
             for socket in sockets.iter().filter(|socket| **socket >= 0) {
                 // SAFETY: a system call on a descriptor of this process'.
                 unsafe { libc::fcntl(*socket, libc::F_SETFD, 0) };
@@ -389,6 +424,7 @@ fn arguments(plan: &Plan) -> Vec<String> {
         plan.op.name().into(),
         BLOCKS.to_string(),
         plan.most_operations().to_string(),
+        BLOCK_TIME.as_millis().to_string(),
     ];
     arguments.extend(plan.sizes.iter().map(ToString::to_string));
     arguments
@@ -457,6 +493,14 @@ fn openmpi(plan: &Plan, program: &Path) -> Result<Vec<f64>> {
         command.arg(program);
     }
     command.args(arguments(plan));
+    // `mpirun` ends its ranks when it is asked to end.
+    // SAFETY: makes one system call.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
+    }
     let output = command.output().map_err(Error::os("start mpirun"))?;
     if !output.status.success() {
         return Err(failed(String::from_utf8_lossy(&output.stderr)));
@@ -479,6 +523,15 @@ mod tests {
         assert_eq!(Plan::sizes(Op::Bcast, 8, 100, 2), [8, 16, 32, 64]);
         assert_eq!(Plan::sizes(Op::Bcast, 8, 8, 1), [8]);
         assert_eq!(Plan::sizes(Op::Barrier, 8, 100, 2), [8]);
+    }
+
+    #[test]
+    fn slow_operations_make_blocks_of_fewer() {
+        let fitting = |seconds| fitting(Duration::from_millis(50), seconds, 4000);
+        assert_eq!(
+            [fitting(1e-6), fitting(1e-3), fitting(1.0), fitting(0.0)],
+            [4000, 50, 2, 4000]
+        );
     }
 
     #[test]

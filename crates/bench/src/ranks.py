@@ -1,7 +1,8 @@
-"""What `dayfly bench comm --language python` measures: ranks.py MODULE OP BLOCKS MOST SIZE...
+"""What `dayfly bench comm --language python` measures: ranks.py MODULE OP BLOCKS MOST MS SIZE...
 
 Under mpi4py it is started by mpirun. Under Dayfly DAYFLY_BENCH_RANK tells the rank, and the descriptors of its sockets.
-Rank 0 prints, for each size, the microseconds of one operation in the fastest of BLOCKS blocks of up to MOST.
+Rank 0 prints, for each size, the microseconds of one operation in the fastest of BLOCKS blocks of up to MOST
+operations, which take up to MS milliseconds.
 """
 
 import os
@@ -46,26 +47,32 @@ def operation(comm, op, send, receive):
     }[op]
 
 
-def main(module, op, blocks, most, sizes):
+def timed(comm, run, count):
+    """Returns the seconds of one of so many operations."""
+    comm.Barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    comm.Barrier()
+    return (time.perf_counter() - start) / count
+
+
+def main(module, op, blocks, most, milliseconds, sizes):
     comm = world(module)
     width = comm.Get_size() if op in ("alltoall", "allgather") else 1
     kind = "f8" if op == "allreduce" else "u1"
     for size in sizes:
         length = size * width // np.dtype(kind).itemsize
         run = operation(comm, op, np.ones(length, kind), np.full(length, 2, kind))
-        count = max(2, min(most, (16 << 20) // (size + 1)))
-        best = float("inf")
-        for block in range(blocks + 1):
-            comm.Barrier()
-            start = time.perf_counter()
-            for _ in range(count if block else 1 + count // 8):
-                run()
-            comm.Barrier()
-            if block:
-                best = min(best, (time.perf_counter() - start) / count * 1e6)
+        most_here = max(2, min(most, (16 << 20) // (size + 1)))
+        fitting = np.array([milliseconds / 1e3 / timed(comm, run, 1 + most_here // 64)])
+        comm.Bcast(fitting, 0)
+        count = max(2, min(most_here, int(fitting[0])))
+        timed(comm, run, 1 + count // 8)
+        best = min(timed(comm, run, count) for _ in range(blocks)) * 1e6
         if comm.Get_rank() == 0:
             print(size, best, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), [int(size) for size in sys.argv[5:]])
+    main(sys.argv[1], sys.argv[2], *(int(word) for word in sys.argv[3:6]), [int(size) for size in sys.argv[6:]])

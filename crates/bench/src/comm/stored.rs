@@ -25,6 +25,7 @@ const PACE: Pace = Pace {
     blocks: 3,
     bytes: 16 << 20,
     most_operations: 20,
+    time: PATIENCE,
 };
 /// Until all ranks are connected, and one operation is done.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -4,7 +4,7 @@ mod state_dir;
 
 use std::os::fd::OwnedFd;
 
-use dayfly_manager::Told;
+use dayfly_manager::SiteEvent;
 use dayfly_protocol::api::Event;
 use dayfly_protocol::error::{Code, Failure};
 use rustix::process::{Pid, PidfdFlags};
@@ -130,7 +130,7 @@ impl Ending {
 }
 
 /// Logs each step of a lease's life until the manager ends.
-pub async fn log_leases(mut events: Receiver<Told>) {
+pub async fn log_leases(mut events: Receiver<SiteEvent>) {
     loop {
         match events.recv().await.map(|told| told.event) {
             Ok(Event::Lease { lease, node, state }) => tracing::info!(%lease, %node, state, "lease"),

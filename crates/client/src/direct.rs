@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use dayfly_lease::SigningKey;
-use dayfly_lease::direct::{Candidates, pause_ms};
+use dayfly_lease::allowance::{Candidates, pause_ms};
 use dayfly_protocol::api::{Allowance, AllowanceRequest, Grant, LeaseRequest, NodeAddress, Sandbox};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;

@@ -7,7 +7,7 @@
 //! - [`key`]: Ed25519 keys, and their encodings for TLS raw public keys;
 //! - [`token`]: signatures and checks of tokens, hellos and verdicts; [`replay`] remembers used hellos;
 //! - [`delegation`]: parts of a lease that are delegated to other keys;
-//! - [`direct`]: leasing from nodes directly under an allowance;
+//! - [`allowance`]: leasing from nodes directly under an allowance;
 //! - [`state`]: the states of one lease, by its node's monotonic clock;
 //! - [`ledger`]: the resources of one node and the leases that hold them;
 //! - [`placement`]: the choice of nodes for a lease; [`gang`] divides a gang among nodes;
@@ -18,9 +18,9 @@
 //! - [`admission`]: limits on unauthenticated connections.
 
 pub mod admission;
+pub mod allowance;
 pub mod billing;
 pub mod delegation;
-pub mod direct;
 pub mod gang;
 pub mod health;
 pub mod key;

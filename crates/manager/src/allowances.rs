@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dayfly_lease::State;
-use dayfly_lease::direct::{Account, News, cap_of, within_cap};
+use dayfly_lease::allowance::{AllowanceLedger, Availability, cap_of, within_cap};
 use dayfly_lease::quota::Held;
 use dayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS, check_evidence};
 use dayfly_protocol::api::{Allowance, AllowanceRequest, Event, ManagerMessage, Mode, Room, Usage};
@@ -22,11 +22,11 @@ use dayfly_store::system::{now_ms, random};
 use dayfly_store::{Change, LeaseRecord, Note, StoreError};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::cluster::{Account as TenantAccount, Cluster, millis};
 use crate::control::{Control, stopped};
 use crate::leases::end_message;
-use crate::lessee::Lessee;
+use crate::principal::Principal;
 use crate::sessions::MAX_IMAGE_BYTES;
-use crate::world::{Account as Tenant, World, millis};
 
 /// An allowance that nobody asks about is worth nothing after this time.
 const LIFE: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ struct Allowed {
     /// What its tokens say, but for their times; none for one that an earlier life of this manager signed.
     claims: Option<Claims>,
     total: Held,
-    account: Account,
+    ledger: AllowanceLedger,
     /// Wall clock.
     expires_at_ms: u64,
 }
@@ -73,9 +73,9 @@ impl Allowances {
 
     /// Those under which nothing may start now, for a node that connects.
     pub fn exhausted(&self, now_ms: u64) -> Vec<ManagerMessage> {
-        let exhausted = self.by_id.iter().filter(|(_, allowed)| allowed.account.is_exhausted());
+        let exhausted = self.by_id.iter().filter(|(_, allowed)| allowed.ledger.is_exhausted());
         exhausted
-            .map(|(id, allowed)| allowed.message(*id, News::Exhausted, now_ms))
+            .map(|(id, allowed)| allowed.message(*id, Availability::Exhausted, now_ms))
             .collect()
     }
 }
@@ -90,13 +90,13 @@ impl Allowed {
         self.claims.is_some() && self.expires_at_ms > now_ms
     }
 
-    fn message(&self, allowance: AllowanceId, news: News, now_ms: u64) -> ManagerMessage {
+    fn message(&self, allowance: AllowanceId, news: Availability, now_ms: u64) -> ManagerMessage {
         let lasts_ms = self.expires_at_ms.saturating_sub(now_ms) + 2 * DEFAULT_SKEW_TOLERANCE_MS;
         ManagerMessage::Exhausted {
             allowance,
             for_ms: match news {
-                News::Exhausted => lasts_ms,
-                News::Room => 0,
+                Availability::Exhausted => lasts_ms,
+                Availability::Room => 0,
             },
         }
     }
@@ -104,8 +104,8 @@ impl Allowed {
 
 impl Control {
     /// Allows a tenant to lease straight from nodes.
-    pub fn allow(&self, lessee: Lessee, request: &AllowanceRequest) -> Result<Allowance, Failure> {
-        let tenant = lessee.tenant;
+    pub fn allow(&self, principal: Principal, request: &AllowanceRequest) -> Result<Allowance, Failure> {
+        let tenant = principal.tenant;
         let longest_ms = millis(self.options.longest_lease);
         if request.workers == 0 || request.duration_ms == 0 || request.duration_ms > longest_ms {
             return Err(Failure::new(
@@ -130,16 +130,16 @@ impl Control {
         };
         let allowance = AllowanceId(random());
         let now_ms = now_ms();
-        let mut world = self.world();
-        let limits_memory = world.tenants.get(&tenant).is_some_and(Tenant::limits_memory);
+        let mut cluster = self.cluster();
+        let limits_memory = cluster.tenants.get(&tenant).is_some_and(TenantAccount::limits_memory);
         if total.memory_bytes == 0 && limits_memory {
             return Err(Failure::new(
                 Code::InvalidRequest,
                 "the tenant has a quota of memory; name the memory of the allowance (memory_bytes)",
             ));
         }
-        let cap = cap(request, total, world.nodes_up() as u32);
-        world.ask_for(LeaseId(allowance.0), tenant, total)?;
+        let cap = cap(request, total, cluster.nodes_up() as u32);
+        cluster.ask_for(LeaseId(allowance.0), tenant, total)?;
         let claims = Claims {
             workers: cap.workers as u16,
             cores: cap.cores.min(u16::MAX.into()) as u16,
@@ -152,19 +152,19 @@ impl Control {
             epoch: 0,
             not_before_ms: now_ms,
             expires_at_ms: 0,
-            duration_ms: lessee.at_most(request.duration_ms)?,
+            duration_ms: principal.at_most(request.duration_ms)?,
         };
         let allowed = Allowed {
             tenant,
-            bearer: world.current(lessee.bearer),
-            until_ms: lessee.until_ms,
+            bearer: cluster.current(principal.bearer),
+            until_ms: principal.until_ms,
             claims: Some(claims),
             total,
-            account: Account::new(total),
-            expires_at_ms: now_ms.saturating_add(millis(LIFE)).min(lessee.until_ms),
+            ledger: AllowanceLedger::new(total),
+            expires_at_ms: now_ms.saturating_add(millis(LIFE)).min(principal.until_ms),
         };
-        world.allowances.by_id.insert(allowance, allowed);
-        drop(world);
+        cluster.allowances.by_id.insert(allowance, allowed);
+        drop(cluster);
         tracing::info!(%allowance, %tenant, workers = total.workers, per_node = cap.workers, "allowed to lease from nodes");
         self.look_for_room();
         self.news_of(tenant, allowance)
@@ -192,9 +192,9 @@ impl Control {
     fn news_of(&self, tenant: TenantId, allowance: AllowanceId) -> Result<Allowance, Failure> {
         let version = *self.rooms.borrow();
         let now_ms = now_ms();
-        let mut world = self.world();
-        world.tenants.get(&tenant).map_or(Ok(()), Tenant::may_spend)?;
-        let found = world.allowances.by_id.get_mut(&allowance);
+        let mut cluster = self.cluster();
+        cluster.tenants.get(&tenant).map_or(Ok(()), TenantAccount::may_spend)?;
+        let found = cluster.allowances.by_id.get_mut(&allowance);
         let allowed = found
             .filter(|allowed| allowed.tenant == tenant && allowed.is_good(now_ms))
             .ok_or_else(|| no_such_allowance(allowance))?;
@@ -206,29 +206,29 @@ impl Control {
             ..claims
         }
         .sign_for_all(allowance, &self.signing);
-        let workers_left = allowed.account.left().workers;
+        let workers_left = allowed.ledger.left().workers;
         Ok(Allowance {
             allowance,
             token: hex::encode(token.as_bytes()),
             lasts_ms: millis(LIFE),
             version,
-            nodes: world.rooms(u64::from_le_bytes(random())),
+            nodes: cluster.rooms(u64::from_le_bytes(random())),
             workers_left,
         })
     }
 
     /// Ends an allowance; leases under it go on.
     pub fn disallow(&self, tenant: TenantId, allowance: AllowanceId) -> Result<(), Failure> {
-        let mut world = self.world();
-        let found = world.allowances.by_id.get_mut(&allowance);
+        let mut cluster = self.cluster();
+        let found = cluster.allowances.by_id.get_mut(&allowance);
         let allowed = found
             .filter(|allowed| allowed.tenant == tenant && allowed.claims.is_some())
             .ok_or_else(|| no_such_allowance(allowance))?;
         // Nodes believe its token as long as that lasts.
         allowed.claims = None;
-        let message = allowed.message(allowance, News::Exhausted, now_ms());
-        world.asked_for(LeaseId(allowance.0));
-        world.tell_nodes(&message);
+        let message = allowed.message(allowance, Availability::Exhausted, now_ms());
+        cluster.asked_for(LeaseId(allowance.0));
+        cluster.tell_nodes(&message);
         Ok(())
     }
 
@@ -239,18 +239,18 @@ impl Control {
 
     /// Ends what was allowed with tokens that are good no longer.
     pub fn disallow_over(&self) {
-        self.disallow_those(|world, allowed| world.is_over(allowed.bearer));
+        self.disallow_those(|cluster, allowed| cluster.is_over(allowed.bearer));
     }
 
-    fn disallow_those(&self, is_over: impl Fn(&World, &Allowed) -> bool) {
+    fn disallow_those(&self, is_over: impl Fn(&Cluster, &Allowed) -> bool) {
         let over: Vec<(TenantId, AllowanceId)> = {
-            let world = self.world();
-            let good = world
+            let cluster = self.cluster();
+            let good = cluster
                 .allowances
                 .by_id
                 .iter()
                 .filter(|(_, allowed)| allowed.claims.is_some());
-            let over = good.filter(|(_, allowed)| is_over(&world, allowed));
+            let over = good.filter(|(_, allowed)| is_over(&cluster, allowed));
             over.map(|(id, allowed)| (allowed.tenant, *id)).collect()
         };
         for (tenant, allowance) in over {
@@ -276,9 +276,9 @@ impl Control {
             Err(failure) => {
                 tracing::warn!(%node, %lease, %failure, "a lease that the node says it granted is not believed");
                 self.metrics.incident();
-                let world = self.world();
-                world.tell_node(&node, end_message(0, lease, State::Revoked, Duration::ZERO));
-                world.tell_node(&node, ManagerMessage::Adopted { lease });
+                let cluster = self.cluster();
+                cluster.tell_node(&node, end_message(0, lease, State::Revoked, Duration::ZERO));
+                cluster.tell_node(&node, ManagerMessage::Adopted { lease });
             }
         }
     }
@@ -297,20 +297,20 @@ impl Control {
         if start.duration_ms > token.duration_ms.get() || start.mode == Mode::Auto {
             return refused("it is not what its allowance is for");
         }
-        let mut world = self.world();
-        match world.leases.get(&lease) {
+        let mut cluster = self.cluster();
+        match cluster.leases.get(&lease) {
             Some(known) if known.node == node && known.tenant == token.tenant => {
-                world.tell_node(&node, ManagerMessage::Adopted { lease });
+                cluster.tell_node(&node, ManagerMessage::Adopted { lease });
                 return Ok(None);
             }
             Some(_) => return refused("there is another lease of that id"),
             None => {}
         }
-        let Some(account) = world.tenants.get(&token.tenant) else {
+        let Some(account) = cluster.tenants.get(&token.tenant) else {
             return refused("there is no such tenant (any more)");
         };
-        let prices = account.record.spec.prices.unwrap_or(world.prices);
-        let bearer = world
+        let prices = account.record.spec.prices.unwrap_or(cluster.prices);
+        let bearer = cluster
             .allowances
             .by_id
             .get(&allowance)
@@ -340,7 +340,7 @@ impl Control {
             prices,
             bearer,
         };
-        let known = world.allowances.by_id.entry(allowance);
+        let known = cluster.allowances.by_id.entry(allowance);
         // One that an earlier life of this manager signed: how much it was for is not known any more, but for its cap.
         let allowed = known.or_insert_with(|| Allowed {
             tenant: token.tenant,
@@ -348,18 +348,18 @@ impl Control {
             until_ms: 0,
             claims: None,
             total: Held::default(),
-            account: Account::new(EVERYTHING),
+            ledger: AllowanceLedger::new(EVERYTHING),
             expires_at_ms: token.expires_at_ms.get(),
         });
-        within_cap(&cap_of(token), &allowed.account.held_on(&node), &record.held())?;
-        let news = allowed.account.start(lease, node, record.held());
+        within_cap(&cap_of(token), &allowed.ledger.held_on(&node), &record.held())?;
+        let news = allowed.ledger.start(lease, node, record.held());
         let news = news.map(|news| allowed.message(allowance, news, now_ms));
-        world.allowances.of_lease.insert(lease, allowance);
-        world.insert(record.clone());
-        world.set_aside(allowance);
+        cluster.allowances.of_lease.insert(lease, allowance);
+        cluster.insert(record.clone());
+        cluster.set_aside(allowance);
         if let Some(message) = news {
             tracing::info!(%allowance, "used up");
-            world.tell_nodes(&message);
+            cluster.tell_nodes(&message);
         }
         Ok(Some(record))
     }
@@ -367,19 +367,19 @@ impl Control {
     async fn write_start(&self, node: NodeId, mut record: LeaseRecord) {
         let lease = record.lease;
         let written = {
-            let world = self.world();
-            record.bearer = world.current(record.bearer);
-            let (epoch, change) = (world.epoch(node), Change::Offered(Box::new(record)));
+            let cluster = self.cluster();
+            record.bearer = cluster.current(record.bearer);
+            let (epoch, change) = (cluster.epoch(node), Change::Offered(Box::new(record)));
             self.journal.ask(Note { node, epoch, change })
         };
         match written.await {
-            Ok(()) => self.world().tell_node(&node, ManagerMessage::Adopted { lease }),
+            Ok(()) => self.cluster().tell_node(&node, ManagerMessage::Adopted { lease }),
             Err(StoreError::Quota(quota)) => {
                 tracing::warn!(%lease, %quota, "a lease that started is more than its tenant may have of all managers; it ends");
                 self.on_lease_ended(lease, State::Revoked);
-                let world = self.world();
-                world.tell_node(&node, end_message(0, lease, State::Revoked, Duration::ZERO));
-                world.tell_node(&node, ManagerMessage::Adopted { lease });
+                let cluster = self.cluster();
+                cluster.tell_node(&node, end_message(0, lease, State::Revoked, Duration::ZERO));
+                cluster.tell_node(&node, ManagerMessage::Adopted { lease });
             }
             // The node says it again when it connects anew, here or elsewhere.
             Err(error) => tracing::warn!(%lease, %error, "a lease that started is not in the store yet"),
@@ -388,16 +388,21 @@ impl Control {
 
     /// Numbers the list of nodes that have room anew if it has changed.
     pub fn look_for_room(&self) {
-        let mut world = self.world();
+        let mut cluster = self.cluster();
         // What is over is kept for a day; nobody asks for its nodes.
-        if world.allowances.by_id.values().all(|allowed| allowed.claims.is_none()) {
+        if cluster
+            .allowances
+            .by_id
+            .values()
+            .all(|allowed| allowed.claims.is_none())
+        {
             return;
         }
         let mut hasher = DefaultHasher::new();
-        world.with_room().for_each(|(id, _)| id.hash(&mut hasher));
+        cluster.with_room().for_each(|(id, _)| id.hash(&mut hasher));
         let room = hasher.finish();
-        if std::mem::replace(&mut world.allowances.room, room) != room {
-            drop(world);
+        if std::mem::replace(&mut cluster.allowances.room, room) != room {
+            drop(cluster);
             self.rooms.send_modify(|version| *version += 1);
         }
     }
@@ -411,7 +416,7 @@ const EVERYTHING: Held = Held {
     memory_bytes: 0,
 };
 
-impl World {
+impl Cluster {
     /// A lease ended: if it was under an allowance there is room again, which nodes hear if they had heard that there was none.
     pub fn on_lease_over(&mut self, lease: LeaseId) {
         let Some(allowance) = self.allowances.of_lease.remove(&lease) else {
@@ -419,7 +424,7 @@ impl World {
         };
         let allowed = self.allowances.by_id.get_mut(&allowance);
         let message = allowed.and_then(|allowed| {
-            let news = allowed.account.end(&lease)?;
+            let news = allowed.ledger.end(&lease)?;
             allowed
                 .claims
                 .is_some()
@@ -439,7 +444,7 @@ impl World {
             return;
         };
         if allowed.claims.is_some() {
-            let (tenant, left) = (allowed.tenant, allowed.total.minus(allowed.account.held()));
+            let (tenant, left) = (allowed.tenant, allowed.total.minus(allowed.ledger.held()));
             self.keep_asking_for(key, tenant, left);
         }
     }
@@ -464,7 +469,7 @@ impl World {
         of_lease.retain(|_, allowance| by_id.contains_key(allowance));
     }
 
-    fn with_room(&self) -> impl Iterator<Item = (&NodeId, &crate::world::Node)> {
+    fn with_room(&self) -> impl Iterator<Item = (&NodeId, &crate::cluster::Node)> {
         self.in_order().filter(|(_, node)| {
             let takes = node.session.is_some() && !node.reclaimed && node.health.suspension().is_none();
             takes && node.free.memory_bytes > 0 && (node.free.cores > 0 || node.free.workers > 0)

@@ -18,16 +18,16 @@ use tokio::sync::{Notify, broadcast, oneshot, watch};
 use tokio::time;
 use tracing::Instrument;
 
-use crate::bearers::Validity;
+use crate::cluster::{Answer, Cluster, Waiting, clock_ms, millis};
+use crate::extractors::bearer_token;
 use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
-use crate::requests::bearer_token;
 use crate::task_owner::TaskOwner;
-use crate::world::{Answer, Waiting, World, clock_ms, millis};
+use crate::token_registry::Validity;
 
 /// A node answers an offer from memory; one that takes longer is stuck, and the next node is asked.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// An event, and whose concern it is.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Told {
+pub struct SiteEvent {
     /// What happened.
     pub event: Event,
     /// To whose lease, if it is about one.
@@ -77,7 +77,7 @@ pub struct Control {
     /// How it all was lately.
     pub history: History,
     /// Events, for those who watch.
-    pub events: broadcast::Sender<Told>,
+    pub events: broadcast::Sender<SiteEvent>,
     /// Number of the list of nodes that have room, for those who lease straight from them.
     pub rooms: watch::Sender<u64>,
     /// Where the ranks of groups meet.
@@ -96,9 +96,9 @@ pub struct Control {
     is_ending: AtomicBool,
     /// Entries that this manager has added to the audit log.
     pub audit_entries: AtomicU64,
-    /// Told when those are so many that the log wants trimming.
+    /// SiteEvent when those are so many that the log wants trimming.
     pub audit_is_long: Notify,
-    world: Mutex<World>,
+    cluster: Mutex<Cluster>,
 }
 
 impl Control {
@@ -110,7 +110,7 @@ impl Control {
         signing: SigningKey,
         store: Arc<dyn Store>,
         journal: Journal,
-        world: World,
+        cluster: Cluster,
     ) -> Self {
         Self {
             oidc: options.oidc.clone().map(Provider::new),
@@ -133,14 +133,14 @@ impl Control {
             task_owner: TaskOwner::default(),
             waiting: Arc::default(),
             stopping: watch::channel(false).0,
-            world: Mutex::new(world),
+            cluster: Mutex::new(cluster),
         }
     }
 
-    /// The world, for a moment.
-    pub fn world(&self) -> MutexGuard<'_, World> {
-        // Nothing panics between two changes that belong together, so a poisoned lock still guards a consistent world.
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The cluster, for a moment.
+    pub fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        // Nothing panics between two changes that belong together, so a poisoned lock still guards a consistent cluster.
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A token with which a dispatcher beside the nodes leases on a tenant's behalf; known until this manager ends.
@@ -153,14 +153,14 @@ impl Control {
 
     /// Makes a tenant known whose tasks, or leases, come here.
     async fn know(&self, tenant: TenantId, name: &str) -> Result<(), Failure> {
-        if !self.world().tenants.contains_key(&tenant) {
+        if !self.cluster().tenants.contains_key(&tenant) {
             // It is another manager's, which runs tasks here. Names are for people there; here somebody may have the same.
-            let name = match self.world().tenant_named(name) {
+            let name = match self.cluster().tenant_named(name) {
                 None => name.to_owned(),
                 Some(_) => format!("{name}@{tenant}"),
             };
             let kept = self.store.tenant(tenant, name, TenantSpec::default()).wait().await?;
-            self.world().set_tenant(kept);
+            self.cluster().set_tenant(kept);
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Control {
         self.know(tenant, name).await?;
         let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, HALF_A_DAY);
         let now_ms = now_ms();
-        self.world()
+        self.cluster()
             .bearers
             .retain(|other| other.expires_at_ms > now_ms || !other.name.starts_with(GUEST));
         // Of its own name: one of the same would take the place of another that is in use.
@@ -183,8 +183,8 @@ impl Control {
 
     /// A tenant's name, for people.
     pub fn tenant_name(&self, tenant: TenantId) -> String {
-        let world = self.world();
-        let account = world.tenants.get(&tenant);
+        let cluster = self.cluster();
+        let account = cluster.tenants.get(&tenant);
         account.map_or_else(|| tenant.to_string(), |account| account.record.name.clone())
     }
 
@@ -192,7 +192,7 @@ impl Control {
     pub fn tell(&self, event: Event) {
         let tenant = match &event {
             Event::Lease { lease, .. } | Event::Incident { lease, .. } => {
-                self.world().leases.get(lease).map(|record| record.tenant)
+                self.cluster().leases.get(lease).map(|record| record.tenant)
             }
             _ => None,
         };
@@ -200,7 +200,7 @@ impl Control {
             self.store.tell(vec![News::Event(event.clone(), tenant)]);
         }
         // Nobody may be watching.
-        let _ = self.events.send(Told { event, tenant });
+        let _ = self.events.send(SiteEvent { event, tenant });
     }
 
     /// Sends a node a question and waits for its answer. A question that is an offer comes with the lease.
@@ -253,7 +253,12 @@ impl Control {
                 format!("the connection of node {node} broke before it answered; try again"),
             )),
             Err(_) => {
-                if let Some(session) = self.world().nodes.get_mut(&node).and_then(|node| node.session.as_mut()) {
+                if let Some(session) = self
+                    .cluster()
+                    .nodes
+                    .get_mut(&node)
+                    .and_then(|node| node.session.as_mut())
+                {
                     session.waiting.remove(&request);
                 }
                 Err(Failure::new(
@@ -279,9 +284,9 @@ impl Control {
                 format!("node {node} is not connected; try again when it is back"),
             )
         };
-        let mut world = self.world();
-        let request = world.next_request();
-        let session = world
+        let mut cluster = self.cluster();
+        let request = cluster.next_request();
+        let session = cluster
             .nodes
             .get_mut(&node)
             .and_then(|node| node.session.as_mut())
@@ -298,19 +303,20 @@ impl Control {
     /// A lease ended: books, journal, watchers. False when it had ended before.
     pub fn on_lease_ended(&self, lease: LeaseId, state: State) -> bool {
         let at_ms = now_ms();
-        let mut world = self.world();
-        let was_active = world
+        let mut cluster = self.cluster();
+        let was_active = cluster
             .leases
             .get(&lease)
             .is_some_and(|record| record.state == State::Active);
-        let Some(node) = world.end(lease, state, at_ms).map(|record| record.node) else {
+        let Some(node) = cluster.end(lease, state, at_ms).map(|record| record.node) else {
             return false;
         };
-        if let (true, State::Released | State::Expired, Some(node)) = (was_active, state, world.nodes.get_mut(&node)) {
+        if let (true, State::Released | State::Expired, Some(node)) = (was_active, state, cluster.nodes.get_mut(&node))
+        {
             node.health.succeeded();
         }
-        world.on_lease_over(lease);
-        drop(world);
+        cluster.on_lease_over(lease);
+        drop(cluster);
         self.metrics.ended(state.name());
         self.note(node, Change::Ended { lease, state, at_ms });
         self.tell(Event::Lease {
@@ -323,7 +329,7 @@ impl Control {
 
     /// Writes down a change of a lease on this node.
     pub fn note(&self, node: NodeId, change: Change) {
-        let epoch = self.world().epoch(node);
+        let epoch = self.cluster().epoch(node);
         self.journal.note(Note { node, epoch, change });
     }
 
@@ -337,7 +343,7 @@ impl Control {
     /// Who presents this token, if anybody may.
     pub fn authenticate(&self, token: &str) -> Option<Bearer> {
         // By hash: how long the look-up takes tells nothing about any token.
-        let bearer = self.world().bearers.get(&hash(token)).cloned()?;
+        let bearer = self.cluster().bearers.get(&hash(token)).cloned()?;
         (bearer.expires_at_ms > now_ms()).then_some(bearer)
     }
 
@@ -348,14 +354,14 @@ impl Control {
 
     /// A signal that this bearer is good no longer; none if that is so already.
     pub fn validity(&self, bearer: &[u8; 32]) -> Option<Validity> {
-        self.world().bearers.validity(bearer)
+        self.cluster().bearers.validity(bearer)
     }
 
     /// Nodes that have been silent for too long are lost.
     pub fn look_for_lost_nodes(&self, now: Instant) {
         let deadline = self.options.heartbeat * MISSED;
         let mut lost = Vec::new();
-        for (id, node) in &mut self.world().nodes {
+        for (id, node) in &mut self.cluster().nodes {
             if node.session.is_some() && now.saturating_duration_since(node.heard) > deadline {
                 // Dropping it ends the connection's task and fails what waits for an answer.
                 node.session = None;
@@ -372,9 +378,9 @@ impl Control {
 
     /// So much more was booked.
     pub fn on_used(&self, more: &[(TenantId, Usage)]) {
-        let world = self.world();
+        let cluster = self.cluster();
         for (tenant, more) in more {
-            let account = world.tenants.get(tenant);
+            let account = cluster.tenants.get(tenant);
             self.metrics
                 .used(account.map_or("unknown", |account| &account.record.name), *more);
         }
@@ -383,12 +389,12 @@ impl Control {
     /// A node failed; one that keeps failing gets no leases for a while.
     pub fn on_failed(&self, id: NodeId, why: &str) {
         let now_ms = clock_ms(Instant::now());
-        let mut world = self.world();
-        let node = world.nodes.get_mut(&id);
+        let mut cluster = self.cluster();
+        let node = cluster.nodes.get_mut(&id);
         let Some(suspension) = node.and_then(|node| node.health.failed(now_ms, why).cloned()) else {
             return;
         };
-        drop(world);
+        drop(cluster);
         let for_ms = suspension.until_ms.saturating_sub(now_ms);
         tracing::warn!(node = %id, for_ms, why, "suspended: it keeps failing");
         self.metrics.suspended();
@@ -404,15 +410,15 @@ impl Control {
         let mut ended = Vec::new();
         let mut back = Vec::new();
         {
-            let mut world = self.world();
+            let mut cluster = self.cluster();
             let clock_ms = clock_ms(now);
-            for (id, node) in &mut world.nodes {
+            for (id, node) in &mut cluster.nodes {
                 if node.health.tick(clock_ms) && node.session.is_some() {
                     back.push(*id);
                 }
             }
-            for record in world.leases.values().filter(|record| record.state.is_live()) {
-                let node = world.nodes.get(&record.node);
+            for record in cluster.leases.values().filter(|record| record.state.is_live()) {
+                let node = cluster.nodes.get(&record.node);
                 let up = node.is_some_and(|node| node.session.is_some());
                 let silent = node.map_or(Duration::MAX, |node| now.saturating_duration_since(node.heard));
                 if wall_ms > record.expires_at_ms.saturating_add(OVERDUE_MS) {
@@ -421,9 +427,9 @@ impl Control {
                     ended.push((record.lease, State::Lost));
                 }
             }
-            world.forget_ended(wall_ms.saturating_sub(SHOWN_MS));
-            world.forget_allowances(wall_ms);
-            world.bearers.retain(|bearer| bearer.expires_at_ms > wall_ms);
+            cluster.forget_ended(wall_ms.saturating_sub(SHOWN_MS));
+            cluster.forget_allowances(wall_ms);
+            cluster.bearers.retain(|bearer| bearer.expires_at_ms > wall_ms);
         }
         for (lease, state) in ended {
             self.on_lease_ended(lease, state);
@@ -444,15 +450,15 @@ impl Control {
 
     /// The connection with this epoch is over; the node may have said so before.
     pub fn on_disconnected(&self, id: NodeId, epoch: u64, left: bool) {
-        let mut world = self.world();
-        let Some(node) = world.nodes.get_mut(&id) else { return };
+        let mut cluster = self.cluster();
+        let Some(node) = cluster.nodes.get_mut(&id) else { return };
         if node.session.as_ref().is_none_or(|session| session.epoch != epoch) {
             return;
         }
         node.session = None;
         node.reclaims.clear();
         node.left = left;
-        drop(world);
+        drop(cluster);
         if left {
             tracing::info!(node = %id, "left");
             self.tell(Event::NodeLeft { node: id });
@@ -482,7 +488,7 @@ pub async fn keep_time(control: Arc<Control>) {
             _ = ticks.tick() => control.look_for_lost_nodes(Instant::now()),
             _ = sweeps.tick() => control.sweep(Instant::now(), now_ms()),
             _ = rooms.tick() => control.look_for_room(),
-            _ = samples.tick() => control.history.sample(now_ms(), &control.world()),
+            _ = samples.tick() => control.history.sample(now_ms(), &control.cluster()),
             _ = stopped(&mut stopping) => return,
         }
     }

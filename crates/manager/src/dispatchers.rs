@@ -14,9 +14,9 @@ use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use tokio::sync::{mpsc, watch};
 
-use crate::bearers::Validity;
 use crate::control::stopped;
 use crate::http::validity::ENDED;
+use crate::token_registry::Validity;
 
 /// A dispatcher has this long to say who it is.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);

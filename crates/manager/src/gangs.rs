@@ -12,9 +12,9 @@ use dayfly_store::system::random;
 use futures_util::future::join_all;
 
 use crate::control::Control;
+use crate::forwarding::ClientAuthorization;
 use crate::leases::{Room, is_final, to_its_end, with_share};
-use crate::lessee::{Lessee, with_notice};
-use crate::relay::OnBehalf;
+use crate::principal::{Principal, with_notice};
 
 /// How often a gang is divided anew without the nodes that refused their parts.
 const ROUNDS: usize = 6;
@@ -24,9 +24,9 @@ impl Control {
     /// lease that no book knows.
     pub async fn grant_gang(
         self: &Arc<Self>,
-        lessee: Lessee,
+        principal: Principal,
         request: GangRequest,
-        asker: Option<OnBehalf>,
+        asker: Option<ClientAuthorization>,
     ) -> Result<Vec<Grant>, Failure> {
         let control = Arc::clone(self);
         to_its_end(async move {
@@ -37,7 +37,7 @@ impl Control {
                 among: request.among.clone(),
             };
             loop {
-                let placed = control.place_gang(lessee, &request, &mut room).await;
+                let placed = control.place_gang(principal, &request, &mut room).await;
                 let placed = control
                     .or_elsewhere(placed, asker.as_ref(), "/v1/gangs", &once, &request.lease)
                     .await;
@@ -54,21 +54,26 @@ impl Control {
         .await
     }
 
-    async fn place_gang(&self, lessee: Lessee, request: &GangRequest, room: &mut Room) -> Result<Vec<Grant>, Failure> {
+    async fn place_gang(
+        &self,
+        principal: Principal,
+        request: &GangRequest,
+        room: &mut Room,
+    ) -> Result<Vec<Grant>, Failure> {
         let mut lease = request.lease.clone();
-        self.complete(&lessee, &mut lease)?;
+        self.complete(&principal, &mut lease)?;
         let mut refusing = HashSet::new();
         let mut refusal = None;
         for _ in 0..ROUNDS {
             let views: Vec<View> = self
-                .world()
+                .cluster()
                 .views(lease.node)
                 .into_iter()
                 .filter(|view| request.among.is_empty() || request.among.contains(&view.node))
                 .filter(|view| !refusing.contains(&view.node))
                 .collect();
             let fabrics = match request.placement {
-                Placement::Fabric => self.world().fabrics(),
+                Placement::Fabric => self.cluster().fabrics(),
                 _ => Vec::new(),
             };
             let spin = u64::from_le_bytes(random());
@@ -76,7 +81,9 @@ impl Control {
                 Ok(parts) => parts,
                 Err(error) => return Err(refusal.unwrap_or_else(|| error.into())),
             };
-            let offers = parts.iter().map(|part| self.offer_part(lessee, &lease, part, &views));
+            let offers = parts
+                .iter()
+                .map(|part| self.offer_part(principal, &lease, part, &views));
             let (mut grants, mut failure) = (Vec::with_capacity(parts.len()), None);
             for (part, answer) in parts.iter().zip(join_all(offers).await) {
                 match answer {
@@ -106,7 +113,7 @@ impl Control {
 
     async fn offer_part(
         &self,
-        lessee: Lessee,
+        principal: Principal,
         lease: &LeaseRequest,
         part: &Part,
         views: &[View],
@@ -118,7 +125,7 @@ impl Control {
             node: Some(part.node),
             ..lease.clone()
         };
-        self.offer(part.node, lessee, &with_share(request, part.node, views))
+        self.offer(part.node, principal, &with_share(request, part.node, views))
             .await
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dayfly_protocol::api::Moment;
 
-use crate::world::World;
+use crate::cluster::Cluster;
 
 /// Between two samples.
 pub const EVERY: Duration = Duration::from_secs(2);
@@ -23,8 +23,8 @@ impl History {
     }
 
     /// Adds how it is now. Times increase: where the clock was set back, moments that lie ahead of it are dropped.
-    pub fn sample(&self, at_ms: u64, world: &World) {
-        let summary = world.summary();
+    pub fn sample(&self, at_ms: u64, cluster: &Cluster) {
+        let summary = cluster.summary();
         let moment = Moment {
             at_ms,
             nodes_up: summary.nodes.get("up").copied().unwrap_or(0),
@@ -35,7 +35,7 @@ impl History {
             workers_leased: summary.capacity.workers.saturating_sub(summary.free.workers),
             memory_bytes: summary.capacity.memory_bytes,
             memory_leased_bytes: summary.capacity.memory_bytes.saturating_sub(summary.free.memory_bytes),
-            used: world.used,
+            used: cluster.used,
         };
         let mut samples = self.samples();
         while samples.back().is_some_and(|last| last.at_ms >= at_ms) {
@@ -64,18 +64,18 @@ mod tests {
 
     #[test]
     fn repeated_time_replaces_its_moment() {
-        let (history, world) = (History::default(), World::default());
+        let (history, cluster) = (History::default(), Cluster::default());
         for at_ms in [2_000, 4_000, 4_000] {
-            history.sample(at_ms, &world);
+            history.sample(at_ms, &cluster);
         }
         assert_eq!(times(&history), [2_000, 4_000]);
     }
 
     #[test]
     fn clock_set_back_drops_moments_ahead_of_it() {
-        let (history, world) = (History::default(), World::default());
+        let (history, cluster) = (History::default(), Cluster::default());
         for at_ms in [2_000, 4_000, 6_000, 3_000, 5_000] {
-            history.sample(at_ms, &world);
+            history.sample(at_ms, &cluster);
         }
         assert_eq!(times(&history), [2_000, 3_000, 5_000]);
     }

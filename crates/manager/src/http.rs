@@ -1,14 +1,14 @@
 //! The HTTP API: what may be asked, and how it is answered. Every error is an [`ErrorBody`].
 
-pub mod accounts;
 pub mod allowances;
 pub mod contents;
 pub mod endpoints;
 pub mod flows;
 pub mod login;
-pub mod seeing;
-pub mod sharing;
+pub mod observability;
 pub mod tasks;
+pub mod teams;
+pub mod tenants;
 pub mod triggers;
 pub mod validity;
 pub mod versions;
@@ -39,14 +39,14 @@ use dayfly_protocol::short::GivenId;
 use dayfly_store::LeaseRecord;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::bearers::Validity;
-use crate::control::{Control, Told, stopped};
-use crate::relay::{self, OnBehalf};
-use crate::requests::{
+use crate::cluster::lease_status;
+use crate::control::{Control, SiteEvent, stopped};
+use crate::extractors::{
     Body, Caller, Grace, MAX_BODY_BYTES, NamePath, NodeBearer, NodePath, Refusal, grace, named, refuse,
 };
+use crate::forwarding::{self, ClientAuthorization};
 use crate::sessions;
-use crate::world::lease_status;
+use crate::token_registry::Validity;
 
 /// Bytes of a body that is read before its request is looked at.
 const MAX_SHORT_BYTES: usize = 16 << 10;
@@ -72,10 +72,10 @@ pub fn router(control: Api) -> Router {
         .merge(contents::routes())
         .merge(triggers::routes())
         .merge(flows::routes())
-        .merge(sharing::routes())
+        .merge(teams::routes())
         .route_layer(axum::middleware::from_fn_with_state(
             control.clone(),
-            relay::where_the_tasks_are,
+            forwarding::to_task_owner,
         ));
     Router::new()
         .route("/v1/version", get(version))
@@ -96,20 +96,20 @@ pub fn router(control: Api) -> Router {
         .route("/v1/nodes/{id}", put(resume_node).delete(reclaim_node))
         .route("/v1/nodes/join-tokens", post(create_join_token))
         .route("/v1/nodes/connect", get(connect_node))
-        .route("/v1/tenants", get(accounts::list_tenants))
-        .route("/v1/tenants/{name}", put(accounts::set_tenant))
-        .route("/v1/tokens", get(accounts::list_tokens).post(accounts::create_token))
-        .route("/v1/tokens/{id}", delete(accounts::revoke_token))
+        .route("/v1/tenants", get(tenants::list_tenants))
+        .route("/v1/tenants/{name}", put(tenants::set_tenant))
+        .route("/v1/tokens", get(tenants::list_tokens).post(tenants::create_token))
+        .route("/v1/tokens/{id}", delete(tenants::revoke_token))
         .route("/v1/login", get(login::login_info).post(login::log_in))
-        .route("/v1/prices", get(accounts::show_prices).put(accounts::set_prices))
-        .route("/v1/bill", get(accounts::show_bill))
-        .route("/v1/audit", get(accounts::show_audit))
+        .route("/v1/prices", get(tenants::show_prices).put(tenants::set_prices))
+        .route("/v1/bill", get(tenants::show_bill))
+        .route("/v1/audit", get(tenants::show_audit))
         .merge(about_tasks)
         .route("/v1/events", get(watch_events))
-        .route("/v1/metrics", get(seeing::metrics))
-        .route("/v1/history", get(seeing::history))
-        .route("/", get(seeing::page))
-        .route("/page/{file}", get(seeing::part))
+        .route("/v1/metrics", get(observability::metrics))
+        .route("/v1/history", get(observability::history))
+        .route("/", get(observability::page))
+        .route("/page/{file}", get(observability::part))
         .route("/v1/openapi.json", get(openapi))
         .fallback(|| async {
             refuse(
@@ -131,7 +131,7 @@ pub fn router(control: Api) -> Router {
         .layer(axum::middleware::from_fn(read_short_bodies))
         .layer(axum::middleware::from_fn_with_state(
             control.clone(),
-            relay::at_its_owner,
+            forwarding::to_owner,
         ))
         .layer(axum::middleware::from_fn(limit_time))
         .layer(axum::middleware::from_fn_with_state(
@@ -139,9 +139,12 @@ pub fn router(control: Api) -> Router {
             validity::end_with_token,
         ))
         .layer(axum::middleware::from_fn(versions::exchange))
-        .layer(axum::middleware::from_fn_with_state(control.clone(), seeing::count))
+        .layer(axum::middleware::from_fn_with_state(
+            control.clone(),
+            observability::count,
+        ))
         .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
-        .layer(axum::middleware::from_fn(seeing::trace))
+        .layer(axum::middleware::from_fn(observability::trace))
         .with_state(control)
 }
 
@@ -215,11 +218,11 @@ pub(crate) async fn version() -> Json<VersionInfo> {
 #[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health)))]
 pub(crate) async fn health(Shared(control): Shared<Api>) -> Json<Health> {
     let trouble = control.journal.trouble();
-    let world = control.world();
+    let cluster = control.cluster();
     Json(Health {
         status: if trouble.is_some() { "degraded" } else { "ok" }.into(),
-        nodes_up: world.nodes_up() as u32,
-        leases: world.live_leases() as u32,
+        nodes_up: cluster.nodes_up() as u32,
+        leases: cluster.live_leases() as u32,
         store_error: trouble.map(|error| error.to_string()),
     })
 }
@@ -235,8 +238,8 @@ pub(crate) async fn create_lease(
 ) -> Result<(StatusCode, Json<Grant>), Refusal> {
     caller.changes_as(Role::User)?;
     let begun = Instant::now();
-    let asker = OnBehalf::of(&headers).filter(|_| control.peers.are_possible());
-    let answer = control.grant(caller.lessee(), request, asker).await;
+    let asker = ClientAuthorization::of(&headers).filter(|_| control.peers.are_possible());
+    let answer = control.grant(caller.principal(), request, asker).await;
     control.metrics.granted(begun, &answer);
     Ok((StatusCode::CREATED, Json(answer?)))
 }
@@ -253,8 +256,8 @@ pub(crate) async fn create_gang(
 ) -> Result<(StatusCode, Json<Vec<Grant>>), Refusal> {
     caller.changes_as(Role::User)?;
     let begun = Instant::now();
-    let asker = OnBehalf::of(&headers).filter(|_| control.peers.are_possible());
-    let answer = control.grant_gang(caller.lessee(), request, asker).await;
+    let asker = ClientAuthorization::of(&headers).filter(|_| control.peers.are_possible());
+    let answer = control.grant_gang(caller.principal(), request, asker).await;
     control.metrics.granted(begun, &answer);
     Ok((StatusCode::CREATED, Json(answer?)))
 }
@@ -268,11 +271,11 @@ pub(crate) async fn list_leases(
 ) -> Result<Json<Vec<LeaseStatus>>, Refusal> {
     let mut elsewhere = control.leases_elsewhere().await?;
     elsewhere.retain(|record| caller.sees(record.tenant));
-    let world = control.world();
-    let seen = world.leases.values().filter(|record| caller.sees(record.tenant));
+    let cluster = control.cluster();
+    let seen = cluster.leases.values().filter(|record| caller.sees(record.tenant));
     let own: Vec<LeaseStatus> = seen.map(lease_status).collect();
-    drop(world);
-    Ok(Json(relay::merged(own, &elsewhere)))
+    drop(cluster);
+    Ok(Json(forwarding::merged(own, &elsewhere)))
 }
 
 /// One lease.
@@ -297,7 +300,9 @@ pub(crate) async fn renew_lease(
 ) -> Result<Json<Grant>, Refusal> {
     caller.changes_as(Role::User)?;
     let lease = lease_at(&control, &caller, path).await?.lease;
-    Ok(Json(control.renew(caller.lessee(), lease, request.duration_ms).await?))
+    Ok(Json(
+        control.renew(caller.principal(), lease, request.duration_ms).await?,
+    ))
 }
 
 /// Gives a lease back.
@@ -340,7 +345,7 @@ async fn lease_at(control: &Control, caller: &Caller, path: NamePath) -> Result<
         return Ok(control.lease_seen(caller, whole)?);
     }
     let mut seen = control.leases_elsewhere().await?;
-    seen.extend(control.world().leases.values().cloned());
+    seen.extend(control.cluster().leases.values().cloned());
     seen.retain(|record| caller.sees(record.tenant) && given.fits(&record.lease.0));
     let lease = given.only(seen.iter().map(|record| record.lease).collect(), "lease")?;
     let found = seen.into_iter().rfind(|record| record.lease == lease);
@@ -364,7 +369,7 @@ async fn own_lease(control: &Control, caller: &Caller, path: NamePath) -> Result
 #[utoipa::path(get, path = "/v1/nodes", security(("bearer" = [])),
     responses((status = 200, body = [NodeStatus]), (status = "default", body = ErrorBody)))]
 pub(crate) async fn list_nodes(_: Caller, headers: HeaderMap, Shared(control): Shared<Api>) -> Json<Vec<NodeStatus>> {
-    Json(control.all_nodes(OnBehalf::of(&headers)).await)
+    Json(control.all_nodes(ClientAuthorization::of(&headers)).await)
 }
 
 /// Takes a node back for its owner: no new lease, an end to those there are. Answers when the node is empty and the last bill
@@ -457,7 +462,7 @@ pub(crate) async fn watch_events(
 }
 
 /// Whether an event is the caller's concern.
-fn concerns(caller: &Caller, told: &Told) -> bool {
+fn concerns(caller: &Caller, told: &SiteEvent) -> bool {
     match told.event {
         Event::Lease { .. } | Event::Incident { .. } => told
             .tenant
@@ -469,7 +474,7 @@ fn concerns(caller: &Caller, told: &Told) -> bool {
 async fn watch(
     control: Api,
     caller: Caller,
-    mut events: tokio::sync::broadcast::Receiver<Told>,
+    mut events: tokio::sync::broadcast::Receiver<SiteEvent>,
     mut validity: Validity,
     mut socket: WebSocket,
 ) {

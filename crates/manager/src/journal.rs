@@ -78,7 +78,7 @@ impl Journal {
     }
 
     /// Writes a change that is to happen only if it is written. It has its place in the order when this returns, so that a caller
-    /// that holds the world has it in the order in which the world changes.
+    /// that holds the cluster has it in the order in which the cluster changes.
     pub fn ask(&self, note: Note) -> impl Future<Output = Result<(), StoreError>> + use<> {
         self.send(Some(note)).instrument(dayfly_telemetry::span!("write"))
     }

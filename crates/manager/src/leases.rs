@@ -24,11 +24,11 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tracing::Instrument;
 
-use crate::control::{Control, Told};
-use crate::lessee::{Lessee, with_notice};
-use crate::relay::OnBehalf;
-use crate::requests::Caller;
-use crate::world::{Account, millis};
+use crate::cluster::{Account, millis};
+use crate::control::{Control, SiteEvent};
+use crate::extractors::Caller;
+use crate::forwarding::ClientAuthorization;
+use crate::principal::{Principal, with_notice};
 
 /// Nodes that one request is offered to: those that refuse were thought to have room, and news of what they really
 /// have travels with their heartbeats.
@@ -42,15 +42,15 @@ impl Control {
     /// a lease that no book knows.
     pub async fn grant(
         self: &Arc<Self>,
-        lessee: Lessee,
+        principal: Principal,
         request: LeaseRequest,
-        asker: Option<OnBehalf>,
+        asker: Option<ClientAuthorization>,
     ) -> Result<Grant, Failure> {
         let control = Arc::clone(self);
         to_its_end(async move {
             let mut room = control.room_for(&request);
             loop {
-                let placed = control.place(lessee, request.clone()).await;
+                let placed = control.place(principal, request.clone()).await;
                 let placed = control
                     .or_elsewhere(placed, asker.as_ref(), "/v1/leases", &request.once(), &request)
                     .await;
@@ -79,7 +79,7 @@ impl Control {
     pub fn asked_for(&self) -> u64 {
         let live = |lease: &LeaseRecord| lease.state.is_live();
         let held: u64 = self
-            .world()
+            .cluster()
             .leases
             .values()
             .filter(|lease| live(lease))
@@ -92,7 +92,7 @@ impl Control {
     pub async fn or_elsewhere<T: DeserializeOwned>(
         &self,
         placed: Result<T, Failure>,
-        asker: Option<&OnBehalf>,
+        asker: Option<&ClientAuthorization>,
         path: &str,
         once: &impl Serialize,
         request: &LeaseRequest,
@@ -112,7 +112,7 @@ impl Control {
     }
 
     /// Checks what this manager grants, and fills in what the request leaves to it.
-    pub fn complete(&self, lessee: &Lessee, request: &mut LeaseRequest) -> Result<(), Failure> {
+    pub fn complete(&self, principal: &Principal, request: &mut LeaseRequest) -> Result<(), Failure> {
         let longest_ms = millis(self.options.longest_lease);
         if request.duration_ms > longest_ms {
             return Err(Failure::new(
@@ -123,25 +123,25 @@ impl Control {
                 ),
             ));
         }
-        request.duration_ms = lessee.at_most(request.duration_ms)?;
+        request.duration_ms = principal.at_most(request.duration_ms)?;
         // What names no level goes to its node as it is: the level there depends on whose the node is.
         let level = self.sandbox_for(request.wanted_sandbox())?;
         request.sandbox = request.wanted_sandbox().map(|_| level);
         Ok(())
     }
 
-    async fn place(&self, lessee: Lessee, mut request: LeaseRequest) -> Result<Grant, Failure> {
-        self.complete(&lessee, &mut request)?;
+    async fn place(&self, principal: Principal, mut request: LeaseRequest) -> Result<Grant, Failure> {
+        self.complete(&principal, &mut request)?;
         let spin = u64::from_le_bytes(random());
         if let Some(views) = self.few(&request, spin)
             && let Ok(candidates) = choose(&hot_if_it_can(&request), &views, spin)
         {
-            match self.offer_in_turn(lessee, &request, &candidates, &views).await {
+            match self.offer_in_turn(principal, &request, &candidates, &views).await {
                 Err(failure) if !is_final(&failure) => {}
                 done => return done,
             }
         }
-        let views = self.world().views(request.node);
+        let views = self.cluster().views(request.node);
         // What is free is hearsay: a lease may have ended on its node a moment ago. So nodes that would have room if they
         // were empty are asked too, after those that are thought to have it.
         let empty: Vec<View> = views
@@ -154,7 +154,7 @@ impl Control {
         let mut candidates = match (choose(&request, &views, spin), choose(&request, &empty, spin)) {
             (Ok(free), Ok(perhaps)) => [free, perhaps].concat(),
             (Err(PlacementError::NoCapacity { .. }), Ok(perhaps)) => perhaps,
-            (Err(PlacementError::NoNodes), _) if self.world().nodes.values().any(|node| node.session.is_some()) => {
+            (Err(PlacementError::NoNodes), _) if self.cluster().nodes.values().any(|node| node.session.is_some()) => {
                 return Err(Failure::new(
                     Code::NoCapacity,
                     "every node of this manager was taken back by its owner, or is suspended since it kept failing; wait until \
@@ -165,13 +165,13 @@ impl Control {
         };
         let mut asked = HashSet::new();
         candidates.retain(|node| asked.insert(*node));
-        self.offer_in_turn(lessee, &request, &candidates, &views).await
+        self.offer_in_turn(principal, &request, &candidates, &views).await
     }
 
     /// Of many nodes, a few that have room will do; only when these have none are all looked at.
     fn few(&self, request: &LeaseRequest, spin: u64) -> Option<Vec<View>> {
         match request.node {
-            None => self.world().sample(spin),
+            None => self.cluster().sample(spin),
             Some(_) => None,
         }
     }
@@ -179,7 +179,7 @@ impl Control {
     /// Offers a lease to one node after the other, until one takes it.
     async fn offer_in_turn(
         &self,
-        lessee: Lessee,
+        principal: Principal,
         request: &LeaseRequest,
         candidates: &[NodeId],
         views: &[View],
@@ -187,7 +187,7 @@ impl Control {
         let mut refusal = None;
         for node in candidates.iter().take(OFFERS) {
             match self
-                .offer(*node, lessee, &with_share(request.clone(), *node, views))
+                .offer(*node, principal, &with_share(request.clone(), *node, views))
                 .await
             {
                 Err(failure) if !is_final(&failure) => {
@@ -224,13 +224,13 @@ impl Control {
     }
 
     /// Offers a lease to one node.
-    pub async fn offer(&self, node: NodeId, lessee: Lessee, request: &LeaseRequest) -> Result<Grant, Failure> {
-        let tenant = lessee.tenant;
+    pub async fn offer(&self, node: NodeId, principal: Principal, request: &LeaseRequest) -> Result<Grant, Failure> {
+        let tenant = principal.tenant;
         let granted_at_ms = now_ms();
         let lease = LeaseId(time_first(granted_at_ms, random()));
         let start_by_ms = millis(self.options.start_by);
         let wanted = Held::by_one(request.workers, request.cores_per_worker, request.memory_bytes);
-        let prices = self.world().ask_for(lease, tenant, wanted)?;
+        let prices = self.cluster().ask_for(lease, tenant, wanted)?;
         let default_sandbox = self.options.sandboxes.first().copied();
         let mut record = LeaseRecord {
             lease,
@@ -255,7 +255,7 @@ impl Control {
             usage: Usage::default(),
             functions: Vec::new(),
             prices,
-            bearer: lessee.bearer,
+            bearer: principal.bearer,
         };
         let offer = |number, epoch| ManagerMessage::Offer {
             request: number,
@@ -269,14 +269,14 @@ impl Control {
         };
         // Written while the node makes up its mind: neither waits for the other.
         let written = {
-            let world = self.world();
-            record.bearer = world.current(record.bearer);
-            let (epoch, change) = (world.epoch(node), Change::Offered(Box::new(record.clone())));
+            let cluster = self.cluster();
+            record.bearer = cluster.current(record.bearer);
+            let (epoch, change) = (cluster.epoch(node), Change::Offered(Box::new(record.clone())));
             self.journal.ask(Note { node, epoch, change })
         };
         let (answer, written) = tokio::join!(self.ask(node, Some(record), offer), written);
         if let Err(failure) = answer {
-            self.world().asked_for(lease);
+            self.cluster().asked_for(lease);
             if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
                 self.doubt(node, lease);
             }
@@ -317,9 +317,9 @@ impl Control {
 
     /// The node may or may not hold this lease; it is told to let go now, and again when it comes back.
     fn doubt(&self, node: NodeId, lease: LeaseId) {
-        let mut world = self.world();
-        let request = world.next_request();
-        if let Some(node) = world.nodes.get_mut(&node) {
+        let mut cluster = self.cluster();
+        let request = cluster.next_request();
+        if let Some(node) = cluster.nodes.get_mut(&node) {
             node.doubtful.insert(lease);
             if let Some(session) = &node.session {
                 // If this does not get through, the node's own start-by time will do.
@@ -333,15 +333,15 @@ impl Control {
     /// A lease as its holder gets it, with a token that is good from now on.
     fn grant_of(&self, record: &LeaseRecord) -> Result<Grant, Failure> {
         let (address, epoch, until_ms) = {
-            let world = self.world();
-            let bearer = record.bearer.and_then(|hash| world.bearers.get(&hash));
+            let cluster = self.cluster();
+            let bearer = record.bearer.and_then(|hash| cluster.bearers.get(&hash));
             let until_ms = match (record.bearer, bearer) {
                 (None, _) => u64::MAX,
                 (_, Some(bearer)) => bearer.expires_at_ms,
                 // It was revoked a moment ago.
                 _ => now_ms(),
             };
-            let node = world
+            let node = cluster
                 .nodes
                 .get(&record.node)
                 .ok_or_else(|| no_such_lease(record.lease))?;
@@ -375,17 +375,22 @@ impl Control {
     }
 
     fn lease(&self, lease: LeaseId) -> Option<LeaseRecord> {
-        self.world().leases.get(&lease).cloned()
+        self.cluster().leases.get(&lease).cloned()
     }
 
     /// Counts a lease's length anew from now. Goes on when the caller goes away: its node may have renewed it already.
-    pub async fn renew(self: &Arc<Self>, lessee: Lessee, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
+    pub async fn renew(
+        self: &Arc<Self>,
+        principal: Principal,
+        lease: LeaseId,
+        asked_ms: u64,
+    ) -> Result<Grant, Failure> {
         let control = Arc::clone(self);
-        to_its_end(async move { control.renew_at_node(lessee, lease, asked_ms).await }).await
+        to_its_end(async move { control.renew_at_node(principal, lease, asked_ms).await }).await
     }
 
-    async fn renew_at_node(&self, lessee: Lessee, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
-        let (tenant, duration_ms) = (lessee.tenant, asked_ms);
+    async fn renew_at_node(&self, principal: Principal, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
+        let (tenant, duration_ms) = (principal.tenant, asked_ms);
         let longest_ms = millis(self.options.longest_lease);
         if duration_ms == 0 || duration_ms > longest_ms {
             return Err(Failure::new(
@@ -393,7 +398,7 @@ impl Control {
                 format!("a renewal for {duration_ms} ms; ask for 1 to {longest_ms} ms"),
             ));
         }
-        let duration_ms = lessee.at_most(duration_ms)?;
+        let duration_ms = principal.at_most(duration_ms)?;
         let record = self
             .lease(lease)
             .filter(|record| record.tenant == tenant)
@@ -416,17 +421,17 @@ impl Control {
         };
         let expires_at_ms = now_ms().saturating_add(unused_ms).saturating_add(duration_ms);
         let record = {
-            let mut world = self.world();
+            let mut cluster = self.cluster();
             // The token may have been replaced while the node was asked.
-            let bearer = world.current(lessee.bearer);
-            let record = world.leases.get_mut(&lease).ok_or_else(|| no_such_lease(lease))?;
+            let bearer = cluster.current(principal.bearer);
+            let record = cluster.leases.get_mut(&lease).ok_or_else(|| no_such_lease(lease))?;
             record.duration_ms = duration_ms;
             record.expires_at_ms = expires_at_ms;
             record.bearer = bearer;
             let record = record.clone();
             // It has happened on the node, which alone counts: a store that cannot write now hears of it later. Noted in the order
-            // in which the world changes.
-            self.journal.note_all(world.renewal(lease).into_iter().collect());
+            // in which the cluster changes.
+            self.journal.note_all(cluster.renewal(lease).into_iter().collect());
             record
         };
         Ok(with_notice(self.grant_of(&record)?, asked_ms))
@@ -470,8 +475,8 @@ impl Control {
 
     /// Refuses a tenant that is suspended, or has spent its budget.
     pub fn may_spend(&self, tenant: TenantId) -> Result<(), Failure> {
-        let world = self.world();
-        Ok(world.tenants.get(&tenant).map_or(Ok(()), Account::may_spend)?)
+        let cluster = self.cluster();
+        Ok(cluster.tenants.get(&tenant).map_or(Ok(()), Account::may_spend)?)
     }
 }
 
@@ -498,7 +503,7 @@ pub async fn to_its_end<T: Send + 'static>(
 /// What a request that found no room waits for.
 pub struct Room {
     /// Subscribed before each try, so that no room is missed that comes after it.
-    events: Receiver<Told>,
+    events: Receiver<SiteEvent>,
     until: tokio::time::Instant,
     has_image: bool,
     /// Leases that this request itself took and gave back: they make no room that it did not have.

@@ -1,7 +1,7 @@
 //! The control plane: HTTP API, placement, leases, ledger, events.
 //!
 //! [`Manager::start`] takes [`Options`] and gives a [`Handle`]. Inside, `http` turns requests, `sessions` the nodes'
-//! messages and `control::keep_time` the clock into calls on one `Control`. It decides on the `world`, which is all in
+//! messages and `control::keep_time` the clock into calls on one `Control`. It decides on the `cluster`, which is all in
 //! memory; `journal` and [`dayfly_store`] write down what must survive. What decides (placement, lifetimes, billing) is
 //! [`dayfly_lease`]'s; nothing here ever sees the payload of an invocation. Durable tasks are in
 //! [`dayfly_durable_tasks`].
@@ -10,19 +10,20 @@
 //! connection → its answer → the journal → a signed token. The node alone allocates; the manager's idea of what is free
 //! only orders whom to ask.
 
-mod accounts;
 mod allowances;
-mod bearers;
+mod cluster;
+mod connection;
 mod control;
 mod dispatchers;
 mod error;
+mod extractors;
+mod forwarding;
 mod gangs;
 mod history;
 mod http;
 mod identity;
 mod journal;
 mod leases;
-mod lessee;
 mod logins;
 mod manager;
 mod metrics;
@@ -30,19 +31,18 @@ pub mod oidc;
 mod openapi;
 mod options;
 mod peers;
+mod principal;
 mod reclaim;
-mod relay;
-mod requests;
-mod serve;
+mod server;
 mod sessions;
 mod task_owner;
-mod visitor;
-mod world;
+mod tenants;
+mod token_registry;
 
 #[cfg(test)]
 mod tests;
 
-pub use control::Told;
+pub use control::SiteEvent;
 pub use error::Error;
 pub use manager::{Handle, Manager};
 pub use openapi::document as openapi_document;

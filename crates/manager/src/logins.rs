@@ -6,9 +6,9 @@ use dayfly_store::hash;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::{As, Bearer, Leases};
 
-use crate::accounts::token_id;
 use crate::control::{Control, fresh_bearer};
 use crate::oidc::{Person, Provider};
+use crate::tenants::token_id;
 
 /// How the names of such tokens begin; nobody else may use that.
 pub const LOGIN: &str = "login.";
@@ -33,7 +33,7 @@ impl Control {
         let provider = self.provider()?;
         let person = provider.person(id_token).await?;
         let tenant = self
-            .world()
+            .cluster()
             .tenant_named(&person.rule.tenant)
             .map(|account| account.record.id);
         let tenant = tenant.ok_or_else(|| {
@@ -67,21 +67,21 @@ impl Control {
             // Nobody asked for its leases to end: they last as long as that login would have.
             self.store.revoke(old, Leases::Keep).wait().await?;
             self.rebind(old, None);
-            self.world().bearers.remove(&old);
+            self.cluster().bearers.remove(&old);
         }
         self.store.keep(bearer.clone()).wait().await?;
         self.keep_bearer(bearer.clone());
-        self.new_token(&self.world(), token, &bearer)
+        self.new_token(&self.cluster(), token, &bearer)
     }
 
     /// Hashes of a person's earlier logins that are too many beside this one.
     fn surplus_logins(&self, new: &Bearer, mark: &str) -> Vec<[u8; 32]> {
-        let world = self.world();
+        let cluster = self.cluster();
         let same = |bearer: &&Bearer| {
             let mut parts = bearer.name.rsplit('.');
             bearer.tenant == new.tenant && bearer.name.starts_with(LOGIN) && parts.nth(1) == Some(mark)
         };
-        let mut own: Vec<(u64, [u8; 32])> = world
+        let mut own: Vec<(u64, [u8; 32])> = cluster
             .bearers
             .values()
             .filter(same)

@@ -25,15 +25,15 @@ use dayfly_store::{
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
-use crate::accounts::{self, OWN_TENANT, OWN_TOKEN};
-use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, stopped};
+use crate::cluster::Cluster;
+use crate::control::{Control, SHOWN_MS, SiteEvent, fresh_bearer, keep_time, stopped};
 use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
 use crate::options::{Options, StoreKind};
 use crate::task_owner::{self, Common};
-use crate::world::World;
-use crate::{http, peers, serve};
+use crate::tenants::{self, OWN_TENANT, OWN_TOKEN};
+use crate::{http, peers, server};
 
 /// Beside `connection.json` where people log in: the same without a token, to be given to them.
 const LOGIN_FILE: &str = "login.json";
@@ -71,9 +71,9 @@ impl Manager {
     /// Starts a manager on the current tokio runtime: reads or makes its keys, opens its store, listens, and writes
     /// `connection.json` for clients of the same user. Returns once it answers.
     pub async fn start(options: Options) -> Result<Handle, Error> {
-        let room = serve::Room::take();
+        let room = server::Room::take();
         // The port first: a second manager on the same machine should hear of that, and touch no files.
-        let taken = serve::take(options.listen)?;
+        let taken = server::take(options.listen)?;
         let identity = identity::load(&options.state_dir, &options.names)?;
         let store: Arc<dyn Store> = match &options.store {
             StoreKind::Sqlite { most_pages } => {
@@ -106,7 +106,7 @@ impl Manager {
 
     async fn start_over(
         options: Options,
-        (taken, room): (serve::Taken, serve::Room),
+        (taken, room): (server::Taken, server::Room),
         identity: Identity,
         store: Arc<dyn Store>,
         task_store: TaskKind,
@@ -156,7 +156,7 @@ impl Manager {
             node.manager = node.manager.filter(|manager| *manager != me);
         }
         let news = store.news();
-        let world = World::remembered(snapshot, Instant::now());
+        let cluster = Cluster::remembered(snapshot, Instant::now());
         let journal = Journal::start(Arc::clone(&store) as Arc<dyn Notes>);
         let Identity { signing, ca_pem, tls } = identity;
         let control = Arc::new(Control::new(
@@ -166,7 +166,7 @@ impl Manager {
             signing,
             store,
             journal,
-            world,
+            cluster,
         ));
         let contents = content_options(&control.options)?;
         let common = match task_store {
@@ -197,7 +197,7 @@ impl Manager {
             tokio::spawn(peers::keep_present(Arc::clone(&control), for_clients));
         }
         tokio::spawn(task_owner::keep_charging(Arc::clone(&control)));
-        tokio::spawn(accounts::keep_audit_trimmed(Arc::clone(&control)));
+        tokio::spawn(tenants::keep_audit_trimmed(Arc::clone(&control)));
         if let Some(common) = common {
             // The first of all managers has them when it answers for the first time.
             control.look_after_tasks(&common).await;
@@ -208,9 +208,9 @@ impl Manager {
         }
         let router = http::router(Arc::clone(&control));
         // Not before there is somebody to answer: a store may be checked and read for a long time.
-        let listeners = serve::Listeners::new(taken.listen()?, tls, &control.ca_pem);
+        let listeners = server::Listeners::new(taken.listen()?, tls, &control.ca_pem);
         let tasks = Tasks {
-            server: tokio::spawn(serve::serve(listeners, room, router, control.stopping.subscribe())),
+            server: tokio::spawn(server::serve(listeners, room, router, control.stopping.subscribe())),
             clock: tokio::spawn(keep_time(Arc::clone(&control))),
             rendezvous: tokio::spawn({
                 let mut stopping = control.stopping.subscribe();
@@ -407,7 +407,7 @@ impl Handle {
 
     /// Every node that ever registered.
     pub fn nodes(&self) -> Vec<NodeStatus> {
-        self.0.control.world().node_statuses(Instant::now())
+        self.0.control.cluster().node_statuses(Instant::now())
     }
 
     /// A dispatcher in this process runs the tasks of the manager's own endpoint with this name from now on.
@@ -444,7 +444,7 @@ impl Handle {
     }
 
     /// What happens from now on.
-    pub fn events(&self) -> broadcast::Receiver<Told> {
+    pub fn events(&self) -> broadcast::Receiver<SiteEvent> {
         self.0.control.events.subscribe()
     }
 

@@ -1,6 +1,6 @@
 //! What the manager counts, for Prometheus: `GET /v1/metrics`.
 //!
-//! Counters and latencies are kept here as things happen; what can be read from the world is read when somebody asks. Nothing is
+//! Counters and latencies are kept here as things happen; what can be read from the cluster is read when somebody asks. Nothing is
 //! kept for single nodes or leases, of which there may be thousands: nodes have metrics of their own, and leases have bills.
 
 use std::fmt;
@@ -19,7 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::world::{Sum, World};
+use crate::cluster::{Cluster, Sum};
 
 /// What the body of an answer is.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -204,11 +204,16 @@ impl Metrics {
         }
     }
 
-    /// All of it, with what the world says now.
-    pub fn text(&self, world: &World, store_writes: bool, tasks: Option<&TaskCounts>) -> Result<String, fmt::Error> {
+    /// All of it, with what the cluster says now.
+    pub fn text(
+        &self,
+        cluster: &Cluster,
+        store_writes: bool,
+        tasks: Option<&TaskCounts>,
+    ) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode_registry(&mut text, &self.registry)?;
-        encode_registry(&mut text, &of_world(world, store_writes))?;
+        encode_registry(&mut text, &of_cluster(cluster, store_writes))?;
         if let Some(tasks) = tasks {
             encode_registry(&mut text, &of_tasks(tasks))?;
         }
@@ -216,7 +221,7 @@ impl Metrics {
             &mut text,
             "dayfly_call",
             "Time in calls, on all nodes",
-            &world.durations,
+            &cluster.durations,
         )?;
         encode_eof(&mut text)?;
         Ok(text)
@@ -261,14 +266,14 @@ fn of_tasks(counts: &TaskCounts) -> Registry {
     registry
 }
 
-fn of_world(world: &World, store_writes: bool) -> Registry {
+fn of_cluster(cluster: &Cluster, store_writes: bool) -> Registry {
     let mut registry = Registry::with_prefix("dayfly");
     let gauge = |value: u64| {
         let gauge: Gauge = Gauge::default();
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         gauge
     };
-    let summary = world.summary();
+    let summary = cluster.summary();
     let nodes = Family::<InState, Gauge>::default();
     for (state, count) in &summary.nodes {
         let state = (*state).into();
@@ -296,7 +301,7 @@ fn of_world(world: &World, store_writes: bool) -> Registry {
         registry.register(name, help, family);
     }
     let spent = Family::<OfTenant, Gauge<f64, AtomicU64>>::default();
-    for account in world.tenants.values() {
+    for account in cluster.tenants.values() {
         let tenant = account.record.name.clone();
         spent
             .get_or_create(&OfTenant { tenant })

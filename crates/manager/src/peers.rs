@@ -12,10 +12,10 @@ use dayfly_store::{Adopted, News, NodeRecord, Peer, Presence, Snapshot, TenantRe
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, mpsc};
 
-use crate::control::{Control, SHOWN_MS, Told, stopped};
+use crate::cluster::{Cluster, Node};
+use crate::control::{Control, SHOWN_MS, SiteEvent, stopped};
+use crate::forwarding::ConnectionPool;
 use crate::identity;
-use crate::relay::Roads;
-use crate::world::{Node, World};
 
 /// How often a manager says that it lives.
 const EVERY: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ pub struct Peers {
     /// Its own key.
     me: PublicKey,
     /// Ways to them.
-    pub roads: Roads,
+    pub connections: ConnectionPool,
     known: Mutex<Known>,
     /// Rings when one of them has started.
     new: Notify,
@@ -56,7 +56,7 @@ impl Peers {
     pub fn of(me: PublicKey) -> Self {
         Self {
             me,
-            roads: Roads::default(),
+            connections: ConnectionPool::default(),
             known: Mutex::default(),
             new: Notify::new(),
         }
@@ -161,7 +161,7 @@ impl Control {
         Presence {
             url: self.url.clone(),
             ca_pem: self.ca_pem.clone(),
-            free: self.world().free(),
+            free: self.cluster().free(),
         }
     }
 
@@ -197,8 +197,8 @@ impl Control {
 
     fn tell_nodes_of_managers(&self) {
         let managers = self.managers();
-        let world = self.world();
-        for session in world.nodes.values().filter_map(|node| node.session.as_ref()) {
+        let cluster = self.cluster();
+        for session in cluster.nodes.values().filter_map(|node| node.session.as_ref()) {
             let managers = managers.clone();
             // One that is too busy to hear of it hears of it when it registers.
             let _ = session.outgoing.try_send(ManagerMessage::Managers { managers });
@@ -219,8 +219,8 @@ impl Control {
             }
         }
         drop(known);
-        let world = self.world();
-        dead.retain(|key| world.nodes.values().any(|node| node.manager == Some(*key)));
+        let cluster = self.cluster();
+        dead.retain(|key| cluster.nodes.values().any(|node| node.manager == Some(*key)));
         dead
     }
 
@@ -234,12 +234,12 @@ impl Control {
                 if !nodes.is_empty() {
                     tracing::warn!(manager = %dead, nodes = nodes.len(), "it is silent: its nodes are this one's now");
                 }
-                let mut world = self.world();
+                let mut cluster = self.cluster();
                 for record in nodes {
                     let id = record.address.id;
-                    if world.adopt(record, Instant::now()) {
+                    if cluster.adopt(record, Instant::now()) {
                         let mine = leases.iter().filter(|lease| lease.node == id).cloned();
-                        world.inherit(id, mine.collect());
+                        cluster.inherit(id, mine.collect());
                     }
                 }
             }
@@ -249,12 +249,12 @@ impl Control {
 
     /// Nodes go to managers that can do something for them.
     fn let_nodes_go(&self) {
-        let mut world = self.world();
+        let mut cluster = self.cluster();
         let mut gone = 0;
-        for node in world.nodes.values_mut() {
+        for node in cluster.nodes.values_mut() {
             gone += u32::from(node.session.take().is_some());
         }
-        drop(world);
+        drop(cluster);
         if gone > 0 {
             tracing::warn!(
                 nodes = gone,
@@ -268,27 +268,27 @@ impl Control {
             News::Manager => self.peers.new.notify_one(),
             News::Tenant(record) => self.on_tenant(record),
             News::Spent(tenant, spent) => self.on_charged(&[(tenant, spent)]),
-            News::Prices(prices) => self.world().prices = prices,
+            News::Prices(prices) => self.cluster().prices = prices,
             News::Bearer(bearer) => self.keep_bearer(bearer),
             News::LeasesKept(hash) => self.rebind(hash, None),
             News::Revoked(hash) => {
                 let control = Arc::clone(self);
                 // Its connections end now; its leases when their nodes say so.
-                self.world().bearers.remove(&hash);
+                self.cluster().bearers.remove(&hash);
                 tokio::spawn(async move { control.end_what_is_over().await });
             }
-            News::Node(record) => self.world().on_node(self.peers.me, record),
+            News::Node(record) => self.cluster().on_node(self.peers.me, record),
             // Nobody may be watching.
-            News::Event(event, tenant) => drop(self.events.send(Told { event, tenant })),
+            News::Event(event, tenant) => drop(self.events.send(SiteEvent { event, tenant })),
             News::Everything(all) => {
-                let tenants = self.world().on_everything(self.peers.me, *all);
+                let tenants = self.cluster().on_everything(self.peers.me, *all);
                 tenants.into_iter().for_each(|record| self.on_tenant(record));
             }
         }
     }
 }
 
-impl World {
+impl Cluster {
     /// What nodes that take leases have free together.
     fn free(&self) -> Capacity {
         let mut free = Capacity {
@@ -493,9 +493,9 @@ mod tests {
 
     /// What a lease of the old token ends with after everything was read again.
     fn bearer_after(read: Snapshot) -> Option<[u8; 32]> {
-        let mut world = World::remembered(snapshot(&[OLD], Some(OLD)), Instant::now());
-        world.on_everything(PublicKey([9; 32]), read);
-        world.leases[&LEASE].bearer
+        let mut cluster = Cluster::remembered(snapshot(&[OLD], Some(OLD)), Instant::now());
+        cluster.on_everything(PublicKey([9; 32]), read);
+        cluster.leases[&LEASE].bearer
     }
 
     #[test]

@@ -10,8 +10,8 @@ use dayfly_telemetry::traceparent;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
+use crate::cluster::millis;
 use crate::control::Control;
-use crate::world::millis;
 
 /// A node that was told has this long, beyond the grace for running calls, to say that it is empty.
 const EMPTY_DEADLINE: Duration = Duration::from_secs(20);
@@ -31,9 +31,9 @@ impl Control {
 
     async fn take_back(&self, id: NodeId, grace: Duration) -> Result<Reclaimed, Failure> {
         let told = {
-            let mut world = self.world();
-            let request = world.next_request();
-            let node = world.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
+            let mut cluster = self.cluster();
+            let request = cluster.next_request();
+            let node = cluster.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
             node.reclaimed = true;
             let grace_ms = millis(grace);
             let sent = node.session.as_ref().is_some_and(|session| {
@@ -57,12 +57,12 @@ impl Control {
             return Err(Failure::new(Code::Unreachable, text));
         };
         let empty = tokio::time::timeout(grace + EMPTY_DEADLINE, empty).await;
-        let mut world = self.world();
-        let node = world.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
+        let mut cluster = self.cluster();
+        let node = cluster.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
         node.reclaims.remove(&request);
-        let node = world.nodes.get(&id).ok_or_else(|| no_such_node(id))?;
-        let status = world.node_status(&id, node, Instant::now());
-        drop(world);
+        let node = cluster.nodes.get(&id).ok_or_else(|| no_such_node(id))?;
+        let status = cluster.node_status(&id, node, Instant::now());
+        drop(cluster);
         kept?;
         match empty {
             Ok(Ok(empty)) => Ok(Reclaimed {
@@ -84,8 +84,8 @@ impl Control {
     /// Gives a node that was taken back, or is suspended, to leases again.
     pub async fn resume(&self, id: NodeId) -> Result<NodeStatus, Failure> {
         let (was_reclaimed, was_suspended) = {
-            let mut world = self.world();
-            let node = world.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
+            let mut cluster = self.cluster();
+            let node = cluster.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
             let was_suspended = node.health.suspension().is_some();
             node.health.forgive();
             (node.reclaimed, was_suspended)
@@ -100,7 +100,7 @@ impl Control {
             {
                 return Err(failure);
             }
-            if let Some(node) = self.world().nodes.get_mut(&id) {
+            if let Some(node) = self.cluster().nodes.get_mut(&id) {
                 node.reclaimed = false;
                 node.free = node.capacity;
             }
@@ -108,9 +108,9 @@ impl Control {
         if was_reclaimed || was_suspended {
             self.tell(Event::NodeUp { node: id });
         }
-        let world = self.world();
-        let node = world.nodes.get(&id).ok_or_else(|| no_such_node(id))?;
-        Ok(world.node_status(&id, node, Instant::now()))
+        let cluster = self.cluster();
+        let node = cluster.nodes.get(&id).ok_or_else(|| no_such_node(id))?;
+        Ok(cluster.node_status(&id, node, Instant::now()))
     }
 }
 

@@ -19,11 +19,11 @@ use dayfly_store::system::now_ms;
 use dayfly_store::{As, Bearer, Change, LeaseRecord, Note, Registered};
 use tokio::sync::mpsc;
 
-use crate::bearers::Validity;
+use crate::cluster::{Empty, Node, Session, Waiting, millis};
 use crate::control::{Control, SHOWN_MS, fresh_bearer, stopped};
 use crate::http::validity::ENDED;
 use crate::leases::end_message;
-use crate::world::{Empty, Node, Session, Waiting, millis};
+use crate::token_registry::Validity;
 
 /// Of what a node says that a worker asked for, so much is passed on.
 const MAX_INCIDENT_CHARACTERS: usize = 100;
@@ -171,7 +171,7 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
         let text = format!("a node is on at most {MAX_FABRICS} fabrics, with names of at most {MAX_FABRIC_NAME} bytes");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
-    if let Some(known) = control.world().nodes.get(&id) {
+    if let Some(known) = control.cluster().nodes.get(&id) {
         if known.address.key != address.key {
             return Err(other_key(id));
         }
@@ -232,17 +232,17 @@ impl Control {
         let held: HashMap<LeaseId, u64> = leases.iter().map(|held| (held.lease, held.remaining_ms)).collect();
         let mut missing = Vec::new();
         {
-            let mut guard = self.world();
-            let world = &mut *guard;
+            let mut guard = self.cluster();
+            let cluster = &mut *guard;
             let mut known_booked = None;
             match inherited {
-                Some(inherited) => world.inherit(id, inherited),
+                Some(inherited) => cluster.inherit(id, inherited),
                 // What the leases here show may lag behind the store.
-                None => known_booked = world.nodes.get(&id).map(|node| node.booked),
+                None => known_booked = cluster.nodes.get(&id).map(|node| node.booked),
             }
             let booked = known_booked.unwrap_or(booked);
-            let allowances = &world.allowances;
-            let known = world.nodes.get_mut(&id);
+            let allowances = &cluster.allowances;
+            let known = cluster.nodes.get_mut(&id);
             if reclaimed {
                 // It may have been away when it was told, or have started anew since.
                 let again = ManagerMessage::Reclaim {
@@ -260,7 +260,7 @@ impl Control {
                 .map(|node| (std::mem::take(&mut node.doubtful), std::mem::take(&mut node.health)))
                 .unwrap_or_default();
             for (lease, remaining_ms) in &held {
-                match world.leases.get_mut(lease) {
+                match cluster.leases.get_mut(lease) {
                     Some(record) if record.node == id && record.state.is_live() => {
                         record.expires_at_ms = now_ms().saturating_add(*remaining_ms);
                     }
@@ -275,7 +275,7 @@ impl Control {
                     _ => {}
                 }
             }
-            for record in world.leases.values() {
+            for record in cluster.leases.values() {
                 if record.node == id && record.state.is_live() && !held.contains_key(&record.lease) {
                     missing.push(record.lease);
                 }
@@ -285,7 +285,7 @@ impl Control {
                 outgoing,
                 waiting: HashMap::new(),
             };
-            world.put(
+            cluster.put(
                 id,
                 Node {
                     address,
@@ -313,15 +313,15 @@ impl Control {
             self.on_lease_ended(lease, State::Lost);
         }
         // What the node says is free already counts what it no longer holds.
-        if let Some(node) = self.world().nodes.get_mut(&id) {
+        if let Some(node) = self.cluster().nodes.get_mut(&id) {
             node.free = free;
         }
     }
 
     /// One message of a registered node. An answer is whatever must be told to it.
     fn on_message(self: &Arc<Self>, id: NodeId, epoch: u64, message: NodeMessage, meters: &Meters) -> Result<(), Over> {
-        let mut world = self.world();
-        let node = world.nodes.get_mut(&id).ok_or(Over::Replaced)?;
+        let mut cluster = self.cluster();
+        let node = cluster.nodes.get_mut(&id).ok_or(Over::Replaced)?;
         let session = node
             .session
             .as_mut()
@@ -343,7 +343,7 @@ impl Control {
                 let anew = calls.iter().zip(&node.durations).any(|(now, before)| now < before);
                 let before = if anew { Default::default() } else { node.durations };
                 node.durations = calls;
-                for (sum, (now, before)) in world.durations.iter_mut().zip(calls.iter().zip(before)) {
+                for (sum, (now, before)) in cluster.durations.iter_mut().zip(calls.iter().zip(before)) {
                     *sum = sum.saturating_add(now - before);
                 }
             }
@@ -380,9 +380,9 @@ impl Control {
                         });
                     }
                     let lease = record.lease;
-                    let bearer = world.current(record.bearer);
+                    let bearer = cluster.current(record.bearer);
                     let is_rebound = bearer != record.bearer;
-                    world.insert(LeaseRecord {
+                    cluster.insert(LeaseRecord {
                         mode,
                         image,
                         sandbox,
@@ -390,7 +390,7 @@ impl Control {
                         ..record
                     });
                     if is_rebound {
-                        self.journal.note_all(world.renewal(lease).into_iter().collect());
+                        self.journal.note_all(cluster.renewal(lease).into_iter().collect());
                     }
                 }
                 // Whoever asked may have stopped waiting.
@@ -399,25 +399,25 @@ impl Control {
             NodeMessage::LeaseEnded { lease, state } => {
                 let ended = State::from_name(&state).filter(|state| !state.is_live());
                 let state = ended.ok_or_else(|| Over::Violation(format!("no lease ends as `{state:.40}`")))?;
-                let own = world.leases.get(&lease).is_some_and(|record| record.node == id);
-                drop(world);
+                let own = cluster.leases.get(&lease).is_some_and(|record| record.node == id);
+                drop(cluster);
                 if own {
                     self.on_lease_ended(lease, state);
                 }
             }
             NodeMessage::Started { lease, start } => {
-                drop(world);
+                drop(cluster);
                 self.on_started(id, lease, &start);
             }
             NodeMessage::LeaseActive { lease } => {
-                let record = world.leases.get_mut(&lease).filter(|record| record.node == id);
+                let record = cluster.leases.get_mut(&lease).filter(|record| record.node == id);
                 let Some(record) = record.filter(|record| record.state == State::Granted) else {
                     return Ok(());
                 };
                 record.state = State::Active;
                 record.expires_at_ms = now_ms().saturating_add(record.duration_ms);
                 let expires_at_ms = record.expires_at_ms;
-                drop(world);
+                drop(cluster);
                 let change = Change::Active { lease, expires_at_ms };
                 self.journal.note(Note {
                     node: id,
@@ -431,12 +431,12 @@ impl Control {
                 });
             }
             NodeMessage::Incident { lease, what } => {
-                let Some(record) = world.leases.get(&lease).filter(|record| record.node == id) else {
+                let Some(record) = cluster.leases.get(&lease).filter(|record| record.node == id) else {
                     return Ok(());
                 };
                 let what: String = what.chars().take(MAX_INCIDENT_CHARACTERS).collect();
                 tracing::warn!(node = %id, %lease, tenant = %record.tenant, what, "a worker was refused something hostile");
-                drop(world);
+                drop(cluster);
                 self.metrics.incident();
                 self.tell(Event::Incident { lease, node: id, what });
             }
@@ -453,12 +453,12 @@ impl Control {
                     // Whoever asked may have stopped waiting.
                     let _ = reply.send(empty);
                 }
-                drop(world);
+                drop(cluster);
                 self.tell(Event::NodeReclaimed { node: id });
             }
             NodeMessage::Leaving => return Err(Over::Left),
             NodeMessage::Meters { sequence, usage } => {
-                drop(world);
+                drop(cluster);
                 meters.queue.try_send((sequence, usage)).map_err(|_| Over::Stuck)?;
             }
         }
@@ -487,7 +487,7 @@ async fn book(
             }
             tokio::time::sleep(RETRY).await;
         };
-        let more = control.world().on_booked(id, sequence, &usage);
+        let more = control.cluster().on_booked(id, sequence, &usage);
         control.on_used(&more);
         control.on_charged(&done.spent);
         let last = done.sequence;

@@ -132,7 +132,7 @@ impl Tenants for Accounts {
 
     fn prices(&self, tenant: TenantId) -> Prices {
         let control = self.0.upgrade();
-        control.map_or_else(Prices::default, |control| control.world().prices_of(tenant))
+        control.map_or_else(Prices::default, |control| control.cluster().prices_of(tenant))
     }
 
     fn charge(&self, totals: Vec<(TenantId, u64)>) {

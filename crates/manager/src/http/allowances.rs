@@ -12,8 +12,8 @@ use dayfly_protocol::ids::AllowanceId;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use crate::extractors::{Body, Caller, Refusal, asked, named};
 use crate::http::Api;
-use crate::requests::{Body, Caller, Refusal, asked, named};
 
 type AllowancePath = Result<Path<AllowanceId>, PathRejection>;
 
@@ -38,7 +38,7 @@ pub(crate) async fn create_allowance(
     Body(request): Body<AllowanceRequest>,
 ) -> Result<(StatusCode, Json<Allowance>), Refusal> {
     caller.changes_as(Role::User)?;
-    let allowance = control.allow(caller.lessee(), &request)?;
+    let allowance = control.allow(caller.principal(), &request)?;
     Ok((StatusCode::CREATED, Json(allowance)))
 }
 

@@ -22,7 +22,7 @@ use futures_util::StreamExt;
 
 use super::Api;
 use crate::control::Control;
-use crate::requests::{Caller, EndpointBearer, Packed, Refusal, named, refuse};
+use crate::extractors::{Caller, EndpointBearer, Packed, Refusal, named, refuse};
 
 /// What is read of a body that was refused.
 const MAX_REFUSED: usize = 256 << 20;

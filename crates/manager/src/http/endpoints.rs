@@ -25,7 +25,7 @@ use super::tasks::submitter;
 use super::validity::ended;
 use crate::control::{Control, fresh_bearer};
 use crate::dispatchers;
-use crate::requests::{Caller, Document, EndpointBearer, NamePath, Packed, Refusal, named, refuse};
+use crate::extractors::{Caller, Document, EndpointBearer, NamePath, Packed, Refusal, named, refuse};
 
 /// An endpoint's token is good until it is replaced, or the endpoint removed.
 const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -138,7 +138,7 @@ pub(crate) async fn remove_endpoint(
                 .wait()
                 .await
                 .map_err(Failure::from)?;
-            control.world().bearers.remove(&hash);
+            control.cluster().bearers.remove(&hash);
         }
     }
     Ok(packed.answer(status))
@@ -162,9 +162,9 @@ pub(crate) async fn invite(
 }
 
 fn bearers_of(control: &Control, tenant: TenantId, name: &str) -> Vec<[u8; 32]> {
-    let world = control.world();
+    let cluster = control.cluster();
     let its = |bearer: &&Bearer| bearer.speaks == As::Endpoint && bearer.tenant == tenant && bearer.name == name;
-    world.bearers.values().filter(its).map(|bearer| bearer.hash).collect()
+    cluster.bearers.values().filter(its).map(|bearer| bearer.hash).collect()
 }
 
 /// An endpoint that the caller may change.

@@ -19,7 +19,7 @@ use utoipa::IntoParams;
 use super::Api;
 use super::tasks::{Patience, patience, submitter};
 use crate::control::Control;
-use crate::requests::{Caller, Document, Packed, Refusal, asked, named, refuse};
+use crate::extractors::{Caller, Document, Packed, Refusal, asked, named, refuse};
 
 /// Most flows of one answer.
 const MAX_ENTRIES: u32 = 1_000;

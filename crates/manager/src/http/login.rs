@@ -7,7 +7,7 @@ use dayfly_protocol::accounts::{LoginInfo, LoginRequest, NewToken};
 use dayfly_protocol::api::ErrorBody;
 
 use super::Api;
-use crate::requests::{Body, Refusal};
+use crate::extractors::{Body, Refusal};
 
 /// With which identity provider one logs in here, and how.
 #[utoipa::path(get, path = "/v1/login",

@@ -26,7 +26,7 @@ use utoipa::IntoParams;
 
 use super::Api;
 use crate::control::Control;
-use crate::requests::{Caller, Document, NamePath, Packed, Refusal, asked, named, refuse};
+use crate::extractors::{Caller, Document, NamePath, Packed, Refusal, asked, named, refuse};
 
 /// Most entries of one answer.
 const MAX_ENTRIES: u32 = 10_000;

@@ -24,7 +24,7 @@ use utoipa::IntoParams;
 use super::Api;
 use super::tasks::submitter;
 use crate::control::Control;
-use crate::requests::{Body, Caller, NamePath, Packed, Refusal, asked, named, refuse};
+use crate::extractors::{Body, Caller, NamePath, Packed, Refusal, asked, named, refuse};
 
 /// Most events of one answer.
 const MAX_ENTRIES: u32 = 1_000;

@@ -16,9 +16,9 @@ use futures_util::future::BoxFuture;
 use hyper::body::{Frame, SizeHint};
 
 use super::Api;
-use crate::bearers::Validity;
-use crate::requests::{Refusal, refuse};
-use crate::visitor::Visitor;
+use crate::connection::ConnectionState;
+use crate::extractors::{Refusal, refuse};
+use crate::token_registry::Validity;
 
 /// A body that is longer, or has no known length, is cut off when its reader's token ends. Shorter ones are sent at once.
 const MAX_AT_ONCE_BYTES: u64 = 64 << 10;
@@ -39,7 +39,7 @@ pub async fn end_with_token(Shared(control): Shared<Api>, request: Request, next
     // Whoever revokes their own token shall read what came of it.
     let revokes = request.method() == Method::DELETE && request.uri().path().starts_with("/v1/tokens/");
     let validity = control.validity_of_request(request.headers());
-    if let (Some(_), Some(visitor)) = (&validity, request.extensions().get::<Arc<Visitor>>()) {
+    if let (Some(_), Some(visitor)) = (&validity, request.extensions().get::<Arc<ConnectionState>>()) {
         visitor.show();
     }
     let Some(mut validity) = validity.filter(|_| !revokes) else {

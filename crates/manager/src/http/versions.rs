@@ -6,7 +6,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use dayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
 
-use crate::requests::refuse;
+use crate::extractors::refuse;
 
 /// Refuses clients, nodes and endpoints of another wire version, and names this one's.
 pub async fn exchange(request: Request, next: Next) -> Response {

@@ -9,7 +9,7 @@ use dayfly_protocol::node_api::DirectStart;
 use dayfly_store::system::{now_ms, random};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::accounts::member;
+use super::tenants::member;
 use super::*;
 
 fn holder() -> SigningKey {

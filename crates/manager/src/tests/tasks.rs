@@ -8,7 +8,7 @@ use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::tasks::{Accepted, Cancelled, Forgotten, FunctionStatus, TaskPrinted, TaskStatus};
 use serde_json::{Value, json};
 
-use super::accounts::member;
+use super::tenants::member;
 use super::*;
 
 impl Client {

@@ -1,7 +1,8 @@
 //! Leases that this node grants under allowances.
 
+use dayfly_lease::allowance::{cap_of, within_cap};
 use dayfly_lease::quota::Held;
-use dayfly_lease::{Reservation, direct, token};
+use dayfly_lease::{Reservation, token};
 use dayfly_protocol::hello::Hello;
 use dayfly_protocol::node_api::DirectStart;
 
@@ -34,7 +35,7 @@ impl Node {
                 default_sandbox = Some(sandbox_under(allowance, request.wanted_sandbox())?);
                 Origin::Allowance(Arc::new(Direct {
                     allowance: id,
-                    cap: direct::cap_of(allowance),
+                    cap: cap_of(allowance),
                     hello: *hello,
                 }))
             }
@@ -113,7 +114,7 @@ impl Books {
         let held = under_it.fold(Held::default(), |sum, run| sum.plus(run.held()));
         let cores = request.cores_per_worker.max(1);
         let wanted = Held::by_one(reservation.workers, cores, reservation.memory_bytes);
-        direct::within_cap(&direct.cap, &held, &wanted)
+        within_cap(&direct.cap, &held, &wanted)
     }
 }
 

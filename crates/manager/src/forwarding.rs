@@ -1,7 +1,7 @@
 //! Asking another manager on a client's behalf: the same request, with the client's own token, over TLS. Whoever is asked so
 //! asks nobody else.
 
-mod through;
+mod proxy;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,13 +29,13 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tracing::Instrument;
 
+use crate::cluster::lease_status;
 use crate::control::{Control, SHOWN_MS};
+use crate::extractors::{MAX_BODY_BYTES, refuse};
 use crate::http::Api;
-use crate::requests::{MAX_BODY_BYTES, refuse};
-use crate::world::lease_status;
 
 /// On a request that was passed on once.
-const PASSED_ON: &str = "dayfly-passed-on";
+const FORWARDED: &str = "dayfly-forwarded";
 /// Reaching another manager.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 /// What it may take to answer, as long as any request.
@@ -52,7 +52,7 @@ const MAX_KEPT: usize = 8;
 
 /// Connections to other managers that are open and idle.
 #[derive(Default)]
-pub struct Roads(Mutex<HashMap<PublicKey, Vec<SendRequest<Body>>>>);
+pub struct ConnectionPool(Mutex<HashMap<PublicKey, Vec<SendRequest<Body>>>>);
 
 /// What another manager said.
 struct Answer {
@@ -70,7 +70,7 @@ struct Question<'a> {
     deadline: Option<Duration>,
 }
 
-impl Roads {
+impl ConnectionPool {
     fn take(&self, to: PublicKey) -> Option<SendRequest<Body>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = kept.get_mut(&to)?;
@@ -123,7 +123,7 @@ impl Roads {
                 .header(HOST, host)
                 .header(AUTHORIZATION, &question.authorization)
                 .header(CONTENT_TYPE, "application/json")
-                .header(PASSED_ON, "1");
+                .header(FORWARDED, "1");
             if let Some(traceparent) = telemetry::traceparent() {
                 request = request.header(TRACEPARENT, traceparent);
             }
@@ -185,12 +185,12 @@ async fn open(peer: &Peer) -> Result<SendRequest<Body>, String> {
 
 /// Who asks, for those who ask others on its behalf; none when that has been done.
 #[derive(Clone)]
-pub struct OnBehalf(HeaderValue);
+pub struct ClientAuthorization(HeaderValue);
 
-impl OnBehalf {
+impl ClientAuthorization {
     /// Of whoever sent a request with these headers.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
-        if headers.contains_key(PASSED_ON) {
+        if headers.contains_key(FORWARDED) {
             return None;
         }
         headers.get(AUTHORIZATION).cloned().map(Self)
@@ -224,7 +224,7 @@ impl Control {
         let node = match about {
             About::Node(node) => *node,
             About::Lease(lease) => {
-                let here = self.world().leases.get(lease).map(|record| record.node);
+                let here = self.cluster().leases.get(lease).map(|record| record.node);
                 match here {
                     Some(_) => return Ok(None),
                     None => match self.lease_elsewhere(*lease).await? {
@@ -234,7 +234,7 @@ impl Control {
                 }
             }
         };
-        Ok(self.world().manager_of(node))
+        Ok(self.cluster().manager_of(node))
     }
 
     /// A lease that is not in memory here.
@@ -245,7 +245,7 @@ impl Control {
     /// Asks those that have more free than others first.
     fn by_room(&self, request: &LeaseRequest) -> Vec<Peer> {
         let mut peers = self.peers.all_alive();
-        if let Some(owner) = request.node.map(|node| self.world().manager_of(node)) {
+        if let Some(owner) = request.node.map(|node| self.cluster().manager_of(node)) {
             peers.retain(|peer| Some(peer.key) == owner);
         }
         peers.sort_by_key(|peer| {
@@ -263,7 +263,7 @@ impl Control {
     /// A lease, or all of a gang's, on another manager's nodes. What this manager said of its own stands when none has room.
     pub async fn place_elsewhere<T: DeserializeOwned>(
         &self,
-        asker: &OnBehalf,
+        asker: &ClientAuthorization,
         path: &str,
         body: &impl Serialize,
         request: &LeaseRequest,
@@ -280,7 +280,7 @@ impl Control {
                 deadline: Some(ANSWER_DEADLINE),
             };
             // One that dies while it is asked may have granted: nobody has that token, and the lease ends unused.
-            let Some(answer) = self.peers.roads.ask(&peer, &question).await else {
+            let Some(answer) = self.peers.connections.ask(&peer, &question).await else {
                 continue;
             };
             if answer.status.is_success()
@@ -300,7 +300,7 @@ impl Control {
         Err(refused)
     }
 
-    async fn list<T: DeserializeOwned>(&self, asker: &OnBehalf, path: &str) -> Vec<T> {
+    async fn list<T: DeserializeOwned>(&self, asker: &ClientAuthorization, path: &str) -> Vec<T> {
         let asked = self.peers.all_alive().into_iter().map(|peer| async move {
             let question = Question {
                 method: Method::GET,
@@ -309,7 +309,7 @@ impl Control {
                 body: Bytes::new(),
                 deadline: Some(LIST_DEADLINE),
             };
-            let answer = self.peers.roads.ask(&peer, &question).await;
+            let answer = self.peers.connections.ask(&peer, &question).await;
             let list = answer.and_then(|answer| serde_json::from_slice::<Vec<T>>(&answer.body).ok());
             list.unwrap_or_default()
         });
@@ -321,9 +321,9 @@ impl Control {
     }
 
     /// Every node of the site; those of managers that do not answer as they were known last.
-    pub async fn all_nodes(&self, asker: Option<OnBehalf>) -> Vec<NodeStatus> {
+    pub async fn all_nodes(&self, asker: Option<ClientAuthorization>) -> Vec<NodeStatus> {
         let now = std::time::Instant::now();
-        let mut nodes = self.world().node_statuses(now);
+        let mut nodes = self.cluster().node_statuses(now);
         let Some(asker) = asker.filter(|_| self.peers.are_possible()) else {
             return nodes;
         };
@@ -332,7 +332,7 @@ impl Control {
         let mut known: std::collections::HashSet<NodeId> = nodes.iter().map(|node| node.address.id).collect();
         nodes.extend(others.into_iter().filter(|node| known.insert(node.address.id)));
         nodes.extend(
-            self.world()
+            self.cluster()
                 .foreign_statuses(now)
                 .into_iter()
                 .filter(|node| known.insert(node.address.id)),
@@ -355,8 +355,8 @@ impl Control {
 }
 
 /// Lets the manager that owns a lease's or a node's affairs answer; that may be this one.
-pub async fn at_its_owner(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
-    let asker = OnBehalf::of(request.headers()).filter(|asker| asker.may_be_passed_on(&control));
+pub async fn to_owner(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
+    let asker = ClientAuthorization::of(request.headers()).filter(|asker| asker.may_be_passed_on(&control));
     let passed = match (asker, about(request.uri().path())) {
         (Some(asker), Some(about)) => pass_on(&control, asker, &about, request).await,
         _ => Passed::Mine(request),
@@ -368,14 +368,14 @@ pub async fn at_its_owner(Shared(control): Shared<Api>, request: Request, next: 
 }
 
 /// Lets the manager that has the tasks answer; that may be this one.
-pub async fn where_the_tasks_are(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
+pub async fn to_task_owner(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
     // The address of a hook is a token by itself.
-    let is_hook = request.uri().path().starts_with("/v1/hooks/") && !request.headers().contains_key(PASSED_ON);
-    let asker = OnBehalf::of(request.headers()).filter(|asker| asker.may_be_passed_on(&control));
+    let is_hook = request.uri().path().starts_with("/v1/hooks/") && !request.headers().contains_key(FORWARDED);
+    let asker = ClientAuthorization::of(request.headers()).filter(|asker| asker.may_be_passed_on(&control));
     if asker.is_none() && !(is_hook && control.peers.are_possible()) {
         return next.run(request).await;
     }
-    match through::to_the_tasks(&control, request).await {
+    match proxy::forward_to_task_owner(&control, request).await {
         Passed::Answered(response) => response,
         Passed::Mine(request) => next.run(request).await,
     }
@@ -386,7 +386,7 @@ enum Passed {
     Mine(Request),
 }
 
-async fn pass_on(control: &Api, asker: OnBehalf, about: &About, request: Request) -> Passed {
+async fn pass_on(control: &Api, asker: ClientAuthorization, about: &About, request: Request) -> Passed {
     let (parts, body) = request.into_parts();
     let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
         let text = format!("the body has more than {MAX_BODY_BYTES} bytes");
@@ -407,10 +407,10 @@ async fn pass_on(control: &Api, asker: OnBehalf, about: &About, request: Request
         let owner = match control.owner(about).await {
             Ok(Some(owner)) => owner,
             Ok(None) => return Passed::Mine(Request::from_parts(parts, Body::from(body))),
-            Err(failure) => return Passed::Answered(crate::requests::Refusal::from(failure).into_response()),
+            Err(failure) => return Passed::Answered(crate::extractors::Refusal::from(failure).into_response()),
         };
         if let Some(peer) = control.peers.alive(owner)
-            && let Some(answer) = control.peers.roads.ask(&peer, &question).await
+            && let Some(answer) = control.peers.connections.ask(&peer, &question).await
         {
             let mut response = (answer.status, answer.body).into_response();
             for name in [CONTENT_TYPE, axum::http::header::WWW_AUTHENTICATE] {

@@ -1,11 +1,11 @@
 //! A real manager on the loopback, with clients that speak HTTP by hand and fake nodes.
 
-mod accounts;
 mod allowances;
 mod fake_node;
 mod gangs;
 mod managers;
 mod tasks;
+mod tenants;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
@@ -124,7 +124,7 @@ fn request(mode: Mode) -> LeaseRequest {
 }
 
 /// Waits for an event of the manager's.
-async fn event(events: &mut tokio::sync::broadcast::Receiver<Told>, wanted: Event) {
+async fn event(events: &mut tokio::sync::broadcast::Receiver<SiteEvent>, wanted: Event) {
     let search = async { while events.recv().await.expect("events go on").event != wanted {} };
     tokio::time::timeout(PATIENCE, search).await.expect("the event in time");
 }

@@ -12,7 +12,7 @@ use crate::control::GUEST;
 
 /// Every bearer that is good, by the SHA-256 of its token.
 #[derive(Default)]
-pub struct Bearers(HashMap<[u8; 32], Known>);
+pub struct TokenRegistry(HashMap<[u8; 32], Known>);
 
 struct Known {
     bearer: Bearer,
@@ -32,7 +32,7 @@ impl Validity {
     }
 }
 
-impl Bearers {
+impl TokenRegistry {
     /// Those that a store remembers.
     pub fn of(bearers: Vec<Bearer>) -> Self {
         let mut all = Self::default();
@@ -137,7 +137,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_bearer_opened_ends_with_it_alone() {
-        let mut all = Bearers::of(vec![client(1, "laptop"), client(2, "cluster"), client(3, "phone")]);
+        let mut all = TokenRegistry::of(vec![client(1, "laptop"), client(2, "cluster"), client(3, "phone")]);
         let mut opened = [1, 2, 3].map(|hash| all.validity(&[hash; 32]).unwrap());
         assert!(!has_ended(&mut opened[0]).await);
         assert_eq!(all.keep(client(4, "laptop")), [[1; 32]]);
@@ -150,7 +150,7 @@ mod tests {
 
     #[tokio::test]
     async fn bearer_that_is_kept_again_goes_on() {
-        let mut all = Bearers::of(vec![client(1, "laptop"), client(2, "")]);
+        let mut all = TokenRegistry::of(vec![client(1, "laptop"), client(2, "")]);
         let mut opened = [1, 2].map(|hash| all.validity(&[hash; 32]).unwrap());
         assert!(all.keep(client(1, "laptop")).is_empty());
         all.replace_stored(vec![client(1, "laptop")]);

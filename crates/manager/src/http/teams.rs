@@ -13,7 +13,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Api;
-use crate::requests::{Body, Caller, NamePath, Packed, Refusal, asked, named};
+use crate::extractors::{Body, Caller, NamePath, Packed, Refusal, asked, named};
 
 /// Routes of teams and usage.
 pub fn routes() -> Router<Api> {

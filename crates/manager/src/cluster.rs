@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use dayfly_lease::direct::mix;
+use dayfly_lease::allowance::mix;
 use dayfly_lease::health::Health;
 use dayfly_lease::placement::View;
 use dayfly_lease::quota::{self, Held};
@@ -20,7 +20,7 @@ use dayfly_store::{LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::allowances::Allowances;
-use crate::bearers::Bearers;
+use crate::token_registry::TokenRegistry;
 
 /// Nodes among which a lease is placed when there are many.
 const SAMPLE: usize = 32;
@@ -221,7 +221,7 @@ pub struct Summary {
 
 /// Everything.
 #[derive(Default)]
-pub struct World {
+pub struct Cluster {
     /// Every node that ever registered.
     pub nodes: HashMap<NodeId, Node>,
     /// All of them in some order, to choose from at random.
@@ -229,7 +229,7 @@ pub struct World {
     /// Leases that live or ended lately.
     pub leases: HashMap<LeaseId, LeaseRecord>,
     /// Who may connect.
-    pub bearers: Bearers,
+    pub bearers: TokenRegistry,
     /// What leases and allowances of these bearers end with instead, in the order of the replacements.
     pub rebound: VecDeque<([u8; 32], Option<[u8; 32]>)>,
     /// Whose leases they are.
@@ -247,7 +247,7 @@ pub struct World {
     next_request: u64,
 }
 
-impl World {
+impl Cluster {
     /// What a store remembers; every node counts as not connected yet.
     pub fn remembered(snapshot: Snapshot, now: Instant) -> Self {
         let mut tenants: HashMap<TenantId, Account> = HashMap::new();
@@ -277,7 +277,7 @@ impl World {
                 .into_iter()
                 .map(|record| (record.lease, record))
                 .collect(),
-            bearers: Bearers::of(snapshot.bearers),
+            bearers: TokenRegistry::of(snapshot.bearers),
             rebound: VecDeque::new(),
             next_request: 0,
         }
@@ -573,7 +573,7 @@ mod tests {
 
     use super::*;
 
-    fn world(nodes: u16) -> World {
+    fn cluster(nodes: u16) -> Cluster {
         let capacity = Capacity {
             cores: 1,
             memory_bytes: 1,
@@ -604,22 +604,25 @@ mod tests {
             nodes: (0..nodes).map(record).collect(),
             ..Snapshot::default()
         };
-        World::remembered(snapshot, Instant::now())
+        Cluster::remembered(snapshot, Instant::now())
     }
 
     #[test]
     fn a_sample_has_few_nodes_each_once_and_in_the_long_run_every_one() {
-        assert!(world(2 * SAMPLE as u16).sample(7).is_none(), "so few are all looked at");
-        let world = world(1_000);
+        assert!(
+            cluster(2 * SAMPLE as u16).sample(7).is_none(),
+            "so few are all looked at"
+        );
+        let cluster = cluster(1_000);
         let mut seen = BTreeSet::new();
         for random in 0..1_000 {
-            let sample: Vec<NodeId> = world.sample(random).unwrap().iter().map(|view| view.node).collect();
+            let sample: Vec<NodeId> = cluster.sample(random).unwrap().iter().map(|view| view.node).collect();
             let distinct: BTreeSet<NodeId> = sample.iter().copied().collect();
             assert_eq!(distinct.len(), sample.len());
             assert!(sample.len() <= SAMPLE && sample.len() > SAMPLE / 2);
             seen.extend(distinct);
         }
         assert_eq!(seen.len(), 1_000);
-        assert_eq!(world.views(None).len(), 1_000);
+        assert_eq!(cluster.views(None).len(), 1_000);
     }
 }

@@ -77,7 +77,7 @@ pub fn within_cap(cap: &Held, held: &Held, wanted: &Held) -> Result<(), Failure>
 
 /// The leases under an allowance, as the manager counts them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Account {
+pub struct AllowanceLedger {
     total: Held,
     live: BTreeMap<LeaseId, (NodeId, Held)>,
     exhausted: bool,
@@ -85,15 +85,15 @@ pub struct Account {
 
 /// A change that the manager sends to nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
+pub enum Availability {
     /// No further leases may start under the allowance.
     Exhausted,
     /// Leases may start again.
     Room,
 }
 
-impl Account {
-    /// Returns an account with a limit of `total` and no leases.
+impl AllowanceLedger {
+    /// Returns a ledger with a limit of `total` and no leases.
     pub fn new(total: Held) -> Self {
         Self {
             total,
@@ -124,24 +124,28 @@ impl Account {
     }
 
     /// Records a lease that a node has started, even beyond the limit. Returns the change to send to nodes, if any.
-    pub fn start(&mut self, lease: LeaseId, node: NodeId, held: Held) -> Option<News> {
+    pub fn start(&mut self, lease: LeaseId, node: NodeId, held: Held) -> Option<Availability> {
         self.live.insert(lease, (node, held));
-        self.news()
+        self.change()
     }
 
     /// Records the end of a lease. Returns the change to send to nodes, if any.
-    pub fn end(&mut self, lease: &LeaseId) -> Option<News> {
+    pub fn end(&mut self, lease: &LeaseId) -> Option<Availability> {
         self.live.remove(lease)?;
-        self.news()
+        self.change()
     }
 
-    fn news(&mut self) -> Option<News> {
+    fn change(&mut self) -> Option<Availability> {
         let left = self.left();
         let exhausted = left.workers == 0 || left.cores == 0 || (self.total.memory_bytes > 0 && left.memory_bytes == 0);
         if std::mem::replace(&mut self.exhausted, exhausted) == exhausted {
             return None;
         }
-        Some(if exhausted { News::Exhausted } else { News::Room })
+        Some(if exhausted {
+            Availability::Exhausted
+        } else {
+            Availability::Room
+        })
     }
 }
 
@@ -259,16 +263,16 @@ mod tests {
 
     #[test]
     fn exhaustion_is_told_once_and_so_is_room() {
-        let mut account = Account::new(held(4));
+        let mut ledger = AllowanceLedger::new(held(4));
         let lease = |number| LeaseId([number; 16]);
-        assert_eq!(account.start(lease(1), node(1), held(3)), None);
-        assert_eq!(account.start(lease(2), node(2), held(2)), Some(News::Exhausted));
-        assert_eq!(account.start(lease(3), node(3), held(1)), None);
-        assert_eq!((account.held().workers, account.left().workers), (6, 0));
-        assert_eq!(account.held_on(&node(2)).workers, 2);
-        assert_eq!(account.end(&lease(3)), None);
-        assert_eq!(account.end(&lease(1)), Some(News::Room));
-        assert_eq!(account.end(&lease(1)), None, "it ended before");
+        assert_eq!(ledger.start(lease(1), node(1), held(3)), None);
+        assert_eq!(ledger.start(lease(2), node(2), held(2)), Some(Availability::Exhausted));
+        assert_eq!(ledger.start(lease(3), node(3), held(1)), None);
+        assert_eq!((ledger.held().workers, ledger.left().workers), (6, 0));
+        assert_eq!(ledger.held_on(&node(2)).workers, 2);
+        assert_eq!(ledger.end(&lease(3)), None);
+        assert_eq!(ledger.end(&lease(1)), Some(Availability::Room));
+        assert_eq!(ledger.end(&lease(1)), None, "it ended before");
     }
 
     #[test]
@@ -319,12 +323,12 @@ mod tests {
 
         #[test]
         fn what_is_left_and_what_is_held_make_up_the_total_or_it_is_overspent(sizes in prop::collection::vec(1..5u32, 0..20)) {
-            let mut account = Account::new(held(10));
+            let mut ledger = AllowanceLedger::new(held(10));
             for (number, size) in sizes.iter().enumerate() {
-                account.start(LeaseId([number as u8; 16]), node(0), held(*size));
+                ledger.start(LeaseId([number as u8; 16]), node(0), held(*size));
                 let sum: u32 = sizes[..=number].iter().sum();
-                prop_assert_eq!(account.is_exhausted(), sum >= 10);
-                prop_assert_eq!(account.left().workers, 10u32.saturating_sub(sum));
+                prop_assert_eq!(ledger.is_exhausted(), sum >= 10);
+                prop_assert_eq!(ledger.left().workers, 10u32.saturating_sub(sum));
             }
         }
     }

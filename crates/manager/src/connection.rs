@@ -34,7 +34,7 @@ pub enum Origin {
 
 /// What is known of one connection.
 #[derive(Debug, Default)]
-pub struct Visitor {
+pub struct ConnectionState {
     is_known: AtomicBool,
     shown: Notify,
     /// Requests that began, ever, and those that are not over.
@@ -42,7 +42,7 @@ pub struct Visitor {
     busy: AtomicUsize,
 }
 
-impl Visitor {
+impl ConnectionState {
     /// It has shown a token that is good.
     pub fn show(&self) {
         if !self.is_known.swap(true, Ordering::Relaxed) {
@@ -79,14 +79,14 @@ impl Visitor {
 }
 
 /// The router, for one connection.
-pub struct Reception {
+pub struct ConnectionService {
     router: TowerToHyperService<Router>,
-    visitor: Arc<Visitor>,
+    visitor: Arc<ConnectionState>,
 }
 
-impl Reception {
+impl ConnectionService {
     /// Answers requests of this visitor.
-    pub fn new(router: Router, visitor: Arc<Visitor>) -> Self {
+    pub fn new(router: Router, visitor: Arc<ConnectionState>) -> Self {
         Self {
             router: TowerToHyperService::new(router),
             visitor,
@@ -94,7 +94,7 @@ impl Reception {
     }
 }
 
-impl Service<hyper::Request<Incoming>> for Reception {
+impl Service<hyper::Request<Incoming>> for ConnectionService {
     type Response = Response;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Response, Infallible>>;
@@ -114,10 +114,10 @@ impl Service<hyper::Request<Incoming>> for Reception {
 }
 
 /// A request that is not over.
-struct Busy(Arc<Visitor>);
+struct Busy(Arc<ConnectionState>);
 
 impl Busy {
-    fn new(visitor: &Arc<Visitor>) -> Self {
+    fn new(visitor: &Arc<ConnectionState>) -> Self {
         visitor.begun.fetch_add(1, Ordering::Relaxed);
         visitor.busy.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(visitor))
@@ -166,9 +166,9 @@ mod tests {
     async fn silent_visitor_is_sent_away_and_a_known_one_makes_room() {
         let door = Admission::new(1, 1);
         let place = || door.admit(Origin::User(7));
-        let silent = Visitor::default();
+        let silent = ConnectionState::default();
         silent.outstays(place()).await;
-        let known = Visitor::default();
+        let known = ConnectionState::default();
         known.show();
         let mut staying = std::pin::pin!(known.outstays(place()));
         assert!(tokio::time::timeout(PATIENCE * 10, staying.as_mut()).await.is_err());
@@ -177,7 +177,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn visitor_who_sends_requests_stays_until_one_takes_too_long() {
-        let visitor = Arc::new(Visitor::default());
+        let visitor = Arc::new(ConnectionState::default());
         let stays = |for_times: u32| tokio::time::timeout(PATIENCE * for_times, visitor.outstays(None));
         let asking = async {
             for _ in 0..20 {

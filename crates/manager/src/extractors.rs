@@ -19,10 +19,10 @@ use dayfly_store::{As, Bearer};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::bearers::is_stored;
 use crate::control::Control;
 use crate::http::Api;
-use crate::lessee::Lessee;
+use crate::principal::Principal;
+use crate::token_registry::is_stored;
 
 /// No request of this API comes near it; a lease request with a long module path has some kilobytes.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
@@ -92,8 +92,8 @@ impl Caller {
     }
 
     /// For whom, and with which token, it asks for leases.
-    pub fn lessee(&self) -> Lessee {
-        Lessee {
+    pub fn principal(&self) -> Principal {
+        Principal {
             tenant: self.bearer.tenant,
             bearer: is_stored(&self.bearer).then_some(self.bearer.hash),
             until_ms: self.bearer.expires_at_ms,

@@ -15,8 +15,8 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Api;
-use crate::accounts::MAX_LINES;
-use crate::requests::{Body, Caller, NamePath, Refusal, asked, named, refuse};
+use crate::extractors::{Body, Caller, NamePath, Refusal, asked, named, refuse};
+use crate::tenants::MAX_LINES;
 
 /// Tenants: everybody, for operators; for users their own.
 #[utoipa::path(get, path = "/v1/tenants", security(("bearer" = [])),
@@ -89,7 +89,7 @@ pub(crate) async fn revoke_token(
 #[utoipa::path(get, path = "/v1/prices", security(("bearer" = [])),
     responses((status = 200, body = Prices), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_prices(_: Caller, Shared(control): Shared<Api>) -> Json<Prices> {
-    Json(control.world().prices)
+    Json(control.cluster().prices)
 }
 
 /// Sets those prices, for leases that are granted from now on. Takes an administrator.

@@ -16,8 +16,8 @@ use tracing::Instrument;
 use utoipa::IntoParams;
 
 use super::Api;
+use crate::extractors::{Caller, Refusal, asked, refuse};
 use crate::metrics;
-use crate::requests::{Caller, Refusal, asked, refuse};
 
 /// Metrics in the OpenMetrics format, for Prometheus. They name tenants and what these used: takes an operator, for whom a
 /// token for looking only will do.
@@ -29,7 +29,7 @@ pub(crate) async fn metrics(caller: Caller, Shared(control): Shared<Api>) -> Res
     let store_writes = control.journal.trouble().is_none();
     // Another manager may have them, and tells of them.
     let tasks = control.tasks().ok().map(|tasks| tasks.counts_of_all());
-    let text = control.metrics.text(&control.world(), store_writes, tasks.as_ref());
+    let text = control.metrics.text(&control.cluster(), store_writes, tasks.as_ref());
     let text = text.map_err(|error| refuse(Code::Internal, format!("the metrics cannot be written: {error}")))?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }

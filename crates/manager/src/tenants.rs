@@ -16,11 +16,11 @@ use dayfly_store::{
     AUDIT_STEP, As, AuditPage, AuditTrim, Bearer, BillQuery, LeaseRecord, Leases, TenantRecord, Trimmed,
 };
 
+use crate::cluster::{Account, Cluster, millis};
 use crate::control::{Control, fresh_bearer, stopped};
+use crate::extractors::Caller;
 use crate::leases::to_its_end;
 use crate::logins::LOGIN;
-use crate::requests::Caller;
-use crate::world::{Account, World, millis};
 
 /// Name of the token in `connection.json`, which the manager makes by itself.
 pub const OWN_TOKEN: &str = "connection.json";
@@ -187,7 +187,7 @@ impl Control {
         let record = self.store.tenant(TenantId(random()), name.clone(), spec).wait().await?;
         let id = record.id;
         self.on_tenant(record);
-        let shown = self.world().tenants.get(&id).map(Account::shown);
+        let shown = self.cluster().tenants.get(&id).map(Account::shown);
         shown.ok_or_else(|| Failure::new(Code::NotFound, no_such_tenant(&name)))
     }
 
@@ -197,10 +197,10 @@ impl Control {
             Some(everywhere) => everywhere.wait().await?,
             None => Vec::new(),
         };
-        let world = self.world();
+        let cluster = self.cluster();
         let seen = |account: &&Account| caller.sees(account.record.id);
-        let mut tenants: Vec<Tenant> = world.tenants.values().filter(seen).map(Account::shown).collect();
-        drop(world);
+        let mut tenants: Vec<Tenant> = cluster.tenants.values().filter(seen).map(Account::shown).collect();
+        drop(cluster);
         for (id, held) in held {
             if let Some(tenant) = tenants.iter_mut().find(|tenant| tenant.id == id) {
                 (tenant.leases, tenant.workers) = (held.leases, held.workers);
@@ -215,7 +215,7 @@ impl Control {
         check_prices(&prices)?;
         self.audit(caller, "prices.set", "site", &prices).await?;
         self.store.prices(prices).wait().await?;
-        self.world().prices = prices;
+        self.cluster().prices = prices;
         Ok(prices)
     }
 
@@ -268,7 +268,7 @@ impl Control {
         let tenant = match &request.tenant {
             None => caller.bearer.tenant,
             Some(name) => {
-                let found = self.world().tenant_named(name).map(|account| account.record.id);
+                let found = self.cluster().tenant_named(name).map(|account| account.record.id);
                 match found.filter(|tenant| caller.governs(*tenant)) {
                     Some(tenant) => tenant,
                     None => return refused(Code::NotFound, no_such_tenant(name)),
@@ -284,17 +284,17 @@ impl Control {
         };
         self.store.keep(bearer.clone()).wait().await?;
         self.keep_bearer(bearer.clone());
-        self.new_token(&self.world(), token, &bearer)
+        self.new_token(&self.cluster(), token, &bearer)
     }
 
     /// What is said of a new token, this once with its secret.
-    pub(crate) fn new_token(&self, world: &World, token: String, bearer: &Bearer) -> Result<NewToken, Failure> {
+    pub(crate) fn new_token(&self, cluster: &Cluster, token: String, bearer: &Bearer) -> Result<NewToken, Failure> {
         Ok(NewToken {
             token,
             manager: self.url.clone(),
             ca_pem: self.ca_pem.clone(),
             others: self.peers.others(),
-            status: world
+            status: cluster
                 .token_status(bearer)
                 .ok_or_else(|| Failure::new(Code::NotFound, "the tenant is gone"))?,
         })
@@ -302,9 +302,9 @@ impl Control {
 
     /// Tokens that the caller may see, by tenant and name.
     pub fn tokens(&self, caller: &Caller) -> Vec<TokenStatus> {
-        let world = self.world();
-        let seen = world.bearers.values().filter(|bearer| caller.governs(bearer.tenant));
-        let mut tokens: Vec<TokenStatus> = seen.filter_map(|bearer| world.token_status(bearer)).collect();
+        let cluster = self.cluster();
+        let seen = cluster.bearers.values().filter(|bearer| caller.governs(bearer.tenant));
+        let mut tokens: Vec<TokenStatus> = seen.filter_map(|bearer| cluster.token_status(bearer)).collect();
         tokens.sort_by(|a, b| (&a.tenant, &a.name).cmp(&(&b.tenant, &b.name)));
         tokens
     }
@@ -318,10 +318,10 @@ impl Control {
         leases: Leases,
     ) -> Result<RevokedToken, Failure> {
         let found = {
-            let world = self.world();
-            let mut own = world.bearers.values().filter(|bearer| caller.governs(bearer.tenant));
+            let cluster = self.cluster();
+            let mut own = cluster.bearers.values().filter(|bearer| caller.governs(bearer.tenant));
             own.find(|bearer| token_id(bearer) == id)
-                .and_then(|bearer| Some((bearer.hash, world.token_status(bearer)?)))
+                .and_then(|bearer| Some((bearer.hash, cluster.token_status(bearer)?)))
         };
         let Some((hash, status)) = found else {
             return refused(
@@ -345,7 +345,7 @@ impl Control {
             control.journal.drained().await;
             let its = |record: &&LeaseRecord| record.state.is_live() && record.bearer == Some(hash);
             let elsewhere = control.leases_elsewhere().await?.iter().filter(its).count();
-            let here = control.world().leases.values().filter(its).count();
+            let here = control.cluster().leases.values().filter(its).count();
             control.store.revoke(hash, leases).wait().await?;
             if leases == Leases::Keep {
                 control.rebind(hash, None);
@@ -370,7 +370,7 @@ impl Control {
             None if caller.role < Role::Operator => Some(caller.bearer.tenant),
             None => None,
             Some(name) => {
-                let found = self.world().tenant_named(&name).map(|account| account.record.id);
+                let found = self.cluster().tenant_named(&name).map(|account| account.record.id);
                 match found.filter(|tenant| caller.sees(*tenant)) {
                     Some(tenant) => Some(tenant),
                     None => return refused(Code::NotFound, no_such_tenant(&name)),
@@ -383,15 +383,15 @@ impl Control {
         let records = self.store.bill(query).wait().await?;
         let last = records.last().filter(|_| records.len() == query.limit as usize);
         let next = last.map(|record| format!("{}-{}", record.granted_at_ms, record.lease));
-        let world = self.world();
-        let lines = records.iter().map(|record| world.bill_line(record)).collect();
+        let cluster = self.cluster();
+        let lines = records.iter().map(|record| cluster.bill_line(record)).collect();
         Ok(BillPage { lines, next })
     }
 
     /// Bookings were charged: whoever has spent all of a budget loses what they hold.
     pub fn on_charged(self: &Arc<Self>, spent: &[(TenantId, u64)]) {
         for (tenant, spent) in spent {
-            if let Some(account) = self.world().tenants.get_mut(tenant) {
+            if let Some(account) = self.cluster().tenants.get_mut(tenant) {
                 // Two nodes' bookings may be heard of in another order than the store's.
                 account.record.spent = account.record.spent.max(*spent);
             }
@@ -402,7 +402,7 @@ impl Control {
     /// A tenant has other limits, or has spent more.
     pub fn on_tenant(self: &Arc<Self>, record: TenantRecord) {
         let id = record.id;
-        self.world().set_tenant(record);
+        self.cluster().set_tenant(record);
         self.enforce(id);
         if let Some(tasks) = self.task_owner.mine() {
             tasks.go_on_for(id);
@@ -412,12 +412,12 @@ impl Control {
     /// Revokes every lease of a tenant that may not go on.
     pub fn enforce(self: &Arc<Self>, tenant: TenantId) {
         let (reason, leases) = {
-            let world = self.world();
-            let Some(account) = world.tenants.get(&tenant) else {
+            let cluster = self.cluster();
+            let Some(account) = cluster.tenants.get(&tenant) else {
                 return;
             };
             let Err(reason) = account.may_spend() else { return };
-            let own = world.leases.values().filter(|record| record.tenant == tenant);
+            let own = cluster.leases.values().filter(|record| record.tenant == tenant);
             let live: Vec<LeaseId> = own
                 .filter(|record| record.state.is_live())
                 .map(|record| record.lease)
@@ -464,7 +464,7 @@ impl Account {
     }
 }
 
-impl World {
+impl Cluster {
     /// A tenant is new, or has other limits.
     pub fn set_tenant(&mut self, record: TenantRecord) -> &Account {
         let id = record.id;

@@ -20,9 +20,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+use crate::connection::{ConnectionService, ConnectionState, Origin};
 use crate::control::stopped;
 use crate::error::Error;
-use crate::visitor::{Origin, Reception, Visitor};
 
 /// Connections at once, as far as this process may have descriptors: one each.
 const CONNECTIONS: usize = 65_536;
@@ -42,7 +42,7 @@ const MAX_WAITING_OF_ONE: usize = 1_024;
 /// A peer that has not finished its TLS handshake by then is not worth a descriptor.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// A head that takes longer is an attack or a dead peer; also how long a connection may idle between requests. One without a
-/// token has less; see [`crate::visitor`].
+/// token has less; see [`crate::connection`].
 const HEAD_DEADLINE: Duration = Duration::from_secs(75);
 /// Requests that run when the manager stops get this long.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
@@ -264,12 +264,12 @@ async fn connection(
     router: Router,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let visitor = Arc::<Visitor>::default();
+    let visitor = Arc::<ConnectionState>::default();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_DEADLINE)
         .max_buf_size(64 << 10);
-    let reception = Reception::new(router, Arc::clone(&visitor));
+    let reception = ConnectionService::new(router, Arc::clone(&visitor));
     let serving = http.serve_connection(TokioIo::new(stream), reception).with_upgrades();
     let mut serving = std::pin::pin!(serving);
     tokio::select! {

@@ -17,10 +17,10 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
-use super::{CONNECT_DEADLINE, MOVE_TICK, PASSED_ON, Passed, open};
-use crate::bearers::Validity;
+use super::{CONNECT_DEADLINE, FORWARDED, MOVE_TICK, Passed, open};
+use crate::extractors::refuse;
 use crate::http::Api;
-use crate::requests::refuse;
+use crate::token_registry::Validity;
 
 /// How long a request waits for a manager that has the tasks: longer than it takes to notice that one has died.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -37,7 +37,7 @@ const OF_ONE_CONNECTION: [HeaderName; 7] = [
 ];
 
 /// Lets the manager that has the tasks answer; that may be this one.
-pub async fn to_the_tasks(control: &Api, request: Request) -> Passed {
+pub async fn forward_to_task_owner(control: &Api, request: Request) -> Passed {
     let until = tokio::time::Instant::now() + PATIENCE;
     loop {
         if control.task_owner.mine().is_some() {
@@ -58,7 +58,7 @@ pub async fn to_the_tasks(control: &Api, request: Request) -> Passed {
 }
 
 async fn road_to(control: &Api, peer: &Peer) -> Option<SendRequest<Body>> {
-    if let Some(road) = control.peers.roads.take(peer.key) {
+    if let Some(road) = control.peers.connections.take(peer.key) {
         return Some(road);
     }
     match tokio::time::timeout(CONNECT_DEADLINE, open(peer)).await {
@@ -91,7 +91,7 @@ async fn pass(control: &Api, peer: &Peer, mut road: SendRequest<Body>, request: 
     if let Ok(host) = HeaderValue::from_str(host) {
         asked.headers_mut().insert(HOST, host);
     }
-    asked.headers_mut().insert(PASSED_ON, HeaderValue::from_static("1"));
+    asked.headers_mut().insert(FORWARDED, HeaderValue::from_static("1"));
     if let Some(traceparent) = telemetry::traceparent().and_then(|text| HeaderValue::from_str(&text).ok()) {
         asked.headers_mut().insert(TRACEPARENT, traceparent);
     }
@@ -119,7 +119,7 @@ async fn pass(control: &Api, peer: &Peer, mut road: SendRequest<Body>, request: 
             let (control, key) = (control.clone(), peer.key);
             tokio::spawn(async move {
                 if road.ready().await.is_ok() {
-                    control.peers.roads.give(key, road);
+                    control.peers.connections.give(key, road);
                 }
             });
         }

@@ -10,16 +10,16 @@ use dayfly_store::system::now_ms;
 use dayfly_store::{As, Bearer, Change, LeaseRecord, Note};
 use futures_util::future::join_all;
 
+use crate::cluster::Cluster;
 use crate::control::Control;
 use crate::http::validity::ENDED;
-use crate::world::World;
 
 /// Tokens that were replaced lately, for requests that they began. Those take seconds, and each replacement a synced write.
 pub const MAX_REBOUND: usize = 4_096;
 
 /// Who asks for a lease.
 #[derive(Debug, Clone, Copy)]
-pub struct Lessee {
+pub struct Principal {
     /// Who pays.
     pub tenant: TenantId,
     /// The token that the lease ends with; none for dispatchers beside the manager and for guests, whose tokens no store has.
@@ -28,7 +28,7 @@ pub struct Lessee {
     pub until_ms: u64,
 }
 
-impl Lessee {
+impl Principal {
     /// The longest lease that it may have now, of this length.
     pub fn at_most(&self, duration_ms: u64) -> Result<u64, Failure> {
         match self.until_ms.saturating_sub(now_ms()) {
@@ -51,7 +51,7 @@ pub fn with_notice(mut grant: Grant, asked_ms: u64) -> Grant {
     grant
 }
 
-impl World {
+impl Cluster {
     /// Keeps a bearer. Leases and allowances of one that it replaces become its own. Returns what is to be noted.
     #[must_use]
     pub fn keep(&mut self, bearer: Bearer) -> Vec<Note> {
@@ -130,28 +130,28 @@ impl World {
 impl Control {
     /// Knows a bearer from now on. Leases and allowances of one that it replaces become its own.
     pub fn keep_bearer(&self, bearer: Bearer) {
-        let mut world = self.world();
-        // In the order in which the world changes.
-        self.journal.note_all(world.keep(bearer));
+        let mut cluster = self.cluster();
+        // In the order in which the cluster changes.
+        self.journal.note_all(cluster.keep(bearer));
     }
 
     /// Leases and allowances that end with one bearer end with another one, or with none.
     pub fn rebind(&self, from: [u8; 32], to: Option<[u8; 32]>) {
-        let mut world = self.world();
-        self.journal.note_all(world.rebind(from, to));
+        let mut cluster = self.cluster();
+        self.journal.note_all(cluster.rebind(from, to));
     }
 
     /// A bearer is good no longer. Ends its connections at once, and then its leases and allowances; returns how many leases that
     /// were.
     pub async fn on_revoked(self: &Arc<Self>, hash: [u8; 32]) -> usize {
-        self.world().bearers.remove(&hash);
+        self.cluster().bearers.remove(&hash);
         self.end_what_is_over().await
     }
 
     /// Ends leases and allowances whose bearer was revoked or has expired; returns how many leases.
     pub async fn end_what_is_over(self: &Arc<Self>) -> usize {
         self.disallow_over();
-        let over = self.world().leases_over();
+        let over = self.cluster().leases_over();
         if !over.is_empty() {
             tracing::info!(
                 leases = over.len(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use dayfly_client::Client;
+use dayfly_command::Global;
 use dayfly_protocol::accounts::{AuditEntry, BillLine, BillPage};
 use dayfly_protocol::api::NodeStatus;
 use dayfly_protocol::error::Failure;
@@ -13,7 +14,7 @@ use dayfly_protocol::ids::NodeId;
 use serde::Serialize;
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Show the costs of leases: your own, or, for operators, those of all tenants.
 #[derive(Debug, Args)]

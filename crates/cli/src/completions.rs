@@ -2,9 +2,10 @@
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
+use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
 
-use crate::{Cli, Global, output};
+use crate::{Cli, output};
 
 /// Print completions for a shell.
 #[derive(Debug, Args)]

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use dayfly_client::{Client, MANAGER_VARIABLE, default_state_dir, former};
+use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
-
-use crate::Global;
 
 /// Returns the state directory: the named one, else the default.
 pub fn state_dir(named: Option<&Path>) -> Result<PathBuf, Failure> {

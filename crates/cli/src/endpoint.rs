@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use dayfly_client::encoded;
+use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::tasks::{BlockStatus, EndpointStatus};
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output, task};
+use crate::{connect, output, task};
 
 /// Show, set up and run endpoints, the places where durable tasks run.
 #[derive(Debug, Args)]

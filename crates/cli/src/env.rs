@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use dayfly_command::Global;
 use dayfly_node::runtimes;
 use dayfly_protocol::api::Runtime;
 use dayfly_protocol::error::{Code, Failure};
@@ -13,7 +14,7 @@ use dayfly_protocol::tasks::FunctionStatus;
 use serde::Serialize;
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output, python, values};
+use crate::{connect, output, python, values};
 
 /// Digits of a hash in a table.
 const SHORT_DIGITS: usize = 12;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use dayfly_client::{Client, encoded};
+use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep};
 use dayfly_protocol::ids::{FlowId, FunctionId};
@@ -14,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Maximum wait of one request for a flow's end.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -6,12 +6,13 @@ mod register;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use dayfly_client::encoded;
+use dayfly_command::Global;
 use dayfly_protocol::api::Runtime;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::{FunctionSharing, FunctionStatus};
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output};
+use crate::{connect, output};
 
 /// Register and show the functions that durable tasks run.
 #[derive(Debug, Args)]

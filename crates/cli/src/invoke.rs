@@ -8,13 +8,14 @@ use clap::{Args, ValueEnum};
 use dayfly_client::{
     CallId, CallOptions, Client, Form, FunctionId, LeaseOptions, Pool, PoolOptions, Sandbox, Transport,
 };
+use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::text::is_unsafe;
 use serde_json::{Value, json};
 
 use crate::lease::Wanted;
 use crate::values::Level;
-use crate::{Global, connect, output, python, values};
+use crate::{connect, output, python, values};
 
 /// Number of calls queued per worker while several workers are kept busy.
 const AHEAD: usize = 16;

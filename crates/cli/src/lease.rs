@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use dayfly_client::{Client, LeaseStatus, Mode};
+use dayfly_command::Global;
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{Grant, LeaseRequest};
 use dayfly_protocol::error::{Code, Failure};
@@ -15,7 +16,7 @@ use serde_json::json;
 
 use crate::manager::write_private;
 use crate::values::Level;
-use crate::{Global, connect, output, status, values};
+use crate::{connect, output, status, values};
 
 /// Maximum interval of requests while following output.
 const FOLLOW: Duration = Duration::from_secs(5);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dayfly_client::{default_state_dir, former};
+use dayfly_command::Global;
 use dayfly_protocol::accounts::{LoginInfo, LoginRequest, NewToken};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::error::{Code, Failure};
@@ -18,7 +19,7 @@ use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 
 use crate::manager::write_private;
-use crate::{Global, connect, output};
+use crate::{connect, output};
 
 /// Limit of a request to the provider.
 const REQUEST_LIMIT: Duration = Duration::from_secs(20);

@@ -47,7 +47,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-pub use dayfly_command::Global;
+use dayfly_command::Global;
 use dayfly_command::logging::{self, Telling};
 use dayfly_protocol::error::Failure;
 

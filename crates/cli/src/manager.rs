@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use dayfly_command::Global;
 use dayfly_manager::{Manager, Options, StoreKind, oidc};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_sandbox::private;
@@ -14,7 +15,7 @@ use crate::contents::ContentArguments;
 use crate::daemon::{self, Ending, StateDir};
 use crate::resources::levels;
 use crate::values::Level;
-use crate::{Global, connect, output, up, values};
+use crate::{connect, output, up, values};
 
 /// Minimum heartbeat interval. Nodes would have no time for other work at shorter ones.
 const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(50);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use dayfly_client::Client;
+use dayfly_command::Global;
 use dayfly_node::{ManagerLink, Node};
 use dayfly_protocol::api::{JoinToken, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
@@ -16,7 +17,7 @@ use serde_json::json;
 use crate::daemon::{self, Ending, StateDir};
 use crate::manager::write_private;
 use crate::resources::NodeArguments;
-use crate::{Global, connect, output, up, values};
+use crate::{connect, output, up, values};
 
 /// File in a node's state directory that names its manager.
 const MANAGER_FILE: &str = "manager.json";

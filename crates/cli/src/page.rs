@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
+use dayfly_command::Global;
 use dayfly_protocol::accounts::{NewToken, Role, TokenRequest};
 use dayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Print the address of the manager's web page, which shows nodes, leases, usage, bills and latencies live.
 #[derive(Debug, Args)]

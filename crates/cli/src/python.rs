@@ -5,9 +5,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use dayfly_client::{MANAGER_VARIABLE, Sandbox};
+use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
-
-use crate::Global;
 
 /// Prints the result as JSON, or as Python's `repr` if JSON cannot express it. Exits with 91 without the dayfly
 /// package.

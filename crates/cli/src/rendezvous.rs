@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 
 use clap::Args;
+use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
 use dayfly_rendezvous::server::{ServeOptions, serve};
 use serde_json::json;
 
-use crate::{Global, output};
+use crate::output;
 
 /// Start a rendezvous for the ranks of groups, without a manager.
 #[derive(Debug, Args)]

@@ -8,10 +8,11 @@ use std::time::Duration;
 use clap::Args;
 use dayfly_client::{Placement, Sandbox};
 use dayfly_comm::Channel;
+use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
 
 use crate::values::Level;
-use crate::{Global, python, values};
+use crate::{python, values};
 
 /// Run a script, a folder, a program or a function on many ranks that exchange messages.
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use dayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
+use dayfly_command::Global;
 use dayfly_protocol::api::{Health, VersionInfo};
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::NodeId;
@@ -9,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::output::{Align, Table};
-use crate::{Global, connect, output};
+use crate::{connect, output};
 
 /// Show nodes, free resources and leases.
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ mod run;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use dayfly_client::{Client, encoded};
+use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::TaskId;
 use dayfly_protocol::short::{self, GivenId};
@@ -16,7 +17,7 @@ use dayfly_protocol::tasks::{
 use dayfly_protocol::text;
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Maximum length of an error in a list, in bytes; `dayfly task show` prints all of it.
 const SHOWN_ERROR_BYTES: usize = 100;

@@ -2,11 +2,12 @@
 
 use clap::{Args, Subcommand};
 use dayfly_client::{Client, encoded};
+use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::{Team, TeamSpec};
 
 use crate::output::Align::Left;
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Group tenants, to share functions and endpoints with them.
 #[derive(Debug, Args)]

@@ -1,11 +1,12 @@
 //! `dayfly tenant` and `dayfly prices`: quotas, budgets and prices.
 
 use clap::{Args, Subcommand};
+use dayfly_command::Global;
 use dayfly_protocol::accounts::{Prices, Tenant, TenantSpec};
 use dayfly_protocol::error::Failure;
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output, reach, values};
+use crate::{connect, output, reach, values};
 
 /// Show and make tenants, and set their quotas and budgets.
 #[derive(Debug, Args)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use dayfly_command::Global;
 use dayfly_protocol::accounts::{NewToken, RevokedToken, Role, TokenRequest, TokenStatus};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::error::{Code, Failure};
@@ -11,7 +12,7 @@ use serde_json::json;
 
 use crate::manager::write_private;
 use crate::output::Align::Left;
-use crate::{Global, connect, output, reach, values};
+use crate::{connect, output, reach, values};
 
 /// Show, make and revoke tokens.
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dayfly_client::{Client, LeaseStatus, NodeStatus};
+use dayfly_command::Global;
 use dayfly_protocol::api::Usage;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::LeaseId;
@@ -12,7 +13,7 @@ use serde::Serialize;
 
 use crate::output::{Align, Table};
 use crate::status::{is_live, mode, node_name};
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Minimum interval. Nodes report the usage of leases about once per second.
 const LEAST_INTERVAL: Duration = Duration::from_millis(200);

@@ -8,12 +8,13 @@ use std::time::Duration;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use dayfly_client::{Client, Error, encoded};
+use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::{FunctionStatus, TaskOptions};
 use dayfly_protocol::triggers::{EventSource, EventTaken, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus};
 use serde_json::{Value, json};
 
-use crate::{Global, connect, flow, output, values};
+use crate::{connect, flow, output, values};
 
 /// Start functions at set times, when files arrive, and at requests of other programs.
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dayfly_client::{NodeStatus, default_state_dir};
+use dayfly_command::Global;
 use dayfly_durable_tasks::LOCAL;
 use dayfly_endpoint::{Contents, Dispatcher};
 use dayfly_manager::Manager;
@@ -21,7 +22,7 @@ use serde_json::json;
 use crate::contents::ContentArguments;
 use crate::daemon::{self, Ending, StateDir};
 use crate::resources::NodeArguments;
-use crate::{Global, connect, output};
+use crate::{connect, output};
 
 /// Limit for the node to join the manager.
 const JOIN_LIMIT: Duration = Duration::from_secs(10);

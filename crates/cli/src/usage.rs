@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use clap::{Args, ValueEnum};
+use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::tasks::UsageLine;
 use serde::Serialize;
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Show the resources that durable tasks used, by function, tenant, endpoint or day.
 #[derive(Debug, Args)]

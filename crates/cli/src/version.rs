@@ -1,11 +1,12 @@
 //! `dayfly version`.
 
 use clap::Args;
+use dayfly_command::Global;
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::error::Failure;
 use serde_json::json;
 
-use crate::{Global, output};
+use crate::output;
 
 /// Print the release of this program.
 #[derive(Debug, Args)]

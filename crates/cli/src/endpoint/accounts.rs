@@ -13,6 +13,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use dayfly_client::Client;
+use dayfly_command::Global;
 use dayfly_endpoint::connection::{self, State};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
@@ -34,7 +35,7 @@ use super::directory::{CREDENTIAL, Directory, LOG};
 use super::nodes::Board;
 use crate::daemon::{Ending, StateDir};
 use crate::manager::write_private;
-use crate::{Global, output};
+use crate::output;
 
 /// Limit for a daemon to lock its directory.
 const START_DEADLINE: Duration = Duration::from_secs(20);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_client::Client;
+use dayfly_command::Global;
 use dayfly_endpoint::connection::{self, State};
 use dayfly_endpoint::{Dispatcher, Invites, Places, blocks};
 use dayfly_manager::Manager;
@@ -21,7 +22,7 @@ use super::config::Config;
 use super::directory::{CREDENTIAL, Directory};
 use super::nodes::{self, Board, Lasting, Nodes};
 use crate::daemon::{self, Ending, StateDir, Why};
-use crate::{Global, output, up};
+use crate::{output, up};
 
 /// Directory of outcomes that the manager has not received yet.
 const OUTBOX: &str = "outbox";

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::BlockStatus;
 use rustix::fs::FlockOperation;
@@ -18,7 +19,7 @@ use serde_json::json;
 
 use super::config;
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output};
+use crate::{connect, output};
 
 /// File with the manager's address and the token.
 pub const CREDENTIAL: &str = "credential.json";

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dayfly_client::encoded;
+use dayfly_command::Global;
 use dayfly_protocol::api::{Connection, ManagerStatus};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::{EndpointRegistration, EndpointStatus, NewEndpoint};
@@ -16,7 +17,7 @@ use super::config::{self, BlockConfig, Config};
 use super::directory::{self, CREDENTIAL, Directory};
 use super::nodes::{self, APART, LOCAL};
 use crate::manager::write_private;
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Set up an endpoint on this machine.
 #[derive(Debug, Args)]

@@ -6,13 +6,14 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use dayfly_client::{Form, Placement, Runtime};
+use dayfly_command::Global;
 use dayfly_protocol::entry_point::Words;
 use dayfly_protocol::environment::Environment;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::{FunctionRegistration, FunctionStatus, Resources};
 
 use super::read;
-use crate::{Global, connect, output, values};
+use crate::{connect, output, values};
 
 /// Name of a command in the source made of it.
 const COMMAND: &str = "command";

@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dayfly_client::{Client, Form};
+use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TaskId;
 use dayfly_protocol::short::GivenId;
 use dayfly_protocol::tasks::{FunctionStatus, JSON_ANSWER, TaskOutcome, TaskStatus};
 use dayfly_protocol::text;
 
-use crate::{Global, invoke, output, values};
+use crate::{invoke, output, values};
 
 /// Maximum wait of one request, shorter than a client's time limit for a response.
 pub const ASK: Duration = Duration::from_secs(20);

@@ -2,13 +2,14 @@
 
 use clap::Args;
 use dayfly_client::Client;
+use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::short::GivenId;
 use dayfly_protocol::tasks::TaskPrinted;
 
 use super::outcome::ASK;
-use crate::{Global, output, values};
+use crate::{output, values};
 
 /// Show a task's standard output and error: the last 64 KiB, kept with its outcome.
 #[derive(Debug, Args)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use dayfly_client::{Client, Form, encoded};
+use dayfly_command::Global;
 use dayfly_protocol::contents::INLINE_BYTES;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::{Accepted, FunctionStatus, JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
@@ -13,7 +14,7 @@ use serde_json::Value;
 
 use super::outcome::wait;
 use super::printed::{Printed, printed};
-use crate::{Global, output, values};
+use crate::{output, values};
 
 /// Value of `--wait` without an argument.
 const FOR_EVER: &str = "for-ever";

@@ -1,14 +1,15 @@
 //! Prints triggers and their histories, for people and for programs.
 
 use dayfly_client::Client;
+use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::tasks::TaskState;
 use dayfly_protocol::triggers::{EventSource, EventStatus, NewTrigger, TriggerStatus};
 use serde_json::Value;
 
 use super::path;
+use crate::output;
 use crate::output::Align::{Left, Right};
-use crate::{Global, output};
 
 /// Maximum length of an event in a table, in characters.
 const SHOWN_LETTERS: usize = 60;

@@ -174,7 +174,7 @@ def as_tenant(connection: Path) -> contextlib.AbstractContextManager[dayfly.Clie
     return dayfly.connect(config=connection)
 
 
-def test_each_tenants_tasks_run_as_its_account_and_see_what_that_may(
+def test_tasks_run_as_their_tenants_account(
     manager: Daemon, site: Site, accounts: list[Account], tmp_path: Path
 ) -> None:
     alice = tenant(manager, "alice", tmp_path)
@@ -204,7 +204,7 @@ def test_each_tenants_tasks_run_as_its_account_and_see_what_that_may(
         assert executor.submit(who).result(60)["uid"] == accounts[0].uid
 
 
-def test_who_has_no_account_is_told_so_and_nothing_runs(
+def test_tenant_without_account_is_refused(
     manager: Daemon, site: Site, accounts: list[Account], tmp_path: Path
 ) -> None:
     eve = tenant(manager, "eve", tmp_path)
@@ -229,7 +229,7 @@ def test_who_has_no_account_is_told_so_and_nothing_runs(
     assert status == 401
 
 
-def test_an_account_that_nobody_may_be_is_refused_at_setup(manager: Daemon, state: Path) -> None:
+def test_forbidden_account_is_refused_at_setup(manager: Daemon, state: Path) -> None:
     environment = clean_environment(DAYFLY_MANAGER=str(manager.state), XDG_STATE_HOME=str(state / "home"))
     for wrong in ("alice=root", "a*b*=c", "alice=*", "alice"):
         done = run(program(), "endpoint", "setup", "site", "--account", wrong, env=environment, check=False)
@@ -237,7 +237,7 @@ def test_an_account_that_nobody_may_be_is_refused_at_setup(manager: Daemon, stat
     assert manager.cli("endpoint", "list") == []
 
 
-def test_daemons_of_accounts_end_with_the_endpoint_and_come_again(
+def test_account_daemons_end_and_restart_with_the_endpoint(
     manager: Daemon, site: Site, accounts: list[Account], tmp_path: Path
 ) -> None:
     alice = tenant(manager, "alice", tmp_path)

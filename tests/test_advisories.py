@@ -75,7 +75,7 @@ def test_version_is_in_any_of_its_ranges(version: str, ranges: list[str], affect
     assert check.is_in(version, ranges) is affected
 
 
-def test_missing_advisories_are_read_from_a_copy_of_the_database(checkout: Path, tmp_path: Path) -> None:
+def test_missing_advisories_come_from_the_copied_database(checkout: Path, tmp_path: Path) -> None:
     of_package = tmp_path / "database" / "crates" / "quick-xml"
     of_package.mkdir(parents=True)
     about = '```toml\n[advisory]\nid = "{}"\npackage = "quick-xml"\n[versions]\npatched = {}\n```\n\n# It fails\n'

@@ -17,7 +17,7 @@ def site(start: Any) -> tuple[Any, list[Any]]:
     return several_nodes(start, nodes=3, workers=2)
 
 
-def test_leases_spread_over_nodes_that_have_room_and_full_ones_are_left_alone(site):
+def test_leases_spread_over_nodes_with_room(site):
     manager, _ = site
     with dayfly.connect(manager.state) as client, client.allowance(workers=6, workers_per_node=2) as direct:
         leases = [direct.lease(mode="warm", runtime="native") for _ in range(6)]
@@ -29,7 +29,7 @@ def test_leases_spread_over_nodes_that_have_room_and_full_ones_are_left_alone(si
             lease.shutdown()
 
 
-def test_leases_go_on_coming_while_the_manager_is_away_and_are_on_the_bill_when_it_is_back(site):
+def test_leases_without_manager_are_billed_on_its_return(site):
     manager, nodes = site
     ids = []
     client = dayfly.connect(manager.state)

@@ -48,7 +48,7 @@ checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]
 
 @pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="Schemathesis is not installed")
 @pytest.mark.timeout(400)
-def test_no_answer_contradicts_the_description(up: Daemon, tmp_path: Path) -> None:
+def test_responses_match_the_openapi_document(up: Daemon, tmp_path: Path) -> None:
     connection = up.connection
     (tmp_path / "ca.pem").write_text(connection["ca_pem"])
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)

@@ -48,7 +48,7 @@ def endpoint(ec2: Ec2, manager: Daemon, state: Path) -> Iterator[Make]:
         yield make
 
 
-def test_an_instance_is_named_and_terminates_when_it_shuts_down(ec2: Ec2, tmp_path: Path) -> None:
+def test_instance_is_named_and_terminates_at_shutdown(ec2: Ec2, tmp_path: Path) -> None:
     with Provider("aws", tmp_path, ec2.environment(), **ec2.options()) as provider:
         job = provider.job("exit 3", walltime_s=3600)
         assert "shutdown" in provider.wait_for(job, "ended")
@@ -58,7 +58,7 @@ def test_an_instance_is_named_and_terminates_when_it_shuts_down(ec2: Ec2, tmp_pa
     assert behaves["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
 
 
-def test_what_is_refused_is_refused_in_the_words_of_ec2(ec2: Ec2, tmp_path: Path) -> None:
+def test_refusal_quotes_ec2(ec2: Ec2, tmp_path: Path) -> None:
     with Provider("aws", tmp_path, ec2.environment(), **ec2.options(subnet="subnet-0123")) as provider:
         assert "InvalidSubnetID.NotFound" in provider.submit()["refused"]
     provider = Provider("aws", tmp_path, ec2.environment(), **ec2.options(worker_init="x" * 20_000))
@@ -66,7 +66,7 @@ def test_what_is_refused_is_refused_in_the_words_of_ec2(ec2: Ec2, tmp_path: Path
     provider.end()
 
 
-def test_a_refusal_is_shown_at_once(ec2: Ec2, manager: Daemon, endpoint: Make) -> None:
+def test_refusal_is_shown_at_once(ec2: Ec2, manager: Daemon, endpoint: Make) -> None:
     network = ec2.client.describe_vpcs()["Vpcs"][0]["VpcId"]
     subnet = ec2.client.create_subnet(VpcId=network, CidrBlock="172.31.200.0/24")["Subnet"]["SubnetId"]
     here = endpoint(subnet=subnet)

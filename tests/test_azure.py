@@ -54,7 +54,7 @@ def _trouble(provider: Provider) -> str:
     return str(answer.get("trouble") or answer.get("failed"))
 
 
-def test_a_machine_is_what_was_asked_for(compute: Azure, begin: Begin) -> None:
+def test_machine_has_the_requested_properties(compute: Azure, begin: Begin) -> None:
     with begin(spot=True, public_ip=True, tags={"team": "physics"}, ssh_public_key="ssh-ed25519 AAAAC3") as provider:
         job = provider.job(STAYS)
         provider.wait_for(job, "running")
@@ -70,7 +70,7 @@ def test_a_machine_is_what_was_asked_for(compute: Azure, begin: Begin) -> None:
         wait_until(lambda: compute.costs() == [], "all of it is gone")
 
 
-def test_a_machine_deletes_itself_as_its_identity(compute: Azure, begin: Begin) -> None:
+def test_machine_deletes_itself_with_its_identity(compute: Azure, begin: Begin) -> None:
     with begin(identity="nodes") as provider:
         job = provider.job("exit 0")
         assert list(compute.there[job]["identity"]["userAssignedIdentities"]) == [IDENTITY]
@@ -78,7 +78,7 @@ def test_a_machine_deletes_itself_as_its_identity(compute: Azure, begin: Begin) 
     wait_until(lambda: compute.costs() == [], "it is deleted")
 
 
-def test_one_that_may_not_is_deleted_by_the_next_life_of_its_endpoint(compute: Azure, begin: Begin) -> None:
+def test_undeletable_instance_is_deleted_by_the_restarted_endpoint(compute: Azure, begin: Begin) -> None:
     compute.trusts_machines = False
     with begin(identity=IDENTITY) as provider:
         job = provider.job("exit 0")
@@ -89,7 +89,7 @@ def test_one_that_may_not_is_deleted_by_the_next_life_of_its_endpoint(compute: A
         assert provider.how(job) == ("ended", "")
 
 
-def test_machines_of_other_endpoints_are_left_alone(compute: Azure, begin: Begin, tmp_path: Path) -> None:
+def test_machines_of_other_endpoints_are_not_touched(compute: Azure, begin: Begin, tmp_path: Path) -> None:
     compute.page = 1
     with begin() as provider:
         first, second = provider.job("exit 0"), provider.job("exit 0 # again")
@@ -103,7 +103,7 @@ def test_machines_of_other_endpoints_are_left_alone(compute: Azure, begin: Begin
         wait_until(lambda: compute.costs() == [], "so is the other, by who made it")
 
 
-def test_why_there_are_no_machines_is_told_as_their_end(compute: Azure, begin: Begin) -> None:
+def test_missing_machines_end_with_the_reason(compute: Azure, begin: Begin) -> None:
     compute.fault = FULL
     with begin() as provider:
         job = provider.job(STAYS)
@@ -119,7 +119,7 @@ def test_why_there_are_no_machines_is_told_as_their_end(compute: Azure, begin: B
         wait_until(lambda: compute.costs() == [], "what came of it is deleted")
 
 
-def test_what_is_wrong_is_told_in_the_words_of_azure(compute: Azure, begin: Begin, tmp_path: Path) -> None:
+def test_error_quotes_azure(compute: Azure, begin: Begin, tmp_path: Path) -> None:
     unsaid = {name: value for name, value in compute.options().items() if name != "identity"}
     assert "option identity is needed" in _trouble(Provider("azure", tmp_path, compute.environment(), **unsaid))
     assert "Resource group 'none' could not be found. (ResourceGroupNotFound)" in _trouble(begin(resource_group="none"))
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_told_in_the_words_of_azure(compute: Azure, begin: Begi
     assert compute.costs() == []
 
 
-def test_a_subscription_that_is_not_known_has_not_ended_anything(compute: Azure, begin: Begin) -> None:
+def test_unknown_subscription_ends_no_instances(compute: Azure, begin: Begin) -> None:
     with begin() as provider:
         job = provider.job(STAYS)
         provider.wait_for(job, "running")
@@ -149,12 +149,12 @@ def test_a_subscription_that_is_not_known_has_not_ended_anything(compute: Azure,
     another.end()
 
 
-def test_without_credentials_it_is_said_so(compute: Azure, tmp_path: Path) -> None:
+def test_missing_credentials_are_reported(compute: Azure, tmp_path: Path) -> None:
     nothing = {"AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"}
     assert "EnvironmentCredential" in _trouble(Provider("azure", tmp_path, nothing, **compute.options()))
 
 
-def test_a_refusal_is_shown_at_once(compute: Azure, manager: Daemon, set_up: Callable[..., Endpoint]) -> None:
+def test_refusal_is_shown_at_once(compute: Azure, manager: Daemon, set_up: Callable[..., Endpoint]) -> None:
     given = [word for key, value in compute.options().items() for word in ("--option", f"{key}={value}")]
     here = set_up("--provider", "azure", "--address", "127.0.0.1", "--walltime", "10m", *given, name="cloud")
     compute.quota = 0
@@ -164,7 +164,7 @@ def test_a_refusal_is_shown_at_once(compute: Azure, manager: Daemon, set_up: Cal
         task.cancel()
 
 
-def test_setup_tells_what_is_wrong(compute: Azure, set_up: Callable[..., Endpoint]) -> None:
+def test_setup_reports_errors(compute: Azure, set_up: Callable[..., Endpoint]) -> None:
     options = compute.options(resource_group=f"{GROUP}-none")
     given = [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
     with pytest.raises(AssertionError, match="ResourceGroupNotFound"):

@@ -40,7 +40,7 @@ def test_both_sides_are_measured_for_every_size(op: str, language: str) -> None:
         assert row["ratio"] == pytest.approx(row["us"] / row["openmpi_us"], rel=0.01)
 
 
-def test_the_sizes_at_which_algorithms_change_are_measured_kept_and_used(up: Daemon, tmp_path: Path) -> None:
+def test_algorithm_thresholds_are_measured_saved_and_used(up: Daemon, tmp_path: Path) -> None:
     tables = tmp_path / "tables.json"
     for ranks in (2, 3):
         sizes = ("--least", "64", "--most", "4K", "--step", "8", "--rounds", "1")
@@ -93,6 +93,6 @@ def test_killed_measurement_leaves_no_ranks(language: str) -> None:
     wait_until(lambda: set(descendants()) <= before, "the ranks end")
 
 
-def test_a_barrier_has_one_row_and_three_ranks_share_memory() -> None:
+def test_barrier_has_one_row() -> None:
     (row,) = measured("--op", "barrier", "--ranks", "3", "--transport", "shm")
     assert row["us"] > 0 < row["openmpi_us"]

@@ -8,7 +8,7 @@ import pytest
 from harness.programs import run_json
 
 
-def test_a_store_is_measured_beside_tcp_and_held_against_the_model(tmp_path: Path) -> None:
+def test_store_is_compared_with_tcp_and_the_model(tmp_path: Path) -> None:
     asked = ("--op", "allreduce", "--ranks", "2", "--transport", "file", "--store", f"file://{tmp_path}")
     sizes = ("--least", "8", "--most", "4K", "--step", "512", "--rounds", "1")
     prices = ("--prices", "put=0.5,rank-hour=3600")

@@ -25,7 +25,7 @@ def measured(rounds: int, *more: str) -> dict[str, Any]:
     return report
 
 
-def test_the_benchmark_of_tasks_prints_what_it_measured() -> None:
+def test_task_benchmark_prints_its_figures() -> None:
     report = measured(2)
     assert report["durable"] is True
     assert report["workers"] == os.cpu_count()
@@ -40,7 +40,7 @@ def test_the_benchmark_of_tasks_prints_what_it_measured() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("parsl") is None, reason="Parsl is not installed")
-def test_the_benchmark_of_tasks_measures_parsl_in_the_same_run() -> None:
+def test_task_benchmark_measures_parsl_in_the_same_run() -> None:
     report = measured(1, "--parsl", sys.executable)
     assert report["durable"] is True
     assert report["parsl_durable"] is False
@@ -52,7 +52,7 @@ def test_the_benchmark_of_tasks_measures_parsl_in_the_same_run() -> None:
     assert report["tasks_per_s"] > 1
 
 
-def test_the_benchmark_of_tasks_says_the_same_to_people() -> None:
+def test_task_benchmark_prints_a_table() -> None:
     printed = run(program(), "bench", "tasks", *SMALL, "--rounds", "1").stdout
     assert "100 bytes of argument" in printed
     assert "ms p50" in printed
@@ -60,7 +60,7 @@ def test_the_benchmark_of_tasks_says_the_same_to_people() -> None:
     assert "parsl" not in printed
 
 
-def test_the_benchmark_of_tasks_says_what_it_misses() -> None:
+def test_task_benchmark_names_missing_peers() -> None:
     without = run(program(), "bench", "tasks", "--force", "--json", "--python", "/nowhere/python", check=False)
     assert without.returncode != 0
     assert "/nowhere/python" in without.stderr

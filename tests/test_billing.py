@@ -41,9 +41,7 @@ CALLS = """
 """
 
 
-def test_a_bill_by_function_says_who_computed_and_adds_up_to_the_leases(
-    start: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_bill_by_function_adds_up_to_the_leases(start: Callable[..., Daemon], tmp_path: Path) -> None:
     site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
     site.cli("prices", "--price-computing", "1", "--price-allocation", "1")
     source = tmp_path / "area.c"

@@ -291,17 +291,17 @@ def check_books(site: Site) -> None:
     assert len({line["lease"] for line in lines}) == len(lines)
 
 
-def test_the_same_with_isolated_workers(start: Any, state: Path) -> None:
+def test_no_call_of_isolated_workers_is_lost(start: Any, state: Path) -> None:
     chaos(start, state, 10, sandbox="isolated")
 
 
 @pytest.mark.skipif(network.unavailable() is not None, reason=str(network.unavailable()))
-def test_the_same_when_the_network_between_them_is_cut_slowed_and_healed_as_well(start: Any, state: Path) -> None:
+def test_no_call_is_lost_when_the_network_fails(start: Any, state: Path) -> None:
     with Cable() as cable:
         chaos(start, state, 15, cable)
 
 
-def test_no_call_is_lost_or_run_twice_and_the_books_are_right_whoever_is_killed(start: Any, state: Path) -> None:
+def test_no_call_is_lost_when_processes_are_killed(start: Any, state: Path) -> None:
     chaos(start, state, 15)
 
 
@@ -309,12 +309,12 @@ LONG_S = float(os.environ.get("DAYFLY_CHAOS_S", "600"))
 
 
 @pytest.mark.soak
-def test_the_same_for_long(start: Any, state: Path) -> None:
+def test_no_call_is_lost_in_hours_of_kills(start: Any, state: Path) -> None:
     chaos(start, state, LONG_S)
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(network.unavailable() is not None, reason=str(network.unavailable()))
-def test_the_same_for_long_over_a_network(start: Any, state: Path) -> None:
+def test_no_call_is_lost_in_hours_of_network_failures(start: Any, state: Path) -> None:
     with Cable() as cable:
         chaos(start, state, LONG_S, cable)

@@ -73,7 +73,7 @@ def endpoint(cloud: Cloud, manager: Daemon, state: Path) -> Iterator[Make]:
         yield make
 
 
-def test_an_instance_runs_its_command_and_ends_with_it(cloud: Cloud, provider: Provider) -> None:
+def test_instance_ends_with_its_command(cloud: Cloud, provider: Provider) -> None:
     job = provider.job("echo it is $DAYFLY_RANK; exit 3", walltime_s=3600)
     provider.wait_for(job, "ended")
     # Before anything else it says when it ends, whatever becomes of its script.
@@ -81,7 +81,7 @@ def test_an_instance_runs_its_command_and_ends_with_it(cloud: Cloud, provider: P
     wait_until(lambda: cloud.costs() == [], "nothing of it is to be paid for any more")
 
 
-def test_an_instance_is_asked_for_once_however_often_it_is_submitted(cloud: Cloud, provider: Provider) -> None:
+def test_repeated_submission_creates_one_instance(cloud: Cloud, provider: Provider) -> None:
     if cloud.kind == Ec2.kind:
         pytest.skip("moto makes another instance for the same token")
     job = provider.job(STAYS)
@@ -91,7 +91,7 @@ def test_an_instance_is_asked_for_once_however_often_it_is_submitted(cloud: Clou
     assert provider.job("exit 0") != job
 
 
-def test_the_command_of_a_cancelled_instance_is_told(cloud: Cloud, provider: Provider) -> None:
+def test_cancelled_instance_signals_its_command(cloud: Cloud, provider: Provider) -> None:
     job = provider.job(STAYS)
     wait_until(lambda: "here 0" in cloud.output(job), "the command runs", 20)
     provider.wait_for(job, "running")
@@ -104,7 +104,7 @@ def test_the_command_of_a_cancelled_instance_is_told(cloud: Cloud, provider: Pro
     assert provider.how("i-0123456789abcdef0") == ("ended", "")
 
 
-def test_one_that_is_cancelled_before_anybody_asked_about_it_has_ended(cloud: Cloud, provider: Provider) -> None:
+def test_instance_cancelled_before_a_query_has_ended(cloud: Cloud, provider: Provider) -> None:
     job = provider.job(STAYS)
     wait_until(lambda: job in cloud.costs(), "it is there")
     assert provider.ask(cancel=[job]) == {"cancelled": [job]}
@@ -112,7 +112,7 @@ def test_one_that_is_cancelled_before_anybody_asked_about_it_has_ended(cloud: Cl
     assert provider.how(job)[0] == "ended"
 
 
-def test_a_command_has_its_walltime_and_no_more(cloud: Cloud, provider: Provider) -> None:
+def test_command_ends_at_its_walltime(cloud: Cloud, provider: Provider) -> None:
     job = provider.job(STAYS, walltime_s=1)
     provider.wait_for(job, "ended")
     # What shells say of their children may stand between.
@@ -120,7 +120,7 @@ def test_a_command_has_its_walltime_and_no_more(cloud: Cloud, provider: Provider
     assert said == ["shutdown -P +3", "here 0", "told 0", "shutdown -P now"]
 
 
-def test_so_has_what_is_done_before_it(cloud: Cloud, tmp_path: Path) -> None:
+def test_preparation_ends_at_its_walltime(cloud: Cloud, tmp_path: Path) -> None:
     options = cloud.options(worker_init="echo begun; sleep 600")
     with Provider(cloud.kind, tmp_path, cloud.environment(), **options) as provider:
         job = provider.job("echo never", walltime_s=1)
@@ -132,7 +132,7 @@ def test_so_has_what_is_done_before_it(cloud: Cloud, tmp_path: Path) -> None:
     ]
 
 
-def test_options_that_it_does_not_take_are_named(cloud: Cloud, tmp_path: Path) -> None:
+def test_unsupported_options_are_named(cloud: Cloud, tmp_path: Path) -> None:
     def begin(**options: object) -> str:
         provider = Provider(cloud.kind, tmp_path, cloud.environment(), **options)
         answer = provider.begin()
@@ -145,11 +145,11 @@ def test_options_that_it_does_not_take_are_named(cloud: Cloud, tmp_path: Path) -
     assert "option image is needed" in begin(**{key: one for key, one in cloud.options().items() if key != "image"})
 
 
-def test_a_job_has_one_node(provider: Provider) -> None:
+def test_job_of_several_nodes_is_refused(provider: Provider) -> None:
     assert "cannot be 2" in provider.submit(nodes=2)["refused"]
 
 
-def test_an_instance_that_nobody_answered_for_is_ended(cloud: Cloud, tmp_path: Path, way: Way) -> None:
+def test_unconfirmed_instance_is_ended(cloud: Cloud, tmp_path: Path, way: Way) -> None:
     options = cloud.options(**{cloud.where: f"http://127.0.0.1:{way.port}"})
     with Provider(cloud.kind, tmp_path, cloud.environment(), **options) as provider:
         assert "onnection" in provider.submit(STAYS)["failed"]
@@ -158,9 +158,7 @@ def test_an_instance_that_nobody_answered_for_is_ended(cloud: Cloud, tmp_path: P
         wait_until(lambda: cloud.costs() == [], "it is ended")
 
 
-def test_what_nobody_can_be_asked_about_has_not_ended(
-    cloud: Cloud, provider: Provider, tmp_path: Path, way: Way
-) -> None:
+def test_unreachable_provider_ends_no_instances(cloud: Cloud, provider: Provider, tmp_path: Path, way: Way) -> None:
     job = provider.job(STAYS)
     provider.wait_for(job, "running")
     options = cloud.options(**{cloud.where: f"http://127.0.0.1:{way.port}"})
@@ -174,7 +172,7 @@ def test_what_nobody_can_be_asked_about_has_not_ended(
         assert another.how(job) == ("running", "")
 
 
-def test_tasks_run_on_instances_which_go_when_they_idle(cloud: Cloud, manager: Daemon, endpoint: Make) -> None:
+def test_tasks_run_on_instances_that_end_when_idle(cloud: Cloud, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("--idle", "1s", worker_init="echo prepared; export PREPARED=yes")
     with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="cloud", client=client) as executor:
         assert executor.submit(os.getenv, "PREPARED").result(60) == "yes"
@@ -188,9 +186,7 @@ def test_tasks_run_on_instances_which_go_when_they_idle(cloud: Cloud, manager: D
     assert "prepared" in cloud.output(block["job"])
 
 
-def test_instances_are_adopted_by_an_endpoint_that_is_started_again(
-    cloud: Cloud, manager: Daemon, endpoint: Make
-) -> None:
+def test_restarted_endpoint_adopts_its_instances(cloud: Cloud, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("--min-blocks", "1")
     wait_until(lambda: here.blocks and here.blocks[0]["joined"] == 1, "its node is there", 40)
     [block] = here.blocks
@@ -203,6 +199,6 @@ def test_instances_are_adopted_by_an_endpoint_that_is_started_again(
     wait_until(lambda: cloud.costs() == [], "none is left", 20)
 
 
-def test_a_block_is_one_instance(endpoint: Make) -> None:
+def test_block_is_one_instance(endpoint: Make) -> None:
     with pytest.raises(AssertionError, match="is one node"):
         endpoint("--nodes-per-block", "2")

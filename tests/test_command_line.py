@@ -59,7 +59,7 @@ def say(manager: Daemon, *args: str, check: bool = True) -> subprocess.Completed
     return run(program(), *args, env=manager.client_environment(), check=check)
 
 
-def test_a_function_of_a_file_is_registered_and_called_with_json_or_texts(manager: Daemon, source: Path) -> None:
+def test_function_of_a_file_takes_json_and_strings(manager: Daemon, source: Path) -> None:
     made = manager.cli("function", "register", f"{source}:extract", "--walltime", "1m", "--share", "*")
     assert (made["name"], made["version"], made["shared_with"]) == ("extract", 1, ["*"])
     assert made["source"] == SOURCE
@@ -75,7 +75,7 @@ def test_a_function_of_a_file_is_registered_and_called_with_json_or_texts(manage
     assert outcome["result"]["path"] == "x"
 
 
-def test_a_task_that_fails_says_so_on_standard_error_and_by_its_status(manager: Daemon, source: Path) -> None:
+def test_failed_task_sets_exit_status_and_stderr(manager: Daemon, source: Path) -> None:
     say(manager, "function", "register", f"{source}:fail")
     for how, printed in (("--wait", ""), ("--follow", "about to fail\n")):
         done = say(manager, "task", "run", "fail", "it is late", how, check=False)
@@ -142,7 +142,7 @@ def test_bill_shows_days_and_latest_leases_with_dates(manager: Daemon) -> None:
     assert manager.cli("bill", "--since", "1h") == manager.cli("bill")
 
 
-def test_a_command_is_a_function_whose_arguments_no_shell_sees(manager: Daemon) -> None:
+def test_command_function_runs_without_a_shell(manager: Daemon) -> None:
     command = "printf '%s|' {first} {{x}} {second}; echo beside >&2"
     made = manager.cli("function", "register", "--command", command)
     assert made["name"] == "printf"
@@ -157,9 +157,7 @@ def test_a_command_is_a_function_whose_arguments_no_shell_sees(manager: Daemon) 
     assert "ended with status 7" in done.stderr
 
 
-def test_tasks_are_found_by_state_function_and_failure_and_counted_by_tag(
-    manager: Daemon, source: Path, tmp_path: Path
-) -> None:
+def test_tasks_are_listed_by_filter_and_counted_by_tag(manager: Daemon, source: Path, tmp_path: Path) -> None:
     for name in ("wait_for", "extract", "fail"):
         manager.cli("function", "register", f"{source}:{name}", "--name", f"{name}-here")
     gate = tmp_path / "gate"

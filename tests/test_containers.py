@@ -84,7 +84,7 @@ def imported(name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "tls"])
-def test_a_function_imports_what_only_the_image_has(start: Start, root: Path, transport: str) -> None:
+def test_function_imports_packages_of_its_image(start: Start, root: Path, transport: str) -> None:
     with pytest.raises(ImportError):
         __import__(MODULE)
     with connect(start_up(start, "--image", root)) as client, client.lease(image=root, transport=transport) as lease:
@@ -96,7 +96,7 @@ def test_a_function_imports_what_only_the_image_has(start: Start, root: Path, tr
         assert list(lease.map(lambda x: x * x, range(100))) == [x * x for x in range(100)]
 
 
-def test_a_task_runs_in_the_image_that_its_function_names(start: Start, root: Path) -> None:
+def test_task_runs_in_its_functions_image(start: Start, root: Path) -> None:
     with connect(start_up(start, "--image", root)) as client:
         function = client.register(imported, image=str(root))
         assert function.status["image"] == str(root)
@@ -109,9 +109,7 @@ def test_a_task_runs_in_the_image_that_its_function_names(start: Start, root: Pa
                 future.result(30)
 
 
-def test_a_container_sees_its_image_and_what_is_named_and_nothing_else_of_the_host(
-    start: Start, root: Path, tmp_path: Path
-) -> None:
+def test_container_sees_only_its_image_and_named_mounts(start: Start, root: Path, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("input")
     tmp_path.chmod(0o755)
 
@@ -170,7 +168,7 @@ def test_own_modules_travel_into_a_container(start: Start, root: Path, tmp_path:
     assert hidden.startswith("42 /tmp/dayfly-code-")
 
 
-def test_only_images_that_the_owner_named_are_leased_under_exactly_their_names(start: Start, small: Path) -> None:
+def test_only_images_named_by_the_owner_are_leased(start: Start, small: Path) -> None:
     with connect(start_up(start, "--image", small)) as client:
         for asked in [
             "debian:12",
@@ -196,14 +194,14 @@ def test_only_images_that_the_owner_named_are_leased_under_exactly_their_names(s
         client.lease(sandbox="container")
 
 
-def test_an_option_that_names_no_image_is_refused_at_once(tmp_path: Path) -> None:
+def test_invalid_image_option_is_refused_at_start(tmp_path: Path) -> None:
     for wrong in ["-x", "a b", "images/../x", "relative/../../etc"]:
         done = run(program(), "up", f"--image={wrong}", "--state-dir", tmp_path, check=False)
         assert done.returncode != 0
         assert "is no image" in done.stderr
 
 
-def test_an_image_without_python_or_glibc_is_told_apart(start: Start, small: Path, tmp_path: Path) -> None:
+def test_image_without_python_or_glibc_is_recognized(start: Start, small: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     (empty / "usr").mkdir(parents=True)
     with connect(start_up(start, "--image", small, "--image", empty)) as client:
@@ -216,7 +214,7 @@ def test_an_image_without_python_or_glibc_is_told_apart(start: Start, small: Pat
             assert [node["state"] for node in client.nodes()] == ["up"]
 
 
-def test_a_c_function_runs_in_an_image_and_reads_what_lies_there(start: Start, small: Path, tmp_path: Path) -> None:
+def test_c_function_reads_files_of_its_image(start: Start, small: Path, tmp_path: Path) -> None:
     source = tmp_path / "message.c"
     source.write_text("""
         #include <stdint.h>
@@ -236,9 +234,7 @@ def test_a_c_function_runs_in_an_image_and_reads_what_lies_there(start: Start, s
     assert "of the image" in str(said)
 
 
-def test_an_image_of_podman_is_known_by_its_digest_and_brings_its_variables(
-    start: Start, podman: Podman, root: Path, tmp_path: Path
-) -> None:
+def test_podman_image_has_its_digest_and_variables(start: Start, podman: Podman, root: Path, tmp_path: Path) -> None:
     packed = archive(root, tmp_path / "root.tar")
     podman(
         "import", "--change", "ENV PATH=/opt/none:/usr/bin", "--change", "ENV OF_IMAGE=yes", packed, "tests/debian:1"
@@ -304,7 +300,7 @@ def tool(podman: Podman, small: Path, tmp_path_factory: pytest.TempPathFactory) 
     return "tests/tool:1"
 
 
-def test_the_program_that_an_image_begins_with_is_a_function(start: Start, podman: Podman, tool: str) -> None:
+def test_entry_point_of_an_image_is_a_function(start: Start, podman: Podman, tool: str) -> None:
     daemon = start_up(start, "--image", tool, env=podman.environment)
     with connect(daemon) as client:
         run_it = client.register(dayfly.EntryPoint("--size {size} {files}"), name="tool", image=tool)
@@ -342,7 +338,7 @@ def test_the_program_that_an_image_begins_with_is_a_function(start: Start, podma
             client.run(found, 1, {"a": 1, "b": object()})
 
 
-def test_an_entry_point_needs_an_image_that_has_one(start: Start, small: Path) -> None:
+def test_image_without_entry_point_is_refused(start: Start, small: Path) -> None:
     with connect(start_up(start, "--image", small)) as client:
         with pytest.raises(dayfly.Error, match="name the image"):
             client.register(dayfly.EntryPoint("x"))
@@ -357,7 +353,7 @@ def test_an_entry_point_needs_an_image_that_has_one(start: Start, small: Path) -
             executor.submit(dayfly.EntryPoint("x")).result(60)
 
 
-def test_a_node_that_is_killed_while_it_unpacks_leaves_nothing_and_its_next_life_goes_on(
+def test_node_killed_while_unpacking_leaves_no_files(
     start: Start, podman: Podman, root: Path, tmp_path: Path, state: Path
 ) -> None:
     packed = archive(root, tmp_path / "root.tar")
@@ -379,9 +375,7 @@ def test_a_node_that_is_killed_while_it_unpacks_leaves_nothing_and_its_next_life
     assert mounts() == before
 
 
-def test_a_packed_root_file_system_is_unpacked_once_and_found_again(
-    start: Start, small: Path, tmp_path: Path, state: Path
-) -> None:
+def test_packed_root_is_unpacked_once(start: Start, small: Path, tmp_path: Path, state: Path) -> None:
     if shutil.which("mksquashfs") is None:
         pytest.skip("mksquashfs not found; install squashfs-tools")
     packed = tmp_path / "small.sqfs"
@@ -398,7 +392,7 @@ def test_a_packed_root_file_system_is_unpacked_once_and_found_again(
     assert seen[0] == seen[1]
 
 
-def test_what_is_no_image_says_so_and_nothing_of_it_stays(start: Start, tmp_path: Path, state: Path) -> None:
+def test_invalid_image_is_refused_and_leaves_no_files(start: Start, tmp_path: Path, state: Path) -> None:
     if shutil.which("unsquashfs") is None:
         pytest.skip("unsquashfs not found; install squashfs-tools")
     broken = tmp_path / "broken.sqfs"
@@ -409,7 +403,7 @@ def test_what_is_no_image_says_so_and_nothing_of_it_stays(start: Start, tmp_path
     assert list((state / "own" / "node" / "images").iterdir()) == []
 
 
-def test_images_of_charliecloud_are_used_where_they_lie(start: Start, small: Path, tmp_path: Path) -> None:
+def test_charliecloud_images_are_used_in_place(start: Start, small: Path, tmp_path: Path) -> None:
     if shutil.which("ch-run") is None or shutil.which("ch-image") is None:
         pytest.skip("Charliecloud not found; install charliecloud, python3-lark and python3-requests")
     packed = archive(small, tmp_path / "small.tar")
@@ -430,7 +424,7 @@ def test_images_of_charliecloud_are_used_where_they_lie(start: Start, small: Pat
         client.lease(image="tests/none:1", runtime="native")
 
 
-def test_nothing_is_left_of_containers_when_their_lease_ends_or_their_node_is_killed(start: Start, root: Path) -> None:
+def test_containers_end_with_their_lease_or_killed_node(start: Start, root: Path) -> None:
     def begin() -> int:
         import subprocess
 
@@ -454,7 +448,7 @@ def test_nothing_is_left_of_containers_when_their_lease_ends_or_their_node_is_ki
             assert mounts() == before
 
 
-def test_executors_of_an_image_wait_for_the_next_lease_of_it(start: Start, small: Path, tmp_path: Path) -> None:
+def test_parked_executor_serves_next_lease_of_its_image(start: Start, small: Path, tmp_path: Path) -> None:
     other = shutil.copytree(small, tmp_path / "other")
     with connect(start_up(start, "--image", small, "--image", other)) as client:
         with client.lease(image=small, runtime="native"):

@@ -56,7 +56,7 @@ def reversed_bytes(data: bytes) -> bytes:
     return data[::-1]
 
 
-def test_long_arguments_and_results_come_whole_and_the_same_ones_are_stored_once(directory: Path) -> None:
+def test_long_arguments_arrive_whole_and_are_stored_once(directory: Path) -> None:
     data = os.urandom(3 * MIB)
     with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         assert client.run(reversed_bytes, data).result(30) == data[::-1]
@@ -80,7 +80,7 @@ def fail_at_length(data: bytes) -> None:
     raise ValueError(data)
 
 
-def test_an_exception_may_be_long_too(directory: Path) -> None:
+def test_long_exception_arrives_whole(directory: Path) -> None:
     data = os.urandom(MIB)
     with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         with pytest.raises(ValueError) as raised:
@@ -89,7 +89,7 @@ def test_an_exception_may_be_long_too(directory: Path) -> None:
 
 
 @pytest.mark.skipif(stores.unavailable() is not None, reason=str(stores.unavailable()))
-def test_contents_are_kept_in_a_bucket_where_that_is_said(directory: Path) -> None:
+def test_contents_are_stored_in_the_configured_bucket(directory: Path) -> None:
     data = os.urandom(40 * MIB)
     (directory / "s3").mkdir()
     store = stores.S3(directory / "s3")
@@ -108,7 +108,7 @@ def test_contents_are_kept_in_a_bucket_where_that_is_said(directory: Path) -> No
         store.stop()
 
 
-def test_contents_come_and_go_by_http_and_are_their_tenants_alone(directory: Path) -> None:
+def test_contents_over_http_belong_to_their_tenant(directory: Path) -> None:
     data = os.urandom(MIB)
     with running(directory / "state") as manager:
         status, said = ask(manager, "POST", "/v1/contents", data)
@@ -133,7 +133,7 @@ def test_contents_come_and_go_by_http_and_are_their_tenants_alone(directory: Pat
         assert ask(manager, "GET", f"/v1/endpoints/tasks/{'0' * 32}/contents/{content['hash']}")[0] == 401
 
 
-def test_a_task_names_its_arguments_by_their_hash_and_must_name_some_that_are_there(directory: Path) -> None:
+def test_unknown_argument_hash_is_refused(directory: Path) -> None:
     with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         function = client.register(len, name="length").id
         # Whatever the codec writes, the client has stored it before.
@@ -158,7 +158,7 @@ def test_a_task_names_its_arguments_by_their_hash_and_must_name_some_that_are_th
             assert submitted(wrong)[1]["error"]["code"] == code
 
 
-def test_what_is_more_than_the_quota_is_refused_at_once_and_named(directory: Path) -> None:
+def test_content_above_quota_is_refused(directory: Path) -> None:
     state = directory / "state"
     with running(state, "--most-contents", "2M") as manager, dayfly.connect(config=state) as client:
         with pytest.raises(dayfly.Error, match="content store holds 2097152 bytes") as refused:
@@ -171,7 +171,7 @@ def test_what_is_more_than_the_quota_is_refused_at_once_and_named(directory: Pat
         assert client.run(len, os.urandom(MIB)).result(30) == MIB
 
 
-def test_what_was_stored_survives_its_manager(directory: Path) -> None:
+def test_stored_content_survives_its_manager(directory: Path) -> None:
     data = [os.urandom(MIB) for _ in range(60)]
     with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         batch = client.map(reversed_bytes, data, repeatable=True)
@@ -185,7 +185,7 @@ def test_what_was_stored_survives_its_manager(directory: Path) -> None:
             again.stop()
 
 
-def test_a_client_stores_again_what_it_stored_and_what_is_gone(directory: Path) -> None:
+def test_client_stores_deleted_content_again(directory: Path) -> None:
     data = os.urandom(MIB)
     with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         assert client.run(len, data).result(30) == MIB
@@ -202,7 +202,7 @@ def test_a_client_stores_again_what_it_stored_and_what_is_gone(directory: Path) 
             again.stop()
 
 
-def test_a_task_whose_arguments_are_gone_ends_and_says_so(directory: Path) -> None:
+def test_task_with_deleted_arguments_fails_with_reason(directory: Path) -> None:
     with manager_alone(directory / "manager", free_port()) as manager:
         here = Endpoint(manager, directory / "home", "here").set_up()
         with dayfly.connect(config=manager.state) as client:
@@ -221,7 +221,7 @@ def test_a_task_whose_arguments_are_gone_ends_and_says_so(directory: Path) -> No
                 again.stop()
 
 
-def test_an_endpoint_elsewhere_reads_and_stores_for_the_tasks_that_it_has_and_no_others(directory: Path) -> None:
+def test_remote_endpoint_accesses_contents_of_its_tasks_only(directory: Path) -> None:
     data = os.urandom(3 * MIB)
     with manager_alone(directory / "manager", free_port()) as manager:
         here = Endpoint(manager, directory / "home", "here", "--workers-per-node", "2").set_up()

@@ -15,7 +15,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_within_the_checkout_lead_somewhere(page: Path) -> None:
+def test_links_within_the_checkout_resolve(page: Path) -> None:
     targets = [match[1] for match in LINK.finditer(page.read_text())]
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not missing, f"{page.relative_to(ROOT)} links to {missing}"
@@ -119,7 +119,7 @@ def test_every_promise_names_its_test_or_command() -> None:
     assert not missing, missing
 
 
-def test_every_file_that_names_the_version_names_the_same() -> None:
+def test_all_files_name_the_same_version() -> None:
     def found(path: str, pattern: str) -> str:
         match = re.search(pattern, (ROOT / path).read_text(), re.MULTILINE)
         assert match, path

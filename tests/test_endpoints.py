@@ -49,7 +49,7 @@ def name_of_node() -> str:
     return "none"
 
 
-def test_nodes_come_when_there_are_tasks_and_go_when_there_are_none(manager: Daemon, endpoint: Make) -> None:
+def test_nodes_start_for_tasks_and_end_when_idle(manager: Daemon, endpoint: Make) -> None:
     here = endpoint("--idle", "1s", "--description", "a desk")
     assert here.seen["state"] == "up"
     assert here.seen["description"] == "a desk"
@@ -69,7 +69,7 @@ def test_nodes_come_when_there_are_tasks_and_go_when_there_are_none(manager: Dae
     assert {task["endpoint"] for task in tasks} == {"here"}
 
 
-def test_what_no_node_of_an_endpoint_would_run_is_refused_when_it_is_submitted(manager: Daemon, endpoint: Make) -> None:
+def test_task_that_fits_no_node_is_refused(manager: Daemon, endpoint: Make) -> None:
     here = endpoint("--idle", "1s")
 
     def submit(version: str, **environment: Any) -> tuple[int, Any]:
@@ -101,9 +101,7 @@ def test_what_no_node_of_an_endpoint_would_run_is_refused_when_it_is_submitted(m
     assert status == 201, said
 
 
-def test_a_connection_that_breaks_loses_nothing_and_nothing_is_executed_twice(
-    manager: Daemon, endpoint: Make, tmp_path: Path
-) -> None:
+def test_broken_connection_loses_and_repeats_no_task(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     here = endpoint(start=False)
     way = Way(manager.connection["manager"])
     here.goes_through(way)
@@ -122,7 +120,7 @@ def test_a_connection_that_breaks_loses_nothing_and_nothing_is_executed_twice(
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_outcomes_that_no_manager_has_taken_survive_the_end_of_their_endpoint(
+def test_untaken_outcomes_survive_an_endpoint_restart(
     manager: Daemon, endpoint: Make, tmp_path: Path, how: str
 ) -> None:
     here = endpoint(start=False)
@@ -156,7 +154,7 @@ def test_outcomes_that_no_manager_has_taken_survive_the_end_of_their_endpoint(
     way.close()
 
 
-def test_an_endpoint_that_is_killed_finds_its_nodes_again(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+def test_killed_endpoint_finds_its_nodes_again(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     here = endpoint()
     count = 2_000
     marks = {name: tmp_path / name for name in ("repeatable", "once")}
@@ -180,9 +178,7 @@ def test_an_endpoint_that_is_killed_finds_its_nodes_again(manager: Daemon, endpo
     assert len(executions(marks["repeatable"])) == count
 
 
-def test_a_manager_that_is_killed_gets_all_outcomes_when_it_is_back(
-    manager: Daemon, endpoint: Make, tmp_path: Path
-) -> None:
+def test_killed_manager_gets_all_outcomes_after_restart(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     here = endpoint()
     count = 2_000
     with dayfly.connect(config=manager.state) as client:
@@ -207,7 +203,7 @@ def test_a_manager_that_is_killed_gets_all_outcomes_when_it_is_back(
     again.stop()
 
 
-def test_what_has_not_begun_goes_back_when_an_endpoint_stops(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+def test_stopping_endpoint_returns_tasks_not_started(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     here = endpoint()
     count = 60
     with dayfly.connect(config=manager.state) as client:
@@ -225,9 +221,7 @@ def test_what_has_not_begun_goes_back_when_an_endpoint_stops(manager: Daemon, en
     assert max(executions(tmp_path).values()) == 1
 
 
-def test_tasks_end_at_an_endpoint_that_is_away_when_they_are_cancelled_or_late(
-    manager: Daemon, endpoint: Make, tmp_path: Path
-) -> None:
+def test_cancelled_and_late_tasks_end_at_disconnected_endpoint(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     here = endpoint()
     with dayfly.connect(config=manager.state) as client:
         place = str(tmp_path)
@@ -248,7 +242,7 @@ def test_tasks_end_at_an_endpoint_that_is_away_when_they_are_cancelled_or_late(
     wait_until(lambda: here.seen["tasks"]["running"] == 0, "nothing runs")
 
 
-def test_a_task_goes_where_it_can_end_before_its_node_does(manager: Daemon, endpoint: Make) -> None:
+def test_task_is_placed_on_node_with_enough_time(manager: Daemon, endpoint: Make) -> None:
     endpoint("--walltime", "20s", "--max-blocks", "2")
     with dayfly.connect(config=manager.state) as client:
         batch = client.batch(endpoint="here", walltime=1)
@@ -265,7 +259,7 @@ def test_a_task_goes_where_it_can_end_before_its_node_does(manager: Daemon, endp
         assert refused.value.code == "too_large"
 
 
-def test_a_job_over_real_files_goes_on_while_nobody_is_there(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+def test_job_continues_without_its_client(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     endpoint()
     album = Album(tmp_path, manager.client_environment(), "here")
     album.begin_and_die()
@@ -275,7 +269,7 @@ def test_a_job_over_real_files_goes_on_while_nobody_is_there(manager: Daemon, en
     album.check()
 
 
-def test_an_endpoint_is_its_owners_until_it_is_shared(manager: Daemon, endpoint: Make, state: Path) -> None:
+def test_unshared_endpoint_serves_only_its_owner(manager: Daemon, endpoint: Make, state: Path) -> None:
     here = endpoint("--idle", "1s")
     manager.cli("tenant", "set", "alice")
     token = state / "alice.json"
@@ -297,9 +291,7 @@ def test_an_endpoint_is_its_owners_until_it_is_shared(manager: Daemon, endpoint:
         assert "here" not in [one["name"] for one in client.endpoints()]
 
 
-def test_who_an_endpoint_is_shared_with_is_what_its_configuration_says_at_each_start(
-    manager: Daemon, endpoint: Make, state: Path
-) -> None:
+def test_endpoint_reads_its_sharing_at_every_start(manager: Daemon, endpoint: Make, state: Path) -> None:
     def share(with_whom: str) -> None:
         path = here.directory / "endpoint.toml"
         lines = [line for line in path.read_text().splitlines() if "shared_with" not in line]
@@ -336,9 +328,7 @@ def test_who_an_endpoint_is_shared_with_is_what_its_configuration_says_at_each_s
     assert here.seen["shared_with"] == []
 
 
-def test_what_need_not_be_durable_goes_straight_to_the_nodes_of_an_endpoint(
-    manager: Daemon, endpoint: Make, state: Path
-) -> None:
+def test_direct_calls_skip_the_manager(manager: Daemon, endpoint: Make, state: Path) -> None:
     here = endpoint("--idle", "1s", "--max-blocks", "2")
     with dayfly.connect(config=manager.state) as client:
         # Nodes come for it: one for each two workers.
@@ -369,7 +359,7 @@ def test_what_need_not_be_durable_goes_straight_to_the_nodes_of_an_endpoint(
             assert executor.submit(os.path.exists, str(here.directory)).result(60) is False
 
 
-def test_edited_helper_runs_as_it_is_now_at_an_endpoint(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+def test_endpoint_runs_the_edited_helper(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     project = Project(tmp_path)
     endpoint("--idle", "60s")
     body = DURABLE.format(call="helper2.g")
@@ -378,7 +368,7 @@ def test_edited_helper_runs_as_it_is_now_at_an_endpoint(manager: Daemon, endpoin
     assert project.script(manager, body) == "edited"
 
 
-def test_only_an_endpoints_own_token_connects(manager: Daemon, endpoint: Make) -> None:
+def test_only_its_own_token_connects_an_endpoint(manager: Daemon, endpoint: Make) -> None:
     here = endpoint(start=False)
     path = here.directory / "credential.json"
     credential = json.loads(path.read_text())
@@ -394,7 +384,7 @@ def test_only_an_endpoints_own_token_connects(manager: Daemon, endpoint: Make) -
         client.endpoints()
 
 
-def test_mistakes_are_told_by_name(manager: Daemon, endpoint: Make, state: Path) -> None:
+def test_configuration_errors_are_named(manager: Daemon, endpoint: Make, state: Path) -> None:
     here = endpoint(start=False)
     assert "is set up already" in here.refusal("setup")
     configuration = here.directory / "endpoint.toml"

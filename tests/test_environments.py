@@ -101,7 +101,7 @@ def seen() -> tuple[str, str, bool]:
     return dayfly_test_package.version, sys.executable, importlib.util.find_spec("numpy") is not None
 
 
-def test_node_asks_configured_index_alone(directory: Path, index: Index) -> None:
+def test_node_uses_only_the_configured_index(directory: Path, index: Index) -> None:
     with (
         package_index.serving(directory / "elsewhere") as proxy,
         running(directory, index, ALL_PROXY=proxy.address, HTTPS_PROXY=proxy.address) as manager,
@@ -116,7 +116,7 @@ def test_node_asks_configured_index_alone(directory: Path, index: Index) -> None
         assert proxy.requests == []
 
 
-def test_functions_import_what_they_name_and_nothing_of_the_nodes(directory: Path, index: Index) -> None:
+def test_functions_import_only_their_environment(directory: Path, index: Index) -> None:
     with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
         with dayfly.Executor(client=client, environment=[PACKAGE]) as executor:
             version, python, has_numpy = executor.submit(seen).result(60)
@@ -132,7 +132,7 @@ def test_functions_import_what_they_name_and_nothing_of_the_nodes(directory: Pat
         assert built(manager) == 2
 
 
-def test_isolated_workers_have_their_environment_too(directory: Path, index: Index) -> None:
+def test_isolated_workers_have_their_environment(directory: Path, index: Index) -> None:
     with (
         running(directory, index, "--sandbox=isolated", f"--python={sys.executable}") as manager,
         dayfly.connect(config=manager.state) as client,
@@ -144,7 +144,7 @@ def test_isolated_workers_have_their_environment_too(directory: Path, index: Ind
             lease.submit(os.mkdir, f"{Path(python).parent}/mine").result(30)
 
 
-def test_nodes_that_share_a_directory_build_once(directory: Path, index: Index) -> None:
+def test_nodes_sharing_a_directory_build_once(directory: Path, index: Index) -> None:
     program, gate = waiting_uv(directory)
     with contextlib.ExitStack() as stack:
         managers = [stack.enter_context(running(directory, index, f"--uv={program}", name=f"m{n}")) for n in range(2)]
@@ -172,7 +172,7 @@ def test_nodes_that_share_a_directory_build_once(directory: Path, index: Index) 
         assert built(manager) == 0
 
 
-def test_nodes_of_an_endpoint_build_what_tasks_need(directory: Path, index: Index) -> None:
+def test_endpoint_nodes_build_environments_of_tasks(directory: Path, index: Index) -> None:
     with manager_alone(directory / "manager", free_port()) as manager:
         here = Endpoint(
             manager, directory / "home", "here", "--workers-per-node", "1", **settings(directory, index)
@@ -190,7 +190,7 @@ def test_nodes_of_an_endpoint_build_what_tasks_need(directory: Path, index: Inde
             here.stop()
 
 
-def test_what_cannot_be_built_ends_its_tasks_in_uvs_words_and_nobody_elses(directory: Path, index: Index) -> None:
+def test_failed_build_fails_its_tasks_with_uvs_message(directory: Path, index: Index) -> None:
     with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
         for requirement, said in ((f"{PACKAGE}==3.0", "3.0"), ("dayfly-has-no-such-package", "no-such-package")):
             future = client.batch(environment=[requirement]).submit(seen)
@@ -214,7 +214,7 @@ def test_what_cannot_be_built_ends_its_tasks_in_uvs_words_and_nobody_elses(direc
             assert lease.submit(seen).result(30)[0] == "2.0"
 
 
-def test_a_build_that_is_killed_is_made_anew_and_no_task_is_lost(directory: Path, index: Index) -> None:
+def test_killed_build_is_repeated_and_loses_no_task(directory: Path, index: Index) -> None:
     program, gate = waiting_uv(directory)
     with running(directory, index, f"--uv={program}") as manager:
         with dayfly.connect(config=manager.state) as client:
@@ -236,7 +236,7 @@ def test_a_build_that_is_killed_is_made_anew_and_no_task_is_lost(directory: Path
             again.stop()
 
 
-def test_a_task_is_cancelled_while_its_environment_is_built(directory: Path, index: Index) -> None:
+def test_task_is_cancelled_during_its_build(directory: Path, index: Index) -> None:
     program, gate = waiting_uv(directory)
     with running(directory, index, f"--uv={program}") as manager, dayfly.connect(config=manager.state) as client:
         future = client.batch(environment=[PACKAGE]).submit(seen)
@@ -249,7 +249,7 @@ def test_a_task_is_cancelled_while_its_environment_is_built(directory: Path, ind
         gate.touch()
 
 
-def test_what_would_lead_a_node_elsewhere_is_refused_when_it_is_registered(directory: Path, index: Index) -> None:
+def test_requirement_with_foreign_source_is_refused(directory: Path, index: Index) -> None:
     with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
         wheel = index.directory / f"{PACKAGE}-1.0-py3-none-any.whl"
         for requirement in (f"{PACKAGE} @ {wheel.as_uri()}", str(wheel), "-r /etc/passwd", "x\n-r y", "dayfly"):
@@ -287,7 +287,7 @@ def of_which_python(times: int) -> list[list[str]]:
 
 
 @pytest.mark.skipif(other_python() is None, reason="this machine has one Python alone")
-def test_functions_as_source_run_in_another_version_of_python(directory: Path, index: Index) -> None:
+def test_source_functions_run_in_another_python(directory: Path, index: Index) -> None:
     python, place = other_python()
     source = f"def seen():\n    import sys, {PACKAGE}\n    return [{PACKAGE}.version, '%d.%d' % sys.version_info[:2]]\n"
     with running(
@@ -325,7 +325,7 @@ def test_functions_as_source_run_in_another_version_of_python(directory: Path, i
             assert raised.value.code == "python_mismatch"
 
 
-def test_the_command_line_captures_builds_and_shows(directory: Path, index: Index) -> None:
+def test_command_line_manages_environments(directory: Path, index: Index) -> None:
     requirements = directory / "requirements.txt"
     requirements.write_text(f"{PACKAGE}<2\n")
     with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:

@@ -54,7 +54,7 @@ def fail(_: Any) -> None:
     raise ValueError("no good")
 
 
-def test_each_step_is_called_with_the_result_of_the_one_before(client: dayfly.Client) -> None:
+def test_step_receives_result_of_the_previous_step(client: dayfly.Client) -> None:
     steps = [
         Step("numbers", numbers),
         Step("squares", square, map=True, keywords={"offset": 1}),
@@ -77,7 +77,7 @@ def test_each_step_is_called_with_the_result_of_the_one_before(client: dayfly.Cl
     assert len(client.tasks(tag=flow.tag)) == 102
 
 
-def test_a_step_takes_several_results_and_the_input(client: dayfly.Client) -> None:
+def test_step_takes_several_results_and_the_input(client: dayfly.Client) -> None:
     def pair(left: Any, right: Any) -> list[Any]:
         return [left, right]
 
@@ -93,13 +93,13 @@ def test_a_step_takes_several_results_and_the_input(client: dayfly.Client) -> No
     assert client.flow(steps, 5).result(30) == [[[10, 10], [15, 10], [5, 10]], "nobody"]
 
 
-def test_for_each_of_none_is_a_list_of_none(client: dayfly.Client) -> None:
+def test_for_each_over_empty_list_returns_empty_list(client: dayfly.Client) -> None:
     flow = client.flow([Step("numbers", numbers), Step("squares", square, map=True), Step("sum", total)], 0)
     assert flow.result(30) == 0
     assert [step["tasks"] for step in flow.status["steps"]] == [1, 0, 1]
 
 
-def test_steps_that_do_not_wait_for_each_other_run_together(client: dayfly.Client, tmp_path: Path) -> None:
+def test_independent_steps_run_in_parallel(client: dayfly.Client, tmp_path: Path) -> None:
     def meet(place: str, own: str, other: str) -> str:
         Path(place, own).touch()
         until = time.monotonic() + 20
@@ -116,7 +116,7 @@ def test_steps_that_do_not_wait_for_each_other_run_together(client: dayfly.Clien
     assert client.flow(steps, str(tmp_path)).result(30) == ["a", "b"]
 
 
-def test_a_flow_fails_where_a_step_does_and_nothing_comes_after(client: dayfly.Client, tmp_path: Path) -> None:
+def test_failed_step_fails_its_flow(client: dayfly.Client, tmp_path: Path) -> None:
     place = str(tmp_path)
 
     def touch(_: Any) -> None:
@@ -131,7 +131,7 @@ def test_a_flow_fails_where_a_step_does_and_nothing_comes_after(client: dayfly.C
     assert not Path(place, "reached").exists()
 
 
-def test_a_flow_fails_as_soon_as_a_task_does_though_others_before_it_run_on(client: dayfly.Client) -> None:
+def test_flow_fails_at_its_first_failed_task(client: dayfly.Client) -> None:
     def wait_or_fail(number: int) -> None:
         if number == 1:
             raise ValueError("no good")
@@ -141,7 +141,7 @@ def test_a_flow_fails_as_soon_as_a_task_does_though_others_before_it_run_on(clie
         client.flow([Step("numbers", numbers), Step("some", wait_or_fail, map=True)], 2).result(30)
 
 
-def test_what_goes_along_with_each_of_many_is_bounded(client: dayfly.Client) -> None:
+def test_repeated_arguments_of_for_each_are_bounded(client: dayfly.Client) -> None:
     steps = [Step("numbers", numbers), Step("each", lambda n, text: n, of=["numbers", "input"], map=True)]
     steps[0] = Step("numbers", lambda _: list(range(1_000)), of="input")
     with pytest.raises(dayfly.Error, match="beside each of 1000 elements") as caught:
@@ -156,9 +156,7 @@ def test_what_goes_along_with_each_of_many_is_bounded(client: dayfly.Client) -> 
         ([Step("strange", lambda n: object())], "JSON"),
     ],
 )
-def test_what_json_cannot_express_or_is_no_list_fails_with_a_word_on_it(
-    client: dayfly.Client, steps: list[Step], words: str
-) -> None:
+def test_invalid_for_each_input_fails_with_reason(client: dayfly.Client, steps: list[Step], words: str) -> None:
     with pytest.raises(dayfly.Error, match=words):
         client.flow(steps, 3).result(30)
 
@@ -173,13 +171,13 @@ def test_what_json_cannot_express_or_is_no_list_fails_with_a_word_on_it(
         ([Step("a", numbers, map=True, of=[])], "for each of nothing"),
     ],
 )
-def test_what_is_no_flow_is_refused(client: dayfly.Client, steps: list[Step], words: str) -> None:
+def test_invalid_flow_is_refused(client: dayfly.Client, steps: list[Step], words: str) -> None:
     with pytest.raises(dayfly.Error, match=words):
         client.flow(steps, 3)
     assert client.flows() == []
 
 
-def test_tasks_of_a_step_have_its_priority_and_deadline(client: dayfly.Client) -> None:
+def test_tasks_have_priority_and_deadline_of_their_step(client: dayfly.Client) -> None:
     steps = [Step("slow", lambda _: time.sleep(60), priority=3, deadline=0.5)]
     with pytest.raises(dayfly.DeadlineExceeded):
         client.flow(steps).result(30)
@@ -188,7 +186,7 @@ def test_tasks_of_a_step_have_its_priority_and_deadline(client: dayfly.Client) -
             client.flow([Step("slow", numbers, **wrong)])
 
 
-def test_a_flow_that_is_cancelled_ends_with_its_tasks(client: dayfly.Client, tmp_path: Path) -> None:
+def test_cancelled_flow_cancels_its_tasks(client: dayfly.Client, tmp_path: Path) -> None:
     place = str(tmp_path)
 
     def sleep(number: int) -> None:
@@ -208,7 +206,7 @@ def test_a_flow_that_is_cancelled_ends_with_its_tasks(client: dayfly.Client, tmp
     flow.cancel()
 
 
-def test_results_that_are_too_much_for_the_manager_fail_their_flow_alone(client: dayfly.Client) -> None:
+def test_oversized_results_fail_only_their_flow(client: dayfly.Client) -> None:
     steps = [Step("numbers", numbers), Step("long", lambda _: "x" * (8 << 20), map=True)]
     with pytest.raises(dayfly.Error, match="more than 67108864 bytes") as caught:
         client.flow(steps, 9).result(60)
@@ -225,7 +223,7 @@ def leave_a_mark(number: int, place: str, gate: str) -> int:
     return number
 
 
-def test_a_manager_that_is_killed_goes_on_with_its_flows(manager: Manager, tmp_path: Path) -> None:
+def test_killed_manager_continues_its_flows(manager: Manager, tmp_path: Path) -> None:
     place = tmp_path / "marks"
     place.mkdir()
     gate = tmp_path / "gate"
@@ -249,7 +247,7 @@ def test_a_manager_that_is_killed_goes_on_with_its_flows(manager: Manager, tmp_p
     assert sum(executions(place).values()) <= 20 + 4
 
 
-def test_a_trigger_starts_a_flow(client: dayfly.Client) -> None:
+def test_trigger_starts_a_flow(client: dayfly.Client) -> None:
     def words(event: dict[str, Any]) -> list[str]:
         return event["body"].split()  # type: ignore[no-any-return]
 
@@ -270,7 +268,7 @@ def test_a_trigger_starts_a_flow(client: dayfly.Client) -> None:
         client.trigger("twice", words, webhook=True, then=[Step("event", total)])
 
 
-def test_others_neither_see_nor_cancel_a_flow(manager: Manager, client: dayfly.Client, state: Path) -> None:
+def test_other_tenant_cannot_see_or_cancel_flow(manager: Manager, client: dayfly.Client, state: Path) -> None:
     flow = client.flow([Step("numbers", numbers)], 3)
     token = json.loads(tenant(manager.daemon, "alice", state).read_text())["token"]
 
@@ -312,7 +310,7 @@ function = "total"
 """
 
 
-def test_flows_on_the_command_line(manager: Manager, client: dayfly.Client, tmp_path: Path) -> None:
+def test_command_line_manages_flows(manager: Manager, client: dayfly.Client, tmp_path: Path) -> None:
     for function in (numbers, square, total):
         client.register(function)
     file = tmp_path / "sums.toml"

@@ -32,7 +32,7 @@ def home(state: Path) -> Path:
     ],
     ids=" ".join,
 )
-def test_state_of_former_name_is_named_with_the_command_that_moves_it(home: Path, command: tuple[str, ...]) -> None:
+def test_former_state_directory_is_refused_with_move_command(home: Path, command: tuple[str, ...]) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "XDG_STATE_HOME": str(home)}
     refused = run(program(), *command, "--json", check=False, env=environment)
     assert refused.returncode != 0

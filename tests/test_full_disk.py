@@ -77,7 +77,7 @@ def note(path: str, number: int) -> bytes:
     return number.to_bytes(4, "little") * 10_000
 
 
-def test_outcomes_wait_for_room_on_the_disk_and_none_is_lost(manager: Manager, disk: Disk, tmp_path: Path) -> None:
+def test_full_disk_delays_outcomes_and_loses_none(manager: Manager, disk: Disk, tmp_path: Path) -> None:
     with dayfly.connect(config=manager.state) as client:
         with dayfly.Executor(client=client, tag="before") as executor:
             assert executor.submit(pow, 2, 10).result(30) == 1024
@@ -102,7 +102,7 @@ def test_outcomes_wait_for_room_on_the_disk_and_none_is_lost(manager: Manager, d
     assert executed == [1] * 199
 
 
-def test_a_manager_whose_disk_is_full_ends_when_it_is_told(manager: Manager, disk: Disk, tmp_path: Path) -> None:
+def test_manager_with_full_disk_stops_on_request(manager: Manager, disk: Disk, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with dayfly.connect(config=manager.state) as client:
         batch = client.batch("noted")
@@ -141,7 +141,7 @@ def outcomes_of(batch: dayfly.Batch) -> Counter[str]:
     return ended
 
 
-def test_long_arguments_and_results_wait_for_room_in_the_content_store(manager: Manager, disk: Disk) -> None:
+def test_full_content_store_delays_long_values(manager: Manager, disk: Disk) -> None:
     def double(data: bytes) -> bytes:
         return data * 2
 

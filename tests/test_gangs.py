@@ -38,7 +38,7 @@ def sum_of_ranks() -> tuple[int, int]:
     return comm.rank, comm.allreduce(comm.rank)
 
 
-def test_a_function_runs_on_more_ranks_than_any_node_has_workers(site: Site) -> None:
+def test_function_runs_on_ranks_of_several_nodes(site: Site) -> None:
     manager, _ = site
     with dayfly.connect(manager.state) as client:
         assert dayfly.run(sum_of_ranks, ranks=5, client=client) == [(rank, 10) for rank in range(5)]
@@ -58,14 +58,14 @@ def pass_around(length: int) -> list[bool]:
     return right
 
 
-def test_isolated_ranks_of_several_nodes_are_of_one_group_without_a_network(start: Callable[..., Daemon]) -> None:
+def test_isolated_ranks_form_groups_across_nodes(start: Callable[..., Daemon]) -> None:
     manager, _ = several_nodes(start, 2, 2, "isolated", "--python", sys.executable)
     with dayfly.connect(manager.state) as client:
         assert dayfly.run(sum_of_ranks, ranks=4, client=client, timeout=60) == [(rank, 6) for rank in range(4)]
         assert dayfly.run(pass_around, ranks=4, args=(3 << 20,), client=client, timeout=60) == [[True] * 8] * 4
 
 
-def test_placement_decides_how_many_nodes_a_gang_has(site: Site) -> None:
+def test_placement_decides_number_of_nodes(site: Site) -> None:
     manager, _ = site
     with dayfly.connect(manager.state) as client:
         with client.gang(3, mode="warm") as packed:
@@ -83,7 +83,7 @@ def test_placement_decides_how_many_nodes_a_gang_has(site: Site) -> None:
             client.gang(2, bogus=1)
 
 
-def test_a_gang_of_one_fabric_has_no_node_of_another(start: Callable[..., Daemon]) -> None:
+def test_gang_uses_nodes_of_one_fabric(start: Callable[..., Daemon]) -> None:
     manager, _ = several_nodes(start, 1, 2, "process", "--on-fabric", "east")
     for name, fabrics in (("n1", ("west",)), ("n2", ("east", "west"))):
         join = manager.state / f"join-{name}.json"
@@ -105,13 +105,13 @@ def test_a_gang_of_one_fabric_has_no_node_of_another(start: Callable[..., Daemon
         assert dayfly.run(sum_of_ranks, ranks=4, client=client, placement="fabric") == [(rank, 6) for rank in range(4)]
 
 
-def test_a_gang_of_one_fabric_needs_nodes_that_say_on_which_they_are(site: Site) -> None:
+def test_fabric_gang_needs_nodes_with_known_fabric(site: Site) -> None:
     manager, _ = site
     with dayfly.connect(manager.state) as client, pytest.raises(dayfly.RequestError, match="--on-fabric"):
         client.gang(2, placement="fabric", mode="warm")
 
 
-def test_a_gang_that_finds_no_room_holds_nothing_and_waits_for_some_if_it_may(site: Site) -> None:
+def test_gang_without_room_holds_no_resources(site: Site) -> None:
     manager, _ = site
     with dayfly.connect(manager.state) as client:
         first = client.gang(4, mode="warm")
@@ -128,7 +128,7 @@ def test_a_gang_that_finds_no_room_holds_nothing_and_waits_for_some_if_it_may(si
         waiting[0].shutdown()
 
 
-def test_a_program_runs_on_ranks_of_several_nodes(site: Site, tmp_path: Path) -> None:
+def test_program_runs_on_ranks_of_several_nodes(site: Site, tmp_path: Path) -> None:
     manager, _ = site
     script = tmp_path / "sum.py"
     script.write_text("from dayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
@@ -137,7 +137,7 @@ def test_a_program_runs_on_ranks_of_several_nodes(site: Site, tmp_path: Path) ->
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] 6" for rank in range(6)]
 
 
-def test_when_a_node_dies_the_ranks_of_the_others_hear_which_ones_are_lost(site: Site, tmp_path: Path) -> None:
+def test_surviving_ranks_learn_which_ranks_are_lost(site: Site, tmp_path: Path) -> None:
     manager, nodes = site
 
     def wait_for_the_lost(place: str) -> str:
@@ -193,9 +193,7 @@ SUM = sum(sum(range(4)) + 4 * step for step in range(10))
 
 
 @pytest.mark.parametrize("taken", ["reclaimed", "killed"])
-def test_a_run_whose_node_is_taken_goes_on_elsewhere_from_its_last_checkpoint(
-    site: Site, tmp_path: Path, taken: str
-) -> None:
+def test_run_resumes_elsewhere_from_its_checkpoint(site: Site, tmp_path: Path, taken: str) -> None:
     manager, nodes = site
     with dayfly.connect(manager.state) as client, cf.ThreadPoolExecutor(1) as background:
         running = background.submit(
@@ -219,7 +217,7 @@ def test_a_run_whose_node_is_taken_goes_on_elsewhere_from_its_last_checkpoint(
     assert (tmp_path / "from-6").exists()
 
 
-def test_a_program_whose_lease_is_over_goes_on_with_a_new_one(site: Site, tmp_path: Path) -> None:
+def test_run_continues_with_a_new_lease(site: Site, tmp_path: Path) -> None:
     manager, _ = site
     script = tmp_path / "count.py"
     script.write_text(

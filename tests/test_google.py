@@ -55,7 +55,7 @@ def _trouble(provider: Provider) -> str:
     return str(answer.get("trouble") or answer.get("failed"))
 
 
-def test_an_instance_is_what_was_asked_for(compute: Google, begin: Begin) -> None:
+def test_instance_has_the_requested_properties(compute: Google, begin: Begin) -> None:
     with begin(labels={"team": "physics"}, external_ip=True, service_account=ACCOUNT) as provider:
         job = provider.job(STAYS, walltime_s=3600)
         provider.wait_for(job, "running")
@@ -73,7 +73,7 @@ def test_an_instance_is_what_was_asked_for(compute: Google, begin: Begin) -> Non
     }
 
 
-def test_capacity_that_others_leave_over_is_asked_for(compute: Google, begin: Begin) -> None:
+def test_spot_capacity_is_requested(compute: Google, begin: Begin) -> None:
     with begin(spot=True) as provider:
         job = provider.job(STAYS)
         provider.wait_for(job, "running")
@@ -81,9 +81,7 @@ def test_capacity_that_others_leave_over_is_asked_for(compute: Google, begin: Be
     assert (scheduling["provisioningModel"], scheduling["onHostMaintenance"]) == ("SPOT", "TERMINATE")
 
 
-def test_google_deletes_an_instance_whose_time_is_over_though_its_script_and_its_endpoint_are_not_there_to(
-    compute: Google, begin: Begin
-) -> None:
+def test_google_deletes_expired_instance_by_itself(compute: Google, begin: Begin) -> None:
     with begin() as provider:
         job = provider.job(STAYS, walltime_s=3600)
         provider.wait_for(job, "running")
@@ -94,7 +92,7 @@ def test_google_deletes_an_instance_whose_time_is_over_though_its_script_and_its
     wait_until(lambda: compute.costs() == [], "it is deleted")
 
 
-def test_an_instance_deletes_itself_as_its_service_account(compute: Google, begin: Begin) -> None:
+def test_instance_deletes_itself_with_its_service_account(compute: Google, begin: Begin) -> None:
     with begin(service_account=ACCOUNT) as provider:
         provider.job("exit 0")
     # Nobody is there any more who would.
@@ -102,7 +100,7 @@ def test_an_instance_deletes_itself_as_its_service_account(compute: Google, begi
     assert [one["operationType"] for one in compute.operations] == ["insert", "delete"]
 
 
-def test_one_that_may_not_is_deleted_by_the_next_life_of_its_endpoint(compute: Google, begin: Begin) -> None:
+def test_undeletable_instance_is_deleted_by_the_restarted_endpoint(compute: Google, begin: Begin) -> None:
     compute.trusts_instances = False
     with begin(service_account=ACCOUNT) as provider:
         job = provider.job("exit 0")
@@ -113,7 +111,7 @@ def test_one_that_may_not_is_deleted_by_the_next_life_of_its_endpoint(compute: G
         assert provider.how(job) == ("ended", "")
 
 
-def test_instances_of_other_endpoints_are_left_alone(compute: Google, begin: Begin, tmp_path: Path) -> None:
+def test_instances_of_other_endpoints_are_not_touched(compute: Google, begin: Begin, tmp_path: Path) -> None:
     with begin() as provider:
         job = provider.job("exit 0")
     wait_until(lambda: compute.instances[job]["status"] == "TERMINATED", "it is shut down")
@@ -125,7 +123,7 @@ def test_instances_of_other_endpoints_are_left_alone(compute: Google, begin: Beg
         assert another.how(job)[0] == "ended"
 
 
-def test_why_there_are_no_instances_is_told_as_their_end(compute: Google, begin: Begin) -> None:
+def test_missing_instances_end_with_the_reason(compute: Google, begin: Begin) -> None:
     compute.fault = FULL
     with begin() as provider:
         job = provider.job(STAYS)
@@ -136,7 +134,7 @@ def test_why_there_are_no_instances_is_told_as_their_end(compute: Google, begin:
     assert compute.costs() == []
 
 
-def test_all_are_found_however_many_there_are(compute: Google, begin: Begin) -> None:
+def test_instances_are_found_over_many_pages(compute: Google, begin: Begin) -> None:
     compute.page = 1
     with begin() as provider:
         jobs = [provider.job(f"{STAYS} # {number}") for number in range(3)]
@@ -147,7 +145,7 @@ def test_all_are_found_however_many_there_are(compute: Google, begin: Begin) -> 
         provider.ask(cancel=jobs)
 
 
-def test_what_is_wrong_is_told_in_the_words_of_google(compute: Google, begin: Begin) -> None:
+def test_error_quotes_google(compute: Google, begin: Begin) -> None:
     assert "/machineTypes/e9-small' was not found (notFound)" in _trouble(begin(machine_type="e9-small"))
     assert "/global/images/none' was not found (notFound)" in _trouble(begin(image="none"))
     assert "zones/mars-1a" in _trouble(begin(zone="mars-1a"))
@@ -160,14 +158,14 @@ def test_what_is_wrong_is_told_in_the_words_of_google(compute: Google, begin: Be
     assert compute.costs() == []
 
 
-def test_without_credentials_it_is_said_how_to_get_them(compute: Google, tmp_path: Path) -> None:
+def test_missing_credentials_error_names_the_remedy(compute: Google, tmp_path: Path) -> None:
     nothing = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "none.json")}
     assert "gcloud auth application-default login" in _trouble(
         Provider("google", tmp_path, nothing, **compute.options())
     )
 
 
-def test_a_refusal_is_shown_at_once(compute: Google, manager: Daemon, set_up: Callable[..., Endpoint]) -> None:
+def test_refusal_is_shown_at_once(compute: Google, manager: Daemon, set_up: Callable[..., Endpoint]) -> None:
     given = [word for key, value in compute.options().items() for word in ("--option", f"{key}={value}")]
     here = set_up("--provider", "google", "--address", "127.0.0.1", "--walltime", "10m", *given, name="cloud")
     compute.fault = FULL
@@ -177,7 +175,7 @@ def test_a_refusal_is_shown_at_once(compute: Google, manager: Daemon, set_up: Ca
         task.cancel()
 
 
-def test_setup_tells_what_is_wrong(compute: Google, set_up: Callable[..., Endpoint]) -> None:
+def test_setup_reports_errors(compute: Google, set_up: Callable[..., Endpoint]) -> None:
     options = compute.options(machine_type="e9-small")
     given = [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
     with pytest.raises(AssertionError, match="e9-small' was not found"):

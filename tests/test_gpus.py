@@ -29,7 +29,7 @@ def seen() -> tuple[str, str]:
     return os.environ["CUDA_VISIBLE_DEVICES"], program.stdout.strip()
 
 
-def test_each_worker_sees_the_gpus_that_it_asked_for_and_no_others(start: Callable[..., Daemon]) -> None:
+def test_worker_sees_only_its_gpus(start: Callable[..., Daemon]) -> None:
     site = start("up", "--listen", "127.0.0.1:0", "--gpus", "0,GPU-beef,2,3")
     with dayfly.connect(site.state) as client:
         assert [node["capacity"]["gpus"] for node in client.nodes()] == [4]
@@ -60,9 +60,7 @@ def test_each_worker_sees_the_gpus_that_it_asked_for_and_no_others(start: Callab
     )
 
 
-def test_gpus_are_those_that_a_batch_system_names(
-    start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_uses_the_batch_systems_gpus(start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
     site = start("up", "--listen", "127.0.0.1:0")
     with dayfly.connect(site.state) as client, client.lease(1, mode="warm", gpus=1) as lease:
@@ -109,7 +107,7 @@ int main(int, char **argv) {
 """
 
 
-def test_native_programs_lease_gpus_for_native_functions(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_native_program_leases_gpus(start: Callable[..., Daemon], tmp_path: Path) -> None:
     for name, text in {"gpus.c": FUNCTION, "asks.cpp": PROGRAM}.items():
         (tmp_path / name).write_text(text)
     library = compile_source(tmp_path / "gpus.c", tmp_path / "libgpus.so")
@@ -128,7 +126,7 @@ def hold(directory: str, seconds: float) -> str:
     return gpu
 
 
-def test_tasks_of_an_endpoint_share_its_gpus_and_no_two_have_the_same(state: Path, tmp_path: Path) -> None:
+def test_concurrent_tasks_have_different_gpus(state: Path, tmp_path: Path) -> None:
     with (
         manager_alone(state / "manager", free_port()) as manager,
         endpoints_of(manager, state / "home") as endpoint,

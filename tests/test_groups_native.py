@@ -32,14 +32,14 @@ def site(start: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_promises_hold_on_every_rank(site: Daemon, groups: Path, tmp_path: Path, size: int) -> None:
+def test_group_promises_hold_on_every_rank(site: Daemon, groups: Path, tmp_path: Path, size: int) -> None:
     done = ranks(site, "--ranks", str(size), str(groups), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of {size}" for rank in range(size)]
 
 
 @pytest.mark.parametrize("network", [(), ("--network",)], ids=["without-network", "with-network"])
-def test_isolated_ranks_of_a_program_that_is_linked_statically_meet_too(
+def test_isolated_ranks_of_static_program_form_group(
     start: Callable[..., Daemon], tmp_path: Path, network: tuple[str, ...]
 ) -> None:
     # They see the system's libraries alone.
@@ -51,27 +51,23 @@ def test_isolated_ranks_of_a_program_that_is_linked_statically_meet_too(
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of 2" for rank in range(2)], done.stderr
 
 
-def test_a_program_that_nobody_started_on_ranks_is_a_group_of_one(groups: Path) -> None:
+def test_program_outside_ranks_is_group_of_one(groups: Path) -> None:
     assert run(groups).stdout == "all held on 0 of 1\n"
 
 
-def test_ranks_that_call_different_collectives_are_told_what_both_called(
-    site: Daemon, groups: Path, tmp_path: Path
-) -> None:
+def test_mismatched_collectives_are_named_to_both_ranks(site: Daemon, groups: Path, tmp_path: Path) -> None:
     done = ranks(site, "--ranks", "2", str(groups), "mismatch", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
 
 
-def test_a_rank_that_is_killed_is_named_and_the_others_go_on_without_it(
-    site: Daemon, groups: Path, tmp_path: Path
-) -> None:
+def test_killed_rank_is_named_and_others_continue(site: Daemon, groups: Path, tmp_path: Path) -> None:
     done = ranks(site, "--ranks", "4", str(groups), "die", cwd=tmp_path)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of 4" for rank in range(3)], done.stderr
     assert done.returncode == 137
 
 
-def test_processes_of_plain_shells_meet_by_name_and_secret(
+def test_shell_processes_form_group_by_name_and_secret(
     rendezvous: dict[str, Any], groups: Path, leakless: Callable[..., None]
 ) -> None:
     command = [groups, "meet", rendezvous["addresses"][0], rendezvous["key"], "3"]
@@ -93,7 +89,7 @@ JACOBI = ROOT / "examples" / "cxx" / "jacobi_group.cpp"
 SWEEPS = re.compile(r"\[0\] 96 x 128 cells on 4 ranks: (\d+) sweeps, the same as one rank alone\n")
 
 
-def test_the_laplace_equation_is_solved_on_ranks_as_by_one_alone(site: Daemon, tmp_path: Path) -> None:
+def test_laplace_solution_on_ranks_equals_serial_one(site: Daemon, tmp_path: Path) -> None:
     compile_source(JACOBI, tmp_path / "jacobi_group", "-Wshadow", "-Wconversion")
     done = ranks(site, "--ranks", "4", "./jacobi_group", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -107,7 +103,7 @@ def test_the_laplace_equation_is_solved_on_ranks_as_by_one_alone(site: Daemon, t
     assert "give each rank a row" in done.stderr
 
 
-def test_a_solution_that_is_wrong_is_a_status_of_its_own(site: Daemon, tmp_path: Path) -> None:
+def test_wrong_solution_has_its_own_exit_status(site: Daemon, tmp_path: Path) -> None:
     right = JACOBI.read_text()
     wrong = right.replace("own.row(own.rows), below, 1", "own.row(1), below, 1")
     assert wrong != right

@@ -52,7 +52,7 @@ def compiled() -> dict[str, Path]:
 
 
 @pytest.mark.soak
-def test_sandboxes_hold_where_control_groups_are_of_version_2(tmp_path: Path) -> None:
+def test_sandboxes_hold_with_cgroups_version_2(tmp_path: Path) -> None:
     _, why = kernel()
     if why:
         pytest.skip(why)

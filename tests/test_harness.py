@@ -14,7 +14,7 @@ from harness.leaks import descriptors, die_with_parent, kill, memory_files, wait
 from harness.programs import ROOT
 
 
-def test_a_child_left_behind_is_seen_as_a_leak() -> None:
+def test_leftover_child_is_a_leak() -> None:
     before = Snapshot()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert any(f"process {child.pid}:" in leak for leak in before.leaks())
@@ -22,7 +22,7 @@ def test_a_child_left_behind_is_seen_as_a_leak() -> None:
     assert before.leaks() == []
 
 
-def test_an_orphan_of_a_dead_child_is_seen_and_can_be_killed() -> None:
+def test_orphan_is_found_and_killed() -> None:
     before = Snapshot()
     # The child starts a grandchild that waits for ever on a pipe that nobody closes, then exits.
     script = (
@@ -38,7 +38,7 @@ def test_an_orphan_of_a_dead_child_is_seen_and_can_be_killed() -> None:
     assert before.leaks() == []
 
 
-def test_a_memory_file_is_seen_open_and_mapped() -> None:
+def test_memory_file_is_found_open_and_mapped() -> None:
     before = Snapshot()
     with os.fdopen(os.memfd_create("harness-test"), "r+b") as memory:
         assert any("harness-test" in line for line in memory_files([os.getpid()]))
@@ -47,30 +47,30 @@ def test_a_memory_file_is_seen_open_and_mapped() -> None:
     assert before.leaks() == []
 
 
-def test_a_descriptor_is_seen() -> None:
+def test_open_descriptor_is_found() -> None:
     before = Snapshot()
     with tempfile.NamedTemporaryFile() as file:
         assert any(file.name in leak for leak in before.leaks())
     assert before.leaks() == []
 
 
-def test_a_leak_fails_with_its_name() -> None:
+def test_leak_fails_the_test_and_is_named() -> None:
     before = Snapshot()
     with tempfile.NamedTemporaryFile() as file, pytest.raises(AssertionError, match=os.path.basename(file.name)):
         before.assert_no_leaks(timeout=0.05)
 
 
-def test_two_looks_at_the_same_process_see_the_same() -> None:
+def test_unchanged_process_has_equal_snapshots() -> None:
     assert descriptors() == descriptors()
 
 
-def test_waiting_for_what_does_not_come_fails_and_names_it() -> None:
+def test_wait_until_fails_and_names_the_event() -> None:
     with pytest.raises(AssertionError, match="the moon is full"):
         wait_until(lambda: False, "the moon is full", timeout=0.02)
 
 
 @pytest.mark.parametrize("tool", ["pip", "uv"])
-def test_package_tools_ask_no_public_index(tool: str, tmp_path: Path) -> None:
+def test_package_tools_use_no_public_index(tool: str, tmp_path: Path) -> None:
     install = {
         "pip": [sys.executable, "-m", "pip", "install", "--quiet", "--retries=0"],
         "uv": [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", f"--cache-dir={tmp_path}/cache"],

@@ -60,7 +60,7 @@ def failure(future: Any) -> dayfly.Error:
     return raised.value
 
 
-def test_a_task_that_forks_and_returns_on_both_sides_answers_once(client: dayfly.Client, tmp_path: Path) -> None:
+def test_task_that_forks_returns_one_result(client: dayfly.Client, tmp_path: Path) -> None:
     def both(mark: str) -> tuple[int, int]:
         before = os.getpid()
         forked = os.fork()
@@ -78,7 +78,7 @@ def test_a_task_that_forks_and_returns_on_both_sides_answers_once(client: dayfly
     assert {executions(Path(mark)) for mark in marks} == {2}
 
 
-def test_a_gigabyte_of_output_is_nobodys_harm(client: dayfly.Client, manager: Daemon) -> None:
+def test_gigabyte_of_output_harms_no_task(client: dayfly.Client, manager: Daemon) -> None:
     def babble() -> int:
         piece = b"x" * (MIB - 1) + b"\n"
         written = 0
@@ -94,7 +94,7 @@ def test_a_gigabyte_of_output_is_nobodys_harm(client: dayfly.Client, manager: Da
     assert most_memory(manager.pid) < 1 << 30
 
 
-def test_of_long_lines_the_end_is_kept(client: dayfly.Client) -> None:
+def test_end_of_long_lines_is_kept(client: dayfly.Client) -> None:
     def babble() -> None:
         piece = "x" * (MIB - 1) + "\n"
         for _ in range(100):
@@ -114,7 +114,7 @@ def die(mark: str) -> NoReturn:
     raise AssertionError
 
 
-def test_a_task_that_kills_its_worker_is_not_executed_again(client: dayfly.Client, tmp_path: Path) -> None:
+def test_task_that_kills_its_worker_runs_once(client: dayfly.Client, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with dayfly.Executor(client=client) as executor:
         future = executor.submit(die, str(mark))
@@ -125,9 +125,7 @@ def test_a_task_that_kills_its_worker_is_not_executed_again(client: dayfly.Clien
     assert client.task_status(future.id)["error"]["code"] == "maybe_executed"
 
 
-def test_a_task_that_keeps_killing_its_workers_is_given_up_though_it_may_be_repeated(
-    client: dayfly.Client, tmp_path: Path
-) -> None:
+def test_idempotent_task_killing_workers_is_given_up(client: dayfly.Client, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with dayfly.Executor(client=client, repeatable=True) as executor:
         future = executor.submit(die, str(mark))
@@ -137,7 +135,7 @@ def test_a_task_that_keeps_killing_its_workers_is_given_up_though_it_may_be_repe
     assert "it cost 5 executions their worker" in client.task_status(future.id)["error"]["message"]
 
 
-def test_tasks_beside_one_that_kills_its_worker_are_all_executed_once(client: dayfly.Client, tmp_path: Path) -> None:
+def test_neighbours_of_worker_killing_task_run_once(client: dayfly.Client, tmp_path: Path) -> None:
     def note(path: str) -> None:
         with open(path, "a") as file:
             file.write("x")
@@ -152,7 +150,7 @@ def test_tasks_beside_one_that_kills_its_worker_are_all_executed_once(client: da
     assert {executions(mark) for mark in tmp_path.iterdir()} == {1}
 
 
-def test_a_task_that_never_returns_ends_with_all_that_it_started(client: dayfly.Client, tmp_path: Path) -> None:
+def test_endless_task_ends_with_its_processes(client: dayfly.Client, tmp_path: Path) -> None:
     def linger(directory: str) -> NoReturn:
         import signal
 
@@ -183,7 +181,7 @@ def test_a_task_that_never_returns_ends_with_all_that_it_started(client: dayfly.
     wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], "all of them are gone")
 
 
-def test_what_a_task_daemonized_ends_with_its_worker_and_not_before(client: dayfly.Client, tmp_path: Path) -> None:
+def test_daemonized_process_ends_with_its_worker(client: dayfly.Client, tmp_path: Path) -> None:
     def daemonize(path: str) -> int:
         daemon = f"sleep 1000 >/dev/null 2>&1 & echo $! > {path}"
         subprocess.run(["setsid", "--wait", "sh", "-c", daemon], check=True)
@@ -207,7 +205,7 @@ def test_what_a_task_daemonized_ends_with_its_worker_and_not_before(client: dayf
     wait_until(lambda: not Path(f"/proc/{daemon}").exists(), "the daemon is gone, too")
 
 
-def test_processes_that_tasks_left_and_that_have_ended_are_collected(client: dayfly.Client, manager: Daemon) -> None:
+def test_ended_leftover_processes_are_reaped(client: dayfly.Client, manager: Daemon) -> None:
     def leave() -> None:
         subprocess.run(["sh", "-c", "true & exit 0"], check=True)
 
@@ -225,7 +223,7 @@ def test_processes_that_tasks_left_and_that_have_ended_are_collected(client: day
 
 
 @pytest.mark.parametrize("how", ["descriptor", "stream", "replaced"])
-def test_a_task_that_closes_its_standard_output_closes_no_others(client: dayfly.Client, how: str) -> None:
+def test_closed_stdout_affects_only_its_task(client: dayfly.Client, how: str) -> None:
     def close(how: str) -> None:
         print("before")
         match how:
@@ -245,7 +243,7 @@ def test_a_task_that_closes_its_standard_output_closes_no_others(client: dayfly.
         wait_until(lambda: client.output(future) == f"heard {number}\n", "it is heard")  # noqa: B023 (called at once)
 
 
-def test_three_hundred_mebibytes_come_back_whole(client: dayfly.Client) -> None:
+def test_result_of_300_mebibytes_returns_intact(client: dayfly.Client) -> None:
     def make() -> bytes:
         chance = random.Random(7)
         return b"".join([chance.randbytes(MIB) for _ in range(300)])
@@ -259,7 +257,7 @@ def test_three_hundred_mebibytes_come_back_whole(client: dayfly.Client) -> None:
     assert hashlib.sha256(result).digest() == wanted.digest()
 
 
-def test_more_than_a_gibibyte_goes_there_and_comes_back_whole(client: dayfly.Client) -> None:
+def test_gibibyte_argument_returns_intact(client: dayfly.Client) -> None:
     block = random.Random(7).randbytes(MIB)
 
     def again(data: bytes) -> bytes:
@@ -309,9 +307,7 @@ class NestedError(ValueError):
     ],
     ids=["unpicklable", "unmakable", "wordless", "nested"],
 )
-def test_an_exception_that_cannot_travel_is_told_by_its_name_and_text(
-    client: dayfly.Client, make: Any, told: str
-) -> None:
+def test_unpicklable_exception_keeps_name_and_text(client: dayfly.Client, make: Any, told: str) -> None:
     def fail() -> NoReturn:
         raise make()
 
@@ -320,7 +316,7 @@ def test_an_exception_that_cannot_travel_is_told_by_its_name_and_text(
     assert "in fail" in str(raised.value.__cause__)
 
 
-def test_an_exception_that_quits_while_it_is_pickled_is_told_as_well(client: dayfly.Client) -> None:
+def test_exception_exiting_in_pickle_keeps_its_name(client: dayfly.Client) -> None:
     def fail() -> NoReturn:
         raise QuittingError("on purpose")
 
@@ -338,7 +334,7 @@ class Dies:
         os._exit(3)
 
 
-def test_a_result_that_cannot_be_pickled_raises_what_pickle_says(client: dayfly.Client) -> None:
+def test_unpicklable_result_raises_pickles_error(client: dayfly.Client) -> None:
     with pytest.raises(TypeError, match=r"cannot pickle .*lock"):
         client.run(threading.Lock).result(30)
     with pytest.raises(TypeError, match=r"cannot pickle .*generator"):
@@ -347,13 +343,13 @@ def test_a_result_that_cannot_be_pickled_raises_what_pickle_says(client: dayfly.
         client.run(UnpicklableError, "returned").result(30)
 
 
-def test_a_result_that_ends_the_worker_while_it_is_pickled_is_told(client: dayfly.Client) -> None:
+def test_result_ending_worker_in_pickle_is_reported(client: dayfly.Client) -> None:
     with pytest.raises(SystemExit):
         client.run(Quits).result(30)
     assert failure(client.run(Dies)).code == "maybe_executed"
 
 
-def test_a_result_deeper_than_pickle_goes_is_told(client: dayfly.Client) -> None:
+def test_too_deep_result_is_reported(client: dayfly.Client) -> None:
     def deep() -> list[Any]:
         nested: list[Any] = []
         for _ in range(100_000):
@@ -365,7 +361,7 @@ def test_a_result_deeper_than_pickle_goes_is_told(client: dayfly.Client) -> None
 
 
 @pytest.mark.parametrize("status", [None, 0, 3, "a message"])
-def test_sys_exit_is_told_as_what_it_raises(client: dayfly.Client, status: object) -> None:
+def test_sys_exit_is_reported_as_system_exit(client: dayfly.Client, status: object) -> None:
     def quit(status: object) -> NoReturn:
         sys.exit(status)  # type: ignore[arg-type]
 
@@ -374,7 +370,7 @@ def test_sys_exit_is_told_as_what_it_raises(client: dayfly.Client, status: objec
     assert raised.value.code == status
 
 
-def test_os_exit_is_told_with_its_status(client: dayfly.Client) -> None:
+def test_os_exit_is_reported_with_its_status(client: dayfly.Client) -> None:
     error = failure(client.run(os._exit, 3))
     assert error.code == "maybe_executed"
     assert "exit status 3" in str(error)

@@ -23,7 +23,7 @@ def own_pid() -> int:
     return os.getpid()
 
 
-def test_an_idle_warm_worker_uses_no_measurable_processor_time() -> None:
+def test_idle_warm_worker_uses_no_processor_time() -> None:
     with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
         pid = lease.call(own_pid)
         lease.call(nothing)

@@ -54,7 +54,7 @@ def endpoint(cluster: Kubernetes, manager: Daemon, state: Path) -> Iterator[Make
         yield make
 
 
-def test_a_pod_runs_its_command_and_ends_with_it(cluster: Kubernetes, provider: Provider) -> None:
+def test_pod_ends_with_its_command(cluster: Kubernetes, provider: Provider) -> None:
     well = provider.job("echo it is $DAYFLY_RANK")
     badly = provider.job("exit 3")
     provider.wait_for(well, "ended")
@@ -62,13 +62,13 @@ def test_a_pod_runs_its_command_and_ends_with_it(cluster: Kubernetes, provider: 
     assert cluster.output(well) == ["it is 0"]
 
 
-def test_what_the_cluster_refuses_is_refused_in_its_words(cluster: Kubernetes, provider: Provider) -> None:
+def test_refusal_quotes_the_cluster(cluster: Kubernetes, provider: Provider) -> None:
     for _ in range(cluster.room):
         provider.job(STAYS)
     assert "exceeded quota: pods=2" in provider.submit()["refused"]
 
 
-def test_the_command_of_a_cancelled_pod_is_told(cluster: Kubernetes, provider: Provider) -> None:
+def test_cancelled_pod_signals_its_command(cluster: Kubernetes, provider: Provider) -> None:
     job = provider.job(STAYS)
     wait_until(lambda: "here 0" in cluster.output(job), "the command runs", 20)
     assert provider.how(job) == ("running", "")
@@ -78,12 +78,12 @@ def test_the_command_of_a_cancelled_pod_is_told(cluster: Kubernetes, provider: P
     assert cluster.names() == []
 
 
-def test_a_pod_has_its_walltime_and_no_more(provider: Provider) -> None:
+def test_pod_ends_at_its_walltime(provider: Provider) -> None:
     job = provider.job(STAYS, walltime_s=1)
     assert provider.wait_for(job, "ended") == "DeadlineExceeded"
 
 
-def test_without_the_client_of_kubernetes_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_kubernetes_client_error_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "kubernetes.py").write_text("""raise ImportError("No module named 'kubernetes'")""")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     provider = Provider("kubernetes", tmp_path / "blocks", {"PYTHONPATH": path}, image="dayfly:1")
@@ -91,7 +91,7 @@ def test_without_the_client_of_kubernetes_it_is_said_how_to_get_it(tmp_path: Pat
     provider.end()
 
 
-def test_a_cluster_that_does_not_answer_has_not_ended_anything(cluster: Kubernetes, provider: Provider) -> None:
+def test_unresponsive_cluster_ends_no_pods(cluster: Kubernetes, provider: Provider) -> None:
     job = provider.job(STAYS)
     cluster.down = True
     assert "failed" in provider.ask(status=[job])
@@ -100,7 +100,7 @@ def test_a_cluster_that_does_not_answer_has_not_ended_anything(cluster: Kubernet
     assert provider.how(job) == ("running", "")
 
 
-def test_tasks_run_on_pods_which_go_when_they_idle(cluster: Kubernetes, manager: Daemon, endpoint: Make) -> None:
+def test_tasks_run_on_pods_that_end_when_idle(cluster: Kubernetes, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("worker_init=export PREPARED=yes", more=("--idle", "1s"))
     with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="pods", client=client) as executor:
         assert executor.submit(os.getenv, "PREPARED").result(60) == "yes"
@@ -112,7 +112,7 @@ def test_tasks_run_on_pods_which_go_when_they_idle(cluster: Kubernetes, manager:
     wait_until(lambda: here.seen["blocks"] == [], "the manager knows", 20)
 
 
-def test_a_refusal_is_shown_at_once(cluster: Kubernetes, manager: Daemon, endpoint: Make) -> None:
+def test_refusal_is_shown_at_once(cluster: Kubernetes, manager: Daemon, endpoint: Make) -> None:
     here = endpoint()
     cluster.room = 0
     with dayfly.connect(config=manager.state) as client:

@@ -69,7 +69,7 @@ def squatter() -> Iterator[Callable[[str, int], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_a_client_of_the_same_machine_needs_no_encryption(start: Start) -> None:
+def test_local_client_connects_without_encryption(start: Start) -> None:
     manager = start("manager", "--listen", "127.0.0.1:0")
     name = name_of(manager)
     assert connections(name) == 0
@@ -87,7 +87,7 @@ def test_a_client_of_the_same_machine_needs_no_encryption(start: Start) -> None:
         assert connections(name) > 0
 
 
-def test_what_is_answered_before_all_of_it_is_read_is_heard(start: Start) -> None:
+def test_early_response_is_read_by_the_client(start: Start) -> None:
     site = start("up", "--listen", "127.0.0.1:0")
     with dayfly.connect(config=site.state) as client:
         flow = client.flow([dayfly.Step("done", list)], [])
@@ -99,7 +99,7 @@ def test_what_is_answered_before_all_of_it_is_read_is_heard(start: Start) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
-def test_a_name_that_somebody_else_has_is_shown_nothing(
+def test_socket_of_another_user_receives_no_data(
     start: Start, squatter: Callable[[str, int], subprocess.Popen[str]]
 ) -> None:
     listen = ("--listen", f"127.0.0.1:{free_port()}")
@@ -115,7 +115,7 @@ def test_a_name_that_somebody_else_has_is_shown_nothing(
 
 
 @pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
-def test_a_client_of_another_network_finds_tls_where_it_was(start: Start) -> None:
+def test_client_of_another_network_uses_tls(start: Start) -> None:
     with Cable() as cable:
         here, there = cable.hosts
         manager = start("manager", "--listen", f"{here.address}:7070", host=here)

@@ -142,9 +142,7 @@ def show(site: Daemon, token: str, directory: Path) -> tuple[int, dict[str, Any]
     return Login(site, "--id-token", str(file), "--output", str(directory / "shown.json")).end()
 
 
-def test_somebody_logs_in_with_a_browser_on_another_machine_and_every_command_finds_it(
-    site: Daemon, provider: Provider, tmp_path: Path
-) -> None:
+def test_device_login_serves_every_command(site: Daemon, provider: Provider, tmp_path: Path) -> None:
     home = tmp_path / "home"
     status, said = logged_in(site, provider, "ada", home=home)
     assert status == 0, said
@@ -167,7 +165,7 @@ def test_somebody_logs_in_with_a_browser_on_another_machine_and_every_command_fi
     run(program(), "status", env=own)
 
 
-def test_somebody_logs_in_with_a_browser_on_the_same_machine(site: Daemon, provider: Provider, tmp_path: Path) -> None:
+def test_browser_login_works_on_the_same_machine(site: Daemon, provider: Provider, tmp_path: Path) -> None:
     output = tmp_path / "olga.json"
     status, said = logged_in(site, provider, "olga", "--browser", "--output", str(output))
     assert status == 0, said
@@ -179,7 +177,7 @@ def test_somebody_logs_in_with_a_browser_on_the_same_machine(site: Daemon, provi
     ("person", "why"),
     [("mallory", "no rule of this site lets you in"), ("nora", "tenant `missing`")],
 )
-def test_whom_no_rule_lets_in_gets_no_token(
+def test_user_without_matching_rule_gets_no_token(
     site: Daemon, provider: Provider, tmp_path: Path, person: str, why: str
 ) -> None:
     before = len(site.cli("token", "list"))
@@ -189,9 +187,7 @@ def test_whom_no_rule_lets_in_gets_no_token(
     assert len(site.cli("token", "list")) == before
 
 
-def test_an_id_token_that_is_not_the_providers_for_us_and_now_is_worth_nothing(
-    site: Daemon, provider: Provider, tmp_path: Path
-) -> None:
+def test_invalid_id_token_is_refused(site: Daemon, provider: Provider, tmp_path: Path) -> None:
     good = token_of(site, provider, "ada")
     assert show(site, good, tmp_path)[0] == 0
     head, claims, signature = good.split(".")
@@ -228,9 +224,7 @@ def test_an_id_token_that_is_not_the_providers_for_us_and_now_is_worth_nothing(
     assert (status, said["error"]["code"]) == (4, "unauthorized"), said
 
 
-def test_the_manager_finds_a_new_key_of_the_provider_and_does_without_it_while_it_is_down(
-    site: Daemon, provider: Provider, tmp_path: Path
-) -> None:
+def test_manager_follows_the_providers_key_changes(site: Daemon, provider: Provider, tmp_path: Path) -> None:
     old = token_of(site, provider, "ada")
     provider.stop()
     status, said = show(site, old, tmp_path)
@@ -244,7 +238,7 @@ def test_the_manager_finds_a_new_key_of_the_provider_and_does_without_it_while_i
     assert show(site, old, tmp_path)[0] == 4
 
 
-def test_a_manager_without_a_provider_says_so(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_manager_without_provider_refuses_login(start: Callable[..., Daemon], tmp_path: Path) -> None:
     manager = start("manager", "--listen", "127.0.0.1:0")
     refused = run(program(), "login", "--json", env=manager.client_environment(), check=False)
     said = json.loads(refused.stderr)["error"]

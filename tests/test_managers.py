@@ -186,7 +186,7 @@ def prices(manager: Daemon) -> None:
     manager.cli("prices", "--price-allocation", "0.001", "--price-computing", "0.01", "--price-polling", "0.002")
 
 
-def test_whichever_manager_is_asked_there_is_one_system(start: Any, state: Path, server: Postgres) -> None:
+def test_every_manager_shows_the_same_system(start: Any, state: Path, server: Postgres) -> None:
     site = Site(start, state, server.database(), heartbeat="3s")
     a, b = site.managers
     for manager in (a, b):
@@ -212,7 +212,7 @@ def test_whichever_manager_is_asked_there_is_one_system(start: Any, state: Path,
             manager.cli("node", "resume", node.ready["node"])
 
 
-def test_what_managers_ask_each_other_is_of_one_trace(start: Any, state: Path, server: Postgres) -> None:
+def test_forwarded_requests_share_one_trace(start: Any, state: Path, server: Postgres) -> None:
     with Collector() as collector:
         site = Site(start, state, server.database(), nodes=2, heartbeat="3s", env=collector.environment)
         site.all_up(site.managers[0])
@@ -260,9 +260,7 @@ def test_tenants_tokens_and_quotas_hold_at_every_manager(start: Any, state: Path
     )
 
 
-def test_when_a_manager_is_killed_its_nodes_and_clients_go_on_with_the_other(
-    start: Any, state: Path, server: Postgres
-) -> None:
+def test_nodes_and_clients_outlive_a_killed_manager(start: Any, state: Path, server: Postgres) -> None:
     site = Site(start, state, server.database())
     a, b = site.managers
     prices(a)
@@ -300,9 +298,7 @@ def own_server() -> Iterator[Postgres]:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_the_database_restarts_under_load_and_nothing_is_lost(
-    own_server: Postgres, start: Any, state: Path, how: str
-) -> None:
+def test_database_restart_under_load_loses_no_lease(own_server: Postgres, start: Any, state: Path, how: str) -> None:
     site = Site(start, state, own_server.database())
     a, b = site.managers
     prices(a)
@@ -322,9 +318,7 @@ def test_the_database_restarts_under_load_and_nothing_is_lost(
         clients.kill()
 
 
-def test_a_manager_that_is_stopped_for_a_while_writes_nothing_for_nodes_that_went_to_the_other(
-    start: Any, state: Path, server: Postgres
-) -> None:
+def test_resumed_manager_writes_nothing_for_lost_nodes(start: Any, state: Path, server: Postgres) -> None:
     site = Site(start, state, server.database(), nodes=2)
     a, b = site.managers
     site.all_up(b)

@@ -65,7 +65,7 @@ def ended_cancelled(manager: Daemon, tag: str) -> int:
         before = f"&before={page[-1]['id']}"
 
 
-def test_many_tasks_of_a_batch_are_cancelled_at_once(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_cancelling_a_batch_cancels_many_tasks(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     held = hold_the_workers(client, gate)
     batch = client.map(abs, range(MANY), tag="unwanted")
@@ -89,7 +89,7 @@ def test_many_tasks_of_a_batch_are_cancelled_at_once(client: dayfly.Client, mana
     assert most_memory(manager.pid) < 1 << 30
 
 
-def test_many_tasks_of_a_tag_are_cancelled_by_hand(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_cancel_command_cancels_many_tasks_of_a_tag(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     held = hold_the_workers(client, gate)
     function = client.register(abs, name="abs").id

@@ -31,9 +31,7 @@ def lab(*command: str | Path, state: Path, symmetric: bool = False) -> str:
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
 @pytest.mark.parametrize(("symmetric", "between"), [(False, "punched"), (True, "relay")])
-def test_ranks_of_two_sites_reach_each_other_through_both_nats(
-    state: Path, sandbox: str, symmetric: bool, between: str
-) -> None:
+def test_ranks_connect_through_two_nats(state: Path, sandbox: str, symmetric: bool, between: str) -> None:
     command = ("dayfly", "run", "--ranks", "4", "--no-label", "--sandbox", sandbox, PYTHON / "ways.py")
     lines = lab(*command, state=state, symmetric=symmetric).splitlines()
     rows = [line.partition(": ")[2].split() for line in lines]
@@ -42,7 +40,7 @@ def test_ranks_of_two_sites_reach_each_other_through_both_nats(
     ]
 
 
-def test_the_examples_run_there_as_they_do_on_one_node(state: Path) -> None:
+def test_examples_run_through_nats(state: Path) -> None:
     compile_source(ROOT / "examples" / "cxx" / "jacobi_group.cpp", state / "jacobi_group")
     commands = [
         f"dayfly run --ranks 4 {PYTHON / 'allreduce.py'}",

@@ -45,7 +45,7 @@ def by_slurm(slurm: Slurm, directory: Path, partition: str = "idle", **options: 
 
 
 @needs_slurm
-def test_a_job_runs_once_on_each_node_with_its_rank(slurm: Slurm, tmp_path: Path) -> None:
+def test_job_runs_once_per_node_with_rank(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         # With all that shells look at: it is written to one script by another.
         command = r"""printf '%s\n' "rank $DAYFLY_RANK of `echo two` on $SLURMD_NODENAME: $((1 + 1)) \\ \$x" '$y\n' """
@@ -60,13 +60,13 @@ def test_a_job_runs_once_on_each_node_with_its_rank(slurm: Slurm, tmp_path: Path
 
 
 @needs_slurm
-def test_the_exit_status_of_a_job_is_told(slurm: Slurm, tmp_path: Path) -> None:
+def test_exit_status_of_a_job_is_reported(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         assert provider.wait_for(provider.job("exit 3"), "ended") == "FAILED exit 3"
 
 
 @needs_slurm
-def test_a_refusal_comes_in_the_words_of_slurm(slurm: Slurm, tmp_path: Path) -> None:
+def test_refusal_quotes_slurm(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path, "nowhere") as provider:
         refused = provider.submit()
         assert list(refused) == ["refused"]
@@ -79,7 +79,7 @@ def test_a_refusal_comes_in_the_words_of_slurm(slurm: Slurm, tmp_path: Path) -> 
 
 
 @needs_slurm
-def test_a_job_that_waits_says_why(slurm: Slurm, tmp_path: Path) -> None:
+def test_waiting_job_gives_its_reason(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         first = slurm.fill()
         slurm.wait_for(first, "RUNNING")
@@ -91,7 +91,7 @@ def test_a_job_that_waits_says_why(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @needs_slurm
-def test_the_command_of_a_cancelled_job_is_told_on_each_node(slurm: Slurm, tmp_path: Path) -> None:
+def test_cancelled_job_is_signalled_on_each_node(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         job = provider.job(nodes=2)
         provider.wait_for_output("here 0", "here 1")
@@ -104,7 +104,7 @@ def test_the_command_of_a_cancelled_job_is_told_on_each_node(slurm: Slurm, tmp_p
 
 
 @needs_slurm
-def test_the_command_of_a_preempted_job_is_told_at_once(slurm: Slurm, tmp_path: Path) -> None:
+def test_preempted_job_is_signalled_at_once(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         # It goes on, so it is there for its time of grace.
         text = "trap 'echo told $DAYFLY_RANK; trap - TERM' TERM; echo here; while :; do sleep 0.05; done"
@@ -119,7 +119,7 @@ def test_the_command_of_a_preempted_job_is_told_at_once(slurm: Slurm, tmp_path: 
 
 
 @needs_slurm
-def test_a_preempted_job_that_ends_by_itself_was_preempted(slurm: Slurm, tmp_path: Path) -> None:
+def test_preempted_job_that_ends_early_counts_as_preempted(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         job = provider.job(nodes=2)
         provider.wait_for_output("here 0", "here 1")
@@ -129,7 +129,7 @@ def test_a_preempted_job_that_ends_by_itself_was_preempted(slurm: Slurm, tmp_pat
 
 
 @needs_slurm
-def test_another_process_takes_over_the_jobs_of_the_first(slurm: Slurm, tmp_path: Path) -> None:
+def test_second_process_adopts_jobs_of_the_first(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         job = provider.job(nodes=2)
         provider.wait_for_output("here 0", "here 1")
@@ -141,7 +141,7 @@ def test_another_process_takes_over_the_jobs_of_the_first(slurm: Slurm, tmp_path
 
 
 @needs_slurm
-def test_nothing_has_ended_because_the_controller_does_not_answer(slurm: Slurm, tmp_path: Path) -> None:
+def test_unresponsive_controller_ends_no_jobs(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider, by_slurm(slurm, tmp_path, cmd_timeout=1) as hasty:
         job = provider.job()
         # By then it does not need the controller any more.
@@ -190,7 +190,7 @@ def test_wrong_options_are_named(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @needs_slurm
-def test_what_is_no_request_is_answered_too(slurm: Slurm, tmp_path: Path) -> None:
+def test_invalid_request_gets_a_response(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         wrong = [
             '{"submit": {}}',
@@ -211,7 +211,7 @@ def test_what_is_no_request_is_answered_too(slurm: Slurm, tmp_path: Path) -> Non
 
 
 @needs_slurm
-def test_several_slurms_live_side_by_side(slurm: Slurm, tmp_path: Path) -> None:
+def test_several_slurms_run_side_by_side(slurm: Slurm, tmp_path: Path) -> None:
     with private_directory() as place, slurm_cluster(Path(place), nodes=1) as other:
         job = other.submit()
         other.wait_for(job, "RUNNING")
@@ -223,7 +223,7 @@ def test_several_slurms_live_side_by_side(slurm: Slurm, tmp_path: Path) -> None:
     assert not set(pids) & set(descendants())
 
 
-def test_without_parsl_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_parsl_error_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "parsl.py").write_text("""raise ImportError("No module named 'parsl'")""")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     provider = Provider("slurm", tmp_path / "blocks", {"PYTHONPATH": path})
@@ -324,7 +324,7 @@ def run_script(files: Path, job: str) -> str:
     return run("bash", files / f"{job.partition('.')[0]}.script", env={**os.environ, "PATH": path}).stdout
 
 
-def test_a_fake_pbs_runs_tells_and_ends_jobs(tmp_path: Path) -> None:
+def test_fake_pbs_runs_reports_and_ends_jobs(tmp_path: Path) -> None:
     with fake("pbs", PBS, tmp_path, queue="open", worker_init="greeting=hello; export greeting") as (provider, files):
         job = provider.job("echo $greeting from $DAYFLY_RANK", walltime_s=3601)
         assert provider.how(job) == ("pending", "Not Running: Not enough of it")
@@ -348,7 +348,7 @@ def test_a_fake_pbs_runs_tells_and_ends_jobs(tmp_path: Path) -> None:
         assert provider.how(job) == ("ended", "exit 271")
 
 
-def test_a_fake_pbs_refuses_and_goes_down(tmp_path: Path) -> None:
+def test_fake_pbs_refuses_and_fails(tmp_path: Path) -> None:
     with fake("pbs", PBS, tmp_path, queue="closed") as (provider, files):
         assert provider.submit() == {"refused": "qsub: Queue is not enabled MSG=closed"}
         (files / "down").touch()
@@ -359,7 +359,7 @@ OTHERS = [("torque", PBS), ("lsf", LSF), ("grid-engine", GRID_ENGINE), ("htcondo
 
 
 @pytest.mark.parametrize(("kind", "commands"), OTHERS, ids=[kind for kind, _ in OTHERS])
-def test_fakes_of_others_run_tell_and_end_jobs(kind: str, commands: dict[str, str], tmp_path: Path) -> None:
+def test_other_fakes_run_report_and_end_jobs(kind: str, commands: dict[str, str], tmp_path: Path) -> None:
     with fake(kind, commands, tmp_path) as (provider, files):
         job = provider.job("echo it is \"$DAYFLY_RANK\" '$x'", walltime_s=90)
         assert run_script(files, job) == "it is 0 $x\n"
@@ -373,7 +373,7 @@ def test_fakes_of_others_run_tell_and_end_jobs(kind: str, commands: dict[str, st
             assert "a block has one node there" in provider.submit(nodes=2)["refused"]
 
 
-def test_what_grid_engine_sends_becomes_sigterm(tmp_path: Path) -> None:
+def test_grid_engine_notice_becomes_sigterm(tmp_path: Path) -> None:
     with fake("grid-engine", GRID_ENGINE, tmp_path) as (provider, files):
         job = provider.job(STAYS)
         script = files / f"{job}.script"

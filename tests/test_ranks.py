@@ -67,7 +67,7 @@ def sum_up(number: int) -> tuple[int, int, int]:
     return comm.rank, comm.allreduce(number + comm.rank), executor_of_rank()
 
 
-def test_all_ranks_of_a_task_run_at_once_on_as_many_nodes_as_they_need(client: dayfly.Client, endpoint: Any) -> None:
+def test_ranks_of_a_task_run_at_once(client: dayfly.Client, endpoint: Any) -> None:
     endpoint(*TWO_NODES)
     function = client.register(sum_up, ranks=4)
     assert function.status["resources"]["ranks"] == 4
@@ -81,7 +81,7 @@ def test_all_ranks_of_a_task_run_at_once_on_as_many_nodes_as_they_need(client: d
     assert sorted(client.output(future).splitlines()) == [f"rank {rank} has 0" for rank in range(4)]
 
 
-def test_ranks_are_where_they_were_asked_to_be(client: dayfly.Client, endpoint: Any) -> None:
+def test_ranks_are_placed_as_requested(client: dayfly.Client, endpoint: Any) -> None:
     endpoint(*TWO_NODES)
     for placement, nodes in (("spread", 2), ("together", 1)):
         with dayfly.Executor("here", client=client, ranks=2, placement=placement) as executor:
@@ -98,7 +98,7 @@ def fail_on_one(rank: int) -> None:
     MPI.COMM_WORLD.barrier()
 
 
-def test_the_exception_of_one_rank_is_the_tasks(client: dayfly.Client, endpoint: Any) -> None:
+def test_exception_of_one_rank_fails_the_task(client: dayfly.Client, endpoint: Any) -> None:
     endpoint(*TWO_NODES)
     with dayfly.Executor("here", client=client, ranks=4) as executor:
         with pytest.raises(KeyError, match="only here"):
@@ -118,9 +118,7 @@ def die_at_first(path: str) -> int:
     return int(comm.size)
 
 
-def test_a_task_that_lost_a_rank_is_executed_again_only_if_it_may_be(
-    client: dayfly.Client, endpoint: Any, tmp_path: Path
-) -> None:
+def test_only_idempotent_task_is_repeated_after_rank_loss(client: dayfly.Client, endpoint: Any, tmp_path: Path) -> None:
     endpoint(*TWO_NODES)
     with dayfly.Executor("here", client=client, ranks=3) as executor, pytest.raises(dayfly.Error) as raised:
         executor.submit(die_at_first, str(tmp_path / "once")).result(60)
@@ -136,9 +134,7 @@ def linger(directory: str) -> None:
     time.sleep(1000)
 
 
-def test_all_ranks_end_when_their_task_is_cancelled_or_has_had_its_time(
-    client: dayfly.Client, endpoint: Any, tmp_path: Path
-) -> None:
+def test_all_ranks_end_with_their_task(client: dayfly.Client, endpoint: Any, tmp_path: Path) -> None:
     endpoint(*TWO_NODES)
 
     def are_gone() -> bool:
@@ -157,9 +153,7 @@ def test_all_ranks_end_when_their_task_is_cancelled_or_has_had_its_time(
         wait_until(are_gone, "no rank is left")
 
 
-def test_a_rank_whose_node_is_taken_away_takes_its_task_with_it(
-    client: dayfly.Client, endpoint: Any, tmp_path: Path
-) -> None:
+def test_reclaimed_node_ends_tasks_of_its_ranks(client: dayfly.Client, endpoint: Any, tmp_path: Path) -> None:
     here = endpoint(*TWO_NODES, "--max-blocks", "2")
     with dayfly.Executor("here", client=client, ranks=4, repeatable=True) as executor:
         future = executor.submit(die_with_its_node, str(tmp_path / "first"))
@@ -184,7 +178,7 @@ def die_with_its_node(path: str) -> int:
     return int(comm.size)
 
 
-def test_more_ranks_than_an_endpoint_can_have_are_refused_at_once(client: dayfly.Client, endpoint: Any) -> None:
+def test_too_many_ranks_are_refused(client: dayfly.Client, endpoint: Any) -> None:
     here = endpoint(*TWO_NODES)
     for asked, words in (
         ({"ranks": 5}, "5 workers of 1 cores, packed, and this endpoint has 2 nodes of 2 cores at most"),
@@ -212,9 +206,7 @@ def note(directory: str, task: int, seconds: float) -> tuple[float, float]:
     return began, time.monotonic()
 
 
-def test_a_task_of_several_cores_leaves_no_more_tasks_beside_it_than_there_are_cores(
-    client: dayfly.Client, endpoint: Any, tmp_path: Path
-) -> None:
+def test_tasks_never_use_more_cores_than_exist(client: dayfly.Client, endpoint: Any, tmp_path: Path) -> None:
     endpoint("--max-blocks", "1")
     wide = client.map(note, [str(tmp_path)] * 4, range(4), [0.2] * 4, endpoint="here", cores=2)
     times = sorted(wide.results(60))
@@ -222,9 +214,7 @@ def test_a_task_of_several_cores_leaves_no_more_tasks_beside_it_than_there_are_c
         assert before <= after, "two at once on the cores of one"
 
 
-def test_those_who_come_later_find_room_beside_whoever_has_many_tasks(
-    client: dayfly.Client, endpoint: Any, tmp_path: Path
-) -> None:
+def test_later_tenant_gets_a_fair_share(client: dayfly.Client, endpoint: Any, tmp_path: Path) -> None:
     endpoint(*TWO_NODES)
     places = {name: tmp_path / name for name in ("many", "wide", "gang")}
     for place in places.values():
@@ -243,7 +233,7 @@ def test_those_who_come_later_find_room_beside_whoever_has_many_tasks(
     many.kill()
 
 
-def test_a_program_without_python_runs_a_function_on_several_ranks(manager: Daemon, endpoint: Any) -> None:
+def test_program_without_python_runs_ranks(manager: Daemon, endpoint: Any) -> None:
     endpoint()
     source = (
         "def share(total):\n"
@@ -290,9 +280,7 @@ int main(int count, char **words) {
 
 
 @needs_open_mpi
-def test_an_mpi_program_runs_on_the_ranks_of_a_task_and_needs_no_ssh_between_hosts(
-    client: dayfly.Client, endpoint: Any, tmp_path: Path
-) -> None:
+def test_mpi_program_runs_on_ranks_without_ssh(client: dayfly.Client, endpoint: Any, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("a host name of its own for each node needs root")
     (tmp_path / "hello.c").write_text(HELLO)

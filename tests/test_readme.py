@@ -22,14 +22,14 @@ def block(language: str, index: int = 0) -> str:
     return str(found[index])
 
 
-def test_the_python_lines_run_as_they_stand(tmp_path: Path, leakless: Callable[..., None]) -> None:
+def test_readme_python_runs_unchanged(tmp_path: Path, leakless: Callable[..., None]) -> None:
     script = tmp_path / "readme.py"
     script.write_text(block("python"))
     done = run(sys.executable, script, timeout=100)
     assert done.stdout.split() == ["42", str(sum(i * i for i in range(1000)))]
 
 
-def test_the_c_function_compiles_without_a_warning_and_computes(tmp_path: Path) -> None:
+def test_c_function_compiles_without_warnings(tmp_path: Path) -> None:
     source = tmp_path / "area.c"
     source.write_text(block("c"))
     library = ctypes.CDLL(str(compile_source(source, tmp_path / "area.so")))
@@ -40,7 +40,7 @@ def test_the_c_function_compiles_without_a_warning_and_computes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("language", "index", "suffix"), [("c", 1, "c"), ("cpp", 0, "cpp")])
-def test_the_c_and_cxx_programs_call_the_function(
+def test_c_and_cxx_programs_call_the_function(
     tmp_path: Path, leakless: Callable[..., None], language: str, index: int, suffix: str
 ) -> None:
     function, program = tmp_path / "area.c", tmp_path / f"program.{suffix}"
@@ -52,7 +52,7 @@ def test_the_c_and_cxx_programs_call_the_function(
 
 
 @pytest.mark.parametrize(("language", "index", "suffix"), [("c", 2, "c"), ("cpp", 1, "cpp")])
-def test_the_c_and_cxx_ranks_add_up(
+def test_c_and_cxx_ranks_compute_the_sum(
     tmp_path: Path, start: Callable[..., Daemon], language: str, index: int, suffix: str
 ) -> None:
     source = tmp_path / f"ranks.{suffix}"

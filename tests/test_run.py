@@ -33,7 +33,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_script_is_sent_to_its_ranks_and_each_line_tells_whose_it_is(site: Daemon, tmp_path: Path) -> None:
+def test_output_lines_of_a_script_name_their_rank(site: Daemon, tmp_path: Path) -> None:
     write(
         tmp_path / "sum.py",
         """
@@ -50,7 +50,7 @@ def test_a_script_is_sent_to_its_ranks_and_each_line_tells_whose_it_is(site: Dae
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] to standard error" for rank in range(3)]
 
 
-def test_a_folder_a_program_and_a_function_are_run_too(site: Daemon, tmp_path: Path) -> None:
+def test_directory_program_and_function_run_on_ranks(site: Daemon, tmp_path: Path) -> None:
     folder = tmp_path / "solver"
     folder.mkdir()
     write(folder / "__main__.py", "import part; part.work()")
@@ -81,7 +81,7 @@ def test_a_folder_a_program_and_a_function_are_run_too(site: Daemon, tmp_path: P
     assert results == [{"rank": rank, "args": ["a"]} for rank in range(2)], done.stderr
 
 
-def test_the_exit_status_is_that_of_a_rank_that_failed_and_the_others_are_ended(site: Daemon, tmp_path: Path) -> None:
+def test_failed_rank_sets_exit_status_and_ends_others(site: Daemon, tmp_path: Path) -> None:
     write(
         tmp_path / "fail.py",
         """
@@ -100,7 +100,7 @@ def test_the_exit_status_is_that_of_a_rank_that_failed_and_the_others_are_ended(
     assert "rank 1 ended with status 3" in done.stderr
 
 
-def test_what_takes_too_long_or_is_not_there_is_said(site: Daemon, tmp_path: Path) -> None:
+def test_timeout_and_missing_program_are_reported(site: Daemon, tmp_path: Path) -> None:
     done = ranks(site, "-n", "2", "--timeout", "1s", "--json", "/bin/sleep", "60", cwd=tmp_path)
     assert done.returncode == 3
     assert json.loads(done.stderr.splitlines()[-1])["error"]["code"] == "timed_out"
@@ -109,7 +109,7 @@ def test_what_takes_too_long_or_is_not_there_is_said(site: Daemon, tmp_path: Pat
     assert "there is no missing.py" in done.stderr
 
 
-def test_processes_of_plain_shells_meet_at_a_rendezvous_of_their_own(rendezvous: dict[str, Any]) -> None:
+def test_shell_processes_meet_at_a_standalone_rendezvous(rendezvous: dict[str, Any]) -> None:
     group = {
         "rendezvous": rendezvous["addresses"][0],
         "key": rendezvous["key"],

@@ -54,9 +54,7 @@ def fail(mark: str) -> None:
     raise ValueError(mark)
 
 
-def test_what_is_shared_with_a_team_is_shared_with_whoever_is_in_it(
-    manager: Manager, client: dayfly.Client, state: Path
-) -> None:
+def test_team_members_use_what_their_team_shares(manager: Manager, client: dayfly.Client, state: Path) -> None:
     people = {name: tenant(manager.daemon, name, state) for name in ("alice", "bob")}
     with dayfly.connect(config=people["alice"]) as alice, dayfly.connect(config=people["bob"]) as bob:
         assert client.team("astro", ["alice"], description="the telescope")["owner"] == "default"
@@ -94,7 +92,7 @@ def test_what_is_shared_with_a_team_is_shared_with_whoever_is_in_it(
         assert bob.run(bob.function(function.id), 6).result(30) == 12
 
 
-def test_teams_on_the_command_line(manager: Manager) -> None:
+def test_command_line_manages_teams(manager: Manager) -> None:
     def say(*arguments: str) -> Any:
         return manager.daemon.cli("team", *arguments)
 
@@ -114,9 +112,7 @@ def test_teams_on_the_command_line(manager: Manager) -> None:
         assert "team" in done.stderr
 
 
-def test_what_tasks_took_is_known_by_function_and_tenant_through_a_restart(
-    manager: Manager, client: dayfly.Client, state: Path
-) -> None:
+def test_usage_survives_a_restart(manager: Manager, client: dayfly.Client, state: Path) -> None:
     alice_at = tenant(manager.daemon, "alice", state)
     for future in [client.run(sleep, 0.1) for _ in range(4)]:
         future.result(30)
@@ -154,9 +150,7 @@ def test_what_tasks_took_is_known_by_function_and_tenant_through_a_restart(
     assert json.loads(run(program(), "usage", "--until", "2001-01-01", "--json", env=environment).stdout) == []
 
 
-def test_who_has_spent_a_budget_or_is_suspended_submits_nothing_until_that_changes(
-    manager: Manager, state: Path
-) -> None:
+def test_tenant_over_budget_or_suspended_is_refused(manager: Manager, state: Path) -> None:
     def set_astro(*spec: str) -> None:
         manager.daemon.cli("tenant", "set", "astro", *spec)
 
@@ -195,9 +189,7 @@ def test_who_has_spent_a_budget_or_is_suspended_submits_nothing_until_that_chang
         assert astro.flow(steps, 3).result(30) == 6
 
 
-def test_tasks_at_anothers_endpoint_elsewhere_are_charged_once_and_wait_when_a_budget_is_spent(
-    manager: Manager, state: Path
-) -> None:
+def test_tasks_at_shared_remote_endpoint_are_charged_once(manager: Manager, state: Path) -> None:
     def of_astro() -> dict[str, Any]:
         found: list[dict[str, Any]] = manager.daemon.cli("tenant", "list")
         return next(one for one in found if one["name"] == "astro")

@@ -61,7 +61,7 @@ def node_of_slurm() -> str:
     return os.environ.get("SLURMD_NODENAME", "")
 
 
-def test_tasks_run_on_nodes_of_slurm_which_go_when_they_idle(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
+def test_tasks_run_on_slurm_nodes_that_end_when_idle(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("partition=idle", more=("--nodes-per-block", "2", "--idle", "1s"))
     with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="cluster", client=client) as executor:
         assert executor.submit(pow, 2, 10).result(60) == 1024
@@ -75,7 +75,7 @@ def test_tasks_run_on_nodes_of_slurm_which_go_when_they_idle(cluster: Slurm, man
     wait_until(lambda: here.seen["blocks"] == [], "the manager knows", 20)
 
 
-def test_a_refusal_is_shown_at_once_in_slurms_own_words(manager: Daemon, endpoint: Make) -> None:
+def test_refusal_quotes_slurm(manager: Daemon, endpoint: Make) -> None:
     here = endpoint("partition=nowhere")
     with dayfly.connect(config=manager.state) as client:
         begun = time.monotonic()
@@ -89,7 +89,7 @@ def test_a_refusal_is_shown_at_once_in_slurms_own_words(manager: Daemon, endpoin
         batch.kill()
 
 
-def test_a_job_that_waits_says_why(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
+def test_waiting_job_gives_its_reason(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
     taken = cluster.fill("batch")
     cluster.wait_for(taken, "RUNNING")
     here = endpoint("partition=idle")
@@ -102,7 +102,7 @@ def test_a_job_that_waits_says_why(cluster: Slurm, manager: Daemon, endpoint: Ma
         wait_until(lambda: here.seen["trouble"] is None, "there is no trouble any more", 20)
 
 
-def test_nodes_are_given_back_the_moment_slurm_wants_them(
+def test_preempted_slurm_nodes_are_returned_at_once(
     cluster: Slurm, manager: Daemon, endpoint: Make, tmp_path: Path
 ) -> None:
     here = endpoint("partition=idle")
@@ -124,9 +124,7 @@ def test_nodes_are_given_back_the_moment_slurm_wants_them(
     assert len(executions(tmp_path)) == count
 
 
-def test_pilot_jobs_are_adopted_by_an_endpoint_that_is_started_again(
-    cluster: Slurm, manager: Daemon, endpoint: Make
-) -> None:
+def test_restarted_endpoint_adopts_its_pilot_jobs(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("partition=idle")
     with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="cluster", client=client) as executor:
         assert executor.submit(abs, -1).result(60) == 1
@@ -141,7 +139,7 @@ def test_pilot_jobs_are_adopted_by_an_endpoint_that_is_started_again(
     assert cluster.state(block["job"]) in ("CANCELLED", "COMPLETED", "COMPLETING")
 
 
-def test_the_job_over_real_files_is_the_same_on_slurm(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+def test_job_over_files_gives_same_result_on_slurm(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     endpoint("partition=idle")
     album = Album(tmp_path, manager.client_environment(), "cluster")
     album.begin_and_die()
@@ -150,7 +148,7 @@ def test_the_job_over_real_files_is_the_same_on_slurm(manager: Daemon, endpoint:
     album.check()
 
 
-def test_an_option_that_is_none_is_named_at_setup(endpoint: Make) -> None:
+def test_unknown_option_is_named_at_setup(endpoint: Make) -> None:
     with pytest.raises(AssertionError, match="partitoin"):
         endpoint("partitoin=idle", start=False)
 
@@ -160,9 +158,7 @@ def linger() -> int:
     return os.getpid()
 
 
-def test_a_prolog_takes_nodes_back_before_a_job_begins_and_an_epilog_gives_them_again(
-    start: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_prolog_reclaims_and_epilog_returns_nodes(start: Callable[..., Daemon], tmp_path: Path) -> None:
     manager, _ = several_nodes(start, nodes=2, workers=2)
     scripts = {}
     for name, command in (("Prolog", 'reclaim "$SLURMD_NODENAME" --grace 1s'), ("Epilog", 'resume "$SLURMD_NODENAME"')):

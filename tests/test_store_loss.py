@@ -98,7 +98,7 @@ def test_damaged_store_of_killed_manager_is_refused(start: Start, stopped: Path)
     assert "is damaged" in refused(stopped)
 
 
-def test_store_of_an_earlier_release_starts_without_a_word(start: Start, stopped: Path) -> None:
+def test_store_of_earlier_release_starts_silently(start: Start, stopped: Path) -> None:
     for path in stopped.glob("*.mark"):
         path.unlink()
     for name in ("manager.db", "tasks.db"):
@@ -109,9 +109,7 @@ def test_store_of_an_earlier_release_starts_without_a_word(start: Start, stopped
 
 
 @pytest.mark.skipif(postgres.unavailable() is not None, reason=str(postgres.unavailable()))
-def test_emptied_database_of_managers_starts_only_with_accepted_loss(
-    start: Start, state: Path, server: Postgres
-) -> None:
+def test_emptied_database_starts_only_with_accepted_loss(start: Start, state: Path, server: Postgres) -> None:
     kept = state / "kept"
     start(*MANAGER, "--store", server.database(), state=kept).stop()
     other = ("--store", server.database())

@@ -72,7 +72,7 @@ def refused(answer: tuple[int, Any]) -> None:
     assert "secret" not in json.dumps(said)
 
 
-def test_a_stranger_does_not_find_anothers_task_by_python(bob: Person, running: Any) -> None:
+def test_stranger_cannot_find_tasks_from_python(bob: Person, running: Any) -> None:
     client = bob.client
     asked = [
         lambda: client.task(running.id),
@@ -86,7 +86,7 @@ def test_a_stranger_does_not_find_anothers_task_by_python(bob: Person, running: 
         assert error.value.code in REFUSALS
 
 
-def test_a_tag_shows_a_stranger_only_what_is_their_own(bob: Person, running: Any) -> None:
+def test_tag_lists_only_the_tenants_own_tasks(bob: Person, running: Any) -> None:
     batch = bob.client.tasks(TAG)
     assert len(batch) == 0
     assert set(batch.counts().values()) == {0}
@@ -100,7 +100,7 @@ def test_a_tag_shows_a_stranger_only_what_is_their_own(bob: Person, running: Any
     assert not running.done()
 
 
-def test_a_stranger_does_not_find_anothers_task_by_hand(alice: Person, bob: Person, running: Any) -> None:
+def test_stranger_cannot_find_tasks_over_http(alice: Person, bob: Person, running: Any) -> None:
     task = f"/v1/tasks/{running.id}"
     assert alice.ask("GET", task)[0] == 200
     for path in ("", "/outcome", "/outcome?wait_ms=1", "/output", "/output?from=0&wait_ms=1"):
@@ -118,7 +118,7 @@ def test_a_stranger_does_not_find_anothers_task_by_hand(alice: Person, bob: Pers
     assert bob.ask("GET", "/v1/tasks/counts")[1]["running"] == 0
 
 
-def test_a_stranger_cancels_nothing_of_anothers(bob: Person, running: Any) -> None:
+def test_stranger_cannot_cancel_tasks(bob: Person, running: Any) -> None:
     for what in ({"tasks": [running.id]}, {"tag": TAG}, {"tasks": [running.id], "tag": TAG}):
         status, said = bob.ask("POST", "/v1/tasks/cancel", what)
         if status == 200:
@@ -131,7 +131,7 @@ def test_a_stranger_cancels_nothing_of_anothers(bob: Person, running: Any) -> No
     assert not running.done()
 
 
-def test_a_stranger_puts_no_task_behind_or_in_the_place_of_anothers(bob: Person, running: Any) -> None:
+def test_stranger_cannot_depend_on_or_replace_tasks(bob: Person, running: Any) -> None:
     function = bob.client.register(double).id
     for one in ({"call": {"arguments": [1]}, "after": [running.id]}, {"arguments": "", "id": running.id}):
         status, said = bob.ask("POST", "/v1/tasks", {"function": function, "tag": TAG, "tasks": [one]})
@@ -139,7 +139,7 @@ def test_a_stranger_puts_no_task_behind_or_in_the_place_of_anothers(bob: Person,
         assert said["error"]["code"] in ("not_found", "forbidden", "invalid_request"), said
 
 
-def test_a_stranger_reads_no_result_of_anothers_after_its_end(alice: Person, bob: Person, tmp_path: Path) -> None:
+def test_stranger_cannot_read_results_of_ended_tasks(alice: Person, bob: Person, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()
     future = alice.client.run(whisper, str(gate))
@@ -181,7 +181,7 @@ def runs(person: Person, function: Any) -> bool:
     return True
 
 
-def test_a_function_is_run_by_those_it_is_shared_with_and_by_nobody_else(people: dict[str, Person]) -> None:
+def test_function_runs_only_for_tenants_sharing_it(people: dict[str, Person]) -> None:
     def shared(*whom: str) -> set[str]:
         # Each its own function: the same one again would be the same, with those it was shared with first.
         function = people["alice"].client.register(lambda number, _whom=whom: 2 * number, name="double", share=whom)
@@ -193,7 +193,7 @@ def test_a_function_is_run_by_those_it_is_shared_with_and_by_nobody_else(people:
     assert shared("*") == {"alice", "bob", "carol"}
 
 
-def test_what_was_shared_is_shared_with_others_or_with_nobody_any_more(people: dict[str, Person]) -> None:
+def test_sharing_can_be_changed_and_withdrawn(people: dict[str, Person]) -> None:
     alice, bob, carol = (people[name] for name in ("alice", "bob", "carol"))
     earlier, later = (alice.client.register(lambda n, _k=k: 2 * n, name="changing", share=["bob"]) for k in (1, 2))
     assert runs(bob, earlier)
@@ -214,9 +214,7 @@ def test_what_was_shared_is_shared_with_others_or_with_nobody_any_more(people: d
     assert not runs(bob, earlier)
 
 
-def test_whoever_runs_a_shared_function_owns_the_task(
-    alice: Person, bob: Person, carol: Person, tmp_path: Path
-) -> None:
+def test_caller_of_shared_function_owns_the_task(alice: Person, bob: Person, carol: Person, tmp_path: Path) -> None:
     function = alice.client.register(whisper, share=["bob"])
     gate = tmp_path / "gate"
     gate.touch()

@@ -101,7 +101,7 @@ def site(state: Path, server: Postgres) -> Iterator[Make]:
     wait_until(lambda: not set(descendants()) - before, "no process is left", 20)
 
 
-def test_whichever_manager_is_asked_there_is_one_set_of_tasks(site: Make) -> None:
+def test_every_manager_shows_the_same_tasks(site: Make) -> None:
     here = site()
     owner, other = here.owner(), here.another()
     # Set up where the tasks are not, its connection leads through that manager to the one that has them.
@@ -134,7 +134,7 @@ def _as_it_is(what: Any) -> Any:
     return what
 
 
-def test_a_hook_a_team_and_a_flow_are_at_every_manager(site: Make) -> None:
+def test_every_manager_serves_hooks_teams_and_flows(site: Make) -> None:
     here = site()
     owner, other = here.owner(), here.another()
     here.endpoint(owner)
@@ -159,9 +159,7 @@ def _named(event: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_when_the_manager_that_has_the_tasks_ends_another_goes_on_with_them(
-    site: Make, tmp_path: Path, how: str
-) -> None:
+def test_another_manager_takes_over_the_tasks(site: Make, tmp_path: Path, how: str) -> None:
     here = site(managers=3)
     owner, other = here.owner(), here.another()
     here.endpoint(owner)
@@ -183,7 +181,7 @@ def test_when_the_manager_that_has_the_tasks_ends_another_goes_on_with_them(
     assert len(executions(tmp_path)) == count
 
 
-def test_the_database_restarts_under_tasks_and_none_is_lost(site: Make, tmp_path: Path) -> None:
+def test_database_restart_loses_no_task(site: Make, tmp_path: Path) -> None:
     server = Postgres()
     try:
         here = site(server.database())
@@ -202,9 +200,7 @@ def test_the_database_restarts_under_tasks_and_none_is_lost(site: Make, tmp_path
         server.end()
 
 
-def test_a_manager_that_was_stopped_for_a_while_writes_nothing_of_tasks_that_another_has_now(
-    site: Make, tmp_path: Path
-) -> None:
+def test_resumed_manager_writes_no_tasks_taken_over(site: Make, tmp_path: Path) -> None:
     here = site()
     owner, other = here.owner(), here.another()
     here.endpoint(other)
@@ -224,7 +220,7 @@ def test_a_manager_that_was_stopped_for_a_while_writes_nothing_of_tasks_that_ano
     assert len(owner.cli("task", "list", "--limit", "10")) == 10
 
 
-def test_a_manager_with_another_content_store_does_not_take_the_tasks_and_says_so(site: Make) -> None:
+def test_manager_with_other_content_store_refuses_tasks(site: Make) -> None:
     here = site(managers=1)
     [owner] = here.managers
     here.endpoint(owner)

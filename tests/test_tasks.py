@@ -27,7 +27,7 @@ def manager() -> Iterator[Manager]:
         manager.daemon.stop()
 
 
-def test_tasks_survive_the_death_of_everything_and_none_is_executed_twice(manager: Manager, tmp_path: Path) -> None:
+def test_tasks_survive_killed_processes_and_run_once(manager: Manager, tmp_path: Path) -> None:
     count = 3_000
     with dayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count))
@@ -44,7 +44,7 @@ def test_tasks_survive_the_death_of_everything_and_none_is_executed_twice(manage
     assert len(executed) >= ended["well"]
 
 
-def test_repeatable_tasks_all_end_well_whatever_dies(manager: Manager, tmp_path: Path) -> None:
+def test_idempotent_tasks_all_succeed_despite_kills(manager: Manager, tmp_path: Path) -> None:
     count = 2_000
     with dayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), repeatable=True)
@@ -54,7 +54,7 @@ def test_repeatable_tasks_all_end_well_whatever_dies(manager: Manager, tmp_path:
     assert len(executions(tmp_path)) == count
 
 
-def test_a_submission_waits_for_a_manager_that_comes_back(manager: Manager) -> None:
+def test_submission_waits_for_returning_manager(manager: Manager) -> None:
     with dayfly.connect(config=manager.state) as client:
         assert client.run(abs, -1).result(30) == 1
         manager.kill()
@@ -65,7 +65,7 @@ def test_a_submission_waits_for_a_manager_that_comes_back(manager: Manager) -> N
         assert future.result(30) == 2
 
 
-def test_first_use_of_a_function_waits_for_the_manager(manager: Manager) -> None:
+def test_first_use_of_function_waits_for_manager(manager: Manager) -> None:
     with dayfly.connect(config=manager.state) as client, cf.ThreadPoolExecutor() as threads:
         manager.kill()
         task = threads.submit(client.run, lambda: "ran")
@@ -77,9 +77,7 @@ def test_first_use_of_a_function_waits_for_the_manager(manager: Manager) -> None
         assert registered.result(30).name == "named"
 
 
-def test_identical_tasks_are_executed_once_and_their_answers_known_whatever_dies(
-    manager: Manager, tmp_path: Path
-) -> None:
+def test_memoized_tasks_run_once_despite_kills(manager: Manager, tmp_path: Path) -> None:
     gate, marks = tmp_path / "gate", tmp_path / "marks"
     marks.mkdir()
     count = 100
@@ -105,7 +103,7 @@ def test_identical_tasks_are_executed_once_and_their_answers_known_whatever_dies
         assert manager.daemon.cli("function", "list") == []
 
 
-def test_workers_and_executors_that_are_killed_lose_no_task(manager: Manager, tmp_path: Path) -> None:
+def test_killed_workers_lose_no_task(manager: Manager, tmp_path: Path) -> None:
     count = 2_000
     chance = random.Random(7)
     with dayfly.connect(config=manager.state) as client:

@@ -23,7 +23,7 @@ def collector(leakless: Callable[..., None]) -> Iterator[Collector]:
         yield collector
 
 
-def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_starts(
+def test_trace_of_a_lease_reaches_its_executor(
     collector: Collector, start: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     python = ("--python", sys.executable)
@@ -53,7 +53,7 @@ def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_sta
     assert not [step for step in collector.steps(mine) if "DELETE" in step.name]
 
 
-def test_a_refusal_is_a_step_that_failed_and_says_why(collector: Collector, start: Callable[..., Daemon]) -> None:
+def test_refusal_is_a_failed_span_with_reason(collector: Collector, start: Callable[..., Daemon]) -> None:
     up = start("up", "--listen", "127.0.0.1:0", env=collector.environment)
     with dayfly.connect(up.state) as client, pytest.raises(dayfly.Error):
         client.lease(workers=1, sandbox="container", image="nowhere:1")
@@ -62,7 +62,7 @@ def test_a_refusal_is_a_step_that_failed_and_says_why(collector: Collector, star
     assert refused.parent == asked.span
 
 
-def test_the_shell_hands_a_trace_on(collector: Collector, start: Callable[..., Daemon]) -> None:
+def test_shell_passes_the_trace_on(collector: Collector, start: Callable[..., Daemon]) -> None:
     up = start("up", "--listen", "127.0.0.1:0", env=collector.environment | {"OTEL_SERVICE_NAME": "site"})
     mine, parent = os.urandom(16).hex(), os.urandom(8).hex()
     environment = up.client_environment() | {"TRACEPARENT": f"00-{mine}-{parent}-01"}
@@ -71,7 +71,7 @@ def test_the_shell_hands_a_trace_on(collector: Collector, start: Callable[..., D
     assert (request.parent, request.service) == (parent, "site")
 
 
-def test_a_collector_that_is_away_harms_nobody_and_is_in_the_log(
+def test_unreachable_collector_is_only_logged(
     start: Callable[..., Daemon],
 ) -> None:
     away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "50"}
@@ -82,7 +82,7 @@ def test_a_collector_that_is_away_harms_nobody_and_is_in_the_log(
     assert "BatchSpanProcessor" in up.output()
 
 
-def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path) -> None:
+def test_unreadable_certificate_is_reported_at_start(tmp_path: Path) -> None:
     environment = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "https://127.0.0.1:4318",
         "OTEL_EXPORTER_OTLP_CERTIFICATE": str(tmp_path / "missing.pem"),

@@ -147,9 +147,7 @@ def send(hook: dayfly.Trigger, body: bytes, **headers: str) -> tuple[int, Any]:
 # By the clock
 
 
-def test_a_timer_starts_its_function_at_each_of_its_times_and_its_history_has_the_tasks(
-    manager: Manager, client: dayfly.Client, marks: Path
-) -> None:
+def test_timer_starts_tasks_and_lists_them(manager: Manager, client: dayfly.Client, marks: Path) -> None:
     begun_ms = now_ms()
     keywords = {"place": str(marks), "by": "due_ms"}
     timer = client.trigger("each-second", record, timer=EACH_SECOND, keywords=keywords)
@@ -173,9 +171,7 @@ def test_a_timer_starts_its_function_at_each_of_its_times_and_its_history_has_th
     assert "each-second: timer, paused" in repr(timer)
 
 
-def test_a_manager_that_was_killed_makes_up_once_for_what_passed_and_starts_nothing_twice(
-    manager: Manager, client: dayfly.Client, marks: Path
-) -> None:
+def test_killed_manager_makes_up_missed_times_once(manager: Manager, client: dayfly.Client, marks: Path) -> None:
     keywords = {"place": str(marks), "by": "due_ms"}
     timer = client.trigger("each-second", record, timer=EACH_SECOND, keywords=keywords)
     forgetful = client.trigger("forgetful", same, timer=EACH_SECOND, catch_up=False)
@@ -205,7 +201,7 @@ def test_a_manager_that_was_killed_makes_up_once_for_what_passed_and_starts_noth
     assert due[-1] > again_ms
 
 
-def test_a_trigger_that_is_paused_starts_nothing_and_goes_on_when_it_is_resumed(client: dayfly.Client) -> None:
+def test_paused_trigger_starts_nothing_until_resumed(client: dayfly.Client) -> None:
     metronome = client.trigger("metronome", same, timer=EACH_SECOND)
     timer = client.trigger("timer", same, timer=EACH_SECOND, paused=True)
     assert (timer.status["state"], timer.status["next_at_ms"]) == ("paused", 0)
@@ -222,7 +218,7 @@ def test_a_trigger_that_is_paused_starts_nothing_and_goes_on_when_it_is_resumed(
     assert [one for one in heard(timer) if one["event"]["due_ms"] > paused_ms] == []
 
 
-def test_a_trigger_that_has_expired_starts_nothing_and_says_so(client: dayfly.Client) -> None:
+def test_expired_trigger_starts_nothing(client: dayfly.Client) -> None:
     metronome = client.trigger("metronome", same, timer=EACH_SECOND)
     timer = client.trigger("timer", same, timer=EACH_SECOND, valid_for=1)
     wait_until(lambda: timer.refresh()["state"] == "expired", "it expires")
@@ -242,9 +238,7 @@ def test_a_trigger_that_has_expired_starts_nothing_and_says_so(client: dayfly.Cl
 # By files
 
 
-def test_each_file_that_arrives_starts_the_function_once_and_again_when_it_changed(
-    client: dayfly.Client, inbox: Path, marks: Path
-) -> None:
+def test_new_or_changed_file_fires_trigger_once(client: dayfly.Client, inbox: Path, marks: Path) -> None:
     put(inbox / "before.txt", "was there")
     # What came a quarter of a second before counts, too.
     put_ms = now_ms()
@@ -281,7 +275,7 @@ def test_each_file_that_arrives_starts_the_function_once_and_again_when_it_chang
     assert sorted(names(settled(everything, len(expected)))) == expected
 
 
-def test_a_file_that_still_grows_counts_once_when_it_does_not(client: dayfly.Client, inbox: Path) -> None:
+def test_growing_file_fires_trigger_when_complete(client: dayfly.Client, inbox: Path) -> None:
     # Looked at often, but less often than its writer may be held up.
     trigger = client.trigger("in", same, files=inbox, every=1)
     done = threading.Event()
@@ -307,7 +301,7 @@ def test_a_file_that_still_grows_counts_once_when_it_does_not(client: dayfly.Cli
     assert events[2]["event"]["bytes"] == (inbox / "slow").stat().st_size
 
 
-def test_files_that_arrive_while_the_manager_is_killed_start_the_function_and_each_is_one_task(
+def test_files_arriving_without_manager_fire_once(
     manager: Manager, client: dayfly.Client, inbox: Path, marks: Path
 ) -> None:
     keywords = {"place": str(marks), "by": "path"}
@@ -332,9 +326,7 @@ def test_files_that_arrive_while_the_manager_is_killed_start_the_function_and_ea
     assert trigger.status["started"] == 200
 
 
-def test_a_directory_that_is_not_there_is_told_and_works_as_soon_as_it_is(
-    client: dayfly.Client, tmp_path: Path
-) -> None:
+def test_missing_directory_is_reported_and_watched_later(client: dayfly.Client, tmp_path: Path) -> None:
     later = tmp_path / "later"
     trigger = client.trigger("in", same, files=later, every=0.1)
     wait_until(lambda: trigger.refresh()["trouble"], "that it is not there is told")
@@ -345,9 +337,7 @@ def test_a_directory_that_is_not_there_is_told_and_works_as_soon_as_it_is(
     wait_until(lambda: trigger.refresh()["trouble"] is None, "there is no trouble any more")
 
 
-def test_files_that_arrive_while_a_trigger_is_paused_count_when_it_is_resumed(
-    client: dayfly.Client, inbox: Path
-) -> None:
+def test_files_arriving_during_pause_fire_on_resume(client: dayfly.Client, inbox: Path) -> None:
     metronome = client.trigger("metronome", same, timer=EACH_SECOND)
     trigger = client.trigger("in", same, files=inbox, every=0.1, paused=True)
     put(inbox / "patient", "patient")
@@ -358,7 +348,7 @@ def test_files_that_arrive_while_a_trigger_is_paused_count_when_it_is_resumed(
 
 
 @pytest.mark.skipif(stores.unavailable() is not None, reason=str(stores.unavailable()))
-def test_objects_in_a_bucket_start_the_function_as_files_do(state: Path) -> None:
+def test_new_object_in_bucket_fires_trigger(state: Path) -> None:
     (state / "s3").mkdir()
     store = stores.S3(state / "s3")
     try:
@@ -387,9 +377,7 @@ def test_objects_in_a_bucket_start_the_function_as_files_do(state: Path) -> None
         store.stop()
 
 
-def test_an_endpoint_looks_at_files_for_its_owner_alone_also_for_those_that_came_while_it_was_away(
-    state: Path, inbox: Path
-) -> None:
+def test_endpoint_watches_files_for_its_owner_only(state: Path, inbox: Path) -> None:
     with manager_alone(state / "manager", free_port()) as manager:
         here = Endpoint(manager, state / "home", "here", "--workers-per-node", "1", "--share-with", "alice").set_up()
         try:
@@ -420,7 +408,7 @@ def test_an_endpoint_looks_at_files_for_its_owner_alone_also_for_those_that_came
 # By requests
 
 
-def test_tasks_of_a_trigger_have_its_deadline_and_priority(client: dayfly.Client) -> None:
+def test_tasks_have_deadline_and_priority_of_their_trigger(client: dayfly.Client) -> None:
     def linger(event: dict[str, Any]) -> None:
         time.sleep(60)
 
@@ -434,7 +422,7 @@ def test_tasks_of_a_trigger_have_its_deadline_and_priority(client: dayfly.Client
             client.trigger("hook", linger, webhook=True, **wrong)
 
 
-def test_a_webhook_takes_json_text_and_bytes_of_whoever_knows_its_address(client: dayfly.Client, marks: Path) -> None:
+def test_webhook_accepts_json_text_and_bytes(client: dayfly.Client, marks: Path) -> None:
     hook = client.trigger("hook", record, webhook=True, keywords={"place": str(marks)})
     assert hook.token is not None
     assert hook.url is not None
@@ -466,9 +454,7 @@ def test_a_webhook_takes_json_text_and_bytes_of_whoever_knows_its_address(client
     assert hook.token not in json.dumps(found.status)
 
 
-def test_the_same_idempotency_key_is_one_event_however_it_is_sent(
-    manager: Manager, client: dayfly.Client, marks: Path
-) -> None:
+def test_repeated_idempotency_key_is_one_event(manager: Manager, client: dayfly.Client, marks: Path) -> None:
     hook = client.trigger("hook", record, webhook=True, keywords={"place": str(marks)})
     status, first = send(hook, b"1", Idempotency_Key="a")
     assert (status, first["known"]) == (202, False)
@@ -492,9 +478,7 @@ def test_the_same_idempotency_key_is_one_event_however_it_is_sent(
     assert len(hook.history()) == 4
 
 
-def test_what_was_taken_is_executed_whatever_dies_meanwhile(
-    manager: Manager, client: dayfly.Client, marks: Path
-) -> None:
+def test_accepted_events_start_tasks_despite_kills(manager: Manager, client: dayfly.Client, marks: Path) -> None:
     hook = client.trigger("hook", record, webhook=True, repeatable=True, keywords={"place": str(marks)})
     numbers = []
     for _ in range(3):
@@ -509,9 +493,7 @@ def test_what_was_taken_is_executed_whatever_dies_meanwhile(
     assert len(manager.daemon.cli("task", "list", "--tag", "trigger:hook")) == 90
 
 
-def test_a_token_is_good_for_its_trigger_alone_and_for_nothing_after_it(
-    manager: Manager, client: dayfly.Client
-) -> None:
+def test_hook_token_fires_only_its_live_trigger(manager: Manager, client: dayfly.Client) -> None:
     hook = client.trigger("hook", same, webhook=True)
     assert hook.token is not None
     for method, path in [
@@ -544,7 +526,7 @@ def test_a_token_is_good_for_its_trigger_alone_and_for_nothing_after_it(
     assert gone.value.code == "not_found"
 
 
-def test_another_tenant_neither_sees_a_trigger_nor_fires_it(
+def test_other_tenant_cannot_see_or_fire_trigger(
     manager: Manager, client: dayfly.Client, state: Path, inbox: Path
 ) -> None:
     hook = client.trigger("hook", same, webhook=True)
@@ -591,9 +573,7 @@ def together(event: dict[str, Any], *, of: list[int], name: str = "none") -> dic
     return {"body": event["body"], "of": of, "name": name}
 
 
-def test_arguments_by_name_go_along_also_with_a_function_that_was_registered_as_source(
-    manager: Manager, client: dayfly.Client
-) -> None:
+def test_source_function_receives_arguments_by_name(manager: Manager, client: dayfly.Client) -> None:
     client.register(together, name="pickled")
     source = "def together(event, *, of, name='none'):\n    return {'body': event['body'], 'of': of, 'name': name}\n"
     code = base64.b64encode(source.encode()).decode()
@@ -608,9 +588,7 @@ def test_arguments_by_name_go_along_also_with_a_function_that_was_registered_as_
         assert client.task(one["task"]).result(30) == {"body": {"a": None}, **keywords}
 
 
-def test_what_goes_wrong_in_a_function_is_in_the_history_after_it_was_tried_again(
-    client: dayfly.Client, marks: Path
-) -> None:
+def test_failed_function_is_retried_and_in_history(client: dayfly.Client, marks: Path) -> None:
     hook = client.trigger("hook", fail, webhook=True, retries=2, keywords={"place": str(marks)})
     hook.fire("this")
     [one] = settled(hook, 1)
@@ -621,9 +599,7 @@ def test_what_goes_wrong_in_a_function_is_in_the_history_after_it_was_tried_agai
     assert (hook.refresh()["trouble"], hook.status["started"], hook.status["refused"]) == (None, 1, 0)
 
 
-def test_what_makes_no_sense_is_refused_with_a_sentence(
-    manager: Manager, client: dayfly.Client, tmp_path: Path
-) -> None:
+def test_invalid_trigger_is_refused_with_reason(manager: Manager, client: dayfly.Client, tmp_path: Path) -> None:
     function = client.register(same, name="same").id
     timer, files = {"kind": "timer"}, {"kind": "files", "place": "/data"}
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -676,9 +652,7 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(
 # From the command line
 
 
-def test_the_command_line_makes_shows_fires_pauses_and_removes_triggers(
-    manager: Manager, client: dayfly.Client, tmp_path: Path, marks: Path
-) -> None:
+def test_command_line_manages_triggers(manager: Manager, client: dayfly.Client, tmp_path: Path, marks: Path) -> None:
     function = client.register(record, name="record").id
     environment = manager.daemon.client_environment()
 

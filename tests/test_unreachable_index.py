@@ -65,7 +65,7 @@ def imported() -> str:
     return version
 
 
-def test_index_that_never_answers_is_told_by_lease_task_and_endpoint(directory: Path) -> None:
+def test_unresponsive_index_is_reported_everywhere(directory: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         running(directory, f"http://127.0.0.1:{silent.getsockname()[1]}/simple", "--index-timeout", "2s") as site,
@@ -90,7 +90,7 @@ def test_index_that_never_answers_is_told_by_lease_task_and_endpoint(directory: 
         client.cancel(task)
 
 
-def test_index_that_refuses_connections_fails_for_good_at_the_limit(directory: Path) -> None:
+def test_refusing_index_fails_build_after_the_limit(directory: Path) -> None:
     with (
         running(directory, NOWHERE, "--environment-limit", "5s") as site,
         dayfly.connect(config=site.state) as client,
@@ -103,7 +103,7 @@ def test_index_that_refuses_connections_fails_for_good_at_the_limit(directory: P
 @pytest.mark.skipif(
     shutil.which("unshare") is None or not STORE.is_file(), reason="needs unshare and a certificate store"
 )
-def test_index_behind_a_private_authority_is_reached_if_the_system_trusts_it(directory: Path) -> None:
+def test_index_with_system_trusted_authority_is_used(directory: Path) -> None:
     (directory / "wheels").mkdir()
     package_index.write_wheel(directory / "wheels", PACKAGE, "1.0")
     authority = certify(directory, "index")

@@ -25,7 +25,7 @@ OTHER = "9.9.9/99"
     ("path", "who"),
     [("/v1/nodes", "client"), ("/v1/nodes/connect", "node"), ("/v1/endpoints/connect", "endpoint")],
 )
-def test_request_of_another_version_is_refused_by_the_manager(up: Daemon, path: str, who: str) -> None:
+def test_request_of_other_version_is_refused(up: Daemon, path: str, who: str) -> None:
     status, said = up.ask("GET", path, dayfly_version=OTHER)
     assert status == 426
     error = json.loads(said)["error"]
@@ -35,7 +35,7 @@ def test_request_of_another_version_is_refused_by_the_manager(up: Daemon, path: 
         assert told in error["message"]
 
 
-def test_request_without_a_version_and_the_question_for_it_are_answered(up: Daemon) -> None:
+def test_request_without_version_is_accepted(up: Daemon) -> None:
     assert up.ask("GET", "/v1/nodes")[0] == 200
     assert up.ask("GET", "/v1/version", dayfly_version=OTHER)[0] == 200
 
@@ -93,7 +93,7 @@ def test_client_refuses_a_manager_of_another_version(up: Daemon) -> None:
     assert f"this program is Dayfly {dayfly.__version__}" in str(raised.value)
 
 
-def test_node_tells_that_its_manager_has_another_version(start: Start, state: Path) -> None:
+def test_node_reports_managers_other_version(start: Start, state: Path) -> None:
     port = free_port()
     manager = start("manager", "--listen", f"127.0.0.1:{port}", state=state / "manager")
     manager.cli("manager", "join-token", "--output", str(state / "join"))

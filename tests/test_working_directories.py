@@ -20,7 +20,7 @@ def leave_a_file(name: str) -> tuple[str, list[str]]:
     return os.getcwd(), before
 
 
-def test_workers_of_a_daemon_begin_in_directories_of_their_own(tmp_path: Path) -> None:
+def test_daemons_workers_have_their_own_directories(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     daemon = Daemon(
@@ -51,7 +51,7 @@ def test_workers_of_a_daemon_begin_in_directories_of_their_own(tmp_path: Path) -
     assert list(temporary.iterdir()) == []
 
 
-def test_workers_begin_where_their_node_was_started(tmp_path: Path) -> None:
+def test_workers_start_in_their_nodes_directory(tmp_path: Path) -> None:
     daemon = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=tmp_path / "state", cwd=tmp_path)
     with dayfly.connect(config=daemon.state) as client:
         assert client.run(os.getcwd).result(30) == str(tmp_path)

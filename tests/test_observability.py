@@ -62,7 +62,7 @@ def until(look: Any, limit: float = 20) -> Any:
     return found
 
 
-def test_the_manager_tells_prometheus_what_was_granted_used_and_answered(up: Daemon) -> None:
+def test_manager_metrics_count_grants_use_and_responses(up: Daemon) -> None:
     work(up)
 
     def booked() -> dict[tuple[str, ...], float] | None:
@@ -83,7 +83,7 @@ def test_the_manager_tells_prometheus_what_was_granted_used_and_answered(up: Dae
     until(lambda: samples(fetch(up, "/v1/metrics"))["dayfly_call_seconds_bucket", "+Inf"] >= 1)
 
 
-def test_metrics_are_for_operators_and_a_token_for_looking_only_will_do(up: Daemon) -> None:
+def test_metrics_accept_a_read_only_operator_token(up: Daemon) -> None:
     up.cli("tenant", "set", "astro")
     made = {
         role: up.cli("token", "create", role, "--role", role, "--read-only", *tenant)["token"]
@@ -96,7 +96,7 @@ def test_metrics_are_for_operators_and_a_token_for_looking_only_will_do(up: Daem
     refused.value.close()
 
 
-def test_a_node_tells_prometheus_what_it_has_and_how_long_calls_took(start: Any) -> None:
+def test_node_metrics_show_resources_and_call_times(start: Any) -> None:
     up = start("up", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     work(up)
     url = re.search(r"http://[^\"]+/metrics", up.output())
@@ -116,7 +116,7 @@ def test_a_node_tells_prometheus_what_it_has_and_how_long_calls_took(start: Any)
     assert found["dayfly_node_places",] >= 1
 
 
-def test_the_times_of_tasks_are_known_for_each_and_in_sum(up: Daemon) -> None:
+def test_task_times_are_reported_singly_and_summed(up: Daemon) -> None:
     before = time.time()
     with dayfly.connect(config=up.state) as client:
         batch = client.map(time.sleep, [0.3] * 4)
@@ -140,7 +140,7 @@ def test_the_times_of_tasks_are_known_for_each_and_in_sum(up: Daemon) -> None:
     assert found["dayfly_tasks", "queued"] == 0
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are(up: Daemon) -> None:
+def test_dashboard_queries_only_existing_metrics(up: Daemon) -> None:
     work(up)
 
     def families() -> set[str] | None:
@@ -232,7 +232,7 @@ class TestPage:
         """What people see of it: text only."""
         return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", self.document(address, profile, seconds)))
 
-    def test_shows_nodes_leases_use_and_bills(self, up: Daemon, tmp_path: Path) -> None:
+    def test_page_shows_nodes_leases_use_and_bills(self, up: Daemon, tmp_path: Path) -> None:
         with dayfly.connect(up.state) as client, client.lease(workers=3, mode="warm") as lease:
             list(lease.map(abs, range(100)))
             # The page draws what was within the last hour: there must be something.
@@ -265,12 +265,12 @@ class TestPage:
         of_cores = [points.split() for kind, points in lines if kind == "a"][:3]
         assert [len(points) for points in of_cores] == [3, 2, 4]
 
-    def test_asks_for_a_token_when_it_has_none_that_is_good(self, up: Daemon, tmp_path: Path) -> None:
+    def test_page_asks_for_a_token_when_invalid(self, up: Daemon, tmp_path: Path) -> None:
         seen = self.see(f"{up.connection['manager']}/#token=wrong", tmp_path, seconds=2)
         assert "unknown or has expired" in seen
         assert "connection.json" in seen
 
-    def test_may_run_nothing_but_its_own_script(self, up: Daemon) -> None:
+    def test_page_policy_permits_only_its_own_script(self, up: Daemon) -> None:
         context = ssl.create_default_context(cadata=up.connection["ca_pem"])
         with urllib.request.urlopen(up.connection["manager"] + "/", timeout=20, context=context) as answer:
             policy = answer.headers["Content-Security-Policy"]

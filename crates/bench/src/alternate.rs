@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_alternate_and_so_does_who_goes_first() {
+    fn turns_alternate_their_first_side() {
         let log = RefCell::new(String::new());
         let (mut b, mut s) = (fixed(100.0, &log, 'b'), fixed(150.0, &log, 's'));
         let both = alternate(
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_subject_is_paused_and_its_error_handed_on() {
+    fn failing_subject_is_paused_and_reported() {
         struct Broken(bool);
         impl Block for Broken {
             fn block(&mut self, _: usize, _: &mut Samples) -> Result<(), Error> {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_makes_at_least_the_calls_asked_for() {
+    fn plan_makes_at_least_the_requested_calls() {
         for calls in [1, 7, 20, 1001, 1_000_000] {
             let plan = Plan::of_calls(calls);
             assert!(

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_machine_is_believed_however_busy_the_measurement_itself_is() {
+    fn own_load_is_not_foreign_work() {
         let quiet = noise(400, 4, 0, 10).judge(false).unwrap();
         assert_eq!(
             (quiet.foreign_cores, quiet.waited_share, quiet.warning),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compiling_neighbour_is_named_in_the_refusal() {
+    fn compiling_neighbour_is_named_in_the_refusal() {
         let busy = noise(200, 180, 0, 10).judge(false).unwrap_err();
         assert_eq!(busy.noise.foreign_cores, 0.9);
         let text = busy.to_string();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_machine_is_believed_despite_its_ticks() {
+    fn timer_ticks_are_not_foreign_work() {
         // Read on an idle machine of two cores: the tick alone switched the spinning thread 206 times a second.
         let idle = noise(397, 5, 0, 9).judge(false).unwrap();
         assert_eq!((idle.waited_share, idle.warning), (0.005, None));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_own_processes_is_believed() {
+    fn waiting_for_own_processes_is_not_foreign() {
         noise(400, 4, 0, 900).judge(false).unwrap();
     }
 
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn children_that_ended_meanwhile_are_not_foreign() {
+    fn ended_children_are_not_foreign() {
         let before = Snapshot::default();
         let after = Snapshot {
             cpu: Cpu {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_number_used_again_does_not_hide_work() {
+    fn reused_process_id_hides_no_work() {
         let mut before = Snapshot::default();
         before.processes.insert(30, process(1, "old", 5000));
         let mut after = before.clone();
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn watching_the_real_machine_sees_this_process_as_its_own() {
+    fn this_process_is_not_foreign() {
         let watch = Watch::start(&[]);
         let until = Instant::now() + Duration::from_millis(50);
         while Instant::now() < until {

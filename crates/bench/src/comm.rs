@@ -519,7 +519,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_grow_by_steps_and_a_barrier_has_one() {
+    fn sizes_grow_by_steps() {
         assert_eq!(Plan::sizes(Op::Bcast, 8, 100, 2), [8, 16, 32, 64]);
         assert_eq!(Plan::sizes(Op::Bcast, 8, 8, 1), [8]);
         assert_eq!(Plan::sizes(Op::Barrier, 8, 100, 2), [8]);
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_of_the_rounds_counts() {
+    fn median_of_the_rounds_counts() {
         assert_eq!(median(&[vec![9.0], vec![1.0], vec![3.0]], 0), 3.0);
         assert!(median(&[], 0).is_nan());
     }

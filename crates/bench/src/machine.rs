@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_cores_memory_and_a_kernel() {
+    fn machine_has_cores_memory_and_kernel() {
         let machine = Machine::this();
         assert!(
             machine.cores > 0 && machine.memory_mib > 0 && !machine.kernel.is_empty(),

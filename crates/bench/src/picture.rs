@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn every_series_has_a_line_and_a_place_in_the_legend() {
+    fn every_series_has_line_and_legend() {
         let svg = picture(vec![
             series("hot & quick", 200.0, false),
             series("cache line", 111.0, true),
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn both_files_are_written_and_the_png_is_one() {
+    fn svg_and_png_are_written() {
         let directory = tempfile::tempdir().unwrap();
         let (png, svg) = picture(vec![series("hot", 200.0, false)])
             .write(directory.path(), "latency")
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_of_nothing_or_of_equal_samples_is_still_a_picture() {
+    fn empty_and_equal_samples_are_drawn() {
         let mut equal = Samples::default();
         (0..100).for_each(|_| equal.push_ns(500.0));
         for series in [
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn the_axis_of_shares_can_be_read_back() {
+    fn axis_of_shares_is_invertible() {
         let s = series("hot", 200.0, false);
         let axes = Axes::of(&[&s]);
         for share in [0.0, 0.3, 0.9, 0.99, 0.995] {

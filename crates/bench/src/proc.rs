@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machines_account_counts_waiting_for_disks_as_idle() {
+    fn disk_waits_count_as_idle() {
         let cpu = parse_cpu("cpu  10 1 5 100 20 2 3 4 7 0\ncpu0 5 0 0 0\ncpu1 5 0 0 0\nintr 5\n");
         assert_eq!(
             cpu,
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_brackets_and_spaces_is_read_whole() {
+    fn name_with_brackets_and_spaces_is_parsed() {
         let text = "42 (tmux: (x) y) S 7 42 42 0 -1 4194304 1 2 3 4 11 22 0 0 20 0 1 0 12345 1 1";
         let process = parse_process(text).unwrap();
         assert_eq!(
@@ -172,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_no_process() {
+    fn invalid_stat_line_is_ignored() {
         for text in ["", "1", "1 (x", "1 (x) S", ")(", "1 (x) S a b c"] {
             assert_eq!(parse_process(text), None, "{text}");
         }
     }
 
     #[test]
-    fn this_process_is_in_the_real_table() {
+    fn this_process_is_in_the_table() {
         let now = snapshot();
         assert!(now.processes.contains_key(&std::process::id()) && now.cpu.total > 0);
     }

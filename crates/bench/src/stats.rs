@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_lies_in_its_bucket_and_buckets_do_not_overlap() {
+    fn buckets_cover_all_values_without_overlap() {
         let mut last = None;
         for ns in (0..5000)
             .chain((13..64).flat_map(|b| [(1u64 << b) - 1, 1 << b, (1 << b) + 1]))
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn timed_takes_one_sample_per_call_and_stops_at_an_error() {
+    fn timed_stops_at_an_error() {
         let (mut samples, mut calls) = (Samples::with_capacity(8), 0);
         let ended: Result<(), &str> = timed(5, &mut samples, || {
             calls += 1;

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_keep_three_digits_in_sight() {
+    fn units_keep_three_digits() {
         for (ns, text) in [
             (0.0, "0.0 ns"),
             (111.4, "111 ns"),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stand_left_and_figures_right() {
+    fn words_align_left_and_figures_right() {
         let mut table = Table::new("Latencies", &["what", "p50", "note"]);
         table.row(["hot, shm".into(), "126 ns".into(), "spinning".into()]);
         table.row(["warm".into(), "27.3 µs".into()]);

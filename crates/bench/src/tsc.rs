@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_calibrated_counter_agrees_with_the_monotonic_clock() {
+    fn calibrated_counter_matches_monotonic_clock() {
         let tsc = Tsc::get();
         let (wall, ticks) = (Instant::now(), Tsc::now_ordered());
         while wall.elapsed() < Duration::from_millis(5) {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_of_time_survives_the_way_to_ticks_and_back() {
+    fn duration_survives_conversion_to_ticks() {
         let tsc = Tsc::get();
         let ns = tsc.ns(tsc.ticks(Duration::from_millis(3)));
         assert!((ns - 3_000_000.0).abs() < 10.0, "{ns}");

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn algorithms_change_where_all_sizes_together_take_least() {
+    fn threshold_minimizes_total_time() {
         assert_eq!(
             crossing(&[(8, 1.0, 2.0), (16, 2.0, 2.5), (32, 4.0, 3.0), (64, 8.0, 5.0)]),
             32
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn an_algorithm_that_is_always_slower_is_never_used() {
+    fn always_slower_algorithm_is_never_used() {
         assert_eq!(crossing(&[(8, 1.0, 2.0), (16, 1.0, 2.0)]), usize::MAX);
         assert_eq!(crossing(&[(8, 2.0, 1.0), (16, 2.0, 1.0)]), 0);
         assert_eq!(crossing(&[]), usize::MAX);

@@ -45,7 +45,7 @@ fn invoke(size: u64, ns: f64, raw_ns: f64) -> InvokeReport {
 }
 
 #[test]
-fn an_invoke_report_has_every_field_that_scripts_read() {
+fn invoke_report_has_its_documented_fields() {
     let json = to_value(invoke(64, 210.0, 111.0)).unwrap();
     for path in [
         "/invoke/p50_ns",
@@ -84,14 +84,14 @@ fn an_invoke_report_has_every_field_that_scripts_read() {
 }
 
 #[test]
-fn large_payloads_are_judged_by_bandwidth_too() {
+fn large_payloads_report_bandwidth() {
     let json = to_value(invoke(1 << 20, 100_000.0, 90_000.0)).unwrap();
     assert_eq!(json["bytes_per_s"], 20_971_520_000.0);
     assert_eq!(json["share_of_baseline_bandwidth"], 0.9);
 }
 
 #[test]
-fn people_see_both_rows_the_difference_and_the_warning() {
+fn table_shows_both_rows_difference_and_warning() {
     let mut report = invoke(64, 210.0, 111.0);
     report.noise.warning = Some("not to be believed: a neighbour compiled".into());
     let text = report.to_string();
@@ -109,7 +109,7 @@ fn people_see_both_rows_the_difference_and_the_warning() {
 }
 
 #[test]
-fn a_cold_report_names_its_stages_in_their_order() {
+fn cold_report_lists_stages_in_order() {
     let mut stages = Stages::default();
     let mut samples = Samples::default();
     samples.push_ns(1_500_000.0);

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_functions_and_of_what_none_is_charged_with_add_up_to_their_leases() {
+    fn function_lines_add_up_to_their_leases() {
         let mut lines = [line(1, "a", 5, 1_000), line(2, "a", 6, 1_000)];
         for line in &mut lines {
             line.prices.computing_per_s = 1_000_000;
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_add_up_whatever_they_are_gathered_by() {
+    fn lines_add_up_for_every_grouping() {
         let day = 86_400_000;
         let lines = [line(3, "a", 5, 10), line(1, "b", 6, 20), line(2, "a", day, 40)];
         let sums = |by| -> Vec<(String, u64, u64)> {
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_a_comma_or_a_quote_is_quoted() {
+    fn name_with_comma_or_quote_is_quoted() {
         let names = BTreeMap::from([(NodeId([1; 16]), "rack \"7\", left".to_owned())]);
         let text = csv(&gather(&[line(1, "a", 5, 10)], By::Node, &names), By::Node);
         let row = text.lines().nth(1).unwrap();

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_functions_are_counted_instead_of_named() {
+    fn many_functions_are_counted_not_named() {
         let names: Vec<String> = ["a", "b", "c", "d", "e", "f"].map(String::from).to_vec();
         assert_eq!(functions(&names[..2]), "a, b");
         assert_eq!(functions(&names), "a, b, c, d and 2 more");

@@ -368,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flow_is_read_from_toml_and_json_and_nothing_that_is_misspelt() {
+    fn flow_is_parsed_strictly_from_toml_and_json() {
         let toml =
             "name = 'a'\n[[step]]\nname = 'x'\nfunction = 'f'\nmap = true\nwalltime = '2s'\nkeywords = { w = 2 }";
         let read_toml = read(toml, false).unwrap();

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_shown_by_its_name_and_version_and_else_by_its_symbol() {
+    fn function_without_name_is_shown_by_symbol() {
         let (named, mut unnamed) = (function(), function());
         (unnamed.name, unnamed.version) = (None, 0);
         assert_eq!((name(&named), version(&named)), ("area".into(), "3".into()));
@@ -373,14 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_shown_with_what_pins_it() {
+    fn version_is_shown_with_its_pins() {
         let text = described(&function());
         let pin = format!("pinned as   astro/area@{}\n", FunctionId([7; 16]));
         assert!(text.contains(&pin), "{text}");
     }
 
     #[test]
-    fn a_source_keeps_its_lines_and_does_nothing_to_the_terminal() {
+    fn source_keeps_lines_and_is_escaped() {
         let mut function = function();
         assert_eq!(
             source(&function),
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn sharing_with_everyone_is_said_in_a_word() {
+    fn sharing_with_everyone_is_one_word() {
         let mut function = function();
         assert_eq!(shared(&function), "-");
         function.shared_with = vec!["astro".into(), "bio".into()];

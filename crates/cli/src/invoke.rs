@@ -338,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inputs_are_texts_files_or_hexadecimal() {
+    fn inputs_are_strings_files_or_hexadecimal() {
         assert_eq!(read_input("abc"), Ok(b"abc".to_vec()));
         assert_eq!(read_input("hex:0aFF 10"), Ok(vec![0x0a, 0xff, 0x10]));
         assert_eq!(read_input("hex:0").expect_err("odd").code, Code::InvalidRequest);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_terminal_can_show_counts_as_text() {
+    fn only_printable_bytes_count_as_text() {
         assert_eq!(as_text("größer\n".as_bytes()), Some("größer\n"));
         assert_eq!(as_text(b"\x1b[2J"), None);
         assert_eq!(as_text(b"\xff"), None);

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_align_and_no_line_ends_in_blanks() {
+    fn columns_align_without_trailing_spaces() {
         let mut table = Table::new(&[("NAME", Align::Left), ("CORES", Align::Right), ("STATE", Align::Left)]);
         table.row(["a".into(), "12".into(), "up".into()]);
         table.row(["longer".into(), "1".into(), "lost".into()]);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_cells_stay_in_their_row_and_keep_a_bound() {
+    fn foreign_cells_are_bounded_to_one_row() {
         let mut table = Table::new(&[("NAME", Align::Left), ("STATE", Align::Right)]);
         table.row(["a\nb\x1b[2J".into(), "up".into()]);
         table.row(["x".repeat(70_000), "up".into()]);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_exact_and_has_no_unsafe_character() {
+    fn json_is_exact_without_unsafe_characters() {
         let value = "a\n\x1b\u{7f}\u{9b}\u{202e}ü";
         let shown = json(&value).expect("JSON");
         assert!(!shown.contains(text::is_unsafe), "{shown:?}");

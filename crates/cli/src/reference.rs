@@ -88,7 +88,7 @@ fn describe(command: &mut Command, page: &mut String) {
 }
 
 #[test]
-fn the_committed_reference_is_that_of_the_commands() {
+fn committed_reference_matches_the_commands() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.md");
     let page = format!("{}\n", page().trim_end());
     if std::env::var_os("DAYFLY_REGENERATE").is_some() {

@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_ends_well_or_with_a_code() {
+    fn task_succeeds_or_has_a_code() {
         let mut failed = task(TaskState::Done, 1_500, 1_700);
         assert_eq!(
             (ending(&failed), ending(&task(TaskState::Running, 1_500, 0))),
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cancelled_is_told_in_a_sentence() {
+    fn cancelled_tasks_are_summarized() {
         let sentence = |ended, ending, running| {
             let told_of = Cancelled {
                 ended,

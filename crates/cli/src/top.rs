@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_lease_makes_zero_calls() {
+    fn no_leases_make_zero_calls() {
         let look = Look {
             nodes: Vec::new(),
             leases: Vec::new(),

@@ -345,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_told_from_the_root_unless_it_is_a_bucket() {
+    fn relative_directory_becomes_absolute() {
         assert_eq!(absolute("/data/in"), Ok("/data/in".into()));
         assert_eq!(absolute("s3://lab/runs"), Ok("s3://lab/runs".into()));
         let here = std::env::current_dir().unwrap().join("in");

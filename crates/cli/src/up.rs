@@ -360,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn the_certificate_names_an_address_that_is_listened_on() {
+    fn certificate_names_the_listening_address() {
         assert_eq!(names(at("127.0.0.1:1"), &[]), [""; 0]);
         assert_eq!(names(at("0.0.0.0:1"), &["a.b".into()]), ["a.b"]);
         assert_eq!(names(at("10.0.0.7:1"), &["a.b".into()]), ["a.b", "10.0.0.7"]);
     }
 
     #[test]
-    fn clients_are_told_where_they_can_really_connect() {
+    fn announced_address_is_reachable() {
         assert_eq!(advertised(at("127.0.0.1:0"), &["a.b".into()]), None);
         assert_eq!(advertised(at("10.0.0.7:7071"), &[]), None);
         assert_eq!(advertised(at("0.0.0.0:7071"), &["a.b".into()]), Some("a.b:7071".into()));

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tasks_took_is_added_up_by_what_is_asked_for() {
+    fn usage_is_summed_by_the_requested_key() {
         let line = |day: u64, tenant: &str, name: &str, took_ms| UsageLine {
             day_ms: day * 86_400_000,
             tenant: tenant.into(),

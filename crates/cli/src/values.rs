@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_by_name_are_json_or_texts() {
+    fn named_arguments_are_json_or_strings() {
         assert_eq!(keyword("dpi=300"), Ok(("dpi".into(), json!(300))));
         assert_eq!(keyword("name=a scan"), Ok(("name".into(), json!("a scan"))));
         assert_eq!(keyword("of={\"a\": [1]}"), Ok(("of".into(), json!({ "a": [1] }))));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_whole_or_an_end_that_a_table_shows() {
+    fn ids_are_whole_or_suffixes() {
         let whole = "019a51c3e0f07d2c9b64f1a85be3d207";
         let bytes = whole.parse::<TaskId>().expect("an id").0;
         for given in [whole, "019a51", "f1a85be3d207", "...f1a85be3d207"] {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stand_in_paths_as_they_are() {
+    fn names_appear_unchanged_in_paths() {
         assert_eq!(name("astro.1@site_2-x"), Ok("astro.1@site_2-x".into()));
         for wrong in ["", "two words", "a/b", "a&b", "ä"] {
             assert!(name(wrong).is_err(), "{wrong}");

@@ -81,7 +81,7 @@ fn wait_for(client: &Client, what: &str, wanted: impl Fn(&TaskCounts) -> bool) {
 }
 
 #[test]
-fn each_of_131072_workers_has_a_task_at_the_same_time() {
+fn each_of_131072_workers_runs_a_task() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

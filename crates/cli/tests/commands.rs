@@ -141,7 +141,7 @@ fn area(home: &Path) -> String {
 }
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_help() {
     let home = tempfile::tempdir().unwrap();
     let commands: &[&[&str]] = &[
         &[],
@@ -193,7 +193,7 @@ fn every_command_explains_itself() {
 }
 
 #[test]
-fn the_version_names_release_wire_and_build() {
+fn version_names_release_protocol_and_build() {
     let home = tempfile::tempdir().unwrap();
     let version = json_of(home.path(), &["version"]);
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
@@ -215,7 +215,7 @@ fn completions_are_made_for_each_shell() {
 }
 
 #[test]
-fn what_is_not_understood_ends_with_status_2() {
+fn wrong_usage_ends_with_status_2() {
     let home = tempfile::tempdir().unwrap();
     assert_eq!(
         error_of(home.path(), &["lease", "renew", "zz"]),
@@ -297,7 +297,7 @@ fn until(home: &Path, arguments: &[&str], wanted: impl Fn(&Value) -> bool) -> Va
 }
 
 #[test]
-fn a_tenants_people_lease_with_its_token_pay_its_bill_and_stop_at_its_budget() {
+fn tenants_leases_are_billed_and_end_at_budget() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let _up = Daemon::up(home);
@@ -403,7 +403,7 @@ fn missing_bench_program_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn one_manager_grants_leases_on_many_simulated_nodes_and_leaves_nothing() {
+fn manager_grants_leases_on_many_simulated_nodes() {
     support::build_bench();
     let home = tempfile::tempdir().unwrap();
     let temporary = home.path().join("tmp");
@@ -440,7 +440,7 @@ fn one_manager_grants_leases_on_many_simulated_nodes_and_leaves_nothing() {
 }
 
 #[test]
-fn up_serves_leases_and_calls_and_leaves_nothing() {
+fn up_serves_calls_and_leaves_no_files() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let mut up = Daemon::up(home);
@@ -532,7 +532,7 @@ fn up_serves_leases_and_calls_and_leaves_nothing() {
 }
 
 #[test]
-fn without_tasks_lists_are_empty_and_the_endpoint_is_up() {
+fn lists_are_empty_without_tasks() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let _up = Daemon::up(home);
@@ -592,7 +592,7 @@ fn submit(client: &Client, (library, symbol): (&str, &str), tag: &str, arguments
 }
 
 #[test]
-fn a_durable_task_is_followed_to_its_outcome() {
+fn durable_task_is_followed_to_its_outcome() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let up = Daemon::up(home);
@@ -645,7 +645,7 @@ fn a_durable_task_is_followed_to_its_outcome() {
 }
 
 #[test]
-fn the_result_of_a_task_that_fails_or_is_cancelled_is_its_error() {
+fn result_of_failed_task_is_its_error() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let up = Daemon::up(home);
@@ -678,7 +678,7 @@ fn the_result_of_a_task_that_fails_or_is_cancelled_is_its_error() {
 }
 
 #[test]
-fn what_is_no_function_is_refused_before_anybody_is_asked() {
+fn invalid_function_is_refused_before_connecting() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let file = |name: &str, text: &[u8]| {
@@ -732,7 +732,7 @@ fn what_is_no_function_is_refused_before_anybody_is_asked() {
 }
 
 #[test]
-fn a_function_of_a_library_is_registered_and_run_without_a_program() {
+fn library_function_is_registered_and_run() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let _up = Daemon::up(home);
@@ -828,7 +828,7 @@ uint32_t speak(void *in, uint32_t size, void *out) {{ printf(\"%u bytes\\n\", si
 }
 
 #[test]
-fn what_the_nodes_of_a_block_write_is_followed() {
+fn output_of_block_nodes_is_followed() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let place = home.join(".local/state/dayfly/endpoints/here");
@@ -871,7 +871,7 @@ fn what_the_nodes_of_a_block_write_is_followed() {
 }
 
 #[test]
-fn a_lease_that_was_not_given_back_ends_with_up() {
+fn unreleased_lease_ends_with_up() {
     let home = tempfile::tempdir().unwrap();
     let mut up = Daemon::up(home.path());
     let before = up.ready["connection"].clone();
@@ -884,7 +884,7 @@ fn a_lease_that_was_not_given_back_ends_with_up() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn port_in_use_is_named() {
     let home = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -898,7 +898,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn a_second_daemon_on_one_state_directory_is_refused_and_told_of_the_first() {
+fn second_daemon_on_state_directory_is_refused() {
     let home = tempfile::tempdir().unwrap();
     let up = Daemon::up(home.path());
     let output = run(home.path(), &["up", "--listen", "127.0.0.1:0"]);
@@ -916,7 +916,7 @@ fn a_second_daemon_on_one_state_directory_is_refused_and_told_of_the_first() {
 }
 
 #[test]
-fn a_state_directory_that_cannot_be_made_is_named() {
+fn uncreatable_state_directory_is_named() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -928,7 +928,7 @@ fn a_state_directory_that_cannot_be_made_is_named() {
 }
 
 #[test]
-fn an_embedded_manager_ends_with_its_parent_and_takes_its_directory_along() {
+fn embedded_manager_ends_with_its_parent() {
     let home = tempfile::tempdir().unwrap();
     let state = home.path().join("embedded");
     // The shell is the parent: it passes the daemon's output on, and sleeps until it is killed.
@@ -961,7 +961,7 @@ fn an_embedded_manager_ends_with_its_parent_and_takes_its_directory_along() {
 }
 
 #[test]
-fn what_a_function_prints_is_seen_beside_its_result() {
+fn printed_output_is_shown_beside_the_result() {
     let home = tempfile::tempdir().unwrap();
     let code = "#include <stdint.h>\n#include <stdio.h>\n
         uint32_t speak(void *in, uint32_t size, void *out) {
@@ -981,7 +981,7 @@ fn what_a_function_prints_is_seen_beside_its_result() {
 }
 
 #[test]
-fn a_state_directory_too_deep_for_a_socket_is_named_as_such() {
+fn too_long_socket_path_is_named() {
     let home = tempfile::tempdir().unwrap();
     let deep = home.path().join("x".repeat(110));
     let (code, status) = error_of(home.path(), &["node", "--state-dir", deep.to_str().unwrap()]);
@@ -989,7 +989,7 @@ fn a_state_directory_too_deep_for_a_socket_is_named_as_such() {
 }
 
 #[test]
-fn nobody_is_a_parent_but_the_one_that_started_it() {
+fn only_the_starting_process_counts_as_parent() {
     let home = tempfile::tempdir().unwrap();
     assert_eq!(
         error_of(home.path(), &["up", "--embedded", "--parent", "1"]),
@@ -998,7 +998,7 @@ fn nobody_is_a_parent_but_the_one_that_started_it() {
 }
 
 #[test]
-fn a_node_joins_with_a_token_once_and_knows_its_manager_afterwards() {
+fn node_needs_its_join_token_once() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let mut manager = Daemon::start(home, &["manager", "--listen", "127.0.0.1:0"]);
@@ -1022,7 +1022,7 @@ fn a_node_joins_with_a_token_once_and_knows_its_manager_afterwards() {
 }
 
 #[test]
-fn a_node_on_its_own_leases_without_a_manager() {
+fn standalone_node_leases_without_manager() {
     let home = tempfile::tempdir().unwrap();
     let mut node = Daemon::start(home.path(), &["node"]);
     assert_eq!(node.ready["manager"], Value::Null);

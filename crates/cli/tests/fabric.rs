@@ -96,7 +96,7 @@ fn refusal(lease: &Lease, transport: &str) -> String {
 }
 
 #[test]
-fn a_function_answers_over_each_provider_and_the_channel_says_which_it_is() {
+fn function_returns_over_each_fabric_provider() {
     let Some(site) = Site::up(&["--fabric", "tcp,shm"]) else {
         return;
     };
@@ -124,7 +124,7 @@ fn a_function_answers_over_each_provider_and_the_channel_says_which_it_is() {
 }
 
 #[test]
-fn a_crash_and_a_deadline_over_libfabric_say_what_happened_and_the_next_channel_works() {
+fn channel_recovers_after_crash_and_deadline() {
     let Some(site) = Site::up(&["--fabric", "tcp,shm"]) else {
         return;
     };
@@ -146,7 +146,7 @@ fn a_crash_and_a_deadline_over_libfabric_say_what_happened_and_the_next_channel_
 }
 
 #[test]
-fn a_pool_spreads_calls_over_libfabric_and_takes_them_back_from_a_worker_that_dies() {
+fn pool_over_libfabric_retries_dead_workers_calls() {
     let Some(site) = Site::up(&["--fabric", "tcp"]) else {
         return;
     };
@@ -178,7 +178,7 @@ fn a_pool_spreads_calls_over_libfabric_and_takes_them_back_from_a_worker_that_di
 }
 
 #[test]
-fn a_node_offers_what_its_operator_named_and_nothing_by_itself() {
+fn node_offers_only_named_fabrics() {
     let Some(site) = Site::up(&[]) else { return };
     let (lease, _) = site.lease(1, |_| {});
     let text = refusal(&lease, "libfabric:tcp");
@@ -199,7 +199,7 @@ fn a_node_offers_what_its_operator_named_and_nothing_by_itself() {
 }
 
 #[test]
-fn isolated_workers_have_a_fabric_only_with_the_hosts_network() {
+fn isolated_workers_need_host_network_for_fabric() {
     let Some(site) = Site::up(&["--fabric", "tcp,shm", "--share-network"]) else {
         return;
     };
@@ -229,7 +229,7 @@ fn isolated_workers_have_a_fabric_only_with_the_hosts_network() {
 }
 
 #[test]
-fn an_idle_warm_worker_sleeps_and_wakes_at_a_call() {
+fn idle_warm_worker_sleeps_until_a_call() {
     let Some(site) = Site::up(&["--fabric", "tcp"]) else {
         return;
     };

@@ -80,7 +80,7 @@ fn failing(channel: &mut Channel, function: FunctionIndex, input: &[u8], deadlin
 const TRANSPORTS: [Transport; 3] = [Transport::Shm, Transport::Tcp, Transport::Tls];
 
 #[test]
-fn a_function_answers_over_every_transport() {
+fn function_returns_over_every_transport() {
     let site = site(1, |_| {});
     for transport in TRANSPORTS {
         let mut channel = site.channel(transport);
@@ -94,7 +94,7 @@ fn a_function_answers_over_every_transport() {
 }
 
 #[test]
-fn an_unknown_symbol_names_itself_and_a_wrong_index_is_refused() {
+fn unknown_symbol_and_index_are_refused() {
     let site = site(1, |_| {});
     let mut channel = site.channel(Transport::Shm);
     let error = channel
@@ -119,7 +119,7 @@ fn an_unknown_symbol_names_itself_and_a_wrong_index_is_refused() {
 }
 
 #[test]
-fn functions_that_misbehave_are_named_and_the_worker_goes_on() {
+fn worker_survives_misbehaving_functions() {
     let site = site(1, |_| {});
     for transport in TRANSPORTS {
         let mut channel = site.channel(transport);
@@ -142,7 +142,7 @@ fn functions_that_misbehave_are_named_and_the_worker_goes_on() {
 }
 
 #[test]
-fn an_input_beyond_the_channel_is_refused_before_it_is_sent() {
+fn oversized_input_is_refused_before_sending() {
     let site = site(1, |_| {});
     for transport in TRANSPORTS {
         let geometry = Geometry {
@@ -166,7 +166,7 @@ fn an_input_beyond_the_channel_is_refused_before_it_is_sent() {
 }
 
 #[test]
-fn a_crash_an_exit_and_an_overrun_end_one_worker_and_say_how() {
+fn crash_exit_and_overrun_end_one_worker() {
     for transport in TRANSPORTS {
         let site = site(1, |_| {});
         let mut incarnation = 0;
@@ -186,7 +186,7 @@ fn a_crash_an_exit_and_an_overrun_end_one_worker_and_say_how() {
 }
 
 #[test]
-fn a_loop_is_ended_at_its_deadline_and_what_waited_behind_it_still_runs() {
+fn endless_loop_ends_at_its_deadline() {
     let site = site(1, |_| {});
     let pool = site.pool();
     let endless = pool.register(site.code, Form::Plain { symbol: "loop".into() }).unwrap();
@@ -215,7 +215,7 @@ fn a_loop_is_ended_at_its_deadline_and_what_waited_behind_it_still_runs() {
 }
 
 #[test]
-fn a_pool_that_is_closed_while_it_opens_a_channel_anew_leaves_the_worker_to_others() {
+fn pool_closed_while_reopening_frees_the_worker() {
     let site = site(1, |_| {});
     for _ in 0..40 {
         let pool = site.pool();
@@ -232,7 +232,7 @@ fn a_pool_that_is_closed_while_it_opens_a_channel_anew_leaves_the_worker_to_othe
 }
 
 #[test]
-fn an_idempotent_call_is_tried_again_and_another_is_not() {
+fn only_idempotent_call_is_retried() {
     let site = site(1, |_| {});
     let pool = site.pool();
     let slow = pool
@@ -264,7 +264,7 @@ fn an_idempotent_call_is_tried_again_and_another_is_not() {
 }
 
 #[test]
-fn a_running_call_can_be_ended_and_a_queued_one_withdrawn() {
+fn running_and_queued_calls_can_be_cancelled() {
     let site = site(1, |_| {});
     let pool = site.pool();
     let endless = pool.register(site.code, Form::Plain { symbol: "loop".into() }).unwrap();
@@ -286,7 +286,7 @@ fn a_running_call_can_be_ended_and_a_queued_one_withdrawn() {
 }
 
 #[test]
-fn a_lease_that_expires_during_a_call_says_so_and_returns_its_worker() {
+fn lease_expiring_during_call_is_reported() {
     let site = site(1, |options| options.duration = Duration::from_millis(500));
     let mut channel = site.channel(Transport::Shm);
     let endless = site.plain(&mut channel, "loop");
@@ -306,7 +306,7 @@ fn a_lease_that_expires_during_a_call_says_so_and_returns_its_worker() {
 }
 
 #[test]
-fn a_renewed_lease_outlives_its_first_length() {
+fn renewed_lease_outlives_its_first_term() {
     let site = site(1, |options| options.duration = Duration::from_millis(700));
     let mut channel = site.channel(Transport::Shm);
     let slow = site.plain(&mut channel, "sleep_ms");
@@ -318,7 +318,7 @@ fn a_renewed_lease_outlives_its_first_length() {
 }
 
 #[test]
-fn two_clients_race_for_the_last_core_and_one_gets_it() {
+fn last_core_goes_to_one_client() {
     let site = site(1, |_| {});
     let racers: Vec<_> = (0..8)
         .map(|_| {
@@ -343,7 +343,7 @@ fn two_clients_race_for_the_last_core_and_one_gets_it() {
 }
 
 #[test]
-fn seventy_thousand_calls_on_one_channel_keep_their_answers_apart() {
+fn seventy_thousand_calls_get_their_own_results() {
     let site = site(1, |options| options.hot_for = Some(Duration::from_millis(5)));
     let mut channel = site.channel(Transport::Shm);
     let count = site.plain(&mut channel, "count");
@@ -362,7 +362,7 @@ fn seventy_thousand_calls_on_one_channel_keep_their_answers_apart() {
 }
 
 #[test]
-fn a_dead_embedded_manager_is_an_error_and_no_hang() {
+fn dead_embedded_manager_is_an_error() {
     let site = site(1, |_| {});
     let mut channel = site.channel(Transport::Shm);
     let endless = site.plain(&mut channel, "loop");
@@ -380,7 +380,7 @@ fn a_dead_embedded_manager_is_an_error_and_no_hang() {
 }
 
 #[test]
-fn everything_an_embedded_manager_started_ends_with_its_client() {
+fn embedded_managers_processes_end_with_its_client() {
     let site = site(2, |_| {});
     let pool = site.pool();
     let echo = pool.register(site.code, Form::Plain { symbol: "echo".into() }).unwrap();

@@ -54,7 +54,7 @@ fn code_of(channel: &mut Channel, function: FunctionIndex, input: &[u8]) -> Resu
 }
 
 #[test]
-fn a_node_that_is_taken_back_without_grace_is_empty_at_once_and_its_clients_are_told() {
+fn reclaim_without_grace_empties_node_at_once() {
     for sandbox in [Sandbox::Process, Sandbox::Isolated] {
         let site = Site::new();
         let lease = site.lease(2, |options| options.sandbox = Some(sandbox));
@@ -84,7 +84,7 @@ fn a_node_that_is_taken_back_without_grace_is_empty_at_once_and_its_clients_are_
 }
 
 #[test]
-fn running_calls_end_within_the_grace_and_nothing_else_begins() {
+fn running_calls_end_within_the_grace() {
     let site = Site::new();
     let lease = site.lease(2, |_| {});
     let (mut busy, nap) = open(&lease, 0, "sleep_ms");
@@ -116,7 +116,7 @@ fn running_calls_end_within_the_grace_and_nothing_else_begins() {
 }
 
 #[test]
-fn a_revoked_lease_ends_as_a_reclaimed_one_does_and_no_other_is_concerned() {
+fn revoked_lease_ends_alone() {
     let site = Site::new();
     let (lease, other) = (site.lease(2, |_| {}), site.lease(1, |_| {}));
     let (mut busy, nap) = open(&lease, 0, "sleep_ms");
@@ -155,7 +155,7 @@ fn a_revoked_lease_ends_as_a_reclaimed_one_does_and_no_other_is_concerned() {
 }
 
 #[test]
-fn a_call_that_outlives_the_grace_is_ended() {
+fn call_outliving_the_grace_is_ended() {
     let site = Site::new();
     let lease = site.lease(1, |_| {});
     let (mut busy, endless) = open(&lease, 0, "loop");
@@ -167,7 +167,7 @@ fn a_call_that_outlives_the_grace_is_ended() {
 }
 
 #[test]
-fn a_node_that_was_taken_back_takes_no_lease_until_it_is_given_again() {
+fn reclaimed_node_grants_no_lease_until_returned() {
     let site = Site::new();
     site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
     let refused = site.client.lease(LeaseOptions::native(1)).err().unwrap();
@@ -181,7 +181,7 @@ fn a_node_that_was_taken_back_takes_no_lease_until_it_is_given_again() {
 }
 
 #[test]
-fn whoever_waits_for_room_gets_it_when_the_node_is_given_again() {
+fn waiting_request_is_granted_when_node_returns() {
     let site = Site::new();
     site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
     let client = site.client.clone();
@@ -197,7 +197,7 @@ fn whoever_waits_for_room_gets_it_when_the_node_is_given_again() {
 }
 
 #[test]
-fn whoever_waits_in_vain_is_told_when_the_time_is_over() {
+fn waiting_request_fails_at_its_limit() {
     let site = Site::new();
     site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
     let begun = Instant::now();
@@ -208,7 +208,7 @@ fn whoever_waits_in_vain_is_told_when_the_time_is_over() {
 }
 
 #[test]
-fn an_unknown_node_is_named() {
+fn unknown_node_is_named() {
     let site = Site::new();
     let error = site.client.reclaim_node(NodeId([9; 16]), Duration::ZERO).unwrap_err();
     assert_eq!(error.code(), Code::NotFound);

@@ -148,7 +148,7 @@ mod tests {
     use crate::alternate::{Plan, measure};
 
     #[test]
-    fn the_peer_really_copies() {
+    fn peer_copies_the_bytes() {
         let mut copy = CopyInPeer::new(10_000).unwrap();
         copy.fill_input(42);
         assert_eq!(
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_counts_what_is_read_and_what_is_written() {
+    fn bandwidth_counts_reads_and_writes() {
         assert_eq!(Copy::bandwidth(1000, 1000.0), 2e9);
     }
 }

@@ -278,14 +278,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_ends_is_noticed_by_the_side_that_spins() {
+    fn ended_peer_is_noticed_by_the_side_that_spins() {
         let peer = Peer::fork("short-lived", |_| ()).unwrap();
         let error = peer.spin(|| None::<()>).unwrap_err();
         assert!(error.to_string().contains("`short-lived` has ended"), "{error}");
     }
 
     #[test]
-    fn a_dropped_peer_leaves_no_process_behind() {
+    fn dropped_peer_leaves_no_process() {
         let peer = Peer::fork("sleeper", |control| {
             loop {
                 futex_wait(&control.asleep, 0, None);

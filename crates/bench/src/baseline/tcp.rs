@@ -242,7 +242,7 @@ mod tests {
     use crate::alternate::{Plan, measure};
 
     #[test]
-    fn a_blocking_echo_answers_every_call() {
+    fn blocking_echo_returns_every_call() {
         let mut echo = TcpEcho::blocking(64).unwrap();
         assert_eq!(
             measure(
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spinning_echo_sleeps_between_blocks_and_wakes_for_the_next() {
+    fn spinning_echo_sleeps_between_blocks() {
         let mut echo = TcpEcho::spinning(100_000).unwrap();
         assert_eq!(
             measure(
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_that_copies_answers_what_it_was_sent() {
+    fn copying_echo_returns_its_input() {
         let mut echo = TcpEcho::copying(100_000).unwrap();
         echo.buffer[99_999] = 42;
         let plan = Plan {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_reports_how_fast_its_bytes_arrived() {
+    fn stream_reports_its_bandwidth() {
         assert!(TcpSink::new(10_000).unwrap().rate(50).unwrap() > 1e6);
     }
 }

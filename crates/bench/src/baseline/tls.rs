@@ -203,7 +203,7 @@ mod tests {
     use crate::alternate::{Plan, measure};
 
     #[test]
-    fn an_echo_of_more_than_a_record_comes_back_whole() {
+    fn echo_longer_than_a_record_is_whole() {
         let mut echo = TlsEcho::blocking(40_000).unwrap();
         assert_eq!(
             measure(

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn earlier_state_that_others_read_is_closed() {
+    fn readable_state_is_made_private() {
         let directory = open_directory(&["manager.db", "connection.json"]);
         make_private(directory.path()).unwrap();
         assert_eq!(mode(directory.path()), 0o700);
@@ -241,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn empty_directory_that_others_enter_is_closed() {
+    fn open_empty_directory_is_made_private() {
         let directory = open_directory(&[]);
         make_private(directory.path()).unwrap();
         assert_eq!(mode(directory.path()), 0o700);
     }
 
     #[test]
-    fn directory_with_other_things_is_refused_and_stays_open() {
+    fn directory_with_other_files_is_refused() {
         let directory = open_directory(&["letter.txt"]);
         let refused = make_private(directory.path()).unwrap_err();
         assert_eq!(refused.code, Code::StateExposed);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn unchangeable_directory_that_strangers_cannot_enter_is_taken() {
+    fn private_read_only_directory_is_accepted() {
         let directory = open_directory(&[]);
         for errno in [Errno::PERM, Errno::ROFS, Errno::NOTSUP] {
             make_private_without_modes(directory.path(), 0o2770, errno).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn unchangeable_directory_that_strangers_enter_is_refused_with_advice() {
+    fn open_read_only_directory_is_refused_with_advice() {
         let directory = open_directory(&[]);
         let refused = make_private_without_modes(directory.path(), 0o2777, Errno::PERM).unwrap_err();
         assert_eq!(refused.code, Code::StateExposed);
@@ -297,14 +297,14 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_fails_to_be_closed_otherwise_is_unusable() {
+    fn directory_whose_mode_cannot_change_is_unusable() {
         let directory = open_directory(&[]);
         let refused = make_private_without_modes(directory.path(), 0o770, Errno::IO).unwrap_err();
         assert_eq!(refused.code, Code::StoreFailed);
     }
 
     #[test]
-    fn directory_of_another_owner_is_closed_and_taken_by_root() {
+    fn root_takes_directory_of_another_owner() {
         let directory = open_directory(&["manager.db"]);
         // As for root: another user's directory, whose mode it may change.
         let root = rustix::process::geteuid().as_raw() + 1;

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_it_mostly_is() {
+    fn omitted_settings_have_defaults() {
         assert_eq!(read(""), Ok(Config::default()));
         let config = read(
             "[provider]\nkind = \"slurm\"\n[provider.options]\npartition = \"idle\"\n\
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_of_an_account_does_the_same_for_one() {
+    fn account_daemon_has_the_same_settings() {
         let config = read(
             "shared_with = [\"*\"]\n[provider]\nkind = \"slurm\"\n[provider.options]\npartition = \"idle\"\n\
              [blocks]\nwalltime = \"90m\"\n[accounts.map]\n\"*@example.org\" = \"*\"",
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn configuration_errors_are_named() {
         for (text, words) in [
             ("[blocks]\nmax = 0", "blocks.max"),
             ("[blocks]\nmin = 3\nmax = 2", "blocks.min"),

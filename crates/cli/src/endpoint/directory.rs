@@ -428,14 +428,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_are_whole_lines() {
+    fn tail_begins_at_a_whole_line() {
         assert_eq!(last_lines(b"a\nb\nc\n", 2), b"b\nc\n");
         assert_eq!(last_lines(b"a\nb", 5), b"a\nb");
         assert_eq!(last_lines(b"a\nb\n", 0), b"");
     }
 
     #[test]
-    fn a_name_that_is_no_directory_of_its_own_is_refused() {
+    fn name_with_path_separators_is_refused() {
         for wrong in ["", "..", "a/b", "-x", "a b"] {
             assert!(Directory::of(wrong).is_err(), "{wrong}");
         }

@@ -392,7 +392,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_for_the_shell_stay_what_they_are() {
+    fn words_survive_shell_quoting() {
         for word in ["plain", "with space", "it's", "$HOME `x` \"y\" \\"] {
             let output = std::process::Command::new("/bin/sh")
                 .args(["-c", &format!("printf %s {}", quoted(word))])

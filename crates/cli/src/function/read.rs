@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_split_as_a_shell_does_and_nothing_in_them_is_replaced() {
+    fn words_are_split_without_expansion() {
         let split = |text: &str| words(text).unwrap();
         assert_eq!(split(" --size {size}\t{files} "), ["--size", "{size}", "{files}"]);
         assert_eq!(split(r#"'a b'c "d \" \n $e" \ f"#), ["a bc", "d \" \\n $e", " f"]);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_never_says_a_name_does_not_define_it() {
+    fn module_without_the_name_does_not_define_it() {
         let text =
             "import math\n# volume\nasync def area(a, b):\n    return a * b\n\ndef perimeter(a): ...\nsides = area\n";
         for said in ["area", "perimeter", "sides", "math"] {

@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_becomes_a_source_whose_text_is_the_same_in_python() {
+    fn command_source_is_the_same_as_in_python() {
         let kind = of_command("/usr/bin/convert {source} -comment \"ä\\n\" {target}").unwrap();
         assert_eq!(kind.name, "convert");
         assert_eq!(
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_by_itself_is_the_program_that_it_begins_with() {
+    fn image_alone_means_its_entry_point() {
         let kind = of_image("registry.example.org/align:2", None).unwrap();
         assert_eq!((&kind.code[..], kind.name.as_str()), (&b"[]"[..], "align"));
         let kind = of_image("align@sha256:00", Some("--threads {threads} '{reads}'")).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_taken_from_the_end_of_where_something_is() {
+    fn name_is_last_part_of_a_location() {
         for (text, name) in [
             ("/usr/bin/convert", "convert"),
             ("host:5000/a/tool:1", "tool"),

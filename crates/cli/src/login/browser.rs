@@ -173,14 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_says_what_went_into_it() {
+    fn query_round_trips() {
         let text = "http://127.0.0.1:8/a b&c=d/ü%";
         assert_eq!(plain(&encoded(text)), text);
         assert_eq!(plain("a+b%2"), "a b%2");
     }
 
     #[test]
-    fn only_the_browser_that_knows_the_state_brings_a_code() {
+    fn code_is_accepted_only_with_the_state() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let ask = |query: &str| {

@@ -129,7 +129,7 @@ mod tests {
     const ID: TaskId = TaskId([7; 16]);
 
     #[test]
-    fn of_pythons_answers_none_and_bytes_are_shown_and_others_counted() {
+    fn python_none_and_bytes_are_shown() {
         let python = Form::Python {
             python: "3.11".into(),
             cloudpickle: "3.1".into(),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_libraries_are_texts_or_hexadecimal_whatever_their_last_byte() {
+    fn library_results_are_text_or_hexadecimal() {
         let library = Form::Plain { symbol: "area".into() };
         let shown = |bytes: &[u8]| answer(ID, bytes, Some(&library));
         assert_eq!(shown(b"done\n"), "done");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_json_is_shown_as_it_is() {
+    fn json_result_is_shown_unchanged() {
         let source = Form::Source { entry: "area".into() };
         let shown = |text: &str| answer(ID, &[text.as_bytes(), &[JSON_ANSWER]].concat(), Some(&source));
         assert_eq!(shown("{\"sides\": [6, 7]}"), "{\"sides\": [6, 7]}");

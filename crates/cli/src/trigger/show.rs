@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_shown_by_what_matters_of_it() {
+    fn event_is_shown_by_its_subject() {
         assert_eq!(
             what(&json!({ "due_ms": 86_400_000, "missed": 0 })),
             "due 1970-01-02 00:00:00"
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_ends_as_its_task_does() {
+    fn event_has_the_outcome_of_its_task() {
         let mut event = EventStatus {
             number: 1,
             key: "a".into(),

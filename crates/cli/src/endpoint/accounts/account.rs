@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_of_an_account_is_read_and_what_is_none_is_not() {
+    fn account_entry_is_parsed_or_refused() {
         let account = Account::read("alice:x:1001:100:Alice,,,:/people/alice:/bin/bash", "100 27").expect("an entry");
         assert_eq!((account.uid, account.gid), (1001, 100));
         assert_eq!(

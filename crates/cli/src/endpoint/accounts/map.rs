@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_goes_before_a_pattern_and_a_longer_pattern_before_a_shorter_one() {
+    fn names_precede_patterns_and_longer_patterns_shorter() {
         let map = map(&[
             ("alice", "al"),
             ("*@example.org", "*"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_root_or_what_is_no_name() {
+    fn root_and_invalid_names_are_refused() {
         let everybody = map(&[("*@example.org", "*")]);
         for tenant in [
             "root@example.org",

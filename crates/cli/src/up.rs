@@ -163,7 +163,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
 }
 
 /// Returns the interface through which a dispatcher leases from a manager in this process.
-pub fn tenants(manager: &dayfly_manager::Handle) -> dayfly_endpoint::Tenants {
+pub fn tenants(manager: &dayfly_manager::Handle) -> dayfly_endpoint::TenantConnections {
     let manager = manager.clone();
     let near = loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned());
     Box::new(move |tenant, name| {
@@ -201,11 +201,11 @@ async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Resu
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let cores = u16::try_from(cores).unwrap_or(u16::MAX);
     let options = dayfly_endpoint::Options {
-        places: None,
+        elastic_nodes: None,
         tenants: tenants(manager),
-        invites: None,
+        invitations: None,
         // The node checks each client's interpreter itself.
-        suits: Box::new(|_| Ok(())),
+        runtime_check: Box::new(|_| Ok(())),
         contents: Arc::new(Beside {
             manager: manager.clone(),
             runtime: tokio::runtime::Handle::current(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_client::{Client, Form, Runtime};
-use dayfly_endpoint::connection::{self, Conversation};
+use dayfly_endpoint::connection::{self, ManagerChannels};
 use dayfly_manager::{Manager, Options};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
@@ -20,8 +20,8 @@ const WORKERS: u32 = 2_048;
 const LIMIT: Duration = Duration::from_secs(100);
 
 /// Takes a task for each worker, and ends all tasks when `end` permits it.
-async fn pretend(mut conversation: Conversation, end: Arc<Semaphore>) {
-    let said = conversation.said;
+async fn pretend(mut channels: ManagerChannels, end: Arc<Semaphore>) {
+    let said = channels.outgoing;
     let say = |message| said.send(message).expect("a connection");
     say(FromDispatcher::Workers {
         count: WORKERS,
@@ -30,7 +30,7 @@ async fn pretend(mut conversation: Conversation, end: Arc<Semaphore>) {
     say(FromDispatcher::Room { tasks: WORKERS });
     let mut running: Vec<Attempt> = Vec::new();
     while running.len() < WORKERS as usize {
-        match conversation.heard.recv().await.expect("a manager") {
+        match channels.incoming.recv().await.expect("a manager") {
             ToDispatcher::Tasks(tasks) => {
                 let attempts: Vec<Attempt> = tasks.iter().map(|task| task.attempt).collect();
                 running.extend(&attempts);
@@ -47,7 +47,7 @@ async fn pretend(mut conversation: Conversation, end: Arc<Semaphore>) {
     };
     say(FromDispatcher::Ended(running.into_iter().map(done).collect()));
     // Wait until the manager has received all outcomes.
-    while let Some(message) = conversation.heard.recv().await {
+    while let Some(message) = channels.incoming.recv().await {
         if let ToDispatcher::Tasks(_) = message {
             panic!("a task that nobody submitted");
         }
@@ -111,8 +111,8 @@ fn each_of_131072_workers_runs_a_task() {
     let mut pretending = Vec::new();
     for name in &names {
         let options = set_up(&client, name, manager.connection());
-        let conversation = connection::keep(options).expect("a connection");
-        pretending.push(runtime.spawn(pretend(conversation, Arc::clone(&end))));
+        let channels = connection::open(options).expect("a connection");
+        pretending.push(runtime.spawn(pretend(channels, Arc::clone(&end))));
     }
     let all = u64::from(ENDPOINTS * WORKERS);
     let begun = Instant::now();

@@ -10,7 +10,7 @@ use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
 use dayfly_protocol::text;
-use dayfly_scheduling::{Fate, Terms, fate, next_wait};
+use dayfly_scheduling::{Decision, RetryState, decide, next_wait};
 use dayfly_store::system::{now_ms, since_boot_ms};
 use tokio::sync::mpsc;
 
@@ -180,15 +180,15 @@ impl Tasks {
                 stale.push(one.attempt);
                 continue;
             }
-            let terms = Terms {
-                repeatable: live.repeatable,
+            let retry_state = RetryState {
+                is_repeatable: live.repeatable,
                 retries_left: live.tries.retries_left,
                 faults: live.tries.faults,
-                cancelled: live.cancelled,
-                late: live.late,
+                is_cancelled: live.cancelled,
+                is_late: live.late,
             };
             let code = one.error.as_ref().map(|failure| failure.code);
-            let fate = fate(terms, code, one.begun);
+            let decision = decide(retry_state, code, one.begun);
             let (tenant, priority) = (live.tenant, live.priority);
             let workers = u64::from(live.function.spec.resources.workers());
             if one.begun {
@@ -205,7 +205,7 @@ impl Tasks {
                 let charged = pay.cost(&*self.tenants, tenant, took_us, resources);
                 cost.cost = cost.cost.saturating_add(charged);
             }
-            if let Fate::Again { retry, fault } = fate {
+            if let Decision::Requeue { retry, fault } = decision {
                 live.tries.retries_left -= u16::from(retry);
                 live.tries.faults += u16::from(fault);
                 live.place = Stage::Queued;
@@ -224,20 +224,20 @@ impl Tasks {
             };
             endpoint.held = endpoint.held.saturating_sub(1);
             if one.begun {
-                endpoint.queue.took(tenant, one.took_us.saturating_mul(workers));
+                endpoint.queue.record(tenant, one.took_us.saturating_mul(workers));
             }
-            match fate {
-                Fate::Done => {
+            match decision {
+                Decision::Keep => {
                     one.error = one.error.map(Failure::bounded);
                     last.push(one);
                 }
-                Fate::As(code) => {
+                Decision::EndAs(code) => {
                     one.error = Some(instead(code, one.error.as_ref(), live.repeatable));
                     (one.answer, one.raised) = (Payload::default(), false);
                     last.push(one);
                 }
-                Fate::Again { .. } if rests => {}
-                Fate::Again { .. } => endpoint.queue.put_back(tenant, priority, task),
+                Decision::Requeue { .. } if rests => {}
+                Decision::Requeue { .. } => endpoint.queue.put_back(tenant, priority, task),
             }
         }
         if let Some(endpoint) = state.endpoints.get(&id) {

@@ -66,7 +66,7 @@ impl State {
         let may_not = |tenant: &TenantId| tenants.may_spend(*tenant).is_err();
         let held_up: Vec<TenantId> = endpoint.queue.tenants().filter(may_not).collect();
         while batch.tasks.len() < AT_ONCE.min(endpoint.free() + batch.tasks.len())
-            && let Some(task) = endpoint.queue.pop_but(&held_up)
+            && let Some(task) = endpoint.queue.pop_except(&held_up)
         {
             // One that was cancelled, or is late, has its outcome already.
             let Some(live) = self.live.get_mut(&task).filter(|live| live.place == Stage::Queued) else {

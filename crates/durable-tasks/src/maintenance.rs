@@ -68,7 +68,7 @@ impl Tasks {
     fn tidy(&self) {
         let mut state = self.state();
         for endpoint in state.endpoints.values_mut() {
-            endpoint.queue.tidy();
+            endpoint.queue.drop_idle();
         }
         for tags in state.tags.values_mut() {
             tags.retain(|_, tag| Arc::strong_count(tag) > 1 || tag.is_fresh());

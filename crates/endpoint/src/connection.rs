@@ -1,6 +1,6 @@
 //! The dispatcher's connection to a manager on another host: a WebSocket that reconnects without end.
 //!
-//! The dispatcher does not notice interruptions. A [`Book`] keeps its tasks and outcomes until the manager has stored
+//! The dispatcher does not notice interruptions. A [`DeliveryState`] keeps its tasks and outcomes until the manager has stored
 //! them, and repeats them on the next connection.
 
 use std::collections::{HashMap, VecDeque};
@@ -31,7 +31,7 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// A manager that reads nothing for this long is stuck.
 const SEND_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest silence; a manager pings more often.
-const SILENCE: Duration = Duration::from_secs(20);
+const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 
 /// Managers to connect to, and credentials.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ impl std::fmt::Display for State {
 
 /// Why a connection ended or failed.
 #[derive(Debug, thiserror::Error)]
-enum Lost {
+enum Disconnect {
     #[error("{0}; set the endpoint up anew")]
     Unauthorized(dayfly_link::Error),
     #[error("{0}")]
@@ -77,11 +77,11 @@ enum Lost {
     Refused(Failure),
     #[error("the manager broke the protocol: {0}")]
     Violation(String),
-    #[error("another manager has the tasks by now, which this one does not know yet")]
+    #[error("another manager has taken over the tasks, and this one does not know it yet")]
     Stale,
     #[error("the connection broke")]
     Gone,
-    #[error("the manager did not answer in time")]
+    #[error("the manager did not respond in time")]
     TimedOut,
     #[error("the endpoint is stopping")]
     Stopping,
@@ -91,11 +91,11 @@ type Frames = SplitStream<Socket>;
 type Writer = SplitSink<Socket, Message>;
 
 /// A dispatcher's two channels to the manager, which outlive connections.
-pub struct Conversation {
+pub struct ManagerChannels {
     /// Messages of the manager.
-    pub heard: UnboundedReceiver<ToDispatcher>,
+    pub incoming: UnboundedReceiver<ToDispatcher>,
     /// Messages of the dispatcher.
-    pub said: UnboundedSender<FromDispatcher>,
+    pub outgoing: UnboundedSender<FromDispatcher>,
     /// State of the connection.
     pub state: watch::Receiver<State>,
     /// Completes when all messages are sent, after the last sender is dropped.
@@ -103,45 +103,45 @@ pub struct Conversation {
 }
 
 /// Keeps a connection to a manager until all senders are dropped. Requires a tokio runtime.
-pub fn keep(options: Options) -> Result<Conversation, Failure> {
-    let (to_dispatcher, heard) = unbounded_channel();
-    let (said, from_dispatcher) = unbounded_channel();
+pub fn open(options: Options) -> Result<ManagerChannels, Failure> {
+    let (to_dispatcher, incoming) = unbounded_channel();
+    let (outgoing, from_dispatcher) = unbounded_channel();
     let (state, seen) = watch::channel(State::Connecting);
     let mut instance = [0; 8];
     getrandom::fill(&mut instance).map_err(|error| {
         let code = dayfly_protocol::error::Code::Internal;
         Failure::new(code, format!("no randomness: {error}"))
     })?;
-    let mut book = Book {
+    let mut delivery = DeliveryState {
         spec: options.spec.map(FromDispatcher::Spec),
-        ..Book::default()
+        ..DeliveryState::default()
     };
     let outbox = options.outbox.map(|path| {
         let (outbox, left) = Outbox::open(path);
-        book.say(&FromDispatcher::Ended(left));
+        delivery.record_sent(&FromDispatcher::Ended(left));
         outbox
     });
-    let keeper = Keeper {
+    let connection = ConnectionLoop {
         managers: Mutex::new(options.managers.into()),
         token: options.token,
         epoch: AtomicU64::new(0),
         instance: u64::from_le_bytes(instance),
-        book: Mutex::new(book),
+        delivery: Mutex::new(delivery),
         outbox: Mutex::new(outbox),
         to_dispatcher,
         state,
     };
-    Ok(Conversation {
-        heard,
-        said,
+    Ok(ManagerChannels {
+        incoming,
+        outgoing,
         state: seen,
-        ended: tokio::spawn(keeper.run(from_dispatcher)),
+        ended: tokio::spawn(connection.run(from_dispatcher)),
     })
 }
 
-/// A dispatcher's tasks and messages.
+/// What a dispatcher has received and sent, as far as the next connection has to repeat it.
 #[derive(Default)]
-struct Book {
+struct DeliveryState {
     /// Its tasks and their outcomes, until the manager has stored these.
     held: HashMap<Attempt, Option<Ended>>,
     /// Its last message of each kind.
@@ -151,8 +151,8 @@ struct Book {
     spec: Option<FromDispatcher>,
 }
 
-impl Book {
-    fn hear(&mut self, message: &ToDispatcher) {
+impl DeliveryState {
+    fn record_received(&mut self, message: &ToDispatcher) {
         match message {
             ToDispatcher::Tasks(tasks) => self.held.extend(tasks.iter().map(|task| (task.attempt, None))),
             ToDispatcher::Kept(attempts) => {
@@ -164,7 +164,7 @@ impl Book {
         }
     }
 
-    fn say(&mut self, message: &FromDispatcher) {
+    fn record_sent(&mut self, message: &FromDispatcher) {
         match message {
             FromDispatcher::Ended(ended) => {
                 let ended = ended.iter().map(|one| (one.attempt, Some(one.clone())));
@@ -195,64 +195,64 @@ impl Book {
 
     /// The first messages of a connection.
     fn greeting(&self, instance: u64) -> Vec<FromDispatcher> {
-        let mut words = vec![FromDispatcher::Hello {
+        let mut messages = vec![FromDispatcher::Hello {
             version: WIRE_VERSION,
             instance,
             holds: self.held.keys().copied().collect(),
         }];
-        words.extend(self.spec.clone());
+        messages.extend(self.spec.clone());
         let ended = self.ended();
         if !ended.is_empty() {
-            words.push(FromDispatcher::Ended(ended));
+            messages.push(FromDispatcher::Ended(ended));
         }
         let workers = self.workers.clone();
-        words.extend(workers.map(|(count, trouble)| FromDispatcher::Workers { count, trouble }));
-        words.extend(self.blocks.clone());
+        messages.extend(workers.map(|(count, trouble)| FromDispatcher::Workers { count, trouble }));
+        messages.extend(self.blocks.clone());
         // Last: from here on, tasks may arrive.
-        words.extend(self.room.map(|tasks| FromDispatcher::Room { tasks }));
-        words
+        messages.extend(self.room.map(|tasks| FromDispatcher::Room { tasks }));
+        messages
     }
 }
 
-struct Keeper {
+struct ConnectionLoop {
     /// The managers; the first is the one to connect to.
     managers: Mutex<VecDeque<ManagerAddress>>,
     token: String,
     /// The highest epoch that was received.
     epoch: AtomicU64,
     instance: u64,
-    book: Mutex<Book>,
+    delivery: Mutex<DeliveryState>,
     outbox: Mutex<Option<Outbox>>,
     to_dispatcher: UnboundedSender<ToDispatcher>,
     state: watch::Sender<State>,
 }
 
-impl Keeper {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+impl ConnectionLoop {
+    fn delivery(&self) -> MutexGuard<'_, DeliveryState> {
+        self.delivery.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn run(self, mut said: UnboundedReceiver<FromDispatcher>) {
+    async fn run(self, mut outgoing: UnboundedReceiver<FromDispatcher>) {
         let mut patience = Patience::default();
         loop {
             let lost = match self.connect().await {
                 Ok(socket) => {
                     let begun = Instant::now();
-                    let lost = self.converse(socket, &mut said).await;
+                    let lost = self.exchange(socket, &mut outgoing).await;
                     // Do not retry at once after an immediate refusal.
-                    if begun.elapsed() > CONNECT_DEADLINE || !matches!(lost, Lost::Refused(_)) {
+                    if begun.elapsed() > CONNECT_DEADLINE || !matches!(lost, Disconnect::Refused(_)) {
                         patience.renew();
                     }
                     // Outcomes that were sent shortly before the end are in doubt; later ones are appended.
-                    let ended = self.book().ended();
+                    let ended = self.delivery().ended();
                     if let Some(outbox) = &mut *self.outbox() {
-                        outbox.hold(&ended);
+                        outbox.replace(&ended);
                     }
                     lost
                 }
                 Err(lost) => lost,
             };
-            if matches!(lost, Lost::Stopping) {
+            if matches!(lost, Disconnect::Stopping) {
                 return;
             }
             let wait = patience.wait();
@@ -263,11 +263,11 @@ impl Keeper {
             self.state.send_replace(State::Down(lost.to_string()));
             let until = tokio::time::Instant::now() + wait;
             // Meanwhile keep all messages.
-            while let Ok(message) = tokio::time::timeout_at(until, said.recv()).await {
+            while let Ok(message) = tokio::time::timeout_at(until, outgoing.recv()).await {
                 let Some(message) = message else { return };
-                self.book().say(&message);
+                self.delivery().record_sent(&message);
                 if let (FromDispatcher::Ended(ended), Some(outbox)) = (&message, &mut *self.outbox()) {
-                    outbox.add(ended);
+                    outbox.append(ended);
                 }
             }
         }
@@ -290,75 +290,75 @@ impl Keeper {
     }
 
     /// Updates the list of managers. The connected manager stays first.
-    fn learn(&self, mut told: VecDeque<ManagerAddress>) {
+    fn set_managers(&self, mut managers: VecDeque<ManagerAddress>) {
         let now = self.manager().manager;
-        if let Some(place) = told.iter().position(|one| one.manager == now) {
-            told.rotate_left(place);
-            *self.managers() = told;
+        if let Some(place) = managers.iter().position(|one| one.manager == now) {
+            managers.rotate_left(place);
+            *self.managers() = managers;
         }
     }
 
     /// Clears the outbox when the manager has stored its outcomes.
-    fn empty_outbox(&self, heard: &ToDispatcher) {
-        if !matches!(heard, ToDispatcher::Kept(_)) {
+    fn empty_outbox(&self, incoming: &ToDispatcher) {
+        if !matches!(incoming, ToDispatcher::Kept(_)) {
             return;
         }
         let mut outbox = self.outbox();
         if let Some(outbox) = outbox.as_mut().filter(|outbox| !outbox.is_empty())
-            && self.book().ended().is_empty()
+            && self.delivery().ended().is_empty()
         {
             outbox.clear();
         }
     }
 
-    async fn connect(&self) -> Result<Socket, Lost> {
+    async fn connect(&self) -> Result<Socket, Disconnect> {
         let manager = self.manager();
         let connecting = dayfly_link::connect(&manager, PATH, &self.token, MAX_FRAME_BYTES);
         match tokio::time::timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(socket)) => Ok(socket),
-            Ok(Err(error @ dayfly_link::Error::Unauthorized)) => Err(Lost::Unauthorized(error)),
-            Ok(Err(error)) => Err(Lost::Connecting(error)),
-            Err(_) => Err(Lost::TimedOut),
+            Ok(Err(error @ dayfly_link::Error::Unauthorized)) => Err(Disconnect::Unauthorized(error)),
+            Ok(Err(error)) => Err(Disconnect::Connecting(error)),
+            Err(_) => Err(Disconnect::TimedOut),
         }
     }
 
-    async fn converse(&self, socket: Socket, said: &mut UnboundedReceiver<FromDispatcher>) -> Lost {
+    async fn exchange(&self, socket: Socket, outgoing: &mut UnboundedReceiver<FromDispatcher>) -> Disconnect {
         let (mut writer, frames) = socket.split();
         // Write and read concurrently: a peer that writes much before it reads must not block both.
         let lost = tokio::select! {
-            lost = self.write(&mut writer, said) => lost,
+            lost = self.write(&mut writer, outgoing) => lost,
             lost = self.read(frames) => lost,
         };
-        if matches!(lost, Lost::Stopping) {
+        if matches!(lost, Disconnect::Stopping) {
             let _ = tokio::time::timeout(CONNECT_DEADLINE, writer.close()).await;
         }
         lost
     }
 
-    async fn write(&self, writer: &mut Writer, said: &mut UnboundedReceiver<FromDispatcher>) -> Lost {
-        let greeting = self.book().greeting(self.instance);
+    async fn write(&self, writer: &mut Writer, outgoing: &mut UnboundedReceiver<FromDispatcher>) -> Disconnect {
+        let greeting = self.delivery().greeting(self.instance);
         for message in greeting {
             if let Err(lost) = send(writer, message).await {
                 return lost;
             }
         }
         loop {
-            let Some(message) = said.recv().await else {
-                return Lost::Stopping;
+            let Some(message) = outgoing.recv().await else {
+                return Disconnect::Stopping;
             };
-            self.book().say(&message);
+            self.delivery().record_sent(&message);
             if let Err(lost) = send(writer, message).await {
                 return lost;
             }
         }
     }
 
-    async fn read(&self, mut frames: Frames) -> Lost {
+    async fn read(&self, mut frames: Frames) -> Disconnect {
         loop {
-            let frame = match tokio::time::timeout(SILENCE, frames.next()).await {
+            let frame = match tokio::time::timeout(SILENCE_LIMIT, frames.next()).await {
                 Ok(Some(Ok(frame))) => frame,
-                Ok(_) => return Lost::Gone,
-                Err(_) => return Lost::TimedOut,
+                Ok(_) => return Disconnect::Gone,
+                Err(_) => return Disconnect::TimedOut,
             };
             // The manager sends the first message when it has accepted this endpoint.
             if *self.state.borrow() != State::Up && !matches!(frame, Message::Binary(_) | Message::Close(_)) {
@@ -367,36 +367,36 @@ impl Keeper {
             }
             let bytes = match frame {
                 Message::Binary(bytes) => bytes,
-                Message::Close(_) => return Lost::Gone,
+                Message::Close(_) => return Disconnect::Gone,
                 _ => continue,
             };
             match rmp_serde::from_slice(&bytes) {
-                Ok(ToDispatcher::Refused(failure)) => return Lost::Refused(failure),
+                Ok(ToDispatcher::Refused(failure)) => return Disconnect::Refused(failure),
                 Ok(ToDispatcher::Site { epoch, managers }) => {
                     if self.epoch.fetch_max(epoch, Ordering::Relaxed) > epoch {
-                        return Lost::Stale;
+                        return Disconnect::Stale;
                     }
-                    self.learn(managers.into());
+                    self.set_managers(managers.into());
                 }
                 Ok(message) => {
-                    self.book().hear(&message);
+                    self.delivery().record_received(&message);
                     self.empty_outbox(&message);
                     // A dispatcher that ends receives nothing more, and may have messages left.
                     let _ = self.to_dispatcher.send(message);
                 }
-                Err(error) => return Lost::Violation(error.to_string()),
+                Err(error) => return Disconnect::Violation(error.to_string()),
             }
         }
     }
 }
 
-async fn send(writer: &mut Writer, message: FromDispatcher) -> Result<(), Lost> {
+async fn send(writer: &mut Writer, message: FromDispatcher) -> Result<(), Disconnect> {
     for part in message.parts() {
-        let bytes = rmp_serde::to_vec_named(&part).map_err(|error| Lost::Violation(error.to_string()))?;
+        let bytes = rmp_serde::to_vec_named(&part).map_err(|error| Disconnect::Violation(error.to_string()))?;
         match tokio::time::timeout(SEND_DEADLINE, writer.send(Message::Binary(bytes.into()))).await {
             Ok(Ok(())) => {}
-            Ok(Err(_)) => return Err(Lost::Gone),
-            Err(_) => return Err(Lost::TimedOut),
+            Ok(Err(_)) => return Err(Disconnect::Gone),
+            Err(_) => return Err(Disconnect::TimedOut),
         }
     }
     Ok(())
@@ -431,19 +431,19 @@ mod tests {
 
     #[test]
     fn what_is_not_known_to_be_kept_is_said_again_on_the_next_connection() {
-        let mut book = Book::default();
-        book.hear(&ToDispatcher::Tasks(vec![assigned(1), assigned(2), assigned(3)]));
+        let mut delivery = DeliveryState::default();
+        delivery.record_received(&ToDispatcher::Tasks(vec![assigned(1), assigned(2), assigned(3)]));
         let ended = [2, 3].map(|task| Ended::unexecuted(attempt(task), None));
-        book.say(&FromDispatcher::Ended(ended.to_vec()));
-        book.say(&FromDispatcher::Room { tasks: 7 });
-        book.hear(&ToDispatcher::Kept(vec![attempt(3)]));
-        let words = book.greeting(5);
-        let FromDispatcher::Hello { instance, holds, .. } = &words[0] else {
-            panic!("{words:?}");
+        delivery.record_sent(&FromDispatcher::Ended(ended.to_vec()));
+        delivery.record_sent(&FromDispatcher::Room { tasks: 7 });
+        delivery.record_received(&ToDispatcher::Kept(vec![attempt(3)]));
+        let messages = delivery.greeting(5);
+        let FromDispatcher::Hello { instance, holds, .. } = &messages[0] else {
+            panic!("{messages:?}");
         };
         assert_eq!((*instance, holds.len()), (5, 2));
         assert!(holds.contains(&attempt(1)) && holds.contains(&attempt(2)));
-        assert_eq!(words[1], FromDispatcher::Ended(ended[..1].to_vec()));
-        assert_eq!(words[2..], [FromDispatcher::Room { tasks: 7 }]);
+        assert_eq!(messages[1], FromDispatcher::Ended(ended[..1].to_vec()));
+        assert_eq!(messages[2..], [FromDispatcher::Room { tasks: 7 }]);
     }
 }

@@ -58,7 +58,7 @@ fn whole(parts: &[Blob]) -> Blob {
 }
 
 /// The joined inputs, if all of them are present; `None` otherwise.
-pub fn at_hand(task: &Assigned) -> Option<Blob> {
+pub fn inline_inputs(task: &Assigned) -> Option<Blob> {
     let here = |part: &Payload| match part {
         Payload::Here(bytes) => Some(bytes.clone()),
         Payload::Stored(_) => None,
@@ -68,7 +68,7 @@ pub fn at_hand(task: &Assigned) -> Option<Blob> {
 }
 
 /// Whether any input has to be read first.
-pub fn is_apart(task: &Assigned) -> bool {
+pub fn needs_fetch(task: &Assigned) -> bool {
     parts(task).any(|part| part.content().is_some())
 }
 
@@ -79,7 +79,7 @@ pub struct Fetched {
 }
 
 /// Reads and stores contents in the background, within bounds.
-pub struct Carrier {
+pub struct ContentTransfer {
     contents: Arc<dyn Contents>,
     runtime: Handle,
     to_run: Arc<Semaphore>,
@@ -91,11 +91,11 @@ fn kib(bytes: u64) -> u32 {
 }
 
 /// The error of a task that had not begun when the endpoint stopped.
-pub fn stopping() -> Failure {
+pub fn endpoint_stopped() -> Failure {
     Failure::new(Code::NotExecuted, "the endpoint stopped before the task began")
 }
 
-impl Carrier {
+impl ContentTransfer {
     pub fn new(contents: Arc<dyn Contents>, runtime: Handle) -> Self {
         let room = || Arc::new(Semaphore::new(ROOM_KIB as usize));
         Self {
@@ -121,9 +121,9 @@ impl Carrier {
         let (tenant, task) = (task.tenant, task.attempt.task);
         self.runtime.spawn(async move {
             let Ok(room) = room.await else {
-                return done(Err(stopping()));
+                return done(Err(endpoint_stopped()));
             };
-            let read = patiently(move || {
+            let read = with_retries(move || {
                 let read = |part: &Payload| match part {
                     Payload::Here(bytes) => Ok(bytes.clone()),
                     Payload::Stored(content) => contents.read(tenant, task, *content),
@@ -147,7 +147,7 @@ impl Carrier {
         let Ok(room) = self.runtime.block_on(room) else { return };
         let (contents, task, output) = (Arc::clone(&self.contents), ended.attempt.task, Arc::new(output));
         self.runtime.spawn(async move {
-            match patiently(move || contents.store(tenant, task, output.as_slice())).await {
+            match with_retries(move || contents.store(tenant, task, output.as_slice())).await {
                 Ok(content) => ended.answer = Payload::Stored(content),
                 Err(failure) => {
                     let text = format!(
@@ -165,7 +165,7 @@ impl Carrier {
 }
 
 /// Repeats a request until it succeeds or fails for good.
-async fn patiently<T: Send + 'static>(
+async fn with_retries<T: Send + 'static>(
     ask: impl Fn() -> Result<T, Failure> + Send + Sync + 'static,
 ) -> Result<T, Failure> {
     let ask = Arc::new(ask);

@@ -1,4 +1,4 @@
-//! The dispatcher: receives the manager's messages and passes them to crews.
+//! The dispatcher: receives the manager's messages and passes them to worker sets.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
@@ -18,44 +18,45 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
 use crate::contents::Contents;
-use crate::crew::{Crew, Key, Shared, Task};
+use crate::dispatcher_state::DispatcherState;
 use crate::watch::Watcher;
+use crate::worker_set::{Task, WorkerKey, WorkerSet};
 
 /// Returns the connection to lease with on behalf of a tenant, by the tenant's id and name.
-pub type Tenants = Box<dyn Fn(TenantId, String) -> Admission + Send + Sync>;
-/// Result of [`Tenants`].
-pub type Admission = Pin<Box<dyn Future<Output = Result<Connection, Failure>> + Send>>;
+pub type TenantConnections = Box<dyn Fn(TenantId, String) -> ConnectionFuture + Send + Sync>;
+/// Result of [`TenantConnections`].
+pub type ConnectionFuture = Pin<Box<dyn Future<Output = Result<Connection, Failure>> + Send>>;
 
 /// Nodes on demand, and how long they remain.
-pub trait Places: Send + Sync {
+pub trait ElasticNodes: Send + Sync {
     /// Nodes that remain for at least `needed`, the emptiest first.
-    fn lasting(&self, needed: Duration) -> Vec<NodeId>;
+    fn nodes_lasting(&self, needed: Duration) -> Vec<NodeId>;
 
     /// How long a node remains; `None` without end.
-    fn left(&self, node: NodeId) -> Option<Duration>;
+    fn remaining(&self, node: NodeId) -> Option<Duration>;
 
     /// How long a new node would remain; `None` without end.
-    fn longest(&self) -> Option<Duration>;
+    fn max_lifetime(&self) -> Option<Duration>;
 
-    /// Single-core workers that fit now, whichever tenant holds the room.
-    fn there(&self) -> u32;
+    /// SingleDriver-core workers that fit now, whichever tenant holds the room.
+    fn available_cores(&self) -> u32;
 
     /// Upper bounds.
-    fn most(&self) -> Most;
+    fn limits(&self) -> NodeLimits;
 }
 
 /// Upper bounds of nodes, and of each node's resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Most {
+pub struct NodeLimits {
     /// Most nodes at a time.
     pub nodes: u32,
-    /// Single-core workers that fit on each.
+    /// SingleDriver-core workers that fit on each.
     pub cores: u16,
     /// GPUs of each.
     pub gpus: u16,
 }
 
-impl Most {
+impl NodeLimits {
     /// The part of a node's cores that belongs to this many of its GPUs.
     pub fn cores_beside(&self, gpus: u16) -> u16 {
         match self.gpus {
@@ -78,21 +79,21 @@ impl Most {
 
 /// Returns the connection for leasing from the site itself, by the tenant's id, its name, and whether the endpoint is
 /// another's.
-pub type Invites = Box<dyn Fn(TenantId, String, bool) -> Admission + Send + Sync>;
+pub type Invitations = Box<dyn Fn(TenantId, String, bool) -> ConnectionFuture + Send + Sync>;
 
 /// Returns an error if no node of the site could run this runtime.
-pub type Suits = Box<dyn Fn(&Runtime) -> Result<(), Failure> + Send + Sync>;
+pub type RuntimeCheck = Box<dyn Fn(&Runtime) -> Result<(), Failure> + Send + Sync>;
 
 /// Options of a dispatcher.
 pub struct Options {
     /// Nodes on demand; `None` for a fixed set of nodes.
-    pub places: Option<Arc<dyn Places>>,
+    pub elastic_nodes: Option<Arc<dyn ElasticNodes>>,
     /// Connections of tenants.
-    pub tenants: Tenants,
+    pub tenants: TenantConnections,
     /// Connections for leasing from the site itself; `None` if the tasks' manager is the site's.
-    pub invites: Option<Invites>,
+    pub invitations: Option<Invitations>,
     /// Runtimes that the site can run.
-    pub suits: Suits,
+    pub runtime_check: RuntimeCheck,
     /// Store of long arguments and results.
     pub contents: Arc<dyn Contents>,
     /// Most cores for workers of one tenant and runtime.
@@ -102,7 +103,7 @@ pub struct Options {
 }
 
 /// Contents that are moved at the same time.
-const CARRIERS: usize = 8;
+const MAX_TRANSFERS: usize = 8;
 /// How long to wait at the end for contents that are being moved.
 const LAST_CONTENTS: Duration = Duration::from_secs(1);
 
@@ -111,7 +112,7 @@ pub struct Dispatcher;
 
 /// A running dispatcher. It ends when the manager's channel ends, or by [`Handle::stop`].
 pub struct Handle {
-    shared: Arc<Shared>,
+    shared: Arc<DispatcherState>,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -120,23 +121,23 @@ impl Dispatcher {
     /// Starts a dispatcher on the two channels to a manager.
     pub fn start(
         options: Options,
-        heard: UnboundedReceiver<ToDispatcher>,
-        said: UnboundedSender<FromDispatcher>,
+        incoming: UnboundedReceiver<ToDispatcher>,
+        outgoing: UnboundedSender<FromDispatcher>,
     ) -> Result<Handle, Failure> {
         let (stop, stopped) = oneshot::channel();
         let impossible = |error| Failure::new(Code::Internal, format!("no thread for the dispatcher: {error}"));
         let runtime = Builder::new_current_thread()
             .enable_time()
-            .max_blocking_threads(CARRIERS)
+            .max_blocking_threads(MAX_TRANSFERS)
             .build()
             .map_err(impossible)?;
-        let shared = Arc::new(Shared::new(options, runtime.handle().clone(), said));
+        let shared = Arc::new(DispatcherState::new(options, runtime.handle().clone(), outgoing));
         let thread = std::thread::Builder::new()
             .name("dayfly-dispatch".into())
             .spawn({
                 let shared = Arc::clone(&shared);
                 move || {
-                    runtime.block_on(Dispatching::new(shared).run(heard, stopped));
+                    runtime.block_on(MessageLoop::new(shared).run(incoming, stopped));
                     runtime.shutdown_timeout(LAST_CONTENTS);
                 }
             })
@@ -171,23 +172,23 @@ impl Handle {
     }
 }
 
-struct Dispatching {
-    shared: Arc<Shared>,
+struct MessageLoop {
+    shared: Arc<DispatcherState>,
     clients: HashMap<TenantId, Client>,
-    /// Tenants that do not own the endpoint.
+    /// TenantConnections that do not own the endpoint.
     guests: HashSet<TenantId>,
     programs: HashMap<FunctionId, Arc<Program>>,
-    crews: HashMap<Key, Arc<Crew>>,
+    worker_sets: HashMap<WorkerKey, Arc<WorkerSet>>,
     watcher: Watcher,
 }
 
-impl Dispatching {
-    fn new(shared: Arc<Shared>) -> Self {
+impl MessageLoop {
+    fn new(shared: Arc<DispatcherState>) -> Self {
         // A listing that hangs in a dead file system must not keep the channel open.
         let says = Arc::downgrade(&shared);
         let watcher = Watcher::new(move |message| {
             if let Some(shared) = says.upgrade() {
-                shared.say(message);
+                shared.send(message);
             }
         });
         Self {
@@ -195,18 +196,18 @@ impl Dispatching {
             clients: HashMap::new(),
             guests: HashSet::new(),
             programs: HashMap::new(),
-            crews: HashMap::new(),
+            worker_sets: HashMap::new(),
             watcher,
         }
     }
 
-    async fn run(mut self, mut heard: UnboundedReceiver<ToDispatcher>, mut stopped: oneshot::Receiver<()>) {
-        self.shared.say(FromDispatcher::Room {
+    async fn run(mut self, mut incoming: UnboundedReceiver<ToDispatcher>, mut stopped: oneshot::Receiver<()>) {
+        self.shared.send(FromDispatcher::Room {
             tasks: Window::default().tasks(self.shared.options.most_workers.into()),
         });
         loop {
             let message = tokio::select! {
-                message = heard.recv() => message,
+                message = incoming.recv() => message,
                 _ = &mut stopped => None,
             };
             let Some(message) = message else { break };
@@ -223,28 +224,31 @@ impl Dispatching {
                     name,
                     guest,
                 } => {
-                    let answer = match &self.shared.options.invites {
-                        Some(invites) => invites(tenant, name, guest).await,
+                    let answer = match &self.shared.options.invitations {
+                        Some(invitations) => invitations(tenant, name, guest).await,
                         None => Err(Failure::new(
                             Code::Forbidden,
                             "this endpoint is the manager's own: lease from the manager itself",
                         )),
                     };
-                    self.shared.say(FromDispatcher::Invited { number, answer });
+                    self.shared.send(FromDispatcher::Invited { number, answer });
                 }
                 ToDispatcher::Program(program) => {
                     self.programs.insert(program.id, Arc::new(*program));
                 }
                 ToDispatcher::Suits { function, runtime } => {
-                    let refusal = (self.shared.options.suits)(&runtime).err();
-                    self.shared.say(FromDispatcher::Suits { function, refusal });
+                    let refusal = (self.shared.options.runtime_check)(&runtime).err();
+                    self.shared.send(FromDispatcher::Suits { function, refusal });
                 }
                 ToDispatcher::Tasks(tasks) => self.on_tasks(tasks),
                 ToDispatcher::Cancel(attempts) => self.on_cancel(&attempts),
                 ToDispatcher::Withdraw { number, attempts } => {
-                    let withdrawn = self.crews.values().flat_map(|crew| crew.withdraw(&attempts));
+                    let withdrawn = self
+                        .worker_sets
+                        .values()
+                        .flat_map(|worker_set| worker_set.withdraw(&attempts));
                     let attempts = withdrawn.collect();
-                    self.shared.say(FromDispatcher::Withdrawn { number, attempts });
+                    self.shared.send(FromDispatcher::Withdrawn { number, attempts });
                 }
                 ToDispatcher::Watch(watches) => self.watcher.watch(watches),
                 ToDispatcher::Noted { trigger, files } => self.watcher.noted(trigger, files),
@@ -256,10 +260,10 @@ impl Dispatching {
             }
         }
         // Tasks that are returned now must not come back.
-        self.shared.say(FromDispatcher::Room { tasks: 0 });
-        self.shared.carrier.close();
-        for crew in self.crews.values() {
-            crew.close();
+        self.shared.send(FromDispatcher::Room { tasks: 0 });
+        self.shared.transfer.close();
+        for worker_set in self.worker_sets.values() {
+            worker_set.close();
         }
     }
 
@@ -277,9 +281,14 @@ impl Dispatching {
 
     fn on_tasks(&mut self, tasks: Vec<Assigned>) {
         let mut refused = Vec::new();
-        // Group by function first: a crew's key is long, and most tasks of a batch have the same function.
+        // Group by function first: a worker set's key is long, and most tasks of a batch have the same function.
         let mut by_function: HashMap<(TenantId, FunctionId), Vec<Assigned>> = HashMap::new();
-        let longest = self.shared.options.places.as_ref().and_then(|places| places.longest());
+        let longest = self
+            .shared
+            .options
+            .elastic_nodes
+            .as_ref()
+            .and_then(|elastic_nodes| elastic_nodes.max_lifetime());
         for task in tasks {
             let needed = Duration::from_millis(task.walltime_ms.into());
             if let Some(longest) = longest.filter(|longest| needed > *longest) {
@@ -301,14 +310,14 @@ impl Dispatching {
                 );
                 continue;
             }
-            let key = Key::of(tenant, self.guests.contains(&tenant), program);
-            let crew = self.crews.entry(key.clone());
-            let crew = crew.or_insert_with(|| {
-                let crew = Crew::new(key, client.clone(), Arc::clone(&self.shared));
-                self.shared.count(&crew);
-                crew
+            let key = WorkerKey::of(tenant, self.guests.contains(&tenant), program);
+            let worker_set = self.worker_sets.entry(key.clone());
+            let worker_set = worker_set.or_insert_with(|| {
+                let worker_set = WorkerSet::new(key, client.clone(), Arc::clone(&self.shared));
+                self.shared.register(&worker_set);
+                worker_set
             });
-            crew.take(
+            worker_set.add(
                 tasks
                     .into_iter()
                     .map(|task| Task::new(Arc::clone(program), task))
@@ -316,13 +325,13 @@ impl Dispatching {
             );
         }
         if !refused.is_empty() {
-            self.shared.say(FromDispatcher::Ended(refused));
+            self.shared.send(FromDispatcher::Ended(refused));
         }
     }
 
     /// The error if an execution can never fit on this site's nodes.
     fn too_large(&self, needed: &Resources) -> Option<Failure> {
-        let most = self.shared.options.places.as_ref()?.most();
+        let most = self.shared.options.elastic_nodes.as_ref()?.limits();
         let on_one = most.workers_on_one(needed);
         let room = match needed.placement {
             Placement::Together => on_one,
@@ -348,8 +357,8 @@ impl Dispatching {
     }
 
     fn on_cancel(&self, attempts: &[Attempt]) {
-        for crew in self.crews.values() {
-            crew.cancel(attempts);
+        for worker_set in self.worker_sets.values() {
+            worker_set.cancel(attempts);
         }
     }
 }

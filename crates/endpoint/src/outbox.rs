@@ -26,14 +26,14 @@ impl Outbox {
         };
         let mut outbox = Self { path, file: None };
         if !left.is_empty() {
-            tracing::info!(outcomes = left.len(), "outcomes of an earlier life are told first");
-            outbox.hold(&left);
+            tracing::info!(outcomes = left.len(), "outcomes of an earlier process are sent first");
+            outbox.replace(&left);
         }
         (outbox, left)
     }
 
     /// Replaces the contents by these outcomes, which are in doubt after a broken connection.
-    pub fn hold(&mut self, ended: &[Ended]) {
+    pub fn replace(&mut self, ended: &[Ended]) {
         if ended.is_empty() {
             return self.clear();
         }
@@ -44,22 +44,22 @@ impl Outbox {
         let kept = self
             .write(&fresh, ended)
             .and_then(|()| std::fs::rename(&fresh, &self.path));
-        self.tell(kept);
+        self.log_error(kept);
     }
 
     /// Appends outcomes.
-    pub fn add(&mut self, ended: &[Ended]) {
+    pub fn append(&mut self, ended: &[Ended]) {
         if ended.is_empty() {
             return;
         }
         let kept = self.write(&self.path.clone(), ended);
-        self.tell(kept);
+        self.log_error(kept);
     }
 
-    fn tell(&self, kept: std::io::Result<()>) {
+    fn log_error(&self, kept: std::io::Result<()>) {
         if let Err(error) = kept {
             let path = self.path.display();
-            tracing::error!(%path, %error, "outcomes are in memory alone; they are lost if this endpoint ends before its manager is back");
+            tracing::error!(%path, %error, "outcomes are kept in memory only; they are lost if this endpoint ends before its manager is reachable");
         }
     }
 
@@ -88,7 +88,7 @@ impl Outbox {
         self.file = None;
         match std::fs::remove_file(&self.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::error!(path = %self.path.display(), %error, "outcomes that are taken cannot be removed; they are told again");
+                tracing::error!(path = %self.path.display(), %error, "stored outcomes cannot be removed from the outbox; they will be sent again");
             }
             _ => {}
         }
@@ -145,12 +145,12 @@ mod tests {
         let path = directory.path().join("outbox");
         let (mut outbox, left) = Outbox::open(path.clone());
         assert_eq!(left, []);
-        outbox.hold(&[ended(1), ended(2)]);
-        outbox.add(&[ended(3)]);
+        outbox.replace(&[ended(1), ended(2)]);
+        outbox.append(&[ended(3)]);
         let all = [ended(1), ended(2), ended(3)];
         assert_eq!(Outbox::open(path.clone()).1, all);
         // The connection broke again, and the manager stored one outcome meanwhile.
-        outbox.hold(&all[1..]);
+        outbox.replace(&all[1..]);
         assert_eq!(Outbox::open(path.clone()).1, all[1..]);
         outbox.clear();
         assert!(outbox.is_empty() && !path.exists());
@@ -162,7 +162,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("outbox");
         let (mut outbox, _) = Outbox::open(path.clone());
-        outbox.add(&[ended(1), ended(2)]);
+        outbox.append(&[ended(1), ended(2)]);
         let whole = std::fs::read(&path).unwrap();
         for length in 0..whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();

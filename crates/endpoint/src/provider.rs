@@ -24,7 +24,7 @@ pub struct Job {
 
 /// Why there is no job, or its state is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
+pub enum ProviderError {
     /// The batch system refuses the job, with this message.
     #[error("{0}")]
     Refused(String),
@@ -45,11 +45,11 @@ pub enum JobState {
 /// Runs jobs: a batch system, or this machine.
 pub trait Provider: Send {
     /// Submits a job, and returns the batch system's id for it.
-    fn submit(&mut self, job: &Job) -> Result<String, Trouble>;
+    fn submit(&mut self, job: &Job) -> Result<String, ProviderError>;
 
     /// States of jobs, including those that an earlier process submitted.
-    fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, Trouble>;
+    fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, ProviderError>;
 
     /// Ends jobs: their commands receive SIGTERM.
-    fn cancel(&mut self, jobs: &[String]) -> Result<(), Trouble>;
+    fn cancel(&mut self, jobs: &[String]) -> Result<(), ProviderError>;
 }

@@ -13,17 +13,17 @@ use dayfly_protocol::ids::TenantId;
 /// Assumed cost of a tenant's first tasks, in microseconds.
 const FIRST_GUESS_US: u64 = 1_000;
 /// Weight of the past in the mean cost: one part in this many is new.
-const MEMORY: u64 = 8;
+const WEIGHT: u64 = 8;
 
 #[derive(Debug)]
-struct Line<T> {
+struct TenantQueue<T> {
     waiting: BTreeMap<Reverse<i8>, VecDeque<T>>,
     length: usize,
     virtual_us: u64,
     mean_us: u64,
 }
 
-impl<T> Line<T> {
+impl<T> TenantQueue<T> {
     fn new(virtual_us: u64) -> Self {
         Self {
             waiting: BTreeMap::new(),
@@ -37,7 +37,7 @@ impl<T> Line<T> {
 /// Tasks that wait for an endpoint.
 #[derive(Debug)]
 pub struct Queue<T> {
-    lines: BTreeMap<TenantId, Line<T>>,
+    by_tenant: BTreeMap<TenantId, TenantQueue<T>>,
     /// Virtual time of the tenant that was served last.
     now_us: u64,
     length: usize,
@@ -46,7 +46,7 @@ pub struct Queue<T> {
 impl<T> Default for Queue<T> {
     fn default() -> Self {
         Self {
-            lines: BTreeMap::new(),
+            by_tenant: BTreeMap::new(),
             now_us: 0,
             length: 0,
         }
@@ -64,56 +64,56 @@ impl<T> Queue<T> {
         self.length == 0
     }
 
-    fn line(&mut self, tenant: TenantId) -> &mut Line<T> {
+    fn of_tenant(&mut self, tenant: TenantId) -> &mut TenantQueue<T> {
         let now_us = self.now_us;
-        let line = self.lines.entry(tenant).or_insert_with(|| Line::new(now_us));
-        if line.length == 0 {
-            line.virtual_us = line.virtual_us.max(now_us);
+        let own = self.by_tenant.entry(tenant).or_insert_with(|| TenantQueue::new(now_us));
+        if own.length == 0 {
+            own.virtual_us = own.virtual_us.max(now_us);
         }
-        line
+        own
     }
 
     /// The queue of this tenant and priority; counts one more task.
-    fn place(&mut self, tenant: TenantId, priority: i8) -> &mut VecDeque<T> {
+    fn slot(&mut self, tenant: TenantId, priority: i8) -> &mut VecDeque<T> {
         self.length += 1;
-        let line = self.line(tenant);
-        line.length += 1;
-        line.waiting.entry(Reverse(priority)).or_default()
+        let own = self.of_tenant(tenant);
+        own.length += 1;
+        own.waiting.entry(Reverse(priority)).or_default()
     }
 
     /// Appends a task, behind those of equal priority.
     pub fn push(&mut self, tenant: TenantId, priority: i8, task: T) {
-        self.place(tenant, priority).push_back(task);
+        self.slot(tenant, priority).push_back(task);
     }
 
     /// Puts a task back that could not be sent, before those of equal priority.
     pub fn put_back(&mut self, tenant: TenantId, priority: i8, task: T) {
-        self.place(tenant, priority).push_front(task);
+        self.slot(tenant, priority).push_front(task);
     }
 
     /// Takes the next task.
     pub fn pop(&mut self) -> Option<T> {
-        self.pop_but(&[])
+        self.pop_except(&[])
     }
 
     /// Tenants with waiting tasks.
     pub fn tenants(&self) -> impl Iterator<Item = TenantId> {
-        let waiting = self.lines.iter().filter(|(_, line)| line.length > 0);
+        let waiting = self.by_tenant.iter().filter(|(_, own)| own.length > 0);
         waiting.map(|(tenant, _)| *tenant)
     }
 
     /// Takes the next task of a tenant that is not among `held_up`.
-    pub fn pop_but(&mut self, held_up: &[TenantId]) -> Option<T> {
-        let mut lines = self.lines.iter_mut();
-        let waiting = lines
+    pub fn pop_except(&mut self, held_up: &[TenantId]) -> Option<T> {
+        let mut by_tenant = self.by_tenant.iter_mut();
+        let waiting = by_tenant
             .by_ref()
-            .filter(|(tenant, line)| line.length > 0 && !held_up.contains(tenant));
-        let line = waiting.map(|(_, line)| line).min_by_key(|line| line.virtual_us)?;
-        self.now_us = self.now_us.max(line.virtual_us);
-        line.virtual_us += line.mean_us.max(1);
-        line.length -= 1;
+            .filter(|(tenant, own)| own.length > 0 && !held_up.contains(tenant));
+        let own = waiting.map(|(_, own)| own).min_by_key(|own| own.virtual_us)?;
+        self.now_us = self.now_us.max(own.virtual_us);
+        own.virtual_us += own.mean_us.max(1);
+        own.length -= 1;
         self.length -= 1;
-        let mut first = line.waiting.first_entry()?;
+        let mut first = own.waiting.first_entry()?;
         let task = first.get_mut().pop_front();
         if first.get().is_empty() {
             first.remove();
@@ -122,17 +122,18 @@ impl<T> Queue<T> {
     }
 
     /// Records that a task of this tenant took `took_us` microseconds.
-    pub fn took(&mut self, tenant: TenantId, took_us: u64) {
-        if let Some(line) = self.lines.get_mut(&tenant) {
-            line.mean_us = (line.mean_us * (MEMORY - 1) + took_us) / MEMORY;
+    pub fn record(&mut self, tenant: TenantId, took_us: u64) {
+        if let Some(own) = self.by_tenant.get_mut(&tenant) {
+            own.mean_us = (own.mean_us * (WEIGHT - 1) + took_us) / WEIGHT;
         }
     }
 
     /// Drops tenants without waiting tasks.
-    pub fn tidy(&mut self) {
+    pub fn drop_idle(&mut self) {
         let now_us = self.now_us;
         // Keep a tenant that used more than its share until the others catch up.
-        self.lines.retain(|_, line| line.length > 0 || line.virtual_us > now_us);
+        self.by_tenant
+            .retain(|_, own| own.length > 0 || own.virtual_us > now_us);
     }
 }
 
@@ -164,8 +165,8 @@ mod tests {
             queue.push(tenant(who), 0, task);
         }
         assert_eq!(queue.tenants().collect::<Vec<_>>(), [tenant(1), tenant(2)]);
-        assert_eq!(queue.pop_but(&[tenant(1)]), Some("b"));
-        assert_eq!((queue.pop_but(&[tenant(1)]), queue.len()), (None, 2));
+        assert_eq!(queue.pop_except(&[tenant(1)]), Some("b"));
+        assert_eq!((queue.pop_except(&[tenant(1)]), queue.len()), (None, 2));
         assert_eq!((queue.pop(), queue.pop()), (Some("a"), Some("c")));
     }
 
@@ -226,7 +227,7 @@ mod tests {
             let (who, _) = queue.pop().unwrap();
             let cost = [100, 900][who - 1];
             spent[who - 1] += cost;
-            queue.took(tenant(who as u8), cost);
+            queue.record(tenant(who as u8), cost);
         }
         let share = spent[0] as f64 / (spent[0] + spent[1]) as f64;
         assert!((0.45..0.55).contains(&share), "{spent:?}");
@@ -243,7 +244,7 @@ mod tests {
                 queue.push(tenant(*who), *priority, index);
                 if *pop {
                     seen.extend(queue.pop());
-                    queue.tidy();
+                    queue.drop_idle();
                 }
             }
             seen.extend(std::iter::from_fn(|| queue.pop()));

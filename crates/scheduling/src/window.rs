@@ -10,7 +10,7 @@ const UNKNOWN_US: u64 = 1_000_000;
 /// Most tasks for each worker, however short they are.
 const MAX_EACH: u64 = 1_024;
 /// Weight of the past in the mean cost: one part in this many is new.
-const MEMORY: u64 = 16;
+const WEIGHT: u64 = 16;
 /// Assumed duration of a dispatcher's first tasks, in microseconds. Short, so that nothing is held up.
 const FIRST_GUESS_US: u64 = 1_000;
 
@@ -30,8 +30,8 @@ impl Default for Window {
 
 impl Window {
     /// Records that a task took `took_us` microseconds on its worker.
-    pub fn took(&mut self, took_us: u64) {
-        self.mean_us = (self.mean_us * (MEMORY - 1) + took_us) / MEMORY;
+    pub fn record(&mut self, took_us: u64) {
+        self.mean_us = (self.mean_us * (WEIGHT - 1) + took_us) / WEIGHT;
     }
 
     /// Number of tasks to have at a time for `workers` workers: at least two for each.
@@ -49,9 +49,9 @@ pub struct Cost {
 
 impl Cost {
     /// Records an execution of `took_us` microseconds.
-    pub fn took(&mut self, took_us: u64) {
+    pub fn record(&mut self, took_us: u64) {
         let mean_us = self.mean_us.unwrap_or(took_us);
-        self.mean_us = Some((mean_us * (MEMORY - 1) + took_us) / MEMORY);
+        self.mean_us = Some((mean_us * (WEIGHT - 1) + took_us) / WEIGHT);
     }
 
     /// Expected duration of the next execution, in microseconds. It is long for an unknown function: the execution
@@ -63,7 +63,7 @@ impl Cost {
 
 /// Whether to give one more execution to workers that have `running` ones with `ahead_us` microseconds of work: always
 /// if a worker would idle otherwise, else if all workers will finish soon.
-pub fn gives(workers: u32, running: usize, ahead_us: u64, cost: &Cost) -> bool {
+pub fn accepts_more(workers: u32, running: usize, ahead_us: u64, cost: &Cost) -> bool {
     let workers = workers.max(1);
     running < workers as usize
         || (running < workers as usize * MAX_EACH as usize
@@ -74,32 +74,32 @@ pub fn gives(workers: u32, running: usize, ahead_us: u64, cost: &Cost) -> bool {
 mod tests {
     use super::*;
 
-    fn after(took_us: u64) -> Window {
+    fn window_after(took_us: u64) -> Window {
         let mut window = Window::default();
         for _ in 0..1_000 {
-            window.took(took_us);
+            window.record(took_us);
         }
         window
     }
 
     #[test]
     fn short_tasks_are_sent_far_ahead_and_long_ones_are_not() {
-        assert_eq!(after(10).tasks(1), 1_025);
-        assert_eq!(after(20_000_000).tasks(4), 8);
-        assert!((100..300).contains(&after(100).tasks(1)));
+        assert_eq!(window_after(10).tasks(1), 1_025);
+        assert_eq!(window_after(20_000_000).tasks(4), 8);
+        assert!((100..300).contains(&window_after(100).tasks(1)));
     }
 
     #[test]
     fn what_may_take_long_waits_for_a_free_worker() {
         let (mut short, mut long) = (Cost::default(), Cost::default());
-        assert!(gives(2, 1, 0, &Cost::default()));
-        assert!(!gives(2, 2, 0, &Cost::default()));
-        short.took(10);
-        long.took(5_000_000);
-        assert!(gives(2, 100, 1_000, &short));
-        assert!(!gives(2, 2, 20, &long));
+        assert!(accepts_more(2, 1, 0, &Cost::default()));
+        assert!(!accepts_more(2, 2, 0, &Cost::default()));
+        short.record(10);
+        long.record(5_000_000);
+        assert!(accepts_more(2, 100, 1_000, &short));
+        assert!(!accepts_more(2, 2, 20, &long));
         // No execution waits behind a long one.
-        assert!(!gives(2, 2, long.expected_us(), &short));
+        assert!(!accepts_more(2, 2, long.expected_us(), &short));
     }
 
     #[test]

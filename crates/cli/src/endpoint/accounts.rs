@@ -72,7 +72,7 @@ pub async fn serve(
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let board = Board::new(state.path(), credential.manager.clone());
-    let mut conversation = connection::keep(connection::Options {
+    let mut channels = connection::open(connection::Options {
         managers: credential.managers(),
         token: credential.token.clone(),
         outbox: None,
@@ -87,18 +87,18 @@ pub async fn serve(
         ended,
     };
     tokio::select! {
-        _ = conversation.state.wait_for(|state| *state != State::Connecting) => {}
+        _ = channels.state.wait_for(|state| *state != State::Connecting) => {}
         _ = ending.told() => return Ok(()),
     }
     output::announce(&match global.json {
         true => output::json(&json!({ "ready": true, "endpoint": name, "pid": std::process::id() }))?,
         false => format!("The endpoint {name} runs. Ctrl-C ends it, and the daemons of its accounts."),
     });
-    let mut seen = conversation.state;
+    let mut seen = channels.state;
     seen.mark_changed();
     loop {
         tokio::select! {
-            message = conversation.heard.recv() => match message {
+            message = channels.incoming.recv() => match message {
                 Some(ToDispatcher::Wanted { tenant, name, endpoint }) => running.want(tenant, name, endpoint),
                 Some(_) => {}
                 None => break,
@@ -109,7 +109,7 @@ pub async fn serve(
                     tracing::warn!(%tenant, %failure, "no daemon for this tenant");
                     // Temporary failures are retried.
                     if failure.code.retry() != Retry::Later {
-                        let _ = conversation.said.send(FromDispatcher::Unmapped { tenant, failure });
+                        let _ = channels.outgoing.send(FromDispatcher::Unmapped { tenant, failure });
                     }
                 }
             },

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use dayfly_client::Client;
 use dayfly_command::Global;
 use dayfly_endpoint::connection::{self, State};
-use dayfly_endpoint::{Dispatcher, Invites, Places, blocks};
+use dayfly_endpoint::{Dispatcher, ElasticNodes, Invitations, blocks};
 use dayfly_manager::Manager;
 use dayfly_protocol::api::{Connection, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
@@ -59,7 +59,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
     tokio::spawn(daemon::log_leases(manager.events()));
     let board = Arc::new(Board::new(state.path(), credential.manager.clone()));
     let contents = Client::manager_at(&credential).and_then(|client| client.held_contents());
-    let conversation = connection::keep(connection::Options {
+    let channels = connection::open(connection::Options {
         managers: credential.managers(),
         token: credential.token,
         outbox: Some(state.path().join(OUTBOX)),
@@ -68,15 +68,15 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
     })?;
     let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.clone()));
     let options = dayfly_endpoint::Options {
-        places: Some(Arc::clone(&lasting) as Arc<dyn Places>),
+        elastic_nodes: Some(Arc::clone(&lasting) as Arc<dyn ElasticNodes>),
         tenants: up::tenants(&manager),
-        invites: Some(invites(&manager, config.is_shared())),
-        suits: nodes::suits(&config),
+        invitations: Some(invites(&manager, config.is_shared())),
+        runtime_check: nodes::suits(&config),
         contents: Arc::new(contents.map_err(|error| error.0)?),
         most_workers: config.most_workers(),
         idle: IDLE.min(config.blocks.idle),
     };
-    let dispatcher = Dispatcher::start(options, conversation.heard, conversation.said.clone())?;
+    let dispatcher = Dispatcher::start(options, channels.incoming, channels.outgoing.clone())?;
     let blocks = {
         let site = Nodes {
             config: config.clone(),
@@ -86,7 +86,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
             runtime: tokio::runtime::Handle::current(),
             demand: Box::new(dispatcher.demand()),
             leased: Box::new(dispatcher.workers()),
-            said: conversation.said,
+            said: channels.outgoing,
             board: Arc::clone(&board),
             lasting,
         };
@@ -101,7 +101,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         };
         blocks::start(options, nodes::provider(&config, state.path())?, Box::new(site))?
     };
-    let mut seen = conversation.state;
+    let mut seen = channels.state;
     // The starting process waits for success or for the error.
     tokio::select! {
         _ = seen.wait_for(|state| *state != State::Connecting) => {}
@@ -147,7 +147,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         () = broken => (Why::HungUp, Err(Failure::new(Code::Internal, "the dispatcher ended; see above, and report this"))),
     };
     tracing::info!("ending");
-    let ended = conversation.ended;
+    let ended = channels.ended;
     let end = async {
         let stopped = tokio::task::spawn_blocking(move || {
             dispatcher.stop();
@@ -198,7 +198,7 @@ async fn site_manager(config: &Config, directory: &Path) -> Result<dayfly_manage
 }
 
 /// Returns the rule for leases from the site's manager.
-fn invites(manager: &dayfly_manager::Handle, is_shared: bool) -> Invites {
+fn invites(manager: &dayfly_manager::Handle, is_shared: bool) -> Invitations {
     let manager = manager.clone();
     Box::new(move |tenant, name, guest| {
         let manager = manager.clone();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dayfly_client::Client;
 use dayfly_endpoint::blocks::{Site, SiteNode};
-use dayfly_endpoint::provider::{Local, Program, Provider, Trouble};
-use dayfly_endpoint::{Most, Places, Suits};
+use dayfly_endpoint::provider::{Local, Program, Provider, ProviderError};
+use dayfly_endpoint::{ElasticNodes, NodeLimits, RuntimeCheck};
 use dayfly_node::runtimes;
 use dayfly_protocol::api::{JoinToken, NodeStatus};
 use dayfly_protocol::dispatch::FromDispatcher;
@@ -46,7 +46,7 @@ const LATE_APART: Duration = Duration::from_secs(15 * 60);
 const JOIN_APART_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
 /// Returns which functions the nodes can run, as far as this machine can determine it.
-pub fn suits(config: &Config) -> Suits {
+pub fn suits(config: &Config) -> RuntimeCheck {
     // Interpreters of other machines are unknown here.
     let known = config.node.python.iter().filter(|_| !config.provider.is_apart());
     let pythons: Vec<PathBuf> = known.map(PathBuf::from).collect();
@@ -100,8 +100,8 @@ pub fn check(config: &Config) -> Result<(), Failure> {
     let checked = program(config, &std::env::temp_dir())?.check();
     checked.map_err(|trouble| {
         let words = match trouble {
-            Trouble::Refused(words) => words,
-            trouble @ Trouble::Unreachable(_) => trouble.to_string(),
+            ProviderError::Refused(words) => words,
+            trouble @ ProviderError::Unreachable(_) => trouble.to_string(),
         };
         let kind = &config.provider.kind;
         Failure::new(
@@ -198,8 +198,8 @@ impl Lasting {
     }
 }
 
-impl Places for Lasting {
-    fn lasting(&self, needed: Duration) -> Vec<NodeId> {
+impl ElasticNodes for Lasting {
+    fn nodes_lasting(&self, needed: Duration) -> Vec<NodeId> {
         let mut nodes = self.manager.nodes();
         nodes.retain(|node| node.state == "up");
         nodes.sort_by_key(|node| std::cmp::Reverse(node.free.workers));
@@ -215,20 +215,20 @@ impl Places for Lasting {
         nodes.iter().map(|node| node.address.id).filter(lasts).collect()
     }
 
-    fn left(&self, node: NodeId) -> Option<Duration> {
+    fn remaining(&self, node: NodeId) -> Option<Duration> {
         self.seen().left(node)
     }
 
-    fn longest(&self) -> Option<Duration> {
+    fn max_lifetime(&self) -> Option<Duration> {
         (!self.blocks.walltime.is_zero()).then_some(self.blocks.walltime)
     }
 
-    fn there(&self) -> u32 {
+    fn available_cores(&self) -> u32 {
         self.seen().workers
     }
 
-    fn most(&self) -> Most {
-        Most {
+    fn limits(&self) -> NodeLimits {
+        NodeLimits {
             nodes: self.blocks.max.saturating_mul(self.blocks.nodes),
             cores: self.blocks.workers_per_node,
             gpus: self.blocks.gpus_per_node,
@@ -365,7 +365,7 @@ impl Site for Nodes {
         }
     }
 
-    fn tell(&mut self, blocks: &[BlockStatus], trouble: Option<&str>) {
+    fn report(&mut self, blocks: &[BlockStatus], trouble: Option<&str>) {
         self.lasting.set(blocks);
         let (blocks, trouble) = (blocks.to_vec(), trouble.map(str::to_owned));
         // The receiver goes away when the endpoint ends.
@@ -377,7 +377,7 @@ impl Site for Nodes {
             .show(|status| (status.blocks, status.trouble) = (blocks, trouble));
     }
 
-    fn clean(&mut self, block: &str) {
+    fn clean_up(&mut self, block: &str) {
         // The block's tokens have expired or must be revoked.
         for rank in 0.. {
             if std::fs::remove_file(self.join_file(block, rank)).is_err() {

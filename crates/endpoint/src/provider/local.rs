@@ -11,7 +11,7 @@ use dayfly_protocol::tasks::BlockState;
 use dayfly_sandbox::umask;
 use rustix::process::{Pid, Signal};
 
-use super::{Job, JobState, Provider, Trouble};
+use super::{Job, JobState, Provider, ProviderError};
 
 /// Runs jobs on this machine.
 #[derive(Debug)]
@@ -111,14 +111,14 @@ impl Local {
 }
 
 impl Provider for Local {
-    fn submit(&mut self, job: &Job) -> Result<String, Trouble> {
+    fn submit(&mut self, job: &Job) -> Result<String, ProviderError> {
         let mut started: Vec<Process> = Vec::new();
         for rank in 0..job.nodes {
             match self.start(job, rank) {
                 Ok(process) => started.push(process),
                 Err(error) => {
                     started.iter().for_each(|process| process.terminate());
-                    return Err(Trouble::Refused(format!("no process can be started: {error}")));
+                    return Err(ProviderError::Refused(format!("no process can be started: {error}")));
                 }
             }
         }
@@ -126,7 +126,7 @@ impl Provider for Local {
         Ok(names.join(","))
     }
 
-    fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, Trouble> {
+    fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, ProviderError> {
         let mut ends = HashMap::new();
         self.children.retain(|pid, child| match child.try_wait() {
             Ok(None) => true,
@@ -148,7 +148,7 @@ impl Provider for Local {
         Ok(jobs.iter().map(|job| (job.clone(), state(job))).collect())
     }
 
-    fn cancel(&mut self, jobs: &[String]) -> Result<(), Trouble> {
+    fn cancel(&mut self, jobs: &[String]) -> Result<(), ProviderError> {
         jobs.iter().flat_map(|job| processes(job)).for_each(Process::terminate);
         Ok(())
     }

@@ -13,7 +13,7 @@ use dayfly_sandbox::umask;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Job, JobState, Provider, Trouble};
+use super::{Job, JobState, Provider, ProviderError};
 
 /// Limit for a response. The batch system waits for its own controller; the program gives up earlier.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
@@ -60,10 +60,10 @@ struct Answer {
 }
 
 impl Answer {
-    fn checked(self) -> Result<Self, Trouble> {
+    fn checked(self) -> Result<Self, ProviderError> {
         match (self.refused, self.failed) {
-            (Some(words), _) => Err(Trouble::Refused(words)),
-            (None, Some(words)) => Err(Trouble::Unreachable(words)),
+            (Some(words), _) => Err(ProviderError::Refused(words)),
+            (None, Some(words)) => Err(ProviderError::Unreachable(words)),
             (None, None) => Ok(Self {
                 refused: None,
                 failed: None,
@@ -99,34 +99,34 @@ impl Program {
     }
 
     /// Starts the program. Returns an error if it does not start, or does not accept its configuration.
-    pub fn check(&mut self) -> Result<(), Trouble> {
+    pub fn check(&mut self) -> Result<(), ProviderError> {
         match self.running()?.trouble.take() {
-            Some(words) => Err(Trouble::Refused(words)),
+            Some(words) => Err(ProviderError::Refused(words)),
             None => Ok(()),
         }
     }
 
-    fn running(&mut self) -> Result<&mut Running, Trouble> {
+    fn running(&mut self) -> Result<&mut Running, ProviderError> {
         if self.running.is_none() {
             let mut running = self.start()?;
             let answer = ask(&mut running, &self.greeting)?;
             if let Some(words) = answer.failed {
-                return Err(Trouble::Refused(words));
+                return Err(ProviderError::Refused(words));
             }
             let answer = answer.checked()?;
             expected(answer.ready)?;
             running.trouble = answer.trouble;
             self.running = Some(running);
         }
-        let none = || Trouble::Unreachable("it did not start".into());
+        let none = || ProviderError::Unreachable("it did not start".into());
         self.running.as_mut().ok_or_else(none)
     }
 
-    fn start(&self) -> Result<Running, Trouble> {
+    fn start(&self) -> Result<Running, ProviderError> {
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(Trouble::Unreachable("there is no program to ask it by".into()));
+            return Err(ProviderError::Unreachable("there is no program to ask it by".into()));
         };
-        let failed = |what: &str| Trouble::Unreachable(format!("{program}: {what}"));
+        let failed = |what: &str| ProviderError::Unreachable(format!("{program}: {what}"));
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = umask::hand_back(&mut command)
@@ -154,7 +154,7 @@ impl Program {
         Ok(running)
     }
 
-    fn ask(&mut self, question: &Value) -> Result<Answer, Trouble> {
+    fn ask(&mut self, question: &Value) -> Result<Answer, ProviderError> {
         match ask(self.running()?, question) {
             Ok(answer) => answer.checked(),
             Err(trouble) => {
@@ -166,8 +166,8 @@ impl Program {
     }
 }
 
-fn ask(running: &mut Running, question: &Value) -> Result<Answer, Trouble> {
-    let gone = |error: &dyn std::fmt::Display| Trouble::Unreachable(format!("its program is gone: {error}"));
+fn ask(running: &mut Running, question: &Value) -> Result<Answer, ProviderError> {
+    let gone = |error: &dyn std::fmt::Display| ProviderError::Unreachable(format!("its program is gone: {error}"));
     let line = format!("{question}\n");
     let written = running.questions.write_all(line.as_bytes());
     written
@@ -178,15 +178,15 @@ fn ask(running: &mut Running, question: &Value) -> Result<Answer, Trouble> {
         .recv_timeout(ANSWER_DEADLINE)
         .map_err(|error| gone(&error))?;
     serde_json::from_str(&answer)
-        .map_err(|error| Trouble::Unreachable(format!("its program said what nobody understands: {error}")))
+        .map_err(|error| ProviderError::Unreachable(format!("its program said what nobody understands: {error}")))
 }
 
-fn expected<T>(answer: Option<T>) -> Result<T, Trouble> {
-    answer.ok_or_else(|| Trouble::Unreachable("its program answered another question".into()))
+fn expected<T>(answer: Option<T>) -> Result<T, ProviderError> {
+    answer.ok_or_else(|| ProviderError::Unreachable("its program answered another question".into()))
 }
 
 impl Provider for Program {
-    fn submit(&mut self, job: &Job) -> Result<String, Trouble> {
+    fn submit(&mut self, job: &Job) -> Result<String, ProviderError> {
         let Job {
             name,
             command,
@@ -198,7 +198,7 @@ impl Provider for Program {
         expected(self.ask(&question)?.job)
     }
 
-    fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, Trouble> {
+    fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, ProviderError> {
         let told = expected(self.ask(&json!({ "status": jobs }))?.jobs)?;
         let state = |Status { state, words }| match state {
             Phase::Pending => JobState::Live(BlockState::Pending, words),
@@ -208,7 +208,7 @@ impl Provider for Program {
         Ok(told.into_iter().map(|(job, status)| (job, state(status))).collect())
     }
 
-    fn cancel(&mut self, jobs: &[String]) -> Result<(), Trouble> {
+    fn cancel(&mut self, jobs: &[String]) -> Result<(), ProviderError> {
         expected(self.ask(&json!({ "cancel": jobs }))?.cancelled).map(drop)
     }
 }
@@ -235,7 +235,7 @@ mod tests {
             nodes: 1,
             walltime_s: 60,
         };
-        let refused = Trouble::Refused("sbatch: no such partition".into());
+        let refused = ProviderError::Refused("sbatch: no such partition".into());
         assert_eq!(program.submit(&job), Err(refused));
     }
 
@@ -243,13 +243,13 @@ mod tests {
     fn a_program_that_ends_or_speaks_nonsense_is_started_again() {
         let mut program = saying(&[r#"{"ready":"x"}"#, "no JSON"]);
         for _ in 0..2 {
-            let Err(Trouble::Unreachable(words)) = program.status(&[]) else {
+            let Err(ProviderError::Unreachable(words)) = program.status(&[]) else {
                 panic!("an answer");
             };
             assert!(words.contains("nobody understands"), "{words}");
         }
         let mut program = saying(&[r#"{"failed":"no Parsl here"}"#]);
-        assert_eq!(program.check(), Err(Trouble::Refused("no Parsl here".into())));
+        assert_eq!(program.check(), Err(ProviderError::Refused("no Parsl here".into())));
     }
 
     #[test]

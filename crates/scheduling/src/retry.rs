@@ -3,37 +3,38 @@
 use dayfly_protocol::error::Code;
 use dayfly_protocol::tasks::MAX_RETRY_WAIT_MS;
 
-/// What a task's owner allows, and the task's history.
+/// Attempts of one task so far, and what its owner allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Whether it may be executed again when it may have been executed.
-    pub repeatable: bool,
+pub struct RetryState {
+    /// Whether it may run again after an attempt that may have run.
+    pub is_repeatable: bool,
     /// Remaining retries after failures of its function.
     pub retries_left: u16,
-    /// Executions that faults have cost so far.
+    /// Attempts lost to faults so far.
     pub faults: u16,
-    /// Its owner has cancelled it.
-    pub cancelled: bool,
-    pub late: bool,
+    /// Whether its owner has cancelled it.
+    pub is_cancelled: bool,
+    /// Whether its deadline has passed.
+    pub is_late: bool,
 }
 
-/// Most executions that a task may lose to faults: a task that keeps killing its worker is itself the fault.
+/// Most attempts that a task may lose to faults. A task that keeps killing its worker is itself the fault.
 pub const MAX_FAULTS: u16 = 5;
 
 /// Decision about a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum Decision {
     /// Keep the reported outcome.
-    Done,
+    Keep,
     /// Requeue the task.
-    Again {
-        /// It costs a retry: its function failed.
+    Requeue {
+        /// Whether it costs a retry: its function failed.
         retry: bool,
-        /// It costs a fault: something else failed.
+        /// Whether it counts as a fault: something else failed.
         fault: bool,
     },
     /// End the task with this code in place of the reported one.
-    As(Code),
+    EndAs(Code),
 }
 
 /// The wait in milliseconds after another failure of the function: twice the last one, up to a bound.
@@ -41,12 +42,12 @@ pub fn next_wait(waited_ms: u32) -> u32 {
     waited_ms.saturating_mul(2).min(MAX_RETRY_WAIT_MS)
 }
 
-/// Decides about a task after an execution. `error` is `None` for success; `begun` is whether its function may have
+/// Decides about a task after an attempt. `error` is `None` after a success. `begun` is whether its function may have
 /// begun.
-pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
-    let Some(code) = error else { return Fate::Done };
-    if code != Code::FunctionError && (terms.cancelled || terms.late) {
-        return Fate::As(if terms.cancelled {
+pub fn decide(state: RetryState, error: Option<Code>, begun: bool) -> Decision {
+    let Some(code) = error else { return Decision::Keep };
+    if code != Code::FunctionError && (state.is_cancelled || state.is_late) {
+        return Decision::EndAs(if state.is_cancelled {
             Code::Cancelled
         } else {
             Code::DeadlineExceeded
@@ -59,12 +60,12 @@ pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
         | Code::DeadlineExceeded
         | Code::OutOfMemory
         | Code::OutputOverflow
-        | Code::EnvironmentFailed => match terms.retries_left > 0 && !terms.late {
-            true => Fate::Again {
+        | Code::EnvironmentFailed => match state.retries_left > 0 && !state.is_late {
+            true => Decision::Requeue {
                 retry: true,
                 fault: false,
             },
-            false => Fate::Done,
+            false => Decision::Keep,
         },
         Code::Cancelled
         | Code::LoadFailed
@@ -73,15 +74,15 @@ pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
         | Code::InvalidRequest
         | Code::TooLarge
         | Code::IsolationUnavailable
-        | Code::Forbidden => Fate::Done,
+        | Code::Forbidden => Decision::Keep,
         // No site has what the task needs to run in.
-        Code::NotFound if !begun => Fate::Done,
+        Code::NotFound if !begun => Decision::Keep,
         // It was executed, and its result does not fit in the quota.
-        Code::QuotaExceeded if begun => Fate::Done,
+        Code::QuotaExceeded if begun => Decision::Keep,
         // A fault of the worker, the node, the lease or the dispatcher.
-        _ if begun && !terms.repeatable => Fate::As(Code::MaybeExecuted),
-        _ if begun && terms.faults + 1 >= MAX_FAULTS => Fate::As(Code::MaybeExecuted),
-        _ => Fate::Again {
+        _ if begun && !state.is_repeatable => Decision::EndAs(Code::MaybeExecuted),
+        _ if begun && state.faults + 1 >= MAX_FAULTS => Decision::EndAs(Code::MaybeExecuted),
+        _ => Decision::Requeue {
             retry: false,
             fault: begun,
         },
@@ -94,58 +95,58 @@ mod tests {
 
     use super::*;
 
-    const AGAIN: Fate = Fate::Again {
+    const REQUEUED: Decision = Decision::Requeue {
         retry: false,
         fault: false,
     };
-    const RETRIED: Fate = Fate::Again {
+    const RETRIED: Decision = Decision::Requeue {
         retry: true,
         fault: false,
     };
-    const TERMS: Terms = Terms {
-        repeatable: false,
+    const STATE: RetryState = RetryState {
+        is_repeatable: false,
         retries_left: 0,
         faults: 0,
-        cancelled: false,
-        late: false,
+        is_cancelled: false,
+        is_late: false,
     };
 
     #[test]
     fn what_was_not_begun_goes_back_and_what_may_have_been_does_not() {
-        assert_eq!(fate(TERMS, Some(Code::NotExecuted), false), AGAIN);
+        assert_eq!(decide(STATE, Some(Code::NotExecuted), false), REQUEUED);
         assert_eq!(
-            fate(TERMS, Some(Code::MaybeExecuted), true),
-            Fate::As(Code::MaybeExecuted)
+            decide(STATE, Some(Code::MaybeExecuted), true),
+            Decision::EndAs(Code::MaybeExecuted)
         );
     }
 
     #[test]
     fn a_task_whose_answer_is_more_than_its_owner_may_keep_is_not_executed_again() {
-        assert_eq!(fate(TERMS, Some(Code::QuotaExceeded), true), Fate::Done);
-        assert_eq!(fate(TERMS, Some(Code::QuotaExceeded), false), AGAIN);
+        assert_eq!(decide(STATE, Some(Code::QuotaExceeded), true), Decision::Keep);
+        assert_eq!(decide(STATE, Some(Code::QuotaExceeded), false), REQUEUED);
     }
 
     #[test]
     fn what_cannot_be_prepared_for_a_task_ends_it_unless_it_may_be_tried_again() {
         for code in [Code::EnvironmentFailed, Code::NotFound, Code::PythonMismatch] {
-            assert_eq!(fate(TERMS, Some(code), false), Fate::Done);
+            assert_eq!(decide(STATE, Some(code), false), Decision::Keep);
         }
-        let terms = Terms {
+        let state = RetryState {
             retries_left: 1,
-            ..TERMS
+            ..STATE
         };
-        assert_eq!(fate(terms, Some(Code::EnvironmentFailed), false), RETRIED);
+        assert_eq!(decide(state, Some(Code::EnvironmentFailed), false), RETRIED);
     }
 
     #[test]
     fn a_repeatable_task_that_kills_its_workers_ends_at_last() {
-        let mut terms = Terms {
-            repeatable: true,
-            ..TERMS
+        let mut state = RetryState {
+            is_repeatable: true,
+            ..STATE
         };
         let mut executions = 0;
-        while let Fate::Again { fault: true, .. } = fate(terms, Some(Code::MaybeExecuted), true) {
-            terms.faults += 1;
+        while let Decision::Requeue { fault: true, .. } = decide(state, Some(Code::MaybeExecuted), true) {
+            state.faults += 1;
             executions += 1;
         }
         assert_eq!(executions + 1, MAX_FAULTS);
@@ -153,12 +154,12 @@ mod tests {
 
     #[test]
     fn a_function_that_fails_is_called_again_as_often_as_its_owner_said() {
-        let terms = Terms {
+        let state = RetryState {
             retries_left: 1,
-            ..TERMS
+            ..STATE
         };
-        assert_eq!(fate(terms, Some(Code::FunctionError), true), RETRIED);
-        assert_eq!(fate(TERMS, Some(Code::FunctionError), true), Fate::Done);
+        assert_eq!(decide(state, Some(Code::FunctionError), true), RETRIED);
+        assert_eq!(decide(STATE, Some(Code::FunctionError), true), Decision::Keep);
     }
 
     #[test]
@@ -171,11 +172,11 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_that_may_have_been_executed_is_executed_again_unless_its_owner_allows_it(
-            code in 0..Code::ALL.len(), cancelled: bool, late: bool, faults in 0u16..10
+            code in 0..Code::ALL.len(), is_cancelled: bool, is_late: bool, faults in 0u16..10
         ) {
-            let terms = Terms { cancelled, late, faults, ..TERMS };
-            let fate = fate(terms, Some(Code::ALL[code]), true);
-            let repeated = matches!(fate, Fate::Again { .. });
+            let state = RetryState { is_cancelled, is_late, faults, ..STATE };
+            let decision = decide(state, Some(Code::ALL[code]), true);
+            let repeated = matches!(decision, Decision::Requeue { .. });
             prop_assert!(!repeated, "{:?}", Code::ALL[code]);
         }
     }

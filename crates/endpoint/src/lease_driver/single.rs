@@ -1,4 +1,4 @@
-//! A lane with one lease, the channels to its workers, and their thread.
+//! A driver with one lease, the channels to its workers, and their thread.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use dayfly_client::{CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Output, Pool, Printed, Reader};
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, Program, TaskOutput};
 use dayfly_protocol::ids::NodeId;
-use dayfly_scheduling::{Busy, Cost, gives};
+use dayfly_scheduling::{BusyTime, Cost, accepts_more};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{LOOK, Lane, REMEMBERED, channels, heard, is_over, keep, told};
-use crate::contents::{Fetched, at_hand};
-use crate::crew::{Crew, Task};
+use super::{LOOK, LeaseDriver, REMEMBERED, channels, drive_until_retired, is_over, output, report_of};
+use crate::contents::{Fetched, inline_inputs};
+use crate::worker_set::{Task, WorkerSet};
 
 struct Running {
     task: Task,
@@ -22,7 +22,7 @@ struct Running {
     since: Instant,
     /// Expected duration in microseconds.
     expected_us: u64,
-    told: bool,
+    is_reported: bool,
 }
 
 #[derive(Default)]
@@ -31,8 +31,8 @@ struct Calls {
     functions: HashMap<dayfly_protocol::ids::FunctionId, Known>,
     /// Expected duration of everything that runs, in microseconds.
     ahead_us: u64,
-    /// Busy time of its workers.
-    busy: Busy,
+    /// BusyTime time of its workers.
+    busy_time: BusyTime,
     /// The last calls that ended: their output may arrive later.
     ended: VecDeque<(CallId, Attempt)>,
 }
@@ -48,14 +48,14 @@ impl Calls {
     }
 }
 
-/// A function that this lane's pool knows.
+/// A function that this driver's pool knows.
 struct Known {
     function: FunctionId,
     cost: Cost,
 }
 
 /// One lease, the channels to its workers, and the running calls.
-pub struct Single {
+pub struct SingleDriver {
     lease: Lease,
     pool: Pool,
     /// Output of its workers, until a reader takes it.
@@ -67,7 +67,7 @@ pub struct Single {
     closed: AtomicBool,
 }
 
-impl Single {
+impl SingleDriver {
     /// Opens a channel to each worker.
     pub fn open(lease: Lease) -> Result<Self, Error> {
         let pool = channels(&lease)?;
@@ -125,7 +125,7 @@ impl Single {
         let begun = begun.min().unwrap_or(now);
         let (outstanding, workers) = (calls.running.len(), self.workers().into());
         let each = calls
-            .busy
+            .busy_time
             .share(since(now), since(begun), outstanding, workers, ended.len());
         for call in ended {
             let Some(running) = calls.running.remove(call) else {
@@ -138,18 +138,18 @@ impl Single {
             calls.ended.push_back((*call, running.task.assigned.attempt));
             let took = each.min(now - running.since);
             let left = calls.running.len();
-            calls.busy.count(took, left);
+            calls.busy_time.count(took, left);
             let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             match self.pool.wait(*call, Some(Duration::ZERO)) {
                 Err(error) if is_over(error.code()) && !self.is_retired() => back.push(running.task),
                 outcome => {
-                    let (mut one, output) = told(running.task.assigned.attempt, outcome, took_us);
+                    let (mut one, output) = report_of(running.task.assigned.attempt, outcome, took_us);
                     // An interrupted execution may have begun.
                     one.begun |= self.closed.load(Ordering::Relaxed);
                     if one.begun
                         && let Some(known) = calls.functions.get_mut(&running.task.program.id)
                     {
-                        known.cost.took(took_us);
+                        known.cost.record(took_us);
                     }
                     match output {
                         Some(output) => long.push((one, output)),
@@ -162,35 +162,34 @@ impl Single {
     }
 
     /// Reports long executions as running.
-    fn tell_running(&self, crew: &Arc<Crew>) {
+    fn report_running(&self, worker_set: &Arc<WorkerSet>) {
         let mut calls = self.calls();
-        let long = calls
-            .running
-            .iter_mut()
-            .filter(|(call, running)| !running.told && running.since.elapsed() >= LOOK && self.pool.is_sent(**call));
+        let long = calls.running.iter_mut().filter(|(call, running)| {
+            !running.is_reported && running.since.elapsed() >= LOOK && self.pool.is_sent(**call)
+        });
         let attempts: Vec<_> = long
             .map(|(_, running)| {
-                running.told = true;
+                running.is_reported = true;
                 running.task.assigned.attempt
             })
             .collect();
         drop(calls);
         if !attempts.is_empty() {
-            crew.shared.say(FromDispatcher::Running(attempts));
+            worker_set.shared.send(FromDispatcher::Running(attempts));
         }
     }
 }
 
-impl Lane for Single {
+impl LeaseDriver for SingleDriver {
     fn workers(&self) -> u16 {
         self.lease.workers()
     }
 
-    fn takes(&self, program: &Program) -> bool {
+    fn accepts(&self, program: &Program) -> bool {
         let calls = self.calls();
         let unknown = Cost::default();
         let cost = calls.functions.get(&program.id).map_or(&unknown, |known| &known.cost);
-        gives(self.workers().into(), calls.running.len(), calls.ahead_us, cost)
+        accepts_more(self.workers().into(), calls.running.len(), calls.ahead_us, cost)
     }
 
     fn nodes(&self) -> Vec<NodeId> {
@@ -231,7 +230,7 @@ impl Lane for Single {
         let call = function.and_then(|(function, expected_us)| {
             let (bytes, room) = match task.fetched.take() {
                 Some(Fetched { bytes, room }) => (Some(bytes), Some(room)),
-                None => (at_hand(&task.assigned), None),
+                None => (inline_inputs(&task.assigned), None),
             };
             let unread = || Error::new(Code::Internal, "a task whose arguments were not read");
             let bytes = bytes.ok_or_else(unread)?;
@@ -245,7 +244,7 @@ impl Lane for Single {
                     _room: room,
                     since: Instant::now(),
                     expected_us,
-                    told: false,
+                    is_reported: false,
                 };
                 calls.ahead_us += expected_us;
                 calls.running.insert(call, running);
@@ -282,13 +281,13 @@ impl Lane for Single {
         hit.map(|(_, running)| running.task.assigned.attempt).collect()
     }
 
-    fn run(self: Arc<Self>, crew: &Arc<Crew>) {
-        let lane: Arc<dyn Lane> = Arc::clone(&self) as _;
+    fn run(self: Arc<Self>, worker_set: &Arc<WorkerSet>) {
+        let driver: Arc<dyn LeaseDriver> = Arc::clone(&self) as _;
         if let Some(printed) = self.printed.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            heard::listen(
+            output::forward(
                 Arc::downgrade(&self),
                 printed,
-                Arc::clone(&crew.shared),
+                Arc::clone(&worker_set.shared),
                 Self::printed_by,
             );
         }
@@ -298,9 +297,15 @@ impl Lane for Single {
                 return false;
             }
             let (ended, long, back) = self.collect(&ended);
-            crew.ended(&lane, ended, long, back);
+            worker_set.on_ended(&driver, ended, long, back);
             true
         };
-        keep(&lane, crew, || vec![&self.lease], turn, || self.tell_running(crew));
+        drive_until_retired(
+            &driver,
+            worker_set,
+            || vec![&self.lease],
+            turn,
+            || self.report_running(worker_set),
+        );
     }
 }

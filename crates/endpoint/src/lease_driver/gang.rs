@@ -1,4 +1,4 @@
-//! A lane for gangs: the leases of a gang, the channels to its ranks, and their thread. One task has all ranks at a
+//! A driver for gangs: the leases of a gang, the channels to its ranks, and their thread. One task has all ranks at a
 //! time. Each rank is called with the task's arguments and an invitation to the task's own group.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -17,9 +17,9 @@ use dayfly_protocol::tasks::{ANSWERS_OF_RANKS, CALL_OF_RANK, JSON_ANSWER, join};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{LOOK, Lane, REMEMBERED, channels, heard, is_over, keep, told, was_begun};
-use crate::contents::{Fetched, at_hand};
-use crate::crew::{Crew, Task};
+use super::{LOOK, LeaseDriver, REMEMBERED, channels, drive_until_retired, is_over, output, report_of, was_begun};
+use crate::contents::{Fetched, inline_inputs};
+use crate::worker_set::{Task, WorkerSet};
 
 /// How long one of several pools is driven before the next one.
 const TURN: Duration = Duration::from_millis(2);
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Microseconds that a waiting rank polls before it sleeps.
 const SPIN_US: u64 = 500;
 /// Marks a pickled exception as the one that ranks raise when another rank has left.
-const LEFT_ALONE: &[u8] = b"GroupError";
+const GROUP_ERROR: &[u8] = b"GroupError";
 
 /// A part of a gang: its ranks on one node.
 struct Part {
@@ -58,7 +58,7 @@ struct Running {
     failed_at: Option<Instant>,
     /// Whether the other ranks have been ended for it.
     ends: bool,
-    told: bool,
+    is_reported: bool,
 }
 
 #[derive(Default)]
@@ -86,7 +86,7 @@ impl State {
 }
 
 /// The leases of a gang, and the task that its ranks have.
-pub struct Gang {
+pub struct GangDriver {
     parts: Vec<Part>,
     /// Part and worker of each rank.
     ranks: Vec<(usize, WorkerIndex)>,
@@ -97,7 +97,7 @@ pub struct Gang {
     closed: AtomicBool,
 }
 
-impl Gang {
+impl GangDriver {
     /// Opens a channel to each rank.
     pub fn open(leases: Vec<Lease>, rendezvous: RendezvousAddress) -> Result<Self, Error> {
         let part = |lease: Lease| {
@@ -217,7 +217,7 @@ impl Gang {
     }
 
     /// Ends the other ranks [`GRACE`] after one has failed, and reports long executions as running.
-    fn mind(&self, crew: &Arc<Crew>) {
+    fn check_ranks(&self, worker_set: &Arc<WorkerSet>) {
         let mut state = self.state();
         let Some(running) = &mut state.running else { return };
         if !running.ends && running.failed_at.is_some_and(|at| at.elapsed() >= GRACE) {
@@ -225,11 +225,11 @@ impl Gang {
             self.end(running);
         }
         let is_sent = |(at, call): &Place| self.parts[*at].pool.is_sent(*call);
-        if !running.told && running.since.elapsed() >= LOOK && running.calls.keys().any(is_sent) {
-            running.told = true;
+        if !running.is_reported && running.since.elapsed() >= LOOK && running.calls.keys().any(is_sent) {
+            running.is_reported = true;
             let attempt = running.task.assigned.attempt;
             drop(state);
-            crew.shared.say(FromDispatcher::Running(vec![attempt]));
+            worker_set.shared.send(FromDispatcher::Running(vec![attempt]));
         }
     }
 
@@ -261,25 +261,25 @@ impl Gang {
     }
 
     /// Reports the outcome of a task.
-    fn conclude(self: &Arc<Self>, crew: &Arc<Crew>, running: Running) {
-        let lane: Arc<dyn Lane> = Arc::clone(self) as _;
+    fn conclude(self: &Arc<Self>, worker_set: &Arc<WorkerSet>, running: Running) {
+        let driver: Arc<dyn LeaseDriver> = Arc::clone(self) as _;
         let took_us = u64::try_from(running.since.elapsed().as_micros()).unwrap_or(u64::MAX);
         let begun = running.was_begun() || self.closed.load(Ordering::Relaxed);
         let task = running.task;
-        let outcome = of_all(running.ended);
+        let outcome = outcome_of_ranks(running.ended);
         let lost = outcome.as_ref().is_err_and(|error| is_over(error.code()));
         if lost && !begun && !self.is_retired() {
-            return crew.ended(&lane, Vec::new(), Vec::new(), vec![task]);
+            return worker_set.on_ended(&driver, Vec::new(), Vec::new(), vec![task]);
         }
-        let (mut one, output) = told(task.assigned.attempt, outcome, took_us);
+        let (mut one, output) = report_of(task.assigned.attempt, outcome, took_us);
         one.begun |= begun;
         if lost {
             // A gang without one of its parts is useless.
             self.retire();
         }
         match output {
-            Some(output) => crew.ended(&lane, Vec::new(), vec![(one, output)], Vec::new()),
-            None => crew.ended(&lane, vec![one], Vec::new(), Vec::new()),
+            Some(output) => worker_set.on_ended(&driver, Vec::new(), vec![(one, output)], Vec::new()),
+            None => worker_set.on_ended(&driver, vec![one], Vec::new(), Vec::new()),
         }
     }
 }
@@ -320,8 +320,8 @@ impl Running {
 
 /// Outcome of a task from those of its ranks in order of their ends: their results, or the failure that caused the
 /// others.
-fn of_all(mut ended: Vec<(usize, Outcome)>) -> Outcome {
-    let is_own = |outcome: &Outcome| outcome.as_ref().is_err_and(|error| !is_left_alone(error));
+fn outcome_of_ranks(mut ended: Vec<(usize, Outcome)>) -> Outcome {
+    let is_own = |outcome: &Outcome| outcome.as_ref().is_err_and(|error| !is_caused_by_another_rank(error));
     let first = ended.iter().position(|(_, outcome)| is_own(outcome));
     if let Some(at) = first.or_else(|| ended.iter().position(|(_, outcome)| outcome.is_err())) {
         return ended.swap_remove(at).1;
@@ -329,19 +329,19 @@ fn of_all(mut ended: Vec<(usize, Outcome)>) -> Outcome {
     ended.sort_by_key(|(rank, _)| *rank);
     let outputs: Vec<Output> = ended.into_iter().filter_map(|(_, outcome)| outcome.ok()).collect();
     let answers: Vec<&[u8]> = outputs.iter().map(Output::as_slice).collect();
-    Ok(Output::Small(together(&answers)))
+    Ok(Output::Small(join_results(&answers)))
 }
 
 /// Whether a rank failed because another had left.
-fn is_left_alone(error: &CallError) -> bool {
+fn is_caused_by_another_rank(error: &CallError) -> bool {
     error
         .payload
-        .windows(LEFT_ALONE.len())
-        .any(|window| window == LEFT_ALONE)
+        .windows(GROUP_ERROR.len())
+        .any(|window| window == GROUP_ERROR)
 }
 
 /// Joins the results of all ranks: a JSON list, if all of them are JSON.
-fn together(answers: &[&[u8]]) -> Vec<u8> {
+fn join_results(answers: &[&[u8]]) -> Vec<u8> {
     let text = |answer: &&[u8]| match answer.split_last() {
         Some((&JSON_ANSWER, text)) => Some(text.to_vec()),
         _ => None,
@@ -352,7 +352,7 @@ fn together(answers: &[&[u8]]) -> Vec<u8> {
     }
 }
 
-impl Lane for Gang {
+impl LeaseDriver for GangDriver {
     fn workers(&self) -> u16 {
         u16::try_from(self.ranks.len()).unwrap_or(u16::MAX)
     }
@@ -361,7 +361,7 @@ impl Lane for Gang {
         self.parts.iter().map(|part| part.lease.node()).collect()
     }
 
-    fn takes(&self, _: &Program) -> bool {
+    fn accepts(&self, _: &Program) -> bool {
         self.running() == 0
     }
 
@@ -389,7 +389,7 @@ impl Lane for Gang {
         let mut state = self.state();
         let (bytes, room) = match task.fetched.take() {
             Some(Fetched { bytes, room }) => (Some(bytes), Some(room)),
-            None => (at_hand(&task.assigned), None),
+            None => (inline_inputs(&task.assigned), None),
         };
         let unread = || Error::new(Code::Internal, "a task whose arguments were not read");
         let called = bytes
@@ -405,7 +405,7 @@ impl Lane for Gang {
                     ended: Vec::with_capacity(self.ranks.len()),
                     failed_at: None,
                     ends: false,
-                    told: false,
+                    is_reported: false,
                 };
                 for (rank, error) in failed {
                     running.on_outcome(rank, Err(error));
@@ -434,12 +434,12 @@ impl Lane for Gang {
         Vec::new()
     }
 
-    fn run(self: Arc<Self>, crew: &Arc<Crew>) {
-        let lane: Arc<dyn Lane> = Arc::clone(&self) as _;
+    fn run(self: Arc<Self>, worker_set: &Arc<WorkerSet>) {
+        let driver: Arc<dyn LeaseDriver> = Arc::clone(&self) as _;
         for (at, part) in self.parts.iter().enumerate() {
             if let Some(printed) = part.printed.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 let whose = move |gang: &Self, pieces| gang.printed_by(at, pieces);
-                heard::listen(Arc::downgrade(&self), printed, Arc::clone(&crew.shared), whose);
+                output::forward(Arc::downgrade(&self), printed, Arc::clone(&worker_set.shared), whose);
             }
         }
         let turn = || {
@@ -456,12 +456,12 @@ impl Lane for Gang {
             let done = self.done();
             let ended = done.is_some();
             if let Some(running) = done {
-                self.conclude(crew, running);
+                self.conclude(worker_set, running);
             }
             ended
         };
         let leases = || self.parts.iter().map(|part| &part.lease).collect();
-        keep(&lane, crew, leases, turn, || self.mind(crew));
+        drive_until_retired(&driver, worker_set, leases, turn, || self.check_ranks(worker_set));
     }
 }
 
@@ -491,7 +491,11 @@ mod tests {
 
     #[test]
     fn answers_stand_in_the_order_of_the_ranks_whichever_ended_first() {
-        let all = bytes(of_all(vec![(2, well(b"c")), (0, well(b"a")), (1, well(b"b"))]));
+        let all = bytes(outcome_of_ranks(vec![
+            (2, well(b"c")),
+            (0, well(b"a")),
+            (1, well(b"b")),
+        ]));
         assert_eq!(parts(&all).unwrap(), [b"a", b"b", b"c"]);
         assert_eq!(all.last(), Some(&ANSWERS_OF_RANKS));
     }
@@ -499,16 +503,16 @@ mod tests {
     #[test]
     fn answers_in_json_are_a_list_in_json() {
         let answer = |text: &str| well(&[text.as_bytes(), &[JSON_ANSWER]].concat());
-        let all = bytes(of_all(vec![(1, answer("{\"a\":2}")), (0, answer("1"))]));
+        let all = bytes(outcome_of_ranks(vec![(1, answer("{\"a\":2}")), (0, answer("1"))]));
         assert_eq!(all, [b"[1,{\"a\":2}]".as_slice(), &[JSON_ANSWER]].concat());
     }
 
     #[test]
     fn a_failure_of_a_ranks_own_is_the_cause_of_those_that_were_left_alone() {
         let alone = || raised(b"dayfly._errors GroupError");
-        let cause = of_all(vec![(0, alone()), (3, raised(b"mine")), (1, well(b"a")), (2, alone())]);
+        let cause = outcome_of_ranks(vec![(0, alone()), (3, raised(b"mine")), (1, well(b"a")), (2, alone())]);
         assert_eq!(cause.unwrap_err().payload, b"mine");
-        let cause = of_all(vec![(0, well(b"a")), (1, alone())]);
+        let cause = outcome_of_ranks(vec![(0, well(b"a")), (1, alone())]);
         assert_eq!(cause.unwrap_err().code(), Code::FunctionError);
     }
 }

@@ -45,22 +45,22 @@ impl Pattern {
         })
     }
 
-    fn sees(&self, name: &str) -> bool {
+    fn shows(&self, name: &str) -> bool {
         self.hidden || !name.starts_with('.')
     }
 
-    fn takes(&self, path: &str) -> bool {
-        path.split('/').all(|name| self.sees(name)) && self.glob.is_match(path)
+    fn matches(&self, path: &str) -> bool {
+        path.split('/').all(|name| self.shows(name)) && self.glob.is_match(path)
     }
 }
 
 /// A file, and its inode's last change. A rename changes the inode too, and keeps the modification time.
-pub struct Found {
+pub struct FoundFile {
     pub file: FileSeen,
     pub changed_ns: i128,
 }
 
-impl Found {
+impl FoundFile {
     fn of(path: String, metadata: &Metadata) -> Self {
         let nanoseconds = |seconds: i64, more: i64| i128::from(seconds) * 1_000_000_000 + i128::from(more);
         let modified_ns = nanoseconds(metadata.mtime(), metadata.mtime_nsec());
@@ -80,7 +80,7 @@ impl Found {
 /// Result of a listing.
 #[derive(Default)]
 pub struct Listing {
-    pub found: Vec<Found>,
+    pub found: Vec<FoundFile>,
     /// Why it is incomplete, if it is.
     pub trouble: Option<Failure>,
 }
@@ -88,7 +88,7 @@ pub struct Listing {
 impl Listing {
     /// Records that something below the place cannot be read. A file that vanished since its name was read is no
     /// trouble.
-    fn miss(&mut self, directory: &str, error: &io::Error) {
+    fn record_error(&mut self, directory: &str, error: &io::Error) {
         if self.trouble.is_none() && error.kind() != ErrorKind::NotFound {
             self.trouble = Some(failed(directory, error));
         }
@@ -115,7 +115,7 @@ pub fn is_bucket(place: &str) -> bool {
 }
 
 /// A place, and the pattern of its files.
-pub struct Sight {
+pub struct FileSource {
     pub root: String,
     /// The bucket, if the place is one.
     pub objects: Option<Objects>,
@@ -123,8 +123,8 @@ pub struct Sight {
     since_ns: i128,
 }
 
-impl Sight {
-    /// The sight of a watch that was received at `given`.
+impl FileSource {
+    /// The source of a watch that was received at `given`.
     pub fn of(watch: &Watch, given: SystemTime) -> Result<Self, Failure> {
         let place = &watch.place;
         let (objects, grain_ms) = if is_bucket(place) {
@@ -155,8 +155,8 @@ impl Sight {
         let listed = runtime.block_on(objects.listed("", MAX_ENTRIES))?;
         let found = listed
             .into_iter()
-            .filter(|one| self.pattern.takes(&one.name))
-            .map(|one| Found {
+            .filter(|one| self.pattern.matches(&one.name))
+            .map(|one| FoundFile {
                 changed_ns: i128::from(one.modified_at_ms) * 1_000_000,
                 file: FileSeen {
                     path: format!("{}/{}", self.root, one.name),
@@ -183,7 +183,7 @@ impl Sight {
                 Ok(read) => read,
                 Err(error) if directory.is_empty() => return Err(failed(root, &error)),
                 Err(error) => {
-                    listing.miss(&format!("{root}/{directory}"), &error);
+                    listing.record_error(&format!("{root}/{directory}"), &error);
                     continue;
                 }
             };
@@ -201,10 +201,10 @@ impl Sight {
                         io::Error::new(ErrorKind::InvalidData, text)
                     })?;
                     let (kind, path) = (entry.file_type()?, format!("{directory}{name}"));
-                    if kind.is_dir() && self.pattern.deep && self.pattern.sees(&name) {
+                    if kind.is_dir() && self.pattern.deep && self.pattern.shows(&name) {
                         directories.push(path + "/");
-                    } else if kind.is_file() && self.pattern.takes(&path) {
-                        let found = Found::of(format!("{root}/{path}"), &entry.metadata()?);
+                    } else if kind.is_file() && self.pattern.matches(&path) {
+                        let found = FoundFile::of(format!("{root}/{path}"), &entry.metadata()?);
                         if found.changed_ns >= self.since_ns {
                             listing.found.push(found);
                         }
@@ -212,7 +212,7 @@ impl Sight {
                     Ok(())
                 });
                 if let Err(error) = entered {
-                    listing.miss(&format!("{root}/{directory}"), &error);
+                    listing.record_error(&format!("{root}/{directory}"), &error);
                 }
             }
         }

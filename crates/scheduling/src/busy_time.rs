@@ -4,13 +4,13 @@ use std::time::Duration;
 
 /// Busy time of several workers that is not yet attributed to an execution.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Busy {
+pub struct BusyTime {
     /// Time of the last look, on any clock.
     until: Duration,
     left: Duration,
 }
 
-impl Busy {
+impl BusyTime {
     /// Returns the largest time that each of the executions that ended by `now` can have had a worker. `begun` is when
     /// the first of them was given to the workers. `outstanding` counts all executions that the workers had until now,
     /// including those that ended.
@@ -49,7 +49,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// Ends executions that were begun at these times, in order. Returns how long each had a worker.
-    fn end(busy: &mut Busy, now: u32, begun: &[u32], outstanding: usize, workers: usize) -> Vec<Duration> {
+    fn end(busy: &mut BusyTime, now: u32, begun: &[u32], outstanding: usize, workers: usize) -> Vec<Duration> {
         let first = begun.iter().min().copied().unwrap_or(0);
         let most = busy.share(now * MS, first * MS, outstanding, workers, begun.len());
         let mut left = outstanding;
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn two_that_ran_beside_each_other_had_a_worker_each_however_soon_after_each_other_they_end() {
-        let mut busy = Busy::default();
+        let mut busy = BusyTime::default();
         assert_eq!(end(&mut busy, 1100, &[1000], 2, 2), [100 * MS]);
         assert_eq!(end(&mut busy, 1101, &[1000], 1, 2), [101 * MS]);
         // Idle time between them belongs to no execution.
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn many_that_waited_for_each_other_share_what_the_workers_did() {
-        let mut busy = Busy::default();
+        let mut busy = BusyTime::default();
         let begun = [1000; 100];
         assert_eq!(end(&mut busy, 1050, &begun, 200, 2), [MS; 100]);
         assert_eq!(end(&mut busy, 1100, &begun, 100, 2), [MS; 100]);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_long_one_is_counted_when_it_ends_beside_short_ones() {
-        let mut busy = Busy::default();
+        let mut busy = BusyTime::default();
         let mut all = Duration::ZERO;
         for at in 1..=100 {
             all += end(&mut busy, 1000 + at, &[1000 + at - 1], 2, 2)

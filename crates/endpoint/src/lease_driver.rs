@@ -1,8 +1,8 @@
-//! Lanes: leased workers of a crew, their executions, and the thread that drives them. A lane has one lease
+//! Drivers: leased workers of a worker set, their executions, and the thread that drives them. A driver has one lease
 //! ([`single`]), or those of a gang ([`gang`]).
 
 pub mod gang;
-mod heard;
+mod output;
 pub mod single;
 
 use std::collections::HashSet;
@@ -17,9 +17,9 @@ use dayfly_protocol::dispatch::{Attempt, Ended, Program};
 use dayfly_protocol::ids::NodeId;
 use dayfly_protocol::tasks::{JSON_ANSWER, MAX_ANSWER_BYTES};
 
-use crate::crew::{Crew, Task};
+use crate::worker_set::{Task, WorkerSet};
 
-/// Longest sleep of a lane; also the delay until a long execution shows as running.
+/// Longest sleep of a driver; also the delay until a long execution shows as running.
 const LOOK: Duration = Duration::from_millis(50);
 /// Ended executions whose output may still arrive.
 const REMEMBERED: usize = 1024;
@@ -34,8 +34,8 @@ const GEOMETRY: Geometry = Geometry {
     bulk_bytes: 8 << 30,
 };
 
-/// Some workers of a crew. A retired lane gets no more tasks, and ends when it has none.
-pub trait Lane: Send + Sync {
+/// Some workers of a worker set. A retired driver gets no more tasks, and ends when it has none.
+pub trait LeaseDriver: Send + Sync {
     /// Number of workers.
     fn workers(&self) -> u16;
 
@@ -43,7 +43,7 @@ pub trait Lane: Send + Sync {
     fn nodes(&self) -> Vec<NodeId>;
 
     /// Whether to give it one more execution of this function.
-    fn takes(&self, program: &Program) -> bool;
+    fn accepts(&self, program: &Program) -> bool;
 
     /// Number of executions that it has.
     fn running(&self) -> usize;
@@ -66,8 +66,8 @@ pub trait Lane: Send + Sync {
     /// Ends those of these executions that no worker has, and returns them.
     fn withdraw(&self, wanted: &HashSet<Attempt>) -> Vec<Attempt>;
 
-    /// Drives the channels until the lane is retired and empty.
-    fn run(self: Arc<Self>, crew: &Arc<Crew>);
+    /// Drives the channels until the driver is retired and empty.
+    fn run(self: Arc<Self>, worker_set: &Arc<WorkerSet>);
 }
 
 /// Opens channels to all workers of a lease.
@@ -83,14 +83,14 @@ fn channels(lease: &Lease) -> Result<Pool, Error> {
     })
 }
 
-/// Takes turns until the lane is retired and empty, and renews its leases meanwhile. A turn returns whether an
-/// execution ended; after a turn without one, `mind` is called.
-fn keep<'a>(
-    lane: &Arc<dyn Lane>,
-    crew: &Crew,
+/// Takes turns until the driver is retired and empty, and renews its leases meanwhile. A turn returns whether an
+/// execution ended; after a turn without one, `on_idle` is called.
+fn drive_until_retired<'a>(
+    driver: &Arc<dyn LeaseDriver>,
+    worker_set: &WorkerSet,
     leases: impl Fn() -> Vec<&'a Lease>,
     turn: impl Fn() -> bool,
-    mind: impl Fn(),
+    on_idle: impl Fn(),
 ) {
     let mut idle_since = Instant::now();
     let mut renewed = Instant::now();
@@ -99,11 +99,11 @@ fn keep<'a>(
             idle_since = Instant::now();
             continue;
         }
-        if lane.running() > 0 {
+        if driver.running() > 0 {
             idle_since = Instant::now();
         }
-        mind();
-        if crew.lets_go(lane, idle_since.elapsed()) {
+        on_idle();
+        if worker_set.ends_driver(driver, idle_since.elapsed()) {
             return;
         }
         if renewed.elapsed() > RENEW_EVERY {
@@ -126,7 +126,7 @@ fn is_over(code: Code) -> bool {
 }
 
 /// The report about an execution, and its result if that is long.
-fn told(attempt: Attempt, outcome: Outcome, took_us: u64) -> (Ended, Option<Output>) {
+fn report_of(attempt: Attempt, outcome: Outcome, took_us: u64) -> (Ended, Option<Output>) {
     let ended = Ended {
         begun: true,
         took_us,

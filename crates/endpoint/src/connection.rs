@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_to_be_kept_is_said_again_on_the_next_connection() {
+    fn unconfirmed_outcomes_are_repeated_on_next_connection() {
         let mut delivery = DeliveryState::default();
         delivery.record_received(&ToDispatcher::Tasks(vec![assigned(1), assigned(2), assigned(3)]));
         let ended = [2, 3].map(|task| Ended::unexecuted(attempt(task), None));

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn each_has_its_part_where_one_with_less_finds_no_room() {
+    fn contention_limits_each_to_an_equal_share() {
         let (fair_share, [mut a, _, mut c]) = three();
         let now = Some(Instant::now());
         // A worker set with its full share does not limit the others.
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn all_make_room_for_one_that_has_had_nothing_for_a_while_and_for_one_at_a_time() {
+    fn starved_worker_sets_get_room_in_turn() {
         let (fair_share, [mut a, mut b, _]) = three();
         fair_share.record_wait(&'a', &mut a, long_ago(), 1, TOTAL);
         assert_eq!(fair_share.share(&'c', TOTAL), 2);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_gives_nothing_up() {
+    fn single_worker_set_keeps_everything() {
         let fair_share = FairShare::default();
         let mut share_state = ShareState::default();
         fair_share.set_active(&mut share_state, true);

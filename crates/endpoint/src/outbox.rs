@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_is_found_once_more_until_it_is_taken() {
+    fn outcomes_are_returned_until_they_are_cleared() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("outbox");
         let (mut outbox, left) = Outbox::open(path.clone());
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_damaged_ends_it() {
+    fn truncated_or_damaged_outcome_ends_reading() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("outbox");
         let (mut outbox, _) = Outbox::open(path.clone());

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_without_a_slash_means_the_top_and_one_without_a_dot_means_what_is_not_hidden() {
+    fn patterns_select_depth_and_hidden_files() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         for below in ["deep/deeper", ".git", "name.tif"] {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_counts_from_when_it_came_however_long_ago_it_was_written() {
+    fn file_age_counts_from_its_arrival() {
         let directory = tempfile::tempdir().unwrap();
         let old = File::create(directory.path().join(".old")).unwrap();
         old.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1))
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_grows_is_told_when_it_is_at_rest_and_again_when_it_grew_again() {
+    fn growing_file_is_reported_each_time_it_settles() {
         let directory = tempfile::tempdir().unwrap();
         let mut watched = at(directory.path(), "*");
         let mut file = File::create(directory.path().join("a")).unwrap();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_is_told_once_and_so_is_its_end() {
+    fn trouble_and_its_end_are_reported_once() {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("in");
         let mut watched = at(&place, "*");
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_cannot_be_told_is_trouble_and_keeps_no_other_file_from_being_told() {
+    fn invalid_file_name_hides_no_other_file() {
         use std::os::unix::ffi::OsStrExt;
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("a"), "").unwrap();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_none_and_a_pattern_that_is_none_are_trouble() {
+    fn invalid_place_or_pattern_is_refused() {
         for (place, pattern) in [
             ("data/in", "*"),
             ("file:///data", "*"),
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_told_by_its_place_in_the_bucket() {
+    fn object_is_reported_by_its_path_in_bucket() {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("deep")).unwrap();
         for file in ["a.tif", "b.txt", "deep/c.tif"] {
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watcher_tells_until_it_is_dropped_and_everything_anew_when_it_is_told_anew_what_to_watch() {
+    fn new_watches_report_all_files_again() {
         let directory = tempfile::tempdir().unwrap();
         let (said, hears) = std::sync::mpsc::channel();
         let mut watcher = Watcher::new(move |message| said.send(message).unwrap());

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_nobody_uses_comes_back_at_its_start_by_time() {
+    fn unused_grant_ends_at_its_start_by_time() {
         let mut lease = Lease::grant(TERMS, 10).unwrap();
         assert_eq!(lease.next_at(), Some(310));
         assert_eq!(lease.tick(309, false), None);

@@ -218,7 +218,7 @@ mod tests {
         "error: Failed to fetch: `http://127.0.0.1:9/simple/six/`\n  Caused by: error sending request for url";
 
     #[test]
-    fn running_build_tells_since_when_and_the_last_line_of_uv() {
+    fn running_build_reports_its_duration_and_last_line() {
         let builds = Builds::new(Duration::from_secs(60));
         builds.queue(HASH).unwrap();
         assert!(builds.told(Some(HASH)).message.contains("queued"));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn unreachable_index_is_tried_again_later_and_not_at_once() {
+    fn unreachable_index_is_retried_after_a_pause() {
         let builds = Builds::new(Duration::from_secs(60));
         builds.queue(HASH).unwrap();
         let failure = builds.fail(HASH, UNREACHABLE);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn build_fails_for_good_after_its_limit_or_by_what_does_not_pass() {
+    fn build_fails_permanently_after_limit_or_permanent_error() {
         let builds = Builds::new(Duration::ZERO);
         builds.queue(HASH).unwrap();
         assert_eq!(builds.fail(HASH, UNREACHABLE).code, Code::EnvironmentFailed);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn long_words_are_cut_at_their_beginning() {
+    fn long_error_is_cut_at_its_beginning() {
         let told = bounded(&format!("{}\nthe end", "x".repeat(5_000)));
         assert!(told.starts_with("...") && told.ends_with("; the end") && told.len() <= MAX_TOLD_CHARS + 3);
     }

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_socket_lies_where_a_sandbox_sees_it_and_its_code() {
+    fn socket_is_directly_in_the_code_directory() {
         let name = SOCKET.strip_prefix(CODE_DIR).and_then(|name| name.strip_prefix('/'));
         assert!(name.is_some_and(|name| !name.contains('/')), "{SOCKET}");
     }

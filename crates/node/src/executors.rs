@@ -616,7 +616,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_of_a_worker_are_its_last_calls_though_the_next_one_has_begun() {
+    fn late_output_of_dead_worker_keeps_its_call() {
         let length = meters_length(1);
         let file = sealed_memory("meters", length as u64).unwrap();
         let meter = Meter::new(Arc::new(Mapping::of(&file, length).unwrap()), 0);
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_prints_too_much_is_cut_off_for_the_rest_of_the_second_and_the_log_says_so() {
+    fn logged_output_is_limited_per_second() {
         let mut budget = Budget::default();
         let start = Instant::now();
         assert_eq!(budget.spend(start, 4096), (4096, 0));

@@ -39,7 +39,7 @@ fn unpacked(dir: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_lease_gets_what_the_owner_named_the_first_of_it_or_an_error_that_names_both() {
+async fn lease_gets_only_permitted_images() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
     for name in ["one", "two"] {
@@ -78,7 +78,7 @@ async fn a_lease_gets_what_the_owner_named_the_first_of_it_or_an_error_that_name
 }
 
 #[tokio::test]
-async fn an_image_that_changes_is_another_one_and_the_old_one_goes_with_its_last_lease() {
+async fn changed_image_replaces_old_one_after_last_lease() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
     let Some(packed) = pack(&root, "first") else { return };
@@ -118,7 +118,7 @@ async fn an_image_that_changes_is_another_one_and_the_old_one_goes_with_its_last
 }
 
 #[tokio::test]
-async fn the_next_life_of_a_node_uses_what_is_whole_and_removes_the_rest() {
+async fn restarted_node_reuses_complete_images_and_removes_others() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
     let Some(packed) = pack(&root, "first") else { return };

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_lease_stays_released_after_a_restart_and_an_open_one_is_lost() {
+    fn restart_keeps_released_leases_and_loses_open_ones() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let (released, open) = (LeaseId([1; 16]), LeaseId([2; 16]));
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_sent_under_the_same_number_until_it_is_booked() {
+    fn usage_entry_keeps_its_number_until_booked() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let lease = LeaseId([1; 16]);
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_cut_short_anywhere_is_read_as_far_as_it_is_whole() {
+    fn truncated_journal_is_read_to_last_complete_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let journal = Journal::open(&path, NOW).unwrap();
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_refuses_a_lease_and_forgets_nothing() {
+    fn full_disk_refuses_lease_and_loses_no_record() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let journal = Journal::open(&path, NOW).unwrap();

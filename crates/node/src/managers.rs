@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn each_manager_has_its_turn_and_the_list_outlives_the_node() {
+    fn managers_are_tried_in_turn_and_list_persists() {
         let directory = tempfile::tempdir().unwrap();
         let mut managers = Managers::of(&link("a"), directory.path());
         assert!(managers.next(), "one alone is always the last");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_printed_is_read_in_order_from_anywhere() {
+    fn output_is_read_in_order_from_any_offset() {
         let printed = Printed::default();
         printed.add(Stream::Out, None, b"one ");
         printed.add(Stream::Out, None, b"two ");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_much_the_last_is_kept_and_the_numbers_tell_what_is_missing() {
+    fn excess_output_is_dropped_from_its_beginning() {
         let printed = Printed::default();
         for _ in 0..KEPT_BYTES / 1000 + 100 {
             printed.add(Stream::Out, None, &[b'x'; 1000]);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_executor_printed_comes_before_what_the_next_one_does() {
+    fn output_of_next_executor_follows_earlier_output() {
         let (first, second) = (Printed::default(), Printed::default());
         first.add(Stream::Out, None, b"before ");
         second.add(Stream::Out, None, b"after");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_woken_by_what_is_printed() {
+    async fn waiting_reader_is_woken_by_new_output() {
         let printed = std::sync::Arc::new(Printed::default());
         printed.add(Stream::Out, None, b"old");
         let waiting = tokio::spawn({

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_gets_the_level_that_it_names_or_the_first_of_the_nodes() {
+    fn isolation_level_is_the_requested_or_first_permitted() {
         let isolated_first = options(&[Sandbox::Isolated, Sandbox::Process]);
         assert!(
             kind(&request(None), &isolated_first, None, None)
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_shown_only_beneath_what_the_owner_named_wherever_links_lead() {
+    fn files_outside_permitted_directories_are_refused_despite_links() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let (open, closed) = (root.join("open"), root.join("closed"));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_of_an_interpreter_that_holds_the_nodes_state_is_not_shown() {
+    fn interpreter_prefix_with_node_state_is_not_shown() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let language = Language::Python {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_network_is_shared_only_where_the_owner_says_so() {
+    fn host_network_is_shared_only_if_permitted() {
         let asking = LeaseRequest {
             network: true,
             ..request(None)
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_means_a_container_and_is_for_nothing_else() {
+    fn image_is_accepted_only_for_containers() {
         let container = || {
             Some(Container {
                 image: Arc::new(Image {
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_brings_its_own_python_and_imports_what_the_lease_shows() {
+    fn container_uses_its_own_python_and_shown_paths() {
         let python = |version: &str, files| LeaseRequest {
             runtime: Runtime::Python {
                 version: version.into(),

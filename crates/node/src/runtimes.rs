@@ -97,7 +97,7 @@ pub fn package_version(python: &Path) -> Result<String, ToolError> {
 
 /// Returns an error if no interpreter that such nodes would start can read the runtime's pickles: neither the client's
 /// own, if workers may see it, nor one of theirs. Interpreters that are not on this machine are not checked.
-pub fn suits(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> bool) -> Result<(), Failure> {
+pub fn check_version(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> bool) -> Result<(), Failure> {
     let Runtime::Python {
         version,
         executable,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn another_minor_version_of_python_is_refused_and_both_are_named() {
+    fn other_minor_python_version_is_refused() {
         let failure = check(&python("3.12.1"), "python 3.11.7 cloudpickle 3.1.1").unwrap_err();
         assert_eq!(failure.code, Code::PythonMismatch);
         assert!(failure.message.contains("3.12.1") && failure.message.contains("3.11.7"));
@@ -211,35 +211,38 @@ mod tests {
     }
 
     #[test]
-    fn another_major_version_of_cloudpickle_is_refused() {
+    fn other_major_cloudpickle_version_is_refused() {
         let failure = check(&python("3.11.2"), "python 3.11.7 cloudpickle 2.0.0").unwrap_err();
         assert!(failure.message.contains("3.1.0") && failure.message.contains("2.0.0"));
     }
 
     #[test]
-    fn what_no_interpreter_of_a_site_reads_is_refused_before_it_goes_there() {
+    fn python_version_without_interpreter_at_site_is_refused() {
         let own = |_: &Path| true;
         let site = [PathBuf::from("python3")];
         let there = version_of(&site[0], &AtomicBool::new(false)).unwrap();
-        assert_eq!(suits(&python(&format!("{there}.1")), &site, own), Ok(()));
-        let failure = suits(&python("3.7.1"), &site, own).unwrap_err();
+        assert_eq!(check_version(&python(&format!("{there}.1")), &site, own), Ok(()));
+        let failure = check_version(&python("3.7.1"), &site, own).unwrap_err();
         assert_eq!(failure.code, Code::PythonMismatch);
         assert!(failure.message.contains("3.7.1") && failure.message.contains(&there));
         // Interpreters elsewhere are not checked.
-        assert_eq!(suits(&python("3.7.1"), &["/nowhere/python".into()], own), Ok(()));
-        assert_eq!(suits(&python("3.7.1"), &[], own), Ok(()));
-        assert_eq!(suits(&Runtime::any_python(), &site, own), Ok(()));
+        assert_eq!(
+            check_version(&python("3.7.1"), &["/nowhere/python".into()], own),
+            Ok(())
+        );
+        assert_eq!(check_version(&python("3.7.1"), &[], own), Ok(()));
+        assert_eq!(check_version(&Runtime::any_python(), &site, own), Ok(()));
         // A client's own interpreter is used where that is permitted.
         let mut theirs = python("3.7.1");
         if let Runtime::Python { executable, .. } = &mut theirs {
             *executable = Some("/bin/sh".into());
         }
-        assert_eq!(suits(&theirs, &site, own), Ok(()));
-        assert!(suits(&theirs, &site, |_| false).is_err());
+        assert_eq!(check_version(&theirs, &site, own), Ok(()));
+        assert!(check_version(&theirs, &site, |_| false).is_err());
     }
 
     #[test]
-    fn an_environments_python_is_its_own_or_that_of_its_function() {
+    fn environment_python_defaults_to_the_functions_version() {
         let of = |python: &str| Environment {
             python: python.into(),
             requirements: Vec::new(),
@@ -250,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_python_says_how_to_get_one() {
+    fn missing_python_error_names_the_option() {
         let failure = language(&python("3.11.2"), &[], |_| true).unwrap_err();
         assert_eq!(failure.code, Code::PythonMismatch);
         assert!(failure.message.contains("--python"));
     }
 
     #[test]
-    fn the_interpreter_named_after_the_wanted_version_is_chosen() {
+    fn interpreter_named_after_wanted_version_is_chosen() {
         let pythons = ["/usr/bin/python3.11".into(), "/usr/bin/python3.12".into()];
         let Ok(Language::Python { executable, .. }) = language(&python("3.12.4"), &pythons, |_| true) else {
             panic!("a Python was due");

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_of_the_host_is_shown_to_its_owner_alone() {
+    fn whole_host_is_shown_only_to_its_owner() {
         let mut options = options(&Sandbox::ALL, Trust::Owners(vec![OWNER]));
         options.shows_owner_all = true;
         let rights = |tenant| Rights::of(&options, tenant, &Origin::Manager(1));

@@ -64,7 +64,7 @@ async fn a_life() {
 }
 
 #[test]
-fn nothing_is_left_after_shutdown() {
+fn shutdown_leaves_nothing_behind() {
     executor();
     library();
     let runtime = || {

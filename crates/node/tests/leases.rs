@@ -12,7 +12,7 @@ use dayfly_protocol::hello::transport;
 use dayfly_protocol::node_api::{Request, Response};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_clients_that_race_for_the_last_core_exactly_one_gets_it() {
+async fn last_core_is_leased_to_exactly_one_client() {
     let site = Site::start().await;
     let hot = || site.lease(|request| request.mode = Mode::Hot);
     let (a, b) = tokio::join!(hot(), hot());
@@ -30,7 +30,7 @@ async fn of_two_clients_that_race_for_the_last_core_exactly_one_gets_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_released_lease_leaves_no_process_and_its_token_opens_nothing_even_after_a_restart() {
+async fn released_lease_token_is_refused_after_restart() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let channel = site.channel(&grant, 0).await.unwrap();
@@ -55,7 +55,7 @@ async fn a_released_lease_leaves_no_process_and_its_token_opens_nothing_even_aft
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_whose_last_channel_closed_is_released_after_its_idle_time() {
+async fn idle_lease_is_released_after_its_idle_time() {
     let site = Site::start().await;
     let grant = site.lease(|request| request.idle_release_ms = 50).await.unwrap();
     let channel = site.channel(&grant, 0).await.unwrap();
@@ -67,7 +67,7 @@ async fn a_lease_whose_last_channel_closed_is_released_after_its_idle_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_nobody_uses_comes_back_at_its_start_by_time() {
+async fn unused_grant_ends_at_its_start_by_time() {
     let site = Site::with(|options| options.start_by = Duration::from_millis(50)).await;
     let grant = site.lease(|request| request.mode = Mode::Hot).await.unwrap();
     until("the return", || site.handle.status().leases.is_empty()).await;
@@ -77,7 +77,7 @@ async fn a_grant_that_nobody_uses_comes_back_at_its_start_by_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewed_lease_lives_on_with_a_fresh_token() {
+async fn renewed_lease_continues_with_new_token() {
     let site = Site::start().await;
     let grant = site.lease(|request| request.duration_ms = 2_000).await.unwrap();
     let _channel = site.channel(&grant, 0).await.unwrap();
@@ -93,7 +93,7 @@ async fn a_renewed_lease_lives_on_with_a_fresh_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_executor_refuses_the_lease_and_gives_everything_back() {
+async fn missing_executor_refuses_lease_and_frees_resources() {
     let site = Site::with(|options| options.executor = Some("/nonexistent/executor".into())).await;
     let failure = site.lease(|_| {}).await.unwrap_err();
     assert_eq!(failure.code, Code::ExecutorFailed);
@@ -119,7 +119,7 @@ fn interpreter(site: &Site, script: &str) -> Runtime {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_python_without_dayfly_is_refused_in_its_own_words() {
+async fn python_without_dayfly_is_refused_with_its_message() {
     let site = Site::start().await;
     let runtime = interpreter(&site, "echo \"No module named dayfly\" >&2; exit 1");
     let failure = site.lease(|request| request.runtime = runtime).await.unwrap_err();
@@ -130,7 +130,7 @@ async fn a_python_without_dayfly_is_refused_in_its_own_words() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn revoking_ends_a_lease_under_its_client() {
+async fn revoked_lease_ends_for_its_client() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let mut channel = site.channel(&grant, 0).await.unwrap();

@@ -107,7 +107,7 @@ impl Control {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_of_the_managers_is_used_metered_and_ended_through_it() {
+async fn managed_lease_is_used_metered_and_ended() {
     let mut control = Control::start().await;
     let site = control.site().await;
     let grant = control.lease(request(&site.holder)).await;
@@ -140,7 +140,7 @@ async fn a_lease_of_the_managers_is_used_metered_and_ended_through_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_run_on_without_their_manager_and_what_they_used_is_booked_when_it_is_back() {
+async fn usage_without_manager_is_booked_after_reconnect() {
     let mut control = Control::start().await;
     let site = control.site().await;
     let (kept, released) = (
@@ -173,7 +173,7 @@ async fn leases_run_on_without_their_manager_and_what_they_used_is_booked_when_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_is_stopped_says_how_its_leases_ended_and_what_they_used_before_it_leaves() {
+async fn stopped_node_reports_lease_ends_and_usage() {
     let mut control = Control::start().await;
     let site = control.site().await;
     let grant = control.lease(request(&site.holder)).await;

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_blocks_as_tasks_can_use_between_bounds() {
+    fn block_count_follows_demand_within_bounds() {
         assert_eq!(plan(TERMS, &[], demand(0), 0), Plan::default());
         assert_eq!(plan(TERMS, &[], demand(1), 0).submit, 1);
         assert_eq!(plan(TERMS, &[BUSY], demand(25), 0).submit, 2);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_go_when_they_have_been_idle_for_a_while_and_those_that_wait_before_them() {
+    fn idle_blocks_are_cancelled_after_pending_ones() {
         assert_eq!(plan(TERMS, &[idle(500)], demand(0), 1_000).cancel, [0; 0]);
         assert_eq!(plan(TERMS, &[idle(0), BUSY], demand(1), 1_000).cancel, [0]);
         assert_eq!(
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_ends_before_the_longest_task_could_is_no_use_to_it() {
+    fn block_that_ends_too_early_is_not_counted() {
         let ending = Block::Running {
             workers: TERMS.workers,
             idle_since_ms: None,
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_lost_nodes_counts_for_what_is_left_of_it_and_makes_room_for_a_whole_one() {
+    fn block_with_lost_nodes_is_counted_and_replaced() {
         let broken = |idle_since_ms| Block::Running {
             workers: 5,
             idle_since_ms,
@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_plan_goes_beyond_its_bounds_or_ends_what_is_at_work(
+        fn plan_keeps_bounds_and_cancels_no_busy_block(
             blocks in proptest::collection::vec(block(), 0..8),
             workers in 0..200u64,
             longest_ms in 0..5_000u64,

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_ran_beside_each_other_had_a_worker_each_however_soon_after_each_other_they_end() {
+    fn parallel_executions_each_have_their_whole_time() {
         let mut busy = BusyTime::default();
         assert_eq!(end(&mut busy, 1100, &[1000], 2, 2), [100 * MS]);
         assert_eq!(end(&mut busy, 1101, &[1000], 1, 2), [101 * MS]);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn many_that_waited_for_each_other_share_what_the_workers_did() {
+    fn queued_executions_share_the_busy_time() {
         let mut busy = BusyTime::default();
         let begun = [1000; 100];
         assert_eq!(end(&mut busy, 1050, &begun, 200, 2), [MS; 100]);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_one_is_counted_when_it_ends_beside_short_ones() {
+    fn long_execution_beside_short_ones_is_counted() {
         let mut busy = BusyTime::default();
         let mut all = Duration::ZERO;
         for at in 1..=100 {

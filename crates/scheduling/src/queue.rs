@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_higher_priority_goes_first_and_among_equals_the_earlier() {
+    fn tasks_are_ordered_by_priority_then_age() {
         let mut queue = Queue::default();
         for (priority, task) in [(0, "a"), (5, "b"), (0, "c"), (5, "d"), (-3, "e")] {
             queue.push(tenant(1), priority, task);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_is_held_up_holds_up_nobody_else_and_goes_on_where_it_was() {
+    fn excluded_tenant_delays_no_other_tenant() {
         let mut queue = Queue::default();
         for (who, task) in [(1, "a"), (2, "b"), (1, "c")] {
             queue.push(tenant(who), 0, task);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_could_not_be_sent_is_the_next_of_its_equals() {
+    fn returned_task_is_next_of_its_priority() {
         let mut queue = Queue::default();
         queue.push(tenant(1), 0, 1);
         queue.push(tenant(1), 0, 2);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_later_does_not_wait_behind_a_million_of_somebody_else() {
+    fn new_tenant_does_not_wait_behind_a_backlog() {
         let mut queue = Queue::default();
         for n in 0..1_000_000 {
             queue.push(tenant(1), 100, n);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_earns_no_claim() {
+    fn paused_tenant_gets_no_credit() {
         let mut queue = Queue::default();
         for n in 0..1_000 {
             queue.push(tenant(1), 0, (1, n));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_time_and_not_of_tasks() {
+    fn tenants_share_time_and_not_tasks() {
         let mut queue = Queue::default();
         for n in 0..10_000 {
             queue.push(tenant(1), 0, (1, n));
@@ -235,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_that_was_pushed_is_popped_once(
+        fn each_pushed_task_is_popped_once(
             tasks in prop::collection::vec((0u8..4, any::<i8>(), any::<bool>()), 0..300)
         ) {
             let mut queue = Queue::default();

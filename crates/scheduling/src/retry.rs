@@ -112,7 +112,7 @@ mod tests {
     };
 
     #[test]
-    fn what_was_not_begun_goes_back_and_what_may_have_been_does_not() {
+    fn only_unbegun_task_is_requeued() {
         assert_eq!(decide(STATE, Some(Code::NotExecuted), false), REQUEUED);
         assert_eq!(
             decide(STATE, Some(Code::MaybeExecuted), true),
@@ -121,13 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn a_task_whose_answer_is_more_than_its_owner_may_keep_is_not_executed_again() {
+    fn result_over_quota_is_not_retried() {
         assert_eq!(decide(STATE, Some(Code::QuotaExceeded), true), Decision::Keep);
         assert_eq!(decide(STATE, Some(Code::QuotaExceeded), false), REQUEUED);
     }
 
     #[test]
-    fn what_cannot_be_prepared_for_a_task_ends_it_unless_it_may_be_tried_again() {
+    fn failed_preparation_ends_task_without_retries() {
         for code in [Code::EnvironmentFailed, Code::NotFound, Code::PythonMismatch] {
             assert_eq!(decide(STATE, Some(code), false), Decision::Keep);
         }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeatable_task_that_kills_its_workers_ends_at_last() {
+    fn repeatable_task_ends_after_max_faults() {
         let mut state = RetryState {
             is_repeatable: true,
             ..STATE
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_fails_is_called_again_as_often_as_its_owner_said() {
+    fn failed_function_is_retried_while_retries_remain() {
         let state = RetryState {
             retries_left: 1,
             ..STATE
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rest_is_twice_the_last_one_up_to_an_hour() {
+    fn retry_wait_doubles_up_to_its_bound() {
         assert_eq!(next_wait(250), 500);
         assert_eq!(next_wait(MAX_RETRY_WAIT_MS - 1), MAX_RETRY_WAIT_MS);
         assert_eq!(next_wait(u32::MAX), MAX_RETRY_WAIT_MS);
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_may_have_been_executed_is_executed_again_unless_its_owner_allows_it(
+        fn unrepeatable_begun_task_is_never_requeued(
             code in 0..Code::ALL.len(), is_cancelled: bool, is_late: bool, faults in 0u16..10
         ) {
             let state = RetryState { is_cancelled, is_late, faults, ..STATE };

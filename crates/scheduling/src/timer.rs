@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_comes_at_its_zones_times() {
+    fn timer_follows_its_time_zone() {
         let workdays = timer("30 6 * * 1-5", "Europe/Berlin");
         // A Friday in winter, then Monday.
         let friday = ms("2026-01-09T05:30:00Z");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_that_is_left_out_or_comes_twice_makes_a_day_have_one_time() {
+    fn clock_changes_keep_one_time_per_day() {
         let nightly = timer("30 2 * * *", "Europe/Berlin");
         for (from, to) in [
             ("2026-03-28T12:00:00Z", "2026-03-30T12:00:00Z"),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_passed_are_one_that_is_due_and_some_that_were_missed() {
+    fn passed_times_are_one_due_and_rest_missed() {
         let hourly = timer("0 * * * *", "UTC");
         let since = ms("2026-01-01T10:00:00Z");
         let (none, one) = (ms("2026-01-01T10:59:59Z"), ms("2026-01-01T11:00:00Z"));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_timer_is_refused_with_a_word_on_what_is() {
+    fn invalid_timer_is_refused_with_an_example() {
         for (cron, zone, word) in [
             ("every day", "UTC", "cron syntax"),
             ("61 * * * *", "UTC", "cron syntax"),
@@ -172,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_given_is_read_or_refused_and_its_times_are_in_order(
+        fn any_timer_is_refused_or_has_ordered_times(
             cron in "[0-9*/,LW#?A-Z@ -]{0,24}", since in 0_u64..5_000_000_000_000, length in 0_u64..100_000_000_000,
         ) {
             let Ok(timer) = Timer::parse(&cron, "America/New_York", since) else { return Ok(()) };

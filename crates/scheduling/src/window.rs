@@ -83,14 +83,14 @@ mod tests {
     }
 
     #[test]
-    fn short_tasks_are_sent_far_ahead_and_long_ones_are_not() {
+    fn window_is_large_for_short_tasks_only() {
         assert_eq!(window_after(10).tasks(1), 1_025);
         assert_eq!(window_after(20_000_000).tasks(4), 8);
         assert!((100..300).contains(&window_after(100).tasks(1)));
     }
 
     #[test]
-    fn what_may_take_long_waits_for_a_free_worker() {
+    fn long_execution_waits_for_a_free_worker() {
         let (mut short, mut long) = (Cost::default(), Cost::default());
         assert!(accepts_more(2, 1, 0, &Cost::default()));
         assert!(!accepts_more(2, 2, 0, &Cost::default()));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_a_first_task_before_the_first_worker() {
+    fn window_admits_a_task_without_workers() {
         assert!(Window::default().tasks(0) > 0);
     }
 }

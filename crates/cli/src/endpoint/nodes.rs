@@ -52,7 +52,7 @@ pub fn suits(config: &Config) -> RuntimeCheck {
     let pythons: Vec<PathBuf> = known.map(PathBuf::from).collect();
     // Tasks of the owner may access all files.
     let sees_all = !config.is_shared();
-    Box::new(move |runtime| runtimes::suits(runtime, &pythons, |_| sees_all))
+    Box::new(move |runtime| runtimes::check_version(runtime, &pythons, |_| sees_all))
 }
 
 /// Returns the interval of queries to the provider.

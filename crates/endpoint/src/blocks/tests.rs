@@ -123,7 +123,7 @@ fn manager(shared: &Shared, directory: &Path, walltime: Duration) -> BlockManage
 }
 
 #[test]
-fn what_the_batch_system_says_is_told_until_it_is_over() {
+fn trouble_is_reported_until_it_is_over() {
     let (shared, directory) = (Shared::default(), tempfile::tempdir().expect("a directory"));
     let mut manager = manager(&shared, directory.path(), Duration::ZERO);
     shared.fake().workers = 1;
@@ -152,7 +152,7 @@ fn what_the_batch_system_says_is_told_until_it_is_over() {
 }
 
 #[test]
-fn blocks_are_found_again_and_go_when_they_idle() {
+fn recorded_blocks_continue_and_idle_ones_are_cancelled() {
     let (shared, directory) = (Shared::default(), tempfile::tempdir().expect("a directory"));
     shared.fake().workers = 8;
     manager(&shared, directory.path(), Duration::ZERO).update();
@@ -173,7 +173,7 @@ fn blocks_are_found_again_and_go_when_they_idle() {
 }
 
 #[test]
-fn a_block_ends_when_its_time_is_over_and_another_takes_its_place() {
+fn expired_block_is_cancelled_and_replaced() {
     let (shared, directory) = (Shared::default(), tempfile::tempdir().expect("a directory"));
     let mut manager = manager(&shared, directory.path(), Duration::from_millis(1));
     shared.fake().workers = 1;
@@ -190,7 +190,7 @@ fn a_block_ends_when_its_time_is_over_and_another_takes_its_place() {
 }
 
 #[test]
-fn a_job_that_comes_to_nothing_is_not_submitted_again_and_again() {
+fn failed_job_is_not_resubmitted_at_once() {
     let (shared, directory) = (Shared::default(), tempfile::tempdir().expect("a directory"));
     let mut manager = manager(&shared, directory.path(), Duration::ZERO);
     shared.fake().workers = 1;

@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_stand_in_the_order_of_the_ranks_whichever_ended_first() {
+    fn results_are_in_rank_order() {
         let all = bytes(outcome_of_ranks(vec![
             (2, well(b"c")),
             (0, well(b"a")),
@@ -501,14 +501,14 @@ mod tests {
     }
 
     #[test]
-    fn answers_in_json_are_a_list_in_json() {
+    fn json_results_become_one_json_list() {
         let answer = |text: &str| well(&[text.as_bytes(), &[JSON_ANSWER]].concat());
         let all = bytes(outcome_of_ranks(vec![(1, answer("{\"a\":2}")), (0, answer("1"))]));
         assert_eq!(all, [b"[1,{\"a\":2}]".as_slice(), &[JSON_ANSWER]].concat());
     }
 
     #[test]
-    fn a_failure_of_a_ranks_own_is_the_cause_of_those_that_were_left_alone() {
+    fn own_failure_of_a_rank_is_the_cause() {
         let alone = || raised(b"dayfly._errors GroupError");
         let cause = outcome_of_ranks(vec![(0, alone()), (3, raised(b"mine")), (1, well(b"a")), (2, alone())]);
         assert_eq!(cause.unwrap_err().payload, b"mine");

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_runs_once_for_each_node_and_ends_when_told() {
+    fn job_runs_once_per_node_until_cancelled() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut first = Local::new(directory.path().into());
         let name = first
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_another_process_has_now_is_no_job() {
+    fn reused_process_id_is_not_a_job() {
         let mut provider = Local::new(std::env::temp_dir());
         let other = format!("{}@1", std::process::id());
         let state = provider

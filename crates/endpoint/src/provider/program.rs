@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_come_in_the_batch_systems_own_words() {
+    fn refusal_keeps_the_batch_systems_message() {
         let mut program = saying(&[
             r#"{"ready":"x","parsl":"1"}"#,
             r#"{"refused":"sbatch: no such partition"}"#,
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_ends_or_speaks_nonsense_is_started_again() {
+    fn program_is_restarted_after_end_or_invalid_response() {
         let mut program = saying(&[r#"{"ready":"x"}"#, "no JSON"]);
         for _ in 0..2 {
             let Err(ProviderError::Unreachable(words)) = program.status(&[]) else {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_told_by_job() {
+    fn states_are_reported_by_job() {
         let states = r#"{"jobs":{"1":{"state":"pending","words":"Resources"},"2":{"state":"ended"}}}"#;
         let mut program = saying(&[r#"{"ready":"x"}"#, states]);
         let told = program.status(&["1".into(), "2".into()]).expect("states");

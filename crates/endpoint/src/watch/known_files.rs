@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_told_once_two_looks_saw_the_same_of_it_and_an_object_at_once() {
+    fn file_is_reported_after_two_equal_listings() {
         let (mut files, mut objects, now) = (KnownFiles::default(), KnownFiles::default(), Instant::now());
         assert_eq!(keys(&objects.update(vec![found("a", "1", 0)], false, now)), ["a@1"]);
         assert!(objects.update(vec![found("a", "1", 0)], false, now).is_empty());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_noted_is_told_again_after_a_while_and_what_is_noted_never() {
+    fn unnoted_file_is_reported_again_noted_never() {
         let (mut seen, now) = (KnownFiles::default(), Instant::now());
         let there = || vec![found("a@b", "1", 0), found("c", "x@y", 0)];
         assert_eq!(keys(&seen.update(there(), false, now)), ["a@b@1", "c@x@y"]);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_is_another_and_one_whose_inode_alone_does_is_not() {
+    fn changed_contents_are_reported_changed_inode_is_not() {
         let (mut seen, now) = (KnownFiles::default(), Instant::now());
         seen.update(vec![found("a", "1", 1)], true, now);
         assert_eq!(keys(&seen.update(vec![found("a", "1", 1)], true, now)), ["a@1"]);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_forgotten() {
+    fn missing_files_are_forgotten() {
         let (mut seen, now) = (KnownFiles::default(), Instant::now());
         seen.update(vec![found("a", "1", 0), found("b", "1", 0)], false, now);
         seen.update(vec![found("b", "1", 0)], false, now);
@@ -150,19 +150,19 @@ mod tests {
     }
 
     #[test]
-    fn while_many_are_not_noted_no_more_are_told() {
+    fn unnoted_files_are_limited() {
         let (mut seen, now) = (KnownFiles::default(), Instant::now());
         let there = || {
             (0..MAX_UNNOTED + 5)
                 .map(|at| found(&at.to_string(), "1", 0))
                 .collect::<Vec<_>>()
         };
-        let told = keys(&seen.update(there(), false, now));
+        let reported = keys(&seen.update(there(), false, now));
         assert_eq!(reported.len(), MAX_UNNOTED);
         assert!(seen.update(there(), false, now).is_empty());
-        seen.note(&told[..2]);
+        seen.note(&reported[..2]);
         assert_eq!(seen.update(there(), false, now).len(), 2);
-        seen.note(&told[2..]);
+        seen.note(&reported[2..]);
         assert_eq!(seen.update(there(), false, now).len(), 3);
     }
 }

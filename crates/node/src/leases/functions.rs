@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_functions_than_are_told_apart_share_one_entry() {
+    fn functions_beyond_the_limit_share_one_entry() {
         let mut all = BTreeMap::new();
         for n in 0..2 * MAX_FUNCTIONS {
             entry(&mut all, Some(format!("f{n:03}"))).calls += 1;

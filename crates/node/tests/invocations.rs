@@ -20,7 +20,7 @@ fn ended(result: Result<(Status, Vec<u8>), LinkError>) -> End {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_function_of_a_library_is_called_over_shared_memory() {
+async fn library_function_is_called_over_shared_memory() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -42,7 +42,7 @@ async fn a_function_of_a_library_is_called_over_shared_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hot_worker_is_pinned_to_the_leases_core_and_promises_never_to_sleep() {
+async fn hot_worker_is_pinned_and_never_sleeps() {
     let site = Site::start().await;
     let grant = site.lease(|request| request.mode = Mode::Auto).await.unwrap();
     assert_eq!(grant.mode, Mode::Hot);
@@ -93,17 +93,17 @@ async fn calls_over_a_stream(transport: u8) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_function_is_called_over_tcp() {
+async fn function_is_called_over_tcp() {
     calls_over_a_stream(transport::TCP).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_function_is_called_over_tls() {
+async fn function_is_called_over_tls() {
     calls_over_a_stream(transport::TLS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_ends_one_call_as_maybe_executed_and_those_behind_it_as_not_executed() {
+async fn crash_leaves_later_calls_not_executed() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -129,7 +129,7 @@ async fn a_crash_ends_one_call_as_maybe_executed_and_those_behind_it_as_not_exec
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_function_that_exits_ends_its_worker_and_the_status_is_told() {
+async fn exiting_function_reports_its_exit_status() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -141,7 +141,7 @@ async fn a_function_that_exits_ends_its_worker_and_the_status_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_past_its_deadline_is_ended_and_its_time_is_billed() {
+async fn call_past_deadline_is_ended_and_billed() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -158,7 +158,7 @@ async fn a_call_past_its_deadline_is_ended_and_its_time_is_billed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_running_call_is_cancelled_and_only_that_one() {
+async fn cancelling_a_running_call_affects_no_other() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -189,7 +189,7 @@ async fn a_running_call_is_cancelled_and_only_that_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_executor_is_replaced_and_takes_what_its_workers_started_with_it() {
+async fn killed_executor_is_replaced_and_its_processes_end() {
     let site = Site::start().await;
     let grant = site.lease(|request| request.workers = 2).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -222,7 +222,7 @@ async fn a_killed_executor_is_replaced_and_takes_what_its_workers_started_with_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_whose_client_went_away_in_the_middle_of_a_call_serves_the_next_client() {
+async fn worker_serves_next_client_after_client_is_killed() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -241,7 +241,7 @@ async fn a_worker_whose_client_went_away_in_the_middle_of_a_call_serves_the_next
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_that_runs_at_expiry_gets_its_grace_and_then_ends_as_expired() {
+async fn call_running_at_expiry_ends_after_grace() {
     let site = Site::start().await;
     let grant = site.lease(|request| request.duration_ms = 500).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -260,7 +260,7 @@ async fn a_call_that_runs_at_expiry_gets_its_grace_and_then_ends_as_expired() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn seventy_thousand_calls_pass_over_one_channel() {
+async fn channel_carries_seventy_thousand_calls() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -305,7 +305,7 @@ fn one_core(options: &mut dayfly_node::Options) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_warm_call_that_finds_no_core_is_rejected_unless_it_must_run() {
+async fn warm_call_without_free_core_is_rejected() {
     let site = Site::with(one_core).await;
     let (first, mut second, echo) = one_core_that_is_taken(&site).await;
     second.link.set_rejectable(true);
@@ -346,7 +346,7 @@ async fn a_warm_call_that_finds_no_core_is_rejected_unless_it_must_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_site_may_let_any_number_of_warm_calls_share_its_cores() {
+async fn unlimited_site_rejects_no_warm_call() {
     let site = Site::with(|options| {
         one_core(options);
         options.calls_per_core = 0;

@@ -17,7 +17,7 @@ use dayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
 use zerocopy::IntoBytes;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_are() {
+async fn invalid_tokens_are_refused_with_their_reason() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let good = token(&grant);
@@ -116,7 +116,7 @@ async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_ar
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flood_of_hellos_costs_the_lease_that_sends_it() {
+async fn hello_flood_is_charged_to_its_lease() {
     let site = Site::with(|options| options.most_hellos = 32).await;
     let grant = site.lease(|_| {}).await.unwrap();
     let key = std::fs::read(site.dir.path().join("state/node.key")).unwrap();
@@ -155,7 +155,7 @@ async fn flood_of_hellos_costs_the_lease_that_sends_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_allowance_opens_no_channel_and_a_lease_grants_no_lease() {
+async fn allowance_and_lease_tokens_are_not_interchangeable() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let allowance = site.handle.allowance(site.holder.public());
@@ -176,7 +176,7 @@ async fn an_allowance_opens_no_channel_and_a_lease_grants_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_a_hello_dies_after_a_second() {
+async fn incomplete_hello_is_closed_after_one_second() {
     let site = Site::start().await;
     let (unix, tcp) = (site.socket(), site.tcp());
     blocking(move || {
@@ -198,7 +198,7 @@ async fn half_a_hello_dies_after_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbage_on_either_socket_is_refused_and_disturbs_nobody() {
+async fn garbage_is_refused_and_affects_no_other_connection() {
     let site = Site::start().await;
     let (unix, tcp) = (site.socket(), site.tcp());
     blocking(move || {
@@ -224,7 +224,7 @@ async fn garbage_on_either_socket_is_refused_and_disturbs_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbled_and_oversized_frames_end_the_control_connection_with_a_reason() {
+async fn invalid_frames_end_control_connection_with_a_reason() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let asked = async |bytes: Vec<u8>| {
@@ -265,7 +265,7 @@ async fn garbled_and_oversized_frames_end_the_control_connection_with_a_reason()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn code_is_kept_once_under_its_hash_and_not_under_another() {
+async fn code_is_stored_only_under_its_own_hash() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();
     let hash = site.put_library(&grant).await;
@@ -284,7 +284,7 @@ async fn code_is_kept_once_under_its_hash_and_not_under_another() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_node_on_the_same_socket_is_told_so_and_a_dead_ones_socket_is_replaced() {
+async fn socket_in_use_is_refused_and_stale_replaced() {
     let site = Site::start().await;
     let error = dayfly_node::Node::start(options(site.dir.path())).await.unwrap_err();
     assert_eq!(error.code(), Code::AddressInUse);
@@ -304,7 +304,7 @@ async fn a_second_node_on_the_same_socket_is_told_so_and_a_dead_ones_socket_is_r
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_of_the_same_user_finds_its_allowance_in_the_state_directory() {
+async fn state_directory_contains_allowance_for_its_user() {
     let site = Site::start().await;
     let path = site.dir.path().join("state/allowance.json");
     use std::os::unix::fs::PermissionsExt;
@@ -324,7 +324,7 @@ async fn a_client_of_the_same_user_finds_its_allowance_in_the_state_directory() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_travel_encrypted_between_the_node_and_the_holder_and_nobody_else() {
+async fn requests_off_loopback_are_encrypted_for_the_holder() {
     let site = Site::start().await;
     let (address, node_key) = (site.tcp(), site.handle.address().key);
     let allowance = site.handle.allowance(site.holder.public());

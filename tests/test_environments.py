@@ -22,7 +22,7 @@ from harness.leaks import wait_until
 from harness.programs import bin_dir
 
 dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
-from dayfly._batch import statuses  # noqa: E402 - it may not be there
+from dayfly._tasks.batch import statuses  # noqa: E402 - it may not be there
 
 # What is in this file has to travel: no environment has pytest.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

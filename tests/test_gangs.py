@@ -14,7 +14,7 @@ from pathlib import Path
 import cloudpickle
 import dayfly
 import pytest
-from dayfly import _run
+from dayfly._groups.run import invitation_to, packed, start_ranks
 from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.programs import program, run
@@ -153,8 +153,8 @@ def test_surviving_ranks_learn_which_ranks_are_lost(site: Site, tmp_path: Path) 
         return "a message from nobody"
 
     with dayfly.connect(manager.state) as client, client.gang(3, placement="spread", mode="warm") as gang:
-        invitation = _run.invitation_to(client, 3)
-        futures = _run.start(gang, invitation, dayfly._run.packed(wait_for_the_lost, (str(tmp_path),)))
+        invitation = invitation_to(client, 3)
+        futures = start_ranks(gang, invitation, packed(wait_for_the_lost, (str(tmp_path),)))
         wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all ranks wait")
         lost = gang.nodes.index("n1")
         nodes[1].kill_tree()

@@ -177,7 +177,9 @@ def test_who_cancels_a_wait_cancels_the_task_and_not_those_of_a_batch(client: da
     async def main() -> None:
         waiting = asyncio.ensure_future(client.arun(wait_for, gate))
         await until(lambda: os.path.exists(f"{gate}.begun"), "it runs")
-        [task] = [one["id"] for one in dayfly._batch.statuses(client, client._executor().tag) if one["state"] != "done"]
+        [task] = [
+            one["id"] for one in dayfly._tasks.batch.statuses(client, client._executor().tag) if one["state"] != "done"
+        ]
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

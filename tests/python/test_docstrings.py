@@ -18,10 +18,10 @@ NOT_IMPORTED = {"dayfly._native", "dayfly._providers.__main__", "dayfly.executor
 WITH_MANAGER = [
     ("dayfly", "__doc__"),
     ("dayfly._client", "connect"),
-    ("dayfly._delegation", "Delegation"),
-    ("dayfly._durable", "durable"),
-    ("dayfly._gang", "Gang"),
-    ("dayfly._lease", "Lease"),
+    ("dayfly._leases.lease", "Delegation"),
+    ("dayfly._tasks.durable", "durable"),
+    ("dayfly._leases.gang", "Gang"),
+    ("dayfly._leases.lease", "Lease"),
     ("dayfly.joblib", "__doc__"),
     ("dayfly.parsl", "__doc__"),
 ]

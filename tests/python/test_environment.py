@@ -10,7 +10,7 @@ import pytest
 
 dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from dayfly._environment import environment_of  # noqa: E402 - it may not be there
+from dayfly._functions.environment import environment_of  # noqa: E402 - it may not be there
 
 REQUIREMENTS = """\
 # What the model needs.

@@ -25,7 +25,7 @@ def test_import_of_a_client_leaves_slow_modules_alone(names: str) -> None:
 
 
 def test_worker_that_died_is_a_broken_process_pool() -> None:
-    from dayfly._errors import error_for
+    from dayfly._failures import error_for
 
     for code in ("maybe_executed", "not_executed"):
         died = error_for(code, "told")

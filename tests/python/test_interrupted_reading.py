@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from dayfly import _future
+from dayfly._codec.trust import NOBODY
 from dayfly._errors import RemoteTraceback
-from dayfly._future import Future
+from dayfly._futures.future import Future
 
 
 class Call:
@@ -35,7 +35,7 @@ class Call:
 class Lease:
     """Where the call is."""
 
-    _trust = _future.NOBODY
+    _trust = NOBODY
 
     def _watch(self, future: Any) -> None:
         pass

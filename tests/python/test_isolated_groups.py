@@ -14,7 +14,8 @@ from pathlib import Path
 import cloudpickle
 import dayfly
 import pytest
-from dayfly import _run
+from dayfly._groups.rank import run_rank
+from dayfly._groups.run import invitation_to, packed, start_ranks
 from harness.daemons import rendezvous
 from harness.leaks import descendants, wait_until
 from harness.programs import program, run
@@ -98,8 +99,8 @@ def waits_for_a_message(place):
 def test_when_what_joined_for_them_is_killed_ranks_elsewhere_hear_that_these_are_lost(client, tmp_path):
     """Half of the group is isolated, half is not."""
     tmp_path.chmod(0o777)
-    group = _run.invitation_to(client, 4)
-    work = _run.packed(waits_for_a_message, (str(tmp_path),))
+    group = invitation_to(client, 4)
+    work = packed(waits_for_a_message, (str(tmp_path),))
     before = connectors()
     with (
         client.gang(2, mode="warm", sandbox="isolated", writable=[tmp_path]) as within,
@@ -107,7 +108,7 @@ def test_when_what_joined_for_them_is_killed_ranks_elsewhere_hear_that_these_are
     ):
         workers = [within.rank(0), within.rank(1), outside.rank(0), outside.rank(1)]
         futures = [
-            worker.submit(_run._rank, json.dumps({**group, "rank": rank}), work, {})
+            worker.submit(run_rank, json.dumps({**group, "rank": rank}), work, {})
             for rank, worker in enumerate(workers)
         ]
         wait_until(lambda: len(os.listdir(tmp_path)) == 4, "all ranks wait")
@@ -136,7 +137,7 @@ def asks(path, words, count=1):
 
 
 def test_a_rank_that_talks_nonsense_or_asks_for_another_rendezvous_is_refused(client, level):
-    invitation = _run.invitation_to(client, 2) | {"rank": 0}
+    invitation = invitation_to(client, 2) | {"rank": 0}
     here = json.dumps({"is": "join", "version": 1, "invitation": invitation | {"rendezvous": "127.0.0.1:22"}})
     with client.lease(workers=2, mode="warm", **level) as lease:
         for words in [b"garbage", b"{}", b"\xff" * 6000, json.dumps({"is": "leave"}).encode()]:
@@ -175,11 +176,11 @@ def dies_while_joining(path, text):
 
 
 def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
-    group = _run.invitation_to(client, 3)
+    group = invitation_to(client, 3)
     text = json.dumps({"is": "join", "version": 1, "invitation": group | {"rank": 1}})
     with client.gang(2, mode="warm", sandbox="isolated") as gang:
         gang.rank(0).call(lambda: bool(__import__("dayfly.MPI")))
-        waiting = gang.rank(0).submit(_run._rank, json.dumps(group | {"rank": 0}), _run.packed(places), {})
+        waiting = gang.rank(0).submit(run_rank, json.dumps(group | {"rank": 0}), packed(places), {})
         with pytest.raises(dayfly.WorkerDied):
             gang.rank(1).submit(dies_while_joining, SOCKET, text).result(timeout=20)
         begin = time.monotonic()
@@ -202,7 +203,7 @@ def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_p
 def test_where_the_owner_wants_no_groups_ranks_are_told_so(start):
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--no-groups")
     with dayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
-        futures = _run.start(gang, _run.invitation_to(client, 2), _run.packed(places))
+        futures = start_ranks(gang, invitation_to(client, 2), packed(places))
         for future in futures:
             came = outcome(future)
             assert came is not None
@@ -223,7 +224,7 @@ def test_isolated_ranks_meet_elsewhere_where_the_nodes_owner_lets_them(start):
                     "secret": "ab" * 16,
                     "size": 2,
                 }
-                futures = _run.start(gang, group, _run.packed(places))
+                futures = start_ranks(gang, group, packed(places))
                 found = [outcome(future) for future in futures]
                 assert all(meets == (came is None) for came in found), found
                 assert meets or all("no manager of this site vouches" in (came or "") for came in found)

@@ -398,7 +398,7 @@ def test_modules_beside_the_program_are_imported_by_isolated_workers(tmp_path):
 @pytest.fixture
 def site(tmp_path):
     """A manager and a node of its own, as two daemons with their defaults."""
-    program = dayfly._client.binary()
+    program = dayfly._program.binary()
     daemons = []
 
     def start(*arguments):

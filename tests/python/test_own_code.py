@@ -112,7 +112,7 @@ def test_directory_that_a_comment_speaks_of_stays_behind(tmp_path: Path) -> None
     project.write("data/big.py", "")
     project.write("helper1.py", '"""\nfrom data we have\n"""\ndef f():\n    import later.part\n')
     project.write("later/part.py", "")
-    program = "import helper2; from dayfly import _code; _code.own.check(); print(*sorted(_code.own._files))"
+    program = "import helper2; from dayfly._functions.own_code import own; own.check(); print(*sorted(own._files))"
     said = run(sys.executable, "-c", program, cwd=tmp_path).stdout.split()
     assert [Path(path).relative_to(tmp_path).as_posix() for path in said] == [
         "helper1.py",
@@ -257,24 +257,24 @@ def test_child_forked_during_a_check_checks_code_itself(tmp_path: Path) -> None:
     program = """
 import os, signal, threading
 import helper2
-from dayfly import _code
-digest = _code.own.check().digest
+from dayfly._functions import own_code
+digest = own_code.own.check().digest
 looking, go_on = threading.Event(), threading.Event()
 def gather():
-    _code.own._files.clear()
+    own_code.own._files.clear()
     looking.set()
     go_on.wait(30)
-gathers, _code.own._gather = _code.own._gather, gather
-_code.own._modules, _code.own.due_ns = None, 0
-thread = threading.Thread(target=_code.own.check)
+gathers, own_code.own._gather = own_code.own._gather, gather
+own_code.own._modules, own_code.own.due_ns = None, 0
+thread = threading.Thread(target=own_code.own.check)
 thread.start()
 looking.wait(30)
 child = os.fork()
 if child == 0:
     signal.alarm(10)
-    _code.own._gather = gathers
-    is_same = _code.own.check().digest == digest
-    os._exit(0 if is_same and len(_code.own._files) == 2 else 1)
+    own_code.own._gather = gathers
+    is_same = own_code.own.check().digest == digest
+    os._exit(0 if is_same and len(own_code.own._files) == 2 else 1)
 go_on.set()
 thread.join()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -289,15 +289,15 @@ def test_check_of_unchanged_code_takes_less_than_a_millisecond(tmp_path: Path) -
         project.write(f"pack/module{number}.py", f"value = {number}\n")
     measure = """
 import time, pack
-from dayfly import _code
-_code._UNSURE_NS = 0
-before, took = _code.own.check(), []
+from dayfly._functions import own_code
+own_code._UNSURE_NS = 0
+before, took = own_code.own.check(), []
 for _ in range(50):
-    _code.own.due_ns = 0
+    own_code.own.due_ns = 0
     start = time.perf_counter()
-    assert _code.own.check() is before
+    assert own_code.own.check() is before
     took.append(time.perf_counter() - start)
-print(min(took) * 1e6, len(_code.own._files))
+print(min(took) * 1e6, len(own_code.own._files))
 """
     took_us, files = run(sys.executable, "-c", measure, cwd=tmp_path).stdout.split()
     assert int(files) == 101

@@ -27,9 +27,9 @@ import pytest
 pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 from dayfly import _worker
+from dayfly._codec.reader import Refused, loads
+from dayfly._codec.trust import distrusted, joined, trust_of, unpack_exception, untrusted
 from dayfly._errors import RemoteError, RemoteTraceback
-from dayfly._reader import Refused, loads
-from dayfly._trust import distrusted, joined, trust_of, unpack_exception, untrusted
 
 
 class Reduced:

@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from dayfly._errors import Error, error_for
-from dayfly._future import Future
-from dayfly._trust import NOBODY
+from dayfly._codec.trust import NOBODY
+from dayfly._errors import Error
+from dayfly._failures import error_for
+from dayfly._futures.future import Future
 
 
 class Call:

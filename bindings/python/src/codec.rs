@@ -95,10 +95,10 @@ impl Codec {
         })
     }
 
-    /// Returns a codec that only decodes data and runs no code, for untrusted payloads: see ``_reader.py``.
+    /// Returns a codec that only decodes data and runs no code, for untrusted payloads: see ``_codec/reader.py``.
     pub fn restricted(py: Python<'_>) -> PyResult<Self> {
         Ok(Self {
-            loads: py.import("dayfly._reader")?.getattr("loads")?.unbind(),
+            loads: py.import("dayfly._codec.reader")?.getattr("loads")?.unbind(),
             ..Self::new(py)?
         })
     }

@@ -1,17 +1,23 @@
 //! Communicators for Python, used by `dayfly.MPI`.
 
+mod collective;
+mod request;
+
 use std::ops::Range;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::raw::c_int;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use dayfly_comm::membership::Membership;
 use dayfly_comm::road::{Lost, Road, Via};
-use dayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, Operation, Options, Scope, World};
-use dayfly_protocol::error::{Code, Failure};
+use dayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, Operation, Options, World};
+use dayfly_protocol::error::Failure;
 use pyo3::exceptions::PyValueError;
-use pyo3::ffi;
 use pyo3::prelude::*;
+
+pub use collective::Op;
+use collective::{Job, Kind, own_type};
+pub use request::Request;
+use request::{Work, unreachable_work};
 
 use crate::errors::raise;
 use crate::guard::Guarded;
@@ -19,185 +25,6 @@ use crate::memory::Memory;
 
 fn failed(py: Python<'_>, failure: &Failure) -> PyErr {
     raise(py, failure.code, &failure.message)
-}
-
-/// A reduction operation.
-#[pyclass(frozen, module = "dayfly._native")]
-pub struct Op {
-    operation: Operation,
-}
-
-fn memory_view<'py>(py: Python<'py>, start: *mut u8, length: usize, flags: c_int) -> PyResult<Bound<'py, PyAny>> {
-    let length = ffi::Py_ssize_t::try_from(length).map_err(|_| PyValueError::new_err("a buffer of too many bytes"))?;
-    // SAFETY: the memory outlives the call of the function, which must not keep the view.
-    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromMemory(start.cast(), length, flags)) }
-}
-
-/// Flags of a read-only and of a writable memory view.
-const READ: c_int = 0x100;
-const WRITE: c_int = 0x200;
-
-#[pymethods]
-impl Op {
-    /// Returns the built-in operation of this name.
-    #[staticmethod]
-    fn named(name: &str) -> PyResult<Self> {
-        let operation = match name {
-            "sum" => Operation::Sum,
-            "prod" => Operation::Product,
-            "min" => Operation::Min,
-            "max" => Operation::Max,
-            "land" => Operation::LogicalAnd,
-            "lor" => Operation::LogicalOr,
-            "lxor" => Operation::LogicalXor,
-            "band" => Operation::BitAnd,
-            "bor" => Operation::BitOr,
-            "bxor" => Operation::BitXor,
-            "minloc" => Operation::MinAt,
-            "maxloc" => Operation::MaxAt,
-            other => return Err(PyValueError::new_err(format!("there is no operation `{other}`"))),
-        };
-        Ok(Self { operation })
-    }
-
-    /// Makes an operation from a Python function. It takes two buffers and the number of a datatype, and combines them
-    /// into the second.
-    #[staticmethod]
-    fn user(function: Py<PyAny>, commute: bool) -> Self {
-        let combine = move |left: &[u8], right: &mut [u8], datatype: Datatype| {
-            Python::attach(|py| {
-                let called = memory_view(py, left.as_ptr().cast_mut(), left.len(), READ).and_then(|left| {
-                    let right = memory_view(py, right.as_mut_ptr(), right.len(), WRITE)?;
-                    function.call1(py, (left, right, datatype as u8))
-                });
-                if let Err(error) = called {
-                    error.write_unraisable(py, Some(function.bind(py)));
-                }
-            });
-        };
-        Self {
-            operation: Operation::user(combine, commute),
-        }
-    }
-}
-
-/// Which collective operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Barrier,
-    Bcast,
-    Gather,
-    Scatter,
-    Allgather,
-    Alltoall,
-    Reduce,
-    Allreduce,
-    ReduceScatter,
-    Scan,
-    Exscan,
-}
-
-impl Kind {
-    fn of(name: &str) -> PyResult<Self> {
-        Ok(match name {
-            "barrier" => Self::Barrier,
-            "bcast" => Self::Bcast,
-            "gather" => Self::Gather,
-            "scatter" => Self::Scatter,
-            "allgather" => Self::Allgather,
-            "alltoall" => Self::Alltoall,
-            "reduce" => Self::Reduce,
-            "allreduce" => Self::Allreduce,
-            "reduce_scatter" => Self::ReduceScatter,
-            "scan" => Self::Scan,
-            "exscan" => Self::Exscan,
-            other => return Err(PyValueError::new_err(format!("there is no collective `{other}`"))),
-        })
-    }
-}
-
-/// A collective operation with its memory.
-struct Job {
-    kind: Kind,
-    own: Option<Memory>,
-    into: Option<Memory>,
-    /// Byte range of each rank's block of the input, if the blocks differ in length. `None` for equal blocks.
-    sent: Option<Vec<Range<usize>>>,
-    received: Option<Vec<Range<usize>>>,
-    /// Length in bytes of each rank's part of a `reduce_scatter`.
-    counts: Vec<usize>,
-    root: u32,
-    datatype: Datatype,
-    operation: Operation,
-}
-
-impl Job {
-    fn parts(&mut self) -> (&[u8], &mut [u8]) {
-        let own = self.own.as_ref().map_or(&[][..], Memory::bytes);
-        let into = self.into.as_mut().map_or(&mut [][..], Memory::bytes_mut);
-        (own, into)
-    }
-
-    fn run(&mut self, comm: &Inner) -> Result<(), Failure> {
-        let (root, datatype) = (self.root, self.datatype);
-        let (sent, received) = (self.sent.take(), self.received.take());
-        let counts = std::mem::take(&mut self.counts);
-        let operation = self.operation.clone();
-        let kind = self.kind;
-        let (own, into) = self.parts();
-        match (kind, &sent, &received) {
-            (Kind::Barrier, ..) => comm.barrier(),
-            (Kind::Bcast, ..) => comm.bcast(into, root),
-            (Kind::Gather, _, None) => comm.gather(own, into, root),
-            (Kind::Gather, _, Some(blocks)) => comm.gatherv(own, into, blocks, root),
-            (Kind::Scatter, None, _) => comm.scatter(own, into, root),
-            (Kind::Scatter, Some(blocks), _) => comm.scatterv(own, blocks, into, root),
-            (Kind::Allgather, _, None) => comm.allgather(own, into),
-            (Kind::Allgather, _, Some(blocks)) => comm.allgatherv(own, into, blocks),
-            (Kind::Alltoall, Some(sent), Some(received)) => comm.alltoallv(own, sent, into, received),
-            (Kind::Alltoall, ..) => comm.alltoall(own, into),
-            (Kind::Reduce, ..) => comm.reduce(into, datatype, &operation, root),
-            (Kind::Allreduce, ..) => comm.allreduce(own, into, datatype, &operation),
-            (Kind::ReduceScatter, ..) => comm.reduce_scatter(own, into, &counts, datatype, &operation),
-            (Kind::Scan, ..) => comm.scan(into, datatype, &operation),
-            (Kind::Exscan, ..) => comm.exscan(own, into, datatype, &operation),
-        }
-    }
-
-    /// Starts the operation in the background.
-    fn start<'env>(&'env mut self, scope: &Scope<'env>) -> Result<dayfly_comm::Request, Failure> {
-        let Self {
-            kind,
-            own,
-            into,
-            sent,
-            received,
-            counts,
-            root,
-            datatype,
-            operation,
-        } = self;
-        let own = own.as_ref().map_or(&[][..], Memory::bytes);
-        let into = into.as_mut().map_or(&mut [][..], Memory::bytes_mut);
-        let (root, datatype) = (*root, *datatype);
-        match (*kind, sent, received) {
-            (Kind::Barrier, ..) => scope.ibarrier(),
-            (Kind::Bcast, ..) => scope.ibcast(into, root),
-            (Kind::Gather, _, None) => scope.igather(own, into, root),
-            (Kind::Gather, _, Some(blocks)) => scope.igatherv(own, into, blocks, root),
-            (Kind::Scatter, None, _) => scope.iscatter(own, into, root),
-            (Kind::Scatter, Some(blocks), _) => scope.iscatterv(own, blocks, into, root),
-            (Kind::Allgather, _, None) => scope.iallgather(own, into),
-            (Kind::Allgather, _, Some(blocks)) => scope.iallgatherv(own, into, blocks),
-            (Kind::Alltoall, Some(sent), Some(received)) => scope.ialltoallv(own, sent, into, received),
-            (Kind::Alltoall, ..) => scope.ialltoall(own, into),
-            (Kind::Reduce, ..) => scope.ireduce(into, datatype, operation, root),
-            (Kind::Allreduce, ..) => scope.iallreduce(own, into, datatype, operation),
-            (Kind::ReduceScatter, ..) => scope.ireduce_scatter(own, into, counts, datatype, operation),
-            (Kind::Scan, ..) => scope.iscan(into, datatype, operation),
-            (Kind::Exscan, ..) => scope.iexscan(own, into, datatype, operation),
-        }
-    }
 }
 
 /// Envelope of a received message: source, tag, length in bytes.
@@ -506,137 +333,5 @@ impl Communicator {
     /// Returns a communicator of the surviving ranks.
     fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
         self.with(py, Inner::shrink).map(|left| self.part(left))
-    }
-}
-
-/// Returns the datatype of two buffers without an explicit datatype. If the elements are reduced, both types must be
-/// equal.
-fn own_type(py: Python<'_>, own: Option<&Memory>, into: Option<&Memory>, combined: bool) -> PyResult<Datatype> {
-    let of = |memory: Option<&Memory>| memory.and_then(Memory::element);
-    if let (true, Some(sent), Some(received)) = (combined, of(own), of(into))
-        && sent != received
-    {
-        let message = format!(
-            "elements of type {} are combined into {}; both must be the same",
-            sent.name(),
-            received.name()
-        );
-        return Err(raise(py, Code::InvalidRequest, &message));
-    }
-    Ok(of(into).or(of(own)).unwrap_or(Datatype::Bytes))
-}
-
-/// Error for a request whose work is of another kind, which cannot happen.
-fn unreachable_work() -> Result<dayfly_comm::Request, Failure> {
-    Err(Failure::new(
-        Code::Internal,
-        "a request was made for other work than it is for; report this",
-    ))
-}
-
-/// Memory of an operation in the background.
-enum Work {
-    Out(Memory),
-    In(Memory),
-    Collective(Box<Job>),
-}
-
-/// An operation in progress, with its memory.
-struct UnderWay {
-    // Drop order: the scope ends before its memory, and both before the communicator.
-    scope: Scope<'static>,
-    request: dayfly_comm::Request,
-    _work: Kept,
-    _comm: Arc<Inner>,
-}
-
-/// Work at a fixed address, freed when this is dropped. A scope may borrow it until then.
-struct Kept(*mut Work);
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        // SAFETY: made by `Box::into_raw`, freed once, and the scope that borrowed it has ended.
-        drop(unsafe { Box::from_raw(self.0) });
-    }
-}
-
-// SAFETY: it is behind a mutex, and any thread may use a communicator.
-unsafe impl Send for UnderWay {}
-
-/// An operation in the background.
-#[pyclass(frozen, module = "dayfly._native")]
-pub struct Request {
-    under_way: Guarded<Mutex<Option<UnderWay>>>,
-}
-
-impl Request {
-    fn start(
-        of: &Bound<'_, Communicator>,
-        work: Work,
-        start: impl for<'env> FnOnce(&Scope<'env>, &'env mut Work) -> Result<dayfly_comm::Request, Failure> + Send,
-    ) -> PyResult<Self> {
-        let py = of.py();
-        let comm = Arc::clone(of.get().inner.get(py)?);
-        let work = Kept(Box::into_raw(Box::new(work)));
-        // SAFETY: both have fixed addresses, and are dropped after the scope.
-        let (lasting, memory) = unsafe { (&*Arc::as_ptr(&comm), &mut *work.0) };
-        // SAFETY: the scope is dropped with its owner. A Python object that is never freed ends with the process.
-        let scope = unsafe { lasting.detached_scope() };
-        let started = start(&scope, memory);
-        let request = started.map_err(|failure| failed(py, &failure))?;
-        Ok(Self {
-            under_way: Guarded::new(Mutex::new(Some(UnderWay {
-                scope,
-                request,
-                _work: work,
-                _comm: comm,
-            }))),
-        })
-    }
-
-    fn ask<T: Send>(
-        &self,
-        py: Python<'_>,
-        ask: impl FnOnce(&UnderWay) -> Result<Option<T>, Failure> + Send,
-    ) -> PyResult<Option<Option<T>>> {
-        let under_way = self.under_way.get(py)?;
-        py.detach(|| {
-            let mut kept = under_way.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(going) = kept.as_ref() else { return Ok(None) };
-            let asked = ask(going);
-            if !matches!(asked, Ok(None)) {
-                *kept = None;
-            }
-            asked.map(Some)
-        })
-        .map_err(|failure| failed(py, &failure))
-    }
-}
-
-#[pymethods]
-impl Request {
-    /// Waits for the operation, and returns the envelope of a receive. Returns `None` if it was already waited for.
-    fn wait(&self, py: Python<'_>) -> PyResult<Option<Found>> {
-        let waited = self.ask(py, |going| {
-            going.scope.wait(going.request).map(|status| Some(found(status)))
-        })?;
-        Ok(waited.flatten())
-    }
-
-    /// Returns whether the operation has completed, and the envelope of a receive. Does not wait.
-    fn test(&self, py: Python<'_>) -> PyResult<(bool, Option<Found>)> {
-        let tested = self.ask(py, |going| Ok(going.scope.test(going.request)?.map(found)))?;
-        Ok(match tested {
-            None => (true, None),
-            Some(None) => (false, None),
-            Some(status) => (true, status),
-        })
-    }
-
-    /// Cancels the operation.
-    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        let under_way = self.under_way.get(py)?;
-        py.detach(|| drop(under_way.lock().unwrap_or_else(PoisonError::into_inner).take()));
-        Ok(())
     }
 }

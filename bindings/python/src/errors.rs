@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 /// Returns the exception for a code and a message.
 pub fn raise(py: Python<'_>, code: Code, message: &str) -> PyErr {
     let made = py
-        .import("dayfly._errors")
+        .import("dayfly._failures")
         .and_then(|module| module.call_method1("error_for", (code.name(), message)));
     match made {
         Ok(error) => PyErr::from_value(error),
@@ -22,7 +22,7 @@ pub fn from_error(py: Python<'_>, error: &Error) -> PyErr {
 /// Returns the exception for a call that succeeded but whose result cannot be unpickled here.
 pub fn unreadable(py: Python<'_>, error: PyErr) -> PyErr {
     let made = py
-        .import("dayfly._errors")
+        .import("dayfly._failures")
         .and_then(|module| module.call_method1("unreadable", (error.value(py),)));
     made.map_or(error, PyErr::from_value)
 }
@@ -31,7 +31,7 @@ pub fn unreadable(py: Python<'_>, error: PyErr) -> PyErr {
 pub fn from_call(py: Python<'_>, error: &CallError) -> PyErr {
     if error.status == Some(Status::PythonException) {
         let unpacked = py
-            .import("dayfly._errors")
+            .import("dayfly._failures")
             .and_then(|module| module.call_method1("unpack_exception", (PyBytes::new(py, &error.payload),)));
         return match unpacked {
             Ok(error) => PyErr::from_value(error),

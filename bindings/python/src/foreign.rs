@@ -31,7 +31,7 @@ impl Foreign {
     }
 
     /// Wraps a result that is passed to another function.
-    pub fn answer(owners: Vec<String>, payload: &[u8]) -> Self {
+    pub fn of_dependency(owners: Vec<String>, payload: &[u8]) -> Self {
         Self {
             owners,
             payload: payload.to_vec().into(),
@@ -67,7 +67,7 @@ impl Foreign {
 /// Returns an error that describes the exception of an untrusted function.
 pub fn raised(py: Python<'_>, packed: &[u8]) -> PyErr {
     let made = py
-        .import("dayfly._trust")
+        .import("dayfly._codec.trust")
         .and_then(|module| module.call_method1("unpack_exception", (PyBytes::new(py, packed),)));
     made.map_or_else(|error| error, PyErr::from_value)
 }
@@ -75,7 +75,7 @@ pub fn raised(py: Python<'_>, packed: &[u8]) -> PyErr {
 /// Returns the error for a result of a call that was not decoded.
 pub fn untrusted(py: Python<'_>, error: PyErr, owners: &[String]) -> PyErr {
     let made = py
-        .import("dayfly._trust")
+        .import("dayfly._codec.trust")
         .and_then(|module| module.call_method1("untrusted", (error.value(py), owners.to_vec())));
     made.map_or_else(|error| error, PyErr::from_value)
 }

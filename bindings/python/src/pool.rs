@@ -1,19 +1,23 @@
 //! The hot path of a client: arguments out, results in.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+mod call;
+mod helper;
+
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_client::{
-    Buffer, CallId, CallOptions, Code, CodeHash, Delegation, Form, FunctionId, Input, Outcome, Output,
-    Pool as ClientPool, Status, WorkerIndex,
+    Buffer, CallOptions, Code, CodeHash, Delegation, Form, FunctionId, Input, Outcome, Output, Pool as ClientPool,
+    Status, WorkerIndex,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
-use crate::block::{Block, Memory};
+pub use call::{Call, Failure};
+pub use helper::Shared;
+
 use crate::client::{Lease, seconds};
 use crate::codec::{Arguments, Codec, Encoded, form};
 use crate::errors::{from_call, from_error, raise, unreadable};
@@ -23,92 +27,6 @@ use crate::shared::SharedMemory;
 
 /// Maximum wait before control returns to the interpreter, so that it handles signals such as Ctrl-C.
 pub const SLICE: Duration = Duration::from_millis(100);
-/// Interval at which the helper progresses calls that no thread waits for. It equals a scheduler's tick, so that it
-/// does not disturb a program that waits for its own calls.
-const HELP: Duration = Duration::from_millis(1);
-/// How long the helper stays awake after its last work.
-const LINGER: Duration = Duration::from_millis(100);
-
-/// State that all calls of a pool share.
-pub struct Shared {
-    pub pool: ClientPool,
-    inline_bytes: usize,
-    closed: AtomicBool,
-    /// Whether the helper sleeps until it is woken.
-    parked: AtomicBool,
-    lock: Mutex<()>,
-    woken: Condvar,
-}
-
-impl Shared {
-    pub fn new(pool: ClientPool) -> Self {
-        Self {
-            inline_bytes: pool.inline_bytes(),
-            pool,
-            closed: AtomicBool::new(false),
-            parked: AtomicBool::new(false),
-            lock: Mutex::new(()),
-            woken: Condvar::new(),
-        }
-    }
-
-    /// Wakes the helper if it sleeps and a call needs it.
-    fn call_helper(&self, needed: bool) {
-        if self.parked.load(Ordering::SeqCst) && (needed || self.pool.needs_help()) {
-            self.wake();
-        }
-    }
-
-    fn wake(&self) {
-        if self.parked.swap(false, Ordering::SeqCst) {
-            let _guard = self.lock.lock();
-            self.woken.notify_all();
-        }
-    }
-
-    fn park(&self) {
-        let Ok(guard) = self.lock.lock() else { return };
-        self.parked.store(true, Ordering::SeqCst);
-        let is_needed = || self.closed.load(Ordering::SeqCst) || self.pool.needs_help() || self.pool.watched() > 0;
-        if is_needed() {
-            self.parked.store(false, Ordering::SeqCst);
-            return;
-        }
-        let _unused = self.woken.wait_while(guard, |()| self.parked.load(Ordering::SeqCst));
-    }
-
-    /// Progresses calls that no thread waits for, until some with a notification have ended. Returns those.
-    fn help(&self) -> Vec<CallId> {
-        let mut idle_since = Instant::now();
-        loop {
-            let closed = self.closed.load(Ordering::SeqCst);
-            if self.pool.watched() > 0 {
-                // Calls that ended are returned even after the pool was closed, because a future waits for them.
-                let ended = self.pool.drive(Duration::from_millis(50));
-                if !ended.is_empty() {
-                    return ended;
-                }
-                idle_since = Instant::now();
-            }
-            if closed {
-                return Vec::new();
-            }
-            if self.pool.watched() > 0 {
-                continue;
-            }
-            self.pool.poll();
-            if self.pool.needs_help() {
-                idle_since = Instant::now();
-            }
-            if idle_since.elapsed() > LINGER {
-                self.park();
-                idle_since = Instant::now();
-            } else {
-                std::thread::sleep(HELP);
-            }
-        }
-    }
-}
 
 /// Options of a call.
 #[pyclass(frozen, module = "dayfly._native")]
@@ -219,11 +137,7 @@ impl Pool {
             .submit(FunctionId(function), input, options)
             .map_err(|error| from_error(py, &error))?;
         shared.call_helper(options.notify);
-        Ok(Call {
-            shared: Guarded::new(Arc::clone(shared)),
-            id,
-            taken: AtomicBool::new(false),
-        })
+        Ok(Call::new(shared, id))
     }
 }
 
@@ -374,9 +288,7 @@ impl Pool {
 
     /// Stops the helper.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let shared = self.shared.get(py)?;
-        shared.closed.store(true, Ordering::SeqCst);
-        shared.wake();
+        self.shared.get(py)?.close();
         Ok(())
     }
 
@@ -494,152 +406,4 @@ pub fn with_bytes<T>(data: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResu
     let buffer = PyBuffer::<u8>::get(&view.call_method1("cast", ("B",))?)?;
     // SAFETY: a view cast to bytes is contiguous memory of this length, and the view keeps it alive.
     with(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
-}
-
-/// A submitted call.
-#[pyclass(frozen, module = "dayfly._native")]
-pub struct Call {
-    shared: Guarded<Arc<Shared>>,
-    id: CallId,
-    taken: AtomicBool,
-}
-
-/// A failed call: holds the exception in place of a result.
-#[pyclass(frozen, module = "dayfly._native")]
-pub struct Failure {
-    #[pyo3(get)]
-    pub error: Py<PyAny>,
-}
-
-const TAKEN: &str = "this call's outcome was taken already";
-
-impl Call {
-    /// Waits for the outcome and takes it. Returns `None` at the limit.
-    fn outcome(&self, py: Python<'_>, until: Option<Instant>, wait: bool) -> PyResult<Option<Outcome>> {
-        let shared = self.shared.get(py)?;
-        loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let slice = if wait {
-                left.unwrap_or(SLICE).min(SLICE)
-            } else {
-                Duration::ZERO
-            };
-            let outcome = if slice.is_zero() {
-                shared.pool.poll();
-                shared.pool.wait(self.id, Some(slice))
-            } else {
-                py.detach(|| shared.pool.wait(self.id, Some(slice)))
-            };
-            match outcome {
-                Err(error) if error.code() == Code::TimedOut && error.status.is_none() => {
-                    py.check_signals()?;
-                    if !wait || left.is_some_and(|left| left <= slice) {
-                        return Ok(None);
-                    }
-                }
-                outcome => {
-                    self.taken.store(true, Ordering::Relaxed);
-                    return Ok(Some(outcome));
-                }
-            }
-        }
-    }
-
-    fn answer<'py>(
-        &self,
-        py: Python<'py>,
-        outcome: Option<Outcome>,
-        raw: bool,
-        pool: &Pool,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let result = match outcome {
-            None => return Ok(py.NotImplemented().into_bound(py)),
-            Some(Err(error)) if error.code() == Code::NotFound && error.failure.message == TAKEN => {
-                return Ok(py.Ellipsis().into_bound(py));
-            }
-            Some(Ok(output)) if raw => raw_output(py, output),
-            Some(outcome) => pool.result(py, outcome),
-        };
-        match result {
-            Ok(value) => Ok(value),
-            Err(error) => {
-                let error = error.into_value(py).into_any();
-                Ok(Bound::new(py, Failure { error })?.into_any())
-            }
-        }
-    }
-}
-
-/// Returns the output of a C function: bytes if it is small, else a view of the received memory.
-fn raw_output(py: Python<'_>, output: Output) -> PyResult<Bound<'_, PyAny>> {
-    match output {
-        Output::Small(bytes) => Ok(PyBytes::new(py, &bytes).into_any()),
-        Output::Large(received) => Ok(Bound::new(py, Block::new(Memory::Landed(received)))?.into_any()),
-    }
-}
-
-#[pymethods]
-impl Call {
-    /// Returns its number in its pool.
-    #[getter]
-    fn id(&self) -> u64 {
-        self.id.0
-    }
-
-    /// Waits up to `limit` seconds. Returns the result, a `Failure`, `NotImplemented` at the limit, or `Ellipsis` if
-    /// another thread took the outcome.
-    #[pyo3(signature = (pool, limit = None, raw = false))]
-    fn wait<'py>(&self, py: Python<'py>, pool: &Pool, limit: Option<f64>, raw: bool) -> PyResult<Bound<'py, PyAny>> {
-        let outcome = self.outcome(py, deadline(limit)?, true)?;
-        self.answer(py, outcome, raw, pool)
-    }
-
-    /// As `wait`, without waiting.
-    #[pyo3(signature = (pool, raw = false))]
-    fn take<'py>(&self, py: Python<'py>, pool: &Pool, raw: bool) -> PyResult<Bound<'py, PyAny>> {
-        let outcome = self.outcome(py, None, false)?;
-        self.answer(py, outcome, raw, pool)
-    }
-
-    /// Returns whether the call has ended.
-    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
-        let shared = self.shared.get(py)?;
-        Ok(shared.pool.is_done(self.id) || (shared.pool.poll() && shared.pool.is_done(self.id)))
-    }
-
-    /// Returns whether the call was sent to a worker and has not ended.
-    fn is_sent(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.shared.get(py)?.pool.is_sent(self.id))
-    }
-
-    /// Requests a notification through the helper when the call ends.
-    fn notify(&self, py: Python<'_>) -> PyResult<()> {
-        let shared = self.shared.get(py)?;
-        shared.pool.notify(self.id);
-        shared.call_helper(true);
-        Ok(())
-    }
-
-    /// Cancels the call if it was not sent. Returns whether it was cancelled.
-    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.shared.get(py)?.pool.cancel(self.id))
-    }
-
-    /// Ends the call even if it runs, by stopping its worker. Returns whether it had not ended yet.
-    fn kill(&self, py: Python<'_>) -> PyResult<bool> {
-        let shared = self.shared.get(py)?;
-        match py.detach(|| shared.pool.kill(self.id)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.code() == Code::NotFound => Ok(false),
-            Err(error) => Err(from_error(py, &error)),
-        }
-    }
-}
-
-impl Drop for Call {
-    fn drop(&mut self) {
-        if self.shared.is_own() && !*self.taken.get_mut() {
-            self.shared.peek().pool.discard(self.id);
-        }
-    }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use dayfly_client::{CodeHash, Form, Status};
 use dayfly_executor::native::NativeRuntime;
-use dayfly_executor::{Call, Runtime, forked};
+use dayfly_executor::{Call, LoadError, Runtime, forked};
 use dayfly_protocol::executor::LoadFunction;
 use dayfly_protocol::tasks::{MAKERS_OF_ANSWERS, parts};
 use pyo3::prelude::*;
@@ -222,31 +222,33 @@ impl PythonRuntime {
     fn with_answers<'py>(&self, py: Python<'py>, input: &[u8]) -> PyResult<(Bound<'py, PyAny>, u8)> {
         let broken = || pyo3::exceptions::PyValueError::new_err("the call and what goes along with it are broken");
         let given = parts(input).ok_or_else(broken)?;
-        let (arguments, answers) = given.split_first().ok_or_else(broken)?;
+        let (arguments, results) = given.split_first().ok_or_else(broken)?;
         // The manager's last entry names the tenants that produced results other than the task's own tenant's.
-        let (answers, makers) = match answers.split_last() {
-            Some((makers, answers)) if makers.last() == Some(&MAKERS_OF_ANSWERS) => {
+        let (results, makers) = match results.split_last() {
+            Some((makers, results)) if makers.last() == Some(&MAKERS_OF_ANSWERS) => {
                 let makers = serde_json::from_slice::<Vec<Vec<String>>>(&makers[..makers.len() - 1]);
-                (answers, makers.map_err(|_| broken())?)
+                (results, makers.map_err(|_| broken())?)
             }
-            _ => (answers, vec![Vec::new(); answers.len()]),
+            _ => (results, vec![Vec::new(); results.len()]),
         };
-        if answers.len() != makers.len() {
+        if results.len() != makers.len() {
             return Err(broken());
         }
-        let answers = answers
+        let decoded = results
             .iter()
             .zip(makers)
-            .map(|(answer, makers)| match makers.is_empty() {
-                true => self.codec.decode_small(py, answer),
-                false => Ok(Bound::new(py, Foreign::answer(makers, answer))?.into_any()),
+            .map(|(result, makers)| match makers.is_empty() {
+                true => self.codec.decode_small(py, result),
+                false => Ok(Bound::new(py, Foreign::of_dependency(makers, result))?.into_any()),
             });
-        let answers = PyList::new(py, answers.collect::<PyResult<Vec<_>>>()?)?;
+        let decoded = PyList::new(py, decoded.collect::<PyResult<Vec<_>>>()?)?;
         let kind = arguments.last().copied().unwrap_or(form::ARGUMENTS) & !BUFFERS;
-        let taking = self.worker.bind(py).getattr(intern!(py, "answers"))?;
-        taking.call_method1(intern!(py, "extend"), (answers,))?;
+        // The arguments refer to the results by this list of the module; see `result_of` there.
+        let dependencies = py.import(intern!(py, "dayfly._codec.dependencies"))?;
+        let referred = dependencies.getattr(intern!(py, "results"))?;
+        referred.call_method1(intern!(py, "extend"), (decoded,))?;
         let argument = self.codec.decode_copied(py, arguments);
-        taking.call_method0(intern!(py, "clear"))?;
+        referred.call_method0(intern!(py, "clear"))?;
         Ok((argument?, kind))
     }
 
@@ -429,7 +431,7 @@ impl Runtime for PythonRuntime {
         });
     }
 
-    fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, String> {
+    fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, LoadError> {
         let key = (function.hash, function.form.clone());
         if let Some(number) = self.numbers.get(&key) {
             return Ok(*number);
@@ -438,7 +440,8 @@ impl Runtime for PythonRuntime {
             Form::Python {
                 python, cloudpickle, ..
             } => {
-                self.check_versions(python, cloudpickle)?;
+                self.check_versions(python, cloudpickle)
+                    .map_err(LoadError::PythonMismatch)?;
                 Function::Python(self.unpickle(code)?)
             }
             Form::Source { entry } => Function::Python(self.compile(code, entry)?),

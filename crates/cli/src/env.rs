@@ -133,7 +133,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
         }
     };
     let mut command = Command::new(&arguments.python);
-    command.args(["-m", "dayfly._environment"]).args(given);
+    command.args(["-m", "dayfly._env_command"]).args(given);
     let status = python::started(command, &arguments.python, global)?;
     Ok(python::exit_code(status))
 }

@@ -82,13 +82,12 @@ impl CallError {
             Status::UnknownFunction => Code::UnknownFunction,
             Status::OutputOverflow => Code::OutputOverflow,
             Status::MalformedRequest => Code::InvalidRequest,
-            // The protocol has no other status for it; see `executor::Runtime::load` of the Python crate.
-            Status::LoadFailed if String::from_utf8_lossy(payload).contains("was pickled by") => Code::PythonMismatch,
             Status::LoadFailed => Code::LoadFailed,
             Status::Rejected => Code::Rejected,
             Status::OutOfMemory => Code::OutOfMemory,
             Status::StateLost => Code::StateLost,
             Status::Cancelled => Code::Cancelled,
+            Status::PythonMismatch => Code::PythonMismatch,
         };
         let exception = (code == Code::FunctionError)
             .then(|| Exception::read(payload))

@@ -30,6 +30,44 @@ use dayfly_protocol::slot::Status;
 pub use call::Call;
 pub use parent::{ExecutorError, run};
 
+/// The reason why a function was not loaded, as a text for the caller.
+#[derive(Debug)]
+pub enum LoadError {
+    /// The code cannot be loaded.
+    Failed(String),
+    /// The function was pickled by another version of Python or of cloudpickle than this worker's.
+    PythonMismatch(String),
+}
+
+impl LoadError {
+    /// Returns the status of the invocation that was to load the function.
+    pub fn status(&self) -> Status {
+        match self {
+            Self::Failed(_) => Status::LoadFailed,
+            Self::PythonMismatch(_) => Status::PythonMismatch,
+        }
+    }
+
+    /// Returns the text for the caller.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Failed(text) | Self::PythonMismatch(text) => text,
+        }
+    }
+}
+
+impl From<String> for LoadError {
+    fn from(text: String) -> Self {
+        Self::Failed(text)
+    }
+}
+
+impl From<&str> for LoadError {
+    fn from(text: &str) -> Self {
+        Self::Failed(text.into())
+    }
+}
+
 /// A language runtime: loads functions and calls them. The parent has one value, and fork copies it into each worker.
 pub trait Runtime {
     /// Name and versions, for users and for version checks: `native`, or `python 3.11.7 cloudpickle 3.1.0`.
@@ -53,9 +91,9 @@ pub trait Runtime {
     /// Called before a call's reply if output is attributed to calls: writes all buffered output.
     fn flush(&mut self) {}
 
-    /// Loads a function and returns the number to call it by, or an error text. Loading the same code and form again
-    /// should return the same number.
-    fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, String>;
+    /// Loads a function and returns the number to call it by. Loading the same code and form again should return the
+    /// same number.
+    fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, LoadError>;
 
     /// Calls a function. For any status except `Ok`, the output is the error's text or pickled exception.
     fn invoke(&mut self, function: u16, call: &mut Call<'_>) -> Status;

@@ -17,7 +17,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::entry_point::EntryPoint;
-use crate::{Call, Runtime};
+use crate::{Call, LoadError, Runtime};
 
 /// Output capacity of a plain function whose caller states none.
 const PLAIN_OUTPUT_BYTES: usize = 16 << 20;
@@ -279,7 +279,7 @@ impl Runtime for NativeRuntime {
         "native".into()
     }
 
-    fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, String> {
+    fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, LoadError> {
         let key = (function.hash, function.form.clone());
         if let Some(number) = self.numbers.get(&key) {
             return Ok(*number);

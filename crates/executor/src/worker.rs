@@ -18,7 +18,7 @@ use crate::cores::Place;
 use crate::left::Left;
 use crate::meter::{Account, Activity, Meter, meters_length};
 use crate::outputs::Prints;
-use crate::{Call, Runtime, forked};
+use crate::{Call, LoadError, Runtime, forked};
 
 /// Polls between two reads of the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker
 /// stays hot is exact to a microsecond.
@@ -293,11 +293,11 @@ impl<'a, R: Runtime> Worker<'a, R> {
 
     fn load(&mut self, call: &mut Call<'_>) -> Status {
         let loaded = serde_json::from_slice::<LoadFunction>(call.input())
-            .map_err(|error| format!("the request to load a function is malformed: {error}"))
+            .map_err(|error| LoadError::Failed(format!("the request to load a function is malformed: {error}")))
             .and_then(|function| {
                 let code = self.code_dir.join(function.hash.to_string());
                 if !code.exists() {
-                    return Err(format!("the node has no code {}; send it first", function.hash));
+                    return Err(format!("the node has no code {}; send it first", function.hash).into());
                 }
                 let number = self.runtime.load(&code, &function)?;
                 let known = self.accounts.len().max(usize::from(number) + 1);
@@ -313,9 +313,9 @@ impl<'a, R: Runtime> Worker<'a, R> {
         match loaded {
             Ok(index) if call.put(&index.to_le_bytes()).is_ok() => Status::Ok,
             Ok(_) => Status::OutOfMemory,
-            Err(text) => {
-                call.fail(&text);
-                Status::LoadFailed
+            Err(error) => {
+                call.fail(error.text());
+                error.status()
             }
         }
     }

@@ -94,7 +94,7 @@ pub enum Status {
     OutputOverflow = 4,
     /// The request's header or descriptor contradicts the channel's geometry.
     MalformedRequest = 5,
-    /// The code could not be loaded: it is not present, is not a library, lacks the symbol, or needs another Python.
+    /// The code could not be loaded: it is not present, is not a library, or lacks the symbol.
     LoadFailed = 6,
     /// The worker could not run at the moment. The invocation was not started and may be sent elsewhere.
     Rejected = 7,
@@ -104,6 +104,8 @@ pub enum Status {
     StateLost = 9,
     /// The caller cancelled the invocation before it began.
     Cancelled = 10,
+    /// The function was pickled by another version of Python or of cloudpickle than the worker's.
+    PythonMismatch = 11,
 }
 
 impl Status {
@@ -121,6 +123,7 @@ impl Status {
             8 => Self::OutOfMemory,
             9 => Self::StateLost,
             10 => Self::Cancelled,
+            11 => Self::PythonMismatch,
             _ => return None,
         })
     }

@@ -11,15 +11,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dayfly._batch import Batch
     from dayfly._broken import InitializerFailed, WorkerDied
-    from dayfly._checkpoint import Checkpoint
     from dayfly._client import Client, connect
     from dayfly._command import Command, CommandError
-    from dayfly._delegation import Delegation
-    from dayfly._durable import Durable, durable
-    from dayfly._entry_point import EntryPoint
-    from dayfly._environment import Environment
     from dayfly._errors import (
         AccessError,
         CallError,
@@ -42,16 +36,23 @@ if TYPE_CHECKING:
         TagInUse,
         Untrusted,
     )
-    from dayfly._flow import Flow, Step
-    from dayfly._future import Future
-    from dayfly._gang import Gang
-    from dayfly._lease import Calls, Function, Lease
-    from dayfly._library import Library, NativeFunction
-    from dayfly._mpirun import MPICommand
-    from dayfly._run import run
-    from dayfly._symbol import Symbol
-    from dayfly._tasks import Executor, Registered
-    from dayfly._trigger import Trigger
+    from dayfly._functions.entry_point import EntryPoint
+    from dayfly._functions.environment import Environment
+    from dayfly._functions.symbol import Symbol
+    from dayfly._futures.future import Future
+    from dayfly._groups.checkpoint import Checkpoint
+    from dayfly._groups.mpirun import MPICommand
+    from dayfly._groups.run import run
+    from dayfly._leases.calls import Calls
+    from dayfly._leases.gang import Gang
+    from dayfly._leases.lease import Delegation, Function, Lease
+    from dayfly._leases.library import Library, NativeFunction
+    from dayfly._tasks.batch import Batch
+    from dayfly._tasks.durable import Durable, durable
+    from dayfly._tasks.executor import Executor
+    from dayfly._tasks.flow import Flow, Step
+    from dayfly._tasks.registered import Registered
+    from dayfly._tasks.trigger import Trigger
 
 __version__ = "0.1.0"
 
@@ -109,25 +110,26 @@ __all__ = [
 
 # Imported on first use: workers also import this package, and need none of these modules.
 _WHERE = {
-    "_batch": ("Batch",),
     "_broken": ("InitializerFailed", "WorkerDied"),
-    "_checkpoint": ("Checkpoint",),
     "_client": ("Client", "connect"),
     "_command": ("Command", "CommandError"),
-    "_entry_point": ("EntryPoint",),
-    "_delegation": ("Delegation",),
-    "_durable": ("Durable", "durable"),
-    "_environment": ("Environment",),
-    "_flow": ("Flow", "Step"),
-    "_future": ("Future",),
-    "_gang": ("Gang",),
-    "_lease": ("Calls", "Function", "Lease"),
-    "_library": ("Library", "NativeFunction"),
-    "_mpirun": ("MPICommand",),
-    "_run": ("run",),
-    "_symbol": ("Symbol",),
-    "_tasks": ("Executor", "Registered"),
-    "_trigger": ("Trigger",),
+    "_functions.entry_point": ("EntryPoint",),
+    "_functions.environment": ("Environment",),
+    "_functions.symbol": ("Symbol",),
+    "_futures.future": ("Future",),
+    "_groups.checkpoint": ("Checkpoint",),
+    "_groups.mpirun": ("MPICommand",),
+    "_groups.run": ("run",),
+    "_leases.calls": ("Calls",),
+    "_leases.gang": ("Gang",),
+    "_leases.lease": ("Delegation", "Function", "Lease"),
+    "_leases.library": ("Library", "NativeFunction"),
+    "_tasks.batch": ("Batch",),
+    "_tasks.durable": ("Durable", "durable"),
+    "_tasks.executor": ("Executor",),
+    "_tasks.flow": ("Flow", "Step"),
+    "_tasks.registered": ("Registered",),
+    "_tasks.trigger": ("Trigger",),
 }
 
 

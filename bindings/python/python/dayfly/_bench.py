@@ -101,7 +101,7 @@ def describe(_: argparse.Namespace) -> dict[str, Any]:
     """Returns a pickled no-op function, and the runtime that it needs."""
     import cloudpickle
 
-    from dayfly._client import runtime
+    from dayfly._functions.runtime import runtime
 
     wanted = runtime()
     # The last byte marks the payload as the only argument (`codec.rs`).

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import dayfly
-from dayfly import MPI, _storage
+from dayfly import MPI
+from dayfly._groups import storage
+from dayfly._groups.run import choices, invitation_to, kill, restarting, variables
 from dayfly._native import Communicator, Objects
-from dayfly._run import choices, invitation_to, kill, restarting, variables
 from dayfly._text import shown
 
 #: Maximum bytes of one message of output. Longer lines are sent in parts.
@@ -53,7 +54,7 @@ def packed(options: argparse.Namespace) -> Program:
     """Packs the program to run."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        if _storage.is_url(options.target):
+        if storage.is_url(options.target):
             name, is_folder = _add_stored(tar, options.target)
         else:
             target = Path(options.target)
@@ -104,7 +105,7 @@ def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
 
 def _rank(group: str, console: str, program: Program) -> int:
     """Runs on each worker: starts the program, and sends its output to the launcher, line by line."""
-    with _storage.environment(program.environment):
+    with storage.environment(program.environment):
         out = MPI.Comm(Communicator.join(console))
     launcher = out.size - 1
     lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
@@ -160,8 +161,8 @@ def run_program(
         console = invitation_to(client, options.ranks + 1) | passing
         statuses: dict[int, int] = {}
         with (
-            _storage.cleared(group),
-            _storage.cleared(console),
+            storage.cleared(group),
+            storage.cleared(console),
             client.gang(options.ranks, placement=options.placement, **lease) as gang,
         ):
             futures = [
@@ -292,7 +293,7 @@ def main() -> int:
         options.lease["network"] = True
     try:
         with dayfly.connect() as client:
-            stored = _storage.is_url(options.target)
+            stored = storage.is_url(options.target)
             if ":" in options.target and not stored and not os.path.exists(options.target):
                 results = run_function(client, options)
                 for rank, result in enumerate(results):

@@ -13,30 +13,9 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from dayfly._native import Foreign
-
 #: Types of results on the wire; see ``codec.rs``.
 VALUE = 0
 MIXED = 3
-
-
-#: Results of other tasks, while the arguments of a call that refer to them are unpickled.
-answers: list[Any] = []
-
-
-def answer(index: int, trust: Any = None) -> Any:
-    """Returns the result of another task. It stands for the task's future in pickled arguments.
-
-    Args:
-        index: index of the task among those whose results travel with the call.
-        trust: tenants whose results may be unpickled, in addition to the task's own tenant; see ``_trust.py``.
-    """
-    found = answers[index]
-    if type(found) is Foreign:
-        from dayfly._trust import opened, trust_of
-
-        return opened(found, trust_of(trust))
-    return found
 
 
 #: Environment variable with the invitation to the group of this process and of the programs that it starts.

@@ -27,8 +27,8 @@ from dayfly._command import CommandError
 
 if TYPE_CHECKING:
     from dayfly._client import Client
-    from dayfly._future import Future
-    from dayfly._tasks import Executor
+    from dayfly._futures.future import Future
+    from dayfly._tasks.executor import Executor
 
 __all__ = ["App", "Loaded", "bash_app", "clear", "load", "python_app", "wait_for_current_tasks"]
 
@@ -50,7 +50,7 @@ class Loaded:
     def executor(self, endpoint: str | None, memoize: bool) -> Executor:
         """Returns the executor for apps with these options."""
         from dayfly._client import connect
-        from dayfly._tasks import Executor
+        from dayfly._tasks.executor import Executor
 
         with self._lock:
             if self._pid != os.getpid():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dayfly._errors import RequestError
 from dayfly._mpi.types import (
@@ -17,8 +17,15 @@ from dayfly._mpi.types import (
 )
 from dayfly._native import Request as _NativeRequest
 
-if TYPE_CHECKING:
-    from dayfly.MPI import Comm
+
+class _Receiver(Protocol):
+    """The part of a communicator that receives objects."""
+
+    _waiting: list[Any]
+
+    def _advance(self, request: Any) -> None: ...
+
+    def iprobe(self, source: int = ..., tag: int = ...) -> bool: ...
 
 
 class Status:
@@ -236,7 +243,7 @@ _OVER = Request(None)
 class _Object(Request):
     """An object on its way here, received when its message is there: its length is not known before."""
 
-    def __init__(self, comm: Comm, source: int, tag: int) -> None:
+    def __init__(self, comm: _Receiver, source: int, tag: int) -> None:
         super().__init__(None)
         self._comm, self._source, self._tag = comm, source, tag
         #: Not over until somebody has asked, though its message may have come while another was waited for.

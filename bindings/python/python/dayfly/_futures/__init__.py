@@ -1,0 +1,1 @@
+"""Futures of calls and tasks, and support for asyncio."""

@@ -1,0 +1,1 @@
+"""Groups: functions and programs that run on many workers which communicate."""

@@ -1,0 +1,1 @@
+"""Leases of workers, and calls on them."""

@@ -1,0 +1,1 @@
+"""Durable tasks: functions that the manager keeps, and the executors, batches, flows and triggers that run them."""

@@ -1,0 +1,193 @@
+"""The requests of a client for registered functions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from dayfly import _native
+from dayfly._codec.trust import TrustLike, trust_of
+from dayfly._connection import Connection
+from dayfly._functions.environment import EnvironmentLike, environment_of
+from dayfly._futures.asynchronous import twin
+from dayfly._leases.defaults import Placement
+
+if TYPE_CHECKING:
+    from dayfly._tasks.executor import Executor
+    from dayfly._tasks.registered import Registered
+
+
+class FunctionClient(Connection):
+    """The part of `Client` that registers functions."""
+
+    def __init__(self, native: _native.Client) -> None:
+        super().__init__(native)
+        #: Executors for tasks of a tag, or, for None, the one with a tag of its own.
+        self._by_tag: dict[str | None, Executor] = {}
+
+    def register(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        cores: int = 1,
+        memory: int = 0,
+        gpus: int = 0,
+        walltime: float | None = None,
+        repeatable: bool = False,
+        share: Iterable[str] = (),
+        environment: EnvironmentLike = None,
+        image: str | None = None,
+        ranks: int = 0,
+        placement: Placement | None = None,
+        source: bool = False,
+    ) -> Registered:
+        """Registers a function with the manager, so that you and other tenants can run it by name or id.
+
+        Idempotent: registering the same function again returns the existing one.
+
+        Args:
+            fn: a callable, a `Command`, an `EntryPoint` or a `Symbol`. The manager keeps its present state.
+            name: name of the function; by default the callable's. Functions of one name are versions, and the name
+                means the last one.
+            description: description for people; by default the docstring.
+            cores: cores of the worker that runs it.
+            memory: bytes of memory of the worker; 0 for the node's default share.
+            gpus: GPUs of the worker, which sees no others.
+            walltime: maximum seconds of one execution. The execution is then killed with all its processes.
+            repeatable: whether a task may be executed again if it may have been executed already.
+            share: names of tenants that may also run it, ``"team:NAME"`` for a team, ``"*"`` for all tenants.
+            environment: packages that the function imports and the nodes' Python lacks: a list of requirements, a
+                requirements or lock file, or a `dayfly.Environment`. Nodes build it once for the same content.
+            image: container image to run in, by the name that the site gives it.
+            ranks: number of workers that one execution has at the same time, all or none. Each worker calls the
+                function, where ``MPI.COMM_WORLD`` of `dayfly.MPI` connects them. The result is the list of the ranks'
+                results.
+            placement: placement of the ranks on nodes, as for `gang`.
+            source: whether to send the function as source text, which any version of Python runs, with arguments and
+                results in JSON. The function needs a ``def`` of its own, imports what it needs inside its body, and
+                loses its decorators. An exception that it raises arrives as `FunctionError`, with the traceback in
+                its message.
+
+        Returns:
+            The registered function.
+
+        Raises:
+            TypeError: if ``source`` is True and the source text is not complete without its surroundings.
+            dayfly.Error: if the manager refuses the function or cannot be reached.
+        """
+        from dayfly._tasks.registered import Registered, register
+
+        status = register(
+            self._executor()._pool,
+            fn,
+            name=name if name is not None else getattr(fn, "__name__", None),
+            description=description,
+            cores=cores,
+            memory=memory,
+            gpus=gpus,
+            walltime=walltime,
+            repeatable=repeatable,
+            share=share,
+            environment=environment_of(environment),
+            image=image,
+            ranks=ranks,
+            placement=placement,
+            source=source,
+        )
+        return Registered(status, fn)
+
+    aregister = twin(register)
+
+    def function(
+        self, name: str, *, owner: str | None = None, version: str | None = None, trust: TrustLike = None
+    ) -> Registered:
+        """Returns the last version of a registered function: your own by name, another tenant's as ``"OWNER/NAME"``.
+
+        A name without an owner never means another tenant's function, because any tenant may share functions of any
+        name.
+
+        Args:
+            name: such as ``"resize"`` or ``"ann/resize"``. With ``@ID`` appended, exactly the version with this id,
+                which is the hash of its code and runtime. The id alone is also valid.
+            owner: the same as ``OWNER/`` before the name.
+            version: the same as ``@ID`` after the name.
+            trust: tenants whose results of this function are unpickled, as for `connect`; True for its owner and for
+                any tenant that runs it.
+
+        Raises:
+            dayfly.Error: ``not_found`` if there is no such function or version. If only other tenants have functions of
+                this name, the message names them.
+        """
+        from dayfly._tasks.registered import Registered
+
+        named = f"{'' if owner is None else f'{owner}/'}{name}{'' if version is None else f'@{version}'}"
+        status = json.loads(self._native.get(f"/v1/functions/{quote(named, safe='')}"))
+        return Registered(status, trust=trust_of(trust))
+
+    def functions(self) -> list[Registered]:
+        """Returns the functions that you may run, with their owners."""
+        from dayfly._tasks.registered import Registered
+
+        return [Registered(status) for status in json.loads(self._native.get("/v1/functions"))]
+
+    def share(self, function: Registered | str, share: Iterable[str]) -> Registered:
+        """Replaces the list of tenants that may run a function of yours. Accepted tasks continue.
+
+        Args:
+            function: name of the function, for all its versions; or one version, or its id.
+            share: as for `register`; empty to share it with nobody.
+
+        Returns:
+            The function with its new sharing.
+
+        Raises:
+            dayfly.Error: ``not_found`` if you have no such function.
+        """
+        from dayfly._tasks.registered import Registered
+
+        name = function.id if isinstance(function, Registered) else function
+        spec = json.dumps({"shared_with": [share] if isinstance(share, str) else list(share)})
+        return Registered(json.loads(self._native.put(f"/v1/functions/{quote(name, safe='')}/sharing", spec)))
+
+    def remove_function(self, function: Registered | str) -> list[Registered]:
+        """Removes a function of yours that no task, flow or trigger uses. Outcomes of its tasks stay.
+
+        Args:
+            function: name of the function, for all its versions; or one version, or its id.
+
+        Returns:
+            The removed functions.
+
+        Raises:
+            dayfly.Error: if you have no such function (``not_found``), or it is in use.
+        """
+        from dayfly._tasks.registered import Registered
+
+        name = function.id if isinstance(function, Registered) else function
+        gone = json.loads(self._native.delete(f"/v1/functions/{quote(name, safe='')}"))
+        return [Registered(status) for status in gone]
+
+    def _executor(self, tag: str | None = None) -> Executor:
+        """Returns the executor for tasks of this tag, or, for None, the one with a tag of its own."""
+        from dayfly._tasks.executor import Executor
+
+        with self._lock:
+            made = self._by_tag.get(tag)
+            if made is None:
+                made = self._by_tag[tag] = Executor(client=self, tag=tag)
+        return made
+
+    def close(self) -> None:
+        """Shuts down this client's executors and leases, and its manager if that is embedded."""
+        # They stay until they are shut down.
+        executors = list(self._by_tag.values())
+        if os.getpid() == self._pid:
+            with self._lock:
+                self._by_tag.clear()
+        super().close()
+        del executors

@@ -52,7 +52,7 @@ def fail() -> None:
     raise KeyError("not today")
 
 
-def test_futures_among_the_arguments_stand_for_their_results(executor: dayfly.Executor) -> None:
+def test_futures_in_arguments_become_their_results(executor: dayfly.Executor) -> None:
     three = executor.submit(add, 1, 2)
     seven = executor.submit(add, three, 4)
     assert executor.submit(add, seven, b=three).result(30) == 10
@@ -65,7 +65,7 @@ def test_futures_among_the_arguments_stand_for_their_results(executor: dayfly.Ex
     assert executor.submit(add, three, three).result(30) == 6
 
 
-def test_long_results_and_arrays_go_from_task_to_task(executor: dayfly.Executor, client: dayfly.Client) -> None:
+def test_large_results_travel_from_task_to_task(executor: dayfly.Executor, client: dayfly.Client) -> None:
     image = executor.submit(np.arange, 1_000_000)
     doubled = executor.submit(np.multiply, image, 2)
     total = executor.submit(np.sum, doubled)
@@ -78,14 +78,14 @@ def test_long_results_and_arrays_go_from_task_to_task(executor: dayfly.Executor,
         assert pair.result(30) == (999_999 * 1_000_000, [0, 1, 2, 3, 4], True)
 
 
-def test_a_chain_of_a_thousand_ends(executor: dayfly.Executor) -> None:
+def test_chain_of_a_thousand_tasks_ends(executor: dayfly.Executor) -> None:
     last = executor.submit(add, 0, 0)
     for _ in range(1_000):
         last = executor.submit(add, last, 1)
     assert last.result(60) == 1_000
 
 
-def test_what_comes_after_a_failure_is_not_executed_and_says_why(executor: dayfly.Executor, tmp_path: Path) -> None:
+def test_task_after_a_failed_one_is_not_executed(executor: dayfly.Executor, tmp_path: Path) -> None:
     failed = executor.submit(fail)
     after = executor.submit(add, failed, 1)
     last = executor.submit(add, after, 1)
@@ -107,7 +107,7 @@ def test_what_comes_after_a_failure_is_not_executed_and_says_why(executor: dayfl
         waiting.result(30)
 
 
-def test_those_that_wait_can_be_cancelled_and_have_deadlines(client: dayfly.Client, tmp_path: Path) -> None:
+def test_waiting_tasks_are_cancelled_and_have_deadlines(client: dayfly.Client, tmp_path: Path) -> None:
     with dayfly.Executor(client=client) as executor, dayfly.Executor(client=client, deadline=0.3) as hasty:
         held = executor.submit(wait_and_add, str(tmp_path / "go"), 1, 2)
         cancelled = executor.submit(add, held, 1)
@@ -121,7 +121,7 @@ def test_those_that_wait_can_be_cancelled_and_have_deadlines(client: dayfly.Clie
         assert kept.result(30) == 4
 
 
-def test_what_waits_goes_on_after_the_death_of_its_manager(manager: Daemon, tmp_path: Path) -> None:
+def test_waiting_tasks_survive_a_killed_manager(manager: Daemon, tmp_path: Path) -> None:
     with dayfly.connect(config=manager.state) as client:
         executor = dayfly.Executor(client=client, repeatable=True, tag="through it all")
         done = executor.submit(add, 1, 2)
@@ -142,7 +142,7 @@ def test_what_waits_goes_on_after_the_death_of_its_manager(manager: Daemon, tmp_
             again.stop()
 
 
-def test_what_cannot_be_is_refused_with_a_sentence(executor: dayfly.Executor, client: dayfly.Client) -> None:
+def test_impossible_dependencies_are_refused_with_a_reason(executor: dayfly.Executor, client: dayfly.Client) -> None:
     with pytest.raises(TypeError, match="give it to a durable task"):
         pickle.dumps(executor.submit(add, 1, 2))
     with client.lease(workers=1) as lease, pytest.raises(TypeError, match="cannot be pickled"):
@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(executor: dayfly.Executor, cl
     assert "answers go along" in refused({"call": {"arguments": [1, 2]}, "after": [], "with_answers": True})
 
 
-def test_programs_without_python_say_what_comes_first_too(executor: dayfly.Executor, client: dayfly.Client) -> None:
+def test_programs_without_python_name_dependencies(executor: dayfly.Executor, client: dayfly.Client) -> None:
     function = client.register(add, name="add").id
     before = executor.submit(add, 1, 2)
     executor._pool.flush(30)

@@ -16,7 +16,7 @@ def client():
 
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
-def test_leases_come_straight_from_nodes_and_are_in_the_books_afterwards(client, sandbox):
+def test_leases_from_nodes_are_recorded_afterwards(client, sandbox):
     with client.allowance(workers=4, sandbox=sandbox) as direct:
         with direct.lease(workers=2, mode="warm") as lease:
             assert list(lease.map(abs, [-1, 2, -3])) == [1, 2, 3]
@@ -27,7 +27,7 @@ def test_leases_come_straight_from_nodes_and_are_in_the_books_afterwards(client,
         wait_until(lambda: entries(client, lease)[0]["usage"]["calls"] > 0, "what the lease used was never booked", 20)
 
 
-def test_no_more_is_leased_than_is_allowed_until_something_comes_back(client):
+def test_allowance_limits_leases_until_one_is_released(client):
     with client.allowance(workers=2, workers_per_node=2) as direct:
         first = direct.lease(workers=1, mode="warm")
         second = direct.lease(workers=1, mode="warm")
@@ -42,7 +42,7 @@ def test_no_more_is_leased_than_is_allowed_until_something_comes_back(client):
         second.shutdown()
 
 
-def test_who_waits_for_room_gets_it_when_there_is_some(client):
+def test_waiting_lease_is_granted_when_capacity_returns(client):
     import threading
 
     with client.allowance(workers=1) as direct:
@@ -54,7 +54,7 @@ def test_who_waits_for_room_gets_it_when_there_is_some(client):
         timer.join()
 
 
-def test_a_lease_from_a_node_is_renewed_and_revoked_as_others_are(client):
+def test_lease_from_a_node_is_renewed_and_revoked(client):
     with client.allowance(workers=1, duration=60) as direct, direct.lease(mode="warm", duration=30) as lease:
         assert lease.call(pow, 2, 4) == 16
         wait_until(lambda: entries(client, lease), "the manager never heard of the lease", 20)
@@ -63,7 +63,7 @@ def test_a_lease_from_a_node_is_renewed_and_revoked_as_others_are(client):
             direct.lease(mode="warm", duration=61)
 
 
-def test_an_allowance_that_was_given_back_is_worth_nothing(client):
+def test_returned_allowance_is_refused(client):
     direct = client.allowance(workers=1)
     with direct.lease(mode="warm") as lease:
         assert lease.call(pow, 2, 4) == 16
@@ -79,6 +79,6 @@ def refused(direct):
     return False
 
 
-def test_an_allowance_of_nothing_is_refused(client):
+def test_empty_allowance_is_refused(client):
     with pytest.raises(dayfly.RequestError, match="one worker at least"):
         client.allowance(workers=0)

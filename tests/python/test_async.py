@@ -70,7 +70,7 @@ async def ticking() -> AsyncIterator[list[int]]:
         ticker.cancel()
 
 
-def test_functions_are_registered_and_run_and_batches_found_again(client: dayfly.Client) -> None:
+def test_functions_and_batches_work_with_asyncio(client: dayfly.Client) -> None:
     async def main() -> None:
         function = await client.aregister(area, name="area", walltime=60)
         assert await client.arun(function, 6, 7) == 42
@@ -88,7 +88,7 @@ def test_functions_are_registered_and_run_and_batches_found_again(client: dayfly
     run(main)
 
 
-def test_an_executor_maps_for_async_for(client: dayfly.Client) -> None:
+def test_executor_maps_for_async_for(client: dayfly.Client) -> None:
     def odd(n: int) -> int:
         if n % 2 == 0:
             raise ValueError(n)
@@ -112,7 +112,7 @@ def test_an_executor_maps_for_async_for(client: dayfly.Client) -> None:
     run(main)
 
 
-def test_what_a_task_prints_is_followed_as_it_is_printed(client: dayfly.Client, tmp_path: Path) -> None:
+def test_output_of_a_running_task_is_followed(client: dayfly.Client, tmp_path: Path) -> None:
     def speak(path: str) -> None:
         print("first", flush=True)
         while not os.path.exists(path):
@@ -140,7 +140,7 @@ def test_what_a_task_prints_is_followed_as_it_is_printed(client: dayfly.Client, 
     assert run(main) == "first\nsecond\n"
 
 
-def test_the_loop_goes_on_while_the_manager_does_not_answer(client: dayfly.Client, manager: Daemon) -> None:
+def test_event_loop_runs_while_the_manager_is_stopped(client: dayfly.Client, manager: Daemon) -> None:
     async def main() -> None:
         assert await client.arun(area, 6, 7) == 42
         before = client.run(area, 1, 1)
@@ -171,7 +171,7 @@ def test_the_loop_goes_on_while_the_manager_does_not_answer(client: dayfly.Clien
     run(main)
 
 
-def test_who_cancels_a_wait_cancels_the_task_and_not_those_of_a_batch(client: dayfly.Client, tmp_path: Path) -> None:
+def test_cancelled_wait_cancels_its_task_but_no_batch(client: dayfly.Client, tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
 
     async def main() -> None:
@@ -197,7 +197,7 @@ def test_who_cancels_a_wait_cancels_the_task_and_not_those_of_a_batch(client: da
     run(main)
 
 
-def test_what_is_submitted_while_nobody_waits_any_more_is_cancelled(
+def test_task_submitted_after_a_cancelled_wait_is_cancelled(
     client: dayfly.Client, manager: Daemon, tmp_path: Path
 ) -> None:
     gate = str(tmp_path / "gate")
@@ -221,7 +221,7 @@ def test_what_is_submitted_while_nobody_waits_any_more_is_cancelled(
     wait_until(lambda: client.tasks(tag).counts()["done"] == len(client.tasks(tag)), "what there was has ended", 30)
 
 
-def test_twins_have_the_signatures_and_the_words_of_their_methods(client: dayfly.Client) -> None:
+def test_async_variants_have_their_methods_signatures_and_docs(client: dayfly.Client) -> None:
     for name in ("register", "map", "task", "tasks"):
         method, twin = (getattr(dayfly.Client, one) for one in (name, f"a{name}"))
         assert inspect.iscoroutinefunction(twin)

@@ -82,7 +82,7 @@ class Old(Tensor):
         "arrow",
     ],
 )
-def test_what_shows_its_memory_is_sent_and_received_into(make):
+def test_objects_with_buffers_are_sent_and_received(make):
     out = make(bytes(NUMBERS))
     into = make(bytearray(4) if make is memoryview else bytes(4))
     assert twice(out, into) == 4
@@ -92,7 +92,7 @@ def test_what_shows_its_memory_is_sent_and_received_into(make):
 
 
 @pytest.mark.parametrize("type_of", [pa.int8(), pa.uint16(), pa.int64(), pa.float32(), pa.float64()])
-def test_an_arrow_array_is_sent_as_it_lies_and_its_type_is_known(type_of):
+def test_arrow_array_is_sent_uncopied_with_its_type(type_of):
     values = pa.array([1, 2, 3, 4], type_of).slice(1, 2)
     total = np.zeros(2, values.to_numpy().dtype)
     MPI.COMM_SELF.Allreduce(values, total)
@@ -103,7 +103,7 @@ def test_an_arrow_array_is_sent_as_it_lies_and_its_type_is_known(type_of):
 
 @pytest.mark.parametrize("letters", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("wrapped", [np.asarray, Tensor, Old])
-def test_types_of_elements_are_read_from_buffers_and_from_tensors(letters, wrapped):
+def test_element_types_of_buffers_and_tensors_are_known(letters, wrapped):
     values = np.array([1, 2, 3], letters)
     total = np.zeros(3, letters)
     MPI.COMM_SELF.Allreduce(wrapped(values), wrapped(total))
@@ -116,7 +116,7 @@ def refused(match, call, *args):
     assert caught.value.code == "invalid_request"
 
 
-def test_what_cannot_be_meant_is_refused_with_a_sentence():
+def test_invalid_buffers_are_refused_with_a_reason():
     comm = MPI.COMM_SELF
     eight = np.zeros(8)
     fixed = np.zeros(8)
@@ -149,14 +149,14 @@ def test_what_cannot_be_meant_is_refused_with_a_sentence():
     assert not comm.iprobe(), "nothing of it was sent"
 
 
-def test_the_root_gives_what_it_may_not_write_to():
+def test_root_broadcasts_a_read_only_buffer():
     numbers = pa.array([1.5, 2.5])
     MPI.COMM_SELF.Bcast(numbers)
     MPI.COMM_SELF.Bcast([numbers, MPI.DOUBLE])
     assert numbers.to_pylist() == [1.5, 2.5]
 
 
-def test_a_type_that_ranks_do_not_know_travels_as_another_that_is_named():
+def test_unknown_element_type_travels_as_a_named_one():
     halves = np.array([0.5, 2.5], "f2")
     into = np.zeros(2, "f2")
     twice([halves, MPI.BYTE], [into, MPI.BYTE])
@@ -167,7 +167,7 @@ def test_a_type_that_ranks_do_not_know_travels_as_another_that_is_named():
     assert other[0] == days[0]
 
 
-def test_an_array_lives_as_long_as_an_operation_needs_it():
+def test_array_outlives_its_operation():
     comm = MPI.COMM_SELF
     into = [np.empty(100_000) for _ in range(4)]
     receives = [comm.Irecv(Tensor(array_of), 0, number) for number, array_of in enumerate(into)]
@@ -177,7 +177,7 @@ def test_an_array_lives_as_long_as_an_operation_needs_it():
 
 
 @needs_torch
-def test_tensors_of_pytorch_are_sent_and_received_into():
+def test_pytorch_tensors_are_sent_and_received():
     run_python(
         f"""
         import sys

@@ -31,7 +31,7 @@ def numbers(place: Path) -> list[int]:
     return sorted(int(one.name) for one in place.iterdir())
 
 
-def test_each_rank_finds_the_state_that_it_saved_last(client: dayfly.Client, tmp_path: Path) -> None:
+def test_each_rank_restores_its_last_state(client: dayfly.Client, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert dayfly.run(load, ranks=2, client=client, checkpoint=run, args=("none",)) == ["none", "none"]
     dayfly.run(save, ranks=2, client=client, checkpoint=run, args=(["first", b"x" * 1_000_000, "last"],))
@@ -41,7 +41,7 @@ def test_each_rank_finds_the_state_that_it_saved_last(client: dayfly.Client, tmp
     assert numbers(run) == [3], "numbers go on, and as many are kept as asked"
 
 
-def test_a_checkpoint_that_was_cut_short_or_damaged_is_nobodys(client: dayfly.Client, tmp_path: Path) -> None:
+def test_truncated_or_damaged_checkpoint_is_ignored(client: dayfly.Client, tmp_path: Path) -> None:
     dayfly.run(save, ranks=2, client=client, checkpoint=tmp_path, args=(["a", "b", "c"], 5))
     (tmp_path / "00000002" / "complete.json").unlink()
     part = tmp_path / "00000001" / "rank-00001"
@@ -51,14 +51,14 @@ def test_a_checkpoint_that_was_cut_short_or_damaged_is_nobodys(client: dayfly.Cl
     assert numbers(tmp_path) == [0, 1, 2, 3], "one that was cut short is not written over"
 
 
-def test_a_checkpoint_of_another_number_of_ranks_is_refused(client: dayfly.Client, tmp_path: Path) -> None:
+def test_checkpoint_of_another_group_size_is_refused(client: dayfly.Client, tmp_path: Path) -> None:
     dayfly.run(save, ranks=2, client=client, checkpoint=tmp_path, args=(["a"],))
     with pytest.raises(dayfly.Error, match="saved by 2 ranks and there are 3") as refused:
         dayfly.run(load, ranks=3, client=client, checkpoint=tmp_path)
     assert refused.value.code == "invalid_request"
 
 
-def test_a_part_that_cannot_be_saved_fails_the_checkpoint_on_every_rank(client: dayfly.Client, tmp_path: Path) -> None:
+def test_unsaved_part_fails_the_checkpoint_on_all_ranks(client: dayfly.Client, tmp_path: Path) -> None:
     def try_to_save(unsaveable: int) -> str:
         from dayfly import MPI
 
@@ -77,6 +77,6 @@ def test_a_part_that_cannot_be_saved_fails_the_checkpoint_on_every_rank(client: 
     assert json.loads((tmp_path / "00000001" / "complete.json").read_text())["parts"]
 
 
-def test_without_a_directory_a_checkpoint_says_how_to_name_one(client: dayfly.Client) -> None:
+def test_checkpoint_without_directory_names_the_option(client: dayfly.Client) -> None:
     with pytest.raises(dayfly.Error, match="--checkpoint"):
         dayfly.run(load, ranks=1, client=client)

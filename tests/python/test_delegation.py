@@ -40,14 +40,14 @@ def call_until_taken_back(workers):
     raise AssertionError("the workers were not taken back")
 
 
-def test_a_function_calls_functions_on_workers_that_were_delegated_to_it(client, sandbox):
+def test_function_calls_functions_on_delegated_workers(client, sandbox):
     with client.lease(workers=3, mode="warm", sandbox=sandbox) as lease, lease.delegate(workers=2) as part:
         assert part.workers == 2
         found = lease.submit(total_of_squares, part, range(1000)).result(timeout=60)
     assert found == ("shm", sum(number * number for number in range(1000)))
 
 
-def test_functions_nest_as_deep_as_there_are_workers(client, sandbox):
+def test_functions_nest_up_to_the_number_of_workers(client, sandbox):
     def depth(part, left):
         if part is None:
             return 0
@@ -63,7 +63,7 @@ def test_functions_nest_as_deep_as_there_are_workers(client, sandbox):
         assert lease.submit(depth, part, 3).result(timeout=60) == 3
 
 
-def test_workers_of_one_lease_call_those_of_another(client, sandbox):
+def test_workers_of_one_lease_call_anothers_workers(client, sandbox):
     with (
         client.lease(workers=1, mode="warm", sandbox=sandbox) as parents,
         client.lease(workers=2, mode="warm", sandbox="process") as lease,
@@ -74,7 +74,7 @@ def test_workers_of_one_lease_call_those_of_another(client, sandbox):
         assert lease.submit(pow, 2, 10).result(timeout=60) == 1024
 
 
-def test_a_sandbox_sees_its_node_only_when_something_was_delegated_to_it(client):
+def test_sandbox_sees_its_node_only_with_a_delegation(client):
     def look():
         import os
 
@@ -87,7 +87,7 @@ def test_a_sandbox_sees_its_node_only_when_something_was_delegated_to_it(client)
             assert lease.call(look) == ["group.sock", "node.sock"]
 
 
-def test_a_door_opens_nothing_without_a_token(client):
+def test_node_socket_refuses_requests_without_token(client):
     def knock():
         import socket
 
@@ -105,7 +105,7 @@ def test_a_door_opens_nothing_without_a_token(client):
         assert lease.call(pow, 2, 3) == 8
 
 
-def test_who_keeps_knocking_at_its_door_keeps_nobody_else_out(client):
+def test_worker_that_floods_its_socket_blocks_no_other(client):
     def knock():
         import socket
         import time
@@ -129,7 +129,7 @@ def test_who_keeps_knocking_at_its_door_keeps_nobody_else_out(client):
         assert knocking.result(timeout=60) > 0
 
 
-def test_another_process_uses_a_part_and_cannot_release_or_renew_it(client):
+def test_delegation_cannot_be_released_or_renewed_elsewhere(client):
     with client.lease(workers=2, mode="warm") as lease, lease.delegate() as part:
         program = """
             import dayfly, os, pickle
@@ -148,7 +148,7 @@ def test_another_process_uses_a_part_and_cannot_release_or_renew_it(client):
         assert lease.call(pow, 2, 3) == 8
 
 
-def test_what_was_taken_back_is_of_no_more_use_and_serves_its_lease_again(client):
+def test_revoked_delegation_is_unusable_and_serves_its_lease(client):
     with client.lease(workers=2, mode="warm") as lease:
         part = lease.delegate(workers=1)
         workers = part.open()
@@ -163,7 +163,7 @@ def test_what_was_taken_back_is_of_no_more_use_and_serves_its_lease_again(client
         assert lease.options(worker=1).call(pow, 2, 2) == 4
 
 
-def test_a_part_comes_back_by_itself_when_its_time_is_over(client):
+def test_expired_delegation_returns_to_its_lease(client):
     with client.lease(workers=2, mode="warm") as lease:
         part = lease.delegate(duration=3)
         with part.open() as workers:
@@ -173,7 +173,7 @@ def test_a_part_comes_back_by_itself_when_its_time_is_over(client):
         assert lease.options(worker=1).call(pow, 2, 2) == 4
 
 
-def test_a_call_that_runs_is_finished_before_its_worker_is_delegated(client):
+def test_running_call_ends_before_its_worker_is_delegated(client):
     def slowly(length):
         import time
 
@@ -194,14 +194,14 @@ def test_a_call_that_runs_is_finished_before_its_worker_is_delegated(client):
 
 
 @pytest.mark.parametrize("workers", [0, 3, 65535])
-def test_no_more_is_delegated_than_there_is(client, workers):
+def test_delegation_beyond_the_workers_is_refused(client, workers):
     with client.lease(workers=2, mode="warm") as lease:
         with pytest.raises(dayfly.RequestError, match="cannot be delegated"):
             lease.delegate(workers=workers)
         assert lease.call(pow, 2, 2) == 4
 
 
-def test_a_worker_that_dies_is_replaced_for_whoever_has_it(client, sandbox):
+def test_dead_delegated_worker_is_replaced(client, sandbox):
     def die():
         import os
 
@@ -220,7 +220,7 @@ def test_a_worker_that_dies_is_replaced_for_whoever_has_it(client, sandbox):
         assert lease.submit(parent, part).result(timeout=60) == ("maybe_executed", 8)
 
 
-def test_the_calls_of_a_part_are_on_the_bill_of_its_lease(client):
+def test_delegated_calls_are_billed_to_their_lease(client):
     with client.lease(workers=2, mode="warm") as lease:
         with lease.delegate() as part, part.open() as workers:
             for _ in range(10):

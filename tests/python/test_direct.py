@@ -15,7 +15,7 @@ def leases(client: dayfly.Client) -> list[int]:
     return [lease["workers"] for lease in client.leases() if lease["state"] in ("granted", "active")]
 
 
-def test_what_need_not_be_durable_goes_straight_to_leased_workers(client: dayfly.Client) -> None:
+def test_calls_without_durability_use_leased_workers(client: dayfly.Client) -> None:
     before = client.endpoints()[0]["tasks"]["done"]
     with dayfly.Executor(client=client, durable=False, workers=2) as executor:
         assert isinstance(executor, dayfly.Executor)
@@ -30,7 +30,7 @@ def test_what_need_not_be_durable_goes_straight_to_leased_workers(client: dayfly
     assert client.endpoints()[0]["tasks"]["done"] == before + 1
 
 
-def test_a_walltime_ends_a_call_also_where_it_is_not_durable(client: dayfly.Client) -> None:
+def test_walltime_ends_a_call_without_durability(client: dayfly.Client) -> None:
     with (
         dayfly.Executor(client=client, durable=False, workers=1, walltime=0.2) as executor,
         pytest.raises(dayfly.DeadlineExceeded),
@@ -38,7 +38,7 @@ def test_a_walltime_ends_a_call_also_where_it_is_not_durable(client: dayfly.Clie
         executor.submit(time.sleep, 30).result(30)
 
 
-def test_a_decorated_function_goes_there_too(client: dayfly.Client) -> None:
+def test_decorated_function_runs_without_durability(client: dayfly.Client) -> None:
     @dayfly.durable(client=client, durable=False, workers=1)
     def process() -> int:
         return os.getpid()
@@ -46,7 +46,7 @@ def test_a_decorated_function_goes_there_too(client: dayfly.Client) -> None:
     assert process.submit().result(30) != os.getpid()
 
 
-def test_what_only_durable_tasks_have_is_refused(client: dayfly.Client) -> None:
+def test_options_of_durable_tasks_are_refused_without_durability(client: dayfly.Client) -> None:
     before = len(client.leases())
     for options in ({"tag": "mine"}, {"retries": 1}, {"memoize": True}, {"deadline": 3}):
         with pytest.raises(ValueError, match=next(iter(options))):

@@ -38,39 +38,39 @@ def backend(any_executor):
         yield any_executor
 
 
-def test_joblib_calls_in_other_processes_and_keeps_the_order(backend) -> None:
+def test_joblib_calls_keep_their_order(backend) -> None:
     found = joblib.Parallel()(joblib.delayed(square)(x) for x in range(500))
     assert [result for result, _ in found] == [x * x for x in range(500)]
     assert os.getpid() not in {process for _, process in found}
 
 
-def test_joblib_gets_what_a_call_raised_and_goes_on_after_it(backend) -> None:
+def test_joblib_raises_exceptions_and_continues(backend) -> None:
     with pytest.raises(LookupError, match="no 7"):
         joblib.Parallel()(joblib.delayed(fail_at)(x, 7) for x in range(50))
     assert joblib.Parallel()(joblib.delayed(abs)(x) for x in (-1, -2)) == [1, 2]
 
 
-def test_joblib_gives_results_as_they_come(backend) -> None:
+def test_joblib_yields_results_as_they_arrive(backend) -> None:
     results = joblib.Parallel(return_as="generator")(joblib.delayed(abs)(-x) for x in range(20))
     assert next(results) == 0
     assert list(results) == list(range(1, 20))
 
 
-def test_calls_within_calls_stay_where_they_are(backend) -> None:
+def test_nested_calls_stay_in_their_worker(backend) -> None:
     def outer(x: int) -> list[int]:
         return joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(-x) for _ in range(3))
 
     assert joblib.Parallel()(joblib.delayed(outer)(x) for x in (1, 2)) == [[1] * 3, [2] * 3]
 
 
-def test_joblib_makes_and_ends_what_it_needs_by_itself(client: dayfly.Client) -> None:
+def test_joblib_creates_and_releases_its_executor(client: dayfly.Client) -> None:
     importlib.import_module("dayfly.joblib")
     for options in ({"durable": False}, {"endpoint": "local"}):
         with joblib.parallel_config("dayfly", client=client, **options):
             assert joblib.Parallel()(joblib.delayed(abs)(-x) for x in range(30)) == list(range(30))
 
 
-def test_scikit_learn_searches_as_it_does_alone(backend) -> None:
+def test_scikit_learn_search_has_the_sequential_result(backend) -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GridSearchCV
@@ -84,7 +84,7 @@ def test_scikit_learn_searches_as_it_does_alone(backend) -> None:
     assert there.best_score_ == pytest.approx(here.best_score_)
 
 
-def test_dask_takes_an_executor_as_its_scheduler(any_executor) -> None:
+def test_dask_uses_an_executor_as_scheduler(any_executor) -> None:
     dask = pytest.importorskip("dask")
     parts = [dask.delayed(square)(x) for x in range(40)]
     total = dask.delayed(lambda found: (sum(result for result, _ in found), {process for _, process in found}))(parts)
@@ -95,7 +95,7 @@ def test_dask_takes_an_executor_as_its_scheduler(any_executor) -> None:
     assert time.monotonic() - begun < 30
 
 
-def test_a_decorated_function_is_called_here_and_submitted_there(client: dayfly.Client) -> None:
+def test_decorated_function_is_called_locally_and_submitted(client: dayfly.Client) -> None:
     @dayfly.durable(client=client, repeatable=True)
     def fibonacci(n: int) -> int:
         """Calls itself where it runs."""
@@ -110,7 +110,7 @@ def test_a_decorated_function_is_called_here_and_submitted_there(client: dayfly.
     assert "fibonacci" in repr(fibonacci)
 
 
-def test_a_decorated_method_stays_one(client: dayfly.Client) -> None:
+def test_decorated_method_stays_a_method(client: dayfly.Client) -> None:
     class Counter:
         start = 3
 
@@ -121,6 +121,6 @@ def test_a_decorated_method_stays_one(client: dayfly.Client) -> None:
     assert Counter().count(5) == [3, 4]
 
 
-def test_an_option_that_there_is_not_is_refused_when_it_is_needed(client: dayfly.Client) -> None:
+def test_unknown_option_is_refused_at_first_use(client: dayfly.Client) -> None:
     with pytest.raises(TypeError, match="colour"):
         dayfly.durable(client=client, colour="blue")(abs).submit(-1)

@@ -74,7 +74,7 @@ def test_failing_initializer_breaks_its_executor(make: Make) -> None:
     executor.shutdown()
 
 
-def test_wrong_initializers_are_refused_when_named(make: Make) -> None:
+def test_wrong_initializers_are_refused_at_creation(make: Make) -> None:
     with pytest.raises(TypeError, match="must be a callable"):
         make(initializer=7)
     with pytest.raises(ValueError, match="without an initializer"):
@@ -119,7 +119,7 @@ def test_max_workers_limits_a_direct_executor(client: dayfly.Client) -> None:
         dayfly.Executor(client=client, max_workers=2)
 
 
-def test_executor_takes_nothing_after_shutdown(make: Make) -> None:
+def test_executor_refuses_calls_after_shutdown(make: Make) -> None:
     executor = make()
     assert executor.submit(abs, -1).result(30) == 1
     executor.shutdown()

@@ -34,7 +34,7 @@ wheels = [{ url = "https://files.example/idna.whl", hashes = { sha256 = "00ff" }
 """
 
 
-def test_a_list_is_an_environment_and_a_text_alone_is_not() -> None:
+def test_environment_accepts_lists_but_no_single_string() -> None:
     assert dayfly.Environment(["numpy", "scipy"]).requirements == ("numpy", "scipy")
     assert environment_of(["numpy"]) == dayfly.Environment(["numpy"])
     assert environment_of(None) is None
@@ -42,7 +42,7 @@ def test_a_list_is_an_environment_and_a_text_alone_is_not() -> None:
         dayfly.Environment("numpy")
 
 
-def test_a_requirements_file_is_read_as_pip_reads_it(tmp_path: Path) -> None:
+def test_requirements_file_is_read_as_pip_does(tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text(REQUIREMENTS)
     read = environment_of(file)
@@ -59,7 +59,7 @@ def test_a_requirements_file_is_read_as_pip_reads_it(tmp_path: Path) -> None:
             environment_of(file)
 
 
-def test_a_lock_file_names_exact_versions_with_their_hashes(tmp_path: Path) -> None:
+def test_lock_file_gives_exact_versions_with_hashes(tmp_path: Path) -> None:
     file = tmp_path / "pylock.toml"
     file.write_text(PYLOCK)
     locked = dayfly.Environment.from_file(file)
@@ -69,7 +69,7 @@ def test_a_lock_file_names_exact_versions_with_their_hashes(tmp_path: Path) -> N
         dayfly.Environment.from_file(file)
 
 
-def test_what_is_installed_is_captured_in_its_versions() -> None:
+def test_installed_packages_are_captured_with_versions() -> None:
     # The package under test was installed from a file, and stays out by itself.
     captured = dayfly.Environment.captured()
     lines = dict(line.split("==") for line in captured.requirements)
@@ -88,7 +88,7 @@ def install(place: Path, name: str, origin: str) -> None:
     (info / "direct_url.json").write_text(origin)
 
 
-def test_a_package_from_a_directory_is_named_instead_of_captured(tmp_path: Path) -> None:
+def test_package_from_a_directory_is_refused_by_name(tmp_path: Path) -> None:
     install(tmp_path, "mine", '{"url": "file:///nowhere/mine", "dir_info": {"editable": true}}')
     program = "import dayfly; print(dayfly.Environment.captured(without=['mine'] if {left_out} else []))"
 
@@ -107,9 +107,7 @@ def test_a_package_from_a_directory_is_named_instead_of_captured(tmp_path: Path)
     assert "pytest==" in captured(left_out=True).stdout
 
 
-def test_only_what_others_cannot_have_is_refused_when_it_is_captured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_capture_refuses_only_unavailable_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a wheel").touch()
     here = (tmp_path / "a wheel").as_uri()

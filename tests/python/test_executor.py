@@ -45,7 +45,7 @@ def boom(text):
     raise BoomError(text)
 
 
-def test_calls_that_find_no_core_go_to_another_worker_and_run_soon_whoever_holds_the_cores(client):
+def test_calls_without_a_core_move_to_other_workers(client):
     # More workers than cores, and functions that hold their cores without computing.
     many = 3 * len(os.sched_getaffinity(0))
     with client.lease(workers=many, mode="warm") as lease:
@@ -58,7 +58,7 @@ def test_calls_that_find_no_core_go_to_another_worker_and_run_soon_whoever_holds
         assert lease.incarnations() == [1] * many
 
 
-def test_a_lease_is_an_executor(lease):
+def test_lease_is_an_executor(lease):
     assert isinstance(lease, cf.Executor)
     future = lease.submit(square, 12)
     assert isinstance(future, cf.Future)
@@ -72,7 +72,7 @@ def test_positional_and_keyword_arguments_arrive(lease):
     assert lease.submit(lambda a, b=0, *rest, c: (a, b, rest, c), 1, 2, 3, c=4).result() == (1, 2, (3,), 4)
 
 
-def test_exceptions_keep_their_type_and_tell_the_remote_traceback(lease):
+def test_exceptions_keep_their_type_and_remote_traceback(lease):
     future = lease.submit(boom, "loud")
     with pytest.raises(BoomError, match="loud") as caught:
         future.result()
@@ -80,7 +80,7 @@ def test_exceptions_keep_their_type_and_tell_the_remote_traceback(lease):
     assert isinstance(future.exception(), BoomError)
 
 
-def test_an_exception_that_cannot_be_pickled_still_tells_its_name(lease):
+def test_unpicklable_exception_keeps_its_name(lease):
     def fail():
         class StrangeError(Exception):
             def __init__(self, a, b):
@@ -95,25 +95,25 @@ def test_an_exception_that_cannot_be_pickled_still_tells_its_name(lease):
         lease.submit(fail).result()
 
 
-def test_sys_exit_in_a_function_is_told_to_the_caller(lease):
+def test_sys_exit_in_a_function_is_raised_here(lease):
     with pytest.raises(SystemExit):
         lease.submit(sys.exit, 3).result()
 
 
-def test_map_gives_results_in_order(lease):
+def test_map_returns_results_in_order(lease):
     assert list(lease.map(square, range(1000))) == [x * x for x in range(1000)]
     assert list(lease.map(pow, range(50), range(50))) == [x**x for x in range(50)]
     assert list(lease.map(square, [], timeout=1)) == []
 
 
-def test_map_takes_any_chunk_size(lease):
+def test_map_accepts_any_chunk_size(lease):
     for size in (1, 3, 1000):
         assert list(lease.map(square, range(100), chunksize=size)) == [x * x for x in range(100)]
     with pytest.raises(ValueError, match="chunksize"):
         lease.map(square, [1], chunksize=0)
 
 
-def test_map_raises_at_the_item_that_failed(lease):
+def test_map_raises_at_the_failed_item(lease):
     results = lease.map(divmod, [5, 6, 7, 8], [5, 1, 0, 2])
     assert [next(results), next(results)] == [(1, 0), (6, 0)]
     with pytest.raises(ZeroDivisionError):
@@ -122,7 +122,7 @@ def test_map_raises_at_the_item_that_failed(lease):
         next(results)
 
 
-def test_a_function_that_raises_stop_iteration_does_not_end_a_map_early(lease):
+def test_stop_iteration_in_a_function_ends_no_map(lease):
     def stop(x):
         if x == 2:
             raise StopIteration
@@ -148,7 +148,7 @@ def test_map_of_an_endless_iterable_is_lazy(lease):
     assert list(itertools.islice(squares, 100)) == [x * x for x in range(100)]
 
 
-def test_a_map_that_nobody_looks_at_runs_to_its_end(client, tmp_path):
+def test_unread_map_runs_to_its_end(client, tmp_path):
     def touch(name):
         (tmp_path / str(name)).touch()
 
@@ -162,7 +162,7 @@ def test_map_shows_its_progress(lease, capfd):
     assert "100/100" in capfd.readouterr().err
 
 
-def test_wait_and_as_completed_know_its_futures(lease):
+def test_wait_and_as_completed_accept_lease_futures(lease):
     futures = [lease.submit(square, x) for x in range(100)]
     assert {future.result() for future in cf.as_completed(futures, timeout=10)} == {x * x for x in range(100)}
     slow = lease.submit(pause, 5.0)
@@ -175,7 +175,7 @@ def test_wait_and_as_completed_know_its_futures(lease):
     assert cf.wait([failed], timeout=10, return_when=cf.FIRST_EXCEPTION).done == {failed}
 
 
-def test_callbacks_are_called_even_if_nobody_waits(lease):
+def test_callbacks_run_without_a_waiting_thread(lease):
     called = threading.Event()
     seen = []
 
@@ -192,7 +192,7 @@ def test_callbacks_are_called_even_if_nobody_waits(lease):
     assert seen == [0.05, 9]
 
 
-def test_calls_run_even_if_nobody_waits(lease, tmp_path):
+def test_calls_run_without_a_waiting_thread(lease, tmp_path):
     def touch(name):
         (tmp_path / str(name)).touch()
 
@@ -204,14 +204,14 @@ def test_calls_run_even_if_nobody_waits(lease, tmp_path):
     assert len(list(tmp_path.iterdir())) == 500
 
 
-def test_a_result_can_be_waited_for_with_a_limit(lease):
+def test_waiting_for_a_result_times_out(lease):
     future = lease.submit(pause, 0.3)
     with pytest.raises(cf.TimeoutError):
         future.result(timeout=0.01)
     assert future.result(timeout=10) == 0.3
 
 
-def test_many_threads_may_wait_for_one_future(lease):
+def test_many_threads_wait_for_one_future(lease):
     future = lease.submit(pause, 0.2)
     results = []
     threads = [threading.Thread(target=lambda: results.append(future.result())) for _ in range(8)]
@@ -222,7 +222,7 @@ def test_many_threads_may_wait_for_one_future(lease):
     assert results == [0.2] * 8
 
 
-def test_many_threads_may_submit(lease):
+def test_many_threads_submit(lease):
     def work(offset):
         return [lease.submit(square, x).result() for x in range(offset, offset + 200)]
 
@@ -231,7 +231,7 @@ def test_many_threads_may_submit(lease):
     assert functools.reduce(operator.iadd, found, []) == [x * x for x in range(800)]
 
 
-def test_calls_that_were_not_sent_can_be_cancelled(own):
+def test_unsent_calls_are_cancelled(own):
     blocker = own.submit(pause, 0.5)
     futures = [own.submit(pause, 0.01) for _ in range(20)]
     last = futures[-1]
@@ -245,7 +245,7 @@ def test_calls_that_were_not_sent_can_be_cancelled(own):
     assert not blocker.cancel()
 
 
-def test_a_running_call_can_be_killed(own, tmp_path):
+def test_running_call_is_killed(own, tmp_path):
     mark = tmp_path / "mark"
     future = own.submit(lambda: (mark.touch(), pause(60)))
     wait_until(mark.exists, "the call's start")
@@ -255,7 +255,7 @@ def test_a_running_call_can_be_killed(own, tmp_path):
     assert own.submit(square, 2).result(timeout=10) == 4
 
 
-def test_a_call_that_was_sent_and_has_not_begun_is_killed_when_it_begins(own, tmp_path):
+def test_sent_call_is_killed_when_it_begins(own, tmp_path):
     own.call(pause, 0)
     ahead, behind = own.submit(pause, 0.3), own.submit(pause, 60)
     assert behind.running(), "sent, and waiting in the worker's ring"
@@ -266,7 +266,7 @@ def test_a_call_that_was_sent_and_has_not_begun_is_killed_when_it_begins(own, tm
     assert own.submit(square, 2).result(timeout=10) == 4
 
 
-def test_a_call_that_was_killed_is_not_tried_again_when_its_worker_dies(own, tmp_path):
+def test_killed_call_is_not_retried(own, tmp_path):
     mark = tmp_path / "mark"
     own.call(touch_and_end, mark, None)
     mark.unlink()
@@ -302,7 +302,7 @@ def test_shutdown_without_wait_lets_calls_end(client):
     assert future.result(timeout=10) == 0.2
 
 
-def test_shutdown_cancels_what_was_not_sent(client):
+def test_shutdown_cancels_unsent_calls(client):
     lease = client.lease(mode="warm")
     futures = [lease.submit(pause, 0.1) for _ in range(30)]
     lease.shutdown(cancel_futures=True)
@@ -335,7 +335,7 @@ def test_asyncio_awaits_calls_and_maps(lease):
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_functions_are_captured_as_they_are_at_the_call(lease):
+def test_functions_are_captured_at_the_call(lease):
     factor = 2
 
     def scaled(x):
@@ -349,7 +349,7 @@ def test_functions_are_captured_as_they_are_at_the_call(lease):
         assert lease.submit(scaled, 10).result() == 10 * value
 
 
-def test_lambdas_made_in_a_loop_do_not_pile_up(lease):
+def test_lambdas_of_a_loop_do_not_accumulate(lease):
     assert [lease.call(lambda x=x: x) for x in range(50)] == list(range(50))
 
 
@@ -376,14 +376,14 @@ def test_methods_partials_and_builtins_are_callable(lease):
     assert lease.call(int, "12") == 12
 
 
-def test_a_function_handle_calls_remotely(lease):
+def test_function_handle_calls_remotely(lease):
     remote = lease.function(os.getpid)
     assert remote() != os.getpid()
     assert remote.submit().result() != os.getpid()
     assert list(lease.function(square).map([1, 2])) == [1, 4]
 
 
-def test_workers_are_random_each_for_itself(lease):
+def test_workers_have_different_random_seeds(lease):
     def draw():
         import random
 
@@ -393,12 +393,12 @@ def test_workers_are_random_each_for_itself(lease):
     assert len(drawn) == lease.workers
 
 
-def test_printing_reaches_nobody_and_harms_nothing(lease):
+def test_printing_without_echo_is_harmless(lease):
     assert lease.call(print, "hello") is None
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_what_workers_print_appears_in_whole_lines_where_the_program_prints(unbuffered):
+def test_echoed_output_has_whole_lines(unbuffered):
     done = run_python(
         """
         import dayfly, sys
@@ -417,7 +417,7 @@ def test_what_workers_print_appears_in_whole_lines_where_the_program_prints(unbu
 
 
 @pytest.mark.parametrize("last", ["", "lease.shutdown(wait=False)"])
-def test_what_was_submitted_runs_to_its_end_though_the_program_ends(last):
+def test_submitted_calls_run_when_the_program_ends(last):
     done = run_python(f"""
         import dayfly, time
 
@@ -432,7 +432,7 @@ def test_what_was_submitted_runs_to_its_end_though_the_program_ends(last):
     assert (done.stdout, done.stderr) == ("apple\n", "")
 
 
-def test_cancelled_futures_say_so_at_once(client):
+def test_cancelled_futures_are_cancelled_immediately(client):
     lease = client.lease(mode="warm")
     futures = [lease.submit(time.sleep, 0.05) for _ in range(50)]
     lease.shutdown(cancel_futures=True)
@@ -444,7 +444,7 @@ class Thing:
     pass
 
 
-def test_a_map_keeps_no_result_that_its_caller_has_let_go(lease):
+def test_map_keeps_no_released_result(lease):
     for thing in lease.map(lambda _: Thing(), range(10)):
         gone = weakref.ref(thing)
         del thing

@@ -39,7 +39,7 @@ def failing(error: BaseException) -> Callable[..., None]:
 
 @pytest.mark.parametrize("step", ["makedirs", "rename"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no space")], ids=["interrupt", "error"])
-def test_extraction_that_fails_leaves_no_part(
+def test_failed_extraction_leaves_no_part(
     root: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
 ) -> None:
     root.mkdir(mode=0o700)
@@ -63,7 +63,7 @@ def test_slower_of_two_workers_leaves_no_part(root: Path, monkeypatch: pytest.Mo
     assert os.listdir(root) == ["digest"]
 
 
-def test_part_of_a_killed_worker_is_swept_after_an_hour(root: Path) -> None:
+def test_part_of_a_killed_worker_is_removed_later(root: Path) -> None:
     root.mkdir(mode=0o700)
     for name, hours in {"part-killed": 2, "part-written": 0.5, "digest-of-yesterday": 24}.items():
         (root / name / "package").mkdir(parents=True)

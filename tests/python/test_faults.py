@@ -24,7 +24,7 @@ def square(x):
     return x * x
 
 
-def test_a_worker_that_dies_in_a_call_is_replaced(own):
+def test_worker_that_dies_in_a_call_is_replaced(own):
     with pytest.raises(dayfly.WorkerDied) as caught:
         own.call(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert caught.value.code == "maybe_executed"
@@ -33,13 +33,13 @@ def test_a_worker_that_dies_in_a_call_is_replaced(own):
     assert own.incarnations() == [2]
 
 
-def test_os_exit_ends_the_worker_and_says_so(own):
+def test_os_exit_in_a_function_is_worker_died(own):
     with pytest.raises(dayfly.WorkerDied, match="exit status 3"):
         own.call(os._exit, 3)
     assert own.call(square, 3) == 9
 
 
-def test_calls_behind_a_dead_worker_are_executed_all_the_same(own):
+def test_calls_behind_a_dead_worker_still_run(own):
     own.call(square, 1)
     dying = own.submit(os._exit, 1)
     behind = [own.submit(square, x) for x in range(20)]
@@ -48,7 +48,7 @@ def test_calls_behind_a_dead_worker_are_executed_all_the_same(own):
         dying.result()
 
 
-def test_an_idempotent_call_is_tried_again(own, tmp_path):
+def test_idempotent_call_is_retried(own, tmp_path):
     mark = tmp_path / "mark"
 
     def once():
@@ -60,7 +60,7 @@ def test_an_idempotent_call_is_tried_again(own, tmp_path):
     assert own.options(idempotent=True).call(once) == "second"
 
 
-def test_a_call_past_its_deadline_is_ended(own):
+def test_call_past_its_deadline_is_ended(own):
     start = time.monotonic()
     with pytest.raises(dayfly.DeadlineExceeded) as caught:
         own.options(deadline=0.2).call(time.sleep, 60)
@@ -69,7 +69,7 @@ def test_a_call_past_its_deadline_is_ended(own):
     assert own.options(deadline=10).call(square, 2) == 4
 
 
-def test_a_caller_hears_of_a_dead_executor_before_there_is_another(monkeypatch, tmp_path):
+def test_dead_executor_is_noticed_before_its_replacement(monkeypatch, tmp_path):
     monkeypatch.setenv("DAYFLY_WARM_POOL", "0")
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -87,7 +87,7 @@ def test_a_caller_hears_of_a_dead_executor_before_there_is_another(monkeypatch, 
         assert time.monotonic() - begin > 1
 
 
-def test_calls_after_the_node_is_gone_for_good_fail_at_once():
+def test_calls_after_the_nodes_end_fail_immediately():
     with dayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
         lease.call(square, 1)
         manager = parent(lease.call(os.getppid))
@@ -102,7 +102,7 @@ def test_calls_after_the_node_is_gone_for_good_fail_at_once():
                 lease.submit(square, 2).result(timeout=deadline - time.monotonic())
 
 
-def test_nobody_waits_for_a_dead_executor_who_has_no_business_with_it(monkeypatch, tmp_path):
+def test_dead_executor_delays_no_other_lease(monkeypatch, tmp_path):
     # No executor is parked, and an interpreter starts slowly.
     monkeypatch.setenv("DAYFLY_WARM_POOL", "0")
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(0.5)\n")
@@ -133,7 +133,7 @@ def test_nobody_waits_for_a_dead_executor_who_has_no_business_with_it(monkeypatc
     assert max(later - sooner for sooner, later in itertools.pairwise(ticks)) < repaired / 2
 
 
-def test_state_that_died_with_its_worker_is_said_to_be_lost(own):
+def test_state_of_a_dead_worker_is_state_lost(own):
     incarnation = own.incarnations()[0]
     pinned = own.options(worker=0, incarnation=incarnation)
     assert pinned.call(square, 2) == 4
@@ -143,7 +143,7 @@ def test_state_that_died_with_its_worker_is_said_to_be_lost(own):
         pinned.call(square, 2)
 
 
-def test_a_released_lease_says_that_it_ended(client):
+def test_released_lease_is_lease_ended(client):
     lease = client.lease(mode="warm")
     lease.call(square, 1)
     lease._native.release()
@@ -153,13 +153,13 @@ def test_a_released_lease_says_that_it_ended(client):
     lease.shutdown()
 
 
-def test_more_workers_than_there_are_cores_are_refused(client):
+def test_more_hot_workers_than_cores_are_refused(client):
     with pytest.raises(dayfly.Error) as caught:
         client.lease(workers=1000, mode="hot")
     assert caught.value.code in ("too_large", "no_capacity")
 
 
-def test_senseless_arguments_are_refused(client, own):
+def test_invalid_arguments_are_refused(client, own):
     with pytest.raises(ValueError, match="mode"):
         client.lease(mode="cold")
     with pytest.raises(ValueError, match="deadline"):
@@ -170,7 +170,7 @@ def test_senseless_arguments_are_refused(client, own):
         own.options(worker=7).submit(square, 1)
 
 
-def test_a_forked_child_is_told_to_connect_anew(own):
+def test_client_in_a_forked_child_is_refused(own):
     own.call(square, 1)
 
     def child(pipe):
@@ -192,7 +192,7 @@ def test_a_forked_child_is_told_to_connect_anew(own):
     assert own.call(square, 3) == 9
 
 
-def test_interrupts_reach_a_thread_that_waits(own):
+def test_interrupts_reach_a_waiting_thread(own):
     threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
     future = own.submit(time.sleep, 60)
     with pytest.raises(KeyboardInterrupt):
@@ -213,7 +213,7 @@ print(lease.submit(pow, 2, 5).result(), lease.call(os.getpid), flush=True)
     ("end", "status"),
     [("", 0), ("raise SystemExit(3)", 3), ("lease.submit(print).add_done_callback(print)", 0), ("os._exit(4)", 4)],
 )
-def test_a_program_that_forgets_to_shut_down_leaves_nothing(end, status):
+def test_program_without_shutdown_leaves_nothing(end, status):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -231,7 +231,7 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_lease_that_was_shut_down_keeps_no_descriptor_and_no_thread(client):
+def test_shut_down_lease_keeps_no_descriptors_or_threads(client):
     with client.lease(mode="warm") as lease:
         lease.call(square, 1)
     before, threads = descriptors(), threading.active_count()
@@ -243,7 +243,7 @@ def test_a_lease_that_was_shut_down_keeps_no_descriptor_and_no_thread(client):
     assert threading.active_count() <= threads
 
 
-def test_a_lease_that_is_dropped_is_released(client):
+def test_dropped_lease_is_released(client):
     lease = client.lease(mode="warm")
     lease.call(square, 1)
     held = lease.id
@@ -259,12 +259,12 @@ def test_a_lease_that_is_dropped_is_released(client):
     assert state() == "released"
 
 
-def test_a_client_tells_of_its_nodes(client):
+def test_client_lists_its_nodes(client):
     assert len(client.nodes()) == 1
     assert "embedded" in repr(client)
 
 
-def test_a_manager_that_runs_is_found_by_its_directory(up, monkeypatch):
+def test_running_manager_is_found_by_its_directory(up, monkeypatch):
     with dayfly.connect(up.state) as client, client.lease(mode="warm") as lease:
         assert lease.call(square, 4) == 16
     monkeypatch.setenv("DAYFLY_MANAGER", str(up.state))
@@ -274,7 +274,7 @@ def test_a_manager_that_runs_is_found_by_its_directory(up, monkeypatch):
         dayfly.connect(up.state / "nowhere")
 
 
-def test_the_package_has_the_program(tmp_path):
+def test_package_contains_the_program(tmp_path):
     done = subprocess.run(
         [
             sys.executable,

@@ -108,12 +108,12 @@ def buffers(size_of):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [0, 3, 20_000])
-def test_collectives_of_buffers_give_what_one_process_would(client, ranks, count):
+def test_buffer_collectives_match_a_single_process(client, ranks, count):
     assert dayfly.run(buffers, ranks=ranks, args=(count,), client=client, timeout=60) == list(range(ranks))
 
 
 @pytest.mark.parametrize("count", [3, 20_000])
-def test_collectives_of_ranks_without_a_network_do_too(client, count):
+def test_collectives_without_network_match_a_single_process(client, count):
     found = dayfly.run(buffers, ranks=3, args=(count,), client=client, timeout=60, sandbox="isolated")
     assert found == [0, 1, 2]
 
@@ -156,7 +156,7 @@ def objects():
 
 
 @pytest.mark.parametrize(("ranks", "sandbox"), [(2, "process"), (4, "process"), (4, "isolated")])
-def test_objects_travel_and_communicators_are_divided(client, ranks, sandbox):
+def test_objects_travel_and_communicators_split(client, ranks, sandbox):
     assert dayfly.run(objects, ranks=ranks, client=client, timeout=60, sandbox=sandbox) == ["done"] * ranks
 
 
@@ -174,12 +174,12 @@ def products():
     return found.tolist(), np.linalg.multi_dot(matrices).tolist()
 
 
-def test_an_operation_of_ones_own_keeps_the_order_of_the_ranks(client):
+def test_user_operation_keeps_the_rank_order(client):
     for found, expected in dayfly.run(products, ranks=3, client=client, timeout=60):
         np.testing.assert_allclose(found, expected)
 
 
-def test_what_the_function_raises_on_one_rank_is_raised_here_and_the_others_end(client):
+def test_exception_on_one_rank_ends_all_ranks(client):
     def work():
         comm = MPI.COMM_WORLD
         if comm.rank == 1:
@@ -192,7 +192,7 @@ def test_what_the_function_raises_on_one_rank_is_raised_here_and_the_others_end(
     assert time.monotonic() - begin < 20
 
 
-def test_ranks_that_do_not_call_what_fits_together_are_told_so(client):
+def test_mismatched_calls_of_ranks_are_reported(client):
     def work():
         comm = MPI.COMM_WORLD
         if comm.rank == 0:
@@ -244,18 +244,18 @@ def lose_one_of(ranks, folder, client, *, met=True, **options):
         assert total == sum(others)
 
 
-def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(client, tmp_path):
+def test_killed_rank_is_reported_and_others_continue(client, tmp_path):
     lose_one_of(3, tmp_path, client)
 
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
-def test_ranks_that_connect_when_they_need_each_other_do_all_that_others_do(client, sandbox):
+def test_lazily_connected_ranks_support_all_operations(client, sandbox):
     lazily = {"client": client, "sandbox": sandbox, "lazily": True, "timeout": 60}
     assert dayfly.run(buffers, ranks=3, args=(1000,), **lazily) == [0, 1, 2]
     assert dayfly.run(objects, ranks=4, **lazily) == ["done"] * 4
 
 
-def test_they_are_connected_with_no_others_than_they_need(client):
+def test_lazy_ranks_have_only_needed_connections(client):
     def work():
         comm = MPI.COMM_WORLD
         before = comm.ways
@@ -268,11 +268,11 @@ def test_they_are_connected_with_no_others_than_they_need(client):
     assert [after for _, after in found] == [[None, "local", None], ["local", None, None], [None] * 3]
 
 
-def test_a_rank_that_is_killed_before_anybody_met_it_is_named_to_the_others(client, tmp_path):
+def test_rank_killed_before_its_first_contact_is_reported(client, tmp_path):
     lose_one_of(4, tmp_path, client, met=False, lazily=True)
 
 
-def test_a_process_of_no_group_is_a_world_of_its_own():
+def test_process_without_group_has_one_rank():
     run_python(
         """
         from dayfly import MPI
@@ -284,7 +284,7 @@ def test_a_process_of_no_group_is_a_world_of_its_own():
     )
 
 
-def test_processes_that_dayfly_did_not_start_form_a_group_by_a_shared_secret(client):
+def test_foreign_processes_form_groups_by_shared_secret(client):
     place = client.rendezvous()
     invitation = {"rendezvous": place["address"], "key": place["key"], "name": "shells", "secret": "ab" * 16, "size": 3}
     program = textwrap.dedent(
@@ -307,7 +307,7 @@ def test_processes_that_dayfly_did_not_start_form_a_group_by_a_shared_secret(cli
     assert [process.communicate(timeout=60)[0] for process in processes] == ["3 [0, 1, 2]\n"] * 3
 
 
-def test_a_group_that_is_not_complete_in_time_says_who_is_missing(client):
+def test_incomplete_group_names_the_missing_ranks(client):
     place = client.rendezvous()
     invitation = {"rendezvous": place["address"], "key": place["key"], "name": "lonely", "secret": "ab" * 16, "size": 3}
     invitation |= {"rank": 1, "patience_s": 1}
@@ -334,7 +334,7 @@ def beyond_what_32_bits_count(length):
 
 
 @pytest.mark.soak
-def test_more_than_2_gib_travel_at_once(client):
+def test_message_of_more_than_2_gib_arrives(client):
     length = (1 << 31) + 4097
     first, second = dayfly.run(beyond_what_32_bits_count, ranks=2, client=client, args=(length,), memory=10 << 30)
     assert first == [[7, 3, 9], 3]

@@ -15,7 +15,7 @@ SLOW = ("concurrent.futures.process", "multiprocessing")
 
 
 @pytest.mark.parametrize("names", ["connect, Executor, Future", "Lease, Batch, Environment"])
-def test_import_of_a_client_leaves_slow_modules_alone(names: str) -> None:
+def test_client_imports_no_slow_modules(names: str) -> None:
     program = f"""
     import sys
     from dayfly import {names}
@@ -38,7 +38,7 @@ def test_worker_that_died_is_a_broken_process_pool() -> None:
     assert issubclass(dayfly.InitializerFailed, dayfly.LoadError)
 
 
-def test_unknown_name_of_an_error_is_an_attribute_error() -> None:
+def test_unknown_error_name_is_an_attribute_error() -> None:
     from dayfly import _errors
 
     with pytest.raises(AttributeError, match="no attribute 'Unknown'"):

@@ -55,7 +55,7 @@ def future() -> Future[int]:
     return Future(Call(), None, Lease(), interrupted_once)  # type: ignore[arg-type]
 
 
-def test_interrupt_while_a_result_is_read_is_raised(future: Future[int]) -> None:
+def test_interrupt_during_reading_a_result_is_raised(future: Future[int]) -> None:
     with pytest.raises(KeyboardInterrupt):
         future.done()
     with pytest.raises(KeyboardInterrupt):
@@ -66,14 +66,14 @@ def raise_interrupt(value: int) -> int:
     raise KeyboardInterrupt
 
 
-def test_result_is_there_after_an_interrupt(future: Future[int]) -> None:
+def test_result_is_available_after_an_interrupt(future: Future[int]) -> None:
     with pytest.raises(KeyboardInterrupt):
         future.result()
     assert future.result(0) == 7
     assert future.exception() is None
 
 
-def test_waiting_thread_reads_what_an_interrupted_one_left(future: Future[int]) -> None:
+def test_waiting_thread_reads_an_interrupted_ones_outcome(future: Future[int]) -> None:
     call: Any = future._call
     call.left, found = [], []
     thread = threading.Thread(target=lambda: found.append(future.result(30)))
@@ -87,7 +87,7 @@ def test_waiting_thread_reads_what_an_interrupted_one_left(future: Future[int]) 
     assert found == [7]
 
 
-def test_interrupt_that_a_function_raised_is_its_exception(future: Future[int]) -> None:
+def test_interrupt_raised_by_a_function_is_its_exception(future: Future[int]) -> None:
     def raised(value: int) -> int:
         raise KeyboardInterrupt from RemoteTraceback("there")
 

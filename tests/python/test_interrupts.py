@@ -86,7 +86,7 @@ def direct(request: pytest.FixtureRequest) -> str:
     }[request.param]
 
 
-def test_interrupted_program_waits_for_running_calls_alone(manager: Daemon, direct: str, tmp_path: Path) -> None:
+def test_interrupted_program_waits_only_for_running_calls(manager: Daemon, direct: str, tmp_path: Path) -> None:
     program = Program(manager, direct, tmp_path)
     try:
         told = program.errors.read_text()

@@ -46,7 +46,7 @@ def places():
     return MPI.COMM_WORLD.allgather((os.getpid(), interfaces))
 
 
-def test_ranks_that_see_no_network_are_of_one_group(client, level):
+def test_ranks_without_network_form_one_group(client, level):
     found = dayfly.run(places, ranks=2, client=client, timeout=60, **level)
     assert found[0] == found[1]
     assert [interfaces for _, interfaces in found[0]] == [["lo"], ["lo"]]
@@ -72,11 +72,11 @@ def sockets_held():
     return sorted(families)
 
 
-def test_no_rank_gets_a_socket_of_the_hosts_network(client, level):
+def test_no_rank_gets_a_host_network_socket(client, level):
     assert dayfly.run(sockets_held, ranks=2, client=client, timeout=60, **level) == [["AF_UNIX"]] * 2
 
 
-def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(client, tmp_path):
+def test_killed_rank_is_reported_and_others_continue(client, tmp_path):
     tmp_path.chmod(0o777)
     lose_one_of(3, tmp_path, client, sandbox="isolated", writable=[tmp_path])
 
@@ -96,7 +96,7 @@ def waits_for_a_message(place):
     return "a message from nobody"
 
 
-def test_when_what_joined_for_them_is_killed_ranks_elsewhere_hear_that_these_are_lost(client, tmp_path):
+def test_killed_connector_reports_its_ranks_as_lost(client, tmp_path):
     """Half of the group is isolated, half is not."""
     tmp_path.chmod(0o777)
     group = invitation_to(client, 4)
@@ -136,7 +136,7 @@ def asks(path, words, count=1):
     return said
 
 
-def test_a_rank_that_talks_nonsense_or_asks_for_another_rendezvous_is_refused(client, level):
+def test_invalid_join_request_of_a_rank_is_refused(client, level):
     invitation = invitation_to(client, 2) | {"rank": 0}
     here = json.dumps({"is": "join", "version": 1, "invitation": invitation | {"rendezvous": "127.0.0.1:22"}})
     with client.lease(workers=2, mode="warm", **level) as lease:
@@ -150,7 +150,7 @@ def test_a_rank_that_talks_nonsense_or_asks_for_another_rendezvous_is_refused(cl
         assert connectors()
 
 
-def test_a_rank_that_asks_without_end_keeps_nobody_else_from_a_group(client):
+def test_flooding_rank_blocks_no_other_group(client):
     with client.lease(workers=1, mode="warm", sandbox="isolated") as hostile:
         future = hostile.submit(asks, SOCKET, b"garbage", 2000)
         begin = time.monotonic()
@@ -175,7 +175,7 @@ def dies_while_joining(path, text):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
+def test_rank_that_dies_while_joining_is_reported(client):
     group = invitation_to(client, 3)
     text = json.dumps({"is": "join", "version": 1, "invitation": group | {"rank": 1}})
     with client.gang(2, mode="warm", sandbox="isolated") as gang:
@@ -189,7 +189,7 @@ def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
         assert time.monotonic() - begin < 5
 
 
-def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_path: Path):
+def test_program_on_isolated_ranks_leaves_nothing_behind(start, tmp_path: Path):
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
     script = tmp_path / "sum.py"
     script.write_text("from dayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
@@ -200,7 +200,7 @@ def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_p
     wait_until(lambda: not connectors(), "the connector ends with its lease")
 
 
-def test_where_the_owner_wants_no_groups_ranks_are_told_so(start):
+def test_ranks_are_refused_with_no_groups_option(start):
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--no-groups")
     with dayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
         futures = start_ranks(gang, invitation_to(client, 2), packed(places))
@@ -211,7 +211,7 @@ def test_where_the_owner_wants_no_groups_ranks_are_told_so(start):
             assert "--no-groups" in came
 
 
-def test_isolated_ranks_meet_elsewhere_where_the_nodes_owner_lets_them(start):
+def test_isolated_ranks_use_an_allowed_rendezvous(start):
     with rendezvous() as allowed, rendezvous() as other:
         place = f"{allowed['addresses'][0]}={allowed['key']}"
         up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--rendezvous", place)

@@ -25,7 +25,7 @@ def lease(client, level):
         yield lease
 
 
-def test_isolated_workers_compute_as_others_do(lease, level):
+def test_isolated_workers_run_functions(lease, level):
     assert lease.submit(pow, 2, 10).result() == 1024
     assert list(lease.map(lambda x: x * x, range(1000))) == [x * x for x in range(1000)]
     if "image" in level:
@@ -36,14 +36,14 @@ def test_isolated_workers_compute_as_others_do(lease, level):
     assert (lease.submit(np.square, big).result() == big * big).all()
 
 
-def test_a_lease_says_how_isolated_it_is(client, lease, level):
+def test_lease_reports_its_sandbox(client, lease, level):
     (shown,) = [entry for entry in client.leases() if entry["lease"] == lease.id]
     assert shown["sandbox"] == level["sandbox"]
     assert shown.get("image") == (str(level["image"]) if "image" in level else None)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "tls"])
-def test_workers_without_a_network_are_reached_over_every_transport(client, level, transport):
+def test_workers_without_network_use_every_transport(client, level, transport):
     with client.lease(**level, mode="warm", transport=transport) as lease:
         assert lease.transport == transport
         assert lease.submit(len, b"x" * (1 << 20)).result() == 1 << 20
@@ -75,7 +75,7 @@ def dial_with_own_connection(address):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "tls"])
-def test_a_worker_cannot_dial_anybody_with_the_connection_that_it_is_called_over(client, level, transport):
+def test_worker_cannot_connect_with_its_channels_socket(client, level, transport):
     import socket
 
     with (
@@ -90,12 +90,12 @@ def test_a_worker_cannot_dial_anybody_with_the_connection_that_it_is_called_over
             server.accept()
 
 
-def test_an_isolated_worker_owns_its_core_when_it_is_hot(client, level):
+def test_hot_isolated_worker_has_its_own_core(client, level):
     with client.lease(**level, mode="hot") as lease:
         assert len(lease.submit(os.sched_getaffinity, 0).result()) == 1
 
 
-def test_a_worker_sees_nobody_elses_files_processes_or_memory(lease, level, tmp_path):
+def test_worker_sees_no_foreign_files_processes_or_memory(lease, level, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("mine")
 
@@ -115,7 +115,7 @@ def test_a_worker_sees_nobody_elses_files_processes_or_memory(lease, level, tmp_
     assert seen - {way} == set(of_image)
 
 
-def test_the_environment_of_the_user_does_not_reach_isolated_workers():
+def test_isolated_workers_lack_the_users_environment():
     program = """
         import dayfly, os
         with dayfly.connect() as client:
@@ -127,7 +127,7 @@ def test_the_environment_of_the_user_does_not_reach_isolated_workers():
     assert done.stdout.splitlines() == ["process ('mine', '/somewhere')", "isolated (None, '/tmp')"]
 
 
-def test_links_and_proc_lead_nowhere(lease, tmp_path):
+def test_links_and_proc_do_not_leave_the_sandbox(lease, tmp_path):
     (tmp_path / "secret").write_text("mine")
 
     def escape(secret):
@@ -154,7 +154,7 @@ def test_links_and_proc_lead_nowhere(lease, tmp_path):
     assert lease.submit(escape, str(tmp_path / "secret")).result() == []
 
 
-def test_a_worker_cannot_touch_the_machine(lease):
+def test_worker_cannot_change_the_machine(lease):
     def attempts():
         import ctypes
         import os
@@ -191,7 +191,7 @@ def test_a_worker_cannot_touch_the_machine(lease):
     assert lease.submit(attempts).result() == []
 
 
-def test_what_a_hostile_worker_asks_for_is_recorded(lease, level, client):
+def test_denied_system_calls_of_a_worker_are_recorded(lease, level, client):
     # The events of the manager are the record; here it is enough that the worker was refused and works on.
     def hostile():
         import ctypes
@@ -224,7 +224,7 @@ def test_what_a_hostile_worker_asks_for_is_recorded(lease, level, client):
     assert lease.submit(abs, -1).result() == 1
 
 
-def test_a_worker_cannot_end_what_it_runs_under(client, level, lease):
+def test_worker_cannot_kill_its_parent(client, level, lease):
     def kill():
         import os
         import signal
@@ -244,7 +244,7 @@ def test_a_worker_cannot_end_what_it_runs_under(client, level, lease):
 
 
 @pytest.mark.parametrize("words", [b"garbage", b'{"type":"detached","worker":0,"channel":"%s"}' % (b"00" * 16)])
-def test_a_worker_that_talks_to_the_node_in_place_of_its_executor_ends_that_alone(client, level, lease, words):
+def test_forged_executor_message_ends_only_its_executor(client, level, lease, words):
     def talk(words):
         import os
         import socket
@@ -274,7 +274,7 @@ def test_a_worker_that_talks_to_the_node_in_place_of_its_executor_ends_that_alon
     assert lease.submit(abs, -7).result(timeout=30) == 7
 
 
-def test_a_fork_bomb_stays_in_its_sandbox(client, level, lease):
+def test_fork_bomb_stays_in_its_sandbox(client, level, lease):
     def bomb():
         import os
 
@@ -298,7 +298,7 @@ def test_a_fork_bomb_stays_in_its_sandbox(client, level, lease):
     assert lease.submit(abs, -4).result(timeout=30) == 4
 
 
-def test_a_worker_that_takes_more_memory_than_its_lease_has_is_ended_and_told_so(client, level):
+def test_worker_beyond_its_memory_is_ended_and_reported(client, level):
     with client.lease(**level, mode="warm", memory=64 << 20) as small:
         assert small.submit(abs, -1).result() == 1
         with pytest.raises(dayfly.Error, match="memory"):
@@ -306,7 +306,7 @@ def test_a_worker_that_takes_more_memory_than_its_lease_has_is_ended_and_told_so
         assert small.submit(abs, -5).result(timeout=20) == 5
 
 
-def test_temporary_files_count_as_memory_and_go_with_the_lease(client, level):
+def test_temporary_files_count_as_memory_and_are_removed(client, level):
     def fill():
         try:
             with open("/tmp/big", "wb") as file:
@@ -325,7 +325,7 @@ def test_temporary_files_count_as_memory_and_go_with_the_lease(client, level):
         assert fresh.submit(os.path.exists, "/tmp/big").result() is False
 
 
-def test_files_are_shown_as_the_lease_names_them(client, level, tmp_path):
+def test_files_are_mounted_as_the_lease_names_them(client, level, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "in" / "data").write_text("input")
@@ -347,19 +347,19 @@ def test_files_are_shown_as_the_lease_names_them(client, level, tmp_path):
     assert (tmp_path / "out" / "result").read_text() == "INPUT KEPT"
 
 
-def test_a_path_that_is_not_there_is_named(client, level):
+def test_missing_path_is_named_in_the_error(client, level):
     with pytest.raises(dayfly.Error, match="/no/such/place"):
         client.lease(**level, readable=["/no/such/place"])
 
 
-def test_files_are_refused_where_they_mean_nothing(client, tmp_path):
+def test_files_are_refused_without_isolation(client, tmp_path):
     with pytest.raises(dayfly.Error, match="isolated"):
         client.lease(sandbox="process", readable=[tmp_path])
     with pytest.raises(ValueError, match="sandbox"):
         client.lease(sandbox="padded cell")
 
 
-def test_workers_share_the_network_where_site_and_lease_agree(client, level):
+def test_workers_share_the_network_if_both_allow_it(client, level):
     import socket
 
     server = socket.create_server(("127.0.0.1", 0))
@@ -381,7 +381,7 @@ def test_workers_share_the_network_where_site_and_lease_agree(client, level):
             assert lease.submit(dial, address).result() is False
 
 
-def test_modules_beside_the_program_are_imported_by_isolated_workers(tmp_path):
+def test_isolated_workers_import_modules_beside_the_program(tmp_path):
     (tmp_path / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
     # Where the node is root, isolated workers are not, and read what everybody may.
     tmp_path.chmod(0o755)
@@ -419,7 +419,7 @@ def site(tmp_path):
         daemon.stdout.close()
 
 
-def test_a_site_isolates_everybodys_code_unless_its_owner_says_otherwise(site, tmp_path):
+def test_site_isolates_code_of_all_tenants_by_default(site, tmp_path):
     with dayfly.connect(site) as client:
         with client.lease(mode="warm") as lease:
             assert lease.submit(os.getppid).result() == 1
@@ -433,9 +433,7 @@ def test_a_site_isolates_everybodys_code_unless_its_owner_says_otherwise(site, t
             client.lease(network=True)
 
 
-def test_a_worker_that_keeps_the_shared_cores_from_others_is_ended_and_their_calls_run_all_the_same(
-    client, level, lease
-):
+def test_worker_that_occupies_shared_cores_is_ended(client, level, lease):
     def hoard():
         import fcntl
         import struct

@@ -20,7 +20,7 @@ def speak(text: str) -> None:
     print(f"{text} again", file=sys.stderr)
 
 
-def test_a_task_is_heard_while_it_runs(client: dayfly.Client, tmp_path: Path) -> None:
+def test_output_of_a_task_arrives_while_it_runs(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def work() -> str:
@@ -53,7 +53,7 @@ def test_a_task_is_heard_while_it_runs(client: dayfly.Client, tmp_path: Path) ->
     assert client.output(future.id, "err") == "trouble"
 
 
-def test_what_tasks_print_that_share_workers_is_told_apart(client: dayfly.Client) -> None:
+def test_output_of_tasks_on_shared_workers_is_separated(client: dayfly.Client) -> None:
     batch = client.map(speak, [f"task {number}" for number in range(200)])
     assert list(batch.results(timeout=60)) == [None] * 200
     for number, future in enumerate(batch.futures):
@@ -62,7 +62,7 @@ def test_what_tasks_print_that_share_workers_is_told_apart(client: dayfly.Client
         assert client.output(future, "err") == f"task {number} again\n"
 
 
-def test_the_last_words_of_a_task_that_kills_its_worker_are_kept(client: dayfly.Client) -> None:
+def test_output_of_a_worker_killing_task_is_kept(client: dayfly.Client) -> None:
     def die() -> None:
         os.write(2, b"I am about to die\n")
         os.abort()
@@ -73,7 +73,7 @@ def test_the_last_words_of_a_task_that_kills_its_worker_are_kept(client: dayfly.
     wait_until(lambda: client.output(future, "err") == "I am about to die\n", "its last words")
 
 
-def test_of_a_task_that_prints_without_end_the_last_is_kept_and_others_go_on(client: dayfly.Client) -> None:
+def test_endless_output_keeps_its_end_and_blocks_nobody(client: dayfly.Client) -> None:
     def babble() -> int:
         line = "x" * 999
         for _ in range(20_000):
@@ -90,7 +90,7 @@ def test_of_a_task_that_prints_without_end_the_last_is_kept_and_others_go_on(cli
     assert 1_000 < len(client.output(future)) <= 64 << 10
 
 
-def test_what_another_tenants_task_prints_is_nobodys_to_read(client: dayfly.Client) -> None:
+def test_output_of_other_tenants_tasks_is_refused(client: dayfly.Client) -> None:
     with pytest.raises(dayfly.RequestError, match="no task"):
         client.output("0" * 32)
     with pytest.raises(ValueError, match="stream"):

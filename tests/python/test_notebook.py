@@ -54,7 +54,7 @@ def numbers_of_bar(drawn: str) -> list[tuple[int, int]]:
     return [(int(done), int(total)) for done, total in re.findall(r"\| (\d+)/(\d+) ", drawn)]
 
 
-def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: dayfly.Client, gate: Path) -> None:
+def test_notebook_shows_a_batch_in_every_state(client: dayfly.Client, gate: Path) -> None:
     batch = client.map(work, range(500), [str(gate)] * 500)
     wait_until(lambda: batch.done() == 4, "those that wait for nothing have ended", 30)
     wait_until(lambda: batch.counts()["running"], "others run", 30)
@@ -79,7 +79,7 @@ def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: day
     assert batch.counts()["done"] == sum(batch.counts().values()) == 500
 
 
-def test_a_notebook_shows_a_batch_without_tasks_and_one_that_still_grows(client: dayfly.Client) -> None:
+def test_notebook_shows_empty_and_growing_batches(client: dayfly.Client) -> None:
     with client.batch() as batch:
         assert shown(batch) == (batch.tag, 0, 0, 0)
         assert list(batch.results(timeout=1, progress=True)) == []
@@ -92,7 +92,7 @@ def test_a_notebook_shows_a_batch_without_tasks_and_one_that_still_grows(client:
     assert shown(batch)[1:] == (20, 20, 20)
 
 
-def test_a_notebook_shows_a_tag_as_it_was_written(client: dayfly.Client) -> None:
+def test_notebook_shows_a_tag_escaped(client: dayfly.Client) -> None:
     tag = "<script>alert('1 < 2 && \"x\"')</script> ü"
     batch = client.map(area, [6], [7], tag=tag)
     assert batch[0].result(30) == 42
@@ -110,7 +110,7 @@ def said_of(future: Any) -> str:
     return "".join(division.itertext()).removeprefix(f"{future.id}: ")
 
 
-def test_a_notebook_shows_a_future_in_every_state(client: dayfly.Client, gate: Path) -> None:
+def test_notebook_shows_a_future_in_every_state(client: dayfly.Client, gate: Path) -> None:
     batch = client.map(work, range(500), [str(gate)] * 500)
     wait_until(lambda: batch.counts()["running"], "some run", 30)
     assert said_of(batch[499]) == "running"
@@ -125,7 +125,7 @@ def test_a_notebook_shows_a_future_in_every_state(client: dayfly.Client, gate: P
     wait_until(lambda: said_of(batch[498]) == "cancelled", "it ends", 30)
 
 
-def test_a_notebook_shows_what_a_task_raised_as_text(client: dayfly.Client) -> None:
+def test_notebook_shows_an_exception_as_text(client: dayfly.Client) -> None:
     def fail() -> None:
         raise ValueError("<script>alert('1 < 2 && more')</script>")
 
@@ -135,7 +135,7 @@ def test_a_notebook_shows_what_a_task_raised_as_text(client: dayfly.Client) -> N
     assert said_of(future) == "ValueError: <script>alert('1 < 2 && more')</script>"
 
 
-def test_a_notebook_shows_what_a_batch_found_again_has_come_to(client: dayfly.Client, gate: Path) -> None:
+def test_notebook_shows_a_batch_that_was_found(client: dayfly.Client, gate: Path) -> None:
     batch = client.map(work, range(10), [str(gate)] * 10)
     again = client.tasks(batch.tag)
     wait_until(lambda: shown(again)[1:] == (4, 10, 4), "the same is known of them", 30)
@@ -143,7 +143,7 @@ def test_a_notebook_shows_what_a_batch_found_again_has_come_to(client: dayfly.Cl
     wait_until(lambda: shown(again)[1:] == (10, 10, 10), "all have ended", 30)
 
 
-def test_results_draw_a_bar_that_counts_them(client: dayfly.Client, capfd: pytest.CaptureFixture[str]) -> None:
+def test_results_draw_a_progress_bar(client: dayfly.Client, capfd: pytest.CaptureFixture[str]) -> None:
     batch = client.map(area, range(300), range(300))
     assert list(batch.results(timeout=30, progress=True)) == [n * n for n in range(300)]
     out, drawn = capfd.readouterr()
@@ -156,7 +156,7 @@ def test_results_draw_a_bar_that_counts_them(client: dayfly.Client, capfd: pytes
     assert "100% |" in drawn
 
 
-def test_a_bar_counts_what_is_completed_in_whatever_order(
+def test_progress_bar_counts_in_completion_order(
     client: dayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = client.map(work, [4, 0, 1, 2], [str(gate)] * 4)
@@ -171,7 +171,7 @@ def test_a_bar_counts_what_is_completed_in_whatever_order(
     assert capfd.readouterr().err == ""
 
 
-def test_a_bar_ends_where_a_task_did_not_end_well(
+def test_progress_bar_ends_at_a_failed_task(
     client: dayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = client.map(work, range(10), [str(gate)] * 10)
@@ -182,7 +182,7 @@ def test_a_bar_ends_where_a_task_did_not_end_well(
     assert drawn.endswith("\n")
 
 
-def test_a_bar_ends_when_time_is_over_or_nobody_reads_on(
+def test_progress_bar_ends_at_timeout_or_abandonment(
     client: dayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = client.map(area, range(5), range(5))
@@ -201,7 +201,7 @@ def test_a_bar_ends_when_time_is_over_or_nobody_reads_on(
     assert list(batch.results(timeout=30)) == [0, 1, 4, 9, 16, 4]
 
 
-def test_a_bar_ends_where_a_task_was_cancelled(
+def test_progress_bar_ends_at_a_cancelled_task(
     client: dayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = client.map(work, [0, 4, 5], [str(gate)] * 3)
@@ -217,7 +217,7 @@ def awaited(make: Callable[[], Any], limit: float = 30) -> Any:
     return asyncio.run(asyncio.wait_for(make(), limit))
 
 
-def test_a_task_is_awaited_while_the_loop_goes_on(client: dayfly.Client, gate: Path) -> None:
+def test_awaited_task_does_not_block_the_loop(client: dayfly.Client, gate: Path) -> None:
     async def main() -> tuple[int, bool]:
         waiting = asyncio.ensure_future(executor.asubmit(work, 4, str(gate)))
         # Others are answered meanwhile.
@@ -230,7 +230,7 @@ def test_a_task_is_awaited_while_the_loop_goes_on(client: dayfly.Client, gate: P
         assert awaited(main) == (4, False)
 
 
-def test_many_tasks_are_awaited_at_once(client: dayfly.Client) -> None:
+def test_many_tasks_are_awaited_concurrently(client: dayfly.Client) -> None:
     async def main() -> list[int]:
         return await asyncio.gather(*(executor.asubmit(area, n, n) for n in range(200)))
 
@@ -238,7 +238,7 @@ def test_many_tasks_are_awaited_at_once(client: dayfly.Client) -> None:
         assert awaited(main) == [n * n for n in range(200)]
 
 
-def test_what_an_awaited_task_raises_is_raised_there(client: dayfly.Client, gate: Path) -> None:
+def test_exception_of_an_awaited_task_is_raised(client: dayfly.Client, gate: Path) -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="3"):
             await executor.asubmit(work, 3, str(gate))
@@ -251,7 +251,7 @@ def test_what_an_awaited_task_raises_is_raised_there(client: dayfly.Client, gate
         awaited(main)
 
 
-def test_the_loop_lets_go_of_a_task_that_takes_too_long(client: dayfly.Client, gate: Path) -> None:
+def test_timed_out_await_cancels_its_task(client: dayfly.Client, gate: Path) -> None:
     async def main() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(executor.asubmit(work, 4, str(gate)), 0.2)
@@ -264,7 +264,7 @@ def test_the_loop_lets_go_of_a_task_that_takes_too_long(client: dayfly.Client, g
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def test_a_decorated_function_is_awaited(client: dayfly.Client) -> None:
+def test_decorated_function_is_awaited(client: dayfly.Client) -> None:
     decorated = dayfly.durable(client=client)(area)
 
     async def main() -> int:
@@ -274,7 +274,7 @@ def test_a_decorated_function_is_awaited(client: dayfly.Client) -> None:
     assert list(decorated.map(range(3), range(3)).results(timeout=30)) == [0, 1, 4]
 
 
-def test_futures_of_a_batch_are_awaited_by_the_standard_library(client: dayfly.Client, gate: Path) -> None:
+def test_asyncio_awaits_futures_of_a_batch(client: dayfly.Client, gate: Path) -> None:
     async def main() -> tuple[list[int], int, int]:
         loop = asyncio.get_running_loop()
         wrapped = [asyncio.wrap_future(future) for future in batch.futures]
@@ -287,9 +287,7 @@ def test_futures_of_a_batch_are_awaited_by_the_standard_library(client: dayfly.C
         assert awaited(main) == ([n * n for n in range(50)], 4, 42)
 
 
-def test_a_task_that_is_cancelled_while_it_is_awaited_is_so_for_who_awaits_it(
-    client: dayfly.Client, gate: Path
-) -> None:
+def test_cancelled_task_cancels_its_await(client: dayfly.Client, gate: Path) -> None:
     async def main() -> None:
         futures = [asyncio.wrap_future(future) for future in batch.futures]
         batch.kill()
@@ -300,7 +298,7 @@ def test_a_task_that_is_cancelled_while_it_is_awaited_is_so_for_who_awaits_it(
     awaited(main)
 
 
-def test_futures_and_batches_are_awaited_as_they_are(client: dayfly.Client) -> None:
+def test_futures_and_batches_are_awaitable(client: dayfly.Client) -> None:
     async def all_of_them() -> tuple[int, list[int], list[int]]:
         one = await client.run(pow, 2, 10)
         batch = client.map(abs, [-1, -2, -3])

@@ -27,7 +27,7 @@ def speak(text: str) -> None:
 
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
-def test_what_workers_printed_is_read_whole_or_by_stream_also_after_the_end(client, sandbox):
+def test_output_is_read_by_stream_and_afterwards(client, sandbox):
     with client.lease(mode="warm", sandbox=sandbox) as lease:
         lease.call(speak, "apple")
         lease.call(speak, "pear")
@@ -115,7 +115,7 @@ def says(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("suffix", "source"), [("c", C_READER), ("cpp", CXX_READER)])
-def test_programs_in_c_and_cxx_read_what_their_workers_print(
+def test_c_and_cxx_programs_read_worker_output(
     up: Daemon, says: Path, tmp_path: Path, suffix: str, source: str
 ) -> None:
     (tmp_path / f"reader.{suffix}").write_text(source)
@@ -124,7 +124,7 @@ def test_programs_in_c_and_cxx_read_what_their_workers_print(
     assert run(reader, says, up.state).stdout == f"{spoken}\naside\n0 missed\n"
 
 
-def test_the_shell_shows_what_the_workers_of_a_lease_print(up: Daemon, says: Path, tmp_path: Path) -> None:
+def test_command_shows_the_output_of_a_lease(up: Daemon, says: Path, tmp_path: Path) -> None:
     kept = tmp_path / "lease.json"
     lease = up.cli("lease", "create", "--mode", "warm", "--output", str(kept))["grant"]["lease"]
     at = ("--manager", str(up.state))
@@ -153,7 +153,7 @@ def say_and_wait(text: str, until: str) -> str:
         return pipe.read()
 
 
-def test_output_is_shown_while_the_call_still_runs(up: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_output_is_shown_during_the_call(up: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)
     fifo = tmp_path / "go"
@@ -174,7 +174,7 @@ def die(text: str) -> None:
     os._exit(3)
 
 
-def test_what_a_worker_printed_before_it_died_is_not_lost(client):
+def test_output_before_a_workers_death_is_kept(client):
     with client.lease(mode="warm") as lease:
         with pytest.raises(dayfly.WorkerDied):
             lease.call(die, "farewell")
@@ -188,7 +188,7 @@ def print_much(lines: int) -> None:
         print(f"line {number:07}")
 
 
-def test_of_too_much_the_last_is_kept(client):
+def test_end_of_excessive_output_is_kept(client):
     with client.lease(mode="warm") as lease:
         lease.call(print_much, 100_000)
         wait_until(lambda: "line 0099999" in lease.output(), "the last line comes")
@@ -199,7 +199,7 @@ def test_of_too_much_the_last_is_kept(client):
         assert lines[1:] == [f"line {number:07}" for number in range(100_001 - len(lines), 100_000)]
 
 
-def test_a_reader_that_is_too_slow_is_told_what_it_missed(client, capsys: pytest.CaptureFixture[str]):
+def test_slow_reader_learns_how_much_it_missed(client, capsys: pytest.CaptureFixture[str]):
     with client.lease(mode="warm") as lease:
         lease.call(print_much, 100_000)
         wait_until(lambda: "line 0099999" in lease.output(), "the last line comes")
@@ -211,7 +211,7 @@ def test_a_reader_that_is_too_slow_is_told_what_it_missed(client, capsys: pytest
     assert shown.out.endswith("line 0099999\n")
 
 
-def test_who_follows_a_lease_that_expires_stops_with_it(client):
+def test_following_output_stops_when_the_lease_expires(client):
     lease = client.lease(mode="warm", duration=1, echo=True)
     lease.call(speak, "short")
     # Its thread ends by itself, rather than ask for ever.
@@ -228,7 +228,7 @@ def peek(part: dayfly.Delegation) -> str:
     return "it was read"
 
 
-def test_whoever_has_a_part_of_a_lease_does_not_read_what_the_rest_of_it_prints(client):
+def test_delegation_reads_only_its_own_workers_output(client):
     with client.lease(2, mode="warm") as lease:
         lease.call(speak, "secret")
         with lease.delegate(1) as part:

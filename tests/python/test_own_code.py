@@ -39,7 +39,7 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.mark.parametrize("way", [DURABLE, LEASED], ids=["durable", "leased"])
-def test_edited_helper_of_a_helper_runs_as_it_is_now(up: Daemon, project: Project, way: str) -> None:
+def test_edited_helper_of_a_helper_runs(up: Daemon, project: Project, way: str) -> None:
     body = way.format(call="helper2.g")
     assert project.script(up, body) == "1"
     project.write("helper1.py", "def f():\n    return 'edited'\n")
@@ -48,7 +48,7 @@ def test_edited_helper_of_a_helper_runs_as_it_is_now(up: Daemon, project: Projec
     assert project.script(up, way.format(call="lambda: helper2.g() + '!'")) == "edited!"
 
 
-def test_module_edited_while_the_client_runs_runs_as_it_is_now(up: Daemon, project: Project) -> None:
+def test_module_edited_while_the_client_runs_is_used(up: Daemon, project: Project) -> None:
     # An edit counts 2 s later at the latest: as long as that where a look at the files takes long.
     body = """
     import pathlib, time
@@ -64,7 +64,7 @@ def test_module_edited_while_the_client_runs_runs_as_it_is_now(up: Daemon, proje
     assert said.splitlines() == ["1 1 1", "1 1 1", "2 2 2", "2 2 2", "3 3 3", "3 3 3"]
 
 
-def test_function_of_a_reloaded_module_runs_as_it_is_now(up: Daemon, project: Project) -> None:
+def test_function_of_a_reloaded_module_is_current(up: Daemon, project: Project) -> None:
     body = """
 import importlib, pathlib, time
 with client.lease(workers=1, mode="warm") as lease:
@@ -77,7 +77,7 @@ with client.lease(workers=1, mode="warm") as lease:
     assert project.script(up, body, "import helper1\nfrom helper1 import f").split() == ["1", "1", "edited", "edited"]
 
 
-def test_edit_that_leaves_size_and_time_as_they_were_runs(up: Daemon, project: Project) -> None:
+def test_edit_with_same_size_and_time_is_used(up: Daemon, project: Project) -> None:
     helper = project.directory / "helper1.py"
     body = DURABLE.format(call="helper2.g")
     before = helper.stat()
@@ -88,7 +88,7 @@ def test_edit_that_leaves_size_and_time_as_they_were_runs(up: Daemon, project: P
     assert project.script(up, body) == "2"
 
 
-def test_unchanged_code_has_the_same_warm_workers_and_edited_code_has_others(project: Project) -> None:
+def test_edited_code_gets_other_warm_workers(project: Project) -> None:
     body = DURABLE.format(call="helper2.os.getppid")
     # One of its own: idle workers end where others wait for room.
     with manager_and_node() as up:
@@ -98,7 +98,7 @@ def test_unchanged_code_has_the_same_warm_workers_and_edited_code_has_others(pro
     assert where[0] == where[1] != where[2]
 
 
-def test_modules_in_function_bodies_travel_though_nobody_has_imported_them(up: Daemon, project: Project) -> None:
+def test_unimported_modules_in_function_bodies_travel(up: Daemon, project: Project) -> None:
     project.write("later.py", "value = 'later'\n")
     project.write("helper1.py", "def f():\n    import later\n    return later.value\n")
     body = LEASED.format(call="helper2.g")
@@ -107,7 +107,7 @@ def test_modules_in_function_bodies_travel_though_nobody_has_imported_them(up: D
     assert project.script(up, body) == "sooner"
 
 
-def test_directory_that_a_comment_speaks_of_stays_behind(tmp_path: Path) -> None:
+def test_directory_named_in_a_comment_does_not_travel(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("data/big.py", "")
     project.write("helper1.py", '"""\nfrom data we have\n"""\ndef f():\n    import later.part\n')
@@ -141,7 +141,7 @@ import tool
 
 
 @pytest.mark.parametrize(("imports", "name"), [(PTH, "tool"), (FINDER, "source")], ids=["path", "finder"])
-def test_editable_install_runs_as_it_is_now(up: Daemon, project: Project, imports: str, name: str) -> None:
+def test_editable_install_runs_current_code(up: Daemon, project: Project, imports: str, name: str) -> None:
     project.write(f"elsewhere/{name}/__init__.py", "from tool.inner import value\ndef get():\n    return value\n")
     for value in ("first", "second"):
         project.write(f"elsewhere/{name}/inner.py", f"value = {value!r}\n")
@@ -170,7 +170,7 @@ def build_extension(directory: Path, value: int) -> None:
 @pytest.mark.skipif(
     not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists(), reason="there are no headers of Python"
 )
-def test_replaced_extension_runs_as_it_is_now(up: Daemon, project: Project) -> None:
+def test_replaced_extension_is_used(up: Daemon, project: Project) -> None:
     body = """
 import os, time
 with client.lease(workers=1, mode="warm") as lease:
@@ -185,7 +185,7 @@ with client.lease(workers=1, mode="warm") as lease:
     assert project.script(up, body, "import native").split() == ["1", "1", "2", "2"]
 
 
-def test_modules_travel_to_workers_that_do_not_see_them(project: Project) -> None:
+def test_modules_travel_to_workers_without_them(project: Project) -> None:
     project.write("pack/__init__.py", "from pack.deep.inner import read\n")
     project.write("pack/deep/__init__.py", "")
     project.write(
@@ -210,7 +210,7 @@ with client.lease(workers=1, mode="warm", sandbox="isolated") as lease:
     assert project.script(None, body, "import pack") == "('data', 'data', 'part')"
 
 
-def test_class_in_arguments_travels_though_the_function_does_not_name_it(up: Daemon, project: Project) -> None:
+def test_class_in_arguments_travels_unnamed_by_the_function(up: Daemon, project: Project) -> None:
     project.write("shapes.py", "class Square:\n    side = 2\n    def area(self):\n        return self.side ** 2\n")
     body = "print(client.run(lambda shape: shape.area(), shapes.Square()).result(60))"
     assert project.script(up, body, "import shapes") == "4"
@@ -218,7 +218,7 @@ def test_class_in_arguments_travels_though_the_function_does_not_name_it(up: Dae
     assert project.script(up, body, "import shapes") == "9"
 
 
-def test_registered_function_is_a_new_version_when_its_helper_is_edited(up: Daemon, project: Project) -> None:
+def test_edited_helper_makes_a_new_function_version(up: Daemon, project: Project) -> None:
     body = """
 function = client.register(helper2.g, name="versions")
 print(function.version, client.run(function).result(60), end=" ")
@@ -232,7 +232,7 @@ executor.shutdown()
     assert project.script(up, body) == "2 2 2"
 
 
-def test_too_much_code_is_refused_and_its_largest_file_named(up: Daemon, project: Project) -> None:
+def test_too_much_code_is_refused_naming_its_largest(up: Daemon, project: Project) -> None:
     with open(project.directory / "libhuge.so", "wb") as file:
         file.truncate(65 << 20)
     body = """
@@ -252,7 +252,7 @@ print(client.run(helper2.g).result(60))
     assert ran == "1"
 
 
-def test_child_forked_during_a_check_checks_code_itself(tmp_path: Path) -> None:
+def test_child_forked_during_a_check_checks_again(tmp_path: Path) -> None:
     Project(tmp_path)
     program = """
 import os, signal, threading
@@ -282,7 +282,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert run(sys.executable, "-W", "ignore", "-c", program, cwd=tmp_path).stdout.strip() == "0"
 
 
-def test_check_of_unchanged_code_takes_less_than_a_millisecond(tmp_path: Path) -> None:
+def test_unchanged_code_is_checked_within_a_millisecond(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("pack/__init__.py", "")
     for number in range(100):

@@ -36,7 +36,7 @@ def loaded(client: dayfly.Client) -> Iterator[None]:
         yield
 
 
-def test_apps_answer_futures_that_go_into_other_apps() -> None:
+def test_futures_of_apps_are_arguments_of_apps() -> None:
     parts = [area(n, 2) for n in range(4)]
     assert area(area(1, 2), area(3, 4)).result(30) == 24
 
@@ -47,11 +47,11 @@ def test_apps_answer_futures_that_go_into_other_apps() -> None:
     assert total(inputs=parts).result(30) == 12
 
 
-def test_an_app_may_be_answered_by_an_earlier_call() -> None:
+def test_app_result_may_come_from_an_earlier_call() -> None:
     assert draw(1).result(30) == draw(1).result(30) != draw(2).result(30)
 
 
-def test_a_bash_app_runs_what_its_function_answers(tmp_path: Path) -> None:
+def test_bash_app_runs_the_returned_command(tmp_path: Path) -> None:
     (tmp_path / "one").touch()
     (tmp_path / "two").touch()
     out = tmp_path.parent / "counted"
@@ -62,7 +62,7 @@ def test_a_bash_app_runs_what_its_function_answers(tmp_path: Path) -> None:
     assert raised.value.status == 3
 
 
-def test_what_is_under_way_is_waited_for(tmp_path: Path) -> None:
+def test_leaving_the_block_waits_for_running_apps(tmp_path: Path) -> None:
     @python_app
     def mark(path: str) -> None:
         time.sleep(0.2)
@@ -76,7 +76,7 @@ def test_what_is_under_way_is_waited_for(tmp_path: Path) -> None:
     assert area(2, 3).result(30) == 6
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_app_options_are_refused() -> None:
     with pytest.raises(RuntimeError, match="clear"):
         load()
     with pytest.raises(ValueError, match="one endpoint"):

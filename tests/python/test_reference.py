@@ -43,7 +43,7 @@ def lines(folder: Path, ranks: int) -> list[str]:
 
 @needs_open_mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_every_operation_gives_what_it_gives_under_open_mpi(site: Daemon, tmp_path: Path, ranks: int) -> None:
+def test_operations_match_open_mpi(site: Daemon, tmp_path: Path, ranks: int) -> None:
     seeds = [str(seed) for seed in [*SEEDS, random.SystemRandom().randrange(1 << 30)]]
     theirs, ours = tmp_path / "mpi4py", tmp_path / "dayfly"
     theirs.mkdir()

@@ -35,16 +35,14 @@ def check_exception(future: Any) -> None:
     assert "of_a_module_that_is_not_here" in str(raised.value.__cause__)
 
 
-def test_result_of_a_missing_module_is_told_apart_from_a_failure(client: dayfly.Client, lease: dayfly.Lease) -> None:
+def test_result_of_a_missing_module_is_result_unreadable(client: dayfly.Client, lease: dayfly.Lease) -> None:
     check_result(lease.submit(of_a_module_that_is_not_here))
     check_result(client.run(of_a_module_that_is_not_here))
     with pytest.raises(dayfly.ResultUnreadable):
         list(lease.map(lambda _: of_a_module_that_is_not_here(), range(3)))
 
 
-def test_exception_of_a_missing_module_keeps_name_text_and_traceback(
-    client: dayfly.Client, lease: dayfly.Lease
-) -> None:
+def test_exception_of_a_missing_module_keeps_its_text(client: dayfly.Client, lease: dayfly.Lease) -> None:
     check_exception(lease.submit(of_a_module_that_is_not_here, True))
     check_exception(client.run(of_a_module_that_is_not_here, True))
     with pytest.raises(dayfly.RemoteError, match=r"ghost\.Error: told"):

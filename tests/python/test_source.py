@@ -77,7 +77,7 @@ def fail(what: str) -> None:
     raise LookupError(what)
 
 
-def test_a_function_is_registered_by_its_text_and_called_in_json(client: dayfly.Client) -> None:
+def test_source_function_is_registered_and_called_in_json(client: dayfly.Client) -> None:
     registered = client.register(hypotenuse, source=True)
     status = registered.status
     assert (status["form"], status["description"]) == ({"form": "source", "entry": "hypotenuse"}, "How long it is.")
@@ -90,7 +90,7 @@ def test_a_function_is_registered_by_its_text_and_called_in_json(client: dayfly.
     assert registered(3, 4)["c"] == 5.0
 
 
-def test_executors_maps_and_decorators_send_functions_as_source(client: dayfly.Client) -> None:
+def test_executors_maps_and_decorators_send_source(client: dayfly.Client) -> None:
     with dayfly.Executor(client=client, source=True, walltime=30) as executor:
         assert executor.submit(factorial, 5).result(30) == 120
         assert list(executor.map(factorial, range(6), chunksize=2, timeout=30)) == [1, 1, 2, 6, 24, 120]
@@ -107,7 +107,7 @@ def test_executors_maps_and_decorators_send_functions_as_source(client: dayfly.C
     assert list(doubled.map([1, 2]).results(timeout=30)) == [2, 4]
 
 
-def test_texts_of_several_lines_are_what_they_are_in_indented_functions(client: dayfly.Client) -> None:
+def test_multiline_strings_in_indented_functions_stay_unchanged(client: dayfly.Client) -> None:
     @functools.cache
     def poem(
         end: str = """
@@ -125,7 +125,7 @@ def test_texts_of_several_lines_are_what_they_are_in_indented_functions(client: 
     assert client.run(registered).result(30) == "first\n            second\n\n        ."
 
 
-def test_what_json_can_express_goes_there_and_back_and_the_rest_is_refused_by_name(client: dayfly.Client) -> None:
+def test_values_beyond_json_are_refused_by_name(client: dayfly.Client) -> None:
     with dayfly.Executor(client=client, source=True) as executor:
         values = [1, -2.5, True, None, "ü", [1, [2]], {"a": {"b": []}}, 10**30]
         assert executor.submit(echo, *values, by=values).result(30) == [values, {"by": values}]
@@ -145,14 +145,14 @@ def test_what_json_can_express_goes_there_and_back_and_the_rest_is_refused_by_na
             executor.submit(echo, executor.submit(echo, 1))
 
 
-def test_what_it_raises_comes_back_as_text_with_its_traceback(client: dayfly.Client) -> None:
+def test_exception_of_a_source_arrives_as_text(client: dayfly.Client) -> None:
     registered = client.register(fail, source=True)
     with pytest.raises(dayfly.FunctionError, match="LookupError: not today") as raised:
         client.run(registered, "not today").result(30)
     assert "in fail" in str(raised.value)
 
 
-def test_a_text_that_is_not_all_of_a_function_is_refused_with_a_sentence(client: dayfly.Client) -> None:
+def test_incomplete_source_is_refused_with_a_reason(client: dayfly.Client) -> None:
     factor = 2
 
     def enclosed(n: int) -> int:
@@ -180,7 +180,7 @@ def test_a_text_that_is_not_all_of_a_function_is_refused_with_a_sentence(client:
         dayfly.Executor(client=client, durable=False, source=True)
 
 
-def test_what_other_python_the_environment_has_is_no_matter_to_a_source(client: dayfly.Client) -> None:
+def test_source_runs_in_another_version_of_python(client: dayfly.Client) -> None:
     other = dayfly.Environment(["idna"], python="3.12" if sys.version_info[:2] == (3, 13) else "3.13")
     with pytest.raises(dayfly.Error, match="register the function as source") as raised:
         client.register(hypotenuse, environment=other)

@@ -57,7 +57,7 @@ def store(request: pytest.FixtureRequest) -> Redis | S3:
     return server
 
 
-def test_all_operations_are_done_through_a_store_and_nothing_is_left(client: dayfly.Client, store: Redis | S3) -> None:
+def test_operations_through_a_store_leave_nothing(client: dayfly.Client, store: Redis | S3) -> None:
     through: dict[str, Any] = {"store": store.url, "channel": "stored", "client": client, "timeout": 60}
     assert dayfly.run(buffers, ranks=3, args=(3,), **through) == [0, 1, 2]
     assert dayfly.run(buffers, ranks=2, args=(20_000,), **through) == [0, 1]
@@ -96,7 +96,7 @@ def wait_for_the_lost(folder: str) -> None:
         Path(folder, str(comm.rank)).write_text(json.dumps([error.code, left.allreduce(comm.rank)]))
 
 
-def test_a_rank_that_is_killed_is_lost_to_the_others_and_leaves_nothing(
+def test_killed_rank_is_reported_and_leaves_no_objects(
     client: dayfly.Client, store: Redis | S3, tmp_path: Path
 ) -> None:
     with pytest.raises(dayfly.WorkerDied):
@@ -124,7 +124,7 @@ def until_the_store_is_gone(sign: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", EACH)
-def test_a_store_that_stops_is_named_to_every_rank_in_time(
+def test_stopped_store_is_reported_to_all_ranks(
     client: dayfly.Client, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server: Redis | S3 = {"redis": Redis, "s3": S3}[kind](tmp_path)
@@ -150,7 +150,7 @@ def nothing() -> None:
     return None
 
 
-def test_what_is_wrong_with_a_store_is_said_with_its_name_and_no_password(
+def test_store_errors_name_the_store_without_password(
     client: dayfly.Client, redis: Redis, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(store: str) -> dayfly.Error:
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_a_store_is_said_with_its_name_and_no_password(
         dayfly.run(nothing, ranks=2, client=client, channel="stored")
 
 
-def test_an_entry_that_somebody_else_adds_is_refused(client: dayfly.Client, redis: Redis, tmp_path: Path) -> None:
+def test_foreign_entry_in_a_store_is_refused(client: dayfly.Client, redis: Redis, tmp_path: Path) -> None:
     def work(folder: str, url: str) -> tuple[str, str] | None:
         comm = MPI.COMM_WORLD
         comm.Barrier()
@@ -207,7 +207,7 @@ def test_an_entry_that_somebody_else_adds_is_refused(client: dayfly.Client, redi
     assert redis.left() == []
 
 
-def test_checkpoints_in_a_bucket_are_as_good_as_those_in_a_directory(
+def test_checkpoints_in_buckets_equal_those_in_directories(
     client: dayfly.Client, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = f"{s3.url}/checkpoints/one"
@@ -243,7 +243,7 @@ STORE_ONE = """
 """
 
 
-def test_bucket_over_tls_needs_a_certificate_that_the_system_trusts(s3: S3, tmp_path: Path) -> None:
+def test_bucket_over_tls_needs_a_trusted_certificate(s3: S3, tmp_path: Path) -> None:
     assert run_python(STORE_ONE, s3.url, **s3.tls_environment()).stdout == "['one']\n"
     with pytest.raises(AssertionError, match=r"certificate.*unreachable"):
         run_python(STORE_ONE, s3.url, **s3.tls_environment() | {"SSL_CERT_FILE": str(certify(tmp_path, "other"))})
@@ -255,7 +255,7 @@ def test_bucket_without_tls_needs_no_certificates(s3: S3, tmp_path: Path) -> Non
     assert run_python(STORE_ONE, s3.url, **s3.environment() | nothing_trusted).stdout == "['one']\n"
 
 
-def test_scripts_and_folders_in_a_bucket_are_run(s3: S3, tmp_path: Path) -> None:
+def test_scripts_and_folders_in_buckets_run(s3: S3, tmp_path: Path) -> None:
     script = """
         import sys
         from dayfly import MPI

@@ -61,7 +61,7 @@ def client(manager: Daemon) -> Iterator[dayfly.Client]:
         yield client
 
 
-def test_a_symbol_is_registered_by_its_name_and_answers_what_it_wrote(client: dayfly.Client, library: Path) -> None:
+def test_symbol_is_registered_and_returns_its_output(client: dayfly.Client, library: Path) -> None:
     registered = client.register(dayfly.Symbol(library, "same"), walltime=30)
     assert (registered.name, registered.status["form"]) == ("same", {"form": "plain", "symbol": "same"})
     assert registered.status["runtime"] == {"kind": "native"}
@@ -75,9 +75,7 @@ def test_a_symbol_is_registered_by_its_name_and_answers_what_it_wrote(client: da
     assert client.run(client.function("same"), bytearray(b"abc")).result(30) == b"abc"
 
 
-def test_a_symbol_takes_arrays_of_any_length_and_a_checked_one_says_what_is_wrong(
-    client: dayfly.Client, library: Path
-) -> None:
+def test_symbols_take_arrays_and_checked_ones_report_errors(client: dayfly.Client, library: Path) -> None:
     total = dayfly.Symbol(str(library), "sum", checked=True)
     same = dayfly.Symbol(library, "same")
     numbers = np.arange(200_000, dtype=np.float64)
@@ -91,7 +89,7 @@ def test_a_symbol_takes_arrays_of_any_length_and_a_checked_one_says_what_is_wron
             executor.submit(total).result(30)
 
 
-def test_what_symbols_answered_is_found_again_by_tag_and_id(client: dayfly.Client, library: Path) -> None:
+def test_results_of_symbols_are_found_again(client: dayfly.Client, library: Path) -> None:
     same = dayfly.Symbol(library, "same")
     batch = client.map(same, [bytes([n]) for n in range(20)], tag="bytes")
     first = batch[0].id
@@ -104,7 +102,7 @@ def test_what_symbols_answered_is_found_again_by_tag_and_id(client: dayfly.Clien
     assert list(client.tasks(mixed.tag).results(timeout=30)) == [b"\5", 1]
 
 
-def test_what_a_symbol_cannot_take_is_said_at_once(client: dayfly.Client, library: Path) -> None:
+def test_invalid_arguments_of_symbols_are_refused(client: dayfly.Client, library: Path) -> None:
     same = dayfly.Symbol(library, "same")
     with dayfly.Executor(client=client) as executor:
         with pytest.raises(TypeError, match="takes one object with a buffer"):
@@ -132,9 +130,7 @@ def test_what_a_symbol_cannot_take_is_said_at_once(client: dayfly.Client, librar
         dayfly.Symbol("no such file.so", "same")
 
 
-def test_what_is_no_library_or_has_no_such_symbol_fails_to_load(
-    client: dayfly.Client, library: Path, tmp_path: Path
-) -> None:
+def test_missing_symbol_or_library_fails_to_load(client: dayfly.Client, library: Path, tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("no library")
     with dayfly.Executor(client=client, walltime=30) as executor:
         with pytest.raises(dayfly.LoadError, match="no function `nothing` in the library") as raised:

@@ -55,7 +55,7 @@ def wait_for(path: str) -> str:
     return "released"
 
 
-def test_an_executor_is_one_of_the_standard_library(executor: dayfly.Executor) -> None:
+def test_executor_is_a_concurrent_futures_executor(executor: dayfly.Executor) -> None:
     assert isinstance(executor, cf.Executor)
     assert executor.submit(area, 6, height=7).result(30) == 42
     assert list(executor.map(area, range(100), range(100), timeout=30)) == [n * n for n in range(100)]
@@ -64,7 +64,7 @@ def test_an_executor_is_one_of_the_standard_library(executor: dayfly.Executor) -
     assert all(future.result() == 2 * futures[future] for future in cf.as_completed(futures, timeout=30))
 
 
-def test_an_exception_comes_back_with_the_traceback_of_where_it_was_raised(executor: dayfly.Executor) -> None:
+def test_exception_has_the_remote_traceback(executor: dayfly.Executor) -> None:
     def fail(what: str) -> None:
         raise LookupError(what)
 
@@ -78,7 +78,7 @@ def test_large_arguments_and_results_travel(executor: dayfly.Executor) -> None:
     assert executor.submit(lambda data: data[::-1], data).result(60) == data[::-1]
 
 
-def test_a_result_that_is_too_large_is_told_so_and_harms_nobody(executor: dayfly.Executor) -> None:
+def test_too_large_result_fails_only_its_task(executor: dayfly.Executor) -> None:
     assert len(executor.submit(bytes, 70 << 20).result(60)) == 70 << 20
     assert executor.submit(len, bytes(70 << 20)).result(60) == 70 << 20
     # More than its worker may have: nobody asked for more.
@@ -88,7 +88,7 @@ def test_a_result_that_is_too_large_is_told_so_and_harms_nobody(executor: dayfly
     assert executor.submit(area, 6, 7).result(30) == 42
 
 
-def test_what_a_function_refers_to_is_captured_anew_when_it_changes(executor: dayfly.Executor) -> None:
+def test_changed_globals_are_captured_again(executor: dayfly.Executor) -> None:
     factor = 2
 
     def scaled(n: int) -> int:
@@ -99,7 +99,7 @@ def test_what_a_function_refers_to_is_captured_anew_when_it_changes(executor: da
     assert executor.submit(scaled, 10).result(30) == 30
 
 
-def test_a_registered_function_is_run_by_its_name_and_keeps_its_versions(client: dayfly.Client) -> None:
+def test_registered_function_runs_by_name_and_version(client: dayfly.Client) -> None:
     first = client.register(area, name="area", walltime=10)
     assert client.register(area, name="area", walltime=10).id == first.id
     second = client.register(lambda width, height: 2 * width * height, name="area")
@@ -114,7 +114,7 @@ def test_a_registered_function_is_run_by_its_name_and_keeps_its_versions(client:
     assert {function.id for function in client.functions()} >= {first.id, second.id}
 
 
-def test_a_registered_function_is_removed_with_its_versions(client: dayfly.Client) -> None:
+def test_registered_function_is_removed_with_its_versions(client: dayfly.Client) -> None:
     versions = [client.register(fn, name="short lived") for fn in (abs, len)]
     assert [one.id for one in client.remove_function(versions[1])] == [versions[1].id]
     assert client.function("short lived").id == versions[0].id
@@ -123,7 +123,7 @@ def test_a_registered_function_is_removed_with_its_versions(client: dayfly.Clien
         client.function("short lived")
 
 
-def test_what_an_executor_says_of_functions_is_not_said_in_vain_of_registered_ones(client: dayfly.Client) -> None:
+def test_function_options_conflict_with_registered_functions(client: dayfly.Client) -> None:
     registered = client.register(area, name="area")
     settings: dict[str, Any] = {
         "cores": 2,
@@ -148,7 +148,7 @@ def test_what_an_executor_says_of_functions_is_not_said_in_vain_of_registered_on
         assert executor.submit(registered, 6, 7).result(30) == 42
 
 
-def test_unknown_endpoint_is_refused_when_it_is_named(client: dayfly.Client, manager: Daemon) -> None:
+def test_unknown_endpoint_is_refused_at_creation(client: dayfly.Client, manager: Daemon) -> None:
     async def map_later() -> None:
         await client.amap(abs, [-1], endpoint="nope")
 
@@ -178,7 +178,7 @@ def test_unknown_endpoint_is_refused_when_it_is_named(client: dayfly.Client, man
     assert sum(client.batch("other").counts().values()) == 0
 
 
-def test_tag_that_is_taken_is_refused_unless_it_is_extended(client: dayfly.Client) -> None:
+def test_used_tag_is_refused_unless_extended(client: dayfly.Client) -> None:
     first = client.map(abs, [-1, -2], tag="taken")
     refused = r"'taken' has 2 tasks already.*client.tasks\('taken'\).*extend=True"
     with pytest.raises(dayfly.TagInUse, match=refused):
@@ -195,7 +195,7 @@ def test_tag_that_is_taken_is_refused_unless_it_is_extended(client: dayfly.Clien
     assert list(client.map(abs, [-4], tag="taken").results(30)) == [4]
 
 
-def test_executor_says_how_many_tasks_it_had(client: dayfly.Client) -> None:
+def test_executor_shows_its_number_of_tasks(client: dayfly.Client) -> None:
     with dayfly.Executor(client=client, tag="counted") as executor:
         assert repr(executor) == "<dayfly.Executor 'counted': 0 of 0 tasks done>"
         assert list(executor.map(abs, range(3))) == [0, 1, 2]
@@ -203,9 +203,7 @@ def test_executor_says_how_many_tasks_it_had(client: dayfly.Client) -> None:
         assert repr(executor) == "<dayfly.Executor 'counted': 4 of 4 tasks done>"
 
 
-def test_tasks_are_found_again_by_their_tag_after_their_submitter_was_killed(
-    client: dayfly.Client, manager: Daemon, tmp_path: Path
-) -> None:
+def test_tasks_of_a_killed_submitter_are_found(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     program = f"""
 import dayfly, os, time
@@ -231,7 +229,7 @@ os.kill(os.getpid(), 9)
     assert list(client.tasks("orphans")) == [n * n for n in range(40)]
 
 
-def test_a_task_is_found_by_its_id_and_tells_where_it_is(client: dayfly.Client, tmp_path: Path) -> None:
+def test_task_is_found_by_id_with_its_state(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     future = client.run(wait_for, str(gate))
     wait_until(lambda: Path(f"{gate}.begun").exists(), "the task runs")
@@ -247,7 +245,7 @@ def test_a_task_is_found_by_its_id_and_tells_where_it_is(client: dayfly.Client, 
         client.task("0" * 32)
 
 
-def test_tasks_of_one_tag_are_found_by_their_ids_one_after_the_other(client: dayfly.Client, manager: Daemon) -> None:
+def test_tasks_of_one_tag_are_found_by_id(client: dayfly.Client, manager: Daemon) -> None:
     ids = [client.batch("some", extend=True).submit(abs, -number).id for number in range(30)]
     with dayfly.connect(config=manager.state) as other:
         # What is asked for later may have been passed by before, when nobody waited for it.
@@ -256,7 +254,7 @@ def test_tasks_of_one_tag_are_found_by_their_ids_one_after_the_other(client: day
         assert list(other.tasks("some").results(30)) == list(range(30))
 
 
-def test_tasks_are_cancelled_whether_they_wait_or_run(client: dayfly.Client, tmp_path: Path) -> None:
+def test_waiting_and_running_tasks_are_cancelled(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with dayfly.Executor(client=client) as executor:
         running = executor.submit(wait_for, str(gate))
@@ -276,7 +274,7 @@ def test_tasks_are_cancelled_whether_they_wait_or_run(client: dayfly.Client, tmp
     assert client.task_status(running.id)["error"]["code"] == "cancelled"
 
 
-def test_a_task_behind_long_ones_is_cancelled_at_once(client: dayfly.Client, tmp_path: Path) -> None:
+def test_task_behind_long_ones_is_cancelled_immediately(client: dayfly.Client, tmp_path: Path) -> None:
     never = str(tmp_path / "never")
     with dayfly.Executor(client=client) as executor:
         futures = [executor.submit(wait_for, f"{never}{n}") for n in range(12)]
@@ -288,7 +286,7 @@ def test_a_task_behind_long_ones_is_cancelled_at_once(client: dayfly.Client, tmp
         client.kill(futures)
 
 
-def test_running_task_is_not_cancelled_and_can_be_killed(client: dayfly.Client, tmp_path: Path) -> None:
+def test_running_task_is_killed_but_not_cancelled(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     released, killed = (client.run(wait_for, f"{gate}{n}") for n in range(2))
     for n in range(2):
@@ -349,7 +347,7 @@ def test_shutdown_with_cancel_futures_leaves_running_tasks_alone(client: dayfly.
     assert 1 <= sum(state.cancelled() for state in states) < 60
 
 
-def test_command_cancels_only_waiting_tasks_when_told(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_command_cancels_only_waiting_tasks_on_request(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     running = client.run(wait_for, str(gate))
     wait_until(Path(f"{gate}.begun").exists, "it runs")
@@ -359,7 +357,7 @@ def test_command_cancels_only_waiting_tasks_when_told(client: dayfly.Client, man
     assert running.result(30) == "released"
 
 
-def test_waits_for_cancel_and_kill_do_not_hold_up_the_loop(client: dayfly.Client, tmp_path: Path) -> None:
+def test_async_cancel_and_kill_leave_the_loop_free(client: dayfly.Client, tmp_path: Path) -> None:
     async def main() -> None:
         batch = await client.amap(wait_for, [str(tmp_path / "never")])
         wait_until((tmp_path / "never.begun").exists, "it runs")
@@ -375,7 +373,7 @@ def test_waits_for_cancel_and_kill_do_not_hold_up_the_loop(client: dayfly.Client
     asyncio.run(main())
 
 
-def test_a_batch_is_killed_as_a_whole(client: dayfly.Client, tmp_path: Path) -> None:
+def test_batch_is_killed_as_a_whole(client: dayfly.Client, tmp_path: Path) -> None:
     batch = client.map(wait_for, [str(tmp_path / "never")] * 300)
     cancelled = batch.kill()
     assert cancelled["ended"] + cancelled["told"] == 300
@@ -384,7 +382,7 @@ def test_a_batch_is_killed_as_a_whole(client: dayfly.Client, tmp_path: Path) -> 
     wait_until(lambda: batch.done() == 300, "all are heard of", timeout=30)
 
 
-def test_tasks_are_killed_by_their_ids_and_their_futures(client: dayfly.Client, tmp_path: Path) -> None:
+def test_tasks_are_killed_by_id_and_future(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with dayfly.Executor(client=client) as executor:
         futures = [executor.submit(wait_for, str(gate)) for _ in range(30)]
@@ -401,7 +399,7 @@ def test_tasks_are_killed_by_their_ids_and_their_futures(client: dayfly.Client, 
         assert client.kill(futures) == {"ended": 0, "told": 0, "running": 0}
 
 
-def test_a_walltime_ends_a_function_and_what_it_started(client: dayfly.Client, tmp_path: Path) -> None:
+def test_walltime_ends_a_function_and_its_children(client: dayfly.Client, tmp_path: Path) -> None:
     written = tmp_path / "pid"
 
     def linger() -> None:
@@ -415,7 +413,7 @@ def test_a_walltime_ends_a_function_and_what_it_started(client: dayfly.Client, t
     wait_until(lambda: not Path(f"/proc/{child}").exists(), "the child has ended, too")
 
 
-def test_a_deadline_ends_tasks_that_wait_and_tasks_that_run(client: dayfly.Client, tmp_path: Path) -> None:
+def test_deadline_ends_waiting_and_running_tasks(client: dayfly.Client, tmp_path: Path) -> None:
     with dayfly.Executor(client=client, deadline=0.5) as executor:
         futures = [executor.submit(wait_for, str(tmp_path / "never")) for _ in range(20)]
         for future in futures:
@@ -432,9 +430,7 @@ def fail_and_note(path: str, times: int) -> int:
     return times
 
 
-def test_a_task_that_fails_is_executed_again_after_a_while_and_after_a_longer_one(
-    client: dayfly.Client, tmp_path: Path
-) -> None:
+def test_failed_task_is_retried_with_growing_waits(client: dayfly.Client, tmp_path: Path) -> None:
     noted = tmp_path / "calls"
     with dayfly.Executor(client=client, retries=3, retry_wait=0.2) as executor:
         future = executor.submit(fail_and_note, str(noted), 3)
@@ -448,7 +444,7 @@ def test_a_task_that_fails_is_executed_again_after_a_while_and_after_a_longer_on
     assert client.task_status(future.id)["attempts"] == 4
 
 
-def test_a_task_that_rests_is_cancelled_and_has_its_deadline(client: dayfly.Client, tmp_path: Path) -> None:
+def test_task_between_retries_is_cancelled_and_has_deadlines(client: dayfly.Client, tmp_path: Path) -> None:
     noted = tmp_path / "calls"
     with dayfly.Executor(client=client, retries=3, retry_wait=3600) as executor:
         future = executor.submit(fail_and_note, str(noted), 3)
@@ -462,7 +458,7 @@ def test_a_task_that_rests_is_cancelled_and_has_its_deadline(client: dayfly.Clie
         dayfly.Executor(client=client, retry_wait=3601)
 
 
-def test_a_task_whose_worker_dies_is_executed_again_only_if_it_may_be(client: dayfly.Client, tmp_path: Path) -> None:
+def test_task_of_dead_worker_repeats_only_if_repeatable(client: dayfly.Client, tmp_path: Path) -> None:
     def die_at_first(path: str) -> str:
         if not Path(path).exists():
             Path(path).touch()
@@ -476,7 +472,7 @@ def test_a_task_whose_worker_dies_is_executed_again_only_if_it_may_be(client: da
         assert executor.submit(die_at_first, str(tmp_path / "twice")).result(30) == "alive"
 
 
-def test_a_function_that_raises_is_called_again_as_often_as_was_asked(client: dayfly.Client, tmp_path: Path) -> None:
+def test_raising_function_is_retried_the_given_times(client: dayfly.Client, tmp_path: Path) -> None:
     tries = tmp_path / "tries"
 
     def third_time(path: str) -> int:
@@ -494,7 +490,7 @@ def test_a_function_that_raises_is_called_again_as_often_as_was_asked(client: da
         executor.submit(third_time, str(tries)).result(30)
 
 
-def test_the_higher_priority_runs_first(client: dayfly.Client, tmp_path: Path) -> None:
+def test_higher_priority_runs_first(client: dayfly.Client, tmp_path: Path) -> None:
     gate, order = tmp_path / "gate", tmp_path / "order"
 
     def note(path: str, what: str) -> None:
@@ -516,9 +512,7 @@ def test_the_higher_priority_runs_first(client: dayfly.Client, tmp_path: Path) -
     assert written.rindex("h") < written.rindex("l")
 
 
-def test_a_task_that_was_executed_already_has_its_result_where_that_is_wanted(
-    client: dayfly.Client, tmp_path: Path
-) -> None:
+def test_memoized_task_takes_an_earlier_result(client: dayfly.Client, tmp_path: Path) -> None:
     def count(path: str, n: int) -> int:
         with open(f"{path}/{n}", "a") as file:
             file.write("x")
@@ -552,7 +546,7 @@ def test_a_task_that_was_executed_already_has_its_result_where_that_is_wanted(
     assert executed(1) == 2
 
 
-def test_threads_submit_and_wait_at_once(executor: dayfly.Executor) -> None:
+def test_threads_submit_and_wait_concurrently(executor: dayfly.Executor) -> None:
     failures: list[BaseException] = []
 
     def many(base: int) -> None:
@@ -582,7 +576,7 @@ def ask(manager: Daemon, method: str, path: str, body: Any = None, **headers: st
     return status, json.loads(said or b"null")
 
 
-def test_the_same_task_submitted_twice_is_one(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_task_submitted_twice_is_one_task(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     def count(path: str) -> None:
         with open(path, "a") as file:
             file.write("x")
@@ -604,7 +598,7 @@ def test_the_same_task_submitted_twice_is_one(client: dayfly.Client, manager: Da
     assert counted.read_text() == "x"
 
 
-def test_a_program_without_python_registers_a_source_and_reads_its_result(manager: Daemon) -> None:
+def test_program_without_python_registers_and_runs_source(manager: Daemon) -> None:
     import base64
 
     source = "import math\n\ndef hypotenuse(a, b=1):\n    return {'c': math.hypot(a, b), 'of': (a, b)}\n"
@@ -632,7 +626,7 @@ def test_a_program_without_python_registers_a_source_and_reads_its_result(manage
     assert "in hypotenuse" in failed["error"]["exception"]["traceback"]
 
 
-def test_a_source_that_does_not_load_says_why(manager: Daemon) -> None:
+def test_source_that_does_not_load_gives_the_reason(manager: Daemon) -> None:
     import base64
 
     for source, why in (
@@ -651,7 +645,7 @@ def test_a_source_that_does_not_load_says_why(manager: Daemon) -> None:
         assert why in found["error"]["message"]
 
 
-def test_requests_that_make_no_sense_are_told_so(client: dayfly.Client, manager: Daemon) -> None:
+def test_invalid_requests_are_refused(client: dayfly.Client, manager: Daemon) -> None:
     function = client.register(abs, name="abs").id
     one = {"arguments": ""}
     wrong = {
@@ -670,7 +664,7 @@ def test_requests_that_make_no_sense_are_told_so(client: dayfly.Client, manager:
     assert (status, answer["error"]["code"]) == (400, "invalid_request")
 
 
-def test_the_manager_never_unpickles_what_it_is_sent(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_manager_unpickles_nothing(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
 
     class Malicious:
@@ -683,7 +677,7 @@ def test_the_manager_never_unpickles_what_it_is_sent(client: dayfly.Client, mana
     assert int(trace.read_text()) != manager.pid
 
 
-def test_what_changed_between_two_versions_is_told(client: dayfly.Client) -> None:
+def test_diff_shows_changes_between_versions(client: dayfly.Client) -> None:
     def first(x: int) -> int:
         return x + 1
 

@@ -133,7 +133,7 @@ def collectives():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_collectives_and_messages_of_pytorch_give_what_they_should(client, ranks):
+def test_pytorch_collectives_and_messages_are_correct(client, ranks):
     assert dayfly.run(collectives, ranks=ranks, client=client, timeout=100) == list(range(ranks))
 
 
@@ -162,7 +162,7 @@ def train(x, y, epochs=3):
     return losses, sum(parameter.double().sum().item() for parameter in model.parameters())
 
 
-def test_a_network_trained_data_parallel_has_the_losses_that_it_has_in_one_process(client):
+def test_data_parallel_training_has_the_sequential_losses(client):
     digits = load_digits()
     data = digits.data.tolist(), digits.target.tolist()
     [(alone, weights)] = dayfly.run(train, ranks=1, args=data, client=client, timeout=100)

@@ -37,7 +37,7 @@ def future(code: str) -> Future[Any]:
     return Future(Call(code), None, Lease())  # type: ignore[arg-type]
 
 
-def test_task_is_not_cancelled_while_its_manager_is_unreachable() -> None:
+def test_task_of_an_unreachable_manager_is_not_cancelled() -> None:
     task = future("unreachable")
     assert task.cancel() is False
     assert not task.cancelled()

@@ -19,7 +19,7 @@ def echo(x):
 @pytest.mark.parametrize(
     "value", [None, True, 0, -(1 << 70), 1.5, "text", b"", b"bytes", (1, [2, {"a": {3}}]), 1j, range(3)]
 )
-def test_values_come_back_as_they_went(lease, value):
+def test_values_return_unchanged(lease, value):
     assert lease.call(echo, value) == value
 
 
@@ -31,7 +31,7 @@ def test_bytes_of_any_size_travel(lease, size):
     assert lease.call(len, bytearray(value)) == size
 
 
-def test_arrays_arrive_where_they_landed_and_writable(lease):
+def test_arrays_arrive_writable_and_uncopied(lease):
     array = np.arange(100_000, dtype=np.float64).reshape(100, 1000)
 
     def work(a):
@@ -69,7 +69,7 @@ def test_read_only_arrays_stay_read_only(lease):
     assert lease.call(lambda a: a.flags.writeable, array) is False
 
 
-def test_a_worker_may_keep_its_argument(own):
+def test_worker_may_keep_its_argument(own):
     def keep(a):
         import builtins
 
@@ -86,7 +86,7 @@ def test_a_worker_may_keep_its_argument(own):
     assert own.call(look) == 100_000
 
 
-def test_results_stay_as_long_as_somebody_looks_at_them(own):
+def test_results_live_as_long_as_their_views(own):
     results = [own.call(np.full, 50_000, value) for value in range(20)]
     for value, result in enumerate(results):
         assert (result == value).all()
@@ -123,7 +123,7 @@ def test_classes_of_the_main_module_travel_by_value(lease):
     assert type(lease.call(echo, Point(4))) is Point
 
 
-def test_what_cannot_be_pickled_is_an_error_of_the_caller(lease):
+def test_unpicklable_value_is_the_callers_error(lease):
     import threading
 
     unsent = lease.submit(echo, threading.Lock())
@@ -134,7 +134,7 @@ def test_what_cannot_be_pickled_is_an_error_of_the_caller(lease):
     assert lease.call(echo, 1) == 1
 
 
-def test_a_function_of_a_module_that_the_worker_lacks_says_so(lease, tmp_path, monkeypatch):
+def test_function_of_a_missing_module_fails_to_load(lease, tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def f():\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DAYFLY_LOCAL_MODULES", "only_here")
@@ -145,7 +145,7 @@ def test_a_function_of_a_module_that_the_worker_lacks_says_so(lease, tmp_path, m
     assert caught.value.code == "load_failed"
 
 
-def test_another_version_of_python_is_refused_and_both_are_named(lease):
+def test_other_python_version_is_refused_naming_both(lease):
     code = lease._native.put_code(cloudpickle.dumps(echo))
     number = lease._pool.register_python(code, "3.2.1", cloudpickle.__version__, "echo")
     with pytest.raises(dayfly.LoadError, match=r"3\.2\.1.*" + sys.version.split()[0].replace(".", r"\.")) as caught:
@@ -153,14 +153,14 @@ def test_another_version_of_python_is_refused_and_both_are_named(lease):
     assert caught.value.code == "python_mismatch"
 
 
-def test_another_version_of_cloudpickle_is_refused_and_both_are_named(lease):
+def test_other_cloudpickle_version_is_refused_naming_both(lease):
     code = lease._native.put_code(cloudpickle.dumps(echo))
     number = lease._pool.register_python(code, sys.version.split()[0], "1.0", "echo")
     with pytest.raises(dayfly.LoadError, match=f"1.0.*{cloudpickle.__version__}"):
         lease._pool.call(number, (1,))
 
 
-def test_functions_of_a_shared_library_are_called_with_buffers(lease, compiled):
+def test_shared_library_functions_take_buffers(lease, compiled):
     library = lease.library(compiled)
     assert bytes(library.reverse(b"abc")) == b"cba"
     large = np.arange(1 << 20, dtype=np.uint8)
@@ -178,7 +178,7 @@ def test_functions_of_a_shared_library_are_called_with_buffers(lease, compiled):
         library.no_such(b"")
 
 
-def test_a_native_lease_calls_shared_libraries_without_python(client, compiled):
+def test_native_lease_calls_libraries_without_python(client, compiled):
     with client.lease(runtime="native", mode="warm") as lease:
         assert bytes(lease.library(compiled).reverse(b"abc")) == b"cba"
         shared = lease.empty(100_000)

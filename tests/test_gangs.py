@@ -14,7 +14,7 @@ from pathlib import Path
 import cloudpickle
 import dayfly
 import pytest
-from dayfly._groups.run import invitation_to, packed, start_ranks
+from dayfly._groups.run import invitation_to, pack_call, start_ranks
 from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.programs import program, run
@@ -154,7 +154,7 @@ def test_surviving_ranks_learn_which_ranks_are_lost(site: Site, tmp_path: Path) 
 
     with dayfly.connect(manager.state) as client, client.gang(3, placement="spread", mode="warm") as gang:
         invitation = invitation_to(client, 3)
-        futures = start_ranks(gang, invitation, packed(wait_for_the_lost, (str(tmp_path),)))
+        futures = start_ranks(gang, invitation, pack_call(wait_for_the_lost, (str(tmp_path),)))
         wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all ranks wait")
         lost = gang.nodes.index("n1")
         nodes[1].kill_tree()

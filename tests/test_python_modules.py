@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "bindings/python/python/dayfly"
 #: The rooms from the lowest to the highest. Each has a module, a package with all its modules, or several of these.
 ROOMS = [
     ("_native", "_text", "_trace", "_progress", "_errors"),
-    ("_broken", "_command", "_modules", "_program", "_providers"),
+    ("_pool_errors", "_command", "_modules", "_program", "_providers"),
     ("_failures", "_output", "_worker"),
     ("_mpi", "MPI", "executor"),
     ("_codec",),
@@ -22,7 +22,7 @@ ROOMS = [
     ("_tasks", "_groups"),
     ("_client",),
     # Programs and adapters, which use the package as users do.
-    ("", "_bench", "_bench_tasks", "_env_command", "_launch", "joblib", "parsl", "torch"),
+    ("", "_bench", "_bench_tasks", "_env_command", "_run_command", "joblib", "parsl", "torch"),
 ]
 
 

@@ -19,7 +19,7 @@ WITH_MANAGER = [
     ("dayfly", "__doc__"),
     ("dayfly._client", "connect"),
     ("dayfly._leases.lease", "Delegation"),
-    ("dayfly._tasks.durable", "durable"),
+    ("dayfly._tasks.decorator", "durable"),
     ("dayfly._leases.gang", "Gang"),
     ("dayfly._leases.lease", "Lease"),
     ("dayfly.joblib", "__doc__"),

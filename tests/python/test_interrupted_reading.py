@@ -78,7 +78,7 @@ def test_waiting_thread_reads_an_interrupted_ones_outcome(future: Future[int]) -
     call.left, found = [], []
     thread = threading.Thread(target=lambda: found.append(future.result(30)))
     thread.start()
-    while future._made is None:
+    while future._lazy_condition is None:
         thread.join(0.001)
     call.left = [7]
     with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,7 @@ import cloudpickle
 import dayfly
 import pytest
 from dayfly._groups.rank import run_rank
-from dayfly._groups.run import invitation_to, packed, start_ranks
+from dayfly._groups.run import invitation_to, pack_call, start_ranks
 from harness.daemons import rendezvous
 from harness.leaks import descendants, wait_until
 from harness.programs import program, run
@@ -100,7 +100,7 @@ def test_killed_connector_reports_its_ranks_as_lost(client, tmp_path):
     """Half of the group is isolated, half is not."""
     tmp_path.chmod(0o777)
     group = invitation_to(client, 4)
-    work = packed(waits_for_a_message, (str(tmp_path),))
+    work = pack_call(waits_for_a_message, (str(tmp_path),))
     before = connectors()
     with (
         client.gang(2, mode="warm", sandbox="isolated", writable=[tmp_path]) as within,
@@ -180,7 +180,7 @@ def test_rank_that_dies_while_joining_is_reported(client):
     text = json.dumps({"is": "join", "version": 1, "invitation": group | {"rank": 1}})
     with client.gang(2, mode="warm", sandbox="isolated") as gang:
         gang.rank(0).call(lambda: bool(__import__("dayfly.MPI")))
-        waiting = gang.rank(0).submit(run_rank, json.dumps(group | {"rank": 0}), packed(places), {})
+        waiting = gang.rank(0).submit(run_rank, json.dumps(group | {"rank": 0}), pack_call(places), {})
         with pytest.raises(dayfly.WorkerDied):
             gang.rank(1).submit(dies_while_joining, SOCKET, text).result(timeout=20)
         begin = time.monotonic()
@@ -203,7 +203,7 @@ def test_program_on_isolated_ranks_leaves_nothing_behind(start, tmp_path: Path):
 def test_ranks_are_refused_with_no_groups_option(start):
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--no-groups")
     with dayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
-        futures = start_ranks(gang, invitation_to(client, 2), packed(places))
+        futures = start_ranks(gang, invitation_to(client, 2), pack_call(places))
         for future in futures:
             came = outcome(future)
             assert came is not None
@@ -224,7 +224,7 @@ def test_isolated_ranks_use_an_allowed_rendezvous(start):
                     "secret": "ab" * 16,
                     "size": 2,
                 }
-                futures = start_ranks(gang, group, packed(places))
+                futures = start_ranks(gang, group, pack_call(places))
                 found = [outcome(future) for future in futures]
                 assert all(meets == (came is None) for came in found), found
                 assert meets or all("no manager of this site vouches" in (came or "") for came in found)

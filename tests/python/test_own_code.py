@@ -112,7 +112,7 @@ def test_directory_named_in_a_comment_does_not_travel(tmp_path: Path) -> None:
     project.write("data/big.py", "")
     project.write("helper1.py", '"""\nfrom data we have\n"""\ndef f():\n    import later.part\n')
     project.write("later/part.py", "")
-    program = "import helper2; from dayfly._functions.own_code import own; own.check(); print(*sorted(own._files))"
+    program = "import helper2; from dayfly._functions.own_code import tracker as t; t.check(); print(*sorted(t._files))"
     said = run(sys.executable, "-c", program, cwd=tmp_path).stdout.split()
     assert [Path(path).relative_to(tmp_path).as_posix() for path in said] == [
         "helper1.py",
@@ -258,23 +258,23 @@ def test_child_forked_during_a_check_checks_again(tmp_path: Path) -> None:
 import os, signal, threading
 import helper2
 from dayfly._functions import own_code
-digest = own_code.own.check().digest
+digest = own_code.tracker.check().digest
 looking, go_on = threading.Event(), threading.Event()
 def gather():
-    own_code.own._files.clear()
+    own_code.tracker._files.clear()
     looking.set()
     go_on.wait(30)
-gathers, own_code.own._gather = own_code.own._gather, gather
-own_code.own._modules, own_code.own.due_ns = None, 0
-thread = threading.Thread(target=own_code.own.check)
+gathers, own_code.tracker._gather = own_code.tracker._gather, gather
+own_code.tracker._modules, own_code.tracker.due_ns = None, 0
+thread = threading.Thread(target=own_code.tracker.check)
 thread.start()
 looking.wait(30)
 child = os.fork()
 if child == 0:
     signal.alarm(10)
-    own_code.own._gather = gathers
-    is_same = own_code.own.check().digest == digest
-    os._exit(0 if is_same and len(own_code.own._files) == 2 else 1)
+    own_code.tracker._gather = gathers
+    is_same = own_code.tracker.check().digest == digest
+    os._exit(0 if is_same and len(own_code.tracker._files) == 2 else 1)
 go_on.set()
 thread.join()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -291,13 +291,13 @@ def test_unchanged_code_is_checked_within_a_millisecond(tmp_path: Path) -> None:
 import time, pack
 from dayfly._functions import own_code
 own_code._UNSURE_NS = 0
-before, took = own_code.own.check(), []
+before, took = own_code.tracker.check(), []
 for _ in range(50):
-    own_code.own.due_ns = 0
+    own_code.tracker.due_ns = 0
     start = time.perf_counter()
-    assert own_code.own.check() is before
+    assert own_code.tracker.check() is before
     took.append(time.perf_counter() - start)
-print(min(took) * 1e6, len(own_code.own._files))
+print(min(took) * 1e6, len(own_code.tracker._files))
 """
     took_us, files = run(sys.executable, "-c", measure, cwd=tmp_path).stdout.split()
     assert int(files) == 101

@@ -86,5 +86,5 @@ def test_invalid_app_options_are_refused() -> None:
     def wrong() -> str:
         return 7  # type: ignore[return-value]
 
-    with pytest.raises(TypeError, match="answers a command"):
+    with pytest.raises(TypeError, match="must return a command"):
         wrong().result(30)

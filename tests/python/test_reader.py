@@ -28,7 +28,7 @@ pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 from dayfly import _worker
 from dayfly._codec.reader import Refused, loads
-from dayfly._codec.trust import distrusted, joined, trust_of, unpack_exception, untrusted
+from dayfly._codec.trust import merged_trust, trust_of, unpack_exception, untrusted_error, untrusted_owners
 from dayfly._errors import RemoteError, RemoteTraceback
 
 
@@ -446,7 +446,7 @@ def test_exception_with_more_than_data_becomes_text(tmp_path: pathlib.Path) -> N
         *(pickle.dumps((None, ("m", "Oops", "no"), Reduced(os.mkdir, (mark,))), 5), b"", b"N."),
         *(pickle.dumps(("x",), 5), pickle.dumps((1, 2, 3), 5), pickle.dumps((None, ("m", "Oops", "no"), 7), 5)),
         pickle.dumps((pickle.dumps(SystemExit(3), 5), ("builtins", "SystemExit", "3"), "text"), 5),
-        pickle.dumps((pickle.dumps(_worker.Failed(b""), 5), ("m", "Oops", "no"), "text"), 5),
+        pickle.dumps((pickle.dumps(_worker.FailedItem(b""), 5), ("m", "Oops", "no"), "text"), 5),
     ):
         made = unpack_exception(packed)
         assert type(made) is RemoteError, packed
@@ -459,17 +459,17 @@ def test_untrusted_result_names_its_tenant_and_the_option() -> None:
         (["uni", "ann"], ("the tenant `ann` and the tenant `uni`", "trust=['ann', 'uni']")),
         (["ann", ""], ("not known any more", "trust=True")),
     ):
-        text = str(untrusted(Refused("it holds a `\x1b[31m`"), owners))
+        text = str(untrusted_error(Refused("it holds a `\x1b[31m`"), owners))
         assert all(word in text for word in words), text
         assert "untrusted" in text
         assert "\x1b" not in text
     other = KeyError("x")
-    assert untrusted(other, ["ann"]) is other
+    assert untrusted_error(other, ["ann"]) is other
 
 
 def test_all_makers_of_a_result_must_be_trusted() -> None:
-    assert distrusted(["ann", "uni"], trust_of(["ann"])) == ["uni"]
-    assert distrusted(["ann", "uni"], joined(trust_of("ann"), trust_of(["uni"]))) == []
-    assert distrusted([""], trust_of(["ann"])) == [""]
-    assert distrusted(["ann", ""], trust_of(True)) == []
-    assert distrusted(["ann"], trust_of(False)) == ["ann"]
+    assert untrusted_owners(["ann", "uni"], trust_of(["ann"])) == ["uni"]
+    assert untrusted_owners(["ann", "uni"], merged_trust(trust_of("ann"), trust_of(["uni"]))) == []
+    assert untrusted_owners([""], trust_of(["ann"])) == [""]
+    assert untrusted_owners(["ann", ""], trust_of(True)) == []
+    assert untrusted_owners(["ann"], trust_of(False)) == ["ann"]

@@ -165,10 +165,10 @@ def test_incomplete_source_is_refused_with_a_reason(client: dayfly.Client) -> No
         "uses factor of the function around it": enclosed,
         "uses SCALE of its module": scaled,
         "by_default uses SCALE": by_default,
-        "is no Python function": "text".upper,
+        "is not a Python function": "text".upper,
         "the source of made is not to be found": space["made"],
-        "EntryPoint.* is no Python function": dayfly.EntryPoint("x"),
-        "Command.* is no Python function": dayfly.Command("true"),
+        "EntryPoint.* is not a Python function": dayfly.EntryPoint("x"),
+        "Command.* is not a Python function": dayfly.Command("true"),
     }
     with dayfly.Executor(client=client, source=True) as executor:
         for why, fn in refused.items():

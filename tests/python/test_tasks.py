@@ -137,7 +137,7 @@ def test_function_options_conflict_with_registered_functions(client: dayfly.Clie
     }
     for name, value in settings.items():
         with dayfly.Executor(client=client, **{name: value}) as executor:
-            why = f"{name}= of this executor says nothing about .*area v.* register"
+            why = f"{name}= of this executor has no effect on .*area v.* register"
             for submit in (executor.submit, executor.map):
                 with pytest.raises(ValueError, match=why):
                     submit(registered, [6], [7])

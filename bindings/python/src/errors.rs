@@ -23,7 +23,7 @@ pub fn from_error(py: Python<'_>, error: &Error) -> PyErr {
 pub fn unreadable(py: Python<'_>, error: PyErr) -> PyErr {
     let made = py
         .import("dayfly._failures")
-        .and_then(|module| module.call_method1("unreadable", (error.value(py),)));
+        .and_then(|module| module.call_method1("unreadable_error", (error.value(py),)));
     made.map_or(error, PyErr::from_value)
 }
 

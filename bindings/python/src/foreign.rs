@@ -76,6 +76,6 @@ pub fn raised(py: Python<'_>, packed: &[u8]) -> PyErr {
 pub fn untrusted(py: Python<'_>, error: PyErr, owners: &[String]) -> PyErr {
     let made = py
         .import("dayfly._codec.trust")
-        .and_then(|module| module.call_method1("untrusted", (error.value(py), owners.to_vec())));
+        .and_then(|module| module.call_method1("untrusted_error", (error.value(py), owners.to_vec())));
     made.map_or_else(|error| error, PyErr::from_value)
 }

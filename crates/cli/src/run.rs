@@ -130,7 +130,7 @@ impl From<Place> for Placement {
 pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&arguments.python);
     command
-        .args(["-m", "dayfly._launch", "--ranks"])
+        .args(["-m", "dayfly._run_command", "--ranks"])
         .arg(arguments.ranks.to_string())
         .args(["--placement", Placement::from(arguments.placement).name()]);
     for (name, length) in [("--timeout", arguments.timeout), ("--duration", arguments.duration)] {

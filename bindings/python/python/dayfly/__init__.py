@@ -11,7 +11,6 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dayfly._broken import InitializerFailed, WorkerDied
     from dayfly._client import Client, connect
     from dayfly._command import Command, CommandError
     from dayfly._errors import (
@@ -47,8 +46,9 @@ if TYPE_CHECKING:
     from dayfly._leases.gang import Gang
     from dayfly._leases.lease import Delegation, Function, Lease
     from dayfly._leases.library import Library, NativeFunction
+    from dayfly._pool_errors import InitializerFailed, WorkerDied
     from dayfly._tasks.batch import Batch
-    from dayfly._tasks.durable import Durable, durable
+    from dayfly._tasks.decorator import Durable, durable
     from dayfly._tasks.executor import Executor
     from dayfly._tasks.flow import Flow, Step
     from dayfly._tasks.registered import Registered
@@ -110,7 +110,7 @@ __all__ = [
 
 # Imported on first use: workers also import this package, and need none of these modules.
 _WHERE = {
-    "_broken": ("InitializerFailed", "WorkerDied"),
+    "_pool_errors": ("InitializerFailed", "WorkerDied"),
     "_client": ("Client", "connect"),
     "_command": ("Command", "CommandError"),
     "_functions.entry_point": ("EntryPoint",),
@@ -125,7 +125,7 @@ _WHERE = {
     "_leases.lease": ("Delegation", "Function", "Lease"),
     "_leases.library": ("Library", "NativeFunction"),
     "_tasks.batch": ("Batch",),
-    "_tasks.durable": ("Durable", "durable"),
+    "_tasks.decorator": ("Durable", "durable"),
     "_tasks.executor": ("Executor",),
     "_tasks.flow": ("Flow", "Step"),
     "_tasks.registered": ("Registered",),

@@ -45,7 +45,7 @@ def latencies(call: Callable[[], object], count: int) -> list[float]:
     return samples
 
 
-def answered(submit: Callable[[], Any]) -> object:
+def run_and_wait(submit: Callable[[], Any]) -> object:
     """Returns the result of one task."""
     return submit().result()
 
@@ -105,7 +105,7 @@ class Parsl:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError("Parsl ended before it had measured; what it said stands above")
+            raise RuntimeError("Parsl ended before the measurement was complete; its output is above")
         return json.loads(line)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ def measure(options: Any) -> dict[str, Any]:
                 return executor.submit(noop, fresh())
 
             for _ in range(options.rounds):
-                own["latency"] += latencies(functools.partial(answered, submit), options.calls)
+                own["latency"] += latencies(functools.partial(run_and_wait, submit), options.calls)
                 own["rate"].append(rate(submit, options.tasks))
                 if peer is not None:
                     other["latency"] += peer.ask("latency", max(20, options.calls // 4), options.size)
@@ -202,12 +202,12 @@ def serve(workers: int) -> None:
                     return nothing(fresh())
 
                 if what == "version":
-                    answer: Any = parsl.__version__
+                    measured: Any = parsl.__version__
                 elif what == "latency":
-                    answer = latencies(functools.partial(answered, submit), int(count))
+                    measured = latencies(functools.partial(run_and_wait, submit), int(count))
                 else:
-                    answer = rate(submit, int(count))
-                print(json.dumps(answer), flush=True)
+                    measured = rate(submit, int(count))
+                print(json.dumps(measured), flush=True)
 
 
 if __name__ == "__main__":

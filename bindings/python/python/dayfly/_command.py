@@ -73,7 +73,7 @@ class Command:
                 continue
             if not name.isidentifier() or spec or conversion:
                 raise ValueError(
-                    f"{{{name}}} in {command!r} is no argument: write a name in braces, and {{{{ for a brace"
+                    f"{{{name}}} in {command!r} is not an argument: write a name in braces, and {{{{ for a brace"
                 )
             names[name] = None
         if not command.strip():

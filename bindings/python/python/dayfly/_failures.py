@@ -81,7 +81,7 @@ _FAMILIES: dict[str, type[Error]] = {
 def error_for(code: str, message: str) -> Error:
     """Returns the exception for a code."""
     if code in _DIED:
-        from dayfly._broken import WorkerDied
+        from dayfly._pool_errors import WorkerDied
 
         return WorkerDied(message, code)
     return _FAMILIES.get(code, Error)(message, code)
@@ -100,7 +100,7 @@ def unpack_exception(packed: bytes) -> BaseException:
     return made
 
 
-def unreadable(failure: BaseException) -> BaseException:
+def unreadable_error(failure: BaseException) -> BaseException:
     """Returns the exception to raise in place of one that unpickling a result raised."""
     if not isinstance(failure, Exception) or isinstance(failure, (Error, MemoryError)):
         return failure

@@ -27,7 +27,7 @@ def _check(stream: str | None) -> None:
         raise ValueError(f"stream={stream!r}: ask for 'out', 'err' or None for both")
 
 
-def text(native: _native.Lease, stream: Literal["out", "err"] | None) -> str:
+def lease_output(native: _native.Lease, stream: Literal["out", "err"] | None) -> str:
     """Returns the output of a lease's workers, as far as the node keeps it."""
     _check(stream)
     reader, kept = native.printed(), b""
@@ -36,7 +36,7 @@ def text(native: _native.Lease, stream: Literal["out", "err"] | None) -> str:
     return kept.decode(errors="replace")
 
 
-def of_task(
+def task_output(
     native: _native.Client, task: str, stream: Literal["out", "err"] | None, *, follow: bool
 ) -> Iterator[tuple[Literal["out", "err"], str]]:
     """Yields the output of a task: all so far, or, with ``follow``, until the task ends."""
@@ -44,13 +44,13 @@ def of_task(
     decoders = {name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")}
     start, wait = 0, round(WAIT * 1000) if follow else 0
     while True:
-        answer = json.loads(native.get(f"/v1/tasks/{task}/output?from={start}&wait_ms={wait}"))
-        start = answer["next"]
-        for piece in answer["pieces"]:
+        page = json.loads(native.get(f"/v1/tasks/{task}/output?from={start}&wait_ms={wait}"))
+        start = page["next"]
+        for piece in page["pieces"]:
             where, text = piece["stream"], decoders[piece["stream"]].decode(base64.b64decode(piece["bytes"]))
             if text and stream in (None, where):
                 yield where, text
-        if answer["over"] or not (follow or answer["pieces"]):
+        if page["over"] or not (follow or page["pieces"]):
             return
 
 

@@ -35,7 +35,7 @@ def leave_group() -> None:
         sys.modules["dayfly.MPI"]._leave()
 
 
-class Failed:
+class FailedItem:
     """An item of a map that raised: its pickled exception takes the place of the result."""
 
     __slots__ = ("is_foreign", "packed")
@@ -45,8 +45,8 @@ class Failed:
         #: Whether it comes from another tenant that is not trusted.
         self.is_foreign = False
 
-    def __reduce__(self) -> tuple[type[Failed], tuple[bytes]]:
-        return Failed, (self.packed,)
+    def __reduce__(self) -> tuple[type[FailedItem], tuple[bytes]]:
+        return FailedItem, (self.packed,)
 
 
 def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple[tuple[int, bool, list[Any]], int]:
@@ -72,7 +72,7 @@ def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple
             error: BaseException = RuntimeError("the function raised StopIteration")
         except BaseException as raised:
             error = raised
-        results.append(Failed(pack_exception(error)))
+        results.append(FailedItem(pack_exception(error)))
         kind = MIXED
         if len(results) == len(items):
             break
@@ -84,7 +84,7 @@ def apply(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-class Initialized:
+class InitializedFunction:
     """A function that is called after its executor's initializer has run in this process.
 
     The initializer runs once for each process and token. Functions pickled by value have module variables of their own
@@ -108,7 +108,7 @@ class Initialized:
         return self.func(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Initialized, (self.func, self._initializer, self._initargs, self._token)
+        return InitializedFunction, (self.func, self._initializer, self._initargs, self._token)
 
     def _initialize(self) -> None:
         variables: dict[str, Any] = getattr(self._initializer, "__globals__", {})
@@ -130,7 +130,7 @@ class Initialized:
 
     @staticmethod
     def _failure(text: str) -> Exception:
-        from dayfly._broken import InitializerFailed
+        from dayfly._pool_errors import InitializerFailed
 
         return InitializerFailed(
             f"the initializer of this executor failed: {text}; make another executor", "load_failed"
@@ -153,7 +153,7 @@ def _as_list(value: Any) -> Any:
     if isinstance(value, (set, frozenset, range)):
         return list(value)
     raise TypeError(
-        f"the result has a {type(value).__qualname__}, which JSON cannot express; answer numbers, texts, lists and "
+        f"the result has a {type(value).__qualname__}, which JSON cannot express; return numbers, strings, lists and "
         "dictionaries, or submit the task from Python"
     )
 

@@ -192,7 +192,7 @@ class _Bash:
     def __call__(self, *args: Any, stdout: str | None = None, stderr: str | None = None, **kwargs: Any) -> int:
         command = self._fn(*args, **kwargs)
         if not isinstance(command, str):
-            raise TypeError(f"a bash_app answers a command, a text, and not {command!r}")
+            raise TypeError(f"a bash_app must return a command as a string, not {command!r}")
         with contextlib.ExitStack() as files:
             opened = [None if name is None else files.enter_context(open(name, "ab")) for name in (stdout, stderr)]
             done = subprocess.run(

@@ -81,7 +81,7 @@ _NAMES: dict[str, Any] = {
 }
 
 
-def named(full: str) -> Name:
+def lookup(full: str) -> Name:
     """Returns the object that a pickle refers to by this name."""
     made = _NAMES.get(full.removeprefix("pyarrow.lib."))
     if made is None or not full.startswith("pyarrow.lib."):

@@ -19,7 +19,7 @@ def result_of(index: int, trust: Any = None) -> Any:
     """
     found = results[index]
     if type(found) is Foreign:
-        from dayfly._codec.trust import opened, trust_of
+        from dayfly._codec.trust import open_foreign, trust_of
 
-        return opened(found, trust_of(trust))
+        return open_foreign(found, trust_of(trust))
     return found

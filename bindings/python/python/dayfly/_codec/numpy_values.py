@@ -164,7 +164,7 @@ _NAMES: dict[str, Any] = {
 }
 
 
-def named(full: str) -> Name:
+def lookup(full: str) -> Name:
     """Returns the object that a pickle refers to by this name."""
     made = _NAMES.get(full)
     if made is None:

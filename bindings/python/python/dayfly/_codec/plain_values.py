@@ -14,20 +14,20 @@ from typing import Any, NoReturn
 
 from dayfly._codec.parts import Name, Part, Refused, Type, expect, text_of
 from dayfly._text import shown
-from dayfly._worker import Failed
+from dayfly._worker import FailedItem
 
 #: Maximum bits of a fraction's numbers. Computing their common divisor takes quadratic time.
 MAX_FRACTION_BITS = 100_000
 
 
-class Identifier(Part):
+class UuidPart(Part):
     """A `uuid.UUID` whose state is still missing."""
 
     __slots__ = ()
 
     def new(self, args: tuple[Any, ...]) -> Any:
         expect(not args)
-        return Identifier()
+        return UuidPart()
 
     def build(self, state: Any) -> Any:
         expect(type(state) is dict and type(state.get("int")) is int)
@@ -37,7 +37,7 @@ class Identifier(Part):
         return "`uuid.UUID`"
 
 
-class Raised(Part):
+class BuiltinException(Part):
     """A class of Python's own exceptions."""
 
     __slots__ = ("kind",)
@@ -105,7 +105,7 @@ def _zone(key: Any, _: Any = True) -> datetime.tzinfo:
 
 
 def _never(*_: Any) -> NoReturn:
-    raise Refused("it calls what is no function of data")
+    raise Refused("it calls a function that data does not need")
 
 
 def _decimal(text: Any) -> decimal.Decimal:
@@ -156,9 +156,9 @@ def _path(kind: type[pathlib.PurePath]) -> Callable[..., pathlib.PurePath]:
     return lambda *parts: kind(*map(text_of, parts))
 
 
-def _failed(packed: Any) -> Failed:
+def _failed(packed: Any) -> FailedItem:
     expect(type(packed) is bytes)
-    failed = Failed(packed)
+    failed = FailedItem(packed)
     failed.is_foreign = True
     return failed
 
@@ -180,7 +180,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     "datetime.timezone": _timezone,
     "decimal.Decimal": _decimal,
     "fractions.Fraction": _fraction,
-    "dayfly._worker.Failed": _failed,
+    "dayfly._worker.FailedItem": _failed,
     "zoneinfo.ZoneInfo": _never,
     **{
         f"{module}.{kind.__name__}": _path(kind)

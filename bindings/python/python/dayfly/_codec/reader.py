@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dayfly._codec.names import named
+from dayfly._codec.names import lookup
 from dayfly._codec.parts import Part, Parts, Refused, expect, limits, text_of
 
 __all__ = ["Refused", "loads"]
@@ -146,7 +146,7 @@ class Machine:
 
     def stack_global(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(named(text_of(module), text_of(name)))
+        self.stack.append(lookup(text_of(module), text_of(name)))
 
     def reduce(self) -> None:
         args = self.arguments()

@@ -13,7 +13,7 @@ from dayfly._text import shown
 
 if TYPE_CHECKING:
     from dayfly._native import Foreign
-    from dayfly._worker import Failed
+    from dayfly._worker import FailedItem
 
 #: Trusted tenants: True for all, or their names.
 Trust = Literal[True] | frozenset[str]
@@ -35,33 +35,33 @@ def trust_of(given: TrustLike) -> Trust:
     return frozenset([given] if isinstance(given, str) else given)
 
 
-def joined(one: Trust, other: Trust) -> Trust:
+def merged_trust(one: Trust, other: Trust) -> Trust:
     """Returns the union of two sets of trusted tenants."""
     return True if one is True or other is True else one | other
 
 
-def distrusted(owners: Iterable[str], trust: Trust) -> list[str]:
+def untrusted_owners(owners: Iterable[str], trust: Trust) -> list[str]:
     """Returns those of the tenants that are not trusted."""
     return [] if trust is True else [owner for owner in owners if owner not in trust]
 
 
-def opened(foreign: Foreign, trust: Trust) -> Any:
+def open_foreign(foreign: Foreign, trust: Trust) -> Any:
     """Returns a value that may come from other tenants: unpickled if they are trusted, else read as data.
 
     Raises:
         dayfly.Untrusted: if it contains more than data and its tenants are not trusted.
     """
-    if not distrusted(foreign.owners, trust):
+    if not untrusted_owners(foreign.owners, trust):
         return foreign.open(True)
     from dayfly._codec.reader import Refused
 
     try:
         return foreign.open(False)
     except Refused as refused:
-        raise untrusted(refused, foreign.owners) from None
+        raise untrusted_error(refused, foreign.owners) from None
 
 
-def untrusted(refused: BaseException, owners: list[str]) -> BaseException:
+def untrusted_error(refused: BaseException, owners: list[str]) -> BaseException:
     """Returns the exception to raise if a result was not read."""
     from dayfly._codec.reader import Refused
 
@@ -77,7 +77,7 @@ def untrusted(refused: BaseException, owners: list[str]) -> BaseException:
     return error_for(
         "untrusted",
         f"the result was made by {whose}, and was not read: {shown(str(refused))}. To unpickle it would run their code "
-        f"here. If you trust them, say {how}, of dayfly.connect, Client.function, an Executor, a map or Client.task; "
+        f"here. If you trust them, pass {how} to dayfly.connect, Client.function, an Executor, a map or Client.task; "
         "else have the function return plain values, NumPy arrays or Arrow tables",
     )
 
@@ -90,7 +90,7 @@ def unpack_exception(packed: bytes) -> BaseException:
         pickled, (module, name, message), text = loads(packed)
         told = f"{module}.{name}: {message}" if module != builtins.__name__ else f"{name}: {message}"
     except (TypeError, ValueError):
-        return RemoteError("the function raised an exception that is no data, and was not read")
+        return RemoteError("the function raised an exception that contains more than data, which was not read")
     made: BaseException | None = None
     if type(pickled) is bytes:
         try:
@@ -103,7 +103,7 @@ def unpack_exception(packed: bytes) -> BaseException:
     return made
 
 
-def failed_item(failed: Failed) -> BaseException:
+def failed_item(failed: FailedItem) -> BaseException:
     """Returns the exception of one item of a map."""
     unpack = unpack_exception if failed.is_foreign else _failures.unpack_exception
     return unpack(failed.packed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from dayfly._functions.own_code import Code, own
+from dayfly._functions.own_code import Code, tracker
 
 #: A function that was captured this many times travels with its arguments from then on.
 CAPTURES = 8
@@ -43,7 +43,7 @@ def _names(code: types.CodeType) -> set[str]:
     return names
 
 
-def surroundings(function: types.FunctionType) -> list[tuple[dict[str, Any], str, Any]]:
+def referenced_globals(function: types.FunctionType) -> list[tuple[dict[str, Any], str, Any]]:
     """Returns the globals that the function and the functions that travel with it refer to, with their values."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     seen: set[int] = set()
@@ -71,7 +71,7 @@ def surroundings(function: types.FunctionType) -> list[tuple[dict[str, Any], str
     return found
 
 
-class Captured:
+class CapturedFunction:
     """A function together with the values it referred to when it was pickled."""
 
     __slots__ = ("cells", "defaults", "function", "number", "space")
@@ -83,7 +83,7 @@ class Captured:
         self.cells: list[tuple[types.CellType, Any]] = []
         self.defaults: Any = None
         if isinstance(function, types.FunctionType) and not _by_reference(function):
-            self.space = surroundings(function)
+            self.space = referenced_globals(function)
             self.defaults = (function.__defaults__, function.__kwdefaults__, function.__code__)
             for cell in function.__closure__ or ():
                 try:
@@ -113,7 +113,7 @@ class Functions:
 
     def __init__(self, register: Callable[[Any], int]) -> None:
         self._register = register
-        self._known: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, CapturedFunction] = weakref.WeakKeyDictionary()
         self._captures: dict[types.CodeType, int] = {}
         self._count = 0
         #: The client's own code at the time of the captures.
@@ -121,11 +121,11 @@ class Functions:
         self._fixed: dict[Any, tuple[Code, int]] = {}
         # A shortcut: most programs call one function many times.
         self._last: Any = None
-        self._last_captured: Captured | None = None
+        self._last_captured: CapturedFunction | None = None
 
     def number(self, function: Any) -> int | None:
         """Returns the number of a registered function, or None if the function must travel with its arguments."""
-        code = own.check()
+        code = tracker.check()
         if code is not self._code:
             self._forget(code)
         if function is self._last:
@@ -147,7 +147,7 @@ class Functions:
 
     def fixed(self, function: Any) -> int:
         """Returns the number of one of Dayfly's own functions, which calls other functions."""
-        code = own.check()
+        code = tracker.check()
         known = self._fixed.get(function)
         if known is None or known[0] is not code:
             known = self._fixed[function] = (code, self._register(function))
@@ -172,7 +172,7 @@ class Functions:
         elif getattr(function, "__self__", None) is not None and not isinstance(function.__self__, types.ModuleType):
             # A method of a built-in object contains the state of that object.
             return None
-        captured = Captured(function, self._register(function))
+        captured = CapturedFunction(function, self._register(function))
         self._count += 1
         # A strong reference here would keep the function alive, and with it the entry in the weak dictionary.
         captured.function = None if captured.defaults is None else weakref.proxy(function)

@@ -27,11 +27,9 @@ class EntryPoint(Program):
         client.run(function, 64, ["a.jpg", "b.jpg"]).result()
 
     The words follow the image's ``ENTRYPOINT`` and replace its ``CMD``, as with container runtimes. Names in braces are
-    the
-    arguments: strings, numbers, booleans and paths. A word that consists of one name also accepts a list of these,
-        which
-    becomes one word for each element. No shell interprets the words. If the program exits with a status other than 0,
-    the task fails with `FunctionError`, which has the status and the end of standard error.
+    the arguments: strings, numbers, booleans and paths. A word that consists of one name also accepts a list of these,
+    which becomes one word for each element. No shell interprets the words. If the program exits with a status other
+    than 0, the task fails with `FunctionError`, which has the status and the end of standard error.
 
     Args:
         words: one string, which is split as by a shell, or a list.
@@ -92,5 +90,5 @@ def _plain(value: Any) -> Any:
     if plain is not None:
         return _exact(plain())
     raise TypeError(
-        f"{value!r} is no text, number, boolean, path or list of these, which is all that a program's words can be"
+        f"{value!r} cannot be a word of a program; pass strings, numbers, booleans, paths or lists of these"
     )

@@ -124,7 +124,7 @@ def environment_of(what: EnvironmentLike) -> Environment | None:
     return Environment(what)
 
 
-def described(environment: Environment | None) -> dict[str, Any] | None:
+def environment_spec(environment: Environment | None) -> dict[str, Any] | None:
     """Returns an environment in the form of the API."""
     if environment is None:
         return None
@@ -202,7 +202,7 @@ def _uv(*arguments: str, given: str | None = None) -> str:
             env=_uv_settings() | os.environ,
         )
     except FileNotFoundError:
-        raise FileNotFoundError("there is no program `uv` here; install it (`pip install uv`)") from None
+        raise FileNotFoundError("the program `uv` is not installed; install it (`pip install uv`)") from None
     if done.returncode != 0:
         raise ValueError(f"uv {arguments[0]}: {done.stderr.strip()}")
     return done.stdout

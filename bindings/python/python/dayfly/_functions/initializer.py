@@ -9,8 +9,8 @@ from typing import Any
 
 import cloudpickle
 
-from dayfly._functions.own_code import current, own
-from dayfly._worker import Initialized, apply, apply_map
+from dayfly._functions.own_code import current_version, tracker
+from dayfly._worker import InitializedFunction, apply, apply_map
 
 
 def wrapper(initializer: Any, initargs: tuple[Any, ...]) -> Callable[[Any], Any] | None:
@@ -35,5 +35,5 @@ def _initialized(initializer: Callable[..., Any], initargs: tuple[Any, ...], tok
         # The function that they call is wrapped instead.
         return fn
     for called in (fn, initializer):
-        own.note(called)
-    return Initialized(current(fn), current(initializer), initargs, token)
+        tracker.note(called)
+    return InitializedFunction(current_version(fn), current_version(initializer), initargs, token)

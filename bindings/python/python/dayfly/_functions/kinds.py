@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import cloudpickle
 
 from dayfly._command import Command
-from dayfly._functions.own_code import current, own
+from dayfly._functions.own_code import current_version, tracker
 from dayfly._functions.runtime import PYTHON, runtime
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 JSON = b"\x05"
 
 
-class Kept:
+class FunctionKind:
     """A function to register, as described to the manager, to workers and to people."""
 
     def form(self, image: str | None) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Kept:
         return ""
 
 
-class Program(Kept):
+class Program(FunctionKind):
     """A function that is not called with pickled arguments."""
 
     #: Whether the result is raw bytes rather than a value.
@@ -70,7 +70,7 @@ class Program(Kept):
 def native(environment: Environment | None) -> dict[str, Any]:
     """Returns the runtime of programs that need no Python."""
     if environment is not None:
-        raise ValueError("an environment is of Python's packages, and this function is none of Python's; leave it out")
+        raise ValueError("an environment has Python packages, and this function does not run in Python; leave it out")
     return {"kind": "native"}
 
 
@@ -81,14 +81,14 @@ def name_of(fn: Any) -> str:
     return name if module in (None, "__main__") else f"{module}.{name}"
 
 
-class Pickled(Kept):
+class PickledFunction(FunctionKind):
     """A Python callable, pickled by value."""
 
     def __init__(self, fn: Any) -> None:
         self._fn = fn
-        own.note(fn)
+        tracker.note(fn)
         #: The client's own modules, which travel with it.
-        self._own = own.check()
+        self._own = tracker.check()
 
     def form(self, image: str | None) -> dict[str, Any]:
         version = cloudpickle.__version__
@@ -101,7 +101,7 @@ class Pickled(Kept):
 
     @property
     def code(self) -> bytes:
-        return self._own.carry(cloudpickle.dumps(current(self._fn), protocol=5))
+        return self._own.carry(cloudpickle.dumps(current_version(self._fn), protocol=5))
 
     @property
     def source(self) -> str:

@@ -60,7 +60,7 @@ _NEVER = re.compile(r"(dayfly|cloudpickle|sitecustomize|usercustomize|debugpy|_?
 Stat = tuple[int, int, int, int, int]
 
 
-class Seen(NamedTuple):
+class FileContent(NamedTuple):
     """The content of a file at the time it was read."""
 
     stat: Stat | None
@@ -94,11 +94,11 @@ class Code:
         """Returns a pickle that carries this code."""
         if self.digest is None:
             return pickled
-        carried: bytes = cloudpickle.dumps(_Carried(self.digest, self.packed, pickled), protocol=5)
+        carried: bytes = cloudpickle.dumps(_CodeCarrier(self.digest, self.packed, pickled), protocol=5)
         return carried
 
 
-class _Carried:
+class _CodeCarrier:
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments
 
@@ -109,7 +109,7 @@ class _Carried:
 _NONE = Code(None, b"")
 
 
-class OwnCode:
+class CodeTracker:
     """Tracks the client's own code.
 
     Attributes:
@@ -124,11 +124,11 @@ class OwnCode:
         self._modules: tuple[int, str] | None = None
         #: Top-level modules that only functions import, in their bodies.
         self._named: set[str] = set()
-        self._files: dict[str, Seen] = {}
+        self._files: dict[str, FileContent] = {}
         self._directories: dict[str, int] = {}
         #: Digest of the code without other files.
         self._last: bytes | None = None
-        self._main: tuple[str, Seen] | None = None
+        self._main: tuple[str, FileContent] | None = None
 
     def check(self) -> Code:
         """Returns the code on disk, as of now or of the last check: at most 2 s ago if checks are slow."""
@@ -180,7 +180,7 @@ class OwnCode:
         """Finds all files of the client's own code, and reads those that have changed."""
         known, self._files, self._directories = self._files, {}, {}
         # Each name with the file that may import it, if the import is uncertain.
-        todo: list[tuple[str, Seen | None]] = [(name.partition(".")[0], None) for name in list(sys.modules)]
+        todo: list[tuple[str, FileContent | None]] = [(name.partition(".")[0], None) for name in list(sys.modules)]
         todo += [(name, None) for name in sorted(self._named)]
         if (main := self._of_main()) is not None:
             todo += [(name, main) for name in sorted(main.imports)]
@@ -216,7 +216,7 @@ class OwnCode:
                     listed.append((root, relative, path))
         self.code = self._packed(listed, data, size)
 
-    def _of_main(self) -> Seen | None:
+    def _of_main(self) -> FileContent | None:
         """Returns the main program, which may import modules later."""
         path = getattr(sys.modules.get("__main__"), "__file__", None)
         if not isinstance(path, str) or not path.endswith(".py"):
@@ -316,7 +316,7 @@ def _imported_so_far() -> tuple[int, str]:
         return 0, ""
 
 
-def current(function: Any) -> Any:
+def current_version(function: Any) -> Any:
     """Returns the present version of a function, if its module was reloaded since the caller took it."""
     if not isinstance(function, types.FunctionType) or function.__module__ == "__main__":
         return function
@@ -379,7 +379,7 @@ def _changed_ns(directory: str) -> int:
         return 0
 
 
-def _read(path: str) -> Seen | None:
+def _read(path: str) -> FileContent | None:
     """Returns the content of a file; None if it no longer exists."""
     about = _stat(path)
     try:
@@ -389,8 +389,8 @@ def _read(path: str) -> Seen | None:
         return None
     if about is None or about != _stat(path) or abs(time.time_ns() - max(about[:2])) < _UNSURE_NS:
         about = None
-    return Seen(about, content, hashlib.sha256(content).digest(), imports(content, path))
+    return FileContent(about, content, hashlib.sha256(content).digest(), imports(content, path))
 
 
-own = OwnCode()
-os.register_at_fork(after_in_child=own.after_fork)
+tracker = CodeTracker()
+os.register_at_fork(after_in_child=tracker.after_fork)

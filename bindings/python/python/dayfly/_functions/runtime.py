@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from dayfly._functions.environment import Environment, described
+from dayfly._functions.environment import Environment, environment_spec
 
 #: Version of this interpreter.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
@@ -32,7 +32,7 @@ def module_path() -> list[str]:
 
 def runtime(environment: Environment | None = None) -> dict[str, Any]:
     """Returns the description of the interpreter and the packages that workers need for this process's functions."""
-    extra = {} if environment is None else {"environment": described(environment)}
+    extra = {} if environment is None else {"environment": environment_spec(environment)}
     return {
         "kind": "python",
         "version": PYTHON,

@@ -38,7 +38,7 @@ class Source(Program):
     def __init__(self, fn: Any) -> None:
         plain = inspect.unwrap(fn) if callable(fn) else fn
         if isinstance(fn, Program) or not isinstance(plain, types.FunctionType):
-            raise TypeError(f"{fn!r} is no Python function, and only those go as source; leave source=True out")
+            raise TypeError(f"{fn!r} is not a Python function, and no other can be sent as source; leave it out")
         self._fn = plain
         self.entry, self._text = _text_of(plain)
 
@@ -90,7 +90,7 @@ def _text_of(fn: types.FunctionType) -> tuple[str, str]:
         raise TypeError(f"the source of {named} cannot be read by itself: {error}") from None
     node: ast.AST = tree[0].body[0] if below and isinstance(tree[0], ast.If) else tree[0]
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        raise TypeError(f"the source of {named} is no function of its own: write it with def")
+        raise TypeError(f"the source of {named} is not a separate function: write it with def")
     text = "".join(text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]).rstrip() + "\n"
     if lost := sorted(_needed(node) & fn.__globals__.keys()):
         raise TypeError(

@@ -12,9 +12,9 @@ from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import Any, TypeVar, cast
 
 from dayfly._codec.dependencies import result_of
-from dayfly._codec.trust import NOBODY, Trust, joined, opened
+from dayfly._codec.trust import NOBODY, Trust, merged_trust, open_foreign
 from dayfly._errors import Cancelled, Error, InitializerError, RemoteTraceback
-from dayfly._futures.asynchronous import kill_in_background
+from dayfly._futures.coroutines import kill_in_background
 from dayfly._native import Call, Failure, Foreign, Pool, Task, Tasks
 
 T = TypeVar("T")
@@ -27,18 +27,18 @@ _DONE = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
 
 
 class FutureOwner:
-    """Base of leases and executors: owns watched futures, and a helper thread that runs `serve` for them."""
+    """Base of leases and executors: owns watched futures, and a helper thread that runs `complete_futures` for them."""
 
     _shut: bool
     _watched: dict[int | str, Future[Any]]
     #: Tenants whose results are unpickled.
     _trust: Trust = NOBODY
     #: The initializer's failure, after which no calls are accepted.
-    _broken: InitializerError | None = None
+    _initializer_error: InitializerError | None = None
 
-    def _check_whole(self) -> None:
-        if self._broken is not None:
-            raise type(self._broken)(self._broken.message, self._broken.code)
+    def _check_usable(self) -> None:
+        if self._initializer_error is not None:
+            raise type(self._initializer_error)(self._initializer_error.message, self._initializer_error.code)
 
     def _watch(self, future: Future[Any]) -> None:
         self._watched[future._call.id] = future
@@ -47,7 +47,7 @@ class FutureOwner:
     def _ended(self, call: int | str) -> None:
         future = self._watched.pop(call, None)
         if future is not None:
-            future._look()
+            future._poll()
 
 
 #: The submission whose arguments this thread is pickling: its executor, and the tasks whose futures they contain.
@@ -101,7 +101,7 @@ class Future(cf.Future[T]):
         self._owner: Any = owner
         self._decode = decode
         self._raw = raw
-        self._made: threading.Condition | None = None
+        self._lazy_condition: threading.Condition | None = None
         self._state = PENDING
         self._result: T | None = None
         self._exception: BaseException | None = None
@@ -119,7 +119,7 @@ class Future(cf.Future[T]):
         Cancelling the wait ends a durable task, even one that runs, and cancels a call that has not been sent.
         """
         if type(self._call) is Task:
-            return ended(self).__await__()
+            return await_task(self).__await__()
         import asyncio
 
         return asyncio.wrap_future(self).__await__()
@@ -141,9 +141,9 @@ class Future(cf.Future[T]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        if self._made is None:
+        if self._lazy_condition is None:
             self._watch()
-        made = self._made
+        made = self._lazy_condition
         assert made is not None
         return made
 
@@ -159,15 +159,15 @@ class Future(cf.Future[T]):
         if tasks is not executor._pool and not tasks.flush(FLUSH):
             raise cf.TimeoutError(f"the manager did not accept the task {self.id} within {FLUSH} s")
         place = taken.setdefault(str(self.id), len(taken))
-        trust = joined(joined(self._trust, self._owner._trust), executor._trust)
+        trust = merged_trust(merged_trust(self._trust, self._owner._trust), executor._trust)
         return result_of, ((place, trust if trust is True else sorted(trust)) if trust else (place,))
 
     def _watch(self) -> None:
         """Creates the condition, and has the helper thread complete this future."""
         with _lock:
-            if self._made is not None:
+            if self._lazy_condition is not None:
                 return
-            self._made = threading.Condition()
+            self._lazy_condition = threading.Condition()
             watch = self._state not in _DONE
         if watch:
             self._owner._watch(self)
@@ -179,12 +179,12 @@ class Future(cf.Future[T]):
         except KeyboardInterrupt:
             # The next caller reads the outcome.
             self._unread = outcome
-            if (made := self._made) is not None:
+            if (made := self._lazy_condition) is not None:
                 with made:
                     made.notify_all()
             raise
         with _lock:
-            made = self._made
+            made = self._lazy_condition
             if made is None:
                 self._finish(result, error)
                 return
@@ -208,7 +208,7 @@ class Future(cf.Future[T]):
             return None, outcome.error
         try:
             if type(outcome) is Foreign:
-                outcome = opened(outcome, joined(self._trust, self._owner._trust))
+                outcome = open_foreign(outcome, merged_trust(self._trust, self._owner._trust))
             return outcome if self._decode is None else self._decode(outcome), None
         except BaseException as raised:
             # The function itself may have raised a `KeyboardInterrupt`, which is its outcome.
@@ -230,7 +230,7 @@ class Future(cf.Future[T]):
         self._exception = error
         self._state = FINISHED
         if isinstance(error, InitializerError):
-            self._owner._broken = error
+            self._owner._initializer_error = error
 
     def _await(self, timeout: float | None) -> None:
         """Returns once the future is done, or raises `TimeoutError`."""
@@ -302,7 +302,7 @@ class Future(cf.Future[T]):
                 raise cf.CancelledError
         return self._exception
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Takes the outcome if it has arrived."""
         if self._state not in _DONE:
             outcome = self._call.take(self._pool, self._raw)
@@ -313,12 +313,12 @@ class Future(cf.Future[T]):
 
     def done(self) -> bool:
         """Returns whether the call has ended or was cancelled."""
-        self._look()
+        self._poll()
         return self._state in _DONE
 
     def running(self) -> bool:
         """Returns whether a worker has received the call and it has not ended. For a durable task, asks the manager."""
-        self._look()
+        self._poll()
         if self._state is not PENDING:
             return self._state is RUNNING
         if not self._call.is_sent():
@@ -333,7 +333,7 @@ class Future(cf.Future[T]):
 
     def cancelled(self) -> bool:
         """Returns whether the call was cancelled."""
-        self._look()
+        self._poll()
         return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def cancel(self) -> bool:
@@ -345,7 +345,7 @@ class Future(cf.Future[T]):
         """
         if self._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
             return True
-        self._look()
+        self._poll()
         if self._state in _DONE or not self._cancel_call():
             return False
         condition = self._condition
@@ -374,7 +374,7 @@ class Future(cf.Future[T]):
         Returns False if it has already ended. Otherwise `result` soon raises ``concurrent.futures.CancelledError``,
         unless the function returns first. A call that was sent and has not begun ends when it begins.
         """
-        self._look()
+        self._poll()
         killed: bool = self._state not in _DONE and self._call.kill()
         return killed
 
@@ -392,7 +392,7 @@ class Future(cf.Future[T]):
 
     def add_done_callback(self, fn: Callable[[cf.Future[T]], object]) -> None:
         """Calls ``fn(future)`` once the call has ended: at once if it has, else from the lease's helper thread."""
-        self._look()
+        self._poll()
         super().add_done_callback(fn)
 
     def __repr__(self) -> str:
@@ -405,14 +405,14 @@ class _Unsent:
     id = "(not sent)"
 
 
-def failed(error: BaseException, pool: Pool | Tasks, owner: FutureOwner) -> Future[Any]:
+def failed_future(error: BaseException, pool: Pool | Tasks, owner: FutureOwner) -> Future[Any]:
     """Returns the future of a call that failed before it was sent."""
     future: Future[Any] = Future(cast(Any, _Unsent), pool, owner)
     future._finish(None, error)
     return future
 
 
-async def ended(future: Future[T], *, cancels: bool = True) -> T:
+async def await_task(future: Future[T], *, cancels: bool = True) -> T:
     """Awaits the result of a durable task. With ``cancels``, cancelling the wait cancels the task."""
     import asyncio
 
@@ -440,7 +440,7 @@ async def ended(future: Future[T], *, cancels: bool = True) -> T:
     return future.result()
 
 
-def serve(owner_ref: weakref.ref[FutureOwner], pool: Pool | Tasks) -> None:
+def complete_futures(owner_ref: weakref.ref[FutureOwner], pool: Pool | Tasks) -> None:
     """Completes watched futures, until the pool is closed or the owner of the futures is garbage-collected."""
     while True:
         ended = pool.serve()

@@ -148,7 +148,7 @@ class Checkpoint:
             )
         if keep < 1:
             raise ValueError(f"keep={keep}: keep at least one")
-        where = storage.local(named)
+        where = storage.local_path(named)
         self.path: Path | str = where if storage.is_url(where) else Path(where)
         self._place: _Place = _Directory(self.path) if isinstance(self.path, Path) else _Bucket(self.path)
         self._comm = MPI.COMM_WORLD if comm is None else comm

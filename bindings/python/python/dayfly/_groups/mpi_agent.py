@@ -19,8 +19,8 @@ def main() -> int:
         # Several words form one command line, as with ssh.
         asked = {"host": words[0], "command": " ".join(words[1:])}
         connection.sendall(json.dumps(asked).encode() + b"\n")
-        answer = connection.makefile().readline()
-    return int(answer or 255)
+        status = connection.makefile().readline()
+    return int(status or 255)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import cloudpickle
 
-from dayfly._groups.storage import environment as environment_variables
+from dayfly._groups.storage import environment_variables
 
 
 def run_rank(group: str, work: bytes, environment: dict[str, str]) -> Any:

@@ -92,28 +92,28 @@ def run(
         asked = {name: value for name, value in locals().items() if name not in ("client", "fn", "lease")}
         with LeaseClient._open() as own:
             return run(fn, client=own, **asked, **lease)
-    held, work = client, packed(fn, args, kwargs)
-    chosen = choices(spin, tables, store, channel, fabric=fabric, lazily=lazily)
-    environment = variables(checkpoint, store)
+    held, work = client, pack_call(fn, args, kwargs)
+    chosen = group_settings(spin, tables, store, channel, fabric=fabric, lazily=lazily)
+    environment = rank_variables(checkpoint, store)
     deadline = None if timeout is None else time.monotonic() + timeout
 
     def once(lease: Mapping[str, Any]) -> list[Any]:
         with held.gang(ranks, placement=placement, **lease) as gang:
             group = invitation_to(held, ranks) | chosen
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            with storage.cleared(group):
-                return gather(start_ranks(gang, group, work, environment), left)
+            with storage.store_cleanup(group):
+                return gather_results(start_ranks(gang, group, work, environment), left)
 
-    return restarting(once, {"mode": "warm"} | lease, restarts)
+    return run_with_restarts(once, {"mode": "warm"} | lease, restarts)
 
 
 #: Seconds that a restarted run waits for capacity, unless its lease has its own ``wait``.
 RESTART_WAIT = 60.0
 
 
-def restarting(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], restarts: int) -> T:
+def run_with_restarts(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], restarts: int) -> T:
     """Calls ``once``, and again after failures that the function did not cause, at most ``restarts`` times."""
-    from dayfly._broken import WorkerDied
+    from dayfly._pool_errors import WorkerDied
 
     # External failures, which a restart can overcome.
     lost = (ConnectionFailed, GroupError, LeaseError, WorkerDied)
@@ -131,15 +131,15 @@ def restarting(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], resta
     return once(lease)
 
 
-def packed(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> bytes:
+def pack_call(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> bytes:
     """Returns a function with its arguments, pickled."""
     work: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})), protocol=5)
     return work
 
 
-def variables(checkpoint: str | os.PathLike[str] | None, store: str | None) -> dict[str, str]:
+def rank_variables(checkpoint: str | os.PathLike[str] | None, store: str | None) -> dict[str, str]:
     """Returns the environment variables with the locations of checkpoints and store, for the ranks."""
-    saved = {} if checkpoint is None else {VARIABLE: storage.local(checkpoint)}
+    saved = {} if checkpoint is None else {VARIABLE: storage.local_path(checkpoint)}
     return storage.settings(checkpoint, store) | saved
 
 
@@ -153,7 +153,7 @@ def start_ranks(
     ]
 
 
-def choices(
+def group_settings(
     spin: float | None,
     tables: str | os.PathLike[str] | None,
     store: str | None,
@@ -163,7 +163,7 @@ def choices(
     lazily: bool = False,
 ) -> dict[str, Any]:
     """Returns the part of an invitation that configures how ranks wait and communicate."""
-    chosen: dict[str, Any] = storage.channel(store, channel)
+    chosen: dict[str, Any] = storage.channel_settings(store, channel)
     if spin is not None:
         chosen["spin_us"] = round(spin * 1e6)
     if tables is not None:
@@ -190,7 +190,7 @@ def invitation_to(client: LeaseClient, size: int) -> dict[str, Any]:
     }
 
 
-def kill(futures: Iterable[Future[Any]]) -> None:
+def kill_all(futures: Iterable[Future[Any]]) -> None:
     """Kills calls, whether or not they have begun."""
     for future in futures:
         # A call that has ended meanwhile, or whose lease has, needs no kill.
@@ -198,19 +198,19 @@ def kill(futures: Iterable[Future[Any]]) -> None:
             future.kill()
 
 
-def gather(futures: list[Future[Any]], timeout: float | None) -> list[Any]:
+def gather_results(futures: list[Future[Any]], timeout: float | None) -> list[Any]:
     """Waits for all ranks and returns their results, or raises the cause of a failure."""
     done: Any
     waiting: Any
     done, waiting = cf.wait(futures, timeout=timeout, return_when=cf.FIRST_EXCEPTION)
     failed = [future for future in futures if future in done and future.exception() is not None]
     if not failed and waiting:
-        kill(waiting)
+        kill_all(waiting)
         raise TimeoutError(f"{len(waiting)} of {len(futures)} ranks had not ended within {timeout} s")
     if failed:
         # Other ranks detect the loss when they next need the failed rank. The rest run to their end.
         done, waiting = cf.wait(futures, timeout=GRACE)
-        kill(waiting)
+        kill_all(waiting)
         cause = _cause([future.exception() for future in futures if future in done])
         try:
             raise cause

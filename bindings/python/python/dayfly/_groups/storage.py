@@ -31,7 +31,7 @@ def is_url(place: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(place)
 
 
-def local(place: str | os.PathLike[str]) -> str:
+def local_path(place: str | os.PathLike[str]) -> str:
     """Returns the absolute path of a directory, given with or without ``file://``; any other store unchanged."""
     text = os.fspath(place)
     if text.startswith("file://"):
@@ -48,7 +48,7 @@ def settings(*places: str | os.PathLike[str] | None) -> dict[str, str]:
     return {name: os.environ[name] for name in SETTINGS if name in os.environ}
 
 
-def channel(store: str | None, channel: str) -> dict[str, str]:
+def channel_settings(store: str | None, channel: str) -> dict[str, str]:
     """Returns the part of a group's invitation that configures its store."""
     if channel not in ("direct", "stored"):
         raise ValueError(f"channel={channel!r}: 'direct' or 'stored'")
@@ -60,7 +60,7 @@ def channel(store: str | None, channel: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def cleared(group: Mapping[str, Any]) -> Iterator[None]:
+def store_cleanup(group: Mapping[str, Any]) -> Iterator[None]:
     """On exit, deletes objects that killed ranks left in the store of their group."""
     try:
         yield
@@ -74,7 +74,7 @@ def cleared(group: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def environment(more: Mapping[str, str]) -> Iterator[None]:
+def environment_variables(more: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables, and restores them on exit."""
     before = {name: os.environ.get(name) for name in more}
     os.environ.update(more)

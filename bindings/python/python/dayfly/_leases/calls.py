@@ -15,9 +15,9 @@ from dayfly import _native, _worker
 from dayfly._connection import Connection
 from dayfly._errors import Error
 from dayfly._functions.captures import Functions
-from dayfly._functions.kinds import Pickled, name_of
+from dayfly._functions.kinds import PickledFunction, name_of
 from dayfly._functions.runtime import PYTHON
-from dayfly._futures.future import Future, FutureOwner, failed, serve
+from dayfly._futures.future import Future, FutureOwner, complete_futures, failed_future
 from dayfly._leases.chunks import Chunks, length_of, results
 from dayfly._output import Echo
 from dayfly._progress import Progress
@@ -48,7 +48,9 @@ class CallTarget(FutureOwner):
         self._deadlines: dict[tuple[Any, ...], _native.Options] = {}
         # Dropping a lease without a shutdown closes the pool, which ends the helper and releases the workers.
         weakref.finalize(self, pool.close).atexit = False
-        self._helper = threading.Thread(target=serve, args=(weakref.ref(self), pool), name="dayfly helper", daemon=True)
+        self._helper = threading.Thread(
+            target=complete_futures, args=(weakref.ref(self), pool), name="dayfly helper", daemon=True
+        )
         self._helper.start()
         self._echo = Echo(native) if echo else None
 
@@ -120,7 +122,7 @@ class CallTarget(FutureOwner):
 
 
 def _register(native: _native.Lease, pool: _native.Pool, fn: Callable[..., Any]) -> int:
-    code = native.put_code(Pickled(fn).code)
+    code = native.put_code(PickledFunction(fn).code)
     return pool.register_python(code, PYTHON, cloudpickle.__version__, name_of(fn))
 
 
@@ -150,7 +152,7 @@ class Calls:
         except Error:
             raise
         except Exception as error:
-            return failed(error, pool, lease)
+            return failed_future(error, pool, lease)
 
     def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `Lease.call`."""

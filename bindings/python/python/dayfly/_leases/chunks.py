@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dayfly._codec.trust import failed_item
 from dayfly._futures.future import Future, FutureOwner
 from dayfly._native import Call, Failure, Pool
-from dayfly._worker import Failed
+from dayfly._worker import FailedItem
 
 if TYPE_CHECKING:
     from dayfly._progress import Progress
@@ -146,7 +146,7 @@ def _released(values: list[Any]) -> Iterator[Any]:
 
 def _until_failure(values: list[Any]) -> Iterator[list[Any]]:
     for index, value in enumerate(values):
-        if type(value) is Failed:
+        if type(value) is FailedItem:
             yield values[:index]
             raise failed_item(value)
 
@@ -167,7 +167,7 @@ async def async_results(chunks: Chunks) -> AsyncIterator[Any]:
                 chunks.progress.advance(items)
             chunks.fill()
             for value in _released(values):
-                if type(value) is Failed:
+                if type(value) is FailedItem:
                     raise failed_item(value)
                 yield value
     finally:

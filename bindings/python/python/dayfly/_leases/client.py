@@ -14,7 +14,7 @@ from dayfly._connection import Connection
 from dayfly._functions.environment import EnvironmentLike, environment_of
 from dayfly._functions.runtime import runtime
 from dayfly._leases.defaults import BULK, DAY, SLOTS, STRIDE, Placement
-from dayfly._leases.gang import at_once
+from dayfly._leases.gang import run_parallel
 from dayfly._trace import traceparent
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class LeaseClient(Connection):
         wanted["files"] = [(os.path.abspath(path), writable) for path, writable in files]
         environment = environment_of(wanted.pop("environment"))
         if environment is not None and wanted["runtime"] != "python":
-            raise ValueError("an environment is of Python's packages; lease with runtime='python'")
+            raise ValueError("an environment has Python packages: lease with runtime='python'")
         wanted["runtime"] = json.dumps(runtime(environment)) if wanted["runtime"] == "python" else ""
         wanted["traceparent"] = traceparent()
         wanted["image"] = None if wanted["image"] is None else os.fspath(wanted["image"])
@@ -150,7 +150,7 @@ class LeaseClient(Connection):
             name: wanted.pop(name) for name in ("transport", "slots", "stride", "bulk", "spin", "depth", "retries")
         }
         natives = self._native.lease(wanted, placement)
-        pools = at_once([functools.partial(native.pool, foreign=self._foreign, **channels) for native in natives])
+        pools = run_parallel([functools.partial(native.pool, foreign=self._foreign, **channels) for native in natives])
         leases = [Lease(native, pool, self, echo=echo) for native, pool in zip(natives, pools, strict=True)]
         with self._lock:
             self._leases.update(leases)

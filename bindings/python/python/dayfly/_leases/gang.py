@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def at_once(todo: Sequence[Callable[[], T]]) -> list[T]:
+def run_parallel(todo: Sequence[Callable[[], T]]) -> list[T]:
     """Runs the functions in parallel and waits for all of them. Raises the first error, if any."""
     if len(todo) == 1:
         return [todo[0]()]
@@ -59,7 +59,7 @@ class Gang:
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends all leases of the gang, as `Lease.shutdown` does."""
-        at_once([functools.partial(lease.shutdown, wait, cancel_futures=cancel_futures) for lease in self._leases])
+        run_parallel([functools.partial(lease.shutdown, wait, cancel_futures=cancel_futures) for lease in self._leases])
 
     def __enter__(self) -> Self:
         return self

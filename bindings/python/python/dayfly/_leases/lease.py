@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVa
 
 from dayfly import _native, _output
 from dayfly._errors import ConnectionFailed, Error
-from dayfly._futures.future import Future, failed
+from dayfly._futures.future import Future, failed_future
 from dayfly._leases.calls import Calls, CallTarget
 from dayfly._leases.chunks import async_results, results
 from dayfly._leases.defaults import BULK, DAY, SLOTS, STRIDE
@@ -85,7 +85,7 @@ class Lease(CallTarget, cf.Executor):
         Args:
             stream: ``out`` for standard output, ``err`` for standard error; both by default.
         """
-        return _output.text(self._native, stream)
+        return _output.lease_output(self._native, stream)
 
     # Calls
 
@@ -112,7 +112,7 @@ class Lease(CallTarget, cf.Executor):
             raise
         except Exception as error:
             # As with other executors, a value that cannot be pickled fails in the future.
-            return failed(error, self._pool, self)
+            return failed_future(error, self._pool, self)
 
     def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a function on a worker and returns its result. This has the lowest latency.

@@ -49,7 +49,7 @@ def begin(request: dict[str, Any]) -> tuple[Provider, dict[str, Any]]:
     return provider, {"ready": kind, "libraries": versions, **trouble}
 
 
-def answer(provider: Provider, request: dict[str, Any]) -> dict[str, Any]:
+def respond(provider: Provider, request: dict[str, Any]) -> dict[str, Any]:
     """Returns the response to any request but the first."""
     match request:
         case {"submit": {"name": str(name), "command": str(command), "nodes": int(nodes), "walltime_s": seconds}}:
@@ -79,7 +79,7 @@ def main() -> None:
     """Responds to requests until the input ends."""
     # Give the protocol its own descriptors, which Parsl and the commands that it starts cannot use.
     requests = os.fdopen(os.dup(0), encoding="utf-8", errors="replace")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
@@ -92,17 +92,17 @@ def main() -> None:
             if not isinstance(request, dict):
                 raise ProviderError("a request is an object")
             if provider is None:
-                provider, said = begin(request)
+                provider, reply = begin(request)
             else:
-                said = answer(provider, request)
+                reply = respond(provider, request)
         except ProviderError as failure:
-            said = {"failed": str(failure)}
+            reply = {"failed": str(failure)}
         except RefusedError as refusal:
-            said = {"refused": str(refusal)}
+            reply = {"refused": str(refusal)}
         except Exception as error:
-            said = {"failed": f"{type(error).__name__}: {error}"[:WORDS]}
+            reply = {"failed": f"{type(error).__name__}: {error}"[:WORDS]}
         try:
-            print(json.dumps(said), file=answers, flush=True)
+            print(json.dumps(reply), file=output, flush=True)
         except BrokenPipeError:
             # The endpoint is gone. Discard the buffered responses.
             os._exit(1)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from .instances import Named, away
 from .provider import ENDED, GONE, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
-from .rest import Answer, Rest
+from .rest import Response, Rest
 
 #: Options and their types.
 OPTIONS: dict[str, type] = {
@@ -95,15 +95,15 @@ class Azure(Named):
         """Returns why such machines are refused, if known, and deletes machines of an earlier process."""
         try:
             self._script("true", 60)
-            answer = self._rest.ask("GET", self._subnet.lstrip("/"), {"api-version": NETWORK})
-            if not answer.is_granted and not answer.is_busy:
-                return answer.words
+            response = self._rest.ask("GET", self._subnet.lstrip("/"), {"api-version": NETWORK})
+            if not response.is_granted and not response.is_busy:
+                return response.words
             page, query, left = self._machines.lstrip("/"), {"api-version": COMPUTE}, []
             while page:
-                said = self._rest.must("GET", page, query)
-                left += [one["name"] for one in said["value"] if one.get("tags", {}).get(OWNER) == self._owner]
+                listed = self._rest.must("GET", page, query)
+                left += [one["name"] for one in listed["value"] if one.get("tags", {}).get(OWNER) == self._owner]
                 # The address contains the whole query.
-                page, query = said.get("nextLink", "").removeprefix(f"{self._endpoint}/"), {}
+                page, query = listed.get("nextLink", "").removeprefix(f"{self._endpoint}/"), {}
             self._ask(left)
         except (ProviderError, RefusedError) as error:
             return str(error)
@@ -115,7 +115,7 @@ class Azure(Named):
         resource = quote(f"{self._endpoint}/", safe="")
         return away("Metadata: true", TOKEN + resource, f"{self._endpoint}{self._machines}/{job}?api-version={COMPUTE}")
 
-    def _make(self, job: str, script: str, walltime_s: float) -> Answer:
+    def _make(self, job: str, script: str, walltime_s: float) -> Response:
         del walltime_s
         options = self._options
         address: dict[str, Any] = {"primary": True, "subnet": {"id": self._subnet}}
@@ -166,25 +166,25 @@ class Azure(Named):
     def _path(self, job: str) -> str:
         return f"{self._machines}/{job}".lstrip("/")
 
-    def _is_there(self, answer: Answer) -> bool:
+    def _is_there(self, response: Response) -> bool:
         # Creating an existing machine again has no effect.
         return False
 
     def _look(self, jobs: list[str]) -> dict[str, Job]:
         found = {}
         for job in jobs:
-            answer = self._rest.ask("GET", self._path(job), {"api-version": COMPUTE, "$expand": "instanceView"})
-            if answer.is_granted:
-                found[job] = _how(answer.body["properties"])
-            elif answer.status != 404 or answer.code not in ABSENT:
-                raise ProviderError(answer.words)
+            response = self._rest.ask("GET", self._path(job), {"api-version": COMPUTE, "$expand": "instanceView"})
+            if response.is_granted:
+                found[job] = _how(response.body["properties"])
+            elif response.status != 404 or response.code not in ABSENT:
+                raise ProviderError(response.words)
         return found
 
     def _delete(self, job: str) -> bool:
-        answer = self._rest.ask("DELETE", self._path(job), {"api-version": COMPUTE})
-        absent = answer.status == 204 or (answer.status == 404 and answer.code in ABSENT)
-        if not answer.is_granted and not absent:
-            raise ProviderError(answer.words)
+        response = self._rest.ask("DELETE", self._path(job), {"api-version": COMPUTE})
+        absent = response.status == 204 or (response.status == 404 and response.code in ABSENT)
+        if not response.is_granted and not absent:
+            raise ProviderError(response.words)
         return not absent
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from .instances import Named, away, lasts
 from .provider import ENDED, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
-from .rest import WITHIN, Answer, Rest
+from .rest import WITHIN, Response, Rest
 
 #: Options and their types.
 OPTIONS: dict[str, type] = {
@@ -93,9 +93,9 @@ class Google(Named):
         try:
             self._script("true", 60)
             for what in (f"{self._zone}/machineTypes/{self._options['machine_type']}", f"compute/v1/{own}{image}"):
-                answer = self._rest.ask("GET", what)
-                if not answer.is_granted and not answer.is_busy:
-                    return answer.words
+                response = self._rest.ask("GET", what)
+                if not response.is_granted and not response.is_busy:
+                    return response.words
             self._look([])
         except (ProviderError, RefusedError) as error:
             return str(error)
@@ -106,7 +106,7 @@ class Google(Named):
             return ""
         return away("Metadata-Flavor: Google", TOKEN, f"{self._endpoint}/{self._zone}/instances/{job}")
 
-    def _make(self, job: str, script: str, walltime_s: float) -> Answer:
+    def _make(self, job: str, script: str, walltime_s: float) -> Response:
         options, spot = self._options, self._options.get("spot", False)
         network: dict[str, Any] = {}
         if subnetwork := options.get("subnetwork"):
@@ -145,8 +145,8 @@ class Google(Named):
             request["serviceAccounts"] = [{"email": account, "scopes": [SCOPE]}]
         return self._rest.ask("POST", f"{self._zone}/instances", {"requestId": _request(job)}, request)
 
-    def _is_there(self, answer: Answer) -> bool:
-        return answer.status == 409 and answer.code == "alreadyExists"
+    def _is_there(self, response: Response) -> bool:
+        return response.status == 409 and response.code == "alreadyExists"
 
     def _look(self, jobs: list[str]) -> dict[str, Job]:
         there = {one["name"]: one for one in self._listed("instances", f'labels.{OWNER}="{self._owner}"')}
@@ -165,11 +165,11 @@ class Google(Named):
             words = "; ".join(f"{fault.get('message', '')} ({fault.get('code', '')})" for fault in faults)
             return Job(ENDED, words[:WORDS])
         # Asked last, because the instance may have appeared since the list.
-        answer = self._rest.ask("GET", f"{self._zone}/instances/{job}")
-        if answer.is_granted:
-            return _how(answer.body)
-        if answer.status != 404:
-            raise ProviderError(answer.words)
+        response = self._rest.ask("GET", f"{self._zone}/instances/{job}")
+        if response.is_granted:
+            return _how(response.body)
+        if response.status != 404:
+            raise ProviderError(response.words)
         if made is None:
             return None
         return Job(ENDED if made.get("status") == "DONE" else PENDING)
@@ -177,18 +177,18 @@ class Google(Named):
     def _listed(self, what: str, wanted: str) -> list[dict[str, Any]]:
         found, page = [], {"filter": wanted}
         while True:
-            said = self._rest.must("GET", f"{self._zone}/{what}", page)
-            found += said.get("items", [])
-            if not said.get("nextPageToken"):
+            listed = self._rest.must("GET", f"{self._zone}/{what}", page)
+            found += listed.get("items", [])
+            if not listed.get("nextPageToken"):
                 return found
-            page["pageToken"] = said["nextPageToken"]
+            page["pageToken"] = listed["nextPageToken"]
 
     def _delete(self, job: str) -> bool:
-        answer = self._rest.ask("DELETE", f"{self._zone}/instances/{job}")
+        response = self._rest.ask("DELETE", f"{self._zone}/instances/{job}")
         # An instance that is already being deleted may be not ready.
-        if not answer.is_granted and answer.status != 404 and answer.code != "resourceNotReady":
-            raise ProviderError(answer.words)
-        return answer.status != 404
+        if not response.is_granted and response.status != 404 and response.code != "resourceNotReady":
+            raise ProviderError(response.words)
+        return response.status != 404
 
 
 def _request(job: str) -> str:

@@ -10,7 +10,7 @@ import time
 from typing import Any, ClassVar
 
 from .provider import ENDED, GONE, Job, Provider, ProviderError, RefusedError
-from .rest import Answer, Rest
+from .rest import Response, Rest
 
 #: Seconds that a command has to end after its walltime, and maximum seconds that the instance stays after that.
 KILL_AFTER = 60
@@ -101,15 +101,15 @@ class Named(Cloud):
         stem = re.sub(r"[^a-z0-9-]", "-", name.lower())[: LONGEST_NAME - 13].rstrip("-")
         job = f"{stem}-{what[:12]}"
         try:
-            answer = self._make(job, self._script(command, walltime_s, self._away(job)), walltime_s)
-            if answer.is_busy:
-                raise ProviderError(answer.words)
+            response = self._make(job, self._script(command, walltime_s, self._away(job)), walltime_s)
+            if response.is_busy:
+                raise ProviderError(response.words)
         except ProviderError:
             # The instance may have started despite the failure.
             self._lost[job] = time.monotonic()
             raise
-        if not answer.is_granted and not self._is_there(answer):
-            raise RefusedError(answer.words)
+        if not response.is_granted and not self._is_there(response):
+            raise RefusedError(response.words)
         return job
 
     def _ask(self, jobs: list[str]) -> dict[str, Job]:
@@ -136,7 +136,7 @@ class Named(Cloud):
             if self._delete(job) or time.monotonic() - since > LOOKED_FOR:
                 del self._lost[job]
 
-    def _make(self, job: str, script: str, walltime_s: float) -> Answer:
+    def _make(self, job: str, script: str, walltime_s: float) -> Response:
         """Requests an instance."""
         raise NotImplementedError
 
@@ -144,7 +144,7 @@ class Named(Cloud):
         """Returns the commands by which an instance deletes itself; empty if it cannot."""
         raise NotImplementedError
 
-    def _is_there(self, answer: Answer) -> bool:
+    def _is_there(self, response: Response) -> bool:
         """Returns whether a request was refused because the same instance exists already."""
         raise NotImplementedError
 

@@ -25,9 +25,9 @@ class Pbs(Batch):
 
     def _ask(self, jobs: list[str]) -> dict[str, Job]:
         # Long lines continue after a tab.
-        answer = self._each_sound(self.asked, jobs).replace("\n\t", "")
+        response = self._each_sound(self.asked, jobs).replace("\n\t", "")
         found = {}
-        for part in re.split(r"^Job Id:\s*", answer, flags=re.MULTILINE)[1:]:
+        for part in re.split(r"^Job Id:\s*", response, flags=re.MULTILINE)[1:]:
             about = dict(re.findall(r"^ +(\S+) = (.*)$", part, flags=re.MULTILINE))
             # The reported id may be longer or shorter than the id at submission.
             number = part.split(None, 1)[0].partition(".")[0]
@@ -88,9 +88,9 @@ class Lsf(Batch):
         return ("JsrunLauncher" if by_nodes else "MpiRunLauncher"), {}
 
     def _ask(self, jobs: list[str]) -> dict[str, Job]:
-        answer = self._each_sound("bjobs -a -noheader -o 'jobid stat exit_code'", jobs)
+        response = self._each_sound("bjobs -a -noheader -o 'jobid stat exit_code'", jobs)
         found = {}
-        for fields in (line.split() for line in answer.splitlines()):
+        for fields in (line.split() for line in response.splitlines()):
             if len(fields) >= 2 and fields[0] in jobs:
                 state = self.states.get(fields[1], RUNNING)
                 words = "" if fields[1] in ("PEND", "RUN") else fields[1]
@@ -116,9 +116,9 @@ class GridEngine(Batch):
 
     def _wrapped(self, command: str, nodes: int) -> str:
         # Convert Grid Engine's warning signals to SIGTERM. They also reach the command, which would die of them.
-        told = "USR1 USR2 XCPU"
+        signals = "USR1 USR2 XCPU"
         return (
-            f"trap 'kill -TERM $!' {told} TERM; (trap '' {told}; {super()._wrapped(command, nodes)}) & "
+            f"trap 'kill -TERM $!' {signals} TERM; (trap '' {signals}; {super()._wrapped(command, nodes)}) & "
             "while wait $!; ended=$?; kill -0 $! 2>/dev/null; do :; done; exit $ended"
         )
 

@@ -16,7 +16,7 @@ BUSY = ("rateLimitExceeded", "userRateLimitExceeded")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The response to a request."""
 
     status: int
@@ -48,10 +48,10 @@ class Rest:
 
     def ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: dict[str, Any] | None = None
-    ) -> Answer:
+    ) -> Response:
         """Returns the response to a request. Raises if there is none: the request may have had an effect then."""
         try:
-            answer = self._session.request(
+            response = self._session.request(
                 method,
                 f"{self._base}/{path}",
                 params=query,
@@ -60,28 +60,28 @@ class Rest:
                 timeout=WITHIN,
                 allow_redirects=False,
             )
-            text = answer.text
+            text = response.text
         except (self._requests.RequestException, self._failure) as error:
             raise ProviderError(f"{self._base} cannot be asked: {error}"[:WORDS]) from None
         try:
-            said = answer.json() if text else {}
+            content = response.json() if text else {}
         except ValueError:
-            said = None
-        if not isinstance(said, dict) or not (answer.status_code < 300 or isinstance(said.get("error"), dict)):
+            content = None
+        if not isinstance(content, dict) or not (response.status_code < 300 or isinstance(content.get("error"), dict)):
             # A proxy responded instead of the API.
-            status = answer.status_code if answer.status_code >= 400 else 502
-            return Answer(status, {}, "", f"{self._base} said {answer.status_code}: {text}"[:WORDS])
-        fault = said.get("error", {}) if answer.status_code >= 300 else {}
+            status = response.status_code if response.status_code >= 400 else 502
+            return Response(status, {}, "", f"{self._base} responded {response.status_code}: {text}"[:WORDS])
+        fault = content.get("error", {}) if response.status_code >= 300 else {}
         code = str(_reason(fault))
-        words = f"{fault.get('message', '')} ({code or answer.status_code})"[:WORDS] if fault else ""
-        return Answer(answer.status_code, said, code, words)
+        words = f"{fault.get('message', '')} ({code or response.status_code})"[:WORDS] if fault else ""
+        return Response(response.status_code, content, code, words)
 
     def must(self, method: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Returns the body of the response. Raises `ProviderError` if the request is not accepted."""
-        answer = self.ask(method, path, query)
-        if not answer.is_granted:
-            raise ProviderError(answer.words)
-        return answer.body
+        response = self.ask(method, path, query)
+        if not response.is_granted:
+            raise ProviderError(response.words)
+        return response.body
 
 
 def _reason(fault: dict[str, Any]) -> Any:

@@ -88,8 +88,8 @@ class Slurm(Batch):
         about = dict(re.findall(r"(\S+?)=(\S*)", done.out)) if done.code == 0 else {}
         words = _with_exit(state, about.get("ExitCode", ""))
         # A preempted job that ends by itself may have any state.
-        told = about.get("PreemptTime", "None")[:1].isdigit()
-        return f"PREEMPTED, {words}" if told and state != "PREEMPTED" else words
+        is_preempted = about.get("PreemptTime", "None")[:1].isdigit()
+        return f"PREEMPTED, {words}" if is_preempted and state != "PREEMPTED" else words
 
     def _look_up(self, jobs: list[str]) -> None:
         """Asks the accounting for jobs that the controller has forgotten, if accounting is enabled."""

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from dayfly._connection import Connection
 from dayfly._errors import ConnectionFailed, Error, TagInUse
-from dayfly._futures.asynchronous import submitted, twin
-from dayfly._futures.future import Future, ended
+from dayfly._futures.coroutines import async_variant, submit_and_await
+from dayfly._futures.future import Future, await_task
 from dayfly._progress import Progress
 from dayfly._tasks.executor import Executor
 
@@ -55,7 +55,7 @@ class Batch:
 
     async def asubmit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Submits one more task and awaits its result. Cancelling the wait cancels the task."""
-        return await submitted(lambda: self.submit(fn, *args, **kwargs))
+        return await submit_and_await(lambda: self.submit(fn, *args, **kwargs))
 
     def extend(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> None:
         """Submits one more task for every item.
@@ -162,8 +162,8 @@ class Batch:
         self.flush()
         return end_tasks(self._client, {"tag": self.tag})
 
-    acancel = twin(cancel)
-    akill = twin(kill)
+    acancel = async_variant(cancel)
+    akill = async_variant(kill)
 
     def __len__(self) -> int:
         return len(self.futures)
@@ -174,7 +174,7 @@ class Batch:
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Yields the results in the order of submission. The tasks continue if the iteration is abandoned."""
         for future in self.futures:
-            yield await ended(future, cancels=False)
+            yield await await_task(future, cancels=False)
 
     def __getitem__(self, index: int) -> Future[Any]:
         return self.futures[index]

@@ -14,14 +14,14 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 from urllib.parse import quote
 
 from dayfly import _native
-from dayfly._codec.trust import TrustLike, distrusted, joined, trust_of
+from dayfly._codec.trust import TrustLike, merged_trust, trust_of, untrusted_owners
 from dayfly._connection import Connection
 from dayfly._errors import Error
 from dayfly._functions.environment import EnvironmentLike, environment_of
 from dayfly._functions.initializer import wrapper
 from dayfly._functions.kinds import Program
-from dayfly._futures.asynchronous import submitted, twin
-from dayfly._futures.future import Future, ended
+from dayfly._futures.coroutines import async_variant, submit_and_await
+from dayfly._futures.future import Future, await_task
 from dayfly._leases.chunks import async_results
 from dayfly._leases.client import LeaseClient
 from dayfly._leases.defaults import Placement
@@ -160,7 +160,7 @@ class Executor(TaskSubmitter, cf.Executor):
                 repeatable=repeatable,
                 memoize=memoize,
             ),
-            joined(client._trust, trust_of(trust)),
+            merged_trust(client._trust, trust_of(trust)),
             wrap=wrap,
             source=source,
             about={
@@ -203,7 +203,7 @@ class Executor(TaskSubmitter, cf.Executor):
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Submits a task and awaits its result. Cancelling the wait cancels the task."""
-        return await submitted(lambda: self.submit(fn, *args, **kwargs))
+        return await submit_and_await(lambda: self.submit(fn, *args, **kwargs))
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
@@ -226,11 +226,11 @@ class Executor(TaskSubmitter, cf.Executor):
 
     async def amap(self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int = 1) -> AsyncIterator[T]:
         """As `map`, for ``async for``. All tasks are submitted when the first result is requested."""
-        futures, is_chunked = await twin(Executor._mapped)(self, fn, iterables, chunksize)
+        futures, is_chunked = await async_variant(Executor._mapped)(self, fn, iterables, chunksize)
         futures.reverse()
         while futures:
             # The tasks continue if the iteration is abandoned.
-            result = await ended(futures.pop(), cancels=False)
+            result = await await_task(futures.pop(), cancels=False)
             for one in values_of(result) if is_chunked else (result,):
                 yield one
 
@@ -306,7 +306,7 @@ class DirectExecutor(Executor):
             own = client
             try:
                 own._check_endpoint(str(endpoint))
-                foreign = distrusted(_others(own, str(endpoint)), joined(own._trust, trust_of(trust)))
+                foreign = untrusted_owners(_others(own, str(endpoint)), merged_trust(own._trust, trust_of(trust)))
                 # Through the endpoint's own manager, to which the endpoint invites us.
                 client = _manager_of(own, str(endpoint))
                 client._foreign = foreign
@@ -349,7 +349,7 @@ class DirectExecutor(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Calls a function on a leased worker, and returns the future."""
-        self._lease._check_whole()
+        self._lease._check_usable()
         return self._calls.submit(_callable(fn), *args, **kwargs)
 
     def map(
@@ -359,12 +359,12 @@ class DirectExecutor(Executor):
 
         By default, ``chunksize`` adapts to about half a millisecond of work in one call.
         """
-        self._lease._check_whole()
+        self._lease._check_usable()
         return self._calls.map(_callable(fn), *iterables, timeout=timeout, chunksize=chunksize or None)
 
     async def amap(self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int = 0) -> AsyncIterator[T]:
         """As `map`, for ``async for``."""
-        self._lease._check_whole()
+        self._lease._check_usable()
         chunks = self._lease._chunks(_callable(fn), iterables, chunksize or None, False, self._calls._options)
         async for result in async_results(chunks):
             yield result

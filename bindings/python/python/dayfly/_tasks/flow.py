@@ -90,7 +90,7 @@ class Flow:
 
     def done(self) -> bool:
         """Returns whether the flow has ended, successfully or not."""
-        return self._over() or self._over(self.refresh())
+        return self._has_ended() or self._has_ended(self.refresh())
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the flow and returns the result of its last step.
@@ -106,7 +106,7 @@ class Flow:
         while True:
             left = WAIT if until is None else min(WAIT, max(0.0, until - time.monotonic()))
             status = self.refresh(left)
-            if self._over():
+            if self._has_ended():
                 break
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError(f"the flow {self.id} has not ended within {timeout} s; wait longer")
@@ -118,7 +118,7 @@ class Flow:
         """Cancels the flow and its tasks. Has no effect on a flow that has ended."""
         self.status = json.loads(self._client._native.post(f"/v1/flows/{self.id}/cancel", "{}"))
 
-    def _over(self, status: Mapping[str, Any] | None = None) -> bool:
+    def _has_ended(self, status: Mapping[str, Any] | None = None) -> bool:
         return (status or self.status)["state"] in {"done", "failed"}
 
     def __repr__(self) -> str:
@@ -126,14 +126,14 @@ class Flow:
         return f"<dayfly.Flow {self.status['name'] or self.id}: {self.status['state']}{': ' if steps else ''}{steps}>"
 
 
-def id_of(client: FunctionClient, fn: Function) -> str:
+def function_id(client: FunctionClient, fn: Function) -> str:
     """Returns the id of a function. Registers the function if it is a plain callable."""
     if isinstance(fn, str):
         return client.function(fn).id
     return fn.id if isinstance(fn, Registered) else client.register(fn).id
 
 
-def described(client: FunctionClient, steps: Iterable[Step]) -> list[dict[str, Any]]:
+def step_specs(client: FunctionClient, steps: Iterable[Step]) -> list[dict[str, Any]]:
     """Returns steps in the form of the API's ``FlowStep``."""
     return [_described(client, step) for step in steps]
 
@@ -142,7 +142,7 @@ def _described(client: FunctionClient, step: Step) -> dict[str, Any]:
     of = [step.of] if isinstance(step.of, str) else step.of
     return {
         "name": step.name,
-        "function": id_of(client, step.fn),
+        "function": function_id(client, step.fn),
         "map": step.map,
         "keywords": dict(step.keywords),
         "options": {
@@ -158,7 +158,7 @@ def _described(client: FunctionClient, step: Step) -> dict[str, Any]:
     }
 
 
-def start(client: FunctionClient, steps: Iterable[Step], input: Any, name: str) -> Flow:
+def start_flow(client: FunctionClient, steps: Iterable[Step], input: Any, name: str) -> Flow:
     """Starts a flow. The arguments are those of `Client.flow`."""
-    request = {"name": name, "steps": described(client, steps), "input": input}
+    request = {"name": name, "steps": step_specs(client, steps), "input": input}
     return Flow(client, json.loads(client._native.post("/v1/flows", json.dumps(request))))

@@ -92,9 +92,9 @@ class FlowClient(FunctionClient):
             dayfly.Error: if the manager refuses the trigger or cannot be reached.
         """
         about = {name: value for name, value in locals().items() if name != "self"}
-        from dayfly._tasks.trigger import make
+        from dayfly._tasks.trigger import create_trigger
 
-        return make(self, **about)
+        return create_trigger(self, **about)
 
     def triggers(self) -> list[Trigger]:
         """Returns your triggers."""
@@ -115,9 +115,9 @@ class FlowClient(FunctionClient):
         Raises:
             dayfly.Error: if the manager refuses the flow or cannot be reached.
         """
-        from dayfly._tasks.flow import start
+        from dayfly._tasks.flow import start_flow
 
-        return start(self, steps, input, name)
+        return start_flow(self, steps, input, name)
 
     def flows(self, limit: int = 100) -> list[Flow]:
         """Returns your flows, the latest first.

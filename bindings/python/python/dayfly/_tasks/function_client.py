@@ -12,7 +12,7 @@ from dayfly import _native
 from dayfly._codec.trust import TrustLike, trust_of
 from dayfly._connection import Connection
 from dayfly._functions.environment import EnvironmentLike, environment_of
-from dayfly._futures.asynchronous import twin
+from dayfly._futures.coroutines import async_variant
 from dayfly._leases.defaults import Placement
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class FunctionClient(Connection):
         )
         return Registered(status, fn)
 
-    aregister = twin(register)
+    aregister = async_variant(register)
 
     def function(
         self, name: str, *, owner: str | None = None, version: str | None = None, trust: TrustLike = None

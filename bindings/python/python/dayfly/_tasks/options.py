@@ -87,4 +87,4 @@ def check_endpoint(endpoint: Any) -> None:
         TypeError: if it is not a name.
     """
     if endpoint is not None and not isinstance(endpoint, str):
-        raise TypeError(f"endpoint={endpoint!r} is no name: the first argument is where tasks run; see max_workers=")
+        raise TypeError(f"endpoint={endpoint!r} must be a name; for a number of workers, use max_workers=")

@@ -9,7 +9,7 @@ from typing import Any
 from dayfly._codec.trust import NOBODY, Trust
 from dayfly._functions.entry_point import EntryPoint
 from dayfly._functions.environment import Environment
-from dayfly._functions.kinds import Kept, Pickled, Program
+from dayfly._functions.kinds import FunctionKind, PickledFunction, Program
 from dayfly._functions.source import Source
 from dayfly._functions.symbol import Symbol
 from dayfly._leases.defaults import Placement
@@ -66,7 +66,7 @@ class Registered:
 
 
 def describe(
-    kept: Kept,
+    kept: FunctionKind,
     *,
     name: str | None = None,
     description: str | None = None,
@@ -104,6 +104,6 @@ def describe(
 
 def register(tasks: Tasks, fn: Any, *, source: bool = False, **about: Any) -> dict[str, Any]:
     """Registers a function with the manager and returns its status."""
-    kept = Source(fn) if source else fn if isinstance(fn, Kept) else Pickled(fn)
+    kept = Source(fn) if source else fn if isinstance(fn, FunctionKind) else PickledFunction(fn)
     status: dict[str, Any] = json.loads(tasks.register(json.dumps(describe(kept, **about)), kept.code))
     return status

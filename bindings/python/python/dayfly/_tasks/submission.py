@@ -21,7 +21,7 @@ from dayfly._errors import Error
 from dayfly._functions.captures import Functions
 from dayfly._functions.kinds import Program
 from dayfly._functions.source import Source
-from dayfly._futures.future import DependencyCollector, Future, FutureOwner, failed, serve
+from dayfly._futures.future import DependencyCollector, Future, FutureOwner, complete_futures, failed_future
 from dayfly._native import TaskOptions, Tasks
 from dayfly._tasks.registered import Registered, register
 
@@ -84,7 +84,9 @@ class TaskSubmitter(FutureOwner):
         self._lock = threading.Lock()
         self._watched = {}
         weakref.finalize(self, pool.close).atexit = False
-        self._helper = threading.Thread(target=serve, args=(weakref.ref(self), pool), name="dayfly tasks", daemon=True)
+        self._helper = threading.Thread(
+            target=complete_futures, args=(weakref.ref(self), pool), name="dayfly tasks", daemon=True
+        )
         self._helper.start()
 
     def _submit(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future[Any]:
@@ -102,7 +104,7 @@ class TaskSubmitter(FutureOwner):
             raise
         except Exception as error:
             # As with other executors, a value that cannot be pickled fails in the future.
-            return failed(error, self._pool, self)
+            return failed_future(error, self._pool, self)
         self._count(1)
         return _trusting(Future(task, self._pool, self), fn)
 
@@ -138,10 +140,10 @@ class TaskSubmitter(FutureOwner):
         """Returns the id and kind of a program, registering it if needed; None for a pickled function."""
         if type(fn) is Registered:
             if self._given:
-                said = ", ".join(f"{name}=" for name in self._given)
+                options = ", ".join(f"{name}=" for name in self._given)
                 raise ValueError(
-                    f"{said} of this executor says nothing about {fn!r}, which has what it was registered with; "
-                    "register it with that, and leave it out here"
+                    f"{options} of this executor has no effect on {fn!r}, which keeps the options of its registration; "
+                    "register the function with it, and leave it out here"
                 )
             return None if fn._kind is None else (fn._number, fn._kind)
         if self._sources is not None:
@@ -149,7 +151,7 @@ class TaskSubmitter(FutureOwner):
         if not isinstance(fn, Program):
             return None
         if self._wrap is not None:
-            raise ValueError(f"initializer= goes with functions that are pickled, and {fn!r} is none: leave it out")
+            raise ValueError(f"initializer= needs a pickled function, and {fn!r} is not one; leave it out")
         key = fn.key
         if key not in self._programs:
             self._programs[key] = self._register(fn)
@@ -181,7 +183,7 @@ class TaskSubmitter(FutureOwner):
     def _check_open(self) -> None:
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        self._check_whole()
+        self._check_usable()
 
     @property
     def _applier(self) -> bytes:
@@ -252,6 +254,6 @@ def values_of(chunk: tuple[int, bool, list[Any]]) -> Iterator[Any]:
     """Yields the results of a chunk's items. Raises the exception of the first item that failed."""
     _, any_failed, values = chunk
     for value in values:
-        if any_failed and type(value) is _worker.Failed:
+        if any_failed and type(value) is _worker.FailedItem:
             raise failed_item(value)
         yield value

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from dayfly._codec.trust import TrustLike, trust_of
-from dayfly._futures.asynchronous import items, submitted, twin
+from dayfly._futures.coroutines import async_variant, iterate_in_thread, submit_and_await
 from dayfly._tasks.function_client import FunctionClient
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class TaskClient(FunctionClient):
         status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{_id_of(task)}"))
         return status
 
-    def _whole(self, task: str | Future[Any]) -> str:
+    def _full_id(self, task: str | Future[Any]) -> str:
         """Returns the complete id of a task, given by its future, its id, or a beginning or end of its id."""
         given = _id_of(task)
         return given if len(given) == ID_DIGITS else str(self.task_status(given)["id"])
@@ -137,7 +137,7 @@ class TaskClient(FunctionClient):
         """
         from dayfly._tasks.batch import end_tasks
 
-        return end_tasks(self, {"tasks": [self._whole(task) for task in _ids_of(tasks)], "only_waiting": True})
+        return end_tasks(self, {"tasks": [self._full_id(task) for task in _ids_of(tasks)], "only_waiting": True})
 
     def kill(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
         """Ends tasks, including those that run.
@@ -151,7 +151,7 @@ class TaskClient(FunctionClient):
         """
         from dayfly._tasks.batch import end_tasks
 
-        return end_tasks(self, {"tasks": [self._whole(task) for task in _ids_of(tasks)]})
+        return end_tasks(self, {"tasks": [self._full_id(task) for task in _ids_of(tasks)]})
 
     def forget(self, tasks: Iterable[str | Future[Any]] = (), *, tag: str | None = None) -> dict[str, int]:
         """Deletes ended tasks and their results before their retention expires.
@@ -163,7 +163,7 @@ class TaskClient(FunctionClient):
         Returns:
             ``forgotten``, the number of deleted tasks, and ``left``, the number of kept tasks.
         """
-        spec = json.dumps({"tasks": [self._whole(task) for task in tasks], "tag": tag})
+        spec = json.dumps({"tasks": [self._full_id(task) for task in tasks], "tag": tag})
         forgotten: dict[str, int] = json.loads(self._native.post("/v1/tasks/forget", spec))
         return forgotten
 
@@ -177,9 +177,9 @@ class TaskClient(FunctionClient):
         Raises:
             TypeError: if the future belongs to a call of a lease. Use `Lease.output` instead.
         """
-        from dayfly._output import of_task
+        from dayfly._output import task_output
 
-        return "".join(text for _, text in of_task(self._native, _id_of(task), stream, follow=False))
+        return "".join(text for _, text in task_output(self._native, _id_of(task), stream, follow=False))
 
     def follow(
         self, task: str | Future[Any], stream: Literal["out", "err"] | None = None
@@ -188,36 +188,36 @@ class TaskClient(FunctionClient):
 
         The arguments are those of `output`.
         """
-        from dayfly._output import of_task
+        from dayfly._output import task_output
 
-        return of_task(self._native, _id_of(task), stream, follow=True)
+        return task_output(self._native, _id_of(task), stream, follow=True)
 
     # Variants for asyncio
 
-    amap = twin(map)
-    atask = twin(task)
-    atasks = twin(tasks)
-    acancel = twin(cancel)
-    akill = twin(kill)
+    amap = async_variant(map)
+    atask = async_variant(task)
+    atasks = async_variant(tasks)
+    acancel = async_variant(cancel)
+    akill = async_variant(kill)
 
     async def arun(self, fn: Callable[..., Any] | Registered, /, *args: Any, **kwargs: Any) -> Any:
         """Submits a durable task and awaits its result. Cancelling the wait cancels the task."""
-        return await submitted(lambda: self.run(fn, *args, **kwargs))
+        return await submit_and_await(lambda: self.run(fn, *args, **kwargs))
 
     @contextlib.asynccontextmanager
     async def abatch(self, tag: str | None = None, *, extend: bool = False, **options: Any) -> AsyncIterator[Batch]:
         """As `batch`, for ``async with``. On exit, the manager has accepted all tasks."""
-        batch = await twin(TaskClient.batch)(self, tag, extend=extend, **options)
+        batch = await async_variant(TaskClient.batch)(self, tag, extend=extend, **options)
         try:
             yield batch
         finally:
-            await twin(type(batch).flush)(batch)
+            await async_variant(type(batch).flush)(batch)
 
     def afollow(
         self, task: str | Future[Any], stream: Literal["out", "err"] | None = None
     ) -> AsyncIterator[tuple[Literal["out", "err"], str]]:
         """As `follow`, for ``async for``."""
-        return items(lambda: self.follow(task, stream))
+        return iterate_in_thread(lambda: self.follow(task, stream))
 
 
 def _id_of(task: str | Future[Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dayfly._connection import Connection
-from dayfly._tasks.flow import Function, Step, described, id_of
+from dayfly._tasks.flow import Function, Step, function_id, step_specs
 from dayfly._tasks.function_client import FunctionClient
 from dayfly._tasks.options import checked_priority, milliseconds, retry_options
 
@@ -43,7 +43,7 @@ class Trigger:
 
     def refresh(self) -> dict[str, Any]:
         """Asks the manager for the status, updates ``status`` and returns it."""
-        return self._told(self._client._native.get(self._path))
+        return self._update(self._client._native.get(self._path))
 
     def history(self, limit: int = 100) -> list[dict[str, Any]]:
         """Returns the trigger's events, the latest first, with their tasks; see the API's ``EventStatus``.
@@ -79,17 +79,17 @@ class Trigger:
 
     def pause(self) -> None:
         """Pauses the trigger: it ignores times, leaves files waiting and refuses requests."""
-        self._told(self._client._native.post(f"{self._path}/pause", "{}"))
+        self._update(self._client._native.post(f"{self._path}/pause", "{}"))
 
     def resume(self) -> None:
         """Resumes the trigger after `pause`."""
-        self._told(self._client._native.post(f"{self._path}/resume", "{}"))
+        self._update(self._client._native.post(f"{self._path}/resume", "{}"))
 
     def remove(self) -> None:
         """Removes the trigger and its history. Its tasks continue."""
-        self._told(self._client._native.delete(self._path))
+        self._update(self._client._native.delete(self._path))
 
-    def _told(self, status: str) -> dict[str, Any]:
+    def _update(self, status: str) -> dict[str, Any]:
         self.status = json.loads(status)
         return self.status
 
@@ -98,7 +98,7 @@ class Trigger:
         return f"<dayfly.Trigger {self.name}: {kind}, {state}, {started} started>"
 
 
-def make(
+def create_trigger(
     client: FunctionClient,
     name: str,
     fn: Function,
@@ -123,7 +123,7 @@ def make(
     registration = {
         "name": name,
         "description": description,
-        "source": source_of(**source),
+        "source": event_source(**source),
         "options": {
             "priority": checked_priority(priority),
             "deadline_ms": milliseconds("deadline", deadline),
@@ -132,18 +132,18 @@ def make(
             "repeatable": repeatable,
         },
         "keywords": dict(keywords or {}),
-        "then": described(client, then),
+        "then": step_specs(client, then),
         "paused": paused,
         "valid_for_ms": 0 if valid_for is None else max(1, round(valid_for * 1000)),
         **({} if endpoint is None else {"endpoint": endpoint}),
         # Last, so that no function is registered if another argument is invalid.
-        "function": id_of(client, fn),
+        "function": function_id(client, fn),
     }
     made = json.loads(client._native.post("/v1/triggers", json.dumps(registration)))
     return Trigger(client, made["status"], made)
 
 
-def source_of(
+def event_source(
     *,
     timer: str | None = None,
     zone: str = "UTC",
@@ -165,14 +165,14 @@ def source_of(
     given = {"timer=": timer is not None, "files=": files is not None, "webhook=True": webhook}
     named = [name for name, is_given in given.items() if is_given]
     if len(named) != 1:
-        said = " and ".join(named) or "none"
-        raise ValueError(f"a trigger waits for one thing: say one of timer=, files= and webhook=True, not {said}")
+        given_text = " and ".join(named) or "none"
+        raise ValueError(f"a trigger has one source of events: give timer=, files= or webhook=True, not {given_text}")
     of_timers = {"zone": zone != "UTC", "catch_up": not catch_up}
     of_files = {"pattern": pattern is not None, "existing": existing, "every": every is not None}
     of_files["watched_at"] = watched_at is not None
     strange = ({} if timer is not None else of_timers) | ({} if files is not None else of_files)
     if lost := [name for name, is_given in strange.items() if is_given]:
-        raise ValueError(f"{lost[0]}= says nothing about what this trigger waits for, which is {named[0]}")
+        raise ValueError(f"{lost[0]}= does not apply to a trigger with {named[0]}; leave it out")
     if timer is not None:
         return {"kind": "timer", "cron": timer, "zone": zone, "catch_up": catch_up}
     if files is None:

@@ -26,7 +26,7 @@ from typing import IO, Any, NamedTuple
 import dayfly
 from dayfly import MPI
 from dayfly._groups import storage
-from dayfly._groups.run import choices, invitation_to, kill, restarting, variables
+from dayfly._groups.run import group_settings, invitation_to, kill_all, rank_variables, run_with_restarts
 from dayfly._native import Communicator, Objects
 from dayfly._text import shown
 
@@ -72,7 +72,7 @@ def packed(options: argparse.Namespace) -> Program:
         is_python=is_folder or name.endswith(".py"),
         arguments=options.arguments,
         directory=os.getcwd(),
-        environment=variables(options.checkpoint, options.store),
+        environment=rank_variables(options.checkpoint, options.store),
     )
 
 
@@ -105,7 +105,7 @@ def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
 
 def _rank(group: str, console: str, program: Program) -> int:
     """Runs on each worker: starts the program, and sends its output to the launcher, line by line."""
-    with storage.environment(program.environment):
+    with storage.environment_variables(program.environment):
         out = MPI.Comm(Communicator.join(console))
     launcher = out.size - 1
     lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
@@ -151,18 +151,18 @@ def run_program(
     """Runs the program on all ranks. Returns their exit statuses (128 plus the signal if a signal ended one)."""
     program = packed(options)
     asked = {"fabric": options.fabric, "lazily": options.lazily}
-    chosen = choices(options.spin, options.tables, options.store, options.channel, **asked)
+    chosen = group_settings(options.spin, options.tables, options.store, options.channel, **asked)
     # The launcher, and ranks that only forward lines, must not occupy a core. The launcher may also need the store to
     # reach the ranks. Ranks of this group communicate with the launcher only.
-    passing = choices(0, None, options.store, "direct", lazily=True) | {"deadline_s": 7 * 24 * 3600}
+    passing = group_settings(0, None, options.store, "direct", lazily=True) | {"deadline_s": 7 * 24 * 3600}
 
     def once(lease: dict[str, Any]) -> dict[int, int]:
         group = invitation_to(client, options.ranks) | chosen
         console = invitation_to(client, options.ranks + 1) | passing
         statuses: dict[int, int] = {}
         with (
-            storage.cleared(group),
-            storage.cleared(console),
+            storage.store_cleanup(group),
+            storage.store_cleanup(console),
             client.gang(options.ranks, placement=options.placement, **lease) as gang,
         ):
             futures = [
@@ -174,12 +174,12 @@ def run_program(
             try:
                 _listen(console, options, futures, statuses, show)
             except BaseException:
-                kill(futures)
+                kill_all(futures)
                 raise
         # Ordered by time: the first failure is the cause of the others.
         return statuses
 
-    return restarting(once, {"mode": "warm"} | options.lease, options.restarts)
+    return run_with_restarts(once, {"mode": "warm"} | options.lease, options.restarts)
 
 
 def _listen(
@@ -216,7 +216,7 @@ def _listen(
         if failed_at is not None and now > failed_at + GRACE:
             for rank, future in enumerate(futures):
                 if rank not in statuses:
-                    kill([future])
+                    kill_all([future])
                     statuses[rank] = 128 + signal.SIGKILL
         time.sleep(0.001)
 

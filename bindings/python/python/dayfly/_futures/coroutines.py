@@ -18,14 +18,14 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Submitted(Protocol[R_co]):
-    """What `submitted` needs of a future."""
+    """What `submit_and_await` needs of a future."""
 
     def kill(self) -> bool: ...
 
     def __await__(self) -> Generator[Any, None, R_co]: ...
 
 
-def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+def async_variant(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """Returns an awaitable variant of a method. It runs in another thread, to its end even if the wait is cancelled."""
 
     @functools.wraps(method)
@@ -40,7 +40,7 @@ def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], 
     return awaited
 
 
-async def submitted(submit: Callable[[], Submitted[T]]) -> T:
+async def submit_and_await(submit: Callable[[], Submitted[T]]) -> T:
     """Submits in another thread and awaits the result. Cancelling the wait cancels the call or task."""
     import asyncio
 
@@ -75,7 +75,7 @@ def kill_in_background(future: Submitted[Any]) -> None:
     asyncio.get_running_loop().run_in_executor(None, _kill, future)
 
 
-async def items(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+async def iterate_in_thread(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
     """Yields the items of a blocking iterator, which runs in a thread of its own."""
     import asyncio
 

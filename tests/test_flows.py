@@ -166,9 +166,9 @@ def test_invalid_for_each_input_fails_with_reason(client: dayfly.Client, steps: 
     [
         ([], "0 steps"),
         ([Step("a", numbers), Step("a", numbers)], "two steps have the name"),
-        ([Step("a", numbers, of="b"), Step("b", numbers)], "does not stand before it"),
-        ([Step("input", numbers)], "no name for a step"),
-        ([Step("a", numbers, map=True, of=[])], "for each of nothing"),
+        ([Step("a", numbers, of="b"), Step("b", numbers)], "is not an earlier step"),
+        ([Step("input", numbers)], "is not a step name"),
+        ([Step("a", numbers, map=True, of=[])], "maps over no list"),
     ],
 )
 def test_invalid_flow_is_refused(client: dayfly.Client, steps: list[Step], words: str) -> None:

@@ -11,7 +11,7 @@
 //! so that the buffers are aligned at the start of the memory. All numbers are little-endian.
 
 use dayfly_client::{Buffer, Input, Received};
-use dayfly_protocol::tasks::parts;
+use dayfly_protocol::encoding::parts;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -35,11 +35,11 @@ pub mod form {
     /// The content of a `bytes` object, which is the only argument.
     pub const BYTES: u8 = 4;
     /// JSON: an object with the list `arguments` and the object `keywords`. The response is JSON too.
-    pub const JSON: u8 = dayfly_protocol::tasks::JSON_CALL;
+    pub const JSON: u8 = dayfly_protocol::encoding::JSON_CALL;
     /// One of the other forms, with results of tasks that the arguments refer to.
-    pub const WITH_ANSWERS: u8 = dayfly_protocol::tasks::CALL_WITH_ANSWERS;
+    pub const WITH_ANSWERS: u8 = dayfly_protocol::encoding::CALL_WITH_RESULTS;
     /// One of the other forms, with a rank's invitation to its group.
-    pub const OF_RANK: u8 = dayfly_protocol::tasks::CALL_OF_RANK;
+    pub const OF_RANK: u8 = dayfly_protocol::encoding::CALL_OF_RANK;
 }
 
 /// Forms of a response's payload.
@@ -51,9 +51,9 @@ pub mod answer {
     /// The content of a `bytes` object, which is the result.
     pub const BYTES: u8 = 2;
     /// A JSON value.
-    pub const JSON: u8 = dayfly_protocol::tasks::JSON_ANSWER;
+    pub const JSON: u8 = dayfly_protocol::encoding::JSON_RESULT;
     /// Results of all ranks of a group.
-    pub const OF_RANKS: u8 = dayfly_protocol::tasks::ANSWERS_OF_RANKS;
+    pub const OF_RANKS: u8 = dayfly_protocol::encoding::RANK_RESULTS;
 }
 
 /// Set in the last byte if the payload has out-of-band buffers.

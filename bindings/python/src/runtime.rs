@@ -9,8 +9,8 @@ use std::path::Path;
 use dayfly_client::{CodeHash, Form, Status};
 use dayfly_executor::native::NativeRuntime;
 use dayfly_executor::{Call, LoadError, Runtime, forked};
+use dayfly_protocol::encoding::{RESULT_PRODUCERS, parts};
 use dayfly_protocol::executor::LoadFunction;
-use dayfly_protocol::tasks::{MAKERS_OF_ANSWERS, parts};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3::{ffi, intern};
@@ -225,7 +225,7 @@ impl PythonRuntime {
         let (arguments, results) = given.split_first().ok_or_else(broken)?;
         // The manager's last entry names the tenants that produced results other than the task's own tenant's.
         let (results, makers) = match results.split_last() {
-            Some((makers, results)) if makers.last() == Some(&MAKERS_OF_ANSWERS) => {
+            Some((makers, results)) if makers.last() == Some(&RESULT_PRODUCERS) => {
                 let makers = serde_json::from_slice::<Vec<Vec<String>>>(&makers[..makers.len() - 1]);
                 (results, makers.map_err(|_| broken())?)
             }

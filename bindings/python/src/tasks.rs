@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use dayfly_client::{CallError, Status, Tasks as ClientTasks};
 use dayfly_protocol::blob::Blob;
+use dayfly_protocol::functions::FunctionRegistration;
 use dayfly_protocol::ids::{FunctionId, TaskId};
-use dayfly_protocol::tasks::{FunctionRegistration, TaskOptions as Options, TaskOutcome};
+use dayfly_protocol::tasks::{TaskOptions as Options, TaskOutcome};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

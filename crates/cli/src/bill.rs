@@ -7,10 +7,10 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use dayfly_client::Client;
 use dayfly_command::Global;
-use dayfly_protocol::accounts::{AuditEntry, BillLine, BillPage};
 use dayfly_protocol::api::NodeStatus;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::NodeId;
+use dayfly_protocol::tenancy::{AuditEntry, BillLine, BillPage};
 use serde::Serialize;
 
 use crate::output::Align::{Left, Right};
@@ -428,9 +428,9 @@ pub fn audit(arguments: &AuditArguments, global: &Global) -> Result<(), Failure>
 
 #[cfg(test)]
 mod tests {
-    use dayfly_protocol::accounts::Prices;
-    use dayfly_protocol::api::{FunctionUsage, Mode, Usage};
+    use dayfly_protocol::api::{FunctionUsage, LeaseState, Mode, Usage};
     use dayfly_protocol::ids::{LeaseId, TenantId};
+    use dayfly_protocol::tenancy::Prices;
 
     use super::*;
 
@@ -440,7 +440,7 @@ mod tests {
             tenant: TenantId([1; 16]),
             tenant_name: tenant.into(),
             node: NodeId([1; 16]),
-            state: "released".into(),
+            state: LeaseState::Released,
             granted_at_ms,
             ended_at_ms: 1,
             workers: 1,

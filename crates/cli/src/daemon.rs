@@ -133,7 +133,7 @@ impl Ending {
 pub async fn log_leases(mut events: Receiver<SiteEvent>) {
     loop {
         match events.recv().await.map(|told| told.event) {
-            Ok(Event::Lease { lease, node, state }) => tracing::info!(%lease, %node, state, "lease"),
+            Ok(Event::Lease { lease, node, state }) => tracing::info!(%lease, %node, %state, "lease"),
             // The manager itself logs events of nodes. Missed events are in its store.
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => return,

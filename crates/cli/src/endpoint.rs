@@ -12,8 +12,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use dayfly_client::encoded;
 use dayfly_command::Global;
+use dayfly_protocol::endpoints::{BlockStatus, EndpointStatus};
 use dayfly_protocol::error::Failure;
-use dayfly_protocol::tasks::{BlockStatus, EndpointStatus};
 
 use crate::output::Align::{Left, Right};
 use crate::{connect, output, task};
@@ -202,7 +202,7 @@ fn table(endpoints: &[EndpointStatus]) -> output::Table {
         };
         table.row([
             output::plain(&endpoint.name),
-            endpoint.state.clone(),
+            endpoint.state.name().into(),
             or_none(&endpoint.owner),
             or_none(&endpoint.spec.provider),
             nodes_of(&endpoint.blocks),

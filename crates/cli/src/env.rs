@@ -10,7 +10,7 @@ use dayfly_command::Global;
 use dayfly_node::runtimes;
 use dayfly_protocol::api::Runtime;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::FunctionStatus;
+use dayfly_protocol::functions::FunctionStatus;
 use serde::Serialize;
 
 use crate::output::Align::{Left, Right};

@@ -9,8 +9,9 @@ use dayfly_client::{Client, encoded};
 use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep};
+use dayfly_protocol::functions::FunctionStatus;
 use dayfly_protocol::ids::{FlowId, FunctionId};
-use dayfly_protocol::tasks::{FunctionStatus, TaskOptions};
+use dayfly_protocol::tasks::TaskOptions;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

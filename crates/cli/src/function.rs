@@ -9,7 +9,8 @@ use dayfly_client::encoded;
 use dayfly_command::Global;
 use dayfly_protocol::api::Runtime;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::{FunctionSharing, FunctionStatus};
+use dayfly_protocol::functions::FunctionStatus;
+use dayfly_protocol::sharing::FunctionSharing;
 
 use crate::output::Align::{Left, Right};
 use crate::{connect, output};
@@ -335,8 +336,8 @@ fn lines(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use dayfly_protocol::executor::Form;
+    use dayfly_protocol::functions::Resources;
     use dayfly_protocol::ids::{CodeHash, FunctionId};
-    use dayfly_protocol::tasks::Resources;
 
     use super::*;
 

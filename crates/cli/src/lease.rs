@@ -9,8 +9,8 @@ use dayfly_command::Global;
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{Grant, LeaseRequest};
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::{LeaseId, NodeId};
-use dayfly_protocol::short::GivenId;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -153,7 +153,7 @@ struct Output {
 struct Renew {
     /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
-    lease: GivenId,
+    lease: IdPattern,
     /// Duration from now
     #[arg(long = "for", value_name = "DURATION", value_parser = values::duration)]
     duration: Duration,
@@ -164,7 +164,7 @@ struct Renew {
 struct Release {
     /// Ids, or at least six digits of their beginning or end; may be several
     #[arg(required = true, value_name = "ID", value_parser = values::id)]
-    leases: Vec<GivenId>,
+    leases: Vec<IdPattern>,
 }
 
 /// Revoke a lease of any holder.
@@ -178,7 +178,7 @@ may revoke another tenant's lease.")]
 struct Revoke {
     /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
-    lease: GivenId,
+    lease: IdPattern,
     /// How long running calls may continue
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
     grace: Duration,
@@ -228,7 +228,7 @@ fn show_notice(grant: &Grant) {
 fn list(wanted: &List, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let mut leases = client.leases().map_err(|error| error.0)?;
-    leases.retain(|lease| wanted.all || status::is_live(lease));
+    leases.retain(|lease| wanted.all || lease.state.is_live());
     output::line(&if global.json {
         output::json(&leases)?
     } else if leases.is_empty() {
@@ -322,8 +322,8 @@ fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
 }
 
 /// Returns the full id of a lease.
-fn whole(given: &GivenId, client: &Client) -> Result<LeaseId, Failure> {
-    given.whole().map_or_else(
+fn whole(given: &IdPattern, client: &Client) -> Result<LeaseId, Failure> {
+    given.full_id().map_or_else(
         || {
             let found: Result<LeaseStatus, _> = client.get(&format!("/v1/leases/{given}"));
             found.map(|lease| lease.lease).map_err(|error| error.0)

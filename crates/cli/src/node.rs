@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use dayfly_client::Client;
 use dayfly_command::Global;
 use dayfly_node::{ManagerLink, Node};
-use dayfly_protocol::api::{JoinToken, Sandbox};
+use dayfly_protocol::api::{JoinToken, NodeState, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{NodeId, TenantId};
 use serde::{Deserialize, Serialize};
@@ -167,8 +167,8 @@ fn named(client: &Client, wanted: &str) -> Result<NodeId, Failure> {
     }
     let mut nodes = client.nodes().map_err(|error| error.0)?;
     nodes.retain(|node| node.address.name == wanted);
-    if nodes.iter().any(|node| node.state != "left") {
-        nodes.retain(|node| node.state != "left");
+    if nodes.iter().any(|node| node.state != NodeState::Left) {
+        nodes.retain(|node| node.state != NodeState::Left);
     }
     match &nodes[..] {
         [node] => Ok(node.address.id),

@@ -6,7 +6,7 @@ use std::os::fd::FromRawFd;
 pub use dayfly_command::colours;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::node_api::Stream;
-use dayfly_protocol::text::{self, Shown};
+use dayfly_protocol::text::{self, OutputEscaper};
 use serde::Serialize;
 
 /// Prints a line. Ends the program silently if the reader has closed its end, as `head` does.
@@ -26,14 +26,14 @@ pub fn bytes(bytes: &[u8]) {
 pub struct Printer {
     as_json: bool,
     /// Filters control characters for streams that are terminals.
-    out: Option<Shown>,
-    err: Option<Shown>,
+    out: Option<OutputEscaper>,
+    err: Option<OutputEscaper>,
 }
 
 impl Printer {
     /// With `raw`, bytes are also written unchanged to terminals.
     pub fn new(as_json: bool, raw: bool) -> Self {
-        let shown = |is_terminal: bool| (is_terminal && !raw).then(Shown::default);
+        let shown = |is_terminal: bool| (is_terminal && !raw).then(OutputEscaper::default);
         Self {
             as_json,
             out: shown(std::io::stdout().is_terminal()),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 use dayfly_command::Global;
-use dayfly_protocol::accounts::{NewToken, Role, TokenRequest};
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tenancy::{NewToken, Role, TokenRequest};
 use serde_json::json;
 
 use crate::{connect, output, values};

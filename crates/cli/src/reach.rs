@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use dayfly_client::{Client, NodeStatus};
-use dayfly_protocol::accounts::Tenant;
 use dayfly_protocol::api::Sandbox;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::TenantId;
+use dayfly_protocol::tenancy::Tenant;
 
 use crate::output::plain;
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use dayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
 use dayfly_command::Global;
-use dayfly_protocol::api::{Health, VersionInfo};
+use dayfly_protocol::api::{Health, NodeState, VersionInfo};
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::NodeId;
 use serde::de::DeserializeOwned;
@@ -31,18 +31,13 @@ pub fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Failur
     client.get(path).map_err(|error| error.0)
 }
 
-/// Returns whether a lease still holds resources.
-pub fn is_live(lease: &LeaseStatus) -> bool {
-    lease.state == "granted" || lease.state == "active"
-}
-
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let version: VersionInfo = get(&client, "/v1/version")?;
     let health: Health = get(&client, "/v1/health")?;
     let nodes = client.nodes().map_err(|error| error.0)?;
     let mut leases = client.leases().map_err(|error| error.0)?;
-    leases.retain(|lease| arguments.all || is_live(lease));
+    leases.retain(|lease| arguments.all || lease.state.is_live());
     if global.json {
         output::line(&output::json(&json!({
             "manager": { "url": client.describe().trim_start_matches("manager at "), "version": version, "health": health },
@@ -102,10 +97,10 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
             .flatten()
             .collect();
         // For a node without heartbeats, show since when.
-        let state = match node.state.as_str() {
-            "lost" | "left" => format!("{} for {}", node.state, output::span(node.heartbeat_age_ms)),
-            "suspended" => format!("suspended, {} more", output::span(node.suspended_ms)),
-            state => state.to_owned(),
+        let state = match node.state {
+            NodeState::Lost | NodeState::Left => format!("{} for {}", node.state, output::span(node.heartbeat_age_ms)),
+            NodeState::Suspended => format!("suspended, {} more", output::span(node.suspended_ms)),
+            state => state.name().to_owned(),
         };
         table.row([
             node.address.name.clone(),
@@ -175,14 +170,14 @@ pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
     let now_ms = output::now_ms();
     let mut table = Table::new(&columns);
     for lease in leases {
-        let ends = if is_live(lease) {
+        let ends = if lease.state.is_live() {
             output::span(lease.expires_at_ms.saturating_sub(now_ms))
         } else {
             "-".into()
         };
         table.row([
             lease.lease.to_string(),
-            lease.state.clone(),
+            lease.state.name().into(),
             node_name(lease.node, nodes),
             format!("{} {}", lease.workers, mode(lease.mode)),
             sandbox(lease),

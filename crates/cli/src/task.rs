@@ -9,10 +9,10 @@ use clap::{Args, Subcommand};
 use dayfly_client::{Client, encoded};
 use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
+use dayfly_protocol::id_pattern::{self, IdPattern};
 use dayfly_protocol::ids::TaskId;
-use dayfly_protocol::short::{self, GivenId};
 use dayfly_protocol::tasks::{
-    Cancellation, Cancelled, Forgetting, Forgotten, TaskCounts, TaskState, TaskStatus, TaskTimes,
+    Cancellation, CancelledTasks, DeletedTasks, TaskCounts, TaskDeletion, TaskState, TaskStatus, TaskTimes,
 };
 use dayfly_protocol::text;
 
@@ -52,7 +52,7 @@ enum What {
     Show {
         /// Id, or at least six digits of its beginning or end
         #[arg(value_name = "ID", value_parser = values::id)]
-        task: GivenId,
+        task: IdPattern,
     },
     /// Show the outcome of a task; fails if the task failed
     Result(outcome::Outcome),
@@ -98,7 +98,7 @@ struct List {
 struct Cancel {
     /// Ids, or at least six digits of their beginning or end
     #[arg(value_name = "ID", value_parser = values::id, required_unless_present_any = ["tag", "endpoint"])]
-    tasks: Vec<GivenId>,
+    tasks: Vec<IdPattern>,
     /// Cancel all tasks with this tag
     #[arg(long, conflicts_with = "tasks")]
     tag: Option<String>,
@@ -124,7 +124,7 @@ tasks that have not ended, and those on which such tasks depend.")]
 struct Forget {
     /// Ids, or at least six digits of their beginning or end
     #[arg(value_name = "ID", value_parser = values::id, required_unless_present = "tag")]
-    tasks: Vec<GivenId>,
+    tasks: Vec<IdPattern>,
     /// Delete all ended tasks with this tag
     #[arg(long, conflicts_with = "tasks")]
     tag: Option<String>,
@@ -210,7 +210,7 @@ fn table(tasks: &[TaskStatus], now_ms: u64) -> output::Table {
     ]);
     for task in tasks {
         table.row([
-            short::shown(&task.id),
+            id_pattern::abbreviate(&task.id),
             output::plain(&task.name),
             task.state.name().into(),
             ending(task).into(),
@@ -242,22 +242,22 @@ fn ending(task: &TaskStatus) -> &'static str {
 }
 
 /// Returns the status of the task with this id, or this beginning or end of one.
-fn status(given: &GivenId, client: &Client) -> Result<TaskStatus, Failure> {
+fn status(given: &IdPattern, client: &Client) -> Result<TaskStatus, Failure> {
     client.get(&format!("/v1/tasks/{given}")).map_err(|error| error.0)
 }
 
 /// Returns the full id.
-fn whole(given: &GivenId, client: &Client) -> Result<TaskId, Failure> {
+fn whole(given: &IdPattern, client: &Client) -> Result<TaskId, Failure> {
     given
-        .whole()
+        .full_id()
         .map_or_else(|| status(given, client).map(|task| task.id), Ok)
 }
 
-fn all_whole(given: &[GivenId], client: &Client) -> Result<Vec<TaskId>, Failure> {
+fn all_whole(given: &[IdPattern], client: &Client) -> Result<Vec<TaskId>, Failure> {
     given.iter().map(|given| whole(given, client)).collect()
 }
 
-fn show(given: &GivenId, client: &Client, global: &Global) -> Result<(), Failure> {
+fn show(given: &IdPattern, client: &Client, global: &Global) -> Result<(), Failure> {
     let task = status(given, client)?;
     output::line(&if global.json {
         output::json(&task)?
@@ -316,7 +316,7 @@ fn cancel(wanted: &Cancel, client: &Client, global: &Global) -> Result<(), Failu
         everybody: wanted.everybody,
         only_waiting: wanted.only_waiting,
     };
-    let cancelled: Cancelled = client.post("/v1/tasks/cancel", &what).map_err(|error| error.0)?;
+    let cancelled: CancelledTasks = client.post("/v1/tasks/cancel", &what).map_err(|error| error.0)?;
     output::line(&if global.json {
         output::json(&cancelled)?
     } else {
@@ -326,11 +326,11 @@ fn cancel(wanted: &Cancel, client: &Client, global: &Global) -> Result<(), Failu
 }
 
 fn forget(wanted: &Forget, client: &Client, global: &Global) -> Result<(), Failure> {
-    let what = Forgetting {
+    let what = TaskDeletion {
         tasks: all_whole(&wanted.tasks, client)?,
         tag: wanted.tag.clone(),
     };
-    let done: Forgotten = client.post("/v1/tasks/forget", &what).map_err(|error| error.0)?;
+    let done: DeletedTasks = client.post("/v1/tasks/forget", &what).map_err(|error| error.0)?;
     output::line(&if global.json {
         output::json(&done)?
     } else {
@@ -343,7 +343,7 @@ fn forget(wanted: &Forget, client: &Client, global: &Global) -> Result<(), Failu
     Ok(())
 }
 
-fn told(cancelled: &Cancelled) -> String {
+fn told(cancelled: &CancelledTasks) -> String {
     let line = |count, what: &str| (count > 0).then(|| format!("{} {what}", output::count(count, "task")));
     let lines = [
         line(cancelled.ended, "will never begin"),
@@ -454,7 +454,7 @@ mod tests {
     #[test]
     fn cancelled_tasks_are_summarized() {
         let sentence = |ended, ending, running| {
-            let told_of = Cancelled {
+            let told_of = CancelledTasks {
                 ended,
                 told: ending,
                 running,

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use dayfly_client::{Client, encoded};
 use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::{Team, TeamSpec};
+use dayfly_protocol::sharing::{Team, TeamSpec};
 
 use crate::output::Align::Left;
 use crate::{connect, output, values};

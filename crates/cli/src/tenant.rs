@@ -2,8 +2,8 @@
 
 use clap::{Args, Subcommand};
 use dayfly_command::Global;
-use dayfly_protocol::accounts::{Prices, Tenant, TenantSpec};
 use dayfly_protocol::error::Failure;
+use dayfly_protocol::tenancy::{Prices, Tenant, TenantSpec};
 
 use crate::output::Align::{Left, Right};
 use crate::{connect, output, reach, values};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use dayfly_command::Global;
-use dayfly_protocol::accounts::{NewToken, RevokedToken, Role, TokenRequest, TokenStatus};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tenancy::{NewToken, RevokedToken, Role, TokenRequest, TokenStatus};
 use serde_json::json;
 
 use crate::manager::write_private;

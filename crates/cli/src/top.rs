@@ -12,7 +12,7 @@ use dayfly_protocol::ids::LeaseId;
 use serde::Serialize;
 
 use crate::output::{Align, Table};
-use crate::status::{is_live, mode, node_name};
+use crate::status::{mode, node_name};
 use crate::{connect, output, values};
 
 /// Minimum interval. Nodes report the usage of leases about once per second.
@@ -86,7 +86,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 fn look(client: &Client, before: &mut Option<Before>) -> Result<Look, Failure> {
     let nodes = client.nodes().map_err(|error| error.0)?;
     let mut leases = client.leases().map_err(|error| error.0)?;
-    leases.retain(is_live);
+    leases.retain(|lease| lease.state.is_live());
     let at = Instant::now();
     let usage = leases.iter().map(|lease| (lease.lease, lease.usage)).collect();
     let earlier = before.replace(Before { at, usage });

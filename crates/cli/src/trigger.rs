@@ -10,8 +10,11 @@ use clap::{Args, Subcommand};
 use dayfly_client::{Client, Error, encoded};
 use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::{FunctionStatus, TaskOptions};
-use dayfly_protocol::triggers::{EventSource, EventTaken, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus};
+use dayfly_protocol::functions::FunctionStatus;
+use dayfly_protocol::tasks::TaskOptions;
+use dayfly_protocol::triggers::{
+    AcceptedEvent, EventSource, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus,
+};
 use serde_json::{Value, json};
 
 use crate::{connect, flow, output, values};
@@ -325,7 +328,7 @@ fn fire(wanted: &Fire, client: &Client, global: &Global) -> Result<(), Failure> 
     if let Some(key) = &wanted.key {
         path += &format!("?key={}", encoded(key));
     }
-    let taken: EventTaken = client.post(&path, &wanted.event).map_err(|error| error.0)?;
+    let taken: AcceptedEvent = client.post(&path, &wanted.event).map_err(|error| error.0)?;
     output::line(&if global.json {
         output::json(&taken)?
     } else {

@@ -12,7 +12,7 @@ use dayfly_durable_tasks::LOCAL;
 use dayfly_endpoint::{Contents, Dispatcher};
 use dayfly_manager::Manager;
 use dayfly_node::{ManagerLink, Node};
-use dayfly_protocol::api::Connection;
+use dayfly_protocol::api::{Connection, NodeState};
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::Content;
 use dayfly_protocol::error::{Code, Failure};
@@ -223,7 +223,7 @@ async fn joined(manager: &dayfly_manager::Handle, node: &dayfly_node::Handle) ->
     let id = node.address().id;
     let known = async {
         loop {
-            let up = |status: &NodeStatus| status.address.id == id && status.state == "up";
+            let up = |status: &NodeStatus| status.address.id == id && status.state == NodeState::Up;
             if let Some(status) = manager.nodes().into_iter().find(up) {
                 // Before the manager's response, the node knows no tenant that may lease from it.
                 return node.joined(JOIN_LIMIT).await.map(|()| status);

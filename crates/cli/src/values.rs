@@ -4,7 +4,7 @@ use std::time::Duration;
 
 pub use dayfly_command::values::{Level, duration, size};
 use dayfly_protocol::error::Failure;
-use dayfly_protocol::short::GivenId;
+use dayfly_protocol::id_pattern::IdPattern;
 use serde_json::Value;
 
 /// Parses an amount in the site's unit of account, such as `12.5`. Returns billionths.
@@ -36,7 +36,7 @@ pub fn wait(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses an id, or the beginning or end of one, as tables show it.
-pub fn id(text: &str) -> Result<GivenId, String> {
+pub fn id(text: &str) -> Result<IdPattern, String> {
     text.parse().map_err(|failure: Failure| failure.message)
 }
 
@@ -98,7 +98,7 @@ mod tests {
         let whole = "019a51c3e0f07d2c9b64f1a85be3d207";
         let bytes = whole.parse::<TaskId>().expect("an id").0;
         for given in [whole, "019a51", "f1a85be3d207", "...f1a85be3d207"] {
-            assert!(id(given).is_ok_and(|id| id.fits(&bytes)), "{given}");
+            assert!(id(given).is_ok_and(|id| id.matches(&bytes)), "{given}");
         }
         for wrong in ["", "3d207", &format!("{whole}0"), &"g".repeat(32)] {
             assert!(

@@ -9,10 +9,9 @@ use dayfly_endpoint::connection::{self, ManagerChannels};
 use dayfly_manager::{Manager, Options};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
-use dayfly_protocol::tasks::{
-    Accepted, EndpointRegistration, EndpointSpec, EndpointStatus, FunctionRegistration, FunctionStatus, NewEndpoint,
-    Resources, TaskCounts, TaskInput, TaskOptions, TaskSubmission,
-};
+use dayfly_protocol::endpoints::{EndpointRegistration, EndpointSpec, EndpointStatus, NewEndpoint};
+use dayfly_protocol::functions::{FunctionRegistration, FunctionStatus, Resources};
+use dayfly_protocol::tasks::{AcceptedTasks, TaskCounts, TaskInput, TaskOptions, TaskSubmission};
 use tokio::sync::Semaphore;
 
 const ENDPOINTS: u32 = 64;
@@ -27,7 +26,7 @@ async fn pretend(mut channels: ManagerChannels, end: Arc<Semaphore>) {
         count: WORKERS,
         trouble: None,
     });
-    say(FromDispatcher::Room { tasks: WORKERS });
+    say(FromDispatcher::Credit { tasks: WORKERS });
     let mut running: Vec<Attempt> = Vec::new();
     while running.len() < WORKERS as usize {
         match channels.incoming.recv().await.expect("a manager") {
@@ -124,7 +123,7 @@ fn each_of_131072_workers_runs_a_task() {
             tasks: vec![TaskInput::default(); WORKERS as usize],
             options: TaskOptions::default(),
         };
-        let accepted: Accepted = client.post("/v1/tasks", &submission).expect("accepted");
+        let accepted: AcceptedTasks = client.post("/v1/tasks", &submission).expect("accepted");
         assert_eq!(accepted.tasks.len(), WORKERS as usize);
     }
     wait_for(&client, "all run", |counts| counts.running == all);

@@ -8,7 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use dayfly_client::{Client, Form, Runtime};
-use dayfly_protocol::tasks::{Accepted, FunctionRegistration, FunctionStatus, Resources, TaskInput, TaskSubmission};
+use dayfly_protocol::functions::{FunctionRegistration, FunctionStatus, Resources};
+use dayfly_protocol::tasks::{AcceptedTasks, TaskInput, TaskSubmission};
 use serde_json::Value;
 
 mod support;
@@ -587,7 +588,7 @@ fn submit(client: &Client, (library, symbol): (&str, &str), tag: &str, arguments
             ..TaskInput::default()
         }],
     };
-    let accepted: Accepted = client.post("/v1/tasks", &submission).unwrap();
+    let accepted: AcceptedTasks = client.post("/v1/tasks", &submission).unwrap();
     (function.id.to_string(), accepted.tasks[0].to_string())
 }
 

@@ -1,5 +1,6 @@
 //! Every fault gives its caller a clear error, and leaks and loses nothing. Uses real processes.
 
+use dayfly_protocol::api::LeaseState;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -301,7 +302,7 @@ fn lease_expiring_during_call_is_reported() {
             .leases()
             .unwrap()
             .iter()
-            .all(|lease| lease.state == "expired")
+            .all(|lease| lease.state == LeaseState::Expired)
     });
 }
 

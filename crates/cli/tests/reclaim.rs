@@ -1,5 +1,6 @@
 //! An owner can reclaim a node at any time, and tenants lose at most the running calls. Uses real processes.
 
+use dayfly_protocol::api::{LeaseState, NodeState};
 use std::time::{Duration, Instant};
 
 use dayfly_client::{
@@ -31,8 +32,8 @@ impl Site {
         self.client.lease(options).unwrap()
     }
 
-    fn state(&self) -> String {
-        self.client.nodes().unwrap()[0].state.clone()
+    fn state(&self) -> NodeState {
+        self.client.nodes().unwrap()[0].state
     }
 }
 
@@ -66,7 +67,7 @@ fn reclaim_without_grace_empties_node_at_once() {
         std::thread::sleep(Duration::from_millis(50));
         let reclaimed = site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
         assert_eq!((reclaimed.leases, reclaimed.node.leases), (1, 0));
-        assert_eq!(reclaimed.node.state, "reclaimed");
+        assert_eq!(reclaimed.node.state, NodeState::Reclaimed);
         assert!(reclaimed.empty_ms < 2000.0, "{}", reclaimed.empty_ms);
         for pid in pids {
             assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{pid} is left");
@@ -134,7 +135,7 @@ fn revoked_lease_ends_alone() {
     });
     assert_eq!(running.join().unwrap(), Ok(()));
     assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
-    assert_eq!(revoked.state, "revoked");
+    assert_eq!(revoked.state, LeaseState::Revoked);
     // Two functions were loaded and called, so the bill is complete.
     assert!(
         revoked.usage.calls >= 4 && revoked.usage.computing_us > 250_000,
@@ -173,11 +174,11 @@ fn reclaimed_node_grants_no_lease_until_returned() {
     let refused = site.client.lease(LeaseOptions::native(1)).err().unwrap();
     assert_eq!(refused.code(), Code::NoCapacity);
     assert!(refused.to_string().contains("taken back"), "{refused}");
-    assert_eq!(site.client.resume_node(site.node).unwrap().state, "up");
+    assert_eq!(site.client.resume_node(site.node).unwrap().state, NodeState::Up);
     let lease = site.lease(1, |_| {});
     let (mut channel, echo) = open(&lease, 0, "echo");
     assert_eq!(code_of(&mut channel, echo, b"x"), Ok(()));
-    assert_eq!(site.state(), "up");
+    assert_eq!(site.state(), NodeState::Up);
 }
 
 #[test]

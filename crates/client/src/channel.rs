@@ -12,7 +12,7 @@ use dayfly_protocol::error::Code;
 use dayfly_protocol::executor::{Form, LoadFunction};
 use dayfly_protocol::hello::{options as hello_options, transport as wire_transport};
 use dayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, Incarnation, WorkerIndex};
-use dayfly_protocol::node_api::{End, Fate, Request};
+use dayfly_protocol::node_api::{ChannelStatus, End, Request};
 use dayfly_protocol::slot::{Geometry, Status, has_begun};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -512,7 +512,7 @@ impl Channel {
     }
 
     /// Asks the node why this channel ended and which of its calls ran. Waits up to 3 s until the node knows.
-    pub fn fate(&self) -> Result<Fate, Error> {
+    pub fn fate(&self) -> Result<ChannelStatus, Error> {
         self.check_lost()?;
         let until = Instant::now() + FATE_LIMIT;
         loop {
@@ -561,7 +561,7 @@ impl Drop for Channel {
 }
 
 /// The error of call `sequence` on a channel with this fate.
-pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
+pub(crate) fn verdict_on(fate: &ChannelStatus, sequence: u32) -> CallError {
     let worker = fate.worker.0;
     let cause = match fate.end {
         None => "its channel broke".to_owned(),
@@ -578,14 +578,14 @@ pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
         Some(End::Expired) => "the lease expired; renew it in time, or lease for longer".to_owned(),
         Some(End::Released) => "the lease was released".to_owned(),
         Some(End::Revoked) => "the lease was revoked by an operator".to_owned(),
-        Some(End::TakenBack) => "its part of the lease was taken back by whoever delegated it".to_owned(),
+        Some(End::DelegationRevoked) => "its part of the lease was taken back by whoever delegated it".to_owned(),
         Some(End::ClientGone) => "the node saw this client go away".to_owned(),
         Some(End::Violation) => "its node saw it violate the protocol, or take what belongs to others".to_owned(),
     };
     if !has_begun(fate.started, sequence) {
         let code = match fate.end {
             Some(End::Expired) => Code::LeaseExpired,
-            Some(End::Released | End::Revoked | End::TakenBack) => Code::LeaseEnded,
+            Some(End::Released | End::Revoked | End::DelegationRevoked) => Code::LeaseEnded,
             _ => Code::NotExecuted,
         };
         return CallError::new(

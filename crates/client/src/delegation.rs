@@ -116,7 +116,7 @@ impl Lease {
     /// seconds.
     pub fn take_back(&self, delegation: &Delegation) -> Result<(), Error> {
         let holder = delegation.holder()?;
-        let request = Request::TakeBack { holder };
+        let request = Request::RevokeDelegation { holder };
         self.inner.with_control(|control| control.ask(&request)).map(drop)
     }
 
@@ -126,8 +126,8 @@ impl Lease {
         if matches!(*self.inner.source, Source::Part) {
             return Ok(self.inner.node.unix.clone().unwrap_or_default());
         }
-        match self.inner.with_control(|control| control.ask(&Request::ShowNode))? {
-            Response::Shown { path } => Ok(path),
+        match self.inner.with_control(|control| control.ask(&Request::NodeSocket))? {
+            Response::NodeSocket { path } => Ok(path),
             other => Err(unexpected("the wish to show the node", &other)),
         }
     }

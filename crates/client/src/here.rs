@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dayfly_protocol::here;
+use dayfly_protocol::local_socket;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, UCred, connect, socket_with, sockopt::socket_peercred,
@@ -50,7 +50,7 @@ impl Connector for Here {
         if !details.addrs.iter().any(is_here) {
             return Ok(None);
         }
-        let Ok(stream) = dial(&here::name(&self.ca_pem, port)) else {
+        let Ok(stream) = dial(&local_socket::name(&self.ca_pem, port)) else {
             return Ok(None);
         };
         let local = Local {

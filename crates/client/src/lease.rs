@@ -11,7 +11,7 @@ use dayfly_protocol::api::{Grant, HostPath, LeaseRequest, MAX_WAIT_MS, Mode, Nod
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, PublicKey, WorkerIndex};
-use dayfly_protocol::node_api::{Fate, Request, Response};
+use dayfly_protocol::node_api::{ChannelStatus, Request, Response};
 use sha2::{Digest, Sha256};
 
 use crate::client::{Source, parse_token};
@@ -300,9 +300,9 @@ impl Inner {
     }
 
     /// The fate of a channel, as its node knows it.
-    pub(crate) fn fate(&self, channel: ChannelId) -> Result<Fate, Error> {
-        match self.with_control(|control| control.ask(&Request::Fate { channel }))? {
-            Response::Fate(fate) => Ok(fate),
+    pub(crate) fn fate(&self, channel: ChannelId) -> Result<ChannelStatus, Error> {
+        match self.with_control(|control| control.ask(&Request::ChannelStatus { channel }))? {
+            Response::ChannelStatus(fate) => Ok(fate),
             other => Err(unexpected("a fate", &other)),
         }
     }

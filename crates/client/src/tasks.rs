@@ -14,10 +14,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::error::{Code, Failure, Retry};
+use dayfly_protocol::functions::{FunctionRegistration, FunctionStatus};
 use dayfly_protocol::ids::{FunctionId, TaskId, time_first};
-use dayfly_protocol::tasks::{
-    Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MAX_WAIT_MS, Outcomes, TaskOptions, TaskOutcome,
-};
+use dayfly_protocol::tasks::{Cancellation, CancelledTasks, MAX_WAIT_MS, Outcomes, TaskOptions, TaskOutcome};
 
 use crate::Error;
 use crate::contents::Contents;
@@ -345,11 +344,11 @@ impl Tasks {
 
     /// Cancels those of these tasks that are not given to a worker yet. Running tasks go on. Returns `unreachable` when
     /// the manager accepts no submitted task for 5 s, or sends no response for 10 s; the tasks may then run.
-    pub fn cancel(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
+    pub fn cancel(&self, tasks: Vec<TaskId>) -> Result<CancelledTasks, Error> {
         self.cancel_within(CANCEL_PATIENCE, CANCEL_LIMIT, tasks)
     }
 
-    fn cancel_within(&self, patience: Duration, limit: Duration, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
+    fn cancel_within(&self, patience: Duration, limit: Duration, tasks: Vec<TaskId>) -> Result<CancelledTasks, Error> {
         // The manager cannot cancel a task that it does not have.
         if !self.flush_while_accepted(patience) {
             let text = format!(
@@ -367,7 +366,7 @@ impl Tasks {
     }
 
     /// Ends tasks, both waiting and running ones.
-    pub fn kill(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
+    pub fn kill(&self, tasks: Vec<TaskId>) -> Result<CancelledTasks, Error> {
         // The manager cannot end a task that it does not have.
         self.flush(PATIENCE);
         let what = Cancellation {
@@ -378,7 +377,7 @@ impl Tasks {
     }
 
     /// Cancels all waiting tasks of this session, as [`Tasks::cancel`] does.
-    pub fn cancel_all(&self) -> Result<Cancelled, Error> {
+    pub fn cancel_all(&self) -> Result<CancelledTasks, Error> {
         let waiting = self.inner.state().waiting.iter().copied().collect();
         self.cancel(waiting)
     }

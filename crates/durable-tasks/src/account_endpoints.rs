@@ -7,9 +7,9 @@
 use std::collections::HashSet;
 
 use dayfly_protocol::dispatch::ToDispatcher;
+use dayfly_protocol::endpoints::{EndpointSpec, EndpointStatus};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TenantId};
-use dayfly_protocol::tasks::{EndpointSpec, EndpointStatus};
 use dayfly_store::system::random;
 use dayfly_store::tasks::{AccountOf, EndpointRecord};
 
@@ -117,7 +117,7 @@ impl State {
             return;
         };
         if let Some(of) = endpoint.record.of {
-            let wanted = ToDispatcher::Wanted {
+            let wanted = ToDispatcher::StartEndpoint {
                 tenant: of.tenant,
                 name: tenants.name(of.tenant),
                 endpoint: endpoint.record.name.clone(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use dayfly_protocol::dispatch::{Attempt, ToDispatcher};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{EndpointId, TaskId};
-use dayfly_protocol::tasks::{Cancellation, Cancelled};
+use dayfly_protocol::tasks::{Cancellation, CancelledTasks};
 use tokio::sync::oneshot;
 
 use crate::Tasks;
@@ -35,7 +35,7 @@ struct Withdrawal {
 
 impl Tasks {
     /// Ends tasks, of those that are somebody's.
-    pub async fn cancel(self: &Arc<Self>, whose: &TaskScope, what: Cancellation) -> Cancelled {
+    pub async fn cancel(self: &Arc<Self>, whose: &TaskScope, what: Cancellation) -> CancelledTasks {
         // All at an endpoint, where nothing else is said.
         let all = what.tag.is_some() || (whose.at.is_some() && what.tasks.is_empty());
         let is_it = |live: &LiveTask| whose.has(live) && what.tag.as_deref().is_none_or(|tag| live.tag.name() == tag);
@@ -48,7 +48,7 @@ impl Tasks {
             }
         };
         let wanted: Vec<TaskId> = wanted.into_iter().collect();
-        let mut cancelled = Cancelled::default();
+        let mut cancelled = CancelledTasks::default();
         let mut withdrawals = Vec::new();
         for some in wanted.chunks(CANCELLED_AT_ONCE) {
             match what.only_waiting {
@@ -67,7 +67,7 @@ impl Tasks {
         cancelled
     }
 
-    fn cancel_some(&self, whose: &TaskScope, wanted: &[TaskId], cancelled: &mut Cancelled) {
+    fn cancel_some(&self, whose: &TaskScope, wanted: &[TaskId], cancelled: &mut CancelledTasks) {
         let mut state = self.state();
         let mut ended = Vec::new();
         let mut unheard = Vec::new();
@@ -99,7 +99,7 @@ impl Tasks {
     }
 
     /// Ends those that were not sent, and asks dispatchers about those that were.
-    fn withdraw_some(&self, whose: &TaskScope, wanted: &[TaskId], cancelled: &mut Cancelled) -> Vec<Withdrawal> {
+    fn withdraw_some(&self, whose: &TaskScope, wanted: &[TaskId], cancelled: &mut CancelledTasks) -> Vec<Withdrawal> {
         let mut state = self.state();
         let mut ended = Vec::new();
         let mut sent: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();

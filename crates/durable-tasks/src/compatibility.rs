@@ -73,7 +73,7 @@ impl State {
         };
         let suit = link.suits.entry(function.id).or_insert_with(|| {
             // One that has gone answers nothing, and is noticed elsewhere.
-            let _ = link.outgoing.send(ToDispatcher::Suits {
+            let _ = link.outgoing.send(ToDispatcher::CheckCompatibility {
                 function: function.id,
                 runtime: spec.runtime.clone(),
             });

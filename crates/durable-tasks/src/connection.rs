@@ -131,7 +131,7 @@ impl Tasks {
                     state.want_all(Some(id), &*self.tenants);
                 }
                 FromDispatcher::Spec(spec) => self.on_spec(&mut state, id, spec),
-                FromDispatcher::Room { tasks } => {
+                FromDispatcher::Credit { tasks } => {
                     endpoint.room = tasks;
                     endpoint.wake.notify_one();
                 }
@@ -142,7 +142,7 @@ impl Tasks {
                 FromDispatcher::Blocks { blocks, trouble } => {
                     (endpoint.blocks, endpoint.block_trouble) = (blocks, trouble);
                 }
-                FromDispatcher::Suits { function, refusal } => state.on_suits(id, function, refusal),
+                FromDispatcher::Compatibility { function, refusal } => state.on_suits(id, function, refusal),
                 FromDispatcher::Invited { number, answer } => state.on_invited(id, number, answer),
                 FromDispatcher::Withdrawn { number, attempts } => state.on_withdrawn(id, number, attempts),
                 FromDispatcher::Building { attempts, how } => state.on_building(&attempts, how),
@@ -253,7 +253,7 @@ impl State {
     pub(super) fn tell_kept(&self, id: EndpointId, attempts: Vec<Attempt>) {
         let link = self.endpoints.get(&id).and_then(|endpoint| endpoint.link.as_ref());
         if link.is_some_and(|link| link.keeps) && !attempts.is_empty() {
-            self.tell(id, ToDispatcher::Kept(attempts));
+            self.tell(id, ToDispatcher::OutcomesStored(attempts));
         }
     }
 
@@ -379,7 +379,7 @@ fn bound_texts(message: &mut FromDispatcher) {
                     .for_each(cut);
             }
         }
-        FromDispatcher::Suits {
+        FromDispatcher::Compatibility {
             refusal: Some(failure), ..
         }
         | FromDispatcher::Invited {

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{TaskId, TenantId};
-use dayfly_protocol::tasks::{MAX_AFTER, TaskInput};
+use dayfly_protocol::tasks::{MAX_DEPENDENCIES, TaskInput};
 
 use crate::Tasks;
 use crate::live_task::Stage;
@@ -74,8 +74,11 @@ pub fn before(tasks: &[TaskInput], ids: &[TaskId]) -> Result<HashSet<TaskId>, Fa
     }
     let places: HashMap<TaskId, usize> = ids.iter().copied().zip(0..).collect();
     for (at, task) in tasks.iter().enumerate() {
-        if task.after.len() > MAX_AFTER {
-            let text = format!("a task after {} others; {MAX_AFTER} are allowed", task.after.len());
+        if task.after.len() > MAX_DEPENDENCIES {
+            let text = format!(
+                "a task after {} others; {MAX_DEPENDENCIES} are allowed",
+                task.after.len()
+            );
             return Err(Failure::new(Code::InvalidRequest, text));
         }
         for before in &task.after {

@@ -143,7 +143,7 @@ impl Tasks {
         let mut given = Vec::with_capacity(read.len());
         for ((task, _, _), mut one) in wanted.zip(read) {
             self.mark(&mut one);
-            given.push(match one.bytes_here() > MAX_HERE {
+            given.push(match one.inline_bytes() > MAX_HERE {
                 true => self.set_apart(*task, one).await?,
                 false => one,
             });
@@ -156,7 +156,7 @@ impl Tasks {
         let tenant = self.state().live.get(&task).map(|live| live.tenant);
         let Some(tenant) = tenant else { return Ok(given) };
         let apart = async |part: Payload| match part {
-            Payload::Here(bytes) if bytes.len() > MAX_EACH => {
+            Payload::Inline(bytes) if bytes.len() > MAX_EACH => {
                 self.contents.put_bytes(tenant, bytes.0).await.map(Payload::Stored)
             }
             other => Ok(other),
@@ -198,7 +198,7 @@ impl Tasks {
         }
         let wanted = batch.writes.iter().filter(|(_, _, wanted)| *wanted);
         for ((task, _, _), Given { arguments, answers, .. }) in wanted.zip(read) {
-            let length = arguments.bytes_here();
+            let length = arguments.inline_bytes();
             let count = answers.len();
             let answers: Vec<_> = answers.into_iter().flatten().collect();
             if let Some(live) = state.live.get_mut(task) {
@@ -251,7 +251,7 @@ impl Tasks {
             assigned.push(assignment(*task, live, now_ms));
             live.answers = Vec::new();
             let arguments = live.arguments.take();
-            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.bytes_here());
+            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.inline_bytes());
         }
         if !assigned.is_empty() {
             messages.push(ToDispatcher::Tasks(assigned));

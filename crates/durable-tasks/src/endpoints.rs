@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use dayfly_protocol::endpoints::{BlockStatus, EndpointRegistration, EndpointSpec, EndpointState, EndpointStatus};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TaskId, TenantId};
-use dayfly_protocol::tasks::{
-    BlockStatus, EndpointRegistration, EndpointSpec, EndpointStatus, MAX_NAME_BYTES, TaskCounts, TaskTimes,
-};
+use dayfly_protocol::tasks::{MAX_NAME_BYTES, TaskCounts, TaskTimes};
 use dayfly_scheduling::Queue;
 use dayfly_store::system::random;
 use dayfly_store::tasks::EndpointRecord;
@@ -88,8 +87,11 @@ impl Endpoint {
         }
     }
 
-    pub(super) fn state(&self) -> &'static str {
-        if self.link.is_some() { "up" } else { "down" }
+    pub(super) fn state(&self) -> EndpointState {
+        match self.link {
+            Some(_) => EndpointState::Up,
+            None => EndpointState::Down,
+        }
     }
 }
 

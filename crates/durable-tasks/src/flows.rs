@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::encoding::JSON_RESULT;
 use dayfly_protocol::error::{Code, Failure, Retry};
 use dayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MAX_FLOWS, MAX_RESULT_BYTES, StepStatus};
 use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, time_first};
-use dayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MAX_TASKS, TaskInput, TaskOutcome, TaskSubmission};
+use dayfly_protocol::tasks::{Cancellation, JsonCall, MAX_TASKS, TaskInput, TaskOutcome, TaskSubmission};
 use dayfly_store::flows::FlowRecord;
 use dayfly_store::system::{now_ms, random};
 use futures_util::future::try_join_all;
@@ -313,7 +314,7 @@ impl Flow {
 /// How long what a task answered is.
 fn bytes_of(outcome: &TaskOutcome) -> usize {
     let payload = outcome.payload();
-    payload.content().map_or(payload.bytes_here(), |content| {
+    payload.content().map_or(payload.inline_bytes(), |content| {
         usize::try_from(content.bytes).unwrap_or(usize::MAX)
     })
 }
@@ -514,11 +515,11 @@ impl Tasks {
         }
         let payload = outcome.payload();
         let answer = match payload {
-            Payload::Here(answer) => answer,
+            Payload::Inline(answer) => answer,
             Payload::Stored(content) => self.read_patiently(flow.tenant, content).await?,
         };
         let text = match answer.split_last() {
-            Some((&JSON_ANSWER, text)) => text,
+            Some((&JSON_RESULT, text)) => text,
             _ => &answer[..],
         };
         serde_json::from_slice(text)

@@ -64,9 +64,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::TenantId;
+use dayfly_protocol::tenancy::Prices;
 use dayfly_store::StoreError;
 use dayfly_store::tasks::TaskStore;
 use tokio::sync::{RwLock, mpsc};

@@ -79,7 +79,7 @@ impl Key {
         hash.update(task.tenant.0);
         hash.update(computes);
         match arguments {
-            Payload::Here(bytes) => hash.update(blake3::hash(bytes).as_bytes()),
+            Payload::Inline(bytes) => hash.update(blake3::hash(bytes).as_bytes()),
             Payload::Stored(content) => hash.update(content.hash.0),
         }
         for before in task.after.iter().filter(|_| task.with_answers) {
@@ -175,19 +175,19 @@ impl Memo {
             Some(Known::Running(followers)) => followers,
             Some(Known::Answer(earlier)) => {
                 // Two that were executed before a start answered both.
-                self.bytes += answer.bytes_here();
-                self.bytes -= earlier.answer.bytes_here();
+                self.bytes += answer.inline_bytes();
+                self.bytes -= earlier.answer.inline_bytes();
                 return Vec::new();
             }
             None => Vec::new(),
         };
         self.order.push_back(key);
-        self.bytes += answer.bytes_here() + EACH_BYTES;
+        self.bytes += answer.inline_bytes() + EACH_BYTES;
         while self.bytes > MAX_BYTES
             && let Some(oldest) = self.order.pop_front()
         {
             if let Some(Known::Answer(answer)) = self.known.remove(&oldest) {
-                self.bytes -= answer.answer.bytes_here() + EACH_BYTES;
+                self.bytes -= answer.answer.inline_bytes() + EACH_BYTES;
             }
         }
         followers
@@ -195,7 +195,7 @@ impl Memo {
 
     /// An answer of an earlier life of the manager's, older than all that are known.
     fn recall(&mut self, key: Key, answer: Answer) {
-        let bytes = answer.answer.bytes_here() + EACH_BYTES;
+        let bytes = answer.answer.inline_bytes() + EACH_BYTES;
         if self.bytes + bytes <= MAX_BYTES
             && let Entry::Vacant(place) = self.known.entry(key)
         {
@@ -208,7 +208,7 @@ impl Memo {
     /// An answer is not there any more.
     pub fn forget(&mut self, key: Key) {
         if let Some(Known::Answer(answer)) = self.known.get(&key) {
-            self.bytes -= answer.answer.bytes_here() + EACH_BYTES;
+            self.bytes -= answer.answer.inline_bytes() + EACH_BYTES;
             self.known.remove(&key);
             self.order.retain(|other| *other != key);
         }
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn one_is_executed_those_that_come_meanwhile_follow_and_later_ones_have_the_answer() {
-        let (mut memo, key, answer) = (Memo::default(), Key([1; 32]), Payload::Here(vec![42].into()));
+        let (mut memo, key, answer) = (Memo::default(), Key([1; 32]), Payload::Inline(vec![42].into()));
         assert_eq!(memo.comes(key, task(1), NOW), Decision::Execute);
         assert_eq!(memo.comes(key, task(2), NOW), Decision::Follow);
         assert_eq!(memo.comes(Key([2; 32]), task(3), NOW), Decision::Execute);
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn the_oldest_answers_are_forgotten_when_there_are_too_many() {
         let mut memo = Memo::default();
-        let large = Payload::Here(vec![0; MAX_BYTES / 4].into());
+        let large = Payload::Inline(vec![0; MAX_BYTES / 4].into());
         for n in 0..5 {
             memo.comes(Key([n; 32]), task(n), NOW);
             memo.answered(Key([n; 32]), &large, KEPT_MS, NOW);
@@ -341,7 +341,7 @@ mod tests {
         });
         // The machine was booted after the task had ended.
         memo.recall(Key([1; 32]), Answer::new(stored.clone(), KEPT_MS, 5 * day, NOW));
-        let here = Payload::Here(vec![42].into());
+        let here = Payload::Inline(vec![42].into());
         memo.recall(Key([2; 32]), Answer::new(here.clone(), KEPT_MS, 6 * day, NOW));
         memo.recall(Key([2; 32]), Answer::new(stored.clone(), KEPT_MS, 6 * day, NOW));
         assert_eq!(memo.comes(Key([1; 32]), task(1), NOW + day), Decision::Answered(stored));
@@ -369,7 +369,7 @@ mod tests {
         let mut other = function(2, "other");
         other.spec.runtime = python(None, "3.12.1");
         (other.spec.description, other.spec.source, other.version) = ("better".into(), "def f".into(), 7);
-        let (new, arguments) = (new_task(1, "a").spec, Payload::Here(vec![1].into()));
+        let (new, arguments) = (new_task(1, "a").spec, Payload::Inline(vec![1].into()));
         let key = |function: &FunctionRecord, spec: &TaskSpec| Key::of(computes(function), spec, &arguments);
         let same = key(&one, &new);
         assert_eq!(

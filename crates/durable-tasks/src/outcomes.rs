@@ -8,7 +8,7 @@ use dayfly_protocol::contents::Payload;
 use dayfly_protocol::dispatch::{Attempt, Ended};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TaskId};
-use dayfly_protocol::tasks::{Ran, TaskOutcome, TaskTimes};
+use dayfly_protocol::tasks::{ResultOrigin, TaskOutcome, TaskTimes};
 use dayfly_scheduling::MAX_FAULTS;
 use dayfly_store::accounts::{Usage, UsageKey};
 use dayfly_store::system::{now_ms, since_boot_ms};
@@ -75,7 +75,7 @@ impl Tasks {
             };
             let (waiting_at_ms, environment_at_ms) = (live.waiting_at_ms, live.environment_at_ms);
             let attempts = live.tries.attempts;
-            let ran = Ran {
+            let ran = ResultOrigin {
                 tenant: live.tenant,
                 function: live.function.id,
                 endpoint: live.endpoint,
@@ -83,7 +83,7 @@ impl Tasks {
             let cost = state.usage.entry(live.usage_key(today_ms)).or_default();
             cost.tasks += 1;
             cost.failed += u64::from(one.error.is_some());
-            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.bytes_here());
+            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.inline_bytes());
             state.last_number = number;
             if let Some(key) = led {
                 match &one.error {
@@ -168,13 +168,16 @@ impl Tasks {
             ended.failed += u64::from(task.outcome.error.is_some());
             ended.times.add(times);
             if state.later.contains_key(&task.outcome.id) {
-                awaited.push((task.outcome.id, task.outcome.error.clone().map(Failure::short)));
+                awaited.push((
+                    task.outcome.id,
+                    task.outcome.error.clone().map(Failure::without_exception),
+                ));
             }
             // Whoever follows a tag gets the pickled exception. Its text is for those who ask for one task, and for functions
             // that are called in JSON, which have no other.
             let mut outcome = task.outcome;
             if outcome.raised {
-                outcome.error = outcome.error.map(Failure::short);
+                outcome.error = outcome.error.map(Failure::without_exception);
             }
             live.tag.add(outcome);
             if !told.last().is_some_and(|last| Arc::ptr_eq(last, &live.tag)) {

@@ -11,7 +11,7 @@ use dayfly_protocol::dispatch::TaskOutput;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{EndpointId, TaskId};
 use dayfly_protocol::node_api::Stream;
-use dayfly_protocol::tasks::{TaskPiece, TaskPrinted, TaskStatus};
+use dayfly_protocol::tasks::{OutputPiece, TaskOutputPage, TaskStatus};
 use dayfly_store::StoreError;
 use dayfly_store::system::now_ms;
 use dayfly_store::tasks::KeptOutput;
@@ -66,7 +66,7 @@ impl Output {
     }
 
     /// As it was kept.
-    fn of(first: u64, pieces: Vec<TaskPiece>) -> Self {
+    fn of(first: u64, pieces: Vec<OutputPiece>) -> Self {
         let bytes = pieces.iter().map(|piece| piece.bytes.len()).sum();
         let pieces = pieces.into_iter().map(|piece| (piece.stream, piece.bytes.to_vec()));
         Self {
@@ -100,14 +100,14 @@ impl Output {
     }
 
     /// What is kept from byte `from` on, and the number of its first byte.
-    fn read(&self, from: u64) -> (u64, Vec<TaskPiece>) {
+    fn read(&self, from: u64) -> (u64, Vec<OutputPiece>) {
         let start = from.clamp(self.first, self.first + self.bytes as u64);
         let mut skip = usize::try_from(start - self.first).unwrap_or(usize::MAX);
         let mut pieces = Vec::new();
         for (stream, piece) in &self.pieces {
             match piece.get(skip..).filter(|wanted| !wanted.is_empty()) {
                 Some(wanted) => {
-                    pieces.push(TaskPiece {
+                    pieces.push(OutputPiece {
                         stream: *stream,
                         bytes: Blob::from(wanted.to_vec()),
                     });
@@ -163,7 +163,7 @@ impl Outputs {
     }
 
     /// Puts what the store has of a task, if anything, before what follows it in memory.
-    fn join(&mut self, task: TaskId, kept: Option<(u64, Vec<TaskPiece>)>) {
+    fn join(&mut self, task: TaskId, kept: Option<(u64, Vec<OutputPiece>)>) {
         let Some(output) = self.known.get_mut(&task).filter(|output| output.follows_kept) else {
             return;
         };
@@ -192,7 +192,7 @@ impl State {
     }
 
     /// What is in memory of what a task printed; none if that is nothing.
-    fn printed_from(&self, task: TaskId, from: u64) -> Option<(u64, Vec<TaskPiece>)> {
+    fn printed_from(&self, task: TaskId, from: u64) -> Option<(u64, Vec<OutputPiece>)> {
         let mut outputs = self
             .endpoints
             .values()
@@ -254,7 +254,7 @@ impl State {
 
 impl Tasks {
     /// What a task has printed from byte `from` on; waits for something as long as it has not ended.
-    pub async fn output(&self, task: &TaskStatus, from: u64, wait: Duration) -> Result<TaskPrinted, Failure> {
+    pub async fn output(&self, task: &TaskStatus, from: u64, wait: Duration) -> Result<TaskOutputPage, Failure> {
         let until = Instant::now() + wait;
         let mut ended_at_ms = task.ended_at_ms;
         let mut printed = self.state().printed.subscribe();
@@ -279,7 +279,7 @@ impl Tasks {
             let is_last = ended_at_ms > 0 && now_ms().abs_diff(ended_at_ms) > LATE.as_millis() as u64;
             let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
             if !pieces.is_empty() || (is_last && is_kept) || Instant::now() >= until {
-                return Ok(TaskPrinted {
+                return Ok(TaskOutputPage {
                     from: first,
                     next: first + bytes as u64,
                     over: is_last && is_kept && pieces.is_empty(),
@@ -293,7 +293,7 @@ impl Tasks {
     }
 
     /// The same out of the store.
-    async fn kept_output(&self, task: TaskId, from: u64) -> Result<Option<(u64, Vec<TaskPiece>)>, Failure> {
+    async fn kept_output(&self, task: TaskId, from: u64) -> Result<Option<(u64, Vec<OutputPiece>)>, Failure> {
         let kept = self.store.printed(task).wait().await?;
         Ok(kept.map(|(first, pieces)| Output::of(first, pieces).read(from)))
     }
@@ -352,7 +352,7 @@ pub async fn keep(tasks: Weak<Tasks>) {
 mod tests {
     use super::*;
 
-    fn text(pieces: &[TaskPiece]) -> String {
+    fn text(pieces: &[OutputPiece]) -> String {
         let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.bytes.to_vec()).collect();
         String::from_utf8(bytes).unwrap()
     }
@@ -390,7 +390,7 @@ mod tests {
         let kept = |text: &str| {
             let bytes = Blob::from(text.as_bytes().to_vec());
             let stream = Stream::Out;
-            Some((7, vec![TaskPiece { stream, bytes }]))
+            Some((7, vec![OutputPiece { stream, bytes }]))
         };
         let joined = |late: &[u8], kept| {
             let mut outputs = Outputs::default();

@@ -4,8 +4,9 @@
 //! not the task's own tenant, by the manager, and not by the answer. The manager's own endpoint is nobody's, and trusted as it is.
 
 use dayfly_protocol::contents::Payload;
+use dayfly_protocol::encoding::RESULT_PRODUCERS;
 use dayfly_protocol::ids::{EndpointId, TenantId};
-use dayfly_protocol::tasks::{MAKERS_OF_ANSWERS, Ran, TaskOutcome};
+use dayfly_protocol::tasks::{ResultOrigin, TaskOutcome};
 use dayfly_store::tasks::{FunctionRecord, Given};
 use sha2::{Digest, Sha256};
 
@@ -16,7 +17,7 @@ use crate::{Tasks, Tenants};
 
 impl State {
     /// The other tenants that may have made an answer, by their names; an empty one where that is not known any more.
-    pub(super) fn foreign(&self, ran: Option<Ran>, tenants: &dyn Tenants) -> Vec<String> {
+    pub(super) fn foreign(&self, ran: Option<ResultOrigin>, tenants: &dyn Tenants) -> Vec<String> {
         let Some(ran) = ran else { return vec![String::new()] };
         let function = self.functions.get(&ran.function).map(|function| function.tenant);
         let makers = [function, self.run_by(ran.endpoint, ran.tenant)];
@@ -69,14 +70,14 @@ impl Tasks {
         }
         let makers: Vec<Vec<String>> = {
             let state = self.state();
-            let foreign = |ran: &Option<Ran>| ran.map(|ran| state.foreign(Some(ran), &*self.tenants));
+            let foreign = |ran: &Option<ResultOrigin>| ran.map(|ran| state.foreign(Some(ran), &*self.tenants));
             given.ran.iter().map(|ran| foreign(ran).unwrap_or_default()).collect()
         };
         if makers.iter().all(Vec::is_empty) {
             return;
         }
         let mut bytes = serde_json::to_vec(&makers).unwrap_or_default();
-        bytes.push(MAKERS_OF_ANSWERS);
-        given.answers.push(Some(Payload::Here(bytes.into())));
+        bytes.push(RESULT_PRODUCERS);
+        given.answers.push(Some(Payload::Inline(bytes.into())));
     }
 }

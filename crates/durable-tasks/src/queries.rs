@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::id_pattern::{IdPattern, MAX_CANDIDATES, MIN_DIGITS};
 use dayfly_protocol::ids::{EndpointId, TaskId, TenantId};
-use dayfly_protocol::short::{GivenId, MAX_CANDIDATES, MIN_DIGITS};
 use dayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus, TaskTimes};
 use dayfly_store::system::since_boot_ms;
 use dayfly_store::tasks::{LOOK, Like, TaskQuery, TaskRecord};
@@ -46,8 +46,8 @@ impl Tasks {
 
     /// The id that is given whole or by its beginning or end: of this tenant's tasks, or of everybody's. A beginning is found by the
     /// index of ids; an end among those that have not ended and the latest `MAX_LOOKED_AT` others.
-    pub async fn resolve(&self, given: &GivenId, tenant: Option<TenantId>) -> Result<TaskId, Failure> {
-        if let Some(whole) = given.whole() {
+    pub async fn resolve(&self, given: &IdPattern, tenant: Option<TenantId>) -> Result<TaskId, Failure> {
+        if let Some(whole) = given.full_id() {
             return Ok(whole);
         }
         // The store finds beginnings of these, too.
@@ -76,7 +76,7 @@ impl Tasks {
                 return Err(Failure::new(Code::Ambiguous, text));
             }
         }
-        given.only(found, "task")
+        given.resolve(found, "task")
     }
 
     /// Tasks, the latest first; where a state is given in which tasks have not ended, those that are in it.
@@ -223,7 +223,7 @@ impl State {
     }
 
     /// Tasks that have not ended and whose ids end so: of this tenant, or of everybody.
-    fn live_ending(&self, given: &GivenId, tenant: Option<TenantId>) -> Vec<TaskId> {
+    fn live_ending(&self, given: &IdPattern, tenant: Option<TenantId>) -> Vec<TaskId> {
         let digits = given.digits();
         let last = &digits[digits.len().saturating_sub(MIN_DIGITS)..];
         let Ok(end) = hex::decode(last).map(<[u8; END_BYTES]>::try_from) else {
@@ -237,7 +237,7 @@ impl State {
         };
         alike
             .map(|(_, id)| *id)
-            .filter(|id| given.fits(&id.0) && is_visible(id))
+            .filter(|id| given.matches(&id.0) && is_visible(id))
             .collect()
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{TaskId, TenantId};
-use dayfly_protocol::tasks::{Forgetting, Forgotten};
+use dayfly_protocol::tasks::{DeletedTasks, TaskDeletion};
 use dayfly_store::tasks::Gone;
 
 use crate::Tasks;
@@ -31,15 +31,15 @@ struct Needed {
 
 impl Tasks {
     /// Forgets tasks of a tenant's that have ended.
-    pub async fn forget(self: &Arc<Self>, tenant: TenantId, what: Forgetting) -> Result<Forgotten, Failure> {
+    pub async fn forget(self: &Arc<Self>, tenant: TenantId, what: TaskDeletion) -> Result<DeletedTasks, Failure> {
         let tasks = Arc::clone(self);
         // What goes in the books goes here, too.
         to_its_end(async move { tasks.forget_all(tenant, what).await }).await
     }
 
-    async fn forget_all(&self, tenant: TenantId, what: Forgetting) -> Result<Forgotten, Failure> {
+    async fn forget_all(&self, tenant: TenantId, what: TaskDeletion) -> Result<DeletedTasks, Failure> {
         let needed = self.state().needed_of(tenant, what.tag.as_deref());
-        let mut done = Forgotten {
+        let mut done = DeletedTasks {
             forgotten: 0,
             left: needed.left,
         };
@@ -78,7 +78,7 @@ impl Tasks {
         tenant: TenantId,
         tasks: Vec<TaskId>,
         needed: &Needed,
-        done: &mut Forgotten,
+        done: &mut DeletedTasks,
     ) -> Result<(), Failure> {
         let (kept, going): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task| needed.tasks.contains(task));
         done.left += kept.len() as u64;

@@ -7,13 +7,14 @@ use dayfly_protocol::api::{MAX_RANKS, Runtime};
 use dayfly_protocol::bounds::{self, MAX_FUNCTION_BYTES, MAX_TAG_BYTES};
 use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::dispatch::Ended;
-use dayfly_protocol::entry_point::Words;
+use dayfly_protocol::encoding::JSON_CALL;
+use dayfly_protocol::entry_point::CommandTemplate;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::Form;
+use dayfly_protocol::functions::FunctionRegistration;
 use dayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
-use dayfly_protocol::tasks::{
-    Accepted, FunctionRegistration, JSON_CALL, MAX_RETRY_WAIT_MS, MAX_TASKS, TEAM, TaskInput, TaskSubmission,
-};
+use dayfly_protocol::sharing::TEAM;
+use dayfly_protocol::tasks::{AcceptedTasks, MAX_RETRY_WAIT_MS, MAX_TASKS, TaskInput, TaskSubmission};
 use dayfly_store::StoreError;
 use dayfly_store::system::{now_ms, random, since_boot_ms};
 use dayfly_store::tasks::{FunctionRecord, FunctionSpec, NewTask, TaskSpec, Tries};
@@ -171,7 +172,11 @@ impl Tasks {
     }
 
     /// Accepts tasks: when this returns they are on the disk, and will end in one outcome each.
-    pub async fn submit(self: &Arc<Self>, by: Submitter, mut submission: TaskSubmission) -> Result<Accepted, Failure> {
+    pub async fn submit(
+        self: &Arc<Self>,
+        by: Submitter,
+        mut submission: TaskSubmission,
+    ) -> Result<AcceptedTasks, Failure> {
         self.tenants.may_spend(by.tenant)?;
         bounds::check("the tag", &submission.tag, MAX_TAG_BYTES)?;
         if submission.options.retry_wait_ms > MAX_RETRY_WAIT_MS {
@@ -200,7 +205,7 @@ impl Tasks {
             self.contents.check(by.tenant, &wanted).await?;
         }
         let (admitted, endpoint) = self.admit(&by, submission, &ids).await?;
-        let accepted = Accepted { tasks: ids, endpoint };
+        let accepted = AcceptedTasks { tasks: ids, endpoint };
         let Some(admitted) = admitted else {
             return Ok(accepted);
         };
@@ -314,7 +319,7 @@ fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
             let text = "an entry point is that of a container image; name the image";
             return Err(Failure::new(Code::LoadFailed, text));
         }
-        Words::read(&given.code).map_err(|text| Failure::new(Code::LoadFailed, text))?;
+        CommandTemplate::parse(&given.code).map_err(|text| Failure::new(Code::LoadFailed, text))?;
     }
     if let Some(image) = &given.image {
         if image.is_empty() {
@@ -453,10 +458,10 @@ impl State {
             };
             let given = Payload::of(input.arguments, input.content);
             spec.memo = computes.map(|computes| Key::of(computes, &spec, &given).0);
-            let fits = self.cached_bytes + given.bytes_here() <= CACHED_BYTES;
+            let fits = self.cached_bytes + given.inline_bytes() <= CACHED_BYTES;
             // With answers, all of it is read when it is its turn.
             let arguments = ((fits || at_once) && !spec.with_answers).then(|| given.clone());
-            self.cached_bytes += arguments.as_ref().map_or(0, Payload::bytes_here);
+            self.cached_bytes += arguments.as_ref().map_or(0, Payload::inline_bytes);
             let mut live = LiveTask::new(
                 spec.clone(),
                 Arc::clone(&function),
@@ -465,7 +470,7 @@ impl State {
                 Stage::Accepting,
                 arguments,
             );
-            live.inline = inline.split(given.bytes_here());
+            live.inline = inline.split(given.inline_bytes());
             self.live_on(id, live);
             self.wait_for(id, &spec.after, endings);
             tasks.push(NewTask {
@@ -495,7 +500,7 @@ impl State {
     /// A task that was not accepted after all.
     fn drop_unaccepted(&mut self, id: TaskId) {
         if let Some(live) = self.live_no_more(id) {
-            self.cached_bytes -= live.arguments.map_or(0, |arguments| arguments.bytes_here());
+            self.cached_bytes -= live.arguments.map_or(0, |arguments| arguments.inline_bytes());
         }
     }
 

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use dayfly_lease::Cost;
-use dayfly_protocol::accounts::Prices;
-use dayfly_protocol::api;
-use dayfly_protocol::bounds;
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::functions::Resources;
 use dayfly_protocol::ids::{EndpointId, TenantId};
-use dayfly_protocol::tasks::{MAX_MEMBERS, MAX_NAME_BYTES, MAX_TEAMS, Resources, TEAM, Team, TeamSpec, UsageLine};
+use dayfly_protocol::sharing::{MAX_MEMBERS, MAX_TEAMS, TEAM, Team, TeamSpec};
+use dayfly_protocol::tasks::{MAX_NAME_BYTES, UsageLine};
+use dayfly_protocol::tenancy::Prices;
+use dayfly_protocol::{api, bounds};
 use dayfly_store::accounts::{TeamRecord, Usage, UsageKey};
 use dayfly_store::tasks::EndpointRecord;
 

@@ -6,12 +6,13 @@ use dayfly_protocol::api::Runtime;
 use dayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, TaskOutput, ToDispatcher};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::executor::Form;
+use dayfly_protocol::functions::{FunctionRegistration, Resources};
+use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::{FunctionId, TaskId};
 use dayfly_protocol::node_api::Stream;
-use dayfly_protocol::short::GivenId;
 use dayfly_protocol::tasks::{
-    Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, Resources, TaskInput, TaskOptions,
-    TaskOutcome, TaskState, TaskSubmission,
+    AcceptedTasks, Cancellation, CancelledTasks, DeletedTasks, TaskDeletion, TaskInput, TaskOptions, TaskOutcome,
+    TaskState, TaskSubmission,
 };
 use dayfly_storage::Place as Where;
 use dayfly_store::SqliteTasks;
@@ -102,7 +103,7 @@ impl Site {
             },
             tasks: arguments.iter().map(input).collect(),
         };
-        let accepted: Accepted = self
+        let accepted: AcceptedTasks = self
             .tasks
             .submit(self.tasks.submitter(TENANT), submission)
             .await
@@ -111,7 +112,7 @@ impl Site {
     }
 
     fn room(&self, tasks: u32) {
-        self.dispatcher.said.send(FromDispatcher::Room { tasks }).unwrap();
+        self.dispatcher.said.send(FromDispatcher::Credit { tasks }).unwrap();
     }
 
     /// The tasks that it is sent next.
@@ -184,13 +185,13 @@ async fn tasks_that_wait_lead_and_follow_and_answers_are_known_after_a_restart()
     let again = site.submit(function, "b", &[2, 1]).await;
     assert_eq!(site.outcome(again[0]).await.answer[..], [2]);
     // What is forgotten answers nobody.
-    let what = Forgetting {
+    let what = TaskDeletion {
         tasks: again.clone(),
         tag: Some("a".into()),
     };
     let waiting = site.submit(function, "a", &[3]).await;
     let forgotten = site.tasks.forget(TENANT, what).await;
-    assert_eq!(forgotten, Ok(Forgotten { forgotten: 6, left: 1 }));
+    assert_eq!(forgotten, Ok(DeletedTasks { forgotten: 6, left: 1 }));
     assert!(site.tasks.status(tasks[0]).await.unwrap().is_none());
     assert!(site.tasks.status(waiting[0]).await.unwrap().is_some());
     let known = site.tasks.outcomes(TENANT, "a", 0, Duration::ZERO, 10).await.unwrap();
@@ -252,7 +253,7 @@ async fn dispatcher_decides_which_sent_tasks_are_withdrawn() {
         attempts: vec![sent[0].attempt],
     };
     site.dispatcher.said.send(withdrawn).unwrap();
-    let cancelled = Cancelled {
+    let cancelled = CancelledTasks {
         ended: 2,
         told: 0,
         running: 1,
@@ -391,7 +392,7 @@ async fn printed_output_counts_and_is_joined_after_a_restart() {
     drop(site);
     let site = Site::start(directory.path()).await;
     assert_eq!(site.printed(task, "late").await, "early late");
-    let what = Forgetting {
+    let what = TaskDeletion {
         tasks: vec![task],
         tag: None,
     };
@@ -407,7 +408,7 @@ async fn waiting_task_is_found_by_either_end_of_its_id() {
     let task = site.submit(function, "a", &[1]).await[0];
     let id = task.to_string();
     let resolved = async |digits: &str, tenant| {
-        let given = digits.parse::<GivenId>().unwrap();
+        let given = digits.parse::<IdPattern>().unwrap();
         site.tasks.resolve(&given, tenant).await.map_err(|failure| failure.code)
     };
     for part in [&id[..], &id[..30], &id[26..], &id[15..]] {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use dayfly_protocol::bounds::{self, MAX_TAG_BYTES};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, TriggerId, time_first};
-use dayfly_protocol::triggers::{EventTaken, MAX_EVENT_BYTES, MAX_EVENTS, MAX_FILE_EVENTS, MAX_WAITING_EVENTS};
+use dayfly_protocol::triggers::{AcceptedEvent, MAX_EVENT_BYTES, MAX_EVENTS, MAX_FILE_EVENTS, MAX_WAITING_EVENTS};
 use dayfly_scheduling::Timer;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::triggers::{NewEvent, TriggerRecord};
@@ -163,7 +163,7 @@ fn flow_of(trigger: TriggerId, number: u64, at_ms: u64) -> FlowId {
 
 impl Tasks {
     /// Something happened that its trigger's function is to hear of. When this returns, it is on the disk.
-    pub async fn fire(self: &Arc<Self>, trigger: TriggerId, heard: SourceEvent) -> Result<EventTaken, Failure> {
+    pub async fn fire(self: &Arc<Self>, trigger: TriggerId, heard: SourceEvent) -> Result<AcceptedEvent, Failure> {
         bounds::check(
             "the event's key",
             heard.key.as_deref().unwrap_or_default(),
@@ -177,7 +177,7 @@ impl Tasks {
                 let text = format!(
                     "the trigger `{}` is {}; resume it, or set it anew",
                     trigger.record.name,
-                    trigger.state_name()
+                    trigger.state()
                 );
                 return Err(Failure::new(Code::Forbidden, text));
             }
@@ -195,7 +195,7 @@ impl Tasks {
         trigger: TriggerId,
         events: Vec<NewEvent>,
         done_until_ms: Option<u64>,
-    ) -> Result<Vec<EventTaken>, Failure> {
+    ) -> Result<Vec<AcceptedEvent>, Failure> {
         let tasks = Arc::clone(self);
         to_its_end(async move { tasks.take_these(trigger, events, done_until_ms).await }).await
     }
@@ -205,7 +205,7 @@ impl Tasks {
         trigger: TriggerId,
         events: Vec<NewEvent>,
         done_until_ms: Option<u64>,
-    ) -> Result<Vec<EventTaken>, Failure> {
+    ) -> Result<Vec<AcceptedEvent>, Failure> {
         let count = events.len() as u64;
         let mut most = MAX_EVENTS;
         // Before they can be settled.
@@ -233,7 +233,7 @@ impl Tasks {
             state.triggers.wake.notify_one();
         }
         let kept = kept?;
-        let taken = kept.into_iter().map(|(number, at_ms, new)| EventTaken {
+        let taken = kept.into_iter().map(|(number, at_ms, new)| AcceptedEvent {
             number,
             task: (!is_flow).then(|| task_of(trigger, number, at_ms)),
             flow: is_flow.then(|| flow_of(trigger, number, at_ms)),

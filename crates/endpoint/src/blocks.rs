@@ -15,8 +15,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use dayfly_protocol::endpoints::BlockStatus;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::BlockStatus;
 use dayfly_scheduling::{BlockTerms, Demand};
 
 use self::manager::BlockManager;

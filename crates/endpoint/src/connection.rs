@@ -13,8 +13,8 @@ use dayfly_link::{Patience, Socket};
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::ManagerAddress;
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, MAX_FRAME_BYTES, ToDispatcher};
+use dayfly_protocol::endpoints::EndpointSpec;
 use dayfly_protocol::error::Failure;
-use dayfly_protocol::tasks::EndpointSpec;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -155,7 +155,7 @@ impl DeliveryState {
     fn record_received(&mut self, message: &ToDispatcher) {
         match message {
             ToDispatcher::Tasks(tasks) => self.held.extend(tasks.iter().map(|task| (task.attempt, None))),
-            ToDispatcher::Kept(attempts) => {
+            ToDispatcher::OutcomesStored(attempts) => {
                 for attempt in attempts {
                     self.held.remove(attempt);
                 }
@@ -170,7 +170,7 @@ impl DeliveryState {
                 let ended = ended.iter().map(|one| (one.attempt, Some(one.clone())));
                 self.held.extend(ended);
             }
-            FromDispatcher::Room { tasks } => self.room = Some(*tasks),
+            FromDispatcher::Credit { tasks } => self.room = Some(*tasks),
             FromDispatcher::Workers { count, trouble } => self.workers = Some((*count, trouble.clone())),
             FromDispatcher::Blocks { .. } => self.blocks = Some(message.clone()),
             FromDispatcher::Spec(_) => self.spec = Some(message.clone()),
@@ -179,7 +179,7 @@ impl DeliveryState {
             | FromDispatcher::Unmapped { .. }
             | FromDispatcher::Watching { .. }
             | FromDispatcher::Hello { .. }
-            | FromDispatcher::Suits { .. }
+            | FromDispatcher::Compatibility { .. }
             | FromDispatcher::Invited { .. }
             | FromDispatcher::Building { .. }
             | FromDispatcher::Printed(_)
@@ -209,7 +209,7 @@ impl DeliveryState {
         messages.extend(workers.map(|(count, trouble)| FromDispatcher::Workers { count, trouble }));
         messages.extend(self.blocks.clone());
         // Last: from here on, tasks may arrive.
-        messages.extend(self.room.map(|tasks| FromDispatcher::Room { tasks }));
+        messages.extend(self.room.map(|tasks| FromDispatcher::Credit { tasks }));
         messages
     }
 }
@@ -300,7 +300,7 @@ impl ConnectionLoop {
 
     /// Clears the outbox when the manager has stored its outcomes.
     fn empty_outbox(&self, incoming: &ToDispatcher) {
-        if !matches!(incoming, ToDispatcher::Kept(_)) {
+        if !matches!(incoming, ToDispatcher::OutcomesStored(_)) {
             return;
         }
         let mut outbox = self.outbox();
@@ -435,8 +435,8 @@ mod tests {
         delivery.record_received(&ToDispatcher::Tasks(vec![assigned(1), assigned(2), assigned(3)]));
         let ended = [2, 3].map(|task| Ended::unexecuted(attempt(task), None));
         delivery.record_sent(&FromDispatcher::Ended(ended.to_vec()));
-        delivery.record_sent(&FromDispatcher::Room { tasks: 7 });
-        delivery.record_received(&ToDispatcher::Kept(vec![attempt(3)]));
+        delivery.record_sent(&FromDispatcher::Credit { tasks: 7 });
+        delivery.record_received(&ToDispatcher::OutcomesStored(vec![attempt(3)]));
         let messages = delivery.greeting(5);
         let FromDispatcher::Hello { instance, holds, .. } = &messages[0] else {
             panic!("{messages:?}");
@@ -444,6 +444,6 @@ mod tests {
         assert_eq!((*instance, holds.len()), (5, 2));
         assert!(holds.contains(&attempt(1)) && holds.contains(&attempt(2)));
         assert_eq!(messages[1], FromDispatcher::Ended(ended[..1].to_vec()));
-        assert_eq!(messages[2..], [FromDispatcher::Room { tasks: 7 }]);
+        assert_eq!(messages[2..], [FromDispatcher::Credit { tasks: 7 }]);
     }
 }

@@ -7,9 +7,9 @@ use dayfly_client::{HeldContents, Output};
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::dispatch::{Assigned, Ended};
+use dayfly_protocol::encoding::{CALL_WITH_RESULTS, join};
 use dayfly_protocol::error::{Code, Failure, Retry};
 use dayfly_protocol::ids::{TaskId, TenantId};
-use dayfly_protocol::tasks::{CALL_WITH_ANSWERS, join};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -52,7 +52,7 @@ fn whole(parts: &[Blob]) -> Blob {
         [arguments] => arguments.clone(),
         parts => {
             let parts: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
-            join(&parts, CALL_WITH_ANSWERS).into()
+            join(&parts, CALL_WITH_RESULTS).into()
         }
     }
 }
@@ -60,7 +60,7 @@ fn whole(parts: &[Blob]) -> Blob {
 /// The joined inputs, if all of them are present; `None` otherwise.
 pub fn inline_inputs(task: &Assigned) -> Option<Blob> {
     let here = |part: &Payload| match part {
-        Payload::Here(bytes) => Some(bytes.clone()),
+        Payload::Inline(bytes) => Some(bytes.clone()),
         Payload::Stored(_) => None,
     };
     let parts: Vec<Blob> = parts(task).map(here).collect::<Option<_>>()?;
@@ -115,7 +115,10 @@ impl ContentTransfer {
     /// Reads a task's inputs when there is room, joins them, and passes the result to `done`.
     pub fn fetch(&self, task: &Assigned, done: impl FnOnce(Result<Fetched, Failure>) + Send + 'static) {
         let parts: Vec<Payload> = parts(task).cloned().collect();
-        let bytes = |part: &Payload| part.content().map_or(part.bytes_here() as u64, |content| content.bytes);
+        let bytes = |part: &Payload| {
+            part.content()
+                .map_or(part.inline_bytes() as u64, |content| content.bytes)
+        };
         let room = Arc::clone(&self.to_run).acquire_many_owned(kib(parts.iter().map(bytes).sum()));
         let contents = Arc::clone(&self.contents);
         let (tenant, task) = (task.tenant, task.attempt.task);
@@ -125,7 +128,7 @@ impl ContentTransfer {
             };
             let read = with_retries(move || {
                 let read = |part: &Payload| match part {
-                    Payload::Here(bytes) => Ok(bytes.clone()),
+                    Payload::Inline(bytes) => Ok(bytes.clone()),
                     Payload::Stored(content) => contents.read(tenant, task, *content),
                 };
                 let parts: Vec<Blob> = parts.iter().map(read).collect::<Result<_, _>>()?;

@@ -10,8 +10,8 @@ use dayfly_client::Client;
 use dayfly_protocol::api::{Connection, Placement, Runtime};
 use dayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::functions::Resources;
 use dayfly_protocol::ids::{FunctionId, NodeId, TenantId};
-use dayfly_protocol::tasks::Resources;
 use dayfly_scheduling::{Demand, Window};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -202,7 +202,7 @@ impl MessageLoop {
     }
 
     async fn run(mut self, mut incoming: UnboundedReceiver<ToDispatcher>, mut stopped: oneshot::Receiver<()>) {
-        self.shared.send(FromDispatcher::Room {
+        self.shared.send(FromDispatcher::Credit {
             tasks: Window::default().tasks(self.shared.options.most_workers.into()),
         });
         loop {
@@ -236,9 +236,9 @@ impl MessageLoop {
                 ToDispatcher::Program(program) => {
                     self.programs.insert(program.id, Arc::new(*program));
                 }
-                ToDispatcher::Suits { function, runtime } => {
+                ToDispatcher::CheckCompatibility { function, runtime } => {
                     let refusal = (self.shared.options.runtime_check)(&runtime).err();
-                    self.shared.send(FromDispatcher::Suits { function, refusal });
+                    self.shared.send(FromDispatcher::Compatibility { function, refusal });
                 }
                 ToDispatcher::Tasks(tasks) => self.on_tasks(tasks),
                 ToDispatcher::Cancel(attempts) => self.on_cancel(&attempts),
@@ -251,16 +251,16 @@ impl MessageLoop {
                     self.shared.send(FromDispatcher::Withdrawn { number, attempts });
                 }
                 ToDispatcher::Watch(watches) => self.watcher.watch(watches),
-                ToDispatcher::Noted { trigger, files } => self.watcher.noted(trigger, files),
+                ToDispatcher::FilesStored { trigger, files } => self.watcher.noted(trigger, files),
                 // Handled by the connection.
-                ToDispatcher::Kept(_)
+                ToDispatcher::OutcomesStored(_)
                 | ToDispatcher::Site { .. }
-                | ToDispatcher::Wanted { .. }
+                | ToDispatcher::StartEndpoint { .. }
                 | ToDispatcher::Refused(_) => {}
             }
         }
         // Tasks that are returned now must not come back.
-        self.shared.send(FromDispatcher::Room { tasks: 0 });
+        self.shared.send(FromDispatcher::Credit { tasks: 0 });
         self.shared.transfer.close();
         for worker_set in self.worker_sets.values() {
             worker_set.close();

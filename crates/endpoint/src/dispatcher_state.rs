@@ -81,7 +81,7 @@ impl DispatcherState {
         let reported = f64::from(window.1);
         if (f64::from(tasks) - reported).abs() > reported * MIN_ROOM_CHANGE {
             window.1 = tasks;
-            self.send(FromDispatcher::Room { tasks });
+            self.send(FromDispatcher::Credit { tasks });
         }
     }
 

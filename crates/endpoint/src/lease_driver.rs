@@ -14,8 +14,9 @@ use dayfly_client::{
 };
 use dayfly_protocol::contents::{INLINE_BYTES, Payload};
 use dayfly_protocol::dispatch::{Attempt, Ended, Program};
+use dayfly_protocol::encoding::JSON_RESULT;
 use dayfly_protocol::ids::NodeId;
-use dayfly_protocol::tasks::{JSON_ANSWER, MAX_ANSWER_BYTES};
+use dayfly_protocol::tasks::MAX_RESULT_BYTES;
 
 use crate::worker_set::{Task, WorkerSet};
 
@@ -135,7 +136,7 @@ fn report_of(attempt: Attempt, outcome: Outcome, took_us: u64) -> (Ended, Option
     match outcome {
         Ok(output) if is_long(output.as_slice()) => (ended, Some(output)),
         Ok(output) => {
-            let answer = Payload::Here(output.into_bytes().into());
+            let answer = Payload::Inline(output.into_bytes().into());
             (Ended { answer, ..ended }, None)
         }
         Err(error) => {
@@ -156,7 +157,7 @@ fn report_of(attempt: Attempt, outcome: Outcome, took_us: u64) -> (Ended, Option
                 payload if raised && is_long(&payload) => (ended, Some(Output::Small(payload))),
                 payload if raised => (
                     Ended {
-                        answer: Payload::Here(payload.into()),
+                        answer: Payload::Inline(payload.into()),
                         ..ended
                     },
                     None,
@@ -175,7 +176,7 @@ fn was_begun(error: &CallError) -> bool {
 /// Whether a result goes to the content store. A JSON result may be longer, since clients read it as JSON.
 fn is_long(answer: &[u8]) -> bool {
     let most = match answer.last() {
-        Some(&JSON_ANSWER) => MAX_ANSWER_BYTES,
+        Some(&JSON_RESULT) => MAX_RESULT_BYTES,
         _ => INLINE_BYTES,
     };
     answer.len() > most

@@ -134,7 +134,7 @@ mod tests {
             number: 1,
         };
         Ended {
-            answer: dayfly_protocol::contents::Payload::Here(vec![task; 100].into()),
+            answer: dayfly_protocol::contents::Payload::Inline(vec![task; 100].into()),
             ..Ended::unexecuted(attempt, None)
         }
     }

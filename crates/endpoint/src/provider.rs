@@ -5,7 +5,7 @@ mod program;
 
 use std::collections::HashMap;
 
-use dayfly_protocol::tasks::BlockState;
+use dayfly_protocol::endpoints::BlockState;
 pub use local::Local;
 pub use program::Program;
 

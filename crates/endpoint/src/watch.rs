@@ -208,15 +208,15 @@ mod tests {
     use std::io::Write;
     use std::path::Path;
 
-    use dayfly_protocol::triggers::FileSeen;
+    use dayfly_protocol::triggers::ObservedFile;
     use dayfly_storage::{Objects, Place};
 
     use super::*;
 
     const TRIGGER: TriggerId = TriggerId([7; 16]);
 
-    fn keys(files: &[FileSeen]) -> Vec<String> {
-        files.iter().map(FileSeen::key).collect()
+    fn keys(files: &[ObservedFile]) -> Vec<String> {
+        files.iter().map(ObservedFile::key).collect()
     }
 
     fn watch(place: &str, pattern: &str) -> Watch {

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::entry_point::{Start, VARIABLE, Words};
+use dayfly_protocol::encoding::{JSON_CALL, JSON_RESULT};
+use dayfly_protocol::entry_point::{CommandTemplate, Start, VARIABLE};
 use dayfly_protocol::slot::Status;
-use dayfly_protocol::tasks::{JSON_ANSWER, JSON_CALL};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Call;
@@ -29,7 +29,7 @@ const AFTER: Duration = Duration::from_secs(1);
 /// An entry point, ready to be called.
 pub struct EntryPoint {
     start: Start,
-    words: Words,
+    words: CommandTemplate,
 }
 
 /// Output and exit status of a program.
@@ -50,7 +50,7 @@ impl EntryPoint {
         let code = std::fs::read(code).map_err(|error| format!("the code cannot be read: {error}"))?;
         Ok(Self {
             start,
-            words: Words::read(&code)?,
+            words: CommandTemplate::parse(&code)?,
         })
     }
 
@@ -67,7 +67,7 @@ impl EntryPoint {
             Ok(output) => {
                 let text = String::from_utf8_lossy(&output);
                 let mut answer = serde_json::Value::from(text).to_string().into_bytes();
-                answer.push(JSON_ANSWER);
+                answer.push(JSON_RESULT);
                 match call.put(&answer) {
                     Ok(()) => Status::Ok,
                     Err(error) => {
@@ -224,7 +224,7 @@ mod tests {
             command: vec!["by itself".into()],
             directory: "/".into(),
         };
-        let words = Words::read(br#"["{what}"]"#).expect("words");
+        let words = CommandTemplate::parse(br#"["{what}"]"#).expect("words");
         let entry_point = EntryPoint { start, words };
         entry_point.run(&entry_point.start.line(Some(vec!["asked for".into()])), most)
     }

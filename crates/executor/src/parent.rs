@@ -215,7 +215,7 @@ impl<R: Runtime> Parent<'_, R> {
                     pin(None, &assignment.shared_cores);
                 }
             }
-            ToExecutor::Attach { worker, .. } | ToExecutor::Prints { worker } => {
+            ToExecutor::Attach { worker, .. } | ToExecutor::RedirectOutput { worker } => {
                 let Some(slot) = self.workers.get(worker.0 as usize) else {
                     return Err(ExecutorError::Protocol(format!(
                         "a message for worker {}, which does not exist",

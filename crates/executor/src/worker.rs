@@ -140,7 +140,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
             };
             let channel = match &message {
                 ToExecutor::Attach { channel, .. } => *channel,
-                ToExecutor::Prints { .. } => {
+                ToExecutor::RedirectOutput { .. } => {
                     self.prints = Prints::into(files);
                     continue;
                 }

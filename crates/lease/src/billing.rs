@@ -3,8 +3,8 @@
 //! User code can write to the meters, so their values are untrusted claims: [`clamp`] cuts them to what wall-clock time
 //! allows. Meters travel as totals with growing sequence numbers, so that an entry may arrive more than once.
 
-use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::api::Usage;
+use dayfly_protocol::tenancy::Prices;
 
 /// Cuts one worker's meter to plausible values: computing and polling together take at most the time since the lease
 /// began (`wall_us`), failures do not exceed calls, and no counter decreases below `before`, the last accepted value.

@@ -37,5 +37,5 @@ pub use delegation::Delegations;
 pub use key::SigningKey;
 pub use ledger::{Ledger, Reservation};
 pub use replay::ReplayWindow;
-pub use state::{Lease, State, Step, Terms};
+pub use state::{Lease, Step, Terms};
 pub use token::TokenError;

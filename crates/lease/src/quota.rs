@@ -1,7 +1,7 @@
 //! Limits on what a tenant may hold and spend.
 
-use dayfly_protocol::accounts::TenantSpec;
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tenancy::TenantSpec;
 
 /// Resources that leases hold together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -156,7 +156,7 @@ pub fn may_hold(tenant: &str, spec: &TenantSpec, held: Held, wanted: Held) -> Re
 
 #[cfg(test)]
 mod tests {
-    use dayfly_protocol::accounts::Quota;
+    use dayfly_protocol::tenancy::Quota;
     use proptest::prelude::*;
 
     use super::*;

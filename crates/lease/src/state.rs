@@ -7,65 +7,14 @@
 //!    \--- recall: as expiry does, with a grace of its own --> revoked
 //! ```
 
+use dayfly_protocol::api::LeaseState;
 use dayfly_protocol::error::{Code, Failure};
-use serde::{Deserialize, Serialize};
 
 /// Milliseconds that a call running at expiry may continue before its worker is killed.
 pub const DEFAULT_GRACE_MS: u64 = 2_000;
 /// Milliseconds after which an unused grant expires: twice the time that a cold Python client needs to import and
 /// connect on a slow file system.
 pub const DEFAULT_START_BY_MS: u64 = 30_000;
-
-/// State of a lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum State {
-    /// Resources are held, and the lease has not been used.
-    Granted,
-    /// Used at least once.
-    Active,
-    /// Released by its holder, or idle for too long.
-    Released,
-    /// Its time is over, or it was not used in time.
-    Expired,
-    /// Ended by an operator.
-    Revoked,
-    /// Its node or its executor was lost.
-    Lost,
-}
-
-impl State {
-    /// The state's name on the wire and in the store.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Granted => "granted",
-            Self::Active => "active",
-            Self::Released => "released",
-            Self::Expired => "expired",
-            Self::Revoked => "revoked",
-            Self::Lost => "lost",
-        }
-    }
-
-    /// Returns the state with this name, or `None`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [
-            Self::Granted,
-            Self::Active,
-            Self::Released,
-            Self::Expired,
-            Self::Revoked,
-            Self::Lost,
-        ]
-        .into_iter()
-        .find(|state| state.name() == name)
-    }
-
-    /// Whether the lease holds resources.
-    pub fn is_live(self) -> bool {
-        matches!(self, Self::Granted | Self::Active)
-    }
-}
 
 /// Terms of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +38,7 @@ pub enum Step {
         until_ms: u64,
     },
     /// The lease has ended: close its channels, end its executor and free its resources.
-    End(State),
+    End(LeaseState),
 }
 
 /// Why a lease refuses an operation.
@@ -97,7 +46,7 @@ pub enum Step {
 pub enum LeaseError {
     /// The lease has ended.
     #[error("the lease is {}; lease again", .0.name())]
-    Ended(State),
+    Ended(LeaseState),
     /// The lease has expired, and only running calls continue.
     #[error("the lease has expired and only finishes its running calls; lease again")]
     Draining,
@@ -113,7 +62,7 @@ impl LeaseError {
     /// The error code that a peer receives.
     pub fn code(self) -> Code {
         match self {
-            Self::Ended(State::Expired) | Self::Draining => Code::LeaseExpired,
+            Self::Ended(LeaseState::Expired) | Self::Draining => Code::LeaseExpired,
             Self::Ended(_) | Self::Recalled => Code::LeaseEnded,
             Self::NoDuration => Code::InvalidRequest,
         }
@@ -130,7 +79,7 @@ impl From<LeaseError> for Failure {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     terms: Terms,
-    state: State,
+    state: LeaseState,
     /// The start-by time while granted, afterwards the expiry.
     ends_at_ms: u64,
     first_use_ms: Option<u64>,
@@ -139,7 +88,7 @@ pub struct Lease {
     idle_since_ms: Option<u64>,
     draining: bool,
     /// State at the end of its time: `expired`, or `revoked` after a recall.
-    ends_as: State,
+    ends_as: LeaseState,
 }
 
 impl Lease {
@@ -150,18 +99,18 @@ impl Lease {
         }
         Ok(Self {
             terms,
-            state: State::Granted,
+            state: LeaseState::Granted,
             ends_at_ms: now_ms.saturating_add(terms.start_by_ms),
             first_use_ms: None,
             ended_at_ms: None,
             channels: 0,
             idle_since_ms: None,
             draining: false,
-            ends_as: State::Expired,
+            ends_as: LeaseState::Expired,
         })
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> LeaseState {
         self.state
     }
 
@@ -181,16 +130,16 @@ impl Lease {
     /// Records a closed channel.
     pub fn close_channel(&mut self, now_ms: u64) {
         self.channels = self.channels.saturating_sub(1);
-        if self.channels == 0 && self.state == State::Active {
+        if self.channels == 0 && self.state == LeaseState::Active {
             self.idle_since_ms = Some(now_ms);
         }
     }
 
     fn use_now(&mut self, now_ms: u64) -> Result<bool, LeaseError> {
         self.check(now_ms)?;
-        let first = self.state == State::Granted;
+        let first = self.state == LeaseState::Granted;
         if first {
-            self.state = State::Active;
+            self.state = LeaseState::Active;
             self.first_use_ms = Some(now_ms);
             self.ends_at_ms = now_ms.saturating_add(self.terms.duration_ms);
         }
@@ -200,10 +149,14 @@ impl Lease {
     /// Checks that the lease may be used now.
     pub fn check(&self, now_ms: u64) -> Result<(), LeaseError> {
         match self.state {
-            State::Granted | State::Active if self.ends_as == State::Revoked => Err(LeaseError::Recalled),
-            State::Granted | State::Active if self.draining => Err(LeaseError::Draining),
-            State::Granted | State::Active if now_ms >= self.ends_at_ms => Err(LeaseError::Ended(State::Expired)),
-            State::Granted | State::Active => Ok(()),
+            LeaseState::Granted | LeaseState::Active if self.ends_as == LeaseState::Revoked => {
+                Err(LeaseError::Recalled)
+            }
+            LeaseState::Granted | LeaseState::Active if self.draining => Err(LeaseError::Draining),
+            LeaseState::Granted | LeaseState::Active if now_ms >= self.ends_at_ms => {
+                Err(LeaseError::Ended(LeaseState::Expired))
+            }
+            LeaseState::Granted | LeaseState::Active => Ok(()),
             ended => Err(LeaseError::Ended(ended)),
         }
     }
@@ -215,7 +168,7 @@ impl Lease {
         }
         self.check(now_ms)?;
         self.terms.duration_ms = duration_ms;
-        if self.state == State::Active {
+        if self.state == LeaseState::Active {
             self.ends_at_ms = now_ms.saturating_add(duration_ms);
         }
         Ok(())
@@ -228,17 +181,17 @@ impl Lease {
             return;
         }
         let until_ms = now_ms.saturating_add(grace_ms);
-        let until_ms = match self.draining || self.ends_as == State::Revoked {
+        let until_ms = match self.draining || self.ends_as == LeaseState::Revoked {
             true => until_ms.min(self.ends_at_ms.saturating_add(self.terms.grace_ms)),
             false => until_ms,
         };
         self.ends_at_ms = now_ms.min(self.ends_at_ms);
         self.terms.grace_ms = until_ms.saturating_sub(self.ends_at_ms);
-        self.ends_as = State::Revoked;
+        self.ends_as = LeaseState::Revoked;
     }
 
     /// The state in which it will end when its time is over.
-    pub fn ends_as(&self) -> State {
+    pub fn ends_as(&self) -> LeaseState {
         self.ends_as
     }
 
@@ -248,7 +201,7 @@ impl Lease {
     }
 
     /// Ends the lease as `released`, `revoked` or `lost`. Returns false, and changes nothing, if it has already ended.
-    pub fn end(&mut self, state: State, now_ms: u64) -> bool {
+    pub fn end(&mut self, state: LeaseState, now_ms: u64) -> bool {
         if !self.state.is_live() || state.is_live() {
             return false;
         }
@@ -273,8 +226,8 @@ impl Lease {
             return Some(Step::End(state));
         }
         if self.idle_ends_at().is_some_and(|at| now_ms >= at) && !busy {
-            self.end(State::Released, now_ms);
-            return Some(Step::End(State::Released));
+            self.end(LeaseState::Released, now_ms);
+            return Some(Step::End(LeaseState::Released));
         }
         None
     }
@@ -304,8 +257,8 @@ impl Lease {
     /// Returns the remaining milliseconds; before first use, the full length.
     pub fn remaining_ms(&self, now_ms: u64) -> u64 {
         match self.state {
-            State::Granted => self.terms.duration_ms,
-            State::Active => self.ends_at_ms.saturating_sub(now_ms),
+            LeaseState::Granted => self.terms.duration_ms,
+            LeaseState::Active => self.ends_at_ms.saturating_sub(now_ms),
             _ => 0,
         }
     }
@@ -341,8 +294,8 @@ mod tests {
         let mut lease = Lease::grant(TERMS, 10).unwrap();
         assert_eq!(lease.next_at(), Some(310));
         assert_eq!(lease.tick(309, false), None);
-        assert_eq!(lease.tick(310, false), Some(Step::End(State::Expired)));
-        assert_eq!(lease.open_channel(311), Err(LeaseError::Ended(State::Expired)));
+        assert_eq!(lease.tick(310, false), Some(Step::End(LeaseState::Expired)));
+        assert_eq!(lease.open_channel(311), Err(LeaseError::Ended(LeaseState::Expired)));
         assert_eq!(lease.allocated_ms(400), 0);
     }
 
@@ -354,7 +307,7 @@ mod tests {
         assert_eq!(lease.remaining_ms(200), 1_000);
         assert_eq!(lease.next_at(), Some(1_200));
         assert_eq!(lease.tick(1_199, false), None);
-        assert_eq!(lease.tick(1_200, false), Some(Step::End(State::Expired)));
+        assert_eq!(lease.tick(1_200, false), Some(Step::End(LeaseState::Expired)));
         assert_eq!(lease.allocated_ms(9_999), 1_000);
     }
 
@@ -368,7 +321,7 @@ mod tests {
         assert!(lease.is_draining());
         assert_eq!(lease.tick(110, true), None);
         assert_eq!(lease.next_at(), Some(130));
-        assert_eq!(lease.tick(111, false), Some(Step::End(State::Revoked)));
+        assert_eq!(lease.tick(111, false), Some(Step::End(LeaseState::Revoked)));
         assert_eq!(lease.allocated_ms(9_999), 111);
     }
 
@@ -376,13 +329,13 @@ mod tests {
     fn without_grace_or_calls_a_recall_is_an_end() {
         let mut idle = active_at(0);
         idle.recall(100, 5_000);
-        assert_eq!(idle.tick(100, false), Some(Step::End(State::Revoked)));
+        assert_eq!(idle.tick(100, false), Some(Step::End(LeaseState::Revoked)));
         let mut busy = active_at(0);
         busy.recall(100, 0);
-        assert_eq!(busy.tick(100, true), Some(Step::End(State::Revoked)));
+        assert_eq!(busy.tick(100, true), Some(Step::End(LeaseState::Revoked)));
         let mut unused = Lease::grant(TERMS, 0).unwrap();
         unused.recall(10, 50);
-        assert_eq!(unused.tick(10, false), Some(Step::End(State::Revoked)));
+        assert_eq!(unused.tick(10, false), Some(Step::End(LeaseState::Revoked)));
     }
 
     #[test]
@@ -393,12 +346,12 @@ mod tests {
         lease.recall(200, 10_000);
         assert_eq!(lease.next_at(), Some(1_100));
         lease.recall(300, 0);
-        assert_eq!(lease.tick(300, true), Some(Step::End(State::Revoked)));
+        assert_eq!(lease.tick(300, true), Some(Step::End(LeaseState::Revoked)));
         // A recall does not give more time to an expired lease.
         let mut expiring = active_at(0);
         assert_eq!(expiring.tick(1_000, true), Some(Step::Drain { until_ms: 1_050 }));
         expiring.recall(1_010, 5_000);
-        assert_eq!(expiring.tick(1_050, true), Some(Step::End(State::Revoked)));
+        assert_eq!(expiring.tick(1_050, true), Some(Step::End(LeaseState::Revoked)));
     }
 
     #[test]
@@ -409,14 +362,14 @@ mod tests {
         assert_eq!(lease.open_channel(1_001), Err(LeaseError::Draining));
         assert_eq!(lease.renew(1_001, 500), Err(LeaseError::Draining));
         assert_eq!(lease.next_at(), Some(1_050));
-        assert_eq!(lease.tick(1_050, true), Some(Step::End(State::Expired)));
+        assert_eq!(lease.tick(1_050, true), Some(Step::End(LeaseState::Expired)));
     }
 
     #[test]
     fn a_draining_lease_ends_with_its_last_call() {
         let mut lease = active_at(0);
         assert_eq!(lease.tick(1_000, true), Some(Step::Drain { until_ms: 1_050 }));
-        assert_eq!(lease.tick(1_010, false), Some(Step::End(State::Expired)));
+        assert_eq!(lease.tick(1_010, false), Some(Step::End(LeaseState::Expired)));
     }
 
     #[test]
@@ -434,7 +387,7 @@ mod tests {
         lease.close_channel(200);
         assert_eq!(lease.next_at(), Some(300));
         assert_eq!(lease.tick(299, false), None);
-        assert_eq!(lease.tick(300, false), Some(Step::End(State::Released)));
+        assert_eq!(lease.tick(300, false), Some(Step::End(LeaseState::Released)));
     }
 
     #[test]
@@ -463,25 +416,10 @@ mod tests {
     #[test]
     fn the_first_cause_of_an_end_stands() {
         let mut lease = active_at(0);
-        assert!(lease.end(State::Revoked, 10));
-        assert!(!lease.end(State::Released, 11));
-        assert_eq!(lease.state(), State::Revoked);
+        assert!(lease.end(LeaseState::Revoked, 10));
+        assert!(!lease.end(LeaseState::Released, 11));
+        assert_eq!(lease.state(), LeaseState::Revoked);
         assert_eq!(lease.check(12).unwrap_err().code(), Code::LeaseEnded);
-    }
-
-    #[test]
-    fn every_state_has_a_name_that_reads_back() {
-        for state in [
-            State::Granted,
-            State::Active,
-            State::Released,
-            State::Expired,
-            State::Revoked,
-            State::Lost,
-        ] {
-            assert_eq!(State::from_name(state.name()), Some(state));
-        }
-        assert_eq!(State::from_name("alive"), None);
     }
 
     #[derive(Debug, Clone)]
@@ -518,14 +456,14 @@ mod tests {
                         latest = now + TERMS.duration_ms.max(lease.remaining_ms(now)) + TERMS.grace_ms;
                     },
                     Happening::Close => lease.close_channel(now),
-                    Happening::Renew(length) => if lease.renew(now, length).is_ok() && lease.state() == State::Active {
+                    Happening::Renew(length) => if lease.renew(now, length).is_ok() && lease.state() == LeaseState::Active {
                         latest = now + length + TERMS.grace_ms;
                     },
                     Happening::Tick(busy) => {
                         if let Some(Step::End(_)) = lease.tick(now, busy) { ends += 1; }
                         prop_assert!(!lease.state().is_live() || now < latest, "alive at {now}, past {latest}");
                     }
-                    Happening::End => if lease.end(State::Revoked, now) { ends += 1; },
+                    Happening::End => if lease.end(LeaseState::Revoked, now) { ends += 1; },
                 }
                 prop_assert!(was_live || !lease.state().is_live());
             }

@@ -9,15 +9,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dayfly_lease::State;
 use dayfly_lease::allowance::{AllowanceLedger, Availability, cap_of, within_cap};
 use dayfly_lease::quota::Held;
 use dayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS, check_evidence};
-use dayfly_protocol::api::{Allowance, AllowanceRequest, Event, ManagerMessage, Mode, Room, Usage};
+use dayfly_protocol::api::{Allowance, AllowanceRequest, Event, FreeNode, LeaseState, Mode, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{HELLO_BYTES, Hello};
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, TenantId};
 use dayfly_protocol::node_api::DirectStart;
+use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::{Change, LeaseRecord, Note, StoreError};
 use zerocopy::{FromBytes, IntoBytes};
@@ -267,7 +267,7 @@ impl Control {
                 self.tell(Event::Lease {
                     lease,
                     node,
-                    state: record.state.name().into(),
+                    state: record.state,
                 });
                 let control = Arc::clone(self);
                 tokio::spawn(async move { control.write_start(node, record).await });
@@ -277,7 +277,7 @@ impl Control {
                 tracing::warn!(%node, %lease, %failure, "a lease that the node says it granted is not believed");
                 self.metrics.incident();
                 let cluster = self.cluster();
-                cluster.tell_node(&node, end_message(0, lease, State::Revoked, Duration::ZERO));
+                cluster.tell_node(&node, end_message(0, lease, LeaseState::Revoked, Duration::ZERO));
                 cluster.tell_node(&node, ManagerMessage::Adopted { lease });
             }
         }
@@ -320,7 +320,7 @@ impl Control {
             tenant: token.tenant,
             node,
             holder: start.holder,
-            state: State::Granted,
+            state: LeaseState::Granted,
             workers: start.workers,
             cores_per_worker: start.cores_per_worker,
             // Those come from the manager alone.
@@ -376,9 +376,9 @@ impl Control {
             Ok(()) => self.cluster().tell_node(&node, ManagerMessage::Adopted { lease }),
             Err(StoreError::Quota(quota)) => {
                 tracing::warn!(%lease, %quota, "a lease that started is more than its tenant may have of all managers; it ends");
-                self.on_lease_ended(lease, State::Revoked);
+                self.on_lease_ended(lease, LeaseState::Revoked);
                 let cluster = self.cluster();
-                cluster.tell_node(&node, end_message(0, lease, State::Revoked, Duration::ZERO));
+                cluster.tell_node(&node, end_message(0, lease, LeaseState::Revoked, Duration::ZERO));
                 cluster.tell_node(&node, ManagerMessage::Adopted { lease });
             }
             // The node says it again when it connects anew, here or elsewhere.
@@ -477,7 +477,7 @@ impl Cluster {
     }
 
     /// Nodes that have room, those with most of it first; of many, some, from a random place on.
-    fn rooms(&self, random: u64) -> Vec<Room> {
+    fn rooms(&self, random: u64) -> Vec<FreeNode> {
         let all: Vec<_> = self.with_room().collect();
         let start = if all.len() > MAX_LISTED {
             (random % all.len() as u64) as usize
@@ -485,8 +485,8 @@ impl Cluster {
             0
         };
         let some = all.iter().cycle().skip(start).take(all.len().min(MAX_LISTED));
-        let mut rooms: Vec<Room> = some
-            .map(|(_, node)| Room {
+        let mut rooms: Vec<FreeNode> = some
+            .map(|(_, node)| FreeNode {
                 node: node.address.clone(),
                 free: node.free,
             })

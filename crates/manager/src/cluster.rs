@@ -5,17 +5,18 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use dayfly_lease::allowance::mix;
+use dayfly_lease::billing;
 use dayfly_lease::health::Health;
 use dayfly_lease::placement::View;
 use dayfly_lease::quota::{self, Held};
-use dayfly_lease::{State, billing};
-use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::api::{
-    Capacity, LeaseStatus, ManagerMessage, Metered, Mode, NodeAddress, NodeSandboxes, NodeStatus, Usage,
+    Capacity, LeaseState, LeaseStatus, Metered, Mode, NodeAddress, NodeSandboxes, NodeState, NodeStatus, Usage,
 };
 use dayfly_protocol::durations::DURATION_BUCKETS;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_protocol::node_messages::ManagerMessage;
+use dayfly_protocol::tenancy::Prices;
 use dayfly_store::{LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 use tokio::sync::{mpsc, oneshot};
 
@@ -120,15 +121,15 @@ impl Node {
         }
     }
 
-    /// As [`NodeStatus::state`], for one that still holds leases or does not.
-    fn state(&self, holds: bool) -> &'static str {
+    /// The node's state. `holds` states whether it still holds leases.
+    fn state(&self, holds: bool) -> NodeState {
         match (&self.session, self.left) {
-            (Some(_), _) if self.reclaimed && holds => "leaving",
-            (Some(_), _) if self.reclaimed => "reclaimed",
-            (Some(_), _) if self.health.suspension().is_some() => "suspended",
-            (Some(_), _) => "up",
-            (None, true) => "left",
-            (None, false) => "lost",
+            (Some(_), _) if self.reclaimed && holds => NodeState::Leaving,
+            (Some(_), _) if self.reclaimed => NodeState::Reclaimed,
+            (Some(_), _) if self.health.suspension().is_some() => NodeState::Suspended,
+            (Some(_), _) => NodeState::Up,
+            (None, true) => NodeState::Left,
+            (None, false) => NodeState::Lost,
         }
     }
 
@@ -408,7 +409,7 @@ impl Cluster {
     }
 
     /// A lease ended; none when it had ended before, whose cause then stands.
-    pub fn end(&mut self, lease: LeaseId, state: State, at_ms: u64) -> Option<&LeaseRecord> {
+    pub fn end(&mut self, lease: LeaseId, state: LeaseState, at_ms: u64) -> Option<&LeaseRecord> {
         let record = self.leases.get_mut(&lease).filter(|record| record.state.is_live())?;
         record.state = state;
         record.ended_at_ms = at_ms;
@@ -469,12 +470,12 @@ impl Cluster {
     pub fn summary(&self) -> Summary {
         let mut summary = Summary::default();
         // Also where there is none: a number that is missing looks like a fault to whoever draws it.
-        summary.nodes.insert("up", 0);
-        for state in [State::Granted, State::Active] {
+        summary.nodes.insert(NodeState::Up.name(), 0);
+        for state in [LeaseState::Granted, LeaseState::Active] {
             summary.leases.insert(state.name(), 0);
         }
         for node in self.nodes.values().filter(|node| node.manager.is_none()) {
-            *summary.nodes.entry(node.state(false)).or_default() += 1;
+            *summary.nodes.entry(node.state(false).name()).or_default() += 1;
             if node.session.is_some() {
                 summary.capacity.add(&node.capacity);
                 summary.free.add(&node.free);
@@ -544,7 +545,7 @@ pub fn lease_status(record: &LeaseRecord) -> LeaseStatus {
         lease: record.lease,
         tenant: record.tenant,
         node: record.node,
-        state: record.state.name().into(),
+        state: record.state,
         workers: record.workers,
         mode: record.mode,
         sandbox: record.sandbox,

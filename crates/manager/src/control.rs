@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
-use dayfly_lease::{SigningKey, State};
-use dayfly_protocol::accounts::{Role, TenantSpec};
-use dayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
+use dayfly_lease::SigningKey;
+use dayfly_protocol::api::{Event, LeaseState, RendezvousAddress, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
-use dayfly_store::hash;
+use dayfly_protocol::node_messages::ManagerMessage;
+use dayfly_protocol::tenancy::{Role, TenantSpec};
 use dayfly_store::system::{now_ms, random};
-use dayfly_store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
+use dayfly_store::{As, Bearer, Change, LeaseRecord, News, Note, Store, hash};
 use dayfly_telemetry as telemetry;
 use tokio::sync::{Notify, broadcast, oneshot, watch};
 use tokio::time;
@@ -301,17 +301,18 @@ impl Control {
     }
 
     /// A lease ended: books, journal, watchers. False when it had ended before.
-    pub fn on_lease_ended(&self, lease: LeaseId, state: State) -> bool {
+    pub fn on_lease_ended(&self, lease: LeaseId, state: LeaseState) -> bool {
         let at_ms = now_ms();
         let mut cluster = self.cluster();
         let was_active = cluster
             .leases
             .get(&lease)
-            .is_some_and(|record| record.state == State::Active);
+            .is_some_and(|record| record.state == LeaseState::Active);
         let Some(node) = cluster.end(lease, state, at_ms).map(|record| record.node) else {
             return false;
         };
-        if let (true, State::Released | State::Expired, Some(node)) = (was_active, state, cluster.nodes.get_mut(&node))
+        if let (true, LeaseState::Released | LeaseState::Expired, Some(node)) =
+            (was_active, state, cluster.nodes.get_mut(&node))
         {
             node.health.succeeded();
         }
@@ -319,11 +320,7 @@ impl Control {
         drop(cluster);
         self.metrics.ended(state.name());
         self.note(node, Change::Ended { lease, state, at_ms });
-        self.tell(Event::Lease {
-            lease,
-            node,
-            state: state.name().into(),
-        });
+        self.tell(Event::Lease { lease, node, state });
         true
     }
 
@@ -422,9 +419,9 @@ impl Control {
                 let up = node.is_some_and(|node| node.session.is_some());
                 let silent = node.map_or(Duration::MAX, |node| now.saturating_duration_since(node.heard));
                 if wall_ms > record.expires_at_ms.saturating_add(OVERDUE_MS) {
-                    ended.push((record.lease, State::Expired));
+                    ended.push((record.lease, LeaseState::Expired));
                 } else if !up && silent > self.options.lease_lost_after {
-                    ended.push((record.lease, State::Lost));
+                    ended.push((record.lease, LeaseState::Lost));
                 }
             }
             cluster.forget_ended(wall_ms.saturating_sub(SHOWN_MS));

@@ -3,10 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use dayfly_lease::State;
 use dayfly_lease::gang::{Part, divide};
 use dayfly_lease::placement::{PlacementError, View};
-use dayfly_protocol::api::{GangRequest, Grant, LeaseRequest, Placement};
+use dayfly_protocol::api::{GangRequest, Grant, LeaseRequest, LeaseState, Placement};
 use dayfly_protocol::error::Failure;
 use dayfly_store::system::random;
 use futures_util::future::join_all;
@@ -32,7 +31,7 @@ impl Control {
         to_its_end(async move {
             let mut room = control.room_for(&request.lease);
             let once = GangRequest {
-                lease: request.lease.once(),
+                lease: request.lease.without_wait(),
                 placement: request.placement,
                 among: request.among.clone(),
             };
@@ -102,7 +101,7 @@ impl Control {
                 return Ok(grants);
             };
             room.given_back(grants.iter().map(|grant| grant.lease));
-            join_all(grants.iter().map(|grant| self.end(grant.lease, State::Released))).await;
+            join_all(grants.iter().map(|grant| self.end(grant.lease, LeaseState::Released))).await;
             if is_final(&failure) {
                 return Err(failure);
             }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dayfly_protocol::api::Moment;
+use dayfly_protocol::api::{NodeState, UsageSample};
 
 use crate::cluster::Cluster;
 
@@ -15,19 +15,19 @@ const SAMPLES: usize = 1_800;
 
 /// The samples.
 #[derive(Default)]
-pub struct History(Mutex<VecDeque<Moment>>);
+pub struct History(Mutex<VecDeque<UsageSample>>);
 
 impl History {
-    fn samples(&self) -> MutexGuard<'_, VecDeque<Moment>> {
+    fn samples(&self) -> MutexGuard<'_, VecDeque<UsageSample>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds how it is now. Times increase: where the clock was set back, moments that lie ahead of it are dropped.
     pub fn sample(&self, at_ms: u64, cluster: &Cluster) {
         let summary = cluster.summary();
-        let moment = Moment {
+        let moment = UsageSample {
             at_ms,
-            nodes_up: summary.nodes.get("up").copied().unwrap_or(0),
+            nodes_up: summary.nodes.get(NodeState::Up.name()).copied().unwrap_or(0),
             leases: summary.leases.values().sum(),
             cores: summary.capacity.cores,
             cores_leased: summary.capacity.cores.saturating_sub(summary.free.cores),
@@ -48,7 +48,7 @@ impl History {
     }
 
     /// Those after this time, the oldest first.
-    pub fn since(&self, at_ms: u64) -> Vec<Moment> {
+    pub fn since(&self, at_ms: u64) -> Vec<UsageSample> {
         let samples = self.samples();
         samples.iter().filter(|moment| moment.at_ms > at_ms).cloned().collect()
     }

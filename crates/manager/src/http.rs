@@ -26,16 +26,15 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
-use dayfly_lease::State;
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::{
-    ErrorBody, Event, GangRequest, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus,
-    MANAGERS_HEADER, ManagerStatus, NodeStatus, Reclaimed, RendezvousAddress, RenewRequest, VersionInfo,
+    ErrorBody, Event, GangRequest, Grant, Health, HealthStatus, JoinToken, JoinTokenRequest, LeaseRequest, LeaseState,
+    LeaseStatus, MANAGERS_HEADER, ManagerStatus, NodeStatus, Reclaimed, RendezvousAddress, RenewRequest, VersionInfo,
 };
 use dayfly_protocol::error::Code;
+use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::{LeaseId, NodeId};
-use dayfly_protocol::short::GivenId;
+use dayfly_protocol::tenancy::Role;
 use dayfly_store::LeaseRecord;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -220,7 +219,11 @@ pub(crate) async fn health(Shared(control): Shared<Api>) -> Json<Health> {
     let trouble = control.journal.trouble();
     let cluster = control.cluster();
     Json(Health {
-        status: if trouble.is_some() { "degraded" } else { "ok" }.into(),
+        status: if trouble.is_some() {
+            HealthStatus::Degraded
+        } else {
+            HealthStatus::Ok
+        },
         nodes_up: cluster.nodes_up() as u32,
         leases: cluster.live_leases() as u32,
         store_error: trouble.map(|error| error.to_string()),
@@ -314,7 +317,7 @@ pub(crate) async fn release_lease(
     path: NamePath,
 ) -> Result<Json<LeaseStatus>, Refusal> {
     let lease = own_lease(&control, &caller, path).await?;
-    Ok(Json(lease_status(&control.end(lease, State::Released).await?)))
+    Ok(Json(lease_status(&control.end(lease, LeaseState::Released).await?)))
 }
 
 /// Takes a lease away from its holder: one's own, or, for operators, anybody's. Answers when it has ended and its last bill is
@@ -340,14 +343,14 @@ pub(crate) async fn revoke_lease(
 
 /// The lease that a path names by its id, or by the beginning or end of it, if the caller may see it.
 async fn lease_at(control: &Control, caller: &Caller, path: NamePath) -> Result<LeaseRecord, Refusal> {
-    let given: GivenId = named(path)?.parse()?;
-    if let Some(whole) = given.whole() {
+    let given: IdPattern = named(path)?.parse()?;
+    if let Some(whole) = given.full_id() {
         return Ok(control.lease_seen(caller, whole)?);
     }
     let mut seen = control.leases_elsewhere().await?;
     seen.extend(control.cluster().leases.values().cloned());
-    seen.retain(|record| caller.sees(record.tenant) && given.fits(&record.lease.0));
-    let lease = given.only(seen.iter().map(|record| record.lease).collect(), "lease")?;
+    seen.retain(|record| caller.sees(record.tenant) && given.matches(&record.lease.0));
+    let lease = given.resolve(seen.iter().map(|record| record.lease).collect(), "lease")?;
     let found = seen.into_iter().rfind(|record| record.lease == lease);
     found.ok_or_else(|| refuse(Code::Internal, "a lease is lost"))
 }

@@ -175,7 +175,7 @@ async fn wait_or_collect(queue: &mut mpsc::UnboundedReceiver<Entry>, group: &mut
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use dayfly_lease::State;
+    use dayfly_protocol::api::LeaseState;
     use dayfly_protocol::ids::{LeaseId, NodeId};
     use dayfly_store::{Change, Pending};
 
@@ -205,7 +205,7 @@ mod tests {
             epoch: 1,
             change: Change::Ended {
                 lease: LeaseId([n; 16]),
-                state: State::Released,
+                state: LeaseState::Released,
                 at_ms: 1,
             },
         }

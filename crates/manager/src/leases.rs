@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dayfly_lease::ledger;
 use dayfly_lease::placement::{PlacementError, View, choose};
 use dayfly_lease::quota::Held;
 use dayfly_lease::state::DEFAULT_GRACE_MS;
 use dayfly_lease::token::Claims;
-use dayfly_lease::{State, ledger};
 use dayfly_protocol::api::{
-    Event, Grant, LeaseRequest, MAX_WAIT_MS, ManagerMessage, Mode, NodeAddress, Runtime, Sandbox, Usage,
+    Event, Grant, LeaseRequest, LeaseState, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox, Usage,
 };
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId, time_first};
+use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::{Change, LeaseRecord, Note};
 use dayfly_telemetry::traceparent;
@@ -52,7 +53,7 @@ impl Control {
             loop {
                 let placed = control.place(principal, request.clone()).await;
                 let placed = control
-                    .or_elsewhere(placed, asker.as_ref(), "/v1/leases", &request.once(), &request)
+                    .or_elsewhere(placed, asker.as_ref(), "/v1/leases", &request.without_wait(), &request)
                     .await;
                 match placed {
                     Err(failure) if room.may_come(&failure).await => {}
@@ -237,7 +238,7 @@ impl Control {
             tenant,
             node,
             holder: request.holder,
-            state: State::Granted,
+            state: LeaseState::Granted,
             workers: request.workers,
             cores_per_worker: request.cores_per_worker,
             gpus_per_worker: request.gpus_per_worker,
@@ -294,23 +295,23 @@ impl Control {
         }
         if let Err(error) = written {
             // The node must not hold what no book will remember.
-            self.on_lease_ended(lease, State::Revoked);
+            self.on_lease_ended(lease, LeaseState::Revoked);
             let _ = self
                 .ask(node, None, |request, _| {
-                    end_message(request, lease, State::Revoked, Duration::ZERO)
+                    end_message(request, lease, LeaseState::Revoked, Duration::ZERO)
                 })
                 .await;
             return Err(error.into());
         }
         if let Err(failure) = self.may_spend(tenant) {
             // Its money ran out, or it was suspended, while its node made up its mind.
-            self.end(lease, State::Revoked).await?;
+            self.end(lease, LeaseState::Revoked).await?;
             return Err(failure);
         }
         self.tell(Event::Lease {
             lease,
             node,
-            state: State::Granted.name().into(),
+            state: LeaseState::Granted,
         });
         self.grant_of(&record)
     }
@@ -325,7 +326,7 @@ impl Control {
                 // If this does not get through, the node's own start-by time will do.
                 let _ = session
                     .outgoing
-                    .try_send(end_message(request, lease, State::Revoked, Duration::ZERO));
+                    .try_send(end_message(request, lease, LeaseState::Revoked, Duration::ZERO));
             }
         }
     }
@@ -414,7 +415,7 @@ impl Control {
             traceparent: traceparent(),
         })
         .await?;
-        let unused_ms = if record.state == State::Granted {
+        let unused_ms = if record.state == LeaseState::Granted {
             millis(self.options.start_by)
         } else {
             0
@@ -438,7 +439,7 @@ impl Control {
     }
 
     /// Ends a lease as `released` or `revoked`, at once. An unreachable node is told when it comes back.
-    pub async fn end(&self, lease: LeaseId, state: State) -> Result<LeaseRecord, Failure> {
+    pub async fn end(&self, lease: LeaseId, state: LeaseState) -> Result<LeaseRecord, Failure> {
         self.end_within(lease, state, Duration::ZERO).await
     }
 
@@ -447,14 +448,14 @@ impl Control {
     pub async fn revoke(self: &Arc<Self>, lease: LeaseId, grace: Duration) -> Result<LeaseRecord, Failure> {
         let control = Arc::clone(self);
         let revoked =
-            tokio::spawn(async move { control.end_within(lease, State::Revoked, grace).await }.in_current_span());
+            tokio::spawn(async move { control.end_within(lease, LeaseState::Revoked, grace).await }.in_current_span());
         revoked.await.unwrap_or_else(|error| {
             let text = format!("revoking the lease failed: {error}; report this");
             Err(Failure::new(Code::Internal, text))
         })
     }
 
-    async fn end_within(&self, lease: LeaseId, state: State, grace: Duration) -> Result<LeaseRecord, Failure> {
+    async fn end_within(&self, lease: LeaseId, state: LeaseState, grace: Duration) -> Result<LeaseRecord, Failure> {
         let record = self.lease(lease).ok_or_else(|| no_such_lease(lease))?;
         if record.state.is_live() {
             let message = |request, _| end_message(request, lease, state, grace);
@@ -546,9 +547,7 @@ impl Room {
             loop {
                 match self.events.recv().await.map(|told| told.event) {
                     Ok(Event::NodeUp { .. }) | Err(RecvError::Lagged(_)) => return true,
-                    Ok(Event::Lease { lease, state, .. })
-                        if !State::from_name(&state).is_some_and(State::is_live) && !self.own.remove(&lease) =>
-                    {
+                    Ok(Event::Lease { lease, state, .. }) if !state.is_live() && !self.own.remove(&lease) => {
                         return true;
                     }
                     Ok(_) => {}
@@ -630,11 +629,11 @@ fn grant(record: &LeaseRecord, node: NodeAddress, token: &dayfly_protocol::hello
 }
 
 /// The message that ends a lease on its node.
-pub fn end_message(request: u64, lease: LeaseId, state: State, grace: Duration) -> ManagerMessage {
+pub fn end_message(request: u64, lease: LeaseId, state: LeaseState, grace: Duration) -> ManagerMessage {
     ManagerMessage::End {
         request,
         lease,
-        state: state.name().into(),
+        state,
         grace_ms: millis(grace),
         traceparent: traceparent(),
     }

@@ -1,10 +1,9 @@
 //! Tokens for people whom an identity provider vouches for.
 
-use dayfly_protocol::accounts::{AuditEntry, NewToken};
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_store::hash;
+use dayfly_protocol::tenancy::{AuditEntry, NewToken};
 use dayfly_store::system::{now_ms, random};
-use dayfly_store::{As, Bearer, Leases};
+use dayfly_store::{As, Bearer, Leases, hash};
 
 use crate::control::{Control, fresh_bearer};
 use crate::oidc::{Person, Provider};

@@ -9,18 +9,17 @@ use std::time::{Duration, Instant};
 use dayfly_durable_tasks::{ContentOptions, Contents, Conversation};
 use dayfly_lease::SigningKey;
 use dayfly_lease::rendezvous::vouch;
-use dayfly_protocol::accounts::{Role, TenantSpec};
 use dayfly_protocol::api::{Connection, JoinToken, NodeStatus, RendezvousAddress};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
+use dayfly_protocol::tenancy::{Role, TenantSpec};
 use dayfly_rendezvous::server::{Bound, ServeOptions};
 use dayfly_storage::Place;
-use dayfly_store::hash;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::tasks::TaskStore;
 use dayfly_store::{
     As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, SharedTasks, Snapshot, SqliteStore,
-    SqliteTasks, Store,
+    SqliteTasks, Store, hash,
 };
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;

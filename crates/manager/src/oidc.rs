@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use axum::http::Uri;
-use dayfly_protocol::accounts::{LoginInfo, Role};
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tenancy::{LoginInfo, Role};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;

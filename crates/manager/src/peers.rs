@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::api::{Capacity, Connection, ManagerAddress, ManagerMessage, ManagerStatus};
+use dayfly_protocol::api::{Capacity, Connection, ManagerAddress, ManagerState, ManagerStatus};
 use dayfly_protocol::ids::{NodeId, PublicKey};
+use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::system::now_ms;
 use dayfly_store::{Adopted, News, NodeRecord, Peer, Presence, Snapshot, TenantRecord};
 use sha2::{Digest, Sha256};
@@ -144,14 +145,18 @@ impl Control {
                 ca_pem: self.ca_pem.clone(),
             },
             key: self.peers.me,
-            state: "up".into(),
+            state: ManagerState::Up,
             silent_ms: 0,
         };
         let known = self.peers.known();
         let other = |peer: &Peer| ManagerStatus {
             address: address_of(&peer.presence),
             key: peer.key,
-            state: if peer.silent_ms < SILENT_MS { "up" } else { "silent" }.into(),
+            state: if peer.silent_ms < SILENT_MS {
+                ManagerState::Up
+            } else {
+                ManagerState::Silent
+            },
             silent_ms: peer.silent_ms,
         };
         std::iter::once(me).chain(known.peers.iter().map(other)).collect()
@@ -471,7 +476,7 @@ mod tests {
     fn bearer(hash: [u8; 32]) -> Bearer {
         Bearer {
             hash,
-            speaks: As::Client(dayfly_protocol::accounts::Role::User),
+            speaks: As::Client(dayfly_protocol::tenancy::Role::User),
             tenant: TENANT,
             name: "laptop".into(),
             read_only: false,

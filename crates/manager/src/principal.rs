@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use dayfly_lease::State;
-use dayfly_protocol::api::Grant;
+use dayfly_protocol::api::{Grant, LeaseState};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, TenantId};
 use dayfly_store::system::now_ms;
@@ -158,7 +157,7 @@ impl Control {
                 "revoking leases: the token that they were granted with is good no longer"
             );
         }
-        let ends = over.iter().map(|lease| self.end(*lease, State::Revoked));
+        let ends = over.iter().map(|lease| self.end(*lease, LeaseState::Revoked));
         // One that ended meanwhile is as good.
         join_all(ends).await.iter().filter(|ended| ended.is_ok()).count()
     }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::api::{Event, ManagerMessage, NodeStatus, Reclaimed};
+use dayfly_protocol::api::{Event, NodeStatus, Reclaimed};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::NodeId;
+use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_telemetry::traceparent;
 use tokio::sync::oneshot;
 use tracing::Instrument;

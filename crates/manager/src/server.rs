@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::Router;
 use dayfly_lease::admission::{Admission, Place, Queue, place_of};
-use dayfly_protocol::here;
+use dayfly_protocol::local_socket;
 use dayfly_sandbox::descriptors;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -131,7 +131,7 @@ impl Listeners {
     /// A port, and for programs of this machine what is known by it and the certificate authority.
     pub fn new(tcp: TcpListener, tls: Arc<ServerConfig>, ca_pem: &str) -> Self {
         let here = tcp.local_addr().and_then(|address| {
-            let name = net::SocketAddr::from_abstract_name(here::name(ca_pem, address.port()))?;
+            let name = net::SocketAddr::from_abstract_name(local_socket::name(ca_pem, address.port()))?;
             let listener = net::UnixListener::bind_addr(&name)?;
             listener.set_nonblocking(true)?;
             UnixListener::from_std(listener)

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::ws::{Message, WebSocket};
-use dayfly_lease::State;
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::{
-    Capacity, Event, MAX_FABRIC_NAME, MAX_FABRICS, MAX_NODE_OWNERS, ManagerMessage, Metered, Mode, NodeAddress,
-    NodeMessage, NodeSandboxes,
+    Capacity, Event, LeaseState, MAX_FABRIC_NAME, MAX_FABRICS, MAX_NODE_OWNERS, Metered, Mode, NodeAddress,
+    NodeSandboxes,
 };
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::node_api::HeldLease;
+use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
 use dayfly_protocol::version::RELEASE;
 use dayfly_store::system::now_ms;
 use dayfly_store::{As, Bearer, Change, LeaseRecord, Note, Registered};
@@ -269,7 +269,7 @@ impl Control {
                         let _ = outgoing.try_send(end_message(0, *lease, record.state, Duration::ZERO));
                     }
                     _ if doubtful.contains(lease) => {
-                        let _ = outgoing.try_send(end_message(0, *lease, State::Revoked, Duration::ZERO));
+                        let _ = outgoing.try_send(end_message(0, *lease, LeaseState::Revoked, Duration::ZERO));
                     }
                     // A lease that the node granted by itself is its own affair.
                     _ => {}
@@ -310,7 +310,7 @@ impl Control {
         tracing::info!(node = %id, epoch, held = held.len(), "registered");
         self.tell(Event::NodeUp { node: id });
         for lease in missing {
-            self.on_lease_ended(lease, State::Lost);
+            self.on_lease_ended(lease, LeaseState::Lost);
         }
         // What the node says is free already counts what it no longer holds.
         if let Some(node) = self.cluster().nodes.get_mut(&id) {
@@ -397,8 +397,9 @@ impl Control {
                 let _ = reply.send(refused.map_or(Ok(()), Err));
             }
             NodeMessage::LeaseEnded { lease, state } => {
-                let ended = State::from_name(&state).filter(|state| !state.is_live());
-                let state = ended.ok_or_else(|| Over::Violation(format!("no lease ends as `{state:.40}`")))?;
+                if state.is_live() {
+                    return Err(Over::Violation(format!("no lease ends as `{state}`")));
+                }
                 let own = cluster.leases.get(&lease).is_some_and(|record| record.node == id);
                 drop(cluster);
                 if own {
@@ -411,10 +412,10 @@ impl Control {
             }
             NodeMessage::LeaseActive { lease } => {
                 let record = cluster.leases.get_mut(&lease).filter(|record| record.node == id);
-                let Some(record) = record.filter(|record| record.state == State::Granted) else {
+                let Some(record) = record.filter(|record| record.state == LeaseState::Granted) else {
                     return Ok(());
                 };
-                record.state = State::Active;
+                record.state = LeaseState::Active;
                 record.expires_at_ms = now_ms().saturating_add(record.duration_ms);
                 let expires_at_ms = record.expires_at_ms;
                 drop(cluster);
@@ -427,7 +428,7 @@ impl Control {
                 self.tell(Event::Lease {
                     lease,
                     node: id,
-                    state: State::Active.name().into(),
+                    state: LeaseState::Active,
                 });
             }
             NodeMessage::Incident { lease, what } => {

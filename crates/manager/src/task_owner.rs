@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dayfly_durable_tasks::{ContentOptions, Tasks, Tenants};
-use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
+use dayfly_protocol::tenancy::Prices;
 use dayfly_storage::Objects;
 use dayfly_store::system::random;
 use dayfly_store::tasks::TaskStore;

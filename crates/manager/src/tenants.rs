@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dayfly_lease::{State, quota};
-use dayfly_protocol::accounts::{
-    AuditEntry, BillLine, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
-};
+use dayfly_lease::quota;
+use dayfly_protocol::api::LeaseState;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, TenantId};
+use dayfly_protocol::tenancy::{
+    AuditEntry, BillLine, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
+};
 use dayfly_protocol::text;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::{
@@ -433,7 +434,7 @@ impl Control {
         tokio::spawn(async move {
             for lease in leases {
                 // One that ended meanwhile is as good.
-                let _ = control.end(lease, State::Revoked).await;
+                let _ = control.end(lease, LeaseState::Revoked).await;
             }
         });
     }
@@ -507,7 +508,7 @@ impl Cluster {
             tenant: record.tenant,
             tenant_name: tenant.map_or_else(String::new, |account| account.record.name.clone()),
             node: record.node,
-            state: record.state.name().into(),
+            state: record.state,
             granted_at_ms: record.granted_at_ms,
             ended_at_ms: record.ended_at_ms,
             workers: record.workers,

@@ -17,6 +17,7 @@ use dayfly_protocol::api::*;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
+use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
 use dayfly_store::StoreError;
 use dayfly_store::system::now_ms;
 use futures_util::StreamExt;
@@ -84,7 +85,7 @@ impl Client {
         }
     }
 
-    async fn state(&mut self, lease: LeaseId) -> String {
+    async fn state(&mut self, lease: LeaseId) -> LeaseState {
         self.get::<LeaseStatus>(&format!("/v1/leases/{lease}")).await.state
     }
 }
@@ -129,12 +130,8 @@ async fn event(events: &mut tokio::sync::broadcast::Receiver<SiteEvent>, wanted:
     tokio::time::timeout(PATIENCE, search).await.expect("the event in time");
 }
 
-fn lease_event(lease: LeaseId, node: NodeId, state: &str) -> Event {
-    Event::Lease {
-        lease,
-        node,
-        state: state.into(),
-    }
+fn lease_event(lease: LeaseId, node: NodeId, state: LeaseState) -> Event {
+    Event::Lease { lease, node, state }
 }
 
 #[tokio::test]
@@ -153,7 +150,7 @@ async fn a_lease_is_granted_with_a_token_that_its_node_can_check_alone() {
         (grant.lease, 1, PublicKey([7; 32]))
     );
     assert_eq!(token.memory_bytes.get(), grant.memory_bytes);
-    assert_eq!(client.state(grant.lease).await, "granted");
+    assert_eq!(client.state(grant.lease).await, LeaseState::Granted);
     manager.shutdown().await;
 }
 
@@ -185,7 +182,7 @@ async fn a_released_lease_makes_room_at_once() {
         let (status, body) = client.send("DELETE", &format!("/v1/leases/{}", grant.lease), "").await;
         assert_eq!(
             (status, serde_json::from_str::<LeaseStatus>(&body).unwrap().state),
-            (200, "released".into())
+            (200, LeaseState::Released)
         );
     }
 }
@@ -218,8 +215,8 @@ async fn a_node_that_keeps_failing_gets_no_leases_until_an_operator_says_that_it
     }
     let status = manager.nodes().remove(0);
     assert_eq!(
-        (status.state.as_str(), status.why.as_deref()),
-        ("suspended", Some("the fake has no executor"))
+        (status.state, status.why.as_deref()),
+        (NodeState::Suspended, Some("the fake has no executor"))
     );
     assert!(
         status.suspended_ms > 8_000 && status.suspended_ms <= 10_000,
@@ -245,7 +242,7 @@ async fn a_node_that_keeps_failing_gets_no_leases_until_an_operator_says_that_it
     let resume = format!("/v1/nodes/{}", honest.id);
     assert_eq!(client.send("PUT", &resume, "").await.0, 200);
     client.lease(&request(Mode::Warm)).await.unwrap();
-    assert_eq!(manager.nodes()[0].state, "up");
+    assert_eq!(manager.nodes()[0].state, NodeState::Up);
 }
 
 #[tokio::test]
@@ -268,7 +265,7 @@ async fn a_tenant_cannot_have_nodes_suspended_with_an_interpreter_that_does_not_
     for _ in 0..10 {
         assert_eq!(client.lease(&request).await, Err(Code::ExecutorFailed));
     }
-    assert_eq!(manager.nodes()[0].state, "up");
+    assert_eq!(manager.nodes()[0].state, NodeState::Up);
 }
 
 #[tokio::test]
@@ -326,7 +323,7 @@ async fn a_lease_is_renewed_revoked_and_then_over() {
     let mut client = Client::new(&manager).await;
     let grant = client.lease(&request(Mode::Warm)).await.unwrap();
     node.say.send(NodeMessage::LeaseActive { lease: grant.lease }).unwrap();
-    event(&mut events, lease_event(grant.lease, node.id, "active")).await;
+    event(&mut events, lease_event(grant.lease, node.id, LeaseState::Active)).await;
     let path = format!("/v1/leases/{}", grant.lease);
     let (status, body) = client
         .send("POST", &format!("{path}/renew"), r#"{"duration_ms":3600000}"#)
@@ -345,8 +342,8 @@ async fn a_lease_is_renewed_revoked_and_then_over() {
     })
     .await;
     assert_eq!(client.send("POST", &format!("{path}/revoke"), "").await.0, 200);
-    event(&mut events, lease_event(grant.lease, node.id, "revoked")).await;
-    node.hears(|message| matches!(message, ManagerMessage::End { state, .. } if state == "revoked"))
+    event(&mut events, lease_event(grant.lease, node.id, LeaseState::Revoked)).await;
+    node.hears(|message| matches!(message, ManagerMessage::End { state, .. } if *state == LeaseState::Revoked))
         .await;
     let (status, body) = client
         .send("POST", &format!("{path}/renew"), r#"{"duration_ms":1000}"#)
@@ -392,7 +389,7 @@ async fn nobody_gets_in_without_the_right_token() {
         client.get::<VersionInfo>("/v1/version").await.wire_version,
         dayfly_protocol::WIRE_VERSION
     );
-    assert_eq!(client.get::<Health>("/v1/health").await.status, "ok");
+    assert_eq!(client.get::<Health>("/v1/health").await.status, HealthStatus::Ok);
     let operator = manager.connection().token.clone();
     assert_eq!(
         websocket(&manager, "/v1/nodes/connect", &operator).await.err(),
@@ -465,15 +462,15 @@ async fn leases_and_meters_survive_a_restart_and_the_node_reports_what_it_holds(
     assert_eq!(manager.connection().token, token, "clients keep their token");
     let mut client = Client::new(&manager).await;
     let status: LeaseStatus = client.get(&format!("/v1/leases/{kept}")).await;
-    assert_eq!((status.state.as_str(), status.usage), ("granted", used));
-    assert_eq!(client.state(ended).await, "released");
+    assert_eq!((status.state, status.usage), (LeaseState::Granted, used));
+    assert_eq!(client.state(ended).await, LeaseState::Released);
     let mut node = FakeNode::connect(&manager, 1, &credential, Manner::Honest, &[kept, ended])
         .await
         .unwrap();
     node.hears(|message| matches!(message, ManagerMessage::End { lease, .. } if *lease == ended))
         .await;
-    assert_eq!(client.state(kept).await, "granted");
-    assert_eq!(client.state(gone).await, "lost");
+    assert_eq!(client.state(kept).await, LeaseState::Granted);
+    assert_eq!(client.state(gone).await, LeaseState::Lost);
     let twice = Usage { calls: 99, ..used };
     node.say
         .send(NodeMessage::Meters {
@@ -517,13 +514,13 @@ async fn a_silent_node_is_lost_and_its_leases_only_later() {
     event(&mut events, Event::NodeLost { node: silent.id }).await;
     drop(honest);
     event(&mut events, Event::NodeLost { node: NodeId([1; 16]) }).await;
-    assert_eq!(client.state(lease).await, "granted");
+    assert_eq!(client.state(lease).await, LeaseState::Granted);
     assert_eq!(
         client.lease(&request(Mode::Warm)).await,
         Err(Code::NoCapacity),
         "a lost node gets no leases"
     );
-    event(&mut events, lease_event(lease, NodeId([1; 16]), "lost")).await;
+    event(&mut events, lease_event(lease, NodeId([1; 16]), LeaseState::Lost)).await;
 }
 
 #[tokio::test]
@@ -551,7 +548,7 @@ async fn watchers_hear_of_nodes_and_leases() {
         heard,
         vec![
             Event::NodeUp { node: node.id },
-            lease_event(grant.lease, node.id, "granted")
+            lease_event(grant.lease, node.id, LeaseState::Granted)
         ]
     );
 }
@@ -588,7 +585,11 @@ async fn a_full_store_refuses_leases_clearly_loses_nothing_and_the_node_lets_go(
             break state;
         }
     };
-    assert_eq!(refused, "revoked", "the node does not keep what no book remembers");
+    assert_eq!(
+        refused,
+        LeaseState::Revoked,
+        "the node does not keep what no book remembers"
+    );
     let shown: Vec<LeaseStatus> = client.get("/v1/leases").await;
     assert!(
         granted
@@ -630,7 +631,7 @@ async fn garbage_gets_a_clear_refusal_and_harms_nobody() {
     plain.write_all(&[0xff; 4_096]).await.unwrap();
     let mut noise = tls(&manager).await;
     noise.write_all(&[0x80; 4_096]).await.unwrap();
-    assert_eq!(client.get::<Health>("/v1/health").await.status, "ok");
+    assert_eq!(client.get::<Health>("/v1/health").await.status, HealthStatus::Ok);
 }
 
 #[tokio::test]

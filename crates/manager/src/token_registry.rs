@@ -114,8 +114,8 @@ pub fn is_stored(bearer: &Bearer) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use dayfly_protocol::accounts::Role;
     use dayfly_protocol::ids::TenantId;
+    use dayfly_protocol::tenancy::Role;
 
     use super::*;
 

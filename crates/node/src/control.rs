@@ -5,9 +5,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dayfly_lease::State;
 use dayfly_lease::token;
-use dayfly_protocol::api::LeaseRequest;
+use dayfly_protocol::api::{LeaseRequest, LeaseState};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, Token, kind, transport};
 use dayfly_protocol::ids::{CodeHash, Incarnation, PublicKey};
@@ -221,7 +220,7 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
         }
         Request::Release => {
             let run = own_lease(node, token)?;
-            run.end(State::Released);
+            run.end(LeaseState::Released);
             run.gone(RELEASE_DEADLINE).await;
             Ok(Response::Done)
         }
@@ -230,7 +229,7 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
             node.lease(token)?.client_gone(channel);
             Ok(Response::Done)
         }
-        Request::Fate { channel } => node.lease_or_memory(token)?.fate(channel).map(Response::Fate),
+        Request::ChannelStatus { channel } => node.lease_or_memory(token)?.fate(channel).map(Response::ChannelStatus),
         Request::Output { from, wait_ms } => {
             let run = own(node.lease_or_memory(token)?, token)?;
             let (printed, mut over) = (run.printed(), run.over.subscribe());
@@ -254,17 +253,17 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
             let grant = node.delegate(&run, &token.holder, holder, first, workers, duration_ms)?;
             Ok(Response::Delegated(Box::new(grant)))
         }
-        Request::TakeBack { holder } => {
+        Request::RevokeDelegation { holder } => {
             let run = node.lease(token)?;
             run.take_back(&token.holder, &holder).map(|()| Response::Done)
         }
-        Request::ShowNode => {
+        Request::NodeSocket => {
             let run = own_lease(node, token)?;
             let shown = node.show_itself_to(&run).map_err(|error| {
                 let text = format!("the node's socket cannot be shown to the lease's workers: {error}; report this");
                 Failure::new(Code::Internal, text)
             });
-            shown.map(|path| Response::Shown { path })
+            shown.map(|path| Response::NodeSocket { path })
         }
         Request::Lease(_) | Request::HasCode { .. } | Request::PutCode { .. } | Request::Ping => {
             Err(Failure::new(Code::Internal, "a request went astray"))

@@ -235,7 +235,7 @@ impl Executor {
             ends.push(write);
         }
         let files: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
-        self.control.send(&ToExecutor::Prints { worker }, &files)
+        self.control.send(&ToExecutor::RedirectOutput { worker }, &files)
     }
 
     /// A handle for sending messages.

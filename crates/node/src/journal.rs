@@ -10,8 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dayfly_lease::State;
-use dayfly_protocol::api::Metered;
+use dayfly_protocol::api::{LeaseState, Metered};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::LeaseId;
 use dayfly_protocol::node_api::DirectStart;
@@ -37,7 +36,7 @@ enum Record {
     /// It ended.
     End {
         lease: LeaseId,
-        state: State,
+        state: LeaseState,
         until_ms: u64,
         managed: bool,
     },
@@ -57,7 +56,7 @@ enum Record {
 /// How a lease ended, and until when its token must be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    pub state: State,
+    pub state: LeaseState,
     pub until_ms: u64,
 }
 
@@ -68,7 +67,7 @@ pub type Entry = (u64, Vec<(LeaseId, Metered)>);
 struct Books {
     open: HashMap<LeaseId, (u64, bool)>,
     ended: HashMap<LeaseId, Ended>,
-    untold: BTreeMap<LeaseId, State>,
+    untold: BTreeMap<LeaseId, LeaseState>,
     /// Leases that the manager must be informed of before anything else about them.
     direct: BTreeMap<LeaseId, DirectStart>,
     /// Totals that no booked or sent entry contains.
@@ -197,7 +196,7 @@ impl Journal {
         for (lease, until_ms, managed) in lost {
             books.apply(&Record::End {
                 lease,
-                state: State::Lost,
+                state: LeaseState::Lost,
                 until_ms,
                 managed,
             });
@@ -309,7 +308,7 @@ impl Journal {
     }
 
     /// Ends that the manager was not informed of.
-    pub fn untold(&self) -> Vec<(LeaseId, State)> {
+    pub fn untold(&self) -> Vec<(LeaseId, LeaseState)> {
         let inner = self.inner();
         inner
             .books
@@ -437,7 +436,7 @@ mod tests {
         usage.into()
     }
 
-    fn ended(state: State) -> Ended {
+    fn ended(state: LeaseState) -> Ended {
         Ended {
             state,
             until_ms: NOW + 10,
@@ -452,12 +451,12 @@ mod tests {
         let journal = Journal::open(&path, NOW).unwrap();
         journal.start(released, NOW + 10, false, None).unwrap();
         journal.start(open, NOW + 10, true, None).unwrap();
-        journal.end(released, ended(State::Released), used(1), false);
+        journal.end(released, ended(LeaseState::Released), used(1), false);
         drop(journal);
         let journal = Journal::open(&path, NOW).unwrap();
-        assert_eq!(journal.ended()[&released], ended(State::Released));
-        assert_eq!(journal.ended()[&open], ended(State::Lost));
-        assert_eq!(journal.untold(), [(open, State::Lost)]);
+        assert_eq!(journal.ended()[&released], ended(LeaseState::Released));
+        assert_eq!(journal.ended()[&open], ended(LeaseState::Lost));
+        assert_eq!(journal.untold(), [(open, LeaseState::Lost)]);
         journal.told(open);
         journal.forget(NOW + 11);
         assert!(journal.ended().is_empty());

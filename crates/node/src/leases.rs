@@ -21,13 +21,13 @@ use dayfly_executor::meter::{Meter, meters_length};
 use dayfly_fabric::memory::{Mapping, sealed_memory};
 use dayfly_fabric::shm::ChannelMemory;
 use dayfly_lease::quota::Held;
-use dayfly_lease::{Delegations, Lease, Reservation, SigningKey, State, billing};
-use dayfly_protocol::api::{FunctionUsage, LeaseRequest, Metered, Mode, Sandbox, Usage};
+use dayfly_lease::{Delegations, Lease, Reservation, SigningKey, billing};
+use dayfly_protocol::api::{FunctionUsage, LeaseRequest, LeaseState, Metered, Mode, Sandbox, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::ToExecutor;
 use dayfly_protocol::hello::{Hello, Token, options};
 use dayfly_protocol::ids::{AllowanceId, ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
-use dayfly_protocol::node_api::{End, Fate};
+use dayfly_protocol::node_api::{ChannelStatus, End};
 use tokio::sync::{Notify, watch};
 
 use crate::connector::Connector;
@@ -135,7 +135,7 @@ struct Inner {
     failure: Option<Failure>,
     printed: Arc<Printed>,
     slots: Vec<Slot>,
-    fates: VecDeque<(ChannelId, Fate)>,
+    fates: VecDeque<(ChannelId, ChannelStatus)>,
     /// Usage of functions that dead workers did not record.
     lost: BTreeMap<String, FunctionUsage>,
     /// Usage that was journaled last.
@@ -209,8 +209,8 @@ pub struct LeaseView {
     /// Cores that the lease owns.
     pub cores: Vec<u16>,
     pub memory_bytes: u64,
-    /// Name of the state, as in [`dayfly_lease::State`].
-    pub state: State,
+    /// Name of the state, as in [`dayfly_protocol::api::LeaseState`].
+    pub state: LeaseState,
     pub remaining_ms: u64,
     /// Number of open channels.
     pub channels: u32,
@@ -371,7 +371,7 @@ impl Run {
     }
 
     /// Ends the lease, unless it has ended. Its supervisor completes that; [`Run::over`] reports it.
-    pub fn end(&self, state: State) {
+    pub fn end(&self, state: LeaseState) {
         self.inner().life.end(state, clock::now_ms());
         self.announce();
         self.wake.notify_one();
@@ -388,7 +388,7 @@ impl Run {
         self.wake.notify_one();
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> LeaseState {
         self.inner().life.state()
     }
 
@@ -513,7 +513,7 @@ impl Run {
     /// Ends the lease, since no executor can be started.
     pub fn executor_failed(&self, failure: Failure) {
         self.inner().failure = Some(failure);
-        self.end(State::Lost);
+        self.end(LeaseState::Lost);
     }
 
     /// Waits until an executor is assigned, or returns why none can be.

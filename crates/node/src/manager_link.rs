@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use dayfly_lease::State;
 use dayfly_link::{self as link, Patience, Socket};
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::api::{ManagerMessage, NodeMessage};
+use dayfly_protocol::api::LeaseState;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, PublicKey};
 use dayfly_protocol::node_api::HeldLease;
+use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
 use dayfly_sandbox::private;
 use dayfly_telemetry as telemetry;
 use futures_util::{SinkExt, StreamExt};
@@ -317,7 +317,7 @@ async fn report_starts(node: &Node, socket: &mut Socket, told: &mut Told) -> Res
     }
     told.started
         .retain(|told| starts.iter().any(|(lease, _)| lease == told));
-    let ends: HashMap<LeaseId, State> = node.journal.untold().into_iter().collect();
+    let ends: HashMap<LeaseId, LeaseState> = node.journal.untold().into_iter().collect();
     starts.sort_by_key(|(lease, start)| (!ends.contains_key(lease), start.started_at_ms));
     for (lease, start) in starts {
         if told.started.insert(lease) {
@@ -336,9 +336,8 @@ async fn report_end(
     socket: &mut Socket,
     told: &mut Told,
     lease: LeaseId,
-    state: State,
+    state: LeaseState,
 ) -> Result<(), Lost> {
-    let state = state.name().to_string();
     send(socket, &NodeMessage::LeaseEnded { lease, state }).await?;
     node.journal.told(lease);
     told.active.remove(&lease);
@@ -422,7 +421,7 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             telemetry::follow(&step, traceparent.as_deref());
             let node = node.clone();
             node.clone().task(async move {
-                let ended = end(&node, lease, &state, Duration::from_millis(grace_ms));
+                let ended = end(&node, lease, state, Duration::from_millis(grace_ms));
                 let ended = ended.instrument(step.clone()).await;
                 telemetry::ended(&step, &ended);
                 let _ = answers.send(answer(request, ended.err(), None)).await;
@@ -470,16 +469,15 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
 }
 
 /// Ends a lease, and waits until nothing of it is left.
-async fn end(node: &Node, lease: LeaseId, state: &str, grace: Duration) -> Result<(), Failure> {
+async fn end(node: &Node, lease: LeaseId, state: LeaseState, grace: Duration) -> Result<(), Failure> {
     let run = node.held_lease(lease)?;
-    let wanted = State::from_name(state).filter(|state| !state.is_live());
-    let state = wanted.unwrap_or(State::Revoked);
+    let state = if state.is_live() { LeaseState::Revoked } else { state };
     match state {
-        State::Revoked => run.recall(grace),
+        LeaseState::Revoked => run.recall(grace),
         state => run.end(state),
     }
     run.gone(grace + END_PATIENCE).await;
-    if state == State::Revoked {
+    if state == LeaseState::Revoked {
         told_last_bill(node).await;
     }
     Ok(())

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use dayfly_executor::cores::Places;
 use dayfly_lease::token::Claims;
-use dayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, billing};
-use dayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, Terms, billing};
+use dayfly_protocol::api::{Capacity, Grant, LeaseRequest, LeaseState, Mode, NodeAddress, Sandbox, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
@@ -89,7 +89,7 @@ struct Books {
 /// An ended lease. It is remembered so that its token is refused and, for a while, the fates of its calls are known.
 #[derive(Debug, Clone)]
 struct Ended {
-    state: State,
+    state: LeaseState,
     until_ms: u64,
     run: Option<(Arc<Run>, u64)>,
 }
@@ -408,7 +408,7 @@ impl Handle {
                 .collect()
         };
         for run in &runs {
-            run.end(State::Revoked);
+            run.end(LeaseState::Revoked);
         }
         for run in &runs {
             run.gone(SHUTDOWN_DEADLINE).await;

@@ -174,7 +174,7 @@ async fn cancelling_a_running_call_affects_no_other() {
     };
     assert_eq!(control.ask(other).await.unwrap(), Response::Done);
     loop {
-        let Response::Fate(fate) = control.ask(Request::Fate { channel: id }).await.unwrap() else {
+        let Response::ChannelStatus(fate) = control.ask(Request::ChannelStatus { channel: id }).await.unwrap() else {
             panic!("a fate was due");
         };
         assert_eq!(fate.end, None);

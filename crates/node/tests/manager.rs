@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::*;
 use dayfly_manager::{Manager, StoreKind};
 use dayfly_node::{ManagerLink, Trust};
-use dayfly_protocol::api::{Event, LeaseRequest, LeaseStatus};
+use dayfly_protocol::api::{Event, LeaseRequest, LeaseState, LeaseStatus};
 use dayfly_protocol::error::Code;
 
 struct Control {
@@ -118,7 +118,9 @@ async fn managed_lease_is_used_metered_and_ended() {
     let (channel, result) = channel.call(echo, 0, b"managed").await;
     assert_eq!(result.unwrap().1, b"managed");
     control
-        .until(grant.lease, "the first use", |status| status.state == "active")
+        .until(grant.lease, "the first use", |status| {
+            status.state == LeaseState::Active
+        })
         .await;
     control
         .until(grant.lease, "the booking", |status| status.usage.calls == 2)
@@ -160,12 +162,12 @@ async fn usage_without_manager_is_booked_after_reconnect() {
     control.manager = Some(start_manager(&control.dir, port).await);
     control
         .until(kept.lease, "the booking", |status| {
-            status.state == "active" && status.usage.calls == 2
+            status.state == LeaseState::Active && status.usage.calls == 2
         })
         .await;
     control
         .until(released.lease, "the news of the release", |status| {
-            status.state == "released"
+            status.state == LeaseState::Released
         })
         .await;
     site.handle.shutdown().await;
@@ -191,6 +193,6 @@ async fn stopped_node_reports_lease_ends_and_usage() {
     }
     assert!(!heard.contains(&Event::NodeLost { node }), "{heard:?}");
     let status = control.status(grant.lease).await;
-    assert_eq!((status.state.as_str(), status.usage.calls), ("revoked", 2));
+    assert_eq!((status.state, status.usage.calls), (LeaseState::Revoked, 2));
     control.stop().await;
 }

@@ -115,7 +115,7 @@ mod tests {
     use crate::ids::TaskId;
 
     #[test]
-    fn bytes_and_ids_are_text_in_json_and_themselves_in_message_pack() {
+    fn bytes_are_text_in_json_and_raw_in_messagepack() {
         let both = (TaskId([7; 16]), Blob::from(vec![0, 1, 255]));
         let json = serde_json::to_string(&both).unwrap();
         assert_eq!(json, format!("[\"{}\",\"AAH/\"]", "07".repeat(16)));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn invalid_base64_and_short_ids_are_refused() {
         assert!(serde_json::from_str::<Blob>("\"?\"").is_err());
         assert!(rmp_serde::from_slice::<TaskId>(&rmp_serde::to_vec(&Blob::from(vec![1; 15])).unwrap()).is_err());
     }

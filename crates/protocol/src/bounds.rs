@@ -1,7 +1,10 @@
 //! Length limits of stored and displayed texts. Longer texts are refused before anything is written.
 
+use crate::endpoints::EndpointSpec;
 use crate::error::{Code, Failure};
-use crate::tasks::{Cancellation, EndpointSpec, Forgetting, FunctionRegistration, MAX_MEMBERS, MAX_NAME_BYTES, TEAM};
+use crate::functions::FunctionRegistration;
+use crate::sharing::{MAX_MEMBERS, TEAM};
+use crate::tasks::{Cancellation, MAX_NAME_BYTES, TaskDeletion};
 
 /// Longest tag, idempotency key or image name.
 pub const MAX_TAG_BYTES: usize = 256;
@@ -33,14 +36,14 @@ pub fn check(what: &str, text: &str, max_bytes: usize) -> Result<(), Failure> {
 pub fn check_shared(shared_with: &[String]) -> Result<(), Failure> {
     if shared_with.len() > MAX_MEMBERS {
         let text = format!(
-            "it is shared with {} names; {MAX_MEMBERS} are allowed: make a team of them",
+            "the sharing list has {} names; {MAX_MEMBERS} are allowed: use a team",
             shared_with.len()
         );
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let most = TEAM.len() + MAX_NAME_BYTES;
     let mut each = shared_with.iter();
-    each.try_for_each(|name| check("a name that it is shared with", name, most))
+    each.try_for_each(|name| check("a name in the sharing list", name, most))
 }
 
 impl FunctionRegistration {
@@ -92,7 +95,7 @@ impl Cancellation {
     }
 }
 
-impl Forgetting {
+impl TaskDeletion {
     /// Checks the lengths of its texts.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ pub struct ContentUsage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Payload {
     /// The bytes themselves.
-    Here(Blob),
+    Inline(Blob),
     /// A reference to the content store.
     Stored(Content),
 }
@@ -40,21 +40,21 @@ pub enum Payload {
 impl Payload {
     /// Refers to `content` if it is given, else holds `bytes`.
     pub fn of(bytes: Blob, content: Option<Content>) -> Self {
-        content.map_or(Self::Here(bytes), Self::Stored)
+        content.map_or(Self::Inline(bytes), Self::Stored)
     }
 
     /// Returns the inline bytes (empty for a reference) and the reference, if there is one.
     pub fn split(self) -> (Blob, Option<Content>) {
         match self {
-            Self::Here(bytes) => (bytes, None),
+            Self::Inline(bytes) => (bytes, None),
             Self::Stored(content) => (Blob::default(), Some(content)),
         }
     }
 
     /// Inline bytes; 0 for a reference.
-    pub fn bytes_here(&self) -> usize {
+    pub fn inline_bytes(&self) -> usize {
         match self {
-            Self::Here(bytes) => bytes.len(),
+            Self::Inline(bytes) => bytes.len(),
             Self::Stored(_) => 0,
         }
     }
@@ -62,7 +62,7 @@ impl Payload {
     /// The reference, or `None` for inline bytes.
     pub fn content(&self) -> Option<Content> {
         match self {
-            Self::Here(_) => None,
+            Self::Inline(_) => None,
             Self::Stored(content) => Some(*content),
         }
     }
@@ -70,6 +70,6 @@ impl Payload {
 
 impl Default for Payload {
     fn default() -> Self {
-        Self::Here(Blob::default())
+        Self::Inline(Blob::default())
     }
 }

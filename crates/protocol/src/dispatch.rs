@@ -1,22 +1,24 @@
 //! Messages between a manager and an endpoint's dispatcher, over the one connection that the dispatcher opens.
 //!
-//! The manager sends as many tasks as the dispatcher has room for ([`FromDispatcher::Room`]). The dispatcher keeps each
-//! outcome until the manager has stored it ([`ToDispatcher::Kept`]). After a lost connection, [`FromDispatcher::Hello`]
-//! lists the tasks that the dispatcher still has; the manager requeues the others or ends them as *maybe executed*.
-//! Between two hosts each message is one frame of MessagePack on a WebSocket. Long messages are split into
-//! [parts](ToDispatcher::parts).
+//! The manager sends as many tasks as the dispatcher has room for ([`FromDispatcher::Credit`]). The dispatcher keeps
+//! each outcome until the manager has stored it ([`ToDispatcher::OutcomesStored`]). After a lost connection,
+//! [`FromDispatcher::Hello`] lists the tasks that the dispatcher still has; the manager requeues the others or ends
+//! them as *maybe executed*. Between two hosts each message is one frame of MessagePack on a WebSocket. Long messages
+//! are split into [parts](ToDispatcher::parts).
 
 use serde::{Deserialize, Serialize};
 
 use crate::api::{Connection, ManagerAddress, Runtime};
 use crate::blob::Blob;
 use crate::contents::Payload;
+use crate::endpoints::{BlockStatus, EndpointSpec};
 use crate::error::Failure;
 use crate::executor::Form;
+use crate::functions::Resources;
 use crate::ids::{CodeHash, FunctionId, TaskId, TenantId, TriggerId};
 use crate::node_api::Stream;
-use crate::tasks::{BlockStatus, EndpointSpec, MAX_BODY_BYTES, Resources};
-use crate::triggers::{FileSeen, Watch};
+use crate::tasks::MAX_BODY_BYTES;
+use crate::triggers::{ObservedFile, Watch};
 
 /// One execution of a task. A retry of the same task is another attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -48,9 +50,9 @@ pub struct Assigned {
 }
 
 impl Assigned {
-    fn bytes_here(&self) -> usize {
-        let answers = self.answers.iter().map(Payload::bytes_here);
-        self.arguments.bytes_here() + answers.sum::<usize>()
+    fn inline_bytes(&self) -> usize {
+        let answers = self.answers.iter().map(Payload::inline_bytes);
+        self.arguments.inline_bytes() + answers.sum::<usize>()
     }
 }
 
@@ -104,7 +106,7 @@ pub enum ToDispatcher {
     /// A function that later tasks refer to.
     Program(Box<Program>),
     /// Asks whether the site can run a function. Sent before its tasks are accepted.
-    Suits {
+    CheckCompatibility {
         /// The function.
         function: FunctionId,
         /// Runtime that it needs.
@@ -121,11 +123,11 @@ pub enum ToDispatcher {
         attempts: Vec<Attempt>,
     },
     /// Outcomes that the manager has stored. The dispatcher may drop them.
-    Kept(Vec<Attempt>),
+    OutcomesStored(Vec<Attempt>),
     /// The complete list of files to watch for. Replaces the previous list.
     Watch(Vec<Watch>),
-    /// Files that the manager has stored, by their [keys](FileSeen::key). The dispatcher stops reporting them.
-    Noted {
+    /// Files that the manager has stored, by their [keys](ObservedFile::key). The dispatcher stops reporting them.
+    FilesStored {
         /// The trigger.
         trigger: TriggerId,
         /// Keys of the files.
@@ -133,7 +135,7 @@ pub enum ToDispatcher {
     },
     /// Asks for an endpoint of a tenant's own below this one, because the tenant wants to run tasks there and it is not
     /// connected.
-    Wanted {
+    StartEndpoint {
         /// Id of the tenant.
         tenant: TenantId,
         /// Name of the tenant, which determines its account.
@@ -156,12 +158,12 @@ impl ToDispatcher {
     /// Splits the message into messages that fit into a frame.
     pub fn parts(self) -> Vec<Self> {
         match self {
-            Self::Tasks(tasks) => parts(tasks, Assigned::bytes_here)
+            Self::Tasks(tasks) => parts(tasks, Assigned::inline_bytes)
                 .into_iter()
                 .map(Self::Tasks)
                 .collect(),
             Self::Cancel(attempts) => parts(attempts, |_| 0).into_iter().map(Self::Cancel).collect(),
-            Self::Kept(attempts) => parts(attempts, |_| 0).into_iter().map(Self::Kept).collect(),
+            Self::OutcomesStored(attempts) => parts(attempts, |_| 0).into_iter().map(Self::OutcomesStored).collect(),
             other => vec![other],
         }
     }
@@ -211,8 +213,8 @@ pub struct Ended {
 }
 
 impl Ended {
-    fn bytes_here(&self) -> usize {
-        self.answer.bytes_here() + self.error.as_ref().map_or(0, Failure::bytes)
+    fn inline_bytes(&self) -> usize {
+        self.answer.inline_bytes() + self.error.as_ref().map_or(0, Failure::bytes)
     }
 
     /// Returns the outcome of an attempt that did not begin.
@@ -262,7 +264,7 @@ pub enum FromDispatcher {
         answer: Result<Connection, Failure>,
     },
     /// How many tasks the dispatcher wants to hold at a time.
-    Room {
+    Credit {
         /// Number of tasks.
         tasks: u32,
     },
@@ -279,8 +281,8 @@ pub enum FromDispatcher {
         /// Why no more blocks are coming, if more are wanted.
         trouble: Option<String>,
     },
-    /// Response to [`ToDispatcher::Suits`].
-    Suits {
+    /// Response to [`ToDispatcher::CheckCompatibility`].
+    Compatibility {
         /// The function.
         function: FunctionId,
         /// Why the site cannot run it; `None` if it can.
@@ -306,12 +308,12 @@ pub enum FromDispatcher {
     Running(Vec<Attempt>),
     Ended(Vec<Ended>),
     /// Files that a trigger waits for and that no longer change. At most [`MAX_FILES`](crate::triggers::MAX_FILES) at
-    /// a time; repeated until they are [noted](ToDispatcher::Noted).
+    /// a time; repeated until they are [noted](ToDispatcher::FilesStored).
     Arrived {
         /// The trigger.
         trigger: TriggerId,
         /// The files.
-        files: Vec<FileSeen>,
+        files: Vec<ObservedFile>,
     },
     /// A tenant has no account at the site, or the account cannot be used.
     Unmapped {
@@ -332,7 +334,7 @@ impl FromDispatcher {
     /// Splits the message into messages that fit into a frame.
     pub fn parts(self) -> Vec<Self> {
         match self {
-            Self::Ended(ended) => parts(ended, Ended::bytes_here).into_iter().map(Self::Ended).collect(),
+            Self::Ended(ended) => parts(ended, Ended::inline_bytes).into_iter().map(Self::Ended).collect(),
             other => vec![other],
         }
     }
@@ -348,18 +350,18 @@ mod tests {
             number: 1,
         };
         Ended {
-            answer: Payload::Here(vec![0; bytes].into()),
+            answer: Payload::Inline(vec![0; bytes].into()),
             ..Ended::unexecuted(attempt, None)
         }
     }
 
     #[test]
-    fn long_messages_go_in_parts_that_fit_and_lose_nothing() {
+    fn long_messages_are_split_without_loss() {
         let sizes = [3 << 20, 3 << 20, 100, 60 << 20, 0];
         let all = FromDispatcher::Ended(sizes.map(ended).to_vec());
         let parts = all.parts();
         let seen = parts.iter().map(|part| match part {
-            FromDispatcher::Ended(some) => some.iter().map(|one| one.answer.bytes_here()).collect::<Vec<_>>(),
+            FromDispatcher::Ended(some) => some.iter().map(|one| one.answer.inline_bytes()).collect::<Vec<_>>(),
             other => panic!("{other:?}"),
         });
         let seen: Vec<_> = seen.collect();

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_duration_is_counted_below_its_bound_and_not_below_the_one_before() {
+    fn duration_falls_into_the_bucket_of_its_bounds() {
         for ns in [
             0,
             1,

@@ -45,25 +45,25 @@ enum Part {
     Argument(usize),
 }
 
-/// Words with placeholders for arguments.
+/// CommandTemplate with placeholders for arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Words {
+pub struct CommandTemplate {
     words: Vec<Vec<Part>>,
     /// Names of the arguments, in the order of first use.
     names: Vec<String>,
 }
 
-impl Words {
+impl CommandTemplate {
     /// Parses a function's code.
     ///
     /// # Errors
     /// A message for the user, if the code is not a JSON array of words or a placeholder is malformed.
-    pub fn read(code: &[u8]) -> Result<Self, String> {
+    pub fn parse(code: &[u8]) -> Result<Self, String> {
         let words: Vec<String> = serde_json::from_slice(code)
-            .map_err(|error| format!("the code of an entry point is a JSON array of texts, its words ({error})"))?;
+            .map_err(|error| format!("the code of an entry point must be a JSON array of strings ({error})"))?;
         if words.len() > MAX_WORDS {
             return Err(format!(
-                "an entry point of {} words; {MAX_WORDS} are allowed",
+                "the entry point has {} words; {MAX_WORDS} are allowed",
                 words.len()
             ));
         }
@@ -79,10 +79,13 @@ impl Words {
     }
 
     fn parts(&mut self, word: &str) -> Result<Vec<Part>, String> {
-        let wrong =
-            || format!("`{word:.100}` has a brace by itself: write a name in braces, and two of them for a brace");
+        let wrong = || {
+            format!(
+                "`{word:.100}` has an unmatched brace: write `{{name}}` for an argument, and two braces for a literal one"
+            )
+        };
         if word.contains('\0') {
-            return Err("a word of an entry point has a byte 0".into());
+            return Err("a word of the entry point contains a NUL byte".into());
         }
         let (mut parts, mut text) = (Vec::new(), String::new());
         let mut rest = word;
@@ -101,7 +104,7 @@ impl Words {
                 .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_');
             if !begins || !bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
                 return Err(format!(
-                    "`{{{name:.100}}}` is no argument: a name is of letters, digits and `_`"
+                    "`{{{name:.100}}}` is not an argument: a name consists of letters, digits and `_`"
                 ));
             }
             let known = self.names.iter().position(|known| known == name);
@@ -154,7 +157,7 @@ impl Words {
             filled.push(whole);
         }
         match filled.len() > MAX_WORDS {
-            true => Err(format!("a call of {} words; {MAX_WORDS} are allowed", filled.len())),
+            true => Err(format!("the call has {} words; {MAX_WORDS} are allowed", filled.len())),
             false => Ok(filled),
         }
     }
@@ -181,7 +184,7 @@ impl Words {
         }
         let value = |name: &String| {
             let found = given.get(name.as_str()).copied();
-            found.ok_or_else(|| format!("the entry point misses `{name}`"))
+            found.ok_or_else(|| format!("the argument `{name}` is missing"))
         };
         self.names.iter().map(value).collect()
     }
@@ -190,18 +193,18 @@ impl Words {
         let name = &self.names[number];
         let mut text = String::new();
         match value {
-            Value::String(given) if given.contains('\0') => return Err(format!("`{name}` has a byte 0")),
+            Value::String(given) if given.contains('\0') => return Err(format!("`{name}` contains a NUL byte")),
             Value::String(given) => text.clone_from(given),
             // Writing to a string does not fail.
             Value::Number(given) => drop(write!(text, "{given}")),
             Value::Bool(given) => drop(write!(text, "{given}")),
             Value::Array(_) => {
                 return Err(format!(
-                    "`{name}` is a list, which can only stand for whole words; give a text or a number"
+                    "`{name}` is a list, but is only a part of a word; give a text or a number"
                 ));
             }
             Value::Null | Value::Object(_) => {
-                return Err(format!("`{name}` is no text, number, boolean or list of these"));
+                return Err(format!("`{name}` is not a text, number, boolean or list of these"));
             }
         }
         Ok(text)
@@ -215,8 +218,8 @@ mod tests {
 
     use super::*;
 
-    fn words(words: &[&str]) -> Result<Words, String> {
-        Words::read(&serde_json::to_vec(words).unwrap())
+    fn words(words: &[&str]) -> Result<CommandTemplate, String> {
+        CommandTemplate::parse(&serde_json::to_vec(words).unwrap())
     }
 
     fn call(arguments: Value, keywords: Value) -> JsonCall {
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_stand_where_their_names_do_and_no_shell_looks_at_them() {
+    fn arguments_replace_placeholders_without_a_shell() {
         let words = words(&["--size={width}x{height}", "{files}", "{{{width}}}", "", "{out}"]).unwrap();
         let filled = words.fill(&call(json!([64, 48.5, ["a b", "$(id)"]]), json!({ "out": true })));
         assert_eq!(filled.unwrap(), ["--size=64x48.5", "a b", "$(id)", "{64}", "", "true"]);
@@ -233,17 +236,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_too_much_or_no_word_is_named() {
+    fn unsuitable_arguments_are_refused_by_name() {
         let words = words(&["{a}", "x{b}"]).unwrap();
         for (arguments, keywords, wrong) in [
-            (json!([1]), json!({}), "misses `b`"),
+            (json!([1]), json!({}), "`b` is missing"),
             (json!([1, 2, 3]), json!({}), "takes 2 arguments, and got 3"),
             (json!([1, 2]), json!({ "a": 1 }), "got `a` twice"),
             (json!([1, 2]), json!({ "c": 1 }), "no argument `c`"),
             (json!([1, [2]]), json!({}), "`b` is a list"),
             (json!([[[1]], 2]), json!({}), "`a` is a list"),
-            (json!([1, null]), json!({}), "`b` is no text"),
-            (json!([1, "\u{0}"]), json!({}), "`b` has a byte 0"),
+            (json!([1, null]), json!({}), "`b` is not a text"),
+            (json!([1, "\u{0}"]), json!({}), "`b` contains a NUL byte"),
         ] {
             let refused = words.fill(&call(arguments, keywords)).unwrap_err();
             assert!(refused.contains(wrong), "{refused}");
@@ -251,17 +254,17 @@ mod tests {
     }
 
     #[test]
-    fn code_that_is_no_list_of_words_is_refused() {
+    fn code_that_is_not_a_word_list_is_refused() {
         for wrong in ["{a", "a}", "{}", "{a b}", "{1}", "{a}}", "\u{0}"] {
             assert!(words(&[wrong]).is_err(), "{wrong}");
         }
         for wrong in ["", "7", "{}", "[1]"] {
-            assert!(Words::read(wrong.as_bytes()).is_err(), "{wrong}");
+            assert!(CommandTemplate::parse(wrong.as_bytes()).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn an_images_own_command_is_for_calls_that_say_nothing() {
+    fn image_command_is_used_without_own_words() {
         let start = Start {
             entry_point: vec!["tool".into(), "--quiet".into()],
             command: vec!["help".into()],
@@ -274,14 +277,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_whose_braces_are_doubled_is_itself(text in "[^\0]*") {
+        fn text_with_doubled_braces_is_kept(text in "[^\0]*") {
             let escaped = text.replace('{', "{{").replace('}', "}}");
             let filled = words(&[&escaped]).unwrap().fill(&JsonCall::default());
             prop_assert_eq!(filled.unwrap(), [text]);
         }
 
         #[test]
-        fn nothing_that_is_read_panics(text in ".*", value in ".*") {
+        fn parsing_arbitrary_templates_never_panics(text in ".*", value in ".*") {
             if let Ok(words) = words(&[&text]) {
                 let _ = words.fill(&call(json!([value]), json!({})));
             }

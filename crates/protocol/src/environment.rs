@@ -12,7 +12,7 @@ pub const MAX_REQUIREMENTS: usize = 2_000;
 /// Most bytes of all requirements together.
 pub const MAX_REQUIREMENT_BYTES: usize = 1 << 20;
 /// The package that every worker has, in its node's version.
-const GIVEN: &str = "dayfly";
+const PROVIDED_PACKAGE: &str = "dayfly";
 
 /// A set of Python packages. A node builds it once and shares it among all functions that name the same set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -52,7 +52,7 @@ impl Environment {
             let is_number = |part: &&str| matches!(part.len(), 1..=4) && part.bytes().all(|byte| byte.is_ascii_digit());
             if parts.len() != 2 || !parts.iter().all(is_number) {
                 return Err(refused(format!(
-                    "an environment's Python is `{}`; name it as `3.12`",
+                    "the environment's Python version is `{}`; write it as `3.12`",
                     shown(&self.python)
                 )));
             }
@@ -62,8 +62,8 @@ impl Environment {
             return Err(Failure::new(
                 Code::TooLarge,
                 format!(
-                    "an environment of {} requirements in {bytes} bytes; at most {MAX_REQUIREMENTS} in {MAX_REQUIREMENT_BYTES} \
-                     bytes are built: name fewer, leave the hashes out, or use a container image",
+                    "the environment has {} requirements in {bytes} bytes; {MAX_REQUIREMENTS} in {MAX_REQUIREMENT_BYTES} bytes are \
+                     allowed: name fewer, omit the hashes, or use a container image",
                     self.requirements.len()
                 ),
             ));
@@ -76,7 +76,7 @@ impl Environment {
 fn check_line(line: &str) -> Result<(), Failure> {
     let not_one = |why: &str| {
         Err(refused(format!(
-            "`{}` is no requirement: {why}; write a package's name with its versions, as in `numpy>=2,<3`",
+            "`{}` is not a requirement: {why}; write a package's name with its versions, as in `numpy>=2,<3`",
             shown(line)
         )))
     };
@@ -88,17 +88,17 @@ fn check_line(line: &str) -> Result<(), Failure> {
     let (name, rest) = text.split_at(end.unwrap_or(text.len()));
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     if !edge(name.as_bytes().first()) || !edge(name.as_bytes().last()) {
-        return not_one("it does not begin with a package's name (options and paths are not for nodes)");
+        return not_one("it does not begin with a package's name (options and paths are not allowed)");
     }
-    if name.replace(['_', '.'], "-").eq_ignore_ascii_case(GIVEN) {
-        return not_one("nodes bring this package themselves, of their own version");
+    if name.replace(['_', '.'], "-").eq_ignore_ascii_case(PROVIDED_PACKAGE) {
+        return not_one("every node provides this package in its own version");
     }
     let mut words = rest.split(" --hash=");
     let specifiers = words.next().unwrap_or_default();
     let allowed = |letter: char| letter.is_ascii_alphanumeric() || " \t[](),.<>=!~*+-_;'\"".contains(letter);
     if !specifiers.chars().all(allowed) || specifiers.contains(" -") {
         return not_one(
-            "behind its name may be extras, versions and a marker (packages come from the node's own index)",
+            "only extras, versions and a marker may follow the name (packages come from the node's own index)",
         );
     }
     let is_hash = |word: &str| {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_versions_markers_and_hashes_are_requirements() {
+    fn valid_requirements_are_accepted() {
         for line in [
             "numpy",
             "numpy==2.4.6",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_lead_a_node_elsewhere_is_refused() {
+    fn requirement_from_another_source_is_refused() {
         for line in [
             "",
             "-r /etc/passwd",
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_refused() {
+    fn too_many_or_too_long_requirements_are_refused() {
         let many = vec!["numpy"; MAX_REQUIREMENTS + 1];
         assert_eq!(of(&many).check().unwrap_err().code, Code::TooLarge);
         let long = format!("numpy=={}", "1".repeat(MAX_REQUIREMENT_BYTES));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_minor_version_is_a_python() {
+    fn python_other_than_major_minor_is_refused() {
         let python = |python: &str| Environment {
             python: python.into(),
             requirements: Vec::new(),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_is_named_by_what_it_has_and_by_its_python() {
+    fn environment_hash_covers_requirements_and_python() {
         let two = of(&["a==1", "b==2"]);
         assert_eq!(two.hash("3.11"), of(&["b==2 ", "a==1", "a==1"]).hash("3.11"));
         assert_ne!(two.hash("3.11"), two.hash("3.12"));

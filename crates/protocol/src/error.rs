@@ -212,7 +212,7 @@ impl Failure {
     }
 
     /// Returns the failure without its exception, for lists.
-    pub fn short(mut self) -> Self {
+    pub fn without_exception(mut self) -> Self {
         self.exception = None;
         self
     }

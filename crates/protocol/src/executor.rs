@@ -73,7 +73,7 @@ pub enum ToExecutor {
     },
     /// Redirects a worker's output, so that each piece is attributed to the call that printed it. Descriptors: the
     /// write ends of two pipes, for standard output and standard error.
-    Prints {
+    RedirectOutput {
         /// The worker.
         worker: WorkerIndex,
     },

@@ -1,21 +1,22 @@
 //! Wire structs of a channel over libfabric. On the connection that opened the channel, the client first sends what it
 //! wants, then the worker sends its [`Card`] and the client sends its own. After that, every write carries a notice.
 //!
-//! Each end registers one region that the other may write: a ring of slots, followed by a table of [`Grant`]s. Every
-//! write carries a [`notice`], which the receiver gets when the bytes have arrived. Nothing else is known about the
-//! order of arrival. A message is therefore complete when its slot and all its parts have arrived.
+//! Each end registers one region that the other may write: a ring of slots, followed by a table of [`MemoryGrant`]s.
+//! Every write carries a [`notice`], which the receiver gets when the bytes have arrived. Nothing else is known about
+//! the order of arrival. A message is therefore complete when its slot and all its parts have arrived.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-pub const MAGIC: [u8; 8] = *b"MAYFABR\n";
+pub const MAGIC: [u8; 8] = *b"DAYFABR\n";
 /// Longest name of a provider or domain, in bytes.
 pub const NAME_BYTES: usize = 32;
 /// Longest name of an endpoint, in bytes.
 pub const ENDPOINT_BYTES: usize = 256;
 pub const CARD_BYTES: usize = size_of::<Card>();
-/// Value of [`Placement::grant`] when the sender has no memory to write to and waits for a [`Grant`] for this message.
-pub const ASKS: u32 = u32::MAX;
+/// Value of [`PayloadLocation::grant`] when the sender has no memory to write to and waits for a [`MemoryGrant`] for
+/// this message.
+pub const NO_GRANT: u32 = u32::MAX;
 
 /// Introduces one end of a channel. The client's first card contains only what it wants, its second card the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -54,10 +55,10 @@ pub struct Card {
 /// Where the payload of a message lies that does not fit into its slot. Follows the header in the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Placement {
+pub struct PayloadLocation {
     /// Length of the payload in bytes.
     pub length: u64,
-    /// Id of the grant that the payload was written to, or [`ASKS`]. No meaning for a reply in its caller's room.
+    /// Id of the grant that the payload was written to, or [`NO_GRANT`]. No meaning for a reply in its caller's room.
     pub grant: u32,
     /// Always 0.
     pub reserved: u32,
@@ -69,12 +70,12 @@ pub struct Placement {
     pub room_key: u64,
 }
 
-pub const PLACEMENT_BYTES: usize = size_of::<Placement>();
+pub const LOCATION_BYTES: usize = size_of::<PayloadLocation>();
 
 /// Memory of the receiver for one large payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Grant {
+pub struct MemoryGrant {
     /// Address of the memory.
     pub address: u64,
     /// Key of the memory.
@@ -87,10 +88,10 @@ pub struct Grant {
     pub reserved: u32,
 }
 
-pub const GRANT_BYTES: usize = size_of::<Grant>();
+pub const GRANT_BYTES: usize = size_of::<MemoryGrant>();
 
 /// Most open grants in one direction: one for each slot, and as many in advance.
-pub const fn most_grants(slots: u16) -> usize {
+pub const fn max_grants(slots: u16) -> usize {
     2 * slots as usize
 }
 
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_notice_says_what_it_was_made_of() {
+    fn notice_unpacks_to_kind_and_number() {
         for kind in [notice::SLOT, notice::PART, notice::GRANT, notice::GREETING] {
             for number in [0, 1, 77, notice::MASK] {
                 assert_eq!(notice::read(notice::of(kind, number)), (kind, number));
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn names_fit_or_are_refused() {
+    fn too_long_name_is_refused() {
         assert_eq!(text(&name("verbs;ofi_rxm").unwrap()), "verbs;ofi_rxm");
         assert_eq!(text(&name(&"x".repeat(NAME_BYTES)).unwrap()).len(), NAME_BYTES);
         assert!(name(&"x".repeat(NAME_BYTES + 1)).is_none());

@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 
 use crate::error::{Code, Failure};
 use crate::ids::{FlowId, FunctionId};
+use crate::named::named_enum;
 use crate::tasks::{MAX_NAME_BYTES, TaskOptions};
 
 /// Most steps of a flow.
@@ -63,33 +64,21 @@ pub struct FlowRequest {
     pub input: Value,
 }
 
-/// State of a flow or of one of its steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum FlowState {
-    /// Waits for other steps.
-    Waiting,
-    /// Its tasks are queued or run.
-    Running,
-    /// Ended successfully.
-    Done,
-    /// The step or one that it depends on failed.
-    Failed,
+named_enum! {
+    /// State of a flow or of one of its steps.
+    FlowState, "a flow state" {
+        /// Waits for other steps.
+        Waiting = "waiting",
+        /// Its tasks are queued or run.
+        Running = "running",
+        /// Ended successfully.
+        Done = "done",
+        /// The step or one that it depends on failed.
+        Failed = "failed",
+    }
 }
 
 impl FlowState {
-    pub const ALL: [Self; 4] = [Self::Waiting, Self::Running, Self::Done, Self::Failed];
-
-    /// The state's name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Running => "running",
-            Self::Done => "done",
-            Self::Failed => "failed",
-        }
-    }
-
     /// Whether the state is final.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Failed)
@@ -140,7 +129,7 @@ impl FlowRequest {
     /// number of steps is out of bounds.
     pub fn arguments(&self) -> Result<Vec<Vec<Option<usize>>>, Failure> {
         if self.steps.is_empty() || self.steps.len() > MAX_STEPS {
-            let text = format!("a flow of {} steps; give 1 to {MAX_STEPS}", self.steps.len());
+            let text = format!("the flow has {} steps; give 1 to {MAX_STEPS}", self.steps.len());
             return Err(Failure::new(Code::InvalidRequest, text));
         }
         if self.name.len() > MAX_NAME_BYTES {
@@ -160,23 +149,20 @@ impl FlowRequest {
         let begins = step.name.starts_with(|first: char| first.is_ascii_alphabetic());
         if !begins || step.name.len() > 128 || !step.name.chars().all(fits) || step.name == INPUT {
             return Err(wrong(format!(
-                "`{:.80}` is no name for a step: take letters, digits, `-`, `_` and `.`, a letter first; `{INPUT}` is the flow's",
+                "`{:.80}` is not a step name: use letters, digits, `-`, `_` and `.`, beginning with a letter; `{INPUT}` is reserved for the flow's input",
                 step.name
             )));
         }
         let before = &self.steps[..at];
         if before.iter().any(|other| other.name == step.name) {
-            let text = format!("two steps have the name `{}`; give them different ones", step.name);
+            let text = format!("two steps have the name `{}`; use different names", step.name);
             return Err(wrong(text));
         }
         let Some(from) = &step.from else {
             return Ok(vec![at.checked_sub(1)]);
         };
         if step.map && from.is_empty() {
-            let text = format!(
-                "the step `{}` is for each of nothing; say of what, by `from`",
-                step.name
-            );
+            let text = format!("the step `{}` maps over no list; name the list in `from`", step.name);
             return Err(wrong(text));
         }
         let find = |name: &String| {
@@ -185,7 +171,7 @@ impl FlowRequest {
                 Some(_) => Ok(place),
                 None if name == INPUT => Ok(None),
                 None => Err(wrong(format!(
-                    "the step `{}` takes the result of `{name:.80}`, which does not stand before it",
+                    "the step `{}` takes the result of `{name:.80}`, which is not an earlier step",
                     step.name
                 ))),
             }
@@ -220,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_takes_what_stands_before_it_and_what_it_names() {
+    fn step_arguments_are_previous_or_named_steps() {
         let given = flow(vec![
             step("a", None),
             step("b", None),
@@ -235,19 +221,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_flow_is_refused() {
-        let each_of_nothing = FlowStep {
+    fn invalid_flow_is_refused() {
+        let map_without_list = FlowStep {
             map: true,
             ..step("b", Some(&[]))
         };
         for (steps, word) in [
             (vec![], "0 steps"),
             (vec![step("a", None), step("a", None)], "two steps"),
-            (vec![step("a", Some(&["b"])), step("b", None)], "before it"),
-            (vec![step("a", Some(&["a"]))], "before it"),
-            (vec![step("input", None)], "no name"),
-            (vec![step("", None)], "no name"),
-            (vec![step("a", None), each_of_nothing], "each of nothing"),
+            (vec![step("a", Some(&["b"])), step("b", None)], "earlier step"),
+            (vec![step("a", Some(&["a"]))], "earlier step"),
+            (vec![step("input", None)], "not a step name"),
+            (vec![step("", None)], "not a step name"),
+            (vec![step("a", None), map_without_list], "maps over no list"),
         ] {
             let failure = flow(steps).arguments().unwrap_err();
             assert!(failure.message.contains(word), "{}", failure.message);

@@ -48,7 +48,7 @@ pub enum Request {
         sequence: u32,
     },
     /// Asks for the fate of a broken channel.
-    Fate {
+    ChannelStatus {
         /// Id of the channel.
         channel: ChannelId,
     },
@@ -70,13 +70,13 @@ pub enum Request {
         duration_ms: u64,
     },
     /// Revokes everything delegated to this key, including further delegations, and closes the channels.
-    TakeBack {
+    RevokeDelegation {
         /// The delegate's key.
         holder: PublicKey,
     },
     /// Asks for the node's socket path inside the lease's workers, through which they use their delegations. Isolated
     /// workers see the socket from now on.
-    ShowNode,
+    NodeSocket,
     /// Asks for the output of the lease's workers, until some time after its end. Waits if there is none yet.
     Output {
         /// Offset of the first wanted byte, counted from the lease's beginning.
@@ -129,20 +129,20 @@ pub enum Response {
     Renewed(Box<Grant>),
     /// To `Delegate`: a grant for the new holder.
     Delegated(Box<Grant>),
-    /// To `ShowNode`.
-    Shown {
+    /// To `NodeSocket`.
+    NodeSocket {
         /// Path of the socket, as the lease's workers see it.
         path: String,
     },
-    /// To `Release`, `PutCode`, `Cancel`, `Close`, `TakeBack` and `Ping`: success.
+    /// To `Release`, `PutCode`, `Cancel`, `Close`, `RevokeDelegation` and `Ping`: success.
     Done,
     /// To `HasCode`.
     Code {
         /// Whether the node has the code.
         present: bool,
     },
-    /// To `Fate`.
-    Fate(Fate),
+    /// To `ChannelStatus`.
+    ChannelStatus(ChannelStatus),
     /// To `Output`: the available output, or none after the wait.
     Output {
         /// Offset of the first byte. Greater than requested if earlier output has been discarded.
@@ -156,9 +156,9 @@ pub enum Response {
     Failed(Failure),
 }
 
-/// Fate of a channel: how far its worker got.
+/// ChannelStatus of a channel: how far its worker got.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fate {
+pub struct ChannelStatus {
     /// The channel's worker.
     pub worker: WorkerIndex,
     /// The worker's incarnation.
@@ -204,7 +204,7 @@ pub enum End {
     /// The lease exhausted its memory.
     OutOfMemory,
     /// The delegation that the channel used was revoked or has expired.
-    TakenBack,
+    DelegationRevoked,
 }
 
 impl End {
@@ -222,7 +222,7 @@ impl End {
             Self::ClientGone => (9, 0),
             Self::Violation => (10, 0),
             Self::OutOfMemory => (11, 0),
-            Self::TakenBack => (12, 0),
+            Self::DelegationRevoked => (12, 0),
         };
         kind << 16 | detail
     }
@@ -243,7 +243,7 @@ impl End {
             9 => Self::ClientGone,
             10 => Self::Violation,
             11 => Self::OutOfMemory,
-            12 => Self::TakenBack,
+            12 => Self::DelegationRevoked,
             _ => Self::ExecutorDied,
         })
     }

@@ -79,13 +79,13 @@ fn cut(text: &str, max_bytes: usize, mark: &str) -> String {
 
 /// Escapes printed output for a terminal piece by piece. Characters and line ends may be split between pieces.
 #[derive(Debug, Default)]
-pub struct Shown {
+pub struct OutputEscaper {
     /// The first bytes of a character that the next piece completes.
     begun: Vec<u8>,
     after_return: bool,
 }
 
-impl Shown {
+impl OutputEscaper {
     /// Returns the next piece, escaped. Invalid UTF-8 becomes U+FFFD. A carriage return becomes a line feed, so that
     /// output cannot overwrite a line.
     pub fn piece(&mut self, bytes: &[u8]) -> String {
@@ -139,7 +139,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_line_has_no_unsafe_character_and_keeps_its_bound(text in hostile(), max in 0usize..300) {
+        fn line_has_no_unsafe_character_and_keeps_its_bound(text in hostile(), max in 0usize..300) {
             let shown = line(&text, max);
             prop_assert!(!shown.chars().any(is_unsafe), "{shown:?}");
             prop_assert!(shown.len() <= max);
@@ -147,17 +147,17 @@ mod tests {
         }
 
         #[test]
-        fn lines_have_no_unsafe_character_but_breaks_and_tabs(text in hostile(), max in 0usize..300) {
+        fn lines_keep_only_line_feeds_and_tabs(text in hostile(), max in 0usize..300) {
             let shown = lines(&text, max);
             prop_assert!(!shown.chars().any(|c| is_unsafe(c) && c != '\n' && c != '\t'), "{shown:?}");
             prop_assert!(shown.len() <= max);
         }
 
         #[test]
-        fn printed_pieces_are_safe_however_they_are_split(text in hostile(), at in any::<prop::sample::Index>()) {
+        fn output_is_escaped_independent_of_its_pieces(text in hostile(), at in any::<prop::sample::Index>()) {
             let bytes = text.as_bytes();
             let at = at.index(bytes.len() + 1);
-            let (mut whole, mut split) = (Shown::default(), Shown::default());
+            let (mut whole, mut split) = (OutputEscaper::default(), OutputEscaper::default());
             let whole = whole.piece(bytes);
             let split = split.piece(&bytes[..at]) + &split.piece(&bytes[at..]);
             prop_assert!(!whole.chars().any(|c| is_unsafe(c) && c != '\n' && c != '\t'), "{whole:?}");
@@ -165,15 +165,15 @@ mod tests {
         }
 
         #[test]
-        fn safe_texts_that_fit_stay_exact(text in "[a-zA-Zäöü漢字 .]{0,100}") {
+        fn safe_text_that_fits_is_unchanged(text in "[a-zA-Zäöü漢字 .]{0,100}") {
             prop_assert_eq!(line(&text, 1000), text.clone());
             prop_assert_eq!(lines(&text, 1000), text.clone());
-            prop_assert_eq!(Shown::default().piece(text.as_bytes()), text);
+            prop_assert_eq!(OutputEscaper::default().piece(text.as_bytes()), text);
         }
     }
 
     #[test]
-    fn escapes_are_visible() {
+    fn unsafe_characters_become_visible_escapes() {
         assert_eq!(
             line("a\x1b[2Jb\nc\u{9b}\u{202e}", 100),
             "a\\u{1b}[2Jb\\nc\\u{9b}\\u{202e}"
@@ -182,15 +182,15 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_of_a_long_text_is_cut() {
+    fn long_text_loses_its_middle() {
         assert_eq!(line(&format!("begin{}end", "x".repeat(100)), 11), "begi...xend");
         assert_eq!(bounded("äöü", 5), "");
         assert_eq!(bounded(&"ab\n".repeat(10), 15), "ab\na\n[...]\n\nab\n");
     }
 
     #[test]
-    fn progress_bars_become_lines() {
-        let mut shown = Shown::default();
+    fn carriage_returns_become_line_feeds() {
+        let mut shown = OutputEscaper::default();
         assert_eq!(shown.piece(b"10%\r20%\r"), "10%\n20%\n");
         assert_eq!(shown.piece(b"\ndone\xff\x1b[0m"), "done\u{fffd}\\u{1b}[0m");
     }

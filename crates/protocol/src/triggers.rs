@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 use crate::error::Failure;
 use crate::flows::{FlowRequest, FlowStep};
 use crate::ids::{FlowId, FunctionId, TaskId, TriggerId};
+use crate::named::named_enum;
 use crate::tasks::{TaskOptions, TaskState};
 
 /// Most bytes of one event: the body of a webhook request, and the argument of its function.
@@ -25,7 +26,7 @@ pub const MAX_SPEC_BYTES: usize = 64 << 10;
 /// Most files in one message from an endpoint.
 pub const MAX_FILES: usize = 1_000;
 /// Bounds of the polling interval of a directory or bucket, in milliseconds.
-pub const LOOKS_MS: std::ops::RangeInclusive<u32> = 100..=86_400_000;
+pub const POLL_INTERVAL_MS: std::ops::RangeInclusive<u32> = 100..=86_400_000;
 
 /// The events that a trigger waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -159,6 +160,18 @@ pub struct TriggerRegistration {
     pub valid_for_ms: u64,
 }
 
+named_enum! {
+    /// State of a trigger.
+    TriggerState, "a trigger state" {
+        /// Starts functions.
+        Active = "active",
+        /// Starts nothing for now.
+        Paused = "paused",
+        /// Its token has expired.
+        Expired = "expired",
+    }
+}
+
 /// Status of a trigger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TriggerStatus {
@@ -173,8 +186,8 @@ pub struct TriggerStatus {
     /// Name of the endpoint that watches for the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watched_at: Option<String>,
-    /// `active`, `paused`, or `expired`.
-    pub state: String,
+    /// State of the trigger.
+    pub state: TriggerState,
     /// Why it cannot watch or start its function; absent if it can.
     pub trouble: Option<Failure>,
     /// Time of creation, in milliseconds since the Unix epoch.
@@ -205,28 +218,15 @@ pub struct NewTrigger {
     pub status: TriggerStatus,
 }
 
-/// State of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum EventState {
-    /// Stored, and waiting to become a task.
-    Waiting,
-    /// It became a task.
-    Started,
-    /// No task was accepted for it.
-    Refused,
-}
-
-impl EventState {
-    pub const ALL: [Self; 3] = [Self::Waiting, Self::Started, Self::Refused];
-
-    /// The state's name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Started => "started",
-            Self::Refused => "refused",
-        }
+named_enum! {
+    /// State of an event.
+    EventState, "an event state" {
+        /// Stored, and waiting to become a task.
+        Waiting = "waiting",
+        /// It became a task.
+        Started = "started",
+        /// No task was accepted for it.
+        Refused = "refused",
     }
 }
 
@@ -255,7 +255,7 @@ pub struct EventStatus {
 
 /// An accepted event. It is stored durably and starts its function at least once whatever fails.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct EventTaken {
+pub struct AcceptedEvent {
     /// Sequence number in the trigger's history.
     pub number: u64,
     /// The task that it becomes.
@@ -284,7 +284,7 @@ pub struct Watch {
 
 /// A file or an object, as an endpoint sees it. A modified file is a different one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct FileSeen {
+pub struct ObservedFile {
     /// Absolute path, or `s3://bucket/...`.
     pub path: String,
     /// Length in bytes.
@@ -295,7 +295,7 @@ pub struct FileSeen {
     pub version: String,
 }
 
-impl FileSeen {
+impl ObservedFile {
     /// Returns the key that identifies the file in this version.
     pub fn key(&self) -> String {
         format!("{}@{}", self.path, self.version)

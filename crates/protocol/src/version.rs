@@ -23,7 +23,7 @@ pub fn own_version() -> String {
 pub fn check_version(theirs: &str, them: &str, us: &str) -> Result<(), Failure> {
     let Some((release, wire)) = parse(theirs) else {
         let text = format!(
-            "{them} says a version in `{VERSION_HEADER}` that none is; it looks like `{}`",
+            "{them} sent a malformed version in the header `{VERSION_HEADER}`; send one such as `{}`",
             own_version()
         );
         return Err(Failure::new(Code::InvalidRequest, text));
@@ -32,8 +32,8 @@ pub fn check_version(theirs: &str, them: &str, us: &str) -> Result<(), Failure> 
         return Ok(());
     }
     let text = format!(
-        "{them} is Dayfly {release} (wire version {wire}), and {us} is Dayfly {RELEASE} (wire version {WIRE_VERSION}), which do \
-         not understand each other; install the same release on both (`dayfly version` shows it)"
+        "{them} is Dayfly {release} (wire version {wire}), and {us} is Dayfly {RELEASE} (wire version {WIRE_VERSION}). \
+         They are not compatible; install the same release on both (`dayfly version` shows it)"
     );
     Err(Failure::new(Code::VersionMismatch, text))
 }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_wire_version_is_refused_and_both_releases_are_named() {
+    fn other_wire_version_is_refused_with_both_releases() {
         assert_eq!(check_version(&own_version(), "the node", "this manager"), Ok(()));
         // Releases may differ as long as the wire version is the same.
         assert_eq!(
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_place_of_a_version_is_refused_and_not_repeated() {
+    fn malformed_version_is_refused() {
         for nonsense in [
             "",
             "1",

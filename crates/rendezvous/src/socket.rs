@@ -16,15 +16,15 @@ const IDLE: Duration = Duration::from_secs(2);
 /// Interval of the probes.
 const ASK: Duration = Duration::from_secs(1);
 /// Number of probes. Sent bytes must be acknowledged within the same time.
-const ASKS: u32 = 3;
+const NO_GRANT: u32 = 3;
 
 /// Makes a connection fail within about 5 s when its other host is gone or unreachable.
 pub fn watch_peer(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_socket_keepalive(&socket, true)?;
     sockopt::set_tcp_keepidle(&socket, IDLE)?;
     sockopt::set_tcp_keepintvl(&socket, ASK)?;
-    sockopt::set_tcp_keepcnt(&socket, ASKS)?;
-    let unacknowledged = IDLE + ASK * ASKS;
+    sockopt::set_tcp_keepcnt(&socket, NO_GRANT)?;
+    let unacknowledged = IDLE + ASK * NO_GRANT;
     sockopt::set_tcp_user_timeout(&socket, u32::try_from(unacknowledged.as_millis()).unwrap_or(u32::MAX))?;
     Ok(())
 }

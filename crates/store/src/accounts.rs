@@ -1,7 +1,7 @@
 //! Durable state of teams and of the cost of tasks.
 
 use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
-use dayfly_protocol::tasks::TeamSpec;
+use dayfly_protocol::sharing::TeamSpec;
 
 use super::Pending;
 

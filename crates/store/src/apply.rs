@@ -1,6 +1,6 @@
 //! Application of a change to a lease's record, for stores that do not use SQL for it.
 
-use dayfly_lease::State;
+use dayfly_protocol::api::LeaseState;
 
 use super::{Change, LeaseRecord};
 
@@ -38,7 +38,7 @@ pub fn apply(record: Option<LeaseRecord>, change: &Change) -> Option<LeaseRecord
             record.image.clone_from(image);
         }
         Change::Active { expires_at_ms, .. } => {
-            record.state = State::Active;
+            record.state = LeaseState::Active;
             record.expires_at_ms = *expires_at_ms;
         }
         Change::Renewed {

@@ -26,13 +26,15 @@ pub mod conformance;
 
 use std::time::Duration;
 
+use dayfly_lease::Cost;
 use dayfly_lease::billing::merge;
 use dayfly_lease::quota::{Held, QuotaError};
-use dayfly_lease::{Cost, State};
-use dayfly_protocol::accounts::{AuditEntry, Prices, Role, TenantSpec};
-use dayfly_protocol::api::{Capacity, FunctionUsage, MAX_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::api::{
+    Capacity, FunctionUsage, LeaseState, MAX_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage,
+};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_protocol::tenancy::{AuditEntry, Prices, Role, TenantSpec};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
@@ -125,7 +127,7 @@ pub struct LeaseRecord {
     /// The key that may use it.
     pub holder: PublicKey,
     /// State of the lease.
-    pub state: State,
+    pub state: LeaseState,
     /// Number of workers.
     pub workers: u16,
     /// Cores of each worker.
@@ -229,7 +231,7 @@ pub enum Change {
         /// Id of the lease.
         lease: LeaseId,
         /// Final state.
-        state: State,
+        state: LeaseState,
         /// Time of the end, in milliseconds since the Unix epoch.
         at_ms: u64,
     },

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
 use dayfly_protocol::api::{Capacity, Metered, NodeAddress};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use dayfly_protocol::tenancy::{AuditEntry, Prices, TenantSpec};
 
 use super::apply::{apply, lease_of};
 use super::{

@@ -1,8 +1,8 @@
 //! Messages between managers that share a store.
 
-use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::api::{Capacity, Event};
 use dayfly_protocol::ids::{PublicKey, TenantId};
+use dayfly_protocol::tenancy::Prices;
 use serde::{Deserialize, Serialize};
 
 use super::{Bearer, LeaseRecord, NodeRecord, Snapshot, TenantRecord};

@@ -25,9 +25,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dayfly_lease::quota::Held;
-use dayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
 use dayfly_protocol::api::{Capacity, Metered, NodeAddress};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_protocol::tenancy::{AuditEntry, Prices, TenantSpec};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};

@@ -16,10 +16,9 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use dayfly_lease::State;
-use dayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
-use dayfly_protocol::api::{Capacity, Metered, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::api::{Capacity, LeaseState, Metered, Mode, NodeAddress, Sandbox, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_protocol::tenancy::{AuditEntry, Prices, TenantSpec};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{
@@ -611,7 +610,7 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
         tenant: TenantId(row.get(1)?),
         node: NodeId(row.get(2)?),
         holder: PublicKey(row.get(3)?),
-        state: State::from_name(row.get_ref(4)?.as_str()?).unwrap_or(State::Lost),
+        state: LeaseState::from_name(row.get_ref(4)?.as_str()?).unwrap_or(LeaseState::Lost),
         workers: row.get(5)?,
         cores_per_worker: row.get(6)?,
         mode: if row.get(7)? { Mode::Hot } else { Mode::Warm },

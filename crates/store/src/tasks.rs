@@ -3,10 +3,12 @@
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::dispatch::Attempt;
+use dayfly_protocol::endpoints::EndpointSpec;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::executor::Form;
+use dayfly_protocol::functions::Resources;
 use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use dayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskPiece};
+use dayfly_protocol::tasks::{OutputPiece, ResultOrigin, TaskCounts, TaskOutcome};
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
@@ -160,14 +162,14 @@ pub struct Given {
     /// Results of the dependencies, if they are passed; `None` for a task that was deleted.
     pub answers: Vec<Option<Payload>>,
     /// Origin of each of these results.
-    pub ran: Vec<Option<Ran>>,
+    pub ran: Vec<Option<ResultOrigin>>,
 }
 
 impl Given {
     /// Inline bytes of all inputs.
-    pub fn bytes_here(&self) -> usize {
+    pub fn inline_bytes(&self) -> usize {
         let parts = self.answers.iter().flatten().chain([&self.arguments]);
-        parts.map(Payload::bytes_here).sum()
+        parts.map(Payload::inline_bytes).sum()
     }
 }
 
@@ -274,7 +276,7 @@ pub struct KeptOutput {
     /// Offset of the first byte.
     pub first: u64,
     /// The output.
-    pub pieces: Vec<TaskPiece>,
+    pub pieces: Vec<OutputPiece>,
 }
 
 impl KeptOutput {
@@ -285,7 +287,7 @@ impl KeptOutput {
     }
 
     /// Decodes [`KeptOutput::packed`]. Returns nothing if it is malformed.
-    pub(crate) fn unpacked(column: &[u8]) -> Vec<TaskPiece> {
+    pub(crate) fn unpacked(column: &[u8]) -> Vec<OutputPiece> {
         rmp_serde::from_slice(column).unwrap_or_default()
     }
 }
@@ -417,7 +419,7 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     fn keep_printed(&self, printed: Vec<KeptOutput>, full: Vec<TenantId>) -> Pending<Vec<(TenantId, i64)>>;
 
     /// Returns the stored output of a task: the offset of its first byte, and the pieces.
-    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>>;
+    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<OutputPiece>)>>;
 
     /// Returns outcomes of a tenant's tag with numbers above `after`, in order.
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>>;

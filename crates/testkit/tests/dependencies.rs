@@ -144,7 +144,7 @@ fn tests_may_use_any_crate_but_nothing_links_the_testkit() {
 }
 
 #[test]
-fn the_hot_path_has_no_runtime_and_policy_has_no_io() {
+fn hot_path_has_no_runtime_and_policy_no_io() {
     let workspace = workspace();
     for (name, forbidden) in FORBIDDEN {
         let Some(dependencies) = workspace.get(*name) else {
@@ -208,7 +208,7 @@ fn main_program_carries_no_fonts_and_no_plotting() {
 }
 
 #[test]
-fn what_the_programs_and_the_python_module_share_is_built_once() {
+fn programs_and_python_module_share_one_build() {
     let programs = built_for(&["dayfly-cli", "dayfly-bench", "dayfly-executor", "dayfly-c"]);
     let name = |line: &str| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
     let shared: BTreeSet<_> = programs.iter().map(|line| name(line)).collect();

@@ -30,7 +30,7 @@ fn retry_sentence(retry: Retry) -> &'static str {
 }
 
 #[test]
-fn every_code_has_a_section_with_its_status_its_retry_and_a_remedy() {
+fn every_code_has_a_complete_section() {
     let sections = sections();
     let mut wrong = Vec::new();
     for code in Code::ALL {
@@ -56,7 +56,7 @@ fn every_code_has_a_section_with_its_status_its_retry_and_a_remedy() {
 }
 
 #[test]
-fn no_section_is_left_over_from_a_code_that_is_gone() {
+fn every_section_belongs_to_a_code() {
     let known: BTreeSet<String> = Code::ALL.iter().map(|code| heading(*code)).collect();
     for (found, _) in sections() {
         assert!(

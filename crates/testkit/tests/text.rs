@@ -55,7 +55,7 @@ fn unsafe_in_page() -> BTreeSet<u32> {
 }
 
 #[test]
-fn unsafe_characters_are_the_same_in_rust_python_and_the_page() {
+fn unsafe_characters_agree_in_rust_python_and_page() {
     let rust = unsafe_in_rust();
     assert_eq!(unsafe_in_page(), rust);
     // Python also shows texts of several lines.

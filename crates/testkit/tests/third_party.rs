@@ -61,7 +61,7 @@ fn packages(platform: &str) -> Vec<Value> {
 }
 
 #[test]
-fn every_dependency_has_a_licence_that_ours_can_carry() {
+fn every_dependency_has_a_compatible_licence() {
     let packages = packages(&format!("{}-unknown-linux-gnu", std::env::consts::ARCH));
     let refused: Vec<String> = packages
         .iter()
@@ -94,7 +94,7 @@ fn third_party_list(packages: &[Value]) -> String {
 }
 
 #[test]
-fn the_committed_list_of_third_parties_is_what_cargo_says() {
+fn committed_third_party_list_matches_cargo() {
     // For a fixed platform, so that the list is the same on every machine.
     let now = third_party_list(&packages("x86_64-unknown-linux-gnu"));
     let path = dayfly_testkit::root().join("THIRD-PARTY.md");
@@ -109,7 +109,7 @@ fn the_committed_list_of_third_parties_is_what_cargo_says() {
 }
 
 #[test]
-fn a_choice_needs_one_accepted_licence_and_a_sum_needs_all() {
+fn licence_choice_needs_one_and_conjunction_all() {
     assert!(accepted("MIT OR GPL-3.0"));
     assert!(accepted("MIT/Apache-2.0"));
     assert!(accepted("(MIT OR Apache-2.0) AND Unicode-3.0"));

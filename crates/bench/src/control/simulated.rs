@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::api::{Capacity, ManagerMessage, Mode, NodeAddress, NodeMessage};
+use dayfly_protocol::api::{Capacity, Mode, NodeAddress};
 use dayfly_protocol::ids::{NodeId, PublicKey};
+use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
 use futures_util::{SinkExt, StreamExt};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;

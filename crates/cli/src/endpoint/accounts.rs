@@ -17,9 +17,9 @@ use dayfly_command::Global;
 use dayfly_endpoint::connection::{self, State};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
+use dayfly_protocol::endpoints::{AccountRequest, NewEndpoint};
 use dayfly_protocol::error::{Code, Failure, Retry};
 use dayfly_protocol::ids::TenantId;
-use dayfly_protocol::tasks::{AccountRequest, NewEndpoint};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -99,7 +99,7 @@ pub async fn serve(
     loop {
         tokio::select! {
             message = channels.incoming.recv() => match message {
-                Some(ToDispatcher::Wanted { tenant, name, endpoint }) => running.want(tenant, name, endpoint),
+                Some(ToDispatcher::StartEndpoint { tenant, name, endpoint }) => running.want(tenant, name, endpoint),
                 Some(_) => {}
                 None => break,
             },

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dayfly_lease::ledger::MAX_WORKERS;
+use dayfly_protocol::endpoints::EndpointSpec;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::EndpointSpec;
 use dayfly_scheduling::BlockTerms;
 use serde::{Deserialize, Serialize};
 use toml::Table;

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dayfly_command::Global;
+use dayfly_protocol::endpoints::BlockStatus;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::BlockStatus;
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};

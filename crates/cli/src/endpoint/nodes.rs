@@ -10,11 +10,11 @@ use dayfly_endpoint::blocks::{Site, SiteNode};
 use dayfly_endpoint::provider::{Local, Program, Provider, ProviderError};
 use dayfly_endpoint::{ElasticNodes, NodeLimits, RuntimeCheck};
 use dayfly_node::runtimes;
-use dayfly_protocol::api::{JoinToken, NodeStatus};
+use dayfly_protocol::api::{JoinToken, NodeState, NodeStatus};
 use dayfly_protocol::dispatch::FromDispatcher;
+use dayfly_protocol::endpoints::BlockStatus;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::NodeId;
-use dayfly_protocol::tasks::BlockStatus;
 use dayfly_scheduling::Demand;
 use serde_json::json;
 use tokio::sync::mpsc::UnboundedSender;
@@ -201,7 +201,7 @@ impl Lasting {
 impl ElasticNodes for Lasting {
     fn nodes_lasting(&self, needed: Duration) -> Vec<NodeId> {
         let mut nodes = self.manager.nodes();
-        nodes.retain(|node| node.state == "up");
+        nodes.retain(|node| node.state == NodeState::Up);
         nodes.sort_by_key(|node| std::cmp::Reverse(node.free.workers));
         let mut seen = self.seen();
         seen.workers = nodes.iter().map(|node| u32::from(node.capacity.workers)).sum();
@@ -331,7 +331,11 @@ impl Site for Nodes {
     }
 
     fn nodes(&self) -> Vec<SiteNode> {
-        let nodes = self.manager.nodes().into_iter().filter(|node| node.state == "up");
+        let nodes = self
+            .manager
+            .nodes()
+            .into_iter()
+            .filter(|node| node.state == NodeState::Up);
         let seen = nodes.map(|node| SiteNode {
             name: node.address.name,
             leases: node.leases,
@@ -357,7 +361,7 @@ impl Site for Nodes {
                 .rsplit_once('.')
                 .is_some_and(|(name, _)| name == block);
             if its
-                && node.state == "up"
+                && node.state == NodeState::Up
                 && let Err(error) = self.client.reclaim_node(node.address.id, DRAIN)
             {
                 tracing::warn!(node = node.address.name, %error, "a node that goes cannot be told to take nothing more");

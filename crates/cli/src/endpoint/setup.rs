@@ -8,8 +8,8 @@ use clap::Args;
 use dayfly_client::encoded;
 use dayfly_command::Global;
 use dayfly_protocol::api::{Connection, ManagerStatus};
+use dayfly_protocol::endpoints::{EndpointRegistration, EndpointStatus, NewEndpoint};
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::{EndpointRegistration, EndpointStatus, NewEndpoint};
 use serde_json::json;
 use toml::Value;
 

@@ -7,10 +7,10 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use dayfly_client::{Form, Placement, Runtime};
 use dayfly_command::Global;
-use dayfly_protocol::entry_point::Words;
+use dayfly_protocol::entry_point::CommandTemplate;
 use dayfly_protocol::environment::Environment;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::{FunctionRegistration, FunctionStatus, Resources};
+use dayfly_protocol::functions::{FunctionRegistration, FunctionStatus, Resources};
 
 use super::read;
 use crate::{connect, output, values};
@@ -237,7 +237,7 @@ fn of_command(command: &str) -> Result<Kind, Failure> {
     let first = first.ok_or_else(|| wrong("--command is empty"))?;
     let quoted = output::json(&command)?;
     // Braces have the same meaning in the arguments of an entry point.
-    Words::read(format!("[{quoted}]").as_bytes()).map_err(|why| wrong(format!("--command: {why}")))?;
+    CommandTemplate::parse(format!("[{quoted}]").as_bytes()).map_err(|why| wrong(format!("--command: {why}")))?;
     let text = format!("import dayfly\n\n{COMMAND} = dayfly.Command({quoted})\n");
     Ok(Kind {
         form: Form::Source { entry: COMMAND.into() },
@@ -252,7 +252,7 @@ fn of_command(command: &str) -> Result<Kind, Failure> {
 fn of_image(image: &str, words: Option<&str>) -> Result<Kind, Failure> {
     let wrong = |why: String| wrong(format!("--words: {why}"));
     let code = output::json(&read::words(words.unwrap_or_default()).map_err(wrong)?)?.into_bytes();
-    Words::read(&code).map_err(wrong)?;
+    CommandTemplate::parse(&code).map_err(wrong)?;
     Ok(Kind {
         form: Form::EntryPoint { name: image.into() },
         runtime: Runtime::Native,

@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dayfly_client::{Client, Form};
 use dayfly_command::Global;
+use dayfly_protocol::encoding::JSON_RESULT;
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::functions::FunctionStatus;
+use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::TaskId;
-use dayfly_protocol::short::GivenId;
-use dayfly_protocol::tasks::{FunctionStatus, JSON_ANSWER, TaskOutcome, TaskStatus};
+use dayfly_protocol::tasks::{TaskOutcome, TaskStatus};
 use dayfly_protocol::text;
 
 use crate::{invoke, output, values};
@@ -33,7 +35,7 @@ standard error contains the worker's traceback. Results of Python functions are 
 pub struct Outcome {
     /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
-    task: GivenId,
+    task: IdPattern,
     /// Wait for its end: seconds, or a duration such as 10m [default: do not wait]
     #[arg(long, value_name = "SECONDS", value_parser = values::wait)]
     wait: Option<Duration>,
@@ -94,14 +96,14 @@ fn answer(task: TaskId, answer: &[u8], form: Option<&Form>) -> String {
             Some(text) => text.trim_end_matches('\n').into(),
             None => cut(answer, |shown| format!("hex:{}", hex::encode(shown))),
         },
-        (Some(Form::EntryPoint { .. }), [text @ .., JSON_ANSWER]) => match serde_json::from_slice::<String>(text) {
+        (Some(Form::EntryPoint { .. }), [text @ .., JSON_RESULT]) => match serde_json::from_slice::<String>(text) {
             Ok(text) => match invoke::as_text(text.as_bytes()) {
                 Some(text) => text.trim_end_matches('\n').into(),
                 None => cut(text.as_bytes(), |shown| shown.escape_ascii().to_string()),
             },
             Err(_) => cut(text, |shown| shown.escape_ascii().to_string()),
         },
-        (Some(form), [text @ .., JSON_ANSWER]) if form.speaks_json() => match std::str::from_utf8(text) {
+        (Some(form), [text @ .., JSON_RESULT]) if form.speaks_json() => match std::str::from_utf8(text) {
             Ok(json) => text::line(json, usize::MAX),
             Err(_) => cut(text, |shown| shown.escape_ascii().to_string()),
         },
@@ -161,7 +163,7 @@ mod tests {
     #[test]
     fn json_result_is_shown_unchanged() {
         let source = Form::Source { entry: "area".into() };
-        let shown = |text: &str| answer(ID, &[text.as_bytes(), &[JSON_ANSWER]].concat(), Some(&source));
+        let shown = |text: &str| answer(ID, &[text.as_bytes(), &[JSON_RESULT]].concat(), Some(&source));
         assert_eq!(shown("{\"sides\": [6, 7]}"), "{\"sides\": [6, 7]}");
         assert_eq!(shown("\"\u{9b}2J\""), "\"\\u{9b}2J\"");
     }

@@ -4,9 +4,9 @@ use clap::Args;
 use dayfly_client::Client;
 use dayfly_command::Global;
 use dayfly_protocol::error::Failure;
+use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::node_api::Stream;
-use dayfly_protocol::short::GivenId;
-use dayfly_protocol::tasks::TaskPrinted;
+use dayfly_protocol::tasks::TaskOutputPage;
 
 use super::outcome::ASK;
 use crate::{output, values};
@@ -20,7 +20,7 @@ use crate::{output, values};
 pub struct Printed {
     /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
-    pub task: GivenId,
+    pub task: IdPattern,
     /// Follow the output until the task has ended
     #[arg(long, short)]
     pub follow: bool,
@@ -48,7 +48,7 @@ pub fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(),
     loop {
         let wait_ms = if wanted.follow { ASK.as_millis() } else { 0 };
         let path = format!("/v1/tasks/{task}/output?from={from}&wait_ms={wait_ms}");
-        let answer: TaskPrinted = client.get(&path).map_err(|error| error.0)?;
+        let answer: TaskOutputPage = client.get(&path).map_err(|error| error.0)?;
         if answer.from > from {
             eprintln!(
                 "dayfly task: {} bytes before this are not kept any more",

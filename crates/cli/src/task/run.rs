@@ -9,7 +9,8 @@ use dayfly_client::{Client, Form, encoded};
 use dayfly_command::Global;
 use dayfly_protocol::contents::INLINE_BYTES;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::tasks::{Accepted, FunctionStatus, JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
+use dayfly_protocol::functions::FunctionStatus;
+use dayfly_protocol::tasks::{AcceptedTasks, JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
 use serde_json::Value;
 
 use super::outcome::wait;
@@ -118,7 +119,7 @@ pub fn run(wanted: &Run, client: &Client, global: &Global) -> Result<(), Failure
         options,
         tasks: vec![wanted.input(&function.form, client)?],
     };
-    let accepted: Accepted = client.post("/v1/tasks", &submission).map_err(|error| error.0)?;
+    let accepted: AcceptedTasks = client.post("/v1/tasks", &submission).map_err(|error| error.0)?;
     let task = *accepted
         .tasks
         .first()

@@ -13,7 +13,7 @@ use dayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleep
 use dayfly_protocol::error::{Code, Retry};
 use dayfly_protocol::executor::Form;
 use dayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
-use dayfly_protocol::node_api::Fate;
+use dayfly_protocol::node_api::ChannelStatus;
 use dayfly_protocol::slot::Status;
 
 use super::repair::{Broken, Repair, verdict};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dayfly_fabric::LinkError;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::WorkerIndex;
-use dayfly_protocol::node_api::{End, Fate};
+use dayfly_protocol::node_api::{ChannelStatus, End};
 
 use super::CallId;
 use super::dispatch::InFlight;
@@ -56,7 +56,7 @@ pub fn impossible(error: &std::io::Error) -> CallError {
 
 impl Repair {
     /// Asks for the fate of the old channel, passes it to `tell`, and opens a new channel.
-    pub fn run(self, tell: impl FnOnce(&Result<Fate, Error>)) -> Result<Channel, CallError> {
+    pub fn run(self, tell: impl FnOnce(&Result<ChannelStatus, Error>)) -> Result<Channel, CallError> {
         let Self {
             index,
             channel,
@@ -101,7 +101,7 @@ fn over(end: End) -> Option<CallError> {
         ),
         End::Released => (Code::LeaseEnded, "the lease was released"),
         End::Revoked => (Code::LeaseEnded, "the lease was revoked by an operator; lease again"),
-        End::TakenBack => (
+        End::DelegationRevoked => (
             Code::LeaseEnded,
             "this part of the lease was taken back by whoever delegated it; ask for another one",
         ),
@@ -111,7 +111,7 @@ fn over(end: End) -> Option<CallError> {
 }
 
 /// The error of a call that was outstanding when its channel broke.
-pub fn verdict(fate: &Result<Fate, Error>, sequence: u32, error: &LinkError) -> CallError {
+pub fn verdict(fate: &Result<ChannelStatus, Error>, sequence: u32, error: &LinkError) -> CallError {
     match fate {
         Ok(fate) => verdict_on(fate, sequence),
         Err(unknown) => CallError::new(

@@ -8,7 +8,7 @@ use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, INLINE_BYTES};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{FunctionId, TaskId};
-use dayfly_protocol::tasks::{Accepted, TaskInput, TaskOptions, TaskSubmission};
+use dayfly_protocol::tasks::{AcceptedTasks, TaskInput, TaskOptions, TaskSubmission};
 
 use super::{Inner, PATIENCE, RETRY, State, Tasks, refused, wait};
 use crate::Error;
@@ -219,7 +219,7 @@ impl Inner {
 
     fn send_some(&self, submission: &TaskSubmission) {
         let count = submission.tasks.len();
-        let accepted: Result<Accepted, Error> =
+        let accepted: Result<AcceptedTasks, Error> =
             self.patiently(PATIENCE, || self.manager.post_packed("/v1/tasks", submission));
         let mut state = self.state();
         if accepted.as_ref().is_err_and(|error| error.code() == Code::NotFound) && state.outbox.store_again(count) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dayfly_protocol::dispatch::ToDispatcher;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TriggerId};
-use dayfly_protocol::triggers::{EventSource, FileSeen, LOOKS_MS, MAX_FILES, MAX_WAITING_EVENTS, Watch};
+use dayfly_protocol::triggers::{EventSource, MAX_FILES, MAX_WAITING_EVENTS, ObservedFile, POLL_INTERVAL_MS, Watch};
 use dayfly_store::system::now_ms;
 use dayfly_store::triggers::NewEvent;
 use serde_json::Map;
@@ -42,17 +42,17 @@ pub fn check(source: &EventSource) -> Result<(), Failure> {
     if let Err(error) = globset::Glob::new(pattern) {
         return wrong(format!("`{pattern:.80}` is no pattern of paths: {error}"));
     }
-    if *every_ms != 0 && !LOOKS_MS.contains(every_ms) {
+    if *every_ms != 0 && !POLL_INTERVAL_MS.contains(every_ms) {
         return wrong(format!(
             "a look every {every_ms} ms; give {} to {}, or 0",
-            LOOKS_MS.start(),
-            LOOKS_MS.end()
+            POLL_INTERVAL_MS.start(),
+            POLL_INTERVAL_MS.end()
         ));
     }
     Ok(())
 }
 
-fn event(file: &FileSeen) -> SourceEvent {
+fn event(file: &ObservedFile) -> SourceEvent {
     let mut of = Map::new();
     of.insert("path".into(), file.path.clone().into());
     of.insert("bytes".into(), file.bytes.into());
@@ -126,7 +126,7 @@ impl Tasks {
         state: &mut State,
         endpoint: EndpointId,
         id: TriggerId,
-        files: Vec<FileSeen>,
+        files: Vec<ObservedFile>,
     ) {
         let now_ms = now_ms();
         let Some(trigger) = state.watched_by(endpoint, id) else {
@@ -139,9 +139,9 @@ impl Tasks {
             trigger.unstarted = Some(too_many(trigger));
             return;
         }
-        let fits = |file: &&FileSeen| file.path.len() <= MAX_PATH_BYTES && file.version.len() <= 256;
+        let fits = |file: &&ObservedFile| file.path.len() <= MAX_PATH_BYTES && file.version.len() <= 256;
         let files = &files[..files.len().min(MAX_FILES)];
-        let keys: Vec<String> = files.iter().map(FileSeen::key).collect();
+        let keys: Vec<String> = files.iter().map(ObservedFile::key).collect();
         let events = files
             .iter()
             .filter(fits)
@@ -154,7 +154,7 @@ impl Tasks {
             match kept {
                 Ok(_) => state.tell(
                     endpoint,
-                    ToDispatcher::Noted {
+                    ToDispatcher::FilesStored {
                         trigger: id,
                         files: keys,
                     },

@@ -6,7 +6,8 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
 use dayfly_protocol::tasks::{MAX_NAME_BYTES, TaskState};
 use dayfly_protocol::triggers::{
-    EventSource, EventStatus, MAX_SPEC_BYTES, MAX_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
+    EventSource, EventStatus, MAX_SPEC_BYTES, MAX_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerState,
+    TriggerStatus,
 };
 use dayfly_scheduling::Timer;
 use dayfly_store::hash;
@@ -34,11 +35,11 @@ pub struct TriggerAuthor {
 }
 
 impl Trigger {
-    pub(super) fn state_name(&self) -> &'static str {
+    pub(super) fn state(&self) -> TriggerState {
         match (self.record.expires_at_ms <= now_ms(), self.record.spec.paused) {
-            (true, _) => "expired",
-            (_, true) => "paused",
-            _ => "active",
+            (true, _) => TriggerState::Expired,
+            (_, true) => TriggerState::Paused,
+            _ => TriggerState::Active,
         }
     }
 
@@ -51,7 +52,7 @@ impl Trigger {
             owner,
             spec: record.spec.clone(),
             watched_at,
-            state: self.state_name().into(),
+            state: self.state(),
             trouble: away.or_else(|| self.unseen.clone()).or_else(|| self.unstarted.clone()),
             created_at_ms: record.created_at_ms,
             expires_at_ms: record.expires_at_ms,

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use dayfly_protocol::endpoints::{BlockState, BlockStatus};
 use dayfly_protocol::error::Failure;
-use dayfly_protocol::tasks::{BlockState, BlockStatus};
 use dayfly_scheduling::{Block, plan};
 
 use super::backoff::Backoff;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::tasks::{BlockState, BlockStatus};
+use dayfly_protocol::endpoints::{BlockState, BlockStatus};
 use dayfly_scheduling::Block;
 
 use super::job_file::BlockRecord;

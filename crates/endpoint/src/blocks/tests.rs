@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use std::collections::HashMap;
 use std::path::Path;
 
-use dayfly_protocol::tasks::BlockState;
+use dayfly_protocol::endpoints::BlockState;
 
 use super::manager::BlockManager;
 use super::*;

@@ -12,8 +12,8 @@ use dayfly_client::{
 };
 use dayfly_protocol::api::RendezvousAddress;
 use dayfly_protocol::dispatch::{Attempt, FromDispatcher, Program, TaskOutput};
+use dayfly_protocol::encoding::{CALL_OF_RANK, JSON_RESULT, RANK_RESULTS, join};
 use dayfly_protocol::ids::{self, NodeId};
-use dayfly_protocol::tasks::{ANSWERS_OF_RANKS, CALL_OF_RANK, JSON_ANSWER, join};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -343,12 +343,12 @@ fn is_caused_by_another_rank(error: &CallError) -> bool {
 /// Joins the results of all ranks: a JSON list, if all of them are JSON.
 fn join_results(answers: &[&[u8]]) -> Vec<u8> {
     let text = |answer: &&[u8]| match answer.split_last() {
-        Some((&JSON_ANSWER, text)) => Some(text.to_vec()),
+        Some((&JSON_RESULT, text)) => Some(text.to_vec()),
         _ => None,
     };
     match answers.iter().map(text).collect::<Option<Vec<_>>>() {
-        Some(texts) => [b"[".as_slice(), &texts.join(&b','), b"]", &[JSON_ANSWER]].concat(),
-        None => join(answers, ANSWERS_OF_RANKS),
+        Some(texts) => [b"[".as_slice(), &texts.join(&b','), b"]", &[JSON_RESULT]].concat(),
+        None => join(answers, RANK_RESULTS),
     }
 }
 
@@ -468,8 +468,8 @@ impl LeaseDriver for GangDriver {
 #[cfg(test)]
 mod tests {
     use dayfly_client::Status;
+    use dayfly_protocol::encoding::parts;
     use dayfly_protocol::error::Failure;
-    use dayfly_protocol::tasks::parts;
 
     use super::*;
 
@@ -497,14 +497,14 @@ mod tests {
             (1, well(b"b")),
         ]));
         assert_eq!(parts(&all).unwrap(), [b"a", b"b", b"c"]);
-        assert_eq!(all.last(), Some(&ANSWERS_OF_RANKS));
+        assert_eq!(all.last(), Some(&RANK_RESULTS));
     }
 
     #[test]
     fn json_results_become_one_json_list() {
-        let answer = |text: &str| well(&[text.as_bytes(), &[JSON_ANSWER]].concat());
+        let answer = |text: &str| well(&[text.as_bytes(), &[JSON_RESULT]].concat());
         let all = bytes(outcome_of_ranks(vec![(1, answer("{\"a\":2}")), (0, answer("1"))]));
-        assert_eq!(all, [b"[1,{\"a\":2}]".as_slice(), &[JSON_ANSWER]].concat());
+        assert_eq!(all, [b"[1,{\"a\":2}]".as_slice(), &[JSON_RESULT]].concat());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 
-use dayfly_protocol::tasks::BlockState;
+use dayfly_protocol::endpoints::BlockState;
 use dayfly_sandbox::umask;
 use rustix::process::{Pid, Signal};
 

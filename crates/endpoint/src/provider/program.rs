@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use dayfly_protocol::tasks::BlockState;
+use dayfly_protocol::endpoints::BlockState;
 use dayfly_sandbox::umask;
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::triggers::{FileSeen, Watch};
+use dayfly_protocol::triggers::{ObservedFile, Watch};
 use dayfly_storage::{Objects, Place};
 use globset::{GlobBuilder, GlobMatcher};
 use tokio::runtime::Runtime;
@@ -56,7 +56,7 @@ impl Pattern {
 
 /// A file, and its inode's last change. A rename changes the inode too, and keeps the modification time.
 pub struct FoundFile {
-    pub file: FileSeen,
+    pub file: ObservedFile,
     pub changed_ns: i128,
 }
 
@@ -64,7 +64,7 @@ impl FoundFile {
     fn of(path: String, metadata: &Metadata) -> Self {
         let nanoseconds = |seconds: i64, more: i64| i128::from(seconds) * 1_000_000_000 + i128::from(more);
         let modified_ns = nanoseconds(metadata.mtime(), metadata.mtime_nsec());
-        let file = FileSeen {
+        let file = ObservedFile {
             path,
             bytes: metadata.len(),
             modified_at_ms: u64::try_from(modified_ns / 1_000_000).unwrap_or_default(),
@@ -158,7 +158,7 @@ impl FileSource {
             .filter(|one| self.pattern.matches(&one.name))
             .map(|one| FoundFile {
                 changed_ns: i128::from(one.modified_at_ms) * 1_000_000,
-                file: FileSeen {
+                file: ObservedFile {
                     path: format!("{}/{}", self.root, one.name),
                     bytes: one.bytes,
                     modified_at_ms: one.modified_at_ms,

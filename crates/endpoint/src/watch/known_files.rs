@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::triggers::{FileSeen, MAX_FILES};
+use dayfly_protocol::triggers::{MAX_FILES, ObservedFile};
 
 use super::file_source::FoundFile;
 
@@ -34,7 +34,7 @@ enum FileState {
 impl KnownFiles {
     /// Returns the files to report now, the oldest first. With `settles`, a file is reported once two listings found
     /// the same version; otherwise files appear complete. Files that are not found are forgotten.
-    pub fn update(&mut self, found: Vec<FoundFile>, settles: bool, now: Instant) -> Vec<FileSeen> {
+    pub fn update(&mut self, found: Vec<FoundFile>, settles: bool, now: Instant) -> Vec<ObservedFile> {
         let is_due = |at: Instant| now.saturating_duration_since(at) >= REPORT_INTERVAL;
         let mut before = std::mem::take(&mut self.files);
         let unnoted = before
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     fn found(path: &str, version: &str, changed_ns: i128) -> FoundFile {
-        let file = FileSeen {
+        let file = ObservedFile {
             path: path.into(),
             bytes: 1,
             modified_at_ms: 1,
@@ -94,8 +94,8 @@ mod tests {
         FoundFile { file, changed_ns }
     }
 
-    fn keys(files: &[FileSeen]) -> Vec<String> {
-        files.iter().map(FileSeen::key).collect()
+    fn keys(files: &[ObservedFile]) -> Vec<String> {
+        files.iter().map(ObservedFile::key).collect()
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Incoming writes: slots, parts of large payloads, and grants; and the memory that large payloads are written to.
 
-use dayfly_protocol::fabric::{ASKS, GRANT_BYTES, Grant, PLACEMENT_BYTES, Placement, most_grants, notice};
+use dayfly_protocol::fabric::{
+    GRANT_BYTES, LOCATION_BYTES, MemoryGrant, NO_GRANT, PayloadLocation, max_grants, notice,
+};
 use dayfly_protocol::slot::{Geometry, HEADER_BYTES, Header, flags};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -19,7 +21,7 @@ pub(super) struct Arrival {
     /// Whether its slot has arrived. `header` is the only copy of its header.
     here: bool,
     pub header: Header,
-    placement: Placement,
+    location: PayloadLocation,
     /// Id of the memory for its payload.
     landing: Option<usize>,
     /// Number of parts that have arrived, and number expected.
@@ -63,11 +65,11 @@ impl Now {
                 room_length: 0,
             };
         }
-        let placement = &arrival.placement;
-        let (length, room) = (placement.length as usize, placement.room_length as usize);
+        let location = &arrival.location;
+        let (length, room) = (location.length as usize, location.room_length as usize);
         let target = Target {
-            address: placement.room_address,
-            key: placement.room_key,
+            address: location.room_address,
+            key: location.room_key,
         };
         let is_room = header.flags & flags::IN_ROOM != 0;
         Self {
@@ -113,7 +115,7 @@ pub(super) struct Landings {
 
 impl Landings {
     pub fn new(geometry: Geometry) -> Self {
-        let most = most_grants(geometry.slots);
+        let most = max_grants(geometry.slots);
         Self {
             all: (0..most).map(|_| None).collect(),
             free: (0..most).rev().collect(),
@@ -185,7 +187,7 @@ impl FabricLink {
                 self.arrivals[index].parts = self.arrivals[index].parts.saturating_add(1);
                 Ok(())
             }
-            notice::GRANT if (number as usize) < most_grants(self.geometry.slots) => self.grant_landed(number),
+            notice::GRANT if (number as usize) < max_grants(self.geometry.slots) => self.grant_landed(number),
             notice::GREETING if !self.greeted => {
                 self.greeted = true;
                 Ok(())
@@ -234,26 +236,26 @@ impl FabricLink {
         self.described(sequence, index, slot)
     }
 
-    /// Reads the placement of a large payload once, checks the copy, and allocates memory if the peer has none.
+    /// Reads the location of a large payload once, checks the copy, and allocates memory if the peer has none.
     fn described(&mut self, sequence: u32, index: usize, slot: usize) -> Result<(), LinkError> {
         // SAFETY: as for the header; every slot has room for both.
-        let bytes: [u8; PLACEMENT_BYTES] =
+        let bytes: [u8; LOCATION_BYTES] =
             unsafe { std::ptr::read_volatile(self.memory.at(slot + HEADER_BYTES).cast()) };
-        let placement = Placement::read_from_bytes(&bytes).unwrap_or_default();
+        let location = PayloadLocation::read_from_bytes(&bytes).unwrap_or_default();
         let set = self.arrivals[index].header.flags;
-        let (limit, length) = (self.geometry.bulk_bytes, placement.length);
+        let (limit, length) = (self.geometry.bulk_bytes, location.length);
         let mut landing = None;
         let mut asks = false;
         let wrong = if set & !flags::KNOWN != 0 {
             Some("unknown flags")
-        } else if length > limit || placement.room_length > limit {
+        } else if length > limit || location.room_length > limit {
             Some("the payload or the reply's room exceeds the bulk region")
         } else if set & flags::IN_ROOM != 0 {
             let offered = self.rooms[index].as_ref().map_or(0, |room| room.length as u64);
             (length > offered).then_some("a reply into room that was not offered")
         } else if set & flags::BULK == 0 || length == 0 {
             None
-        } else if placement.grant == ASKS {
+        } else if location.grant == NO_GRANT {
             asks = true;
             landing = self
                 .incoming
@@ -263,15 +265,15 @@ impl FabricLink {
             landing
                 .is_none()
                 .then_some("there is no memory left to receive it; free what was received before")
-        } else if self.landings.begin(placement.grant, length) {
-            landing = Some(placement.grant as usize);
+        } else if self.landings.begin(location.grant, length) {
+            landing = Some(location.grant as usize);
             None
         } else {
             Some("the payload lies in memory that was not granted")
         };
         let arrival = &mut self.arrivals[index];
         arrival.wrong = wrong;
-        arrival.placement = placement;
+        arrival.location = location;
         arrival.landing = landing;
         arrival.due = if wrong.is_some() {
             0
@@ -296,7 +298,7 @@ impl FabricLink {
         };
         let region = self.incoming.region(&mut self.endpoint, buffer);
         let target = region.map_err(|error| LinkError::Io(std::io::Error::other(error)))?;
-        let grant = Grant {
+        let grant = MemoryGrant {
             address: target.address,
             key: target.key,
             capacity: *capacity as u64,
@@ -313,7 +315,7 @@ impl FabricLink {
         let at = self.layout.ring().0 + self.layout.grant(id as usize);
         // SAFETY: inside the mapping; the peer may write at the same time.
         let bytes: [u8; GRANT_BYTES] = unsafe { std::ptr::read_volatile(self.memory.at(at).cast()) };
-        self.granted(id, Grant::read_from_bytes(&bytes).unwrap_or_default())
+        self.granted(id, MemoryGrant::read_from_bytes(&bytes).unwrap_or_default())
     }
 
     /// Releases the memory of the current message, and grants it again if the limit allows.

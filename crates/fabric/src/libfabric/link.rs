@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::fabric::{GRANT_BYTES, PLACEMENT_BYTES, Placement, most_grants};
+use dayfly_protocol::fabric::{GRANT_BYTES, LOCATION_BYTES, PayloadLocation, max_grants};
 use dayfly_protocol::slot::{Geometry, HEADER_BYTES, Header, flags};
 use rustix::event::{PollFd, PollFlags};
 use zerocopy::IntoBytes;
@@ -65,7 +65,7 @@ impl Layout {
         Self { geometry }
     }
     fn shared(self) -> usize {
-        (self.geometry.ring_bytes() + most_grants(self.geometry.slots) * GRANT_BYTES).next_multiple_of(4096)
+        (self.geometry.ring_bytes() + max_grants(self.geometry.slots) * GRANT_BYTES).next_multiple_of(4096)
     }
     fn bulk(self) -> usize {
         self.geometry.bulk_bytes as usize
@@ -126,7 +126,7 @@ pub struct FabricLink {
     pub(super) large: Box<[Option<Large>]>,
     pub(super) unsent: VecDeque<Item>,
     /// Memory that the peer granted in advance.
-    pub(super) grants: Vec<(u32, dayfly_protocol::fabric::Grant)>,
+    pub(super) grants: Vec<(u32, dayfly_protocol::fabric::MemoryGrant)>,
     /// Rooms for the replies to our own requests, by slot.
     pub(super) rooms: Box<[Option<Room>]>,
     pub(super) current: Now,
@@ -162,7 +162,7 @@ impl FabricLink {
         } = parts;
         let layout = Layout::new(geometry);
         let slots = geometry.slots as usize;
-        let contexts = 2 * slots + most_grants(geometry.slots);
+        let contexts = 2 * slots + max_grants(geometry.slots);
         let (outgoing, incoming) = (layout.outgoing(), layout.incoming());
         Self {
             fixed,
@@ -271,17 +271,13 @@ impl FabricLink {
         // SAFETY: inside the mapping, and ours until sent.
         unsafe { std::ptr::copy_nonoverlapping(header.as_bytes().as_ptr(), self.memory.at(slot), HEADER_BYTES) };
         self.next_out = sequence.wrapping_add(1);
-        let placed = if set & flags::DESCRIBED != 0 {
-            PLACEMENT_BYTES
-        } else {
-            0
-        };
+        let placed = if set & flags::DESCRIBED != 0 { LOCATION_BYTES } else { 0 };
         self.send(Item::Slot(sequence, HEADER_BYTES + placed + length))?;
         Ok(sequence)
     }
 
-    fn place(&mut self, placement: Placement) {
-        self.composed()[..PLACEMENT_BYTES].copy_from_slice(placement.as_bytes());
+    fn place(&mut self, location: PayloadLocation) {
+        self.composed()[..LOCATION_BYTES].copy_from_slice(location.as_bytes());
     }
 
     /// Sends a payload and its slot. The slot goes first if it must ask for memory.
@@ -290,15 +286,15 @@ impl FabricLink {
         function: u16,
         deadline_ms: u32,
         large: Large,
-        mut placement: Placement,
+        mut location: PayloadLocation,
         set: u16,
     ) -> Result<u32, LinkError> {
         let (sequence, empty) = (self.next_out, large.length() == 0);
         if large.target.is_none() && !empty {
-            placement.grant = dayfly_protocol::fabric::ASKS;
+            location.grant = dayfly_protocol::fabric::NO_GRANT;
         }
         let sends = large.target.is_some() && !empty;
-        self.place(placement);
+        self.place(location);
         if !empty {
             let index = self.layout.index(sequence);
             self.settle(index)?;
@@ -448,27 +444,27 @@ impl Link for FabricLink {
     ) -> Result<u32, LinkError> {
         let lying = self.lay_down(payload)?;
         let length = lying.length;
-        let mut placement = Placement {
+        let mut location = PayloadLocation {
             length: length as u64,
-            ..Placement::default()
+            ..PayloadLocation::default()
         };
         let mut set = flags::BULK;
         if let Some(room) = room {
             set |= flags::ROOM;
-            placement.room_length = room.length as u64;
+            location.room_length = room.length as u64;
             if let Some(target) = self.offer(&room)? {
-                (placement.room_address, placement.room_key) = (target.address, target.key);
+                (location.room_address, location.room_key) = (target.address, target.key);
             }
             let index = self.layout.index(self.next_out);
             self.rooms[index] = Some(room);
         }
         let grant = self.take_grant(length);
         if let Some((id, _)) = grant {
-            placement.grant = id;
+            location.grant = id;
         }
         let target = grant.map(|(_, target)| target);
         let large = Large::new(self.next_out, lying, target);
-        self.post_large(function, deadline_ms, large, placement, set)
+        self.post_large(function, deadline_ms, large, location, set)
     }
 
     fn post_lent(&mut self, function: u16, buffer: Buffer, length: usize) -> Result<u32, LinkError> {
@@ -476,9 +472,9 @@ impl Link for FabricLink {
             return Err(LinkError::Malformed("a reply from foreign memory"));
         }
         let lying = self.lying(&buffer, length).keeping(buffer);
-        let mut placement = Placement {
+        let mut location = PayloadLocation {
             length: length as u64,
-            ..Placement::default()
+            ..PayloadLocation::default()
         };
         // A reply that fits into the room that its request named is written directly into it.
         let room = self.current.room.filter(|(_, room)| length <= *room);
@@ -486,12 +482,12 @@ impl Link for FabricLink {
             Some((target, _)) => (flags::IN_ROOM, Some(target)),
             None => {
                 let grant = self.take_grant(length);
-                placement.grant = grant.map_or(0, |(id, _)| id);
+                location.grant = grant.map_or(0, |(id, _)| id);
                 (flags::BULK, grant.map(|(_, target)| target))
             }
         };
         let large = Large::new(self.next_out, lying, target);
-        self.post_large(function, 0, large, placement, set)
+        self.post_large(function, 0, large, location, set)
     }
 
     fn post_in_room(&mut self, _function: u16, _length: usize) -> Result<u32, LinkError> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::fabric::{CARD_BYTES, Card, ENDPOINT_BYTES, MAGIC, most_grants, name, text};
+use dayfly_protocol::fabric::{CARD_BYTES, Card, ENDPOINT_BYTES, MAGIC, max_grants, name, text};
 use dayfly_protocol::slot::Geometry;
 use rustix::event::PollFlags;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -131,7 +131,7 @@ struct Opened {
 impl Opened {
     fn new(control: &Control, geometry: Geometry, wanted: Choice, never_sleeps: bool) -> Result<Self, LinkError> {
         // The peer's slots, parts and grants, and our own parts.
-        let completions = 4 * geometry.slots as usize + most_grants(geometry.slots);
+        let completions = 4 * geometry.slots as usize + max_grants(geometry.slots);
         let mut endpoint = open_endpoint(control, wanted, completions, never_sleeps)?;
         let layout = Layout::new(geometry);
         let memory = Arc::new(Mapping::anonymous(layout.bytes())?);

@@ -1,7 +1,7 @@
 //! Outgoing writes: slots, parts of large payloads, and grants of memory. They are queued until the provider and the
 //! peer take them.
 
-use dayfly_protocol::fabric::{GRANT_BYTES, Grant, notice};
+use dayfly_protocol::fabric::{GRANT_BYTES, MemoryGrant, notice};
 use dayfly_protocol::slot::{Geometry, HEADER_BYTES};
 
 use super::ffi::{Context, Target};
@@ -241,12 +241,12 @@ impl FabricLink {
             .filter(|(_, (_, grant))| grant.capacity >= length as u64)
             .min_by_key(|(_, (_, grant))| grant.capacity)?;
         let (id, grant) = self.grants.swap_remove(at);
-        let Grant { address, key, .. } = grant;
+        let MemoryGrant { address, key, .. } = grant;
         Some((id, Target { address, key }))
     }
 
     /// Processes a grant from the peer, for a message that waits for it or in advance.
-    pub(super) fn granted(&mut self, id: u32, grant: Grant) -> Result<(), LinkError> {
+    pub(super) fn granted(&mut self, id: u32, grant: MemoryGrant) -> Result<(), LinkError> {
         let Geometry { bulk_bytes, .. } = self.geometry;
         if grant.sequence == 0 {
             self.grants.retain(|(known, _)| *known != id);

@@ -6,9 +6,9 @@ use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State as Shared};
 use axum::http::StatusCode;
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::{Allowance, AllowanceRequest, ErrorBody};
 use dayfly_protocol::ids::AllowanceId;
+use dayfly_protocol::tenancy::Role;
 use serde::Deserialize;
 use utoipa::IntoParams;
 

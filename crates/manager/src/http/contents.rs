@@ -12,12 +12,12 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::contents::{Content, ContentUsage};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{ContentHash, TaskId, TenantId};
 use dayfly_protocol::tasks::MAX_BODY_BYTES;
+use dayfly_protocol::tenancy::Role;
 use futures_util::StreamExt;
 
 use super::Api;

@@ -9,14 +9,13 @@ use axum::extract::{DefaultBodyLimit, State as Shared};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::{Connection, ErrorBody};
 use dayfly_protocol::dispatch::{MAX_FRAME_BYTES, ToDispatcher};
+use dayfly_protocol::endpoints::{AccountRequest, EndpointRegistration, EndpointStatus, NewEndpoint};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TenantId;
-use dayfly_protocol::tasks::{
-    AccountRequest, EndpointRegistration, EndpointStatus, MAX_SHARING_BODY_BYTES, NewEndpoint,
-};
+use dayfly_protocol::sharing::MAX_SHARING_BODY_BYTES;
+use dayfly_protocol::tenancy::Role;
 use dayfly_store::tasks::EndpointRecord;
 use dayfly_store::{As, Bearer, Leases};
 

@@ -6,13 +6,13 @@ use axum::extract::{DefaultBodyLimit, Path, Query, State as Shared};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::bounds;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::flows::{FlowRequest, FlowStatus};
 use dayfly_protocol::ids::FlowId;
 use dayfly_protocol::tasks::{MAX_BODY_BYTES, MAX_NAME_BYTES};
+use dayfly_protocol::tenancy::Role;
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -3,8 +3,8 @@
 use axum::Json;
 use axum::extract::State as Shared;
 use axum::http::StatusCode;
-use dayfly_protocol::accounts::{LoginInfo, LoginRequest, NewToken};
 use dayfly_protocol::api::ErrorBody;
+use dayfly_protocol::tenancy::{LoginInfo, LoginRequest, NewToken};
 
 use super::Api;
 use crate::extractors::{Body, Refusal};

@@ -7,9 +7,9 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X
 use axum::http::{HeaderName, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use dayfly_protocol::accounts::Role;
-use dayfly_protocol::api::{ErrorBody, Moment};
+use dayfly_protocol::api::{ErrorBody, UsageSample};
 use dayfly_protocol::error::Code;
+use dayfly_protocol::tenancy::Role;
 use dayfly_telemetry as telemetry;
 use serde::Deserialize;
 use tracing::Instrument;
@@ -46,12 +46,12 @@ pub(crate) struct After {
 
 /// How it all was within the last hour, every two seconds, the oldest first.
 #[utoipa::path(get, path = "/v1/history", params(After), security(("bearer" = [])),
-    responses((status = 200, body = [Moment]), (status = "default", body = ErrorBody)))]
+    responses((status = 200, body = [UsageSample]), (status = "default", body = ErrorBody)))]
 pub(crate) async fn history(
     _: Caller,
     Shared(control): Shared<Api>,
     query: Result<Query<After>, QueryRejection>,
-) -> Result<Json<Vec<Moment>>, Refusal> {
+) -> Result<Json<Vec<UsageSample>>, Refusal> {
     Ok(Json(control.history.since(asked(query)?.after_ms)))
 }
 

@@ -9,17 +9,18 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use dayfly_durable_tasks::{Submitter, may_run, name_of};
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::bounds;
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::functions::{FunctionRegistration, FunctionStatus};
+use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::{FunctionId, TaskId};
-use dayfly_protocol::short::GivenId;
+use dayfly_protocol::sharing::{FunctionSharing, MAX_SHARING_BODY_BYTES};
 use dayfly_protocol::tasks::{
-    Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus,
-    MAX_BODY_BYTES, MAX_SHARING_BODY_BYTES, MAX_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState,
-    TaskStatus, TaskSubmission,
+    AcceptedTasks, Cancellation, CancelledTasks, DeletedTasks, MAX_BODY_BYTES, MAX_WAIT_MS, Outcomes, TaskCounts,
+    TaskDeletion, TaskOutcome, TaskOutputPage, TaskState, TaskStatus, TaskSubmission,
 };
+use dayfly_protocol::tenancy::Role;
 use dayfly_store::tasks::{FunctionRecord, How, TaskQuery};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -188,7 +189,7 @@ pub(crate) async fn share_function(
 
 /// Accepts tasks. Once this is answered they are on the disk, and each ends in one outcome.
 #[utoipa::path(post, path = "/v1/tasks", request_body = TaskSubmission, security(("bearer" = [])),
-    responses((status = 201, body = Accepted), (status = "default", body = ErrorBody)))]
+    responses((status = 201, body = AcceptedTasks), (status = "default", body = ErrorBody)))]
 pub(crate) async fn submit_tasks(
     caller: Caller,
     packed: Packed,
@@ -197,7 +198,7 @@ pub(crate) async fn submit_tasks(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let by = submitter(&control, &caller)?;
-    let accepted: Accepted = control.tasks()?.submit(by, submission).await?;
+    let accepted: AcceptedTasks = control.tasks()?.submit(by, submission).await?;
     Ok((StatusCode::CREATED, packed.answer(accepted)).into_response())
 }
 
@@ -334,7 +335,7 @@ pub(crate) async fn count_tasks(
 /// (`only_waiting`). Whoever has a task decides whether it waits: one that is counted as ended never begins. Callers cancel their
 /// own; operators, and the owner of the endpoint that is named, everybody's.
 #[utoipa::path(post, path = "/v1/tasks/cancel", request_body = Cancellation, security(("bearer" = [])),
-    responses((status = 200, body = Cancelled), (status = "default", body = ErrorBody)))]
+    responses((status = 200, body = CancelledTasks), (status = "default", body = ErrorBody)))]
 pub(crate) async fn cancel_tasks(
     caller: Caller,
     packed: Packed,
@@ -361,26 +362,26 @@ pub(crate) async fn cancel_tasks(
 
 /// Forgets tasks of the caller's that have ended, with their outcomes, before they are forgotten by themselves. What they answered
 /// goes, too, where no other task has it.
-#[utoipa::path(post, path = "/v1/tasks/forget", request_body = Forgetting, security(("bearer" = [])),
-    responses((status = 200, body = Forgotten), (status = "default", body = ErrorBody)))]
+#[utoipa::path(post, path = "/v1/tasks/forget", request_body = TaskDeletion, security(("bearer" = [])),
+    responses((status = 200, body = DeletedTasks), (status = "default", body = ErrorBody)))]
 pub(crate) async fn forget_tasks(
     caller: Caller,
     packed: Packed,
     Shared(control): Shared<Api>,
-    Document(what): Document<Forgetting>,
+    Document(what): Document<TaskDeletion>,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     what.check_texts()?;
     let about = serde_json::json!({ "tasks": what.tasks.len(), "tag": what.tag });
     let subject = what.tag.clone().unwrap_or_default();
     control.audit(&caller, "task.forget", &subject, &about).await?;
-    let forgotten: Forgotten = control.tasks()?.forget(caller.bearer.tenant, what).await?;
+    let forgotten: DeletedTasks = control.tasks()?.forget(caller.bearer.tenant, what).await?;
     Ok(packed.answer(forgotten))
 }
 
 /// The task that a path names by its id, or by the beginning or end of it, if the caller may see it.
 async fn task_at(control: &Control, caller: &Caller, path: NamePath) -> Result<TaskStatus, Refusal> {
-    let given: GivenId = named(path)?.parse()?;
+    let given: IdPattern = named(path)?.parse()?;
     let seen = (caller.role < Role::Operator).then_some(caller.bearer.tenant);
     let id = control.tasks()?.resolve(&given, seen).await?;
     let found = control.tasks()?.status(id).await?;
@@ -451,7 +452,7 @@ pub struct Reading {
 
 /// What a task prints on standard output and error: the last 64 KiB, for as long as its outcome is kept.
 #[utoipa::path(get, path = "/v1/tasks/{id}/output", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$"), Reading), security(("bearer" = [])),
-    responses((status = 200, body = TaskPrinted), (status = "default", body = ErrorBody)))]
+    responses((status = 200, body = TaskOutputPage), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_output(
     caller: Caller,
     packed: Packed,

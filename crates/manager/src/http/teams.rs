@@ -6,9 +6,10 @@ use axum::extract::{DefaultBodyLimit, Query, State as Shared};
 use axum::response::Response;
 use axum::routing::{get, put};
 use dayfly_durable_tasks::check_team;
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
-use dayfly_protocol::tasks::{MAX_SHARING_BODY_BYTES, Team, TeamSpec, UsageLine};
+use dayfly_protocol::sharing::{MAX_SHARING_BODY_BYTES, Team, TeamSpec};
+use dayfly_protocol::tasks::UsageLine;
+use dayfly_protocol::tenancy::Role;
 use serde::Deserialize;
 use utoipa::IntoParams;
 

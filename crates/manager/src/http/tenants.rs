@@ -4,12 +4,12 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State as Shared};
 use axum::http::StatusCode;
-use dayfly_protocol::accounts::{
-    AuditEntry, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
-};
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::LeaseId;
+use dayfly_protocol::tenancy::{
+    AuditEntry, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
+};
 use dayfly_store::{AuditPage, BillQuery, Leases};
 use serde::Deserialize;
 use utoipa::IntoParams;

@@ -9,13 +9,13 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use dayfly_durable_tasks::{SourceEvent, TriggerAuthor, check_trigger_lengths};
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::TriggerId;
+use dayfly_protocol::tenancy::Role;
 use dayfly_protocol::triggers::{
-    EventStatus, EventTaken, MAX_EVENT_BYTES, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus,
+    AcceptedEvent, EventStatus, MAX_EVENT_BYTES, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -254,7 +254,7 @@ async fn fire(
         )
     };
     let heard = told(headers, &body.map_err(too_long)?, asked(query)?);
-    let taken: EventTaken = control.tasks()?.fire(trigger, heard).await?;
+    let taken: AcceptedEvent = control.tasks()?.fire(trigger, heard).await?;
     Ok((StatusCode::ACCEPTED, packed.answer(taken)).into_response())
 }
 
@@ -262,7 +262,7 @@ async fn fire(
 /// function at least once.
 #[utoipa::path(post, path = "/v1/triggers/{name}/events", params(("name" = String, Path), Keyed), request_body = Value,
     security(("bearer" = [])),
-    responses((status = 202, body = EventTaken), (status = "default", body = ErrorBody)))]
+    responses((status = 202, body = AcceptedEvent), (status = "default", body = ErrorBody)))]
 pub(crate) async fn fire_trigger(
     caller: Caller,
     packed: Packed,
@@ -279,7 +279,7 @@ pub(crate) async fn fire_trigger(
 
 /// The same for programs that know the trigger's token, which is a part of the path, and nothing else.
 #[utoipa::path(post, path = "/v1/hooks/{token}", params(("token" = String, Path), Keyed), request_body = Value,
-    responses((status = 202, body = EventTaken), (status = "default", body = ErrorBody)))]
+    responses((status = 202, body = AcceptedEvent), (status = "default", body = ErrorBody)))]
 pub(crate) async fn call_hook(
     packed: Packed,
     Shared(control): Shared<Api>,

@@ -2,10 +2,10 @@
 
 use dayfly_lease::SigningKey;
 use dayfly_lease::token::Opening;
-use dayfly_protocol::accounts::Role;
 use dayfly_protocol::hello::Hello;
 use dayfly_protocol::ids::{AllowanceId, ChannelId};
 use dayfly_protocol::node_api::DirectStart;
+use dayfly_protocol::tenancy::Role;
 use dayfly_store::system::{now_ms, random};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -104,7 +104,7 @@ async fn what_starts_on_any_node_is_counted_and_all_nodes_hear_when_it_is_all() 
     // One more than allowed: it has happened, and nothing more will.
     first.hears(exhausted).await;
     second.hears(exhausted).await;
-    assert_eq!(client.state(LeaseId([2; 16])).await, "granted");
+    assert_eq!(client.state(LeaseId([2; 16])).await, LeaseState::Granted);
     let path = format!("/v1/allowances/{}", allowance.allowance);
     assert_eq!(client.get::<Allowance>(&path).await.workers_left, 0);
     // A node that was away is told again.
@@ -113,12 +113,12 @@ async fn what_starts_on_any_node_is_counted_and_all_nodes_hear_when_it_is_all() 
     third.hears(exhausted).await;
     let over = |lease: u8| NodeMessage::LeaseEnded {
         lease: LeaseId([lease; 16]),
-        state: "released".into(),
+        state: LeaseState::Released,
     };
     first.say.send(over(1)).unwrap();
     second.hears(has_room).await;
     assert_eq!(client.get::<Allowance>(&path).await.workers_left, 1);
-    assert_eq!(client.state(LeaseId([1; 16])).await, "released");
+    assert_eq!(client.state(LeaseId([1; 16])).await, LeaseState::Released);
 }
 
 #[tokio::test]
@@ -225,7 +225,7 @@ async fn an_allowance_counts_against_its_tenants_quota_until_it_is_given_back() 
     }
     // Its nodes hear that it is over, and its lease goes on.
     node.hears(exhausted).await;
-    assert_eq!(astro.state(LeaseId([1; 16])).await, "granted");
+    assert_eq!(astro.state(LeaseId([1; 16])).await, LeaseState::Granted);
     assert_eq!(astro.allow(&wish(3, 0)).await, Err(Code::QuotaExceeded));
     assert!(astro.allow(&wish(2, 0)).await.is_ok());
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use dayfly_lease::{Ledger, SigningKey, ledger::Resources};
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::api::{Capacity, ManagerMessage, Mode, NodeAddress, NodeMessage};
+use dayfly_protocol::api::{Capacity, Mode, NodeAddress};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use dayfly_protocol::node_api::HeldLease;
+use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
 use dayfly_store::system::now_ms;
 use futures_util::{SinkExt, StreamExt};
 use rustls::pki_types::ServerName;

@@ -26,7 +26,7 @@ impl Client {
 
     async fn live(&mut self) -> usize {
         let leases = self.get::<Vec<LeaseStatus>>("/v1/leases").await;
-        leases.iter().filter(|lease| lease.state == "granted").count()
+        leases.iter().filter(|lease| lease.state == LeaseState::Granted).count()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Several managers over one real PostgreSQL, with fake nodes.
 
-use dayfly_protocol::accounts::{Quota, TenantSpec};
+use dayfly_protocol::tenancy::{Quota, TenantSpec};
 use dayfly_store::conformance::postgres_database as database;
 
 use super::*;
@@ -62,7 +62,7 @@ async fn whoever_is_asked_grants_on_all_nodes_and_answers_for_all_leases() {
     assert_eq!(client.lease(&both_cores).await.err(), Some(Code::NoCapacity));
     assert_eq!(client.get::<Vec<NodeStatus>>("/v1/nodes").await.len(), 2);
     assert_eq!(client.get::<Vec<LeaseStatus>>("/v1/leases").await.len(), 2);
-    assert_eq!(client.state(second.lease).await, "granted");
+    assert_eq!(client.state(second.lease).await, LeaseState::Granted);
     let wanted = LeaseRequest {
         node: Some(far.id),
         ..both_cores.clone()
@@ -70,7 +70,7 @@ async fn whoever_is_asked_grants_on_all_nodes_and_answers_for_all_leases() {
     let mut events = a.events();
     let (status, body) = client.send("DELETE", &format!("/v1/leases/{}", second.lease), "").await;
     assert_eq!(status, 200, "{body}");
-    event(&mut events, lease_event(second.lease, far.id, "released")).await;
+    event(&mut events, lease_event(second.lease, far.id, LeaseState::Released)).await;
     assert_eq!(client.lease(&wanted).await.unwrap().node.id, far.id);
     for manager in [a, b] {
         manager.shutdown().await;
@@ -121,10 +121,10 @@ async fn leases_of_a_node_that_died_with_its_manager_are_ended_by_another() {
         let leases: Vec<LeaseStatus> = client.get("/v1/leases").await;
         leases
             .iter()
-            .any(|lease| lease.lease == grant.lease && lease.state == "lost")
+            .any(|lease| lease.lease == grant.lease && lease.state == LeaseState::Lost)
     })
     .await;
     let nodes: Vec<NodeStatus> = client.get("/v1/nodes").await;
-    assert_eq!((nodes.len(), nodes[0].state.as_str(), nodes[0].leases), (1, "lost", 0));
+    assert_eq!((nodes.len(), nodes[0].state, nodes[0].leases), (1, NodeState::Lost, 0));
     b.shutdown().await;
 }

@@ -1,11 +1,12 @@
 //! Functions, tasks and endpoints of several tenants, over the real API.
 
 use dayfly_durable_tasks::LOCAL;
-use dayfly_protocol::accounts::{AuditEntry, Role};
 use dayfly_protocol::dispatch::{Ended, FromDispatcher, TaskOutput, ToDispatcher};
+use dayfly_protocol::functions::FunctionStatus;
 use dayfly_protocol::ids::TaskId;
 use dayfly_protocol::node_api::Stream;
-use dayfly_protocol::tasks::{Accepted, Cancelled, Forgotten, FunctionStatus, TaskPrinted, TaskStatus};
+use dayfly_protocol::tasks::{AcceptedTasks, CancelledTasks, DeletedTasks, TaskOutputPage, TaskStatus};
+use dayfly_protocol::tenancy::{AuditEntry, Role};
 use serde_json::{Value, json};
 
 use super::tenants::member;
@@ -31,7 +32,7 @@ impl Client {
 
     async fn task(&mut self, function: &FunctionStatus, endpoint: &str, tag: &str) -> TaskId {
         let given = json!({"function": function.id, "endpoint": endpoint, "tag": tag, "tasks": [{"call": {}}]});
-        self.post::<Accepted>("/v1/tasks", &given).await.tasks[0]
+        self.post::<AcceptedTasks>("/v1/tasks", &given).await.tasks[0]
     }
 }
 
@@ -68,13 +69,13 @@ async fn an_owner_of_an_endpoint_sees_and_ends_what_is_there_and_an_operator_end
             .await,
         Code::Forbidden
     );
-    let own = astro.post::<Cancelled>(cancel, &json!({"endpoint": "site"})).await;
-    assert_eq!(own, Cancelled::default());
-    let ended = Cancelled {
+    let own = astro.post::<CancelledTasks>(cancel, &json!({"endpoint": "site"})).await;
+    assert_eq!(own, CancelledTasks::default());
+    let ended = CancelledTasks {
         ended: 1,
-        ..Cancelled::default()
+        ..CancelledTasks::default()
     };
-    assert_eq!(astro.post::<Cancelled>(cancel, &all).await, ended);
+    assert_eq!(astro.post::<CancelledTasks>(cancel, &all).await, ended);
     let path = format!("/v1/tasks/{task}/outcome?wait_ms=10000");
     bio.get::<Value>(&path).await;
     let seen = astro.get::<Vec<TaskStatus>>(everybodys).await;
@@ -87,15 +88,15 @@ async fn an_owner_of_an_endpoint_sees_and_ends_what_is_there_and_an_operator_end
         bio.task(&function, "site", "b").await,
         json!({"tag": "b", "everybody": true}),
     );
-    assert_eq!(operator.post::<Cancelled>(cancel, &tag).await, ended);
+    assert_eq!(operator.post::<CancelledTasks>(cancel, &tag).await, ended);
     let path = format!("/v1/tasks/{task}/outcome?wait_ms=10000");
     bio.get::<Value>(&path).await;
     let forgotten = astro
-        .post::<Forgotten>("/v1/tasks/forget", &json!({"tag": "b", "tasks": [task]}))
+        .post::<DeletedTasks>("/v1/tasks/forget", &json!({"tag": "b", "tasks": [task]}))
         .await;
-    assert_eq!(forgotten, Forgotten { forgotten: 0, left: 0 });
-    let forgotten = bio.post::<Forgotten>("/v1/tasks/forget", &json!({"tag": "b"})).await;
-    assert_eq!(forgotten, Forgotten { forgotten: 1, left: 0 });
+    assert_eq!(forgotten, DeletedTasks { forgotten: 0, left: 0 });
+    let forgotten = bio.post::<DeletedTasks>("/v1/tasks/forget", &json!({"tag": "b"})).await;
+    assert_eq!(forgotten, DeletedTasks { forgotten: 1, left: 0 });
     assert_eq!(bio.refusal("GET", &path, &json!({})).await, Code::NotFound);
     let (status, _) = astro.send("DELETE", "/v1/endpoints/site", "").await;
     assert_eq!(status, 200);
@@ -217,7 +218,7 @@ async fn output_that_came_just_before_a_stop_is_kept() {
     let mut client = Client::new(&manager).await;
     let function = client.function("f").await;
     let task = client.task(&function, LOCAL, "a").await;
-    dispatcher.said.send(FromDispatcher::Room { tasks: 1 }).unwrap();
+    dispatcher.said.send(FromDispatcher::Credit { tasks: 1 }).unwrap();
     let sent = async {
         loop {
             if let Some(ToDispatcher::Tasks(tasks)) = dispatcher.heard.recv().await {
@@ -255,7 +256,7 @@ async fn output_that_came_just_before_a_stop_is_kept() {
         }
         tokio::task::yield_now().await;
     };
-    let printed: TaskPrinted = Client::new(&manager)
+    let printed: TaskOutputPage = Client::new(&manager)
         .await
         .get(&format!("/v1/tasks/{task}/output"))
         .await;

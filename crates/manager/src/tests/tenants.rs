@@ -1,9 +1,9 @@
 //! Tenants, tokens, quotas, budgets, bills and the audit log, over the real API.
 
-use dayfly_protocol::accounts::{
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::tenancy::{
     AuditEntry, BillPage, NewToken, Prices, Quota, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
-use dayfly_protocol::error::Failure;
 use dayfly_store::{SqliteStore, Store, hash};
 
 use super::*;
@@ -149,7 +149,7 @@ async fn a_tenant_sees_its_own_leases_bills_tokens_and_events_and_an_operator_se
     };
     assert_eq!(
         serde_json::from_str::<Event>(&first).unwrap(),
-        lease_event(own, node.id, "granted"),
+        lease_event(own, node.id, LeaseState::Granted),
         "another tenant's event was seen"
     );
     let path = format!("/v1/leases/{theirs}");
@@ -183,7 +183,7 @@ async fn a_tenant_sees_its_own_leases_bills_tokens_and_events_and_an_operator_se
     assert_eq!(operator.refused("DELETE", &path, &()).await.code, Code::Forbidden);
     let (status, answer) = operator.send("POST", &format!("{path}/revoke"), "").await;
     assert_eq!(status, 200, "{answer}");
-    assert_eq!(astro.state(theirs).await, "revoked");
+    assert_eq!(astro.state(theirs).await, LeaseState::Revoked);
 }
 
 #[tokio::test]
@@ -307,7 +307,7 @@ async fn lease_follows_a_token_that_is_replaced_while_its_node_is_asked() {
     // Its connection ended with its token; what it began goes on.
     assert_eq!(asking.await.unwrap().err(), Some(Code::Unauthorized));
     node.say.send(answer(number)).unwrap();
-    event(&mut events, lease_event(lease, node.id, "granted")).await;
+    event(&mut events, lease_event(lease, node.id, LeaseState::Granted)).await;
     let mut astro = Client::new(&manager).await;
     astro.token = second;
     let path = format!("/v1/leases/{lease}");
@@ -346,7 +346,7 @@ async fn lease_follows_a_token_that_is_replaced_while_its_node_is_asked() {
     let kept = kept.leases.iter().find(|kept| kept.lease == lease).unwrap();
     assert_eq!(
         (kept.state, kept.bearer),
-        (dayfly_lease::State::Granted, Some(hash(&third)))
+        (dayfly_protocol::api::LeaseState::Granted, Some(hash(&third)))
     );
 }
 
@@ -460,9 +460,9 @@ async fn a_tenant_that_has_spent_its_budget_or_is_suspended_loses_its_leases_and
     node.say.send(meters(1, lease, 49)).unwrap();
     node.hears(|message| *message == ManagerMessage::Booked { sequence: 1 })
         .await;
-    assert_eq!(astro.state(lease).await, "granted");
+    assert_eq!(astro.state(lease).await, LeaseState::Granted);
     node.say.send(meters(2, lease, 51)).unwrap();
-    event(&mut events, lease_event(lease, node.id, "revoked")).await;
+    event(&mut events, lease_event(lease, node.id, LeaseState::Revoked)).await;
     node.hears(|message| matches!(message, ManagerMessage::End { lease: ended, .. } if *ended == lease))
         .await;
     let refusal = astro.refused("POST", "/v1/leases", &request(Mode::Warm)).await;
@@ -472,7 +472,7 @@ async fn a_tenant_that_has_spent_its_budget_or_is_suspended_loses_its_leases_and
     assert_eq!(tenant.spent, 51);
     let lease = astro.lease(&request(Mode::Warm)).await.unwrap().lease;
     own.tenant("astro", |spec| spec.suspended = true).await;
-    event(&mut events, lease_event(lease, node.id, "revoked")).await;
+    event(&mut events, lease_event(lease, node.id, LeaseState::Revoked)).await;
     let refusal = astro.refused("POST", "/v1/leases", &request(Mode::Warm)).await;
     assert!(refusal.message.contains("suspended"), "{refusal}");
     assert_eq!(

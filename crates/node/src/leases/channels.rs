@@ -202,7 +202,7 @@ impl Run {
         let slot = &mut inner.slots[index];
         let Some(channel) = slot.channel.take() else { return };
         let reading = self.meters[index].read();
-        let fate = Fate {
+        let fate = ChannelStatus {
             worker: WorkerIndex(index as u16),
             incarnation: Incarnation(slot.incarnation),
             started: reading.started,
@@ -227,9 +227,9 @@ impl Run {
     pub fn end_channels(&self) {
         let mut inner = self.inner();
         let end = match inner.life.state() {
-            State::Expired => End::Expired,
-            State::Revoked => End::Revoked,
-            State::Lost => End::ExecutorDied,
+            LeaseState::Expired => End::Expired,
+            LeaseState::Revoked => End::Revoked,
+            LeaseState::Lost => End::ExecutorDied,
             _ => End::Released,
         };
         for index in 0..inner.slots.len() {
@@ -238,14 +238,14 @@ impl Run {
     }
 
     /// The fate of a channel. Returns an error for an unknown one.
-    pub fn fate(&self, id: ChannelId) -> Result<Fate, Failure> {
+    pub fn fate(&self, id: ChannelId) -> Result<ChannelStatus, Failure> {
         let inner = self.inner();
         let open = inner.slots.iter().enumerate();
         let alive = open
             .filter(|(_, slot)| slot.channel.as_ref().is_some_and(|channel| channel.id == id))
             .map(|(index, slot)| {
                 let reading = self.meters[index].read();
-                Fate {
+                ChannelStatus {
                     worker: WorkerIndex(index as u16),
                     incarnation: Incarnation(slot.incarnation),
                     started: reading.started,

@@ -78,6 +78,6 @@ impl Run {
 fn end_channels_of(inner: &mut Inner, holders: &[PublicKey]) {
     let channels = inner.slots.iter_mut().filter_map(|slot| slot.channel.as_mut());
     for channel in channels.filter(|channel| channel.gone.is_none() && holders.contains(&channel.holder)) {
-        channels::leave(channel, End::TakenBack);
+        channels::leave(channel, End::DelegationRevoked);
     }
 }

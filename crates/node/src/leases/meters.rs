@@ -100,7 +100,7 @@ impl Run {
     /// Ends the channels whose noted call has ended, even if another call has begun on them, which is too late.
     fn drain(&self, inner: &mut Inner) {
         let end = match inner.life.ends_as() {
-            State::Revoked => End::Revoked,
+            LeaseState::Revoked => End::Revoked,
             _ => End::Expired,
         };
         for index in 0..inner.slots.len() {

@@ -38,7 +38,10 @@ impl Node {
 
     /// Those of them that were used.
     pub(crate) fn active_leases(&self) -> Vec<LeaseId> {
-        let active = self.managed().into_iter().filter(|run| run.state() == State::Active);
+        let active = self
+            .managed()
+            .into_iter()
+            .filter(|run| run.state() == LeaseState::Active);
         active.map(|run| run.id()).collect()
     }
 

@@ -20,7 +20,7 @@ use dayfly_protocol::error::Failure;
 use dayfly_protocol::executor::{Form, LoadFunction};
 use dayfly_protocol::hello::{Hello, Token, VERDICT_BYTES, Verdict, transport};
 use dayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, NodeId, WorkerIndex};
-use dayfly_protocol::node_api::{Fate, Request, Response};
+use dayfly_protocol::node_api::{ChannelStatus, Request, Response};
 use dayfly_protocol::slot::{Geometry, Status};
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, IntoBytes};
@@ -267,13 +267,13 @@ impl Site {
     }
 
     /// The fate of a channel that has ended.
-    pub async fn fate(&self, grant: &Grant, channel: ChannelId) -> Fate {
+    pub async fn fate(&self, grant: &Grant, channel: ChannelId) -> ChannelStatus {
         let mut control = self.control(token(grant)).await.unwrap();
         let begun = Instant::now();
         loop {
-            match control.ask(Request::Fate { channel }).await.unwrap() {
-                Response::Fate(fate) if fate.end.is_some() => return fate,
-                Response::Fate(_) => assert!(begun.elapsed() < LIMIT, "the channel does not end"),
+            match control.ask(Request::ChannelStatus { channel }).await.unwrap() {
+                Response::ChannelStatus(fate) if fate.end.is_some() => return fate,
+                Response::ChannelStatus(_) => assert!(begun.elapsed() < LIMIT, "the channel does not end"),
                 other => panic!("{other:?}"),
             }
         }

@@ -1,7 +1,7 @@
 //! Properties of every store of teams and of the cost of tasks.
 
 use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
-use dayfly_protocol::tasks::TeamSpec;
+use dayfly_protocol::sharing::TeamSpec;
 
 use crate::accounts::{TeamRecord, Usage, UsageKey};
 use crate::tasks::TaskStore;

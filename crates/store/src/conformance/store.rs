@@ -1,7 +1,8 @@
 //! Properties of every store.
 
-use dayfly_lease::State;
-use dayfly_protocol::api::{Capacity, FunctionUsage, MAX_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::api::{
+    Capacity, FunctionUsage, LeaseState, MAX_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage,
+};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 
 use crate::*;
@@ -45,7 +46,7 @@ pub fn record() -> LeaseRecord {
         tenant: TENANT,
         node: NODE,
         holder: PublicKey([5; 32]),
-        state: State::Granted,
+        state: LeaseState::Granted,
         workers: 2,
         cores_per_worker: 1,
         gpus_per_worker: 1,
@@ -167,7 +168,7 @@ pub async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
     };
     noted(store, vec![active, renewed.clone()]).await;
     let active = LeaseRecord {
-        state: State::Active,
+        state: LeaseState::Active,
         duration_ms: 5,
         expires_at_ms: 6,
         bearer: Some([9; 32]),
@@ -176,19 +177,19 @@ pub async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
     assert_eq!(only_lease(store).await, active);
     let ended = Change::Ended {
         lease: LEASE,
-        state: State::Revoked,
+        state: LeaseState::Revoked,
         at_ms: 70,
     };
     let again = Change::Ended {
         lease: LEASE,
-        state: State::Lost,
+        state: LeaseState::Lost,
         at_ms: 90,
     };
     noted(store, vec![ended, again, renewed, Change::Offered(Box::new(record()))]).await;
     assert_eq!(
         only_lease(store).await,
         LeaseRecord {
-            state: State::Revoked,
+            state: LeaseState::Revoked,
             ended_at_ms: 70,
             ..active
         }
@@ -211,7 +212,7 @@ pub async fn a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as
     assert_eq!(load(store).await.leases, vec![]);
     let ended = Change::Ended {
         lease: LEASE,
-        state: State::Released,
+        state: LeaseState::Released,
         at_ms: 70,
     };
     noted(store, vec![Change::Offered(Box::new(record())), ended, refused, taken]).await;
@@ -231,7 +232,7 @@ pub async fn whoever_lost_a_node_changes_nothing_of_its_leases(store: &dyn Store
     };
     let ended = Change::Ended {
         lease: LEASE,
-        state: State::Lost,
+        state: LeaseState::Lost,
         at_ms: 70,
     };
     let notes = under(1, vec![ended.clone(), Change::Offered(Box::new(late))]);
@@ -240,13 +241,13 @@ pub async fn whoever_lost_a_node_changes_nothing_of_its_leases(store: &dyn Store
     let mut mixed = under(1, vec![Change::Refused { lease: LEASE }]);
     mixed.extend(under(2, vec![ended]));
     assert_eq!(store.note(mixed).wait().await, Ok(vec![Noted::Stale, Noted::Kept]));
-    assert_eq!(only_lease(store).await.state, State::Lost);
+    assert_eq!(only_lease(store).await.state, LeaseState::Lost);
 }
 
 pub async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
     let ended = Change::Ended {
         lease: LEASE,
-        state: State::Released,
+        state: LeaseState::Released,
         at_ms: 70,
     };
     noted(store, vec![Change::Offered(Box::new(record())), ended]).await;
@@ -285,7 +286,7 @@ pub async fn a_booking_arrives_after_its_lease_has_ended(store: &dyn Store) {
     register(store, address(1)).await;
     let ended = Change::Ended {
         lease: LEASE,
-        state: State::Released,
+        state: LeaseState::Released,
         at_ms: 70,
     };
     noted(store, vec![Change::Offered(Box::new(record())), ended]).await;
@@ -514,7 +515,7 @@ pub async fn the_bill_has_every_lease_of_its_time_in_order_and_goes_on_where_a_p
     noted(store, leases.iter().rev().map(offered).collect()).await;
     let ended = Change::Ended {
         lease: leases[0].lease,
-        state: State::Released,
+        state: LeaseState::Released,
         at_ms: 2_000,
     };
     noted(store, vec![ended]).await;

@@ -3,12 +3,14 @@
 use dayfly_protocol::api::Runtime;
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::endpoints::EndpointSpec;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::exception::Exception;
 use dayfly_protocol::executor::Form;
+use dayfly_protocol::functions::Resources;
 use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
 use dayfly_protocol::node_api::Stream;
-use dayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskPiece, TaskTimes};
+use dayfly_protocol::tasks::{OutputPiece, ResultOrigin, TaskCounts, TaskOutcome, TaskTimes};
 
 use crate::tasks::{
     EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, How, KeptOutput, LOOK, Like, Memoized,
@@ -45,7 +47,7 @@ pub fn function(id: u8, name: &str) -> FunctionRecord {
 }
 
 /// Origin of the results of all [`task`]s.
-const RAN: Ran = Ran {
+const RAN: ResultOrigin = ResultOrigin {
     tenant: TENANT,
     function: FUNCTION,
     endpoint: ENDPOINT,
@@ -71,7 +73,7 @@ pub fn task(id: u8, tag: &str) -> NewTask {
             memo: None,
         },
         tries: Tries::default(),
-        arguments: Payload::Here(vec![id; 3].into()),
+        arguments: Payload::Inline(vec![id; 3].into()),
     }
 }
 
@@ -140,9 +142,12 @@ pub async fn exception_is_kept_and_left_out_of_lists(store: &dyn TaskStore) {
         ..TaskQuery::default()
     };
     let listed = store.tasks(query).wait().await.unwrap();
-    assert_eq!(listed.tasks[0].ended, Some((1, Some(failure.clone().short()))));
+    assert_eq!(
+        listed.tasks[0].ended,
+        Some((1, Some(failure.clone().without_exception())))
+    );
     let outcomes = store.outcomes(TENANT, "a".into(), 0, 10).wait().await.unwrap();
-    assert_eq!(outcomes[0].error, Some(failure.short()));
+    assert_eq!(outcomes[0].error, Some(failure.without_exception()));
 }
 
 pub async fn ids_are_found_by_beginning_and_end_within_one_tenant(store: &dyn TaskStore) {
@@ -187,7 +192,7 @@ pub async fn printed_output_is_kept_until_its_task_is_forgotten(store: &dyn Task
         task: TaskId([id; 16]),
         endpoint,
         first: 7,
-        pieces: vec![TaskPiece {
+        pieces: vec![OutputPiece {
             stream: Stream::Err,
             bytes: text.as_bytes().to_vec().into(),
         }],
@@ -241,7 +246,7 @@ pub async fn what_begins_is_written_down_and_its_arguments_are_read_where_they_a
     assert_eq!(
         store.begin(begun).wait().await,
         Ok(vec![Given {
-            arguments: Payload::Here(vec![2; 3].into()),
+            arguments: Payload::Inline(vec![2; 3].into()),
             ..Given::default()
         }])
     );
@@ -259,8 +264,8 @@ pub async fn a_task_is_given_the_answers_of_those_before_it_in_their_order(store
     store.end(ends, Vec::new()).wait().await.unwrap();
     let begun = vec![(TaskId([9; 16]), Tries::default(), true)];
     let given = store.begin(begun).wait().await.unwrap().remove(0);
-    assert_eq!(given.arguments, Payload::Here(vec![9; 3].into()));
-    let answer = |byte: u8| Some(Payload::Here(vec![byte].into()));
+    assert_eq!(given.arguments, Payload::Inline(vec![9; 3].into()));
+    let answer = |byte: u8| Some(Payload::Inline(vec![byte].into()));
     assert_eq!(given.answers, [answer(2), answer(1), None]);
     assert_eq!(given.ran, [Some(RAN), Some(RAN), None]);
     let mut left = store.load().wait().await.unwrap();
@@ -424,7 +429,7 @@ pub async fn answers_that_others_may_have_are_found_the_last_first(store: &dyn T
     store.end(ends, Vec::new()).wait().await.unwrap();
     let answer = |id: u8, ended_at_ms| Memoized {
         memo: [id; 32],
-        answer: Payload::Here(vec![id].into()),
+        answer: Payload::Inline(vec![id].into()),
         ended_at_ms,
     };
     let found = async |since_ms, most, bytes| store.memoized(since_ms, most, bytes).wait().await.unwrap();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dayfly_lease::quota::Held;
-use dayfly_protocol::accounts::{AuditEntry, Prices};
 use dayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
+use dayfly_protocol::tenancy::{AuditEntry, Prices};
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::Instant;

@@ -1,10 +1,9 @@
 //! Conversion of rows to records, and of records to parameters.
 
-use dayfly_lease::State;
 use dayfly_lease::quota::Held;
-use dayfly_protocol::accounts::Prices;
-use dayfly_protocol::api::{Mode, Sandbox, Usage};
+use dayfly_protocol::api::{LeaseState, Mode, Sandbox, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_protocol::tenancy::Prices;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -96,7 +95,7 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
         tenant: TenantId(bytes(row, 1)?),
         node: NodeId(bytes(row, 2)?),
         holder: PublicKey(bytes(row, 3)?),
-        state: State::from_name(row.try_get(4)?).unwrap_or(State::Lost),
+        state: LeaseState::from_name(row.try_get(4)?).unwrap_or(LeaseState::Lost),
         workers: small(row, 5)?,
         cores_per_worker: small(row, 6)?,
         mode: if row.try_get(7)? { Mode::Hot } else { Mode::Warm },

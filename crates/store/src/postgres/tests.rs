@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dayfly_protocol::accounts::Quota;
+use dayfly_protocol::tenancy::Quota;
 
 use super::server::{Server, database};
 use super::*;
@@ -92,7 +92,7 @@ async fn a_node_that_moves_takes_its_leases_along_and_its_last_manager_changes_n
     assert_eq!((moved.epoch, moved.leases), (2, Some(vec![record()])));
     let ended = Change::Ended {
         lease: LEASE,
-        state: dayfly_lease::State::Lost,
+        state: dayfly_protocol::api::LeaseState::Lost,
         at_ms: 5,
     };
     assert_eq!(
@@ -479,7 +479,7 @@ async fn what_cannot_be_written_fails_alone() {
         id: dayfly_protocol::ids::EndpointId([1; 16]),
         name: "\0".into(),
         tenant: TENANT,
-        spec: dayfly_protocol::tasks::EndpointSpec::default(),
+        spec: dayfly_protocol::endpoints::EndpointSpec::default(),
         of: None,
     };
     let first = tasks.enqueue(vec![task(1, "a")]);

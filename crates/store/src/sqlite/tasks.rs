@@ -12,7 +12,7 @@ use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::exception::Exception;
 use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use dayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome, TaskPiece};
+use dayfly_protocol::tasks::{OutputPiece, ResultOrigin, TaskCounts, TaskOutcome};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use zerocopy::IntoBytes;
@@ -385,7 +385,7 @@ impl TaskStore for SqliteTasks {
         })
     }
 
-    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>> {
+    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<OutputPiece>)>> {
         self.0.read(move |connection| {
             connection
                 .prepare_cached("SELECT first, pieces FROM printed WHERE task = ?1")?
@@ -609,7 +609,7 @@ impl TaskStore for SqliteTasks {
                 && let Some(row) = rows.next()?
             {
                 let answer = payload(row, 2)?;
-                bytes += answer.bytes_here() as u64;
+                bytes += answer.inline_bytes() as u64;
                 found.push(Memoized {
                     memo: row.get(0)?,
                     answer,
@@ -706,8 +706,8 @@ fn outcome_of(row: &Row<'_>) -> rusqlite::Result<TaskOutcome> {
 }
 
 /// Returns the origin of a result.
-fn ran(row: &Row<'_>) -> rusqlite::Result<Ran> {
-    Ok(Ran {
+fn ran(row: &Row<'_>) -> rusqlite::Result<ResultOrigin> {
+    Ok(ResultOrigin {
         tenant: TenantId(row.get(9)?),
         function: FunctionId(row.get(10)?),
         endpoint: EndpointId(row.get(11)?),
@@ -784,7 +784,7 @@ fn exception(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<B
 /// Encodes a payload for two columns: the bytes, or their hash.
 fn columns(payload: &Payload) -> (&[u8], Option<[u8; 32]>) {
     match payload {
-        Payload::Here(bytes) => (&bytes[..], None),
+        Payload::Inline(bytes) => (&bytes[..], None),
         Payload::Stored(content) => (&[], Some(content.hash.0)),
     }
 }
@@ -792,7 +792,7 @@ fn columns(payload: &Payload) -> (&[u8], Option<[u8; 32]>) {
 /// Decodes [`columns`], with a content's length in a third column.
 fn payload(row: &Row<'_>, column: usize) -> rusqlite::Result<Payload> {
     let Some(hash) = row.get(column + 1)? else {
-        return Ok(Payload::Here(blob(row, column)?));
+        return Ok(Payload::Inline(blob(row, column)?));
     };
     // A deleted content has no length; its reader gets an error.
     let bytes: Option<i64> = row.get(column + 2)?;
@@ -813,7 +813,7 @@ fn blob(row: &Row<'_>, column: usize) -> rusqlite::Result<Blob> {
 mod tests {
     use super::*;
     use crate::conformance::tasks::{ENDPOINT, ended, function, task};
-    use dayfly_protocol::tasks::EndpointSpec;
+    use dayfly_protocol::endpoints::EndpointSpec;
 
     #[tokio::test]
     async fn all_of_it_is_there_when_the_file_is_opened_again() {
@@ -867,7 +867,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let store = SqliteTasks::open(Some(&directory.path().join("tasks.db")), Some(64), false).unwrap();
         let large = NewTask {
-            arguments: Payload::Here(vec![0; 1 << 20].into()),
+            arguments: Payload::Inline(vec![0; 1 << 20].into()),
             ..task(2, "a")
         };
         assert_eq!(

@@ -1,6 +1,6 @@
 //! Tests of properties that only SQLite has: its file.
 
-use dayfly_protocol::accounts::Role;
+use dayfly_protocol::tenancy::Role;
 use tempfile::TempDir;
 
 use super::*;

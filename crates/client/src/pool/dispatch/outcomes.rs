@@ -179,7 +179,7 @@ impl Dispatch {
     }
 
     /// Applies the fate of a broken channel: ends the calls that ran, and requeues those that did not.
-    pub fn on_fate(&mut self, index: usize, fate: &Result<Fate, Error>) {
+    pub fn on_fate(&mut self, index: usize, fate: &Result<ChannelStatus, Error>) {
         // `None` after a disconnect.
         let Some(broken) = &mut self.workers[index].broken else {
             return;

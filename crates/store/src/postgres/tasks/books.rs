@@ -7,7 +7,7 @@ use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::exception::Exception;
 use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use dayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome, TaskPiece};
+use dayfly_protocol::tasks::{OutputPiece, ResultOrigin, TaskCounts, TaskOutcome};
 use futures_util::{FutureExt, TryStreamExt};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -168,7 +168,7 @@ impl TaskStore for PostgresTasks {
         })
     }
 
-    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>> {
+    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<OutputPiece>)>> {
         self.read(task, |link, task| {
             async {
                 let sql = "SELECT first, pieces FROM printed WHERE task = $1";
@@ -492,7 +492,7 @@ async fn given(link: &Link, wanted: &[TaskId]) -> Result<Vec<Given>, Fault> {
         before.extend(after.iter().copied());
         arguments.insert(TaskId(rows::bytes(row, 0)?), (payload(row, 1)?, after));
     }
-    let answers: HashMap<TaskId, (Payload, Ran)> = match before.is_empty() {
+    let answers: HashMap<TaskId, (Payload, ResultOrigin)> = match before.is_empty() {
         // Most tasks have no dependencies.
         true => HashMap::new(),
         false => {
@@ -688,8 +688,8 @@ fn outcome_of(row: &Row) -> Result<TaskOutcome, Fault> {
 }
 
 /// Returns the origin of a result.
-fn ran(row: &Row) -> Result<Ran, Fault> {
-    Ok(Ran {
+fn ran(row: &Row) -> Result<ResultOrigin, Fault> {
+    Ok(ResultOrigin {
         tenant: TenantId(rows::bytes(row, 9)?),
         function: FunctionId(rows::bytes(row, 10)?),
         endpoint: EndpointId(rows::bytes(row, 11)?),
@@ -715,7 +715,7 @@ fn after(row: &Row, column: usize) -> Result<Vec<TaskId>, Fault> {
 /// Encodes a payload for two columns: the bytes, or their hash.
 fn columns(payload: &Payload) -> (&[u8], Option<&[u8]>) {
     match payload {
-        Payload::Here(bytes) => (&bytes[..], None),
+        Payload::Inline(bytes) => (&bytes[..], None),
         Payload::Stored(content) => (&[], Some(content.hash.0.as_slice())),
     }
 }
@@ -723,7 +723,7 @@ fn columns(payload: &Payload) -> (&[u8], Option<&[u8]>) {
 /// Decodes [`columns`], with a content's length in a third column.
 fn payload(row: &Row, column: usize) -> Result<Payload, Fault> {
     let Some(hash) = optional(row, column + 1)? else {
-        return Ok(Payload::Here(blob(row, column)?));
+        return Ok(Payload::Inline(blob(row, column)?));
     };
     // A deleted content has no length; its reader gets an error.
     let bytes: Option<i64> = row.try_get(column + 2)?;

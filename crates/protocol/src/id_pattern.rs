@@ -14,25 +14,25 @@ pub const DIGITS: usize = 32;
 /// Fewest digits of an abbreviation.
 pub const MIN_DIGITS: usize = 6;
 /// Digits at the end of an id that lists show.
-pub const SHOWN_DIGITS: usize = 12;
+pub const LISTED_DIGITS: usize = 12;
 /// Most candidates that an error lists.
 pub const MAX_CANDIDATES: usize = 8;
 
 /// An id in full or abbreviated: [`MIN_DIGITS`] to [`DIGITS`] hexadecimal digits in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GivenId {
+pub struct IdPattern {
     digits: String,
     value: u128,
 }
 
 /// Returns the end of an id as lists show it: `...7409644e0db7`.
-pub fn shown(id: &impl fmt::Display) -> String {
-    let whole = id.to_string();
-    let end = whole.len().saturating_sub(SHOWN_DIGITS);
-    format!("...{}", whole.get(end..).unwrap_or(&whole))
+pub fn abbreviate(id: &impl fmt::Display) -> String {
+    let digits = id.to_string();
+    let end = digits.len().saturating_sub(LISTED_DIGITS);
+    format!("...{}", digits.get(end..).unwrap_or(&digits))
 }
 
-impl GivenId {
+impl IdPattern {
     /// The digits as given.
     pub fn digits(&self) -> &str {
         &self.digits
@@ -43,14 +43,14 @@ impl GivenId {
     }
 
     /// Returns the id if all its digits are given.
-    pub fn whole<T: FromStr>(&self) -> Option<T> {
+    pub fn full_id<T: FromStr>(&self) -> Option<T> {
         (self.digits.len() == DIGITS)
             .then(|| self.digits.parse().ok())
             .flatten()
     }
 
     /// Whether `id` begins or ends with these digits.
-    pub fn fits(&self, id: &[u8; 16]) -> bool {
+    pub fn matches(&self, id: &[u8; 16]) -> bool {
         let id = u128::from_be_bytes(*id);
         let rest = u128::BITS - self.bits();
         id >> rest == self.value || id << rest >> rest == self.value
@@ -67,7 +67,7 @@ impl GivenId {
     ///
     /// # Errors
     /// `NotFound` if `found` is empty, `Ambiguous` if it contains several ids.
-    pub fn only<T: Copy + Ord + fmt::Display>(&self, mut found: Vec<T>, what: &str) -> Result<T, Failure> {
+    pub fn resolve<T: Copy + Ord + fmt::Display>(&self, mut found: Vec<T>, what: &str) -> Result<T, Failure> {
         found.sort_unstable();
         found.dedup();
         match found[..] {
@@ -89,7 +89,7 @@ impl GivenId {
     }
 }
 
-impl From<TaskId> for GivenId {
+impl From<TaskId> for IdPattern {
     fn from(id: TaskId) -> Self {
         Self {
             digits: id.to_string(),
@@ -98,7 +98,7 @@ impl From<TaskId> for GivenId {
     }
 }
 
-impl FromStr for GivenId {
+impl FromStr for IdPattern {
     type Err = Failure;
 
     fn from_str(text: &str) -> Result<Self, Failure> {
@@ -112,13 +112,13 @@ impl FromStr for GivenId {
         Err(Failure::new(
             Code::InvalidRequest,
             format!(
-                "`{text}` is no id: give its {DIGITS} hexadecimal digits, or {MIN_DIGITS} or more of its beginning or end"
+                "`{text}` is not an id: give its {DIGITS} hexadecimal digits, or {MIN_DIGITS} or more of its beginning or end"
             ),
         ))
     }
 }
 
-impl fmt::Display for GivenId {
+impl fmt::Display for IdPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.digits)
     }
@@ -129,33 +129,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_given_whole_or_by_an_end() {
+    fn pattern_matches_full_id_beginning_and_end() {
         let id = TaskId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xdb]);
-        assert_eq!(shown(&id), "...0a0b0c0d0edb");
+        assert_eq!(abbreviate(&id), "...0a0b0c0d0edb");
         for text in ["000102", "...0c0D0eDB", &id.to_string()] {
-            let given: GivenId = text.parse().expect("an id");
-            assert!(given.fits(&id.0), "{text}");
-            assert_eq!(given.whole::<TaskId>().is_some(), text.len() == DIGITS);
+            let given: IdPattern = text.parse().expect("an id");
+            assert!(given.matches(&id.0), "{text}");
+            assert_eq!(given.full_id::<TaskId>().is_some(), text.len() == DIGITS);
         }
-        let other: GivenId = "0c0d0eda".parse().expect("an id");
-        assert!(!other.fits(&id.0));
+        let other: IdPattern = "0c0d0eda".parse().expect("an id");
+        assert!(!other.matches(&id.0));
         for text in ["", "00010", "xyzxyz", &"0".repeat(33)] {
-            assert_eq!(text.parse::<GivenId>().expect_err("no id").code, Code::InvalidRequest);
+            assert_eq!(text.parse::<IdPattern>().expect_err("no id").code, Code::InvalidRequest);
         }
-        let (low, high) = "0001023".parse::<GivenId>().expect("an id").range();
+        let (low, high) = "0001023".parse::<IdPattern>().expect("an id").range();
         assert_eq!((low[3], high[3], high[15]), (0x30, 0x3f, 0xff));
     }
 
     #[test]
     fn ambiguous_id_lists_its_candidates() {
-        let given: GivenId = "07070707".parse().expect("an id");
+        let given: IdPattern = "07070707".parse().expect("an id");
         let [one, other] = [TaskId([7; 16]), TaskId([6; 16])];
-        assert_eq!(given.only(vec![one, one], "task"), Ok(one));
+        assert_eq!(given.resolve(vec![one, one], "task"), Ok(one));
         assert_eq!(
-            given.only(Vec::<TaskId>::new(), "task").expect_err("none").code,
+            given.resolve(Vec::<TaskId>::new(), "task").expect_err("none").code,
             Code::NotFound
         );
-        let failure = given.only(vec![one, other], "task").expect_err("two");
+        let failure = given.resolve(vec![one, other], "task").expect_err("two");
         assert_eq!(failure.code, Code::Ambiguous);
         assert!(failure.message.contains(&one.to_string()) && failure.message.contains(&other.to_string()));
     }

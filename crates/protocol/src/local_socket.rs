@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_of_one_authority_and_one_port() {
+    fn socket_name_differs_by_authority_and_port() {
         let one = name("authority\n", 7070);
         assert_eq!(one, name("authority", 7070));
         assert_eq!(one.len(), "dayfly-manager-".len() + 32);

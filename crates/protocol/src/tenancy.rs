@@ -5,43 +5,19 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::{FunctionUsage, ManagerAddress, Mode, Usage};
+use crate::api::{FunctionUsage, LeaseState, ManagerAddress, Mode, Usage};
 use crate::ids::{LeaseId, NodeId, TenantId};
+use crate::named::named_enum;
 
-/// What the bearer of a token may do. Each role includes the rights of the previous ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Lease workers and see their cost.
-    User,
-    /// Add and remove nodes, and see and revoke the leases of all tenants.
-    Operator,
-    /// Create tenants and tokens, and set prices.
-    Administrator,
-}
-
-impl Role {
-    /// All roles, in ascending order of rights.
-    pub const ALL: [Self; 3] = [Self::User, Self::Operator, Self::Administrator];
-
-    /// The role's name in JSON and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::User => "user",
-            Self::Operator => "operator",
-            Self::Administrator => "administrator",
-        }
-    }
-
-    /// Returns the role with this [`Role::name`], or `None`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.name() == name)
-    }
-}
-
-impl std::fmt::Display for Role {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+named_enum! {
+    /// What the bearer of a token may do. Each role includes the rights of the previous ones.
+    Role, "a role" {
+        /// Lease workers and see their cost.
+        User = "user",
+        /// Add and remove nodes, and see and revoke the leases of all tenants.
+        Operator = "operator",
+        /// Create tenants and tokens, and set prices.
+        Administrator = "administrator",
     }
 }
 
@@ -218,8 +194,8 @@ pub struct BillLine {
     pub tenant_name: String,
     /// Node of the lease.
     pub node: NodeId,
-    /// `granted`, `active`, or the reason why it ended.
-    pub state: String,
+    /// State of the lease.
+    pub state: LeaseState,
     /// Time of the grant, in milliseconds since the Unix epoch.
     pub granted_at_ms: u64,
     /// End of the lease, in milliseconds since the Unix epoch; 0 while it is alive.

@@ -1,0 +1,158 @@
+//! Nodes: addresses, resources, states, and tokens to join a site.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{ManagerAddress, Sandbox};
+use crate::ids::{NodeId, PublicKey, TenantId};
+use crate::named::named_enum;
+
+/// Addresses and key of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeAddress {
+    /// Id of the node.
+    pub id: NodeId,
+    /// Display name.
+    pub name: String,
+    /// Boot id of its host. A client with the same boot id shares its memory.
+    pub host: String,
+    /// Unix socket for clients on the same host.
+    pub unix: Option<String>,
+    /// `address:port` for all other clients.
+    pub tcp: Option<String>,
+    /// Key that signs its verdicts.
+    pub key: PublicKey,
+    /// Fabrics of the node, by the site's names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fabrics: Vec<String>,
+}
+
+/// Most fabrics of a node.
+pub const MAX_FABRICS: usize = 16;
+/// Longest name of a fabric, in bytes.
+pub const MAX_FABRIC_NAME: usize = 64;
+
+/// Resources of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Capacity {
+    /// Cores that leases may use.
+    pub cores: u16,
+    /// Memory that leases may use, in bytes.
+    pub memory_bytes: u64,
+    /// Most warm workers.
+    pub workers: u16,
+    /// GPUs that leases may use.
+    #[serde(default)]
+    pub gpus: u16,
+}
+
+named_enum! {
+    /// State of a node.
+    NodeState, "a node state" {
+        /// Connected, and gets leases.
+        Up = "up",
+        /// Failed repeatedly, and gets no leases for a while.
+        Suspended = "suspended",
+        /// Being reclaimed, and still holds leases.
+        Leaving = "leaving",
+        /// Reclaimed and empty.
+        Reclaimed = "reclaimed",
+        /// Stopped in order.
+        Left = "left",
+        /// Its connection was lost.
+        Lost = "lost",
+    }
+}
+
+/// A node, as in `GET /v1/nodes`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodeStatus {
+    /// Addresses and key.
+    pub address: NodeAddress,
+    /// Total resources.
+    pub capacity: Capacity,
+    /// Resources that are not leased.
+    pub free: Capacity,
+    /// State of the node.
+    pub state: NodeState,
+    /// Remaining milliseconds of a suspension.
+    #[serde(default)]
+    pub suspended_ms: u64,
+    /// Last failure of a suspended node.
+    #[serde(default)]
+    pub why: Option<String>,
+    /// Milliseconds since its last heartbeat.
+    pub heartbeat_age_ms: u64,
+    /// Number of leases on the node.
+    pub leases: u32,
+    /// Isolation levels, as the node reported when it connected; absent while unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandboxes: Option<NodeSandboxes>,
+}
+
+/// The isolation levels that a node allows, by tenant. The node decides and enforces them; the manager only shows them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeSandboxes {
+    /// Tenants that own the node.
+    pub owners: Vec<TenantId>,
+    /// Levels for the owners' leases. The first is the default.
+    pub of_owners: Vec<Sandbox>,
+    /// Levels for all other tenants' leases.
+    pub of_others: Vec<Sandbox>,
+}
+
+/// Most owners of a node.
+pub const MAX_NODE_OWNERS: usize = 16;
+
+impl NodeSandboxes {
+    /// Returns the levels that a tenant's leases may have on the node.
+    pub fn of(&self, tenant: TenantId) -> &[Sandbox] {
+        match self.owners.contains(&tenant) {
+            true => &self.of_owners,
+            false => &self.of_others,
+        }
+    }
+}
+
+/// Response to `DELETE /v1/nodes/{id}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Reclaimed {
+    /// Status of the empty node.
+    pub node: NodeStatus,
+    /// Leases that were ended.
+    pub leases: u32,
+    /// Milliseconds from the request's arrival at the node until none of their processes was left.
+    pub empty_ms: f64,
+}
+
+/// `POST /v1/nodes/join-tokens`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JoinTokenRequest {
+    /// Milliseconds until an unused token expires; one hour if absent.
+    #[serde(default = "an_hour")]
+    pub valid_for_ms: u64,
+}
+
+fn an_hour() -> u64 {
+    3_600_000
+}
+
+/// Response to [`JoinTokenRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JoinToken {
+    /// Bearer token for one first connection to `/v1/nodes/connect`.
+    pub token: String,
+    /// URL of the manager, such as `https://127.0.0.1:7070`.
+    pub manager: String,
+    /// The certificate authority's certificate, as PEM.
+    pub ca_pem: String,
+    /// Expiry, in milliseconds since the Unix epoch.
+    pub expires_at_ms: u64,
+    /// The tenant that made the token. It owns the nodes that join with it, and no other tenant's code runs there as
+    /// the node's user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<TenantId>,
+    /// The site's other managers. Nodes may use any of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<ManagerAddress>,
+}

@@ -1,0 +1,214 @@
+//! Messages between a node and its manager, over the WebSocket that the node opens.
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{
+    Capacity, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode, NodeAddress, NodeSandboxes, Sandbox,
+};
+use crate::error::Failure;
+use crate::ids::{AllowanceId, LeaseId, PublicKey, TenantId};
+
+/// Messages from node to manager.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum NodeMessage {
+    /// First message of a connection.
+    Register {
+        /// Wire version.
+        version: u16,
+        /// Addresses and key for clients.
+        address: NodeAddress,
+        /// Total resources.
+        capacity: Capacity,
+        /// Free resources.
+        free: Capacity,
+        /// Leases that the node still holds from before this connection.
+        leases: Vec<crate::node_api::HeldLease>,
+        /// The isolation levels that it allows, by tenant.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sandboxes: Option<NodeSandboxes>,
+    },
+    /// Sent every `heartbeat_ms`.
+    Heartbeat {
+        /// Free resources.
+        free: Capacity,
+        /// The node's wall clock in milliseconds since the Unix epoch, from which the manager measures clock skew.
+        clock_ms: u64,
+    },
+    /// Calls by duration since the node started, in the buckets of [`crate::durations::duration_bucket`].
+    Durations {
+        /// Number of calls in each bucket.
+        calls: [u64; crate::durations::DURATION_BUCKETS],
+    },
+    /// Response to [`ManagerMessage::Offer`], `Renew` or `End`.
+    Answer {
+        /// Number of the request.
+        request: u64,
+        /// Why it was refused; absent if accepted. After an offer, the next heartbeat reports the free resources.
+        refused: Option<Failure>,
+        /// For offers, the mode that `auto` resolved to.
+        mode: Option<Mode>,
+        /// For offers of containers, the exact image, as in [`Grant::image`](crate::api::Grant::image).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        image: Option<String>,
+        /// For offers, the isolation level of the lease.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sandbox: Option<Sandbox>,
+    },
+    /// A lease ended on the node.
+    LeaseEnded {
+        /// Id of the lease.
+        lease: LeaseId,
+        /// Final state.
+        state: LeaseState,
+    },
+    /// A worker attempted something that no legitimate function does, and was refused.
+    Incident {
+        /// Id of the lease.
+        lease: LeaseId,
+        /// What it attempted.
+        what: String,
+    },
+    /// The node granted a lease under a manager's allowance. Sent at once, and on each new connection until
+    /// [`ManagerMessage::Adopted`].
+    Started {
+        /// Id of the lease.
+        lease: LeaseId,
+        /// The lease's properties, and proof of the allowance.
+        start: Box<crate::node_api::DirectStart>,
+    },
+    /// A lease was used for the first time.
+    LeaseActive { lease: LeaseId },
+    /// Cumulative usage of leases, under the node's growing sequence number. Sent again until acknowledged.
+    Meters {
+        /// Sequence number in the node's journal.
+        sequence: u64,
+        /// Leases and their total usage so far.
+        usage: Vec<(LeaseId, Metered)>,
+    },
+    /// Response to [`ManagerMessage::Reclaim`]: the node is empty. Its leases' usage is booked as far as it is known.
+    Reclaimed {
+        /// Number of the request.
+        request: u64,
+        /// Leases that were ended.
+        leases: u32,
+        /// Microseconds from the request's arrival until none of their processes was left.
+        empty_us: u64,
+    },
+    /// Last message of a node that is stopped in order. It holds no leases and will not reconnect soon.
+    Leaving,
+}
+
+/// Messages from manager to node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "each lives for one send or one receive, and an offer is the common one"
+)]
+pub enum ManagerMessage {
+    /// The node is registered.
+    Registered {
+        /// Ownership epoch of this manager over the node.
+        epoch: u64,
+        /// Keys whose tokens the node must accept.
+        signing_keys: Vec<PublicKey>,
+        /// Interval between heartbeats in milliseconds.
+        heartbeat_ms: u64,
+        /// In exchange for a join token: the bearer token with which only this node connects from now on. The node
+        /// stores it with mode 0600. The join token is used up.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        credential: Option<String>,
+        /// All managers of the site, if there are several. The node may connect to any of them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        managers: Vec<ManagerAddress>,
+    },
+    /// The list of the site's managers has changed.
+    Managers {
+        /// All managers of the site.
+        managers: Vec<ManagerAddress>,
+    },
+    /// Registration is refused.
+    Refused(Failure),
+    /// Asks the node to take a lease.
+    Offer {
+        /// Number of the request; the response repeats it.
+        request: u64,
+        /// Id of the lease.
+        lease: LeaseId,
+        /// Tenant that pays.
+        tenant: TenantId,
+        /// The client's request.
+        spec: LeaseRequest,
+        /// The manager's default isolation level. A node isolates tenants other than its owners in any case.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        default_sandbox: Option<Sandbox>,
+        /// Must equal the epoch in `Registered`.
+        epoch: u64,
+        /// Milliseconds within which the lease must be used. After that the node frees its resources.
+        start_by_ms: u64,
+        /// W3C `traceparent` of the calling span.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
+    },
+    /// Restarts a lease's duration from now.
+    Renew {
+        /// Number of the request; the response repeats it.
+        request: u64,
+        /// Id of the lease.
+        lease: LeaseId,
+        /// New length in milliseconds.
+        duration_ms: u64,
+        /// W3C `traceparent` of the calling span.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
+    },
+    /// Ends a lease.
+    End {
+        /// Number of the request; the response repeats it.
+        request: u64,
+        /// Id of the lease.
+        lease: LeaseId,
+        /// Final state: `released` or `revoked`.
+        state: LeaseState,
+        /// Milliseconds that running calls may still take.
+        #[serde(default)]
+        grace_ms: u64,
+        /// W3C `traceparent` of the calling span.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
+    },
+    /// Stops accepting leases, ends the existing ones as `revoked`, and reports when the node is empty.
+    Reclaim {
+        /// Number of the request; the response repeats it.
+        request: u64,
+        /// Milliseconds that running calls may still take.
+        grace_ms: u64,
+        /// W3C `traceparent` of the calling span.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
+    },
+    /// Accepts leases again.
+    Resume {
+        /// Number of the request; the response repeats it.
+        request: u64,
+    },
+    /// Acknowledges meters up to a sequence number as booked.
+    Booked {
+        /// Last booked sequence number.
+        sequence: u64,
+    },
+    /// A lease that the node granted under an allowance is now in the ledger.
+    Adopted {
+        /// Id of the lease.
+        lease: LeaseId,
+    },
+    /// Stops or resumes new leases under an allowance.
+    Exhausted {
+        /// Id of the allowance.
+        allowance: AllowanceId,
+        /// Milliseconds for which the node must refuse them, after which all tokens of the allowance have expired. 0 to
+        /// resume.
+        for_ms: u64,
+    },
+}

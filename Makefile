@@ -2,7 +2,7 @@
 # installs what else is missing, or says what to install. Caches live in $DAYFLY_CACHE (~/.cache/dayfly), never here.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint build fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
+.PHONY: help demo test bench lint build docs fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
 export DAYFLY_CACHE DAYFLY_PYTHON DAYFLY_PEERS DAYFLY_RECORD
 
 help: ## say what can be made
@@ -17,14 +17,17 @@ test: ## build, then run every test
 bench: ## measure beside the machine's limits and beside the peers (DAYFLY_RECORD=NAME keeps a page of it)
 	@scripts/bench
 
-lint: ## formatting, clippy, ruff, mypy, drift of generated files, known advisories
+lint: ## formatting, clippy, ruff, mypy, drift of generated files, known advisories, documentation
 	@scripts/lint
 
 build: ## programs, C library and Python package, released
 	@scripts/build
 
+docs: ## build the documentation site into build/docs, and check its links
+	@scripts/docs
+
 fmt: ## format everything
-	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python tests benches examples scripts
+	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python tests benches examples scripts docs
 
 env: ## print where cargo builds for this checkout: eval "$(make -s env)"
 	@bash -c '. scripts/environment.sh; echo "export CARGO_TARGET_DIR=$$CARGO_TARGET_DIR"'

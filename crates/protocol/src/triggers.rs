@@ -112,8 +112,7 @@ pub struct TriggerSpec {
     /// Options of its tasks.
     #[serde(default)]
     pub options: TaskOptions,
-    /// Further steps of a [flow](crate::flows). Its first step, named `event`, is the trigger's function, and its input
-    /// is the event.
+    /// Further steps of a flow. Its first step, named `event`, is the trigger's function, and its input is the event.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 99)]
     pub then: Vec<FlowStep>,

@@ -1,0 +1,70 @@
+"""The table of contents of the site, read from the lists of the README files.
+
+docs/README.md lists the pages of the site: each list is a part of the sidebar, and the text above the list, up to a
+comma or colon, is its caption. Another README.md lists the pages of its own directory, which become its subpages.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+INDEX = "docs/README"
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)\.md\)")
+_ITEM = re.compile(rf"^- {_LINK.pattern}", re.MULTILINE)
+_LIST = re.compile(r"^(\w[^\n]*?)[,:][^\n]*\n\n((?:- [^\n]*\n(?:  [^\n]*\n)*)+)", re.MULTILINE)
+#: An attribute of rustdoc behind the language of a code block, which no highlighter knows.
+_ATTRIBUTE = re.compile(r"^(```\w+),\S+$", re.MULTILINE)
+
+
+def _docname(page: str, target: str) -> str:
+    """Returns the document that a page links to by a relative path without suffix."""
+    return "/" + posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+
+
+def toctree(entries: dict[str, str], caption: str = "") -> str:
+    """Returns a hidden table of contents in MyST, of titles by document."""
+    lines = [f"{title} <{document}>" for document, title in entries.items()]
+    options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+    return "\n".join(["", "```{toctree}", *options, "", *lines, "```", ""])
+
+
+def site_contents(index: str) -> str:
+    """Returns the tables of contents of the site, from the text of docs/README.md."""
+    parts = [toctree({f"/{INDEX}": "All pages"})]
+    for caption, items in _LIST.findall(index):
+        entries = {_docname(INDEX, target): title for title, target in _ITEM.findall(items)}
+        parts.append(toctree(entries, caption))
+    return "".join(parts)
+
+
+def subpages(docname: str, text: str) -> str:
+    """Returns the table of contents of a directory, from the text of its README.md; empty if it links to no page."""
+    entries = {_docname(docname, target): title for title, target in _LINK.findall(text) if "/" not in target}
+    return toctree(entries) if entries else ""
+
+
+def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Adds the tables of contents to the README pages, and removes what only rustdoc reads."""
+    source[0] = _ATTRIBUTE.sub(r"\1", source[0])
+    if docname == app.config.root_doc:
+        source[0] += site_contents((Path(app.srcdir) / f"{INDEX}.md").read_text())
+    elif posixpath.basename(docname) == "README" and docname != INDEX:
+        source[0] += subpages(docname, source[0])
+
+
+def copy_start(app: Sphinx, error: Exception | None) -> None:
+    """Copies the start page to index.html, which web servers show for the directory."""
+    if error is None:
+        shutil.copyfile(Path(app.outdir) / f"{app.config.root_doc}.html", Path(app.outdir) / "index.html")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Registers the extension."""
+    app.connect("source-read", prepare)
+    app.connect("build-finished", copy_start)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

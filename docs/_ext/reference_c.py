@@ -10,8 +10,10 @@ from pathlib import Path
 _COMMENT = re.compile(r"/\*.*?\*/|(?://[^\n]*\n?[ \t]*)+", re.DOTALL)
 #: The name that a declaration declares.
 _NAME = re.compile(r"\bdfly_\w+(?=\(|\)\(|$)")
-#: A name in prose, with or without backticks.
-_MENTION = re.compile(r"`((?:dfly|DFLY)_\w+)(\(\))?`|\b((?:dfly|DFLY)_\w+)\b(?!\*)(?:\(\))?")
+#: A name in prose, and the parentheses of a function.
+_MENTION = re.compile(r"((?:dfly|DFLY)_\w+)(\(\))?")
+#: A span in backticks, or a name without them.
+_SPAN = re.compile(rf"`[^`]*`|\b{_MENTION.pattern}")
 _STATIC = re.compile(r"^static\s+inline\s+")
 
 
@@ -117,16 +119,19 @@ def with_links(text: str, known: set[str]) -> str:
     """Replaces the known names in the prose of a page by links, but not in signatures and code blocks."""
 
     def link(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
-        role = "macro" if name.isupper() else "type" if name in known and not found[2] else "func"
-        return f"{{c:{role}}}`{name}`" if name in known else found[0]
+        mention = _MENTION.fullmatch(found[0].strip("`"))
+        if mention is None or mention[1] not in known:
+            return found[0]
+        name = mention[1]
+        role = "macro" if name.isupper() else "func" if mention[2] else "type"
+        return f"{{c:{role}}}`{name}`"
 
     lines, is_code = [], False
     for line in text.splitlines():
         if line.startswith("```"):
             is_code = not is_code and not line.startswith(("```{", "````"))
         is_prose = not is_code and not line.startswith(("```", "#"))
-        lines.append(_MENTION.sub(link, line) if is_prose else line)
+        lines.append(_SPAN.sub(link, line) if is_prose else line)
     return "\n".join(lines)
 
 

@@ -77,7 +77,8 @@ def synopsis(body: str, *, is_class: bool) -> list[str]:
         elif is_public and not member.text.startswith(("friend ", "static_assert")):
             if member.comment:
                 lines += ["", *wrapped(f"    // {member.comment}", "    // ")]
-            lines += wrapped(f"    {without_initialisers(member.text)};", " " * 8)
+            value = f"{{{member.body}}}" if member.body and "(" not in member.text else ""
+            lines += wrapped(f"    {without_initialisers(member.text)}{value};", " " * 8)
     return lines[1:] if lines[:1] == [""] else lines
 
 

@@ -34,7 +34,7 @@ impl Drop for Seat {
 }
 
 /// Serves ranks at this listener, a non-blocking packet socket, until the other end of `until` is closed or the
-/// connector was idle for [`IDLE`].
+/// connector was idle for `IDLE`.
 ///
 /// # Errors
 /// When a system call of the loop fails.

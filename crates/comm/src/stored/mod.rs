@@ -1,6 +1,6 @@
 //! Ranks that exchange through storage: objects in a bucket or a directory, or streams in Redis.
 //!
-//! A *lane* holds what one rank stores for another: numbered objects below the run's name, each with a [header](frame)
+//! A *lane* holds what one rank stores for another: numbered objects below the run's name, each with a header (`frame`)
 //! before its bytes. A pair has one lane in each direction; both together carry a byte stream like a socket. One thread
 //! of each rank, the pump, moves bytes between lanes and local sockets, whose other ends are the roads. The pump starts
 //! with the first road. The ranks' TLS protects the bytes, so the store can neither read nor change them; it can only

@@ -18,7 +18,7 @@ copyright = "the Dayfly authors"
 release = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
 version = release
 
-extensions = ["myst_parser", "navigation", "reference_pages", "source_pages", "tables"]
+extensions = ["myst_parser", "names", "navigation", "reference_pages", "source_pages", "tables"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/*.md", "docs/**/*.md", "examples/*.md"]
 exclude_patterns = ["build", ".*"]

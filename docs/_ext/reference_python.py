@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
@@ -102,13 +103,32 @@ def _attribute(name: str, attribute: griffe.Attribute, kind: str) -> list[str]:
     return _directive("property" if is_property else kind, [name], options, description(attribute))
 
 
+def _awaitable(
+    name: str, member: griffe.Attribute, members: dict[str, griffe.Object | griffe.Alias]
+) -> list[str] | None:
+    """Returns the description of a method that `async_variant` makes of another method; None for other attributes."""
+    made = re.fullmatch(r"async_variant\((\w+)\)", str(member.value))
+    method = members.get(made[1]) if made else None
+    if method is None:
+        return None
+    target = method.final_target if method.is_alias else method
+    assert isinstance(target, griffe.Function)
+    text = [f"As `{target.name}`, to be awaited."]
+    return _directive("method", [name + signature(target)], [":async:"], text)
+
+
 def _members(of: griffe.Class) -> Iterator[list[str]]:
     """Yields the public methods and attributes of a class that have a docstring, and the inherited ones."""
-    for name, member in {**of.inherited_members, **of.members}.items():
+    members = {**of.inherited_members, **of.members}
+    for name, member in members.items():
         target = member.final_target if member.is_alias else member
-        if (name.startswith("_") and name != "__call__") or not target.docstring:
+        if name.startswith("_") and name != "__call__":
             continue
-        if isinstance(target, griffe.Function):
+        if isinstance(target, griffe.Attribute) and (awaitable := _awaitable(name, target, members)):
+            yield awaitable
+        elif not target.docstring:
+            continue
+        elif isinstance(target, griffe.Function):
             yield _function(name, target, "method")
         elif isinstance(target, griffe.Attribute):
             yield _attribute(name, target, "attribute")

@@ -70,9 +70,20 @@ def with_code_blocks(lines: list[str]) -> Iterator[str]:
         yield line
 
 
-def description(found: griffe.Object | griffe.Alias) -> list[str]:
-    """Returns the docstring in reStructuredText."""
-    text = inspect.cleandoc(found.docstring.value) if found.docstring else ""
+def documentation(found: griffe.Object) -> str:
+    """Returns the docstring; for an attribute without one, the text of the comment `#:` above it."""
+    if found.docstring:
+        return inspect.cleandoc(found.docstring.value)
+    if not isinstance(found, griffe.Attribute) or found.parent is None:
+        return ""
+    pattern = rf"((?:^[ \t]*#:.*\n)+)[ \t]*(?:self\.)?{found.name}\b *[:=]"
+    comment = re.search(pattern, found.parent.source, re.MULTILINE)
+    return re.sub(r"^[ \t]*#: ?", "", comment[1], flags=re.MULTILINE).strip() if comment else ""
+
+
+def description(found: griffe.Object) -> list[str]:
+    """Returns the documentation in reStructuredText."""
+    text = documentation(found)
     return str(GoogleDocstring(list(with_code_blocks(text.splitlines())), _NAPOLEON)).splitlines()
 
 
@@ -118,7 +129,7 @@ def _awaitable(
 
 
 def _members(of: griffe.Class) -> Iterator[list[str]]:
-    """Yields the public methods and attributes of a class that have a docstring, and the inherited ones."""
+    """Yields the public methods and attributes of a class that are documented, and the inherited ones."""
     members = {**of.inherited_members, **of.members}
     for name, member in members.items():
         target = member.final_target if member.is_alias else member
@@ -126,7 +137,7 @@ def _members(of: griffe.Class) -> Iterator[list[str]]:
             continue
         if isinstance(target, griffe.Attribute) and (awaitable := _awaitable(name, target, members)):
             yield awaitable
-        elif not target.docstring:
+        elif not documentation(target):
             continue
         elif isinstance(target, griffe.Function):
             yield _function(name, target, "method")

@@ -57,7 +57,7 @@ def connect(
 
 
 class Client(LeaseClient, TaskClient, FlowClient):
-    """A connection to a manager. Made by `connect`."""
+    """A connection to a manager. Created by `connect`."""
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:
         """Removes an endpoint of yours. Its tasks end.

@@ -31,20 +31,20 @@ def lease(client: dayfly.Client) -> Iterator[dayfly.Lease]:
 
 @pytest.fixture
 def own(client: dayfly.Client) -> Iterator[dayfly.Lease]:
-    """One worker for one test that does it harm."""
+    """One worker, for a test that damages it."""
     with client.lease(workers=1, mode="warm") as lease:
         yield lease
 
 
 @pytest.fixture(scope="module", params=["isolated", "container"])
 def level(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What a lease asks for to be kept from others: the same holds at both levels."""
+    """The options of an isolated lease, at both levels."""
     if request.param == "isolated":
         return {"sandbox": "isolated"}
     image, why = debian()
     if why:
         pytest.skip(why)
-    # An image has none of our modules.
+    # An image does not contain the test's modules.
     cloudpickle.register_pickle_by_value(request.module)
     return {"sandbox": "container", "image": image}
 

@@ -46,7 +46,7 @@ PAIRS = {
 
 
 def last(left: Any, right: Any, _type: Any) -> None:
-    """The last that is not zero: the order of the ranks matters."""
+    """Returns the last value that is not zero, so the order of the ranks matters."""
     a, b = np.frombuffer(left, "i8"), np.frombuffer(right, "i8")
     b[:] = np.where(b == 0, a, b)
 
@@ -82,7 +82,7 @@ def digest(value: Any) -> str:
 
 
 class Cases:
-    """One sequence of operations, which all ranks make alike of a seed."""
+    """One sequence of operations, which all ranks derive from the same seed."""
 
     def __init__(self, seed: int) -> None:
         self.comm = MPI.COMM_WORLD
@@ -92,7 +92,7 @@ class Cases:
         self.number = 0
 
     def count(self) -> int:
-        # Also around what algorithms change at, and longer than what is sent ahead.
+        # Include lengths around the limits between algorithms, and beyond what is sent ahead.
         choices = [0, 1, self.rng.randrange(20), self.rng.randrange(2000), self.rng.randrange(8000, 40_000)]
         return self.rng.choices(choices, [1, 2, 6, 2, 1])[0]
 
@@ -109,13 +109,13 @@ class Cases:
     def pairs(self, rank: int, count: int, name: str) -> Any:
         rng = np.random.default_rng([self.seed, self.number, rank])
         made = np.empty(count, dtype=np.dtype([("v", PAIRS[name]), ("i", "i4")], align=True))
-        # What lies between the members means nothing.
+        # Bytes between the members are undefined.
         made.view("u1").reshape(-1)[:] = rng.integers(0, 256, made.nbytes)
         made["v"], made["i"] = rng.integers(-2, 3, count), rng.integers(0, 100, count)
         return made
 
     def reduction(self) -> tuple[str, Any, Any, Callable[[int, int], Any]]:
-        """An operation: its name, what it is, the datatype, and a rank's values."""
+        """An operation: its name, the operation, the datatype, and a rank's values."""
         rng = self.rng
         name = rng.choice(
             [
@@ -145,7 +145,7 @@ class Cases:
         return f"{name} {dtype}", getattr(MPI, name), TYPES[dtype], lambda rank, n: self.values(rank, n, dtype)
 
     def named(self, array: Any, datatype: Any, count: int | None = None) -> Any:
-        """A buffer in one of the ways to name it; the count is that of one rank's part."""
+        """A buffer in one of the accepted forms; the count is that of one rank's part."""
         count = len(array) if count is None else count
         plain = array.dtype.names is None
         forms = [[array, datatype], [array, count, datatype], [array, (count, 0), datatype], (array, datatype)]
@@ -172,7 +172,7 @@ class Cases:
         background = self.rng.random() < 0.5
         return background, getattr(self.comm, f"I{name.lower()}" if background else name)
 
-    # Each of these answers what it did, and what came of it.
+    # Each of these returns its name and its result.
 
     def buffers(self) -> tuple[str, Any]:
         kind = self.rng.choice(["Bcast", "Gather", "Scatter", "Allgather", "Alltoall"])
@@ -211,7 +211,7 @@ class Cases:
         return title, into
 
     def laid_out(self, counts: list[int]) -> tuple[list[int], int]:
-        """Where blocks of these lengths lie, in any order and with gaps, and how long all of it is."""
+        """Returns random places of blocks of these lengths, with gaps, and the total length."""
         order = list(range(len(counts)))
         self.rng.shuffle(order)
         displs, at = [0] * len(counts), 0
@@ -267,7 +267,7 @@ class Cases:
         return title, into
 
     def mixed(self) -> tuple[str, Any]:
-        """Parts that each have a type of their own, with gaps between them."""
+        """Parts with different types, with gaps between them."""
         ranks = range(self.size)
         kinds = [[self.rng.choice(list(TYPES)) for _ in ranks] for _ in ranks]
         table = [[self.rng.choice([0, 3, self.count()]) for _ in ranks] for _ in ranks]
@@ -324,7 +324,7 @@ class Cases:
             self.finish(background, call, send, receive if self.rank == root else None, op=op, root=root)
         else:
             self.finish(background, call, send, receive, op=op)
-        # What rank 0 gets of an exclusive scan, and what others get of a reduction, is left alone or anything.
+        # Rank 0's result of an exclusive scan, and other ranks' results of a reduction, are undefined.
         left = (kind == "Exscan" and self.rank == 0) or (kind == "Reduce" and self.rank != root)
         return title, None if left else into
 
@@ -341,7 +341,7 @@ class Cases:
         if kind == "Sendrecv":
             source = self.rng.choice([back, MPI.ANY_SOURCE])
             comm.Sendrecv(send, ahead, tag, receive, source, self.rng.choice([tag, MPI.ANY_TAG]), status)
-            # Whoever is ahead must not be heard yet with what belongs to the next case.
+            # A rank that is ahead must not send messages of the next case yet.
             comm.Barrier()
         elif kind == "Sendrecv_replace":
             comm.Sendrecv_replace(send, ahead, tag, back, tag, status)
@@ -376,7 +376,7 @@ class Cases:
             comm.Sendrecv(own, MPI.PROC_NULL, 0, into, MPI.PROC_NULL)
         else:
             every = [self.empty(own, count) for _ in range(self.size)]
-            # Two messages to each rank keep their order, under one tag and under several.
+            # Two messages to each rank keep their order, with one tag and with several.
             tags = [tag, tag + self.rng.randrange(2)]
             second = [self.empty(own, count) for _ in range(self.size)]
             requests = [comm.Irecv(every[rank], rank, tags[0]) for rank in range(self.size)]
@@ -432,7 +432,7 @@ class Cases:
         operations += [("PAIRED", PAIRED, number)]
         name, op, value = self.rng.choice(operations)
         more = {"root": root} if kind == "reduce" else {}
-        # How pairs are nested is a matter of the algorithm; in which order they are is not.
+        # The algorithm decides how pairs are nested, but not their order.
         result = getattr(comm, kind)(value, op=op, **more)
         return f"{title} {name}", repr(result).replace("(", "").replace(")", "") if name == "PAIRED" else result
 
@@ -466,10 +466,10 @@ class Cases:
             found = comm.recv(source=status.Get_source(), tag=status.Get_tag())
             request.wait()
             nothing = comm.iprobe(source=back, tag=9)
-            # Whoever is ahead must not be heard yet with what belongs to the next case.
+            # A rank that is ahead must not send messages of the next case yet.
             comm.barrier()
             return kind, (found, nothing)
-        # Receives that are waited for in another order than they were posted in.
+        # Wait for receives in another order than they were posted.
         tags = [self.rng.choice([1, 2]) for _ in range(6)]
         wanted = tags if self.rng.random() < 0.5 else [MPI.ANY_TAG] * 6
         receives = [comm.irecv(source=back, tag=tag) for tag in wanted]
@@ -494,7 +494,7 @@ class Cases:
         colors = [self.rng.choice([0, 1, MPI.UNDEFINED]) for _ in range(self.size)]
         keys = [self.rng.randrange(-3, 4) for _ in range(self.size)]
         if kind == "long":
-            # What is too long for its buffer is an error, and nothing more.
+            # A message that is too long for its buffer is only an error.
             failed = False
             request = comm.Isend(np.arange(9, dtype="i4"), self.rank, 77)
             try:
@@ -520,7 +520,7 @@ class Cases:
             self.number = number
             title, found = self.rng.choices(kinds, [4, 3, 2, 5, 4, 4, 2, 1])[0]()
             write(f"{self.seed} {number} {title}: {digest(found)}\n")
-            # Ranks that wait for nobody must not come into the next case's messages.
+            # Ranks that do not wait must not receive messages of the next case.
             self.rng = random.Random(f"{self.seed} {number}")
 
 

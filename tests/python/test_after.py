@@ -1,4 +1,4 @@
-"""Durable tasks that come after others, and get their results."""
+"""Durable tasks that depend on others, and receive their results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add(a: int, b: int) -> int:
 
 
 def wait_and_add(path: str, a: int, b: int) -> int:
-    """The sum, once a file is there."""
+    """Returns the sum once a file exists."""
     import time
 
     while not Path(path).exists():
@@ -57,10 +57,10 @@ def test_futures_in_arguments_become_their_results(executor: dayfly.Executor) ->
     seven = executor.submit(add, three, 4)
     assert executor.submit(add, seven, b=three).result(30) == 10
     numbers = [executor.submit(add, n, n) for n in range(50)]
-    # Inside of others, and the same one twice.
+    # Nested futures, and the same future twice.
     assert executor.submit(sum, numbers).result(30) == 2 * sum(range(50))
     assert executor.submit(sorted, {"b": seven, "a": seven}).result(30) == ["a", "b"]
-    # One that has ended long ago, and whose result was taken.
+    # A future that has ended, and whose result was taken.
     assert three.result(30) == 3
     assert executor.submit(add, three, three).result(30) == 6
 
@@ -96,7 +96,7 @@ def test_task_after_a_failed_one_is_not_executed(executor: dayfly.Executor, tmp_
         after.result(30)
     with pytest.raises(KeyError):
         failed.result(30)
-    # Also when it is submitted after the failure.
+    # Also if it is submitted after the failure.
     with pytest.raises(dayfly.DependencyFailed):
         executor.submit(add, failed, 1).result(30)
     held = executor.submit(wait_and_add, str(tmp_path / "never"), 1, 2)

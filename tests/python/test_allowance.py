@@ -1,4 +1,4 @@
-"""Leasing straight from nodes: allowances, and what becomes of them."""
+"""Allowances: leases directly from nodes."""
 
 import dayfly
 import pytest

@@ -1,4 +1,4 @@
-"""Durable tasks in programs with asyncio, whose loop goes on whatever managers and tasks do."""
+"""Durable tasks in programs with asyncio. Managers and tasks never block the event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def area(width: int, height: int) -> int:
 
 
 def wait_for(path: str) -> str:
-    """Says that it is running, and waits until it may end."""
+    """Reports that it runs, and waits until it may end."""
     Path(path + ".begun").touch()
     while not Path(path).exists():
         time.sleep(0.01)
@@ -45,7 +45,7 @@ def wait_for(path: str) -> str:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """What a coroutine answers."""
+    """Returns the result of a coroutine."""
     return asyncio.run(asyncio.wait_for(main(), 60))
 
 
@@ -55,7 +55,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 @asynccontextmanager
 async def ticking() -> AsyncIterator[list[int]]:
-    """Counts how often the loop came by."""
+    """Counts the iterations of the event loop."""
     ticks = [0]
 
     async def tick() -> None:
@@ -104,7 +104,7 @@ def test_executor_maps_for_async_for(client: dayfly.Client) -> None:
                 with pytest.raises(ValueError, match="2"):
                     await anext(results)
             after = executor.submit(area, 2, 3)
-        # Nobody looks after its futures now.
+        # No helper thread completes its futures now.
         assert await after == 6
         with dayfly.Executor(client=client, durable=False, workers=1) as executor:
             assert [y async for y in executor.amap(abs, range(-10, 0))] == list(range(10, 0, -1))
@@ -159,7 +159,7 @@ def test_event_loop_runs_while_the_manager_is_stopped(client: dayfly.Client, man
                 )
             ]
             async with ticking() as ticks:
-                # Every step has begun, and the loop comes by all the same.
+                # Every step has begun, and the event loop still runs.
                 while ticks[0] < 1000:
                     await asyncio.sleep(0)
                 assert not any(step.done() for step in steps)
@@ -206,7 +206,7 @@ def test_task_submitted_after_a_cancelled_wait_is_cancelled(
         with dayfly.Executor(client=client) as executor:
             os.kill(manager.pid, signal.SIGSTOP)
             try:
-                # It waits for its function to be registered.
+                # The call waits until its function is registered.
                 waiting = asyncio.ensure_future(executor.asubmit(wait_for, gate))
                 await asyncio.sleep(0)
                 waiting.cancel()
@@ -214,7 +214,7 @@ def test_task_submitted_after_a_cancelled_wait_is_cancelled(
                     await waiting
             finally:
                 os.kill(manager.pid, signal.SIGCONT)
-            # Otherwise it would not end.
+            # Otherwise the program would not end.
             return str(executor.tag)
 
     tag = run(main)

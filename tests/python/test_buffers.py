@@ -1,4 +1,4 @@
-"""What ranks may send and receive into: whatever shows its memory, and nothing that cannot be meant."""
+"""Buffers of messages: objects with accessible memory are accepted, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBERS = [3, 1, 2, 250]
 
 
 def twice(source, target):
-    """Sends to itself, and adds up over the one rank that there is; what is received must be in `target` then."""
+    """Sends to itself, and reduces over its only rank. `target` then contains the received data."""
     comm = MPI.COMM_SELF
     request = comm.Isend(source, 0, tag=1)
     status = MPI.Status()
@@ -34,7 +34,7 @@ def mapped(data: bytes) -> mmap.mmap:
 
 
 class Tensor:
-    """Hands its memory over by DLPack and by nothing else, as tensors of other packages do."""
+    """Exports its memory through DLPack only, as tensors of other packages do."""
 
     def __init__(self, like, device=(1, 0)):
         self.like, self.device = like, device
@@ -47,7 +47,7 @@ class Tensor:
 
 
 class Old(Tensor):
-    """The same, from before version 1 of DLPack."""
+    """The same, before version 1 of DLPack."""
 
     def __dlpack__(self, *, stream=None):
         return self.like.__dlpack__()

@@ -1,4 +1,4 @@
-"""Checkpoints: what ranks save together, and what a run that starts again finds."""
+"""Checkpoints: the state that ranks save together, and that a restarted run restores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def save(values: list[Any], keep: int = 2) -> None:
-    """Saves each value with the rank beside it."""
+    """Saves each value with the rank."""
     from dayfly import MPI
 
     checkpoint = dayfly.Checkpoint(keep=keep)

@@ -14,13 +14,13 @@ import pytest
 import test
 
 dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
-# An interpreter may come without most of its tests. Debian has those of its own, perhaps of the same minor version.
+# An interpreter may lack most of its tests. Debian packages its own, perhaps of the same minor version.
 test.__path__.append(f"/usr/lib/python{sys.version_info.major}.{sys.version_info.minor}/test")
 theirs = pytest.importorskip("test.test_concurrent_futures", reason="this Python is installed without its own tests")
 if not hasattr(theirs, "ExecutorMixin"):
     pytest.skip("since Python 3.12 these tests are others", allow_module_level=True)
 
-#: What has the tests of all executors, or of those whose workers are processes.
+#: Modules with the tests of all executors, or of executors whose workers are processes.
 MIXINS = [
     theirs.InitializerMixin,
     theirs.FailingInitializerMixin,
@@ -55,7 +55,7 @@ DIFFERENT = {
     "ExecutorDeadlockTest.test_exit_during_result_unpickle_in_result_handler": UNREADABLE,
     "ExecutorDeadlockTest.test_shutdown_deadlock_pickle": PRIVATE,
 }
-#: These cannot even be begun, or depend on how soon the first call begins.
+#: Tests that cannot begin, or that depend on how soon the first call begins.
 LEFT_OUT = {
     "ProcessPoolExecutorTest.test_ressources_gced_in_workers": CHILDREN,
     "ProcessPoolShutdownTest.test_cancel_futures": "it wants a call to have begun as soon as it was submitted",
@@ -63,11 +63,11 @@ LEFT_OUT = {
 
 
 def case(mixin: type, test: str, client: Any, durable: bool) -> unittest.TestCase:
-    """One of CPython's tests, of an executor of ours."""
+    """Runs one of CPython's tests with a Dayfly executor."""
 
     def make(max_workers: int | None = None, mp_context: object = None, **options: Any) -> Any:
         workers = 2 if max_workers is None else max_workers
-        # How many workers an endpoint has is not for an executor to say.
+        # The endpoint decides its number of workers, not the executor.
         if not durable or workers <= 0:
             options |= {"durable": durable, "max_workers": workers}
         return dayfly.Executor(client=client, **options)

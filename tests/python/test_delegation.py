@@ -1,4 +1,4 @@
-"""Functions that call functions: parts of a lease in the hands of its own workers, and of others."""
+"""Functions that call functions: delegated parts of a lease, used by its own workers and by others."""
 
 import pickle
 import time
@@ -21,13 +21,13 @@ def sandbox(request):
 
 
 def total_of_squares(part, numbers):
-    """Runs on a worker, and has others do the work."""
+    """Runs on a worker, and calls functions on others."""
     with part.open() as workers:
         return workers.transport, sum(workers.map(lambda number: number * number, numbers))
 
 
 def call_until_taken_back(workers):
-    """Calls until no call gets through any more. The one that ran in that moment may have been executed."""
+    """Calls until a call fails. The last call may have been executed."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         try:
@@ -57,7 +57,7 @@ def test_functions_nest_up_to_the_number_of_workers(client, sandbox):
             with workers.delegate(workers=left - 1) as rest:
                 return 1 + workers.call(depth, rest, left - 1)
 
-    # A function that was defined in here calls itself by the name that it has here.
+    # A function defined here calls itself by its local name.
     depth.__globals__["depth"] = depth
     with client.lease(workers=4, mode="warm", sandbox=sandbox) as lease, lease.delegate(workers=3) as part:
         assert lease.submit(depth, part, 3).result(timeout=60) == 3
@@ -70,7 +70,7 @@ def test_workers_of_one_lease_call_anothers_workers(client, sandbox):
         lease.delegate(workers=1, users=parents) as part,
     ):
         assert parents.submit(total_of_squares, part, range(10)).result(timeout=60) == ("shm", 285)
-        # The rest of that lease is used meanwhile.
+        # The rest of the lease is in use meanwhile.
         assert lease.submit(pow, 2, 10).result(timeout=60) == 1024
 
 
@@ -78,7 +78,7 @@ def test_sandbox_sees_its_node_only_with_a_delegation(client):
     def look():
         import os
 
-        # Beside it lies the socket for groups, behind which there is no node.
+        # The socket for groups is in the same directory; it does not lead to a node.
         return sorted(name for name in os.listdir("/dayfly/code") if name.endswith(".sock"))
 
     with client.lease(workers=2, mode="warm", sandbox="isolated") as lease:

@@ -1,4 +1,4 @@
-"""One executor, durable or not, by one word."""
+"""The same executor with and without durability."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ dayfly = pytest.importorskip("dayfly", reason="the package is not installed: mak
 
 
 def leases(client: dayfly.Client) -> list[int]:
-    """How many workers each lease has that is not over."""
+    """Returns the number of workers of each active lease."""
     return [lease["workers"] for lease in client.leases() if lease["state"] in ("granted", "active")]
 
 
@@ -22,7 +22,7 @@ def test_calls_without_durability_use_leased_workers(client: dayfly.Client) -> N
         assert executor.submit(pow, 2, 10).result(30) == 1024
         assert list(executor.map(abs, range(-100, 0))) == list(range(100, 0, -1))
         assert sorted(leases(client))[-1] == 2
-        # No task was made of it.
+        # The call did not become a task.
         assert client.endpoints()[0]["tasks"]["done"] == before
     assert 2 not in leases(client)
     with dayfly.Executor(client=client) as executor:

@@ -51,7 +51,7 @@ def run(example: doctest.DocTest) -> None:
 
 @pytest.fixture(scope="module")
 def lease(client: dayfly.Client) -> Iterator[dayfly.Lease]:
-    """Three workers: an example delegates two and needs one more."""
+    """Three workers: an example delegates two and uses one more."""
     with client.lease(workers=3, mode="warm") as lease:
         yield lease
 

@@ -1,4 +1,4 @@
-"""Programs that know nothing of Dayfly: joblib, scikit-learn and Dask run on it by one word."""
+"""Programs written for other libraries: joblib, scikit-learn and Dask run on Dayfly."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def test_dask_uses_an_executor_as_scheduler(any_executor) -> None:
 def test_decorated_function_is_called_locally_and_submitted(client: dayfly.Client) -> None:
     @dayfly.durable(client=client, repeatable=True)
     def fibonacci(n: int) -> int:
-        """Calls itself where it runs."""
+        """Calls its function recursively in the worker."""
         return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 
     assert fibonacci(10) == 55
-    assert fibonacci.__doc__ == "Calls itself where it runs."
+    assert fibonacci.__doc__ == "Calls its function recursively in the worker."
     assert fibonacci.submit(11).result(30) == 89
     assert list(fibonacci.map(range(8), tag="fibonacci")) == [0, 1, 1, 2, 3, 5, 8, 13]
     assert list(client.tasks("fibonacci")) == [0, 1, 1, 2, 3, 5, 8, 13]

@@ -1,4 +1,4 @@
-"""What programs written for other executors rely on: initializers, limits, and how calls fail."""
+"""The behavior that programs for other executors need: initializers, limits, and failures of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment is, where it is named: lists, requirements files, lock files and what is installed."""
+"""Forms of environments: lists, requirements files, lock files and the installed packages."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_lock_file_gives_exact_versions_with_hashes(tmp_path: Path) -> None:
 
 
 def test_installed_packages_are_captured_with_versions() -> None:
-    # The package under test was installed from a file, and stays out by itself.
+    # The package under test was installed from a file, and is left out automatically.
     captured = dayfly.Environment.captured()
     lines = dict(line.split("==") for line in captured.requirements)
     assert lines["pytest"] == pytest.__version__
@@ -81,7 +81,7 @@ def test_installed_packages_are_captured_with_versions() -> None:
 
 
 def install(place: Path, name: str, origin: str) -> None:
-    """Something that was installed from there."""
+    """A package that was installed from this place."""
     info = place / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""A lease keeps what ``concurrent.futures`` promises."""
+"""A lease behaves as ``concurrent.futures`` specifies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def boom(text):
 
 
 def test_calls_without_a_core_move_to_other_workers(client):
-    # More workers than cores, and functions that hold their cores without computing.
+    # More workers than cores, and functions that occupy their cores without computing.
     many = 3 * len(os.sched_getaffinity(0))
     with client.lease(workers=many, mode="warm") as lease:
         list(lease.map(abs, range(many)))

@@ -1,4 +1,4 @@
-"""Directories where workers write code that travelled to them: they are whole, or they go."""
+"""Directories where workers extract code: they are complete, or removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dayfly import _modules
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where bundles are written."""
+    """The directory of extracted bundles."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"dayfly-code-{os.getuid()}"
 

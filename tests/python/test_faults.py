@@ -1,4 +1,4 @@
-"""What goes wrong, and what the caller is told."""
+"""Failures, and the errors that the caller receives."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_dead_executor_is_noticed_before_its_replacement(monkeypatch, tmp_path):
     with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
         executor, mark = lease.call(os.getppid), tmp_path / "mark"
         future = lease.submit(lambda: (mark.touch(), time.sleep(60)))
-        # Before that it would be executed by the next one.
+        # Before that, the next worker would execute it.
         wait_until(mark.exists, "the call's start")
         begin = time.monotonic()
         os.kill(executor, signal.SIGKILL)
@@ -93,9 +93,9 @@ def test_calls_after_the_nodes_end_fail_immediately():
         manager = parent(lease.call(os.getppid))
         below = set(descendants(manager))
         os.kill(manager, signal.SIGKILL)
-        # A worker that still lives for a moment may still answer.
+        # A worker that still lives for a moment may still respond.
         wait_until(lambda: not below & set(descendants()), "the end of the workers")
-        # Whatever becomes of those that find out, none of the later ones waits.
+        # Whatever the first calls return, no later call waits.
         deadline = time.monotonic() + 20
         for _ in range(50):
             with pytest.raises(dayfly.Error):
@@ -103,7 +103,7 @@ def test_calls_after_the_nodes_end_fail_immediately():
 
 
 def test_dead_executor_delays_no_other_lease(monkeypatch, tmp_path):
-    # No executor is parked, and an interpreter starts slowly.
+    # No executor is kept warm, and the interpreter starts slowly.
     monkeypatch.setenv("DAYFLY_WARM_POOL", "0")
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(0.5)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -120,7 +120,7 @@ def test_dead_executor_delays_no_other_lease(monkeypatch, tmp_path):
         ticking.start()
         begin = time.monotonic()
         os.kill(executor, signal.SIGKILL)
-        # It would die with its executor, and could answer a few calls before.
+        # The worker would die with its executor, after it responded to a few calls.
         os.kill(worker, signal.SIGKILL)
         futures = [lease.options(idempotent=True).submit(square, x) for x in range(20)]
         submitted = time.monotonic() - begin

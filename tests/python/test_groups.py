@@ -1,4 +1,4 @@
-"""Functions that talk to each other: `dayfly.run`, and what mpi4py's names do in it."""
+"""Functions that exchange messages: `dayfly.run`, and mpi4py's names in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client():
 
 
 def buffers(size_of):
-    """Every operation on buffers, checked on every rank against what NumPy makes of everybody's data."""
+    """Every operation on buffers, compared on every rank with NumPy's result for all data."""
     comm = MPI.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
     n = size_of
@@ -96,7 +96,7 @@ def buffers(size_of):
     largest = np.empty_like(pairs)
     comm.Allreduce([pairs, 1, MPI.DOUBLE_INT], [largest, 1, MPI.DOUBLE_INT], op=MPI.MAXLOC)
     assert largest["at"][0] == (size - 1 if n else 0)
-    # All of it in the background, in one go.
+    # All operations at once in the background.
     a, b, c = np.empty(n), own.copy() if rank == 0 else np.empty(n), np.empty((size, n))
     requests = [comm.Iallreduce(own, a), comm.Ibcast(b, root=0), comm.Iallgather(own, c), comm.Ibarrier()]
     MPI.Request.Waitall(requests)
@@ -130,7 +130,7 @@ def objects():
     assert comm.allreduce([rank], op=operator.add) == list(range(size)), "in the order of the ranks"
     assert comm.reduce(rank + 1, op=MPI.PROD, root=0) == (np.prod(range(1, size + 1)) if rank == 0 else None)
     assert comm.scan(rank) == sum(range(rank + 1))
-    # Messages: in a circle, from anybody, and as futures.
+    # Messages in a circle, from any source, and as futures.
     assert comm.sendrecv({"r": rank}, (rank + 1) % size, source=(rank - 1) % size) == {"r": (rank - 1) % size}
     if rank == 0:
         status = MPI.Status()
@@ -161,7 +161,7 @@ def test_objects_travel_and_communicators_split(client, ranks, sandbox):
 
 
 def composed(left, right, datatype):
-    """Two by two matrices, whose order matters."""
+    """Multiplies two-by-two matrices, whose order matters."""
     a, b = np.frombuffer(left, "d").reshape(-1, 2, 2), np.frombuffer(right, "d").reshape(-1, 2, 2)
     b[:] = a @ b
 
@@ -206,11 +206,11 @@ def test_mismatched_calls_of_ranks_are_reported(client):
 
 
 def outlive_a_killed_rank(folder, *, met):
-    """Rank 1 is killed, after all have met or before anybody met it; the others go on, and leave what they found."""
+    """Kills rank 1 before or after the ranks connect. The others continue, and store what they observed."""
     comm = MPI.COMM_WORLD
     if met:
         comm.Barrier()
-        # Who has left it may be ahead of others, to whom its loss would come too soon.
+        # A rank that left may be ahead of others, which would notice the loss too soon.
         Path(folder, f"met-{comm.rank}").touch()
         until = time.monotonic() + 30
         while comm.rank == 1 and len(list(Path(folder).glob("met-*"))) < comm.size and time.monotonic() < until:
@@ -225,7 +225,7 @@ def outlive_a_killed_rank(folder, *, met):
 
 
 def lose_one_of(ranks, folder, client, *, met=True, **options):
-    """One of so many ranks is killed: all others have heard which, and are a group without it."""
+    """Kills one rank. All others learn which one, and form a group without it."""
     with pytest.raises(dayfly.WorkerDied):
         dayfly.run(
             outlive_a_killed_rank,

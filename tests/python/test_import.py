@@ -1,4 +1,4 @@
-"""What importing the package brings along."""
+"""The modules that an import of the package loads."""
 
 from __future__ import annotations
 

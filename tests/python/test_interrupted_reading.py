@@ -1,4 +1,4 @@
-"""Ctrl-C while a future reads what its call ended with."""
+"""Ctrl-C while a future reads the outcome of its call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dayfly._futures.future import Future
 
 
 class Call:
-    """A call that has ended with 7, which one thread can take."""
+    """A call that has returned 7, which one thread can take."""
 
     id = 1
 
@@ -33,7 +33,7 @@ class Call:
 
 
 class Lease:
-    """Where the call is."""
+    """The owner of the future."""
 
     _trust = NOBODY
 
@@ -42,7 +42,7 @@ class Lease:
 
 
 def interrupted_once(value: int) -> int:
-    """Is interrupted the first time it is asked for a value."""
+    """Raises `KeyboardInterrupt` on its first call."""
     if not hasattr(interrupted_once, "done"):
         interrupted_once.done = True  # type: ignore[attr-defined]
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What a program does on Ctrl-C while calls and tasks are under way: real processes, and real signals."""
+"""Ctrl-C during calls and tasks, with real processes and signals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def manager() -> Iterator[Daemon]:
 
 
 class Program:
-    """A program that submits 20 calls, waits for the first, and is interrupted once one of them runs."""
+    """Starts a program that submits 20 calls and waits for the first, and interrupts it once a call runs."""
 
     def __init__(self, manager: Daemon, made: str, directory: Path) -> None:
         self.directory = directory
@@ -59,7 +59,7 @@ class Program:
                 text=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-        # An interrupt before would meet a program that still starts, or submits.
+        # An earlier interrupt would hit the program while it starts or submits.
         submitted = directory / "submitted"
         wait_until(lambda: submitted.exists() and self.begun(), "a call runs, and all are submitted", timeout=30)
         self.process.send_signal(signal.SIGINT)
@@ -96,7 +96,7 @@ def test_interrupted_program_waits_only_for_running_calls(manager: Daemon, direc
         program.release()
         printed = program.end()
         assert "KeyboardInterrupt" in program.errors.read_text()
-        # A few were sent ahead to the workers.
+        # A few calls were sent ahead to the workers.
         cancelled = int(printed.split()[1])
         assert 20 - cancelled >= begun
         assert cancelled >= 10

@@ -1,4 +1,4 @@
-"""Groups of isolated ranks, which have no network: their node joins for them, and for nothing else."""
+"""Groups of isolated ranks without a network: their node joins for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from python.test_groups import lose_one_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-#: Where a sandbox finds what joins for it.
+#: The connector's socket in a sandbox.
 SOCKET = "/dayfly/code/group.sock"
 
 
@@ -53,7 +53,7 @@ def test_ranks_without_network_form_one_group(client, level):
 
 
 def sockets_held():
-    """Families of all sockets that this rank has, once the group has formed."""
+    """Returns the address families of this rank's sockets, once the group has formed."""
     import os
     import socket
     import stat
@@ -116,12 +116,12 @@ def test_killed_connector_reports_its_ranks_as_lost(client, tmp_path):
         os.kill(connector, signal.SIGKILL)
         assert [future.result(timeout=20) for future in futures[2:]] == ["rank_lost"] * 2
         assert [future.result(timeout=20) for future in futures[:2]] == ["rank_lost"] * 2
-    # The next group has a connector of its own.
+    # The next group has its own connector.
     assert len(dayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")) == 2
 
 
 def asks(path, words, count=1):
-    """What the node answers to whoever says this to it."""
+    """Returns the node's response to a message."""
     import socket
 
     said = []
@@ -129,7 +129,7 @@ def asks(path, words, count=1):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as node:
             node.settimeout(10)
             node.connect(path)
-            # Those who are too many hear so before they say a word.
+            # Connections above the limit are refused before they send anything.
             with contextlib.suppress(BrokenPipeError):
                 node.send(words)
             said.append(node.recv(1 << 16).decode())
@@ -170,7 +170,7 @@ def dies_while_joining(path, text):
     node = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     node.connect(path)
     node.send(text.encode())
-    # Its group is to form for a while before it dies.
+    # The group forms for a while before the rank dies.
     time.sleep(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -231,6 +231,6 @@ def test_isolated_ranks_use_an_allowed_rendezvous(start):
 
 
 def outcome(future):
-    """What came of a call, as text: an exception that was raised would keep its lease."""
+    """Returns the outcome of a call as text: a raised exception would keep its lease alive."""
     error = future.exception(timeout=30)
     return None if error is None else f"{error.code}: {error}"

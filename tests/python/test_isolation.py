@@ -1,4 +1,4 @@
-"""Leases of other people's code: what isolated workers can do, and what they cannot do to anybody."""
+"""Isolated workers: what they can do, and what the sandbox prevents."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def test_isolated_workers_run_functions(lease, level):
     assert lease.submit(pow, 2, 10).result() == 1024
     assert list(lease.map(lambda x: x * x, range(1000))) == [x * x for x in range(1000)]
     if "image" in level:
-        # It has no NumPy, or another one.
+        # The image has no NumPy, or another version.
         return
     big = np.arange(1 << 20, dtype=np.int64)
     assert lease.submit(np.sum, big).result() == big.sum()
@@ -50,7 +50,7 @@ def test_workers_without_network_use_every_transport(client, level, transport):
 
 
 def dial_with_own_connection(address):
-    """Turns every TCP connection of this process to another peer, and says what came of it."""
+    """Tries to reconnect every TCP socket of this process to another peer, and returns the results."""
     import ctypes
     import os
     import socket
@@ -82,7 +82,7 @@ def test_worker_cannot_connect_with_its_channels_socket(client, level, transport
         socket.create_server(("127.0.0.1", 0)) as server,
         client.lease(**level, mode="warm", transport=transport) as lease,
     ):
-        # Its client loses it, as it breaks its own connection.
+        # The client loses the worker, because the worker breaks its own connection.
         with pytest.raises(dayfly.Error):
             lease.submit(dial_with_own_connection, server.getsockname()).result(timeout=20)
         server.settimeout(1)
@@ -109,7 +109,7 @@ def test_worker_sees_no_foreign_files_processes_or_memory(lease, level, tmp_path
         return found + os.listdir("/dev/shm") + [name for name in os.listdir("/tmp") if os.path.isfile(f"/tmp/{name}")]
 
     of_image = [f"/var/{path.name}" for path in level["image"].glob("var/*")] if "image" in level else []
-    # The way to what the client imports, where that is below somebody's home.
+    # The directories above the client's modules, if those are below a home directory.
     way = str(Path(*ROOT.parts[:3]))
     seen = set(lease.submit(look, str(secret)).result())
     assert seen - {way} == set(of_image)
@@ -192,7 +192,7 @@ def test_worker_cannot_change_the_machine(lease):
 
 
 def test_denied_system_calls_of_a_worker_are_recorded(lease, level, client):
-    # The events of the manager are the record; here it is enough that the worker was refused and works on.
+    # The manager's events are the record. Here it is enough that the worker was refused and continues.
     def hostile():
         import ctypes
 
@@ -255,13 +255,13 @@ def test_forged_executor_message_ends_only_its_executor(client, level, lease, wo
             try:
                 if stat.S_ISSOCK(os.fstat(fd).st_mode):
                     with socket.socket(fileno=os.dup(fd)) as node:
-                        # Until it is ended for it: on a busy machine the node hears it out for a while.
+                        # Continue until the node ends it: on a busy machine, the node reads for a while first.
                         until = time.monotonic() + 25
                         while time.monotonic() < until:
                             try:
                                 node.send(words)
                             except BlockingIOError:
-                                # The node has not read the last ones yet; it shall hear more.
+                                # The node has not read the last messages yet, so send more.
                                 time.sleep(0.0001)
             except OSError:
                 pass
@@ -318,7 +318,7 @@ def test_temporary_files_count_as_memory_and_are_removed(client, level):
 
     with client.lease(**level, mode="warm", memory=64 << 20) as small:
         future = small.submit(fill)
-        # Where control groups bound it, its memory is used up; elsewhere its temporary files end at their size.
+        # With control groups, its memory is used up; without, its temporary files reach their size limit.
         assert future.exception(timeout=60) is None or "memory" in str(future.exception())
         assert future.exception() is not None or future.result() != 0
     with client.lease(**level, mode="warm", memory=64 << 20) as fresh:
@@ -383,7 +383,7 @@ def test_workers_share_the_network_if_both_allow_it(client, level):
 
 def test_isolated_workers_import_modules_beside_the_program(tmp_path):
     (tmp_path / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
-    # Where the node is root, isolated workers are not, and read what everybody may.
+    # If the node runs as root, isolated workers do not, and read only world-readable files.
     tmp_path.chmod(0o755)
     program = """
         import sys
@@ -397,7 +397,7 @@ def test_isolated_workers_import_modules_beside_the_program(tmp_path):
 
 @pytest.fixture
 def site(tmp_path):
-    """A manager and a node of its own, as two daemons with their defaults."""
+    """A manager and its own node, as two daemons with default options."""
     program = dayfly._program.binary()
     daemons = []
 
@@ -438,7 +438,7 @@ def test_worker_that_occupies_shared_cores_is_ended(client, level, lease):
         import fcntl
         import struct
 
-        # Every place there may be: the file is the only one here that can be locked for writing from byte 64 on.
+        # Try all descriptors: this is the only file here that can be locked for writing from byte 64 on.
         taken = 0
         for descriptor in range(3, 64):
             lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 64, 4032, 0)
@@ -455,10 +455,10 @@ def test_worker_that_occupies_shared_cores_is_ended(client, level, lease):
         for x in range(20):
             assert lease.call(pow, x, 2) == x * x
         assert time.monotonic() - begin < 5
-        # The node looks once a second, and the worker is replaced.
+        # The node checks once a second, and replaces the worker.
         deadline = time.monotonic() + 10
         while hostile.incarnations() == [1]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-            # It is honest from now on as far as its calls go, and keeps what it took.
+            # From now on its calls are correct, but it keeps the cores that it took.
             assert hostile.options(idempotent=True).call(abs, -1) == 1

@@ -1,4 +1,4 @@
-"""What durable tasks print, while they run and afterwards: told apart by task, whoever shares its worker."""
+"""Output of durable tasks, during and after them: separated by task, also on a shared worker."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_output_of_a_task_arrives_while_it_runs(client: dayfly.Client, tmp_path:
         print("step 1")
         while not gate.exists():
             time.sleep(0.01)
-        # Without an end of line, and past Python.
+        # Without an end of line, and not through Python.
         sys.stdout.write("step 2")
         sys.stdout.flush()
         os.write(2, b"trouble")
-        # Through the C library, which keeps it until it is told not to.
+        # Through the C library, which buffers it until it is flushed.
         ctypes.CDLL(None).printf(b"(from C)")
         subprocess.run(["echo", "step 3"], check=True)
         print("step 4", end="")
@@ -48,7 +48,7 @@ def test_output_of_a_task_arrives_while_it_runs(client: dayfly.Client, tmp_path:
     assert out.replace("(from C)", "", 1) == "step 1\nstep 2step 3\nstep 4"
     assert "(from C)" in out
     assert "".join(text for where, text in heard if where == "err") == "trouble"
-    # And afterwards, by its id.
+    # Also afterwards, by its id.
     assert client.output(future.id, "out") == out
     assert client.output(future.id, "err") == "trouble"
 

@@ -1,4 +1,4 @@
-"""A node on another host that is cut off from its clients. The hosts are network namespaces."""
+"""A node on another host that loses its network. The hosts are network namespaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cable() -> Iterator[Cable]:
 
 
 class Site(NamedTuple):
-    """A manager on the first host, and a node of its on the second."""
+    """A manager on the first host, and its node on the second."""
 
     manager: Daemon
     node: Daemon
@@ -52,7 +52,7 @@ def site(start: Any, cable: Cable, state: Path) -> Site:
 
 
 class Client:
-    """A program on the first host that cannot see the node's files, and so takes it for what it is: far away."""
+    """A program on the first host that cannot see the node's files, and so treats the node as remote."""
 
     def __init__(self, cable: Cable, site: Site, text: str) -> None:
         self.process = subprocess.Popen(
@@ -67,18 +67,18 @@ class Client:
         )
 
     def hear(self) -> Any:
-        """Its next line."""
+        """Returns its next line of output."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
     def tell(self) -> None:
-        """Lets it go on."""
+        """Lets it continue."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self) -> None:
-        """Ends it if it does not end by itself."""
+        """Kills it if it does not end."""
         try:
             self.process.wait(10)
         finally:
@@ -115,7 +115,7 @@ def test_lost_node_is_noticed_and_used_when_back(cable, client):
                 future = lease.submit(time.sleep, 2)
                 while not future.running():
                     time.sleep(0.001)
-                # The cable is pulled at no particular time between two questions.
+                # The network is cut at a random time between two calls.
                 time.sleep(0.15)
                 say(ready=True)
                 sys.stdin.readline()
@@ -136,7 +136,7 @@ def test_lost_node_is_noticed_and_used_when_back(cable, client):
         heard = program.hear()
         assert heard["code"] == "maybe_executed", heard
         assert "lost" in heard["text"]
-        # It waits from before the cable was pulled, which takes `ip` some milliseconds. The promise is 0.3.
+        # The wait begins before the network is cut, which takes `ip` some milliseconds. The bound is 0.3.
         assert heard["after"] < 0.6, heard
         cable.plug()
         program.tell()
@@ -155,7 +155,7 @@ def test_slow_node_is_not_lost(site, client):
                 time.sleep(0.001)
             print(json.dumps("running"), flush=True)
             print(json.dumps(future.result(timeout=20)), flush=True)
-            # The lease goes back over a node that answers again.
+            # The lease is returned through a node that responds again.
             sys.stdin.readline()
         """
     )

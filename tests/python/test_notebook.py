@@ -1,4 +1,4 @@
-"""How far durable tasks have come, as notebooks and terminals show it, and how programs with asyncio wait for them."""
+"""Progress of durable tasks in notebooks and terminals, and waiting for them with asyncio."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ dayfly = pytest.importorskip("dayfly", reason="the package is not installed: mak
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Path]:
-    """What tasks wait for; it is there in the end, so that none is left."""
+    """The file that tasks wait for. It exists in the end, so that no task is left."""
     yield tmp_path / "gate"
     (tmp_path / "gate").touch()
 
 
 def work(number: int, gate: str) -> int:
-    """Fails for one number, and waits for all after it."""
+    """Fails for one number, and waits for all later ones."""
     if number == 3:
         raise ValueError(number)
     while number > 3 and not Path(gate).exists():
@@ -38,19 +38,19 @@ def area(width: int, height: int) -> int:
 
 
 def shown(batch: dayfly.Batch) -> tuple[str, int, int, int]:
-    """The tag and the counts that a notebook shows of a batch, and the bar's: as HTML, which is well-formed."""
+    """Returns the tag, the counts and the bar that a notebook shows for a batch. The HTML is well-formed."""
     division = ElementTree.fromstring(batch._repr_html_().replace("<br>", "<br/>"))
     said = re.fullmatch(r"(.*): (\d+) of (\d+) tasks done", division.text or "", re.DOTALL)
     assert said is not None, division.text
     bar = division.find("progress")
     assert bar is not None
-    # A bar without any task has an end all the same, or browsers would draw one that moves.
+    # A bar without tasks has an end, too: otherwise browsers would draw a moving one.
     assert float(bar.attrib["max"]) == max(1, int(said[3]))
     return said[1], int(said[2]), int(said[3]), int(bar.attrib["value"])
 
 
 def numbers_of_bar(drawn: str) -> list[tuple[int, int]]:
-    """What a bar on a terminal said, drawing by drawing."""
+    """Returns the drawings of a progress bar on a terminal."""
     return [(int(done), int(total)) for done, total in re.findall(r"\| (\d+)/(\d+) ", drawn)]
 
 
@@ -59,18 +59,18 @@ def test_notebook_shows_a_batch_in_every_state(client: dayfly.Client, gate: Path
     wait_until(lambda: batch.done() == 4, "those that wait for nothing have ended", 30)
     wait_until(lambda: batch.counts()["running"], "others run", 30)
     counts = batch.counts()
-    # Some are at a worker, some at the endpoint, and most behind them.
+    # Some tasks are at a worker, some at the endpoint, and most are queued.
     assert counts["done"] == 4
     assert min(counts["waiting"], counts["queued"]) > 0
     assert sum(counts.values()) == 500
     assert shown(batch) == (batch.tag, 4, 500, 4)
-    # One of those that have ended has failed.
+    # One of the ended tasks has failed.
     assert re.search(r"</progress> \d+ running, 1 failed</div>", batch._repr_html_())
     assert repr(batch) == f"<dayfly.Batch {batch.tag!r}: 4 of 500 done>"
     assert [repr(future).split()[-1] for future in (batch[0], batch[499])] == ["pending>", "pending>"]
     assert batch[0].done()
     assert repr(batch[0]).endswith(" finished>")
-    # What is cancelled is done, too.
+    # Cancelled tasks are done, too.
     assert batch[499].cancel()
     assert repr(batch[499]).endswith(" cancelled_and_notified>")
     wait_until(lambda: shown(batch)[1:] == (5, 500, 5), "it is counted")
@@ -102,7 +102,7 @@ def test_notebook_shows_a_tag_escaped(client: dayfly.Client) -> None:
 
 
 def said_of(future: Any) -> str:
-    """What a notebook shows of a future, beside its id."""
+    """Returns what a notebook shows for a future, without its id."""
     division = ElementTree.fromstring(future._repr_html_())
     named = division.find("code")
     assert named is not None
@@ -196,7 +196,7 @@ def test_progress_bar_ends_at_timeout_or_abandonment(
     drawn = capfd.readouterr().err
     assert numbers_of_bar(drawn)[-1][1] == 6
     assert drawn.endswith("\n")
-    # Not to have read on is nobody's loss.
+    # Results that were not read are not lost.
     gate.touch()
     assert list(batch.results(timeout=30)) == [0, 1, 4, 9, 16, 4]
 
@@ -213,14 +213,14 @@ def test_progress_bar_ends_at_a_cancelled_task(
 
 
 def awaited(make: Callable[[], Any], limit: float = 30) -> Any:
-    """What a coroutine answers."""
+    """Returns the result of a coroutine."""
     return asyncio.run(asyncio.wait_for(make(), limit))
 
 
 def test_awaited_task_does_not_block_the_loop(client: dayfly.Client, gate: Path) -> None:
     async def main() -> tuple[int, bool]:
         waiting = asyncio.ensure_future(executor.asubmit(work, 4, str(gate)))
-        # Others are answered meanwhile.
+        # Other tasks return results meanwhile.
         assert await executor.asubmit(area, 6, height=7) == 42
         before = waiting.done()
         gate.touch()
@@ -279,7 +279,7 @@ def test_asyncio_awaits_futures_of_a_batch(client: dayfly.Client, gate: Path) ->
         loop = asyncio.get_running_loop()
         wrapped = [asyncio.wrap_future(future) for future in batch.futures]
         squares = await asyncio.gather(*wrapped)
-        # Done as it is, it is awaited again.
+        # A completed future can be awaited again.
         return squares, await asyncio.wrap_future(batch[2]), await loop.run_in_executor(executor, area, 6, 7)
 
     batch = client.map(area, range(50), range(50))

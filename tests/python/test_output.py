@@ -1,4 +1,4 @@
-"""What workers print, read by whoever has their lease: live, afterwards, and not by others."""
+"""Output of workers: the holder of the lease reads it during and after calls, and no one else does."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_slow_reader_learns_how_much_it_missed(client, capsys: pytest.CaptureFix
     with client.lease(mode="warm") as lease:
         lease.call(print_much, 100_000)
         wait_until(lambda: "line 0099999" in lease.output(), "the last line comes")
-        # From the beginning, which is not kept any more.
+        # From the beginning, which is no longer kept.
         echo = _output.Echo(lease._native)
     echo.finish()
     shown = capsys.readouterr()
@@ -214,7 +214,7 @@ def test_slow_reader_learns_how_much_it_missed(client, capsys: pytest.CaptureFix
 def test_following_output_stops_when_the_lease_expires(client):
     lease = client.lease(mode="warm", duration=1, echo=True)
     lease.call(speak, "short")
-    # Its thread ends by itself, rather than ask for ever.
+    # Its thread ends by itself instead of asking forever.
     wait_until(lambda: not [t for t in threading.enumerate() if t.name == "dayfly output"], "nobody follows it", 20)
     lease.shutdown()
 

@@ -1,4 +1,4 @@
-"""A client's own modules: what is on disk when a function is submitted is what runs, wherever it runs."""
+"""A client's own modules: the code on disk at the submission of a function is the code that runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def manager_and_node() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Daemon]:
-    """One for all tests: each has code of its own, and so workers."""
+    """One manager for all tests: each test has its own code, and so its own workers."""
     with manager_and_node() as daemon:
         yield daemon
 
@@ -44,12 +44,12 @@ def test_edited_helper_of_a_helper_runs(up: Daemon, project: Project, way: str) 
     assert project.script(up, body) == "1"
     project.write("helper1.py", "def f():\n    return 'edited'\n")
     assert project.script(up, body) == "edited"
-    # A function of the script itself, which refers to the module alone.
+    # A function of the script itself, which refers only to the module.
     assert project.script(up, way.format(call="lambda: helper2.g() + '!'")) == "edited!"
 
 
 def test_module_edited_while_the_client_runs_is_used(up: Daemon, project: Project) -> None:
-    # An edit counts 2 s later at the latest: as long as that where a look at the files takes long.
+    # An edit takes effect after at most 2 s, which applies if a check of the files is slow.
     body = """
     import pathlib, time
     with client.lease(workers=1, mode="warm") as lease:
@@ -90,7 +90,7 @@ def test_edit_with_same_size_and_time_is_used(up: Daemon, project: Project) -> N
 
 def test_edited_code_gets_other_warm_workers(project: Project) -> None:
     body = DURABLE.format(call="helper2.os.getppid")
-    # One of its own: idle workers end where others wait for room.
+    # A separate manager: idle workers end if others wait for capacity.
     with manager_and_node() as up:
         where = [project.script(up, body) for _ in range(2)]
         project.write("helper1.py", "def f():\n    return 2\n")
@@ -160,7 +160,7 @@ PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&about); }
 def build_extension(directory: Path, value: int) -> None:
     source = directory / "native.c"
     source.write_text(EXTENSION)
-    # As compilers do: a new file under the old name.
+    # As compilers do: write a new file with the old name.
     part, include = directory / "part", sysconfig.get_paths()["include"]
     command = ["cc", "-shared", "-fPIC", f"-I{include}", f"-DVALUE={value}", str(source), "-o", str(part)]
     subprocess.run(command, check=True, timeout=60)
@@ -201,7 +201,7 @@ def test_modules_travel_to_workers_without_them(project: Project) -> None:
     Path(os.fsdecode(os.fsencode(project.directory / "pack") + b"/\xff.bin")).write_bytes(b"\xff")
     (project.directory / "pack" / "loop").symlink_to("..")
     (project.directory / "pack" / "deep" / "loop").symlink_to(".")
-    # Where the node is root, isolated workers are not, and read what everybody may.
+    # If the node runs as root, isolated workers do not, and read only world-readable files.
     project.directory.chmod(0o700)
     body = """
 with client.lease(workers=1, mode="warm", sandbox="isolated") as lease:
@@ -247,7 +247,7 @@ print(client.run(helper2.g).result(60))
     refused, ran = project.script(up, body).splitlines()
     assert "libhuge.so" in refused
     assert "[too_large]" in refused
-    # It may stay where workers of this host find it.
+    # The module may stay where workers of this host import it.
     assert "DAYFLY_LOCAL_MODULES=helper" in refused
     assert ran == "1"
 

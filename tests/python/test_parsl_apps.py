@@ -1,4 +1,4 @@
-"""Code written for Parsl: its apps run as durable tasks by another import."""
+"""Code written for Parsl: with another import, its apps run as durable tasks."""
 
 from __future__ import annotations
 

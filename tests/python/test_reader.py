@@ -1,4 +1,4 @@
-"""Pickles of strangers: data is read as pickle reads it, and nothing else is."""
+"""Pickles from untrusted tenants: data is read as pickle reads it, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Reduced:
 
 
 def again(value: Any) -> Any:
-    """The value as the reader has it, with its buffers beside the pickle and inside it."""
+    """Returns the value that the reader makes, with buffers outside and inside the pickle."""
     buffers: list[pickle.PickleBuffer] = []
     packed = pickle.dumps(value, 5, buffer_callback=buffers.append)
     assert repr(loads(packed, buffers=[bytearray(buffer.raw()) for buffer in buffers])) == repr(value)
@@ -161,7 +161,7 @@ def test_arrow_offset_beyond_its_buffer_is_refused() -> None:
         state,
         (pa.int64(), 1 << 40, 0, 0, [None, pa.py_buffer(b"abcdefgh")], [], None),
         (pa.int64(), 1, 0, 0, [], [], None),
-        # Arrow ends the process for a slice beyond the end of a child.
+        # Arrow aborts the process for a slice beyond the end of a child.
         (
             pa.struct([("a", pa.int8())]),
             1,
@@ -273,7 +273,7 @@ def test_numpy_payload_with_more_than_data_is_refused(tmp_path: pathlib.Path) ->
         return Reduced(dtype, (code, False, True), state)
 
     plain = np.dtype("O")
-    # Its flags say that there are no objects in it: an array of forged pointers would come of that.
+    # Its flags state that it contains no objects: the result would be an array of forged pointers.
     lying = kind("V8", 3, "|", None, ("a",), {"a": (plain, 0)}, 8, 1, 0)
     hostile = [
         *(item, item.reshape(1, 1), {"a": item}, np.array([1], dtype=object)[0:1].astype(object).__class__),
@@ -311,7 +311,7 @@ def test_unneeded_opcodes_are_refused(tmp_path: pathlib.Path) -> None:
     copyreg.add_extension("os", "mkdir", 0x4D46)
     try:
         extended = pickle.dumps(os.mkdir, 2)
-        # It is cached from here on, where an unpickler would not even ask for the name.
+        # From here on it is cached, and an unpickler would not look up the name.
         pickle.loads(extended)
     finally:
         copyreg.remove_extension("os", "mkdir", 0x4D46)
@@ -335,7 +335,7 @@ def test_key_with_an_endless_hash_is_refused() -> None:
     for _ in range(60):
         nested = (nested, nested)
     assert loads(pickle.dumps([nested], 5))
-    # Not by pickle, which would hash it.
+    # Not through pickle, which would hash it.
     body = pickle.dumps(nested, 4)[11:-1]
     start = time.monotonic()
     for hostile in (b"\x80\x04}" + body + b"Ns.", b"\x80\x04\x8f(" + body + b"\x90.", b"\x80\x04(" + body + b"\x91."):
@@ -379,7 +379,7 @@ def test_large_dictionaries_and_sets_of_data_are_read() -> None:
         start = time.thread_time()
         packed = pickle.dumps(value, 5)
         assert loads(packed) == value
-        # Far from where it would be refused.
+        # Far below the limit.
         assert time.thread_time() - start < 1 + len(packed) * 0.5e-6
 
 

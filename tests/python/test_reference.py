@@ -1,4 +1,4 @@
-"""What groups compute beside what Open MPI does, by one program that runs under both."""
+"""Results of groups and of Open MPI, from one program that runs under both."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from harness.programs import program, run
 
 OPERATIONS = Path(__file__).parent / "operations.py"
 CASES = 250
-#: Looked at each time; one more is drawn, and named when it finds something.
+#: Seeds of every run. One more is random, and is printed if a difference is found.
 SEEDS = [1, 2]
 
 OPEN_MPI = [
     *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
     *("--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"),
-    # Everything stays on this host, and nothing is started through a shell on another.
+    # Everything stays on this host, and no remote shell is used.
     *("--mca", "oob_tcp_if_include", "lo", "--mca", "plm", "isolated"),
 ]
 

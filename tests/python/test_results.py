@@ -31,7 +31,7 @@ def check_result(future: Any) -> None:
 def check_exception(future: Any) -> None:
     with pytest.raises(dayfly.RemoteError, match=r"ghost\.Error: told.*'ghost'.*install it") as raised:
         future.result(60)
-    # Where it was raised is told all the same.
+    # The traceback is still included.
     assert "of_a_module_that_is_not_here" in str(raised.value.__cause__)
 
 

@@ -1,4 +1,4 @@
-"""Functions that go as their text, and run in whatever Python there is."""
+"""Functions that are sent as source text, and run in any version of Python."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def client(manager: Daemon) -> Iterator[dayfly.Client]:
 
 
 def hypotenuse(a: Callable[..., Any], b: Path | float = 1) -> dict[str, Any]:
-    """How long it is."""
+    """Returns the length."""
     import math
 
     return {"c": math.hypot(a, b), "of": (a, b)}
 
 
 def traced(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Does something here, and nothing there."""
+    """Has an effect here, and none on the worker."""
 
     @functools.wraps(fn)
     def inner(*args: Any) -> Any:
@@ -80,11 +80,11 @@ def fail(what: str) -> None:
 def test_source_function_is_registered_and_called_in_json(client: dayfly.Client) -> None:
     registered = client.register(hypotenuse, source=True)
     status = registered.status
-    assert (status["form"], status["description"]) == ({"form": "source", "entry": "hypotenuse"}, "How long it is.")
+    assert (status["form"], status["description"]) == ({"form": "source", "entry": "hypotenuse"}, "Returns the length.")
     assert status["source"].startswith("def hypotenuse(")
     assert status["runtime"]["version"] == ""
     assert client.register(hypotenuse, source=True).id == registered.id
-    # What is a tuple there is a list here.
+    # A tuple there becomes a list here.
     assert client.run(registered, 3, b=4).result(30) == {"c": 5.0, "of": [3, 4]}
     assert client.run(client.function("hypotenuse"), 3).result(30)["of"] == [3, 1]
     assert registered(3, 4)["c"] == 5.0
@@ -96,7 +96,7 @@ def test_executors_maps_and_decorators_send_source(client: dayfly.Client) -> Non
         assert list(executor.map(factorial, range(6), chunksize=2, timeout=30)) == [1, 1, 2, 6, 24, 120]
     batch = client.map(factorial, [3, 4], source=True)
     assert list(batch.results(timeout=30)) == [6, 24]
-    # They are told from others also when they are found again.
+    # They are distinguished from other tasks also after they are found again.
     assert list(client.tasks(batch.tag).results(timeout=30)) == [6, 24]
 
     @dayfly.durable(client=client, source=True)

@@ -1,4 +1,4 @@
-"""Ranks that exchange through real stores, checkpoints and scripts that lie in one, and stores that fail."""
+"""Ranks that communicate through real stores, checkpoints and scripts in stores, and failing stores."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def wait_for_the_lost(folder: str) -> None:
     comm = MPI.COMM_WORLD
     comm.Barrier()
     if comm.rank == 1:
-        # Whoever is still in the barrier would be told of the loss there.
+        # A rank that is still in the barrier would report the loss there.
         for other in (0, 2):
             comm.recv(source=other)
         comm.isend(np.zeros(1_000_000), 0)
@@ -199,7 +199,7 @@ def test_foreign_entry_in_a_store_is_refused(client: dayfly.Client, redis: Redis
         wait_until(lambda: (tmp_path / "ready").exists() or going.done(), "rank 1 waits", 20)
         (lane,) = [key for key in redis.left() if key.endswith("/1-0")]
         redis.ask("XADD", lane, "0-1000000", "d", "not what rank 1 stored")
-        # Its own lane is full up to there; it may say no more, and so ends without a word.
+        # Its own queue is full; the rank can send nothing more, and ends silently.
         (tmp_path / "forged").touch()
         code, text = going.result(60)[0]
     assert code == "rank_lost"

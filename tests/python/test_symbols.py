@@ -43,7 +43,7 @@ DFLY_EXPORT int32_t sum(dfly_context *context, const void *in, size_t in_len, vo
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with a function of each form."""
+    """A shared library with a function of each form."""
     directory = tmp_path_factory.mktemp("library")
     (directory / "functions.c").write_text(LIBRARY)
     return compile_source(directory / "functions.c", directory / "functions.so")
@@ -67,11 +67,11 @@ def test_symbol_is_registered_and_returns_its_output(client: dayfly.Client, libr
     assert registered.status["runtime"] == {"kind": "native"}
     assert registered.status["source"] == "same of functions.so"
     assert client.register(dayfly.Symbol(library, "same"), walltime=30).id == registered.id
-    # Whatever the last byte is, which says in other answers what they are.
+    # For any last byte, which is the form in other results.
     for last in range(9):
         assert client.run(registered, b"x" + bytes([last])).result(30) == b"x" + bytes([last])
     assert client.run(registered).result(30) == b""
-    # Whoever finds it by its name calls it alike.
+    # A function found by its name is called in the same way.
     assert client.run(client.function("same"), bytearray(b"abc")).result(30) == b"abc"
 
 
@@ -80,7 +80,7 @@ def test_symbols_take_arrays_and_checked_ones_report_errors(client: dayfly.Clien
     same = dayfly.Symbol(library, "same")
     numbers = np.arange(200_000, dtype=np.float64)
     with dayfly.Executor(client=client, walltime=30) as executor:
-        # More than goes through the manager's books, there and back.
+        # More than the manager stores inline, in both directions.
         assert executor.submit(same, numbers).result(30) == numbers.tobytes()
         assert np.frombuffer(executor.submit(total, numbers).result(30)) == [numbers.sum()]
         sums = executor.map(total, [np.full(10, n, np.float64) for n in range(50)], timeout=30)

@@ -1,4 +1,4 @@
-"""Durable tasks from Python: accepted, run, fetched, cancelled, and found again."""
+"""Durable tasks from Python: submission, execution, results, cancellation and search."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def area(width: int, height: int) -> int:
 
 
 def wait_for(path: str) -> str:
-    """Says that it is running, and waits until it may end."""
+    """Reports that it runs, and waits until it may end."""
     Path(path + ".begun").touch()
     while not Path(path).exists():
         time.sleep(0.01)
@@ -81,7 +81,7 @@ def test_large_arguments_and_results_travel(executor: dayfly.Executor) -> None:
 def test_too_large_result_fails_only_its_task(executor: dayfly.Executor) -> None:
     assert len(executor.submit(bytes, 70 << 20).result(60)) == 70 << 20
     assert executor.submit(len, bytes(70 << 20)).result(60) == 70 << 20
-    # More than its worker may have: nobody asked for more.
+    # More memory than its worker has by default.
     with pytest.raises(dayfly.Error) as raised:
         executor.submit(bytes, 6 << 30).result(60)
     assert raised.value.code == "out_of_memory"
@@ -143,7 +143,7 @@ def test_function_options_conflict_with_registered_functions(client: dayfly.Clie
                     submit(registered, [6], [7])
         with pytest.raises(ValueError, match=f"{name}= "):
             client.map(registered, [6], [7], **{name: value})
-    # What is the default, or is about tasks, harms nobody.
+    # Default values and options of tasks are accepted.
     with dayfly.Executor(client=client, cores=1, memory=0, walltime=60, retries=1, repeatable=True) as executor:
         assert executor.submit(registered, 6, 7).result(30) == 42
 
@@ -174,7 +174,7 @@ def test_unknown_endpoint_is_refused_at_creation(client: dayfly.Client, manager:
     [local] = client.endpoints()
     for name in (local["name"], local["id"]):
         assert list(client.map(abs, [-1], endpoint=name).results(30)) == [1]
-    # Nothing is left of those that were refused.
+    # Refused executors leave nothing behind.
     assert sum(client.batch("other").counts().values()) == 0
 
 
@@ -225,7 +225,7 @@ os.kill(os.getpid(), 9)
     assert len(batch) == 40
     assert list(batch.results(timeout=60)) == [n * n for n in range(40)]
     assert batch.counts() == {"queued": 0, "waiting": 0, "environment": 0, "running": 0, "done": 40}
-    # They can be fetched again.
+    # The results can be fetched again.
     assert list(client.tasks("orphans")) == [n * n for n in range(40)]
 
 
@@ -248,7 +248,7 @@ def test_task_is_found_by_id_with_its_state(client: dayfly.Client, tmp_path: Pat
 def test_tasks_of_one_tag_are_found_by_id(client: dayfly.Client, manager: Daemon) -> None:
     ids = [client.batch("some", extend=True).submit(abs, -number).id for number in range(30)]
     with dayfly.connect(config=manager.state) as other:
-        # What is asked for later may have been passed by before, when nobody waited for it.
+        # The result of a later request may have arrived before, when no thread waited for it.
         assert [other.task(task).result(30) for task in ids] == list(range(30))
         assert other.task(ids[0]).result(30) == 0
         assert list(other.tasks("some").results(30)) == list(range(30))
@@ -313,7 +313,7 @@ def test_tasks_sent_ahead_of_running_ones_are_cancelled(client: dayfly.Client, t
     begun = lambda: [n for n in range(40) if (tmp_path / f"gate{n}.begun").exists()]  # noqa: E731
     wait_until(begun, "some run")
     states = [client.task_status(future)["state"] for future in futures]
-    # Its endpoint has it, and no worker.
+    # The task is at its endpoint, and at no worker.
     ahead = futures[len(states) - 1 - states[::-1].index("waiting")]
     assert ahead.cancel()
     assert ahead.cancelled()
@@ -323,14 +323,14 @@ def test_tasks_sent_ahead_of_running_ones_are_cancelled(client: dayfly.Client, t
     assert cancelled["running"] >= 1
     assert cancelled["told"] == 0
     wait_until(lambda: batch.counts()["done"] == 40 - cancelled["running"], "the others have ended")
-    # A worker that was given a task may not have begun it yet.
+    # A worker that received a task may not have begun it yet.
     wait_until(lambda: len(begun()) == cancelled["running"], "those that were not cancelled run")
     running = begun()
     assert client.cancel(futures) == {"ended": 0, "told": 0, "running": len(running)}
     ended = batch.kill()
     assert ended["ended"] + ended["told"] == cancelled["running"]
     wait_until(lambda: batch.counts()["done"] == 40, "all have ended", timeout=30)
-    # What counted as cancelled never began.
+    # Tasks that counted as cancelled never began.
     assert begun() == running
     assert len(running) == cancelled["running"]
 
@@ -378,7 +378,7 @@ def test_batch_is_killed_as_a_whole(client: dayfly.Client, tmp_path: Path) -> No
     cancelled = batch.kill()
     assert cancelled["ended"] + cancelled["told"] == 300
     wait_until(lambda: batch.counts()["done"] == 300, "all have ended", timeout=30)
-    # The client hears of it a moment later.
+    # The client learns of it a moment later.
     wait_until(lambda: batch.done() == 300, "all are heard of", timeout=30)
 
 
@@ -395,7 +395,7 @@ def test_tasks_are_killed_by_id_and_future(client: dayfly.Client, tmp_path: Path
                 future.result(30)
         gate.touch()
         assert [future.result(30) for future in futures[22:]] == ["released"] * 8
-        # What has ended stays as it is, and is nobody else's.
+        # Ended tasks stay unchanged, and belong to no other tenant.
         assert client.kill(futures) == {"ended": 0, "told": 0, "running": 0}
 
 
@@ -422,7 +422,7 @@ def test_deadline_ends_waiting_and_running_tasks(client: dayfly.Client, tmp_path
 
 
 def fail_and_note(path: str, times: int) -> int:
-    """Fails so many times, and notes when it was called."""
+    """Fails the given number of times, and records the times of its calls."""
     with open(path, "a") as file:
         file.write(f"{time.monotonic()}\n")
     if len(Path(path).read_text().split()) <= times:
@@ -435,7 +435,7 @@ def test_failed_task_is_retried_with_growing_waits(client: dayfly.Client, tmp_pa
     with dayfly.Executor(client=client, retries=3, retry_wait=0.2) as executor:
         future = executor.submit(fail_and_note, str(noted), 3)
         wait_until(noted.exists, "it is called", 30)
-        # Others have the workers meanwhile.
+        # Other tasks use the workers meanwhile.
         assert executor.submit(area, 6, 7).result(30) == 42
         assert future.result(30) == 3
     calls = [float(line) for line in noted.read_text().split()]
@@ -507,7 +507,7 @@ def test_higher_priority_runs_first(client: dayfly.Client, tmp_path: Path) -> No
         gate.touch()
         cf.wait([*blockers, *slow, *fast], timeout=60)
     written = order.read_text()
-    # A few low ones may have been at the dispatcher already.
+    # A few tasks of low priority may have been at the dispatcher already.
     assert written.index("h") < len(written) - 10
     assert written.rindex("h") < written.rindex("l")
 
@@ -525,19 +525,19 @@ def test_memoized_task_takes_an_earlier_result(client: dayfly.Client, tmp_path: 
         return os.path.getsize(tmp_path / str(n))
 
     with dayfly.Executor(client=client, memoize=True) as executor:
-        # Some are submitted while the first of them runs, others when it has ended.
+        # Some are submitted while the first one runs, others after it has ended.
         together = [executor.submit(count, str(tmp_path), n % 3) for n in range(300)]
         assert [future.result(30) for future in together] == [(n % 3) ** 2 for n in range(300)]
         again = [executor.submit(count, str(tmp_path), n % 3) for n in range(300)]
         assert [future.result(30) for future in again] == [(n % 3) ** 2 for n in range(300)]
         assert [executed(n) for n in range(3)] == [1, 1, 1]
         assert client.task_status(again[0].id)["attempts"] == 0
-        # What failed is executed for each: the next time it may go well.
+        # A failed task is executed again for each submission, because it may succeed.
         for future in [executor.submit(count, str(tmp_path), 13) for _ in range(3)]:
             with pytest.raises(ValueError, match="13"):
                 future.result(30)
         assert executed(13) == 3
-        # One that follows is cancelled alone.
+        # A task that waits for another's result is cancelled alone.
         followers = [executor.submit(count, str(tmp_path), 5) for _ in range(3)]
         followers[1].kill()
         assert [followers[n].result(30) for n in (0, 2)] == [25, 25]
@@ -570,7 +570,7 @@ def test_ten_thousand_tasks_have_one_outcome_each(client: dayfly.Client) -> None
 
 
 def ask(manager: Daemon, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """One request by hand, in JSON unless the headers say something else."""
+    """Sends one HTTP request, in JSON unless the headers specify another type."""
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
     status, said = manager.ask(method, path, data, **({"Content_Type": "application/json"} | headers))
     return status, json.loads(said or b"null")
@@ -671,7 +671,7 @@ def test_manager_unpickles_nothing(client: dayfly.Client, manager: Daemon, tmp_p
         def __reduce__(self) -> tuple[Any, ...]:
             return os.system, (f"echo $PPID > {trace}",)
 
-    # Where it is run is where it takes effect: in a worker, which is the submitter's own.
+    # The pickle takes effect only in a worker, which belongs to the submitter.
     with dayfly.Executor(client=client) as executor:
         executor.submit(area, Malicious(), 2).result(30)
     assert int(trace.read_text()) != manager.pid

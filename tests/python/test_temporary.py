@@ -1,4 +1,4 @@
-"""What a program with a manager of its own leaves in the temporary directory: nothing, however it ends."""
+"""A program with its own manager leaves nothing in the temporary directory, however it ends."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_ended_program_leaves_no_temporary_file(end: Callable[[subprocess.Popen[
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        # Its keys are there.
+        # Its keys exist.
         assert list(tmp_path.glob("dayfly-*/connection.json"))
         end(process)
         process.wait(20)

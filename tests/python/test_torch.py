@@ -16,9 +16,9 @@ TORCH = folder()
 
 
 def begin():
-    """PyTorch with its process group, in a rank."""
+    """Initializes PyTorch and its process group in a rank."""
     if TORCH and TORCH not in sys.path:
-        # First, for it goes with a NumPy of its own.
+        # First, because it needs its own NumPy.
         sys.path.insert(0, TORCH)
     import dayfly.torch  # noqa: F401 (registers the backend)
     import torch
@@ -43,7 +43,7 @@ def collectives():
         dist.all_reduce(own)
         same(own, sum(every[1:], every[0]))
         for op, expected in ((dist.ReduceOp.MAX, every[-1]), (dist.ReduceOp.MIN, every[0])):
-            # Every second column: what does not lie in one piece is received into all the same.
+            # Every second column: tensors that are not contiguous are received into, too.
             wide = torch.zeros(2, 6, dtype=dtype)
             wide[:, ::2] = every[rank]
             dist.all_reduce(wide[:, ::2], op=op)
@@ -73,7 +73,7 @@ def collectives():
         flat, into = torch.cat([every[r].reshape(-1) for r in ranks]), torch.empty(6 * size, dtype=dtype)
         dist.all_to_all_single(into, flat)
         same(into, torch.cat([every[rank].reshape(-1)] * size))
-        # Parts of other lengths: as many rows as the rank that has them.
+        # Parts of different lengths: as many rows as the number of the rank.
         rows = torch.full((size * (rank + 1), 2), rank).to(dtype)
         into = torch.empty(sum(r + 1 for r in ranks), 2, dtype=dtype)
         dist.all_to_all_single(into, rows, [r + 1 for r in ranks], [rank + 1] * size)
@@ -92,7 +92,7 @@ def collectives():
     mean = torch.tensor([float(rank)])
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     assert mean.item() == sum(ranks) / size
-    # In the background, and objects, which travel as tensors.
+    # Operations in the background, and objects, which travel as tensors.
     works = [(t, dist.all_reduce(t, async_op=True)) for t in [torch.full((1000,), float(n)) for n in range(4)]]
     for number, (tensor, work) in enumerate(works):
         work.wait()
@@ -102,7 +102,7 @@ def collectives():
     dist.all_gather_object(found, {"rank": rank})
     assert found == [{"rank": r} for r in ranks]
     dist.barrier()
-    # Messages in a circle, both at once, and long ones.
+    # Messages in a circle, in both directions at once, and long ones.
     ahead, back = (rank + 1) % size, (rank - 1) % size
     for length in (3, 500_000):
         out, into = torch.full((length,), float(rank)), torch.empty(length)
@@ -120,7 +120,7 @@ def collectives():
         assert seen == set(range(1, size))
     else:
         dist.send(torch.zeros(1), 0)
-    # Those that are no members of a group take no part in making it.
+    # Ranks outside a group take no part in creating it.
     part = dist.new_group([r for r in ranks if r != 1])
     if rank != 1:
         own = torch.tensor([rank])
@@ -138,7 +138,7 @@ def test_pytorch_collectives_and_messages_are_correct(client, ranks):
 
 
 def train(x, y, epochs=3):
-    """The losses of a network whose gradients are averaged over the ranks, and a sum over its weights."""
+    """Returns the losses of a network whose gradients are averaged over the ranks, and the sum of its weights."""
     torch, dist = begin()
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)  # each rank begins elsewhere, and takes over the weights of rank 0
@@ -148,7 +148,7 @@ def train(x, y, epochs=3):
     x, y = torch.tensor(x, dtype=torch.float64) / 16, torch.tensor(y)
     losses = []
     for _ in range(epochs):
-        # Batches that divide by all numbers of ranks tried, so that the average of averages is the average.
+        # Batch sizes are divisible by all numbers of ranks, so that the average of averages is the average.
         for start in range(0, len(y) - 119, 120):
             own = slice(start + rank, start + 120, size)
             optimizer.zero_grad()

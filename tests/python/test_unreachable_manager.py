@@ -1,4 +1,4 @@
-"""Futures whose manager is away."""
+"""Futures whose manager is unreachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels, and how."""
+"""Values as arguments and results."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_shared_arrays_travel_without_a_copy(own):
 
     assert own.call(work, array) == (1000, 100)
     assert (array == 7).all(), "the worker wrote where the caller reads"
-    # A part of it, or one that a call still uses, is copied.
+    # A part of the array, or an array that a call still uses, is copied.
     assert own.call(np.sum, array[:500]) == 350_000
     futures = [own.submit(np.sum, array) for _ in range(10)]
     assert [future.result() for future in futures] == [700_000] * 10

@@ -102,7 +102,7 @@ class PageContents:
 
 def copy_start(app: Sphinx, error: Exception | None) -> None:
     """Copies the start page to index.html, which web servers show for the directory."""
-    if error is None:
+    if error is None and app.builder.name == "html":
         shutil.copyfile(Path(app.outdir) / f"{app.config.root_doc}.html", Path(app.outdir) / "index.html")
 
 

@@ -58,8 +58,6 @@ def limits(schema: Schema) -> str:
     for kind, unit in (("Length", "bytes"), ("Items", "items")):
         if f"max{kind}" in schema:
             found.append(f"at most {schema[f'max{kind}']} {unit}")
-    if "pattern" in schema:
-        found.append(f"pattern `{schema['pattern']}`")
     return "; ".join(found)
 
 
@@ -69,6 +67,8 @@ def explanation(schema: Schema) -> str:
     texts = [one["description"] for one in [schema, *inner] if one.get("description")]
     if bounds := limits(schema):
         texts.append(f"Range: {bounds}.")
+    if "pattern" in schema:
+        texts.append(f"Pattern: `{schema['pattern']}`.")
     if "default" in schema:
         texts.append(f"Default: `{json.dumps(schema['default'])}`.")
     return " ".join(texts)

@@ -1,16 +1,19 @@
 """Renders the results of `make bench` as a page of docs/measurements.
 
     scripts/record_measurements.py --date 2026-11-23 --machine two-core-vm build/bench/invoke-*.json
+    scripts/record_measurements.py --date 2026-11-23 --machine two-core-vm --check
 
 NAME.json is the output of one `dayfly bench invoke` or `dayfly bench cold` with `--json`. NAME.command beside it is the
 command. The page has both sides of each measurement, Dayfly and the raw limit of the machine in the same run, with
-medians and tails. An existing page is never overwritten.
+medians and tails. An existing page is never overwritten. `--check`, before the measurements, fails if the page cannot
+have its name.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -21,7 +24,7 @@ HEAD = ("command", "side", "p50", "p99", "p99.9", "slowest", "samples")
 
 
 def time_of(nanoseconds: float) -> str:
-    """A duration with its unit, rounded to four digits."""
+    """Returns a duration with its unit, rounded to four digits."""
     for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if abs(nanoseconds) >= scale:
             return f"{nanoseconds / scale:.4g} {unit}"
@@ -29,7 +32,7 @@ def time_of(nanoseconds: float) -> str:
 
 
 def latencies(side: dict[str, Any]) -> dict[str, float]:
-    """The percentiles of one side in nanoseconds, whether its file has them in nanoseconds or in milliseconds."""
+    """Returns the percentiles of one side in nanoseconds. A file has them in nanoseconds or in milliseconds."""
     found = {}
     for name in ("p50", "p99", "p999", "max"):
         if f"{name}_ns" in side:
@@ -46,7 +49,7 @@ def row(command: str, side: str, of: dict[str, Any]) -> str:
 
 
 def rows(command: str, result: dict[str, Any]) -> list[str]:
-    """Table rows of one result: Dayfly, each baseline of the same run, and the stages of a cold start."""
+    """Returns the rows of one result: Dayfly, each baseline of the same run, and the stages of a cold start."""
     command, baseline = f"`{command}`", result["baseline"]
     found = [row(command, "Dayfly", result.get("invoke", result))]
     if "after_idle" in result:
@@ -58,7 +61,7 @@ def rows(command: str, result: dict[str, Any]) -> list[str]:
 
 
 def remarks(command: str, result: dict[str, Any]) -> list[str]:
-    """Differences, rates, shares and warnings of one result, as a list item."""
+    """Returns the differences, rates, shares and warnings of one result as a list item; empty if there are none."""
     found = []
     if "overhead_p50_ns" in result:
         found.append(f"difference {time_of(result['overhead_p50_ns'])} p50, {time_of(result['overhead_p99_ns'])} p99")
@@ -87,14 +90,21 @@ def heading(machine: dict[str, Any]) -> str:
 
 
 def name_of(machine: dict[str, Any]) -> str:
-    """The default name of a machine."""
+    """Returns the default name of a machine."""
     return f"{machine['cores']}-core-{'vm' if machine['virtual_machine'] else 'host'}"
+
+
+def this_machine() -> dict[str, Any]:
+    """Returns the properties of this machine that its name needs, as `dayfly bench` reports them."""
+    flags = re.search(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    is_virtual = flags is not None and "hypervisor" in flags[1].split()
+    return {"cores": os.sysconf("SC_NPROCESSORS_ONLN"), "virtual_machine": is_virtual}
 
 
 def page(date: str, machine: str, results: list[tuple[str, dict[str, Any]]], peers: str = "") -> str:
     about = {heading(result["machine"]) for _, result in results}
     if len(about) != 1:
-        raise SystemExit(f"The results are of {len(about)} machines or versions; measure all on one.")
+        raise SystemExit(f"The results are from {len(about)} machines or versions. Measure all on one.")
     lines = [
         f"# {date}, {machine}",
         "",
@@ -119,20 +129,25 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("results", nargs="+", type=Path, help="JSON files in the order of the page")
+    parser.add_argument("results", nargs="*", type=Path, help="JSON files in the order of the page")
+    parser.add_argument("--check", action="store_true", help="only check the name of the page")
     parser.add_argument("--date", required=True, help="day of the run, as in 2026-11-23")
     parser.add_argument("--machine", default="", help="name of the machine; by default its cores and kind")
     parser.add_argument("--peers", type=Path, help="table of other systems in the same run, in Markdown")
     parser.add_argument("--out", type=Path, default=Path("docs/measurements"), help="directory of the page")
     given = parser.parse_args(arguments)
     results = [read(path) for path in given.results]
-    machine = given.machine or name_of(results[0][1]["machine"])
+    if not results and not given.check:
+        parser.error("name the files with the results, or use --check")
+    machine = given.machine or name_of(results[0][1]["machine"] if results else this_machine())
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", given.date) or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", machine):
         parser.error("a date is YYYY-MM-DD; the name of a machine has lower-case letters, digits and hyphens")
     place = given.out / f"{given.date}-{machine}.md"
     if place.exists():
         print(f"{place} exists. Choose another name with --machine, or remove the file.", file=sys.stderr)
         return 1
+    if given.check:
+        return 0
     peers = given.peers.read_text() if given.peers and given.peers.exists() else ""
     text = page(given.date, machine, results, peers)
     given.out.mkdir(parents=True, exist_ok=True)

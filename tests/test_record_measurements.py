@@ -121,3 +121,18 @@ def test_results_of_two_machines_are_refused(results: list[str], tmp_path: Path)
 def test_name_that_leaves_the_directory_is_refused(results: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         record.main(["--date", "2026-11-23", "--machine", "../x", "--out", str(tmp_path / "new"), *results])
+
+
+@pytest.mark.parametrize("machine", [["--machine", "two-core-vm"], []])
+def test_check_fails_before_measuring_if_page_exists(tmp_path: Path, machine: list[str]) -> None:
+    arguments = ["--check", "--date", "2026-11-23", "--out", str(tmp_path), *machine]
+    assert record.main(arguments) == 0
+    assert list(tmp_path.iterdir()) == []
+    name = machine[-1] if machine else record.name_of(record.this_machine())
+    (tmp_path / f"2026-11-23-{name}.md").write_text("first")
+    assert record.main(arguments) == 1
+
+
+def test_run_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        record.main(["--date", "2026-11-23", "--out", str(tmp_path)])

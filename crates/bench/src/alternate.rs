@@ -1,20 +1,20 @@
-//! Baseline and subject in turns, so that both see the same drift of the machine.
+//! Measures a baseline and a subject in turns, so that the machine's drift affects both alike.
 
 use crate::error::Error;
 use crate::stats::{Samples, Summary, percentile};
 use serde::{Deserialize, Serialize};
 
-/// Something that can make calls in blocks and time each of them.
+/// Makes calls in blocks and times each of them.
 pub trait Block {
     /// Makes `calls` calls one after the other and records the latency of each.
     fn block(&mut self, calls: usize, samples: &mut Samples) -> Result<(), Error>;
 
-    /// Wakes what [`Block::pause`] put to sleep. Called before each block.
+    /// Undoes [`Block::pause`]. Called before each block.
     fn resume(&mut self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Makes the other side stop polling, so that it does not take the core from whoever is measured next.
+    /// Makes the other side stop polling, so that it leaves its core to the next measurement.
     fn pause(&mut self) -> Result<(), Error> {
         Ok(())
     }
@@ -26,19 +26,19 @@ impl<F: FnMut(usize, &mut Samples) -> Result<(), Error>> Block for F {
     }
 }
 
-/// How many calls to make, and in how many turns.
+/// Numbers of calls and turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// Turns of each of the two.
+    /// Turns of each side.
     pub blocks: usize,
-    /// Measured calls of each in one turn.
+    /// Measured calls of each side in one turn.
     pub calls: usize,
-    /// Calls before those, which warm caches, branch predictors and the clock of the core, and are not counted.
+    /// Calls before the measured ones, to warm caches, branch predictors and the core's clock.
     pub warm_up: usize,
 }
 
 impl Plan {
-    /// A plan for the given number of measured calls in all, in 20 turns (fewer when there are few calls).
+    /// Makes a plan for a total number of measured calls in 20 turns, or fewer if there are few calls.
     pub fn of_calls(calls: usize) -> Self {
         let blocks = calls.clamp(1, 20);
         let per_block = calls.div_ceil(blocks).max(1);
@@ -50,21 +50,21 @@ impl Plan {
     }
 }
 
-/// How the subject stands beside the baseline.
+/// Comparison of the subject with the baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
-    /// Subject's median less the baseline's.
+    /// The subject's median minus the baseline's.
     pub overhead_p50_ns: f64,
-    /// Subject's 99th percentile less the baseline's.
+    /// The subject's 99th percentile minus the baseline's.
     pub overhead_p99_ns: f64,
-    /// Subject's 99.9th percentile less the baseline's.
+    /// The subject's 99.9th percentile minus the baseline's.
     pub overhead_p999_ns: f64,
     /// The median, over the turns, of the difference of the two medians of one turn: drift that lasts longer than a
     /// turn cancels out of it.
     pub overhead_paired_p50_ns: f64,
-    /// Subject's median as a multiple of the baseline's.
+    /// The subject's median over the baseline's.
     pub ratio_p50: f64,
-    /// Subject's 99th percentile as a multiple of the baseline's.
+    /// The subject's 99th percentile over the baseline's.
     pub ratio_p99: f64,
 }
 
@@ -75,7 +75,7 @@ pub struct Alternated {
     pub baseline: Samples,
     /// Latencies of the subject.
     pub subject: Samples,
-    /// Of each turn, the subject's median less the baseline's, in nanoseconds.
+    /// For each turn, the subject's median minus the baseline's, in nanoseconds.
     pub turns: Vec<f64>,
 }
 
@@ -90,7 +90,7 @@ impl Alternated {
         self.subject.summary()
     }
 
-    /// Difference and ratio of the two.
+    /// Returns differences and ratios.
     pub fn difference(&self) -> Difference {
         Difference::between(&self.baseline(), &self.subject(), &self.turns)
     }
@@ -120,7 +120,7 @@ impl Difference {
     }
 }
 
-/// Measures one alone: as [`alternate`] does, without the other.
+/// Measures a subject without a baseline, as [`alternate`] does.
 pub fn measure(subject: &mut dyn Block, plan: Plan) -> Result<Samples, Error> {
     let mut samples = Samples::with_capacity(plan.blocks * plan.calls);
     let mut scratch = Samples::with_capacity(plan.warm_up);
@@ -130,7 +130,7 @@ pub fn measure(subject: &mut dyn Block, plan: Plan) -> Result<Samples, Error> {
     Ok(samples)
 }
 
-/// Measures baseline and subject in turns. Which of the two goes first changes from turn to turn.
+/// Measures baseline and subject in turns. The side that goes first alternates.
 pub fn alternate(baseline: &mut dyn Block, subject: &mut dyn Block, plan: Plan) -> Result<Alternated, Error> {
     let room = plan.blocks * plan.calls;
     let mut both = Alternated {
@@ -160,7 +160,7 @@ fn turn(block: &mut dyn Block, plan: Plan, samples: &mut Samples, scratch: &mut 
     let measured = block
         .block(plan.warm_up, scratch)
         .and_then(|()| block.block(plan.calls, samples));
-    // The other one is measured next, so the pollers must be told to stop even when this one failed.
+    // The other side is measured next, so the pollers must stop even if this side failed.
     measured.and(block.pause())
 }
 

@@ -1,4 +1,4 @@
-//! What the machine itself can do, measured with no Dayfly code on the way.
+//! Limits of the machine, measured without Dayfly's code.
 //!
 //! Each baseline has a real other process as its peer, pinned to another core than the caller, and makes its calls in
 //! blocks ([`Block`]) so that it can be measured in turns with an invocation. Between blocks the peers sleep.
@@ -32,7 +32,7 @@ use crate::error::Error;
 pub trait Baseline: Block {
     /// Its name in reports, such as `cache_line`.
     fn name(&self) -> &str;
-    /// What one of its calls does, for people.
+    /// Description of one call.
     fn about(&self) -> String;
 }
 

@@ -1,86 +1,86 @@
-//! Whether the machine was quiet enough for a measurement to be believed.
+//! Decides whether the machine was quiet enough for a measurement.
 //!
-//! [`Watch`] looks at the processor's accounts before and after a measurement; [`Noise`] says what others took
-//! meanwhile; [`Noise::judge`] refuses it when that was too much. The judgement is pure and tested on given numbers.
+//! [`Watch`] reads processor times before and after a measurement. [`Noise`] is the time that other processes
+//! used meanwhile. [`Noise::judge`] refuses the measurement if that is too much; it is pure.
 
 use crate::proc::{self, Cpu, Process, Usage};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Processor time of other processes, in cores, above which figures are refused.
+/// Maximum processor time of other processes, in cores. Above it, figures are refused.
 ///
-/// Pinned spinning sides lose a core whenever something else is put on it, for a time slice of some milliseconds; such
-/// a call is one sample in many thousands and moves no percentile. What moves them are cold caches afterwards and a
+/// A pinned side that spins loses its core to other processes for time slices of some milliseconds. Such
+/// a call is one sample in many thousands and moves no percentile. Cold caches afterwards do, and a
 /// host that runs its cores slower. A fifth of a core is well above what daemons of an idle machine use, and well below
 /// one neighbour that computes.
 pub const FOREIGN_CORES_MAX: f64 = 0.20;
 
-/// Share of the time that the hypervisor kept for other guests, above which figures are refused: a neighbour that takes
-/// one twentieth of the time also shares caches, and tails (p99) then measure the neighbour.
+/// Maximum share of the time that the hypervisor gave to other guests. A neighbour that takes
+/// one twentieth of the time also uses the caches, and the 99th percentile then measures the neighbour.
 pub const STOLEN_SHARE_MAX: f64 = 0.05;
 
-/// Share of the time that the measuring thread stood ready while others had its core, above which figures are refused: the
-/// same twentieth, for a neighbour on the measured core does to tails what one below the hypervisor does.
+/// Maximum share of the time that the measuring thread was ready while others had its core: the
+/// same twentieth, because a neighbour on the measured core affects tails as one below the hypervisor does.
 ///
-/// How often the thread left its core says nothing: the kernel's own tick makes it leave hundreds of times a second, for
+/// The number of context switches is no measure: the kernel's timer tick causes hundreds per second, of
 /// microseconds each.
 pub const DISPLACED_SHARE_MAX: f64 = 0.05;
 
-/// How many of the busiest other processes are named.
+/// Number of other processes to name.
 const NAMED: usize = 3;
 
-/// A process of others that used the processor during a measurement.
+/// Another process that used the processor during a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Consumer {
-    /// Its process number.
+    /// Process id.
     pub pid: u32,
-    /// Its command's name.
+    /// Name of its command.
     pub name: String,
-    /// Cores' worth of time that it used: 1.0 is one core all the time.
+    /// Processor time in cores: 1.0 is one core all the time.
     pub cores: f64,
 }
 
-/// What else went on while something was measured.
+/// Other work on the machine during a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Noise {
     /// Length of the measurement in seconds.
     pub wall_s: f64,
     /// Cores of the machine.
     pub cores: u32,
-    /// Cores' worth of time that processes other than the measured ones used.
+    /// Processor time of other processes, in cores.
     pub foreign_cores: f64,
-    /// Share of all cores' time that the hypervisor gave to others.
+    /// Share of all cores' time that the hypervisor gave to other guests.
     pub stolen_share: f64,
-    /// Share of the time that the measuring thread stood ready without a core.
+    /// Share of the time that the measuring thread was ready without a core.
     pub waited_share: f64,
-    /// Others that used the most, busiest first.
+    /// The busiest other processes, busiest first.
     pub consumers: Vec<Consumer>,
-    /// Set when the figures are printed although the machine was too busy: why they should not be believed.
+    /// Why the figures are not reliable, if they are printed although the machine was too busy.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub warning: Option<String>,
 }
 
-/// The refusal to report figures: the machine was too busy.
+/// Error: the machine was too busy.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("the machine was too busy to believe the figures: {seen}. {advice}, or print the figures anyway with --force")]
 pub struct Busy {
-    /// What was seen.
+    /// What happened.
     pub seen: String,
-    /// What to do about it.
+    /// What to do.
     pub advice: String,
-    /// The numbers behind it.
+    /// The measured load.
     pub noise: Noise,
 }
 
 impl Noise {
-    /// Share of the time that others kept the measuring thread waiting, at most: what it waited for beyond that, it waited
+    /// Upper bound of the share of time that others kept the measuring thread waiting. The rest of its waiting was
     /// for the measurement's own processes.
     fn displaced_share(&self) -> f64 {
         self.waited_share.min(self.foreign_cores)
     }
 
-    /// Refuses a measurement that was disturbed too much. With `force` it passes, with a warning in it.
+    /// Refuses a measurement that was disturbed too much. With `force` it passes, with a warning.
     pub fn judge(mut self, force: bool) -> Result<Self, Box<Busy>> {
         let mut seen = Vec::new();
         let mut advice = Vec::new();
@@ -101,7 +101,7 @@ impl Noise {
             ));
             advice.push(match self.consumers.first() {
                 Some(c) => format!("stop {} or wait until it is done", c.name),
-                // The process table showed nobody: they have ended, or live outside this container.
+                // The process table shows none: they have ended, or run outside this container.
                 None => "wait until they are done (they have ended, or run outside this container)".into(),
             });
         }
@@ -140,23 +140,23 @@ impl Noise {
     }
 }
 
-/// Everything that the judgement needs, at one moment.
+/// A snapshot of the accounts.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// The machine's account.
+    /// Processor time of the machine.
     pub cpu: Cpu,
-    /// All processes that can be seen.
+    /// All visible processes.
     pub processes: BTreeMap<u32, Process>,
-    /// The measuring process's own account.
+    /// Processor time of this process.
     pub own: Usage,
 }
 
-/// What lies between two snapshots. `mine` are the processes whose descendants, and they themselves, are measured.
+/// Computes the load between two snapshots. `mine` and their descendants belong to the measurement.
 pub fn between(before: &Snapshot, after: &Snapshot, mine: &[u32], wall: Duration, hertz: f64) -> Noise {
     let ours = family(mine, &[&before.processes, &after.processes]);
     let wall_s = wall.as_secs_f64().max(1e-6);
     let used = |(pid, now): (&u32, &Process)| -> u64 {
-        // A number may have been given to another process meanwhile: then all of its time is new.
+        // If another process got the same id meanwhile, all of its time is new.
         let then = before
             .processes
             .get(pid)
@@ -179,7 +179,7 @@ pub fn between(before: &Snapshot, after: &Snapshot, mine: &[u32], wall: Duration
             });
         }
     }
-    // Children that ended and were reaped are no longer in the table; their parents' accounts have them.
+    // Children that were reaped are no longer in the table, but in their parents' accounts.
     let reaped = after.own.reaped_s - before.own.reaped_s;
     let own_s = own_ticks as f64 / hertz + reaped.max(0.0);
     let busy_s = after.cpu.busy.saturating_sub(before.cpu.busy) as f64 / hertz;
@@ -228,7 +228,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts to watch. This process and its descendants count as the measurement itself; so do those named.
+    /// Starts to watch. This process, `mine` and their descendants count as the measurement.
     pub fn start(mine: &[u32]) -> Self {
         let mut mine = mine.to_vec();
         mine.push(std::process::id());
@@ -239,13 +239,13 @@ impl Watch {
         }
     }
 
-    /// What went on since the start.
+    /// Returns the load since the start.
     pub fn finish(&self) -> Noise {
         let wall = self.started.elapsed();
         between(&self.before, &proc::snapshot(), &self.mine, wall, proc::hertz())
     }
 
-    /// Watches for a while in which nothing is measured: to refuse before the work instead of after it.
+    /// Watches before a measurement, to refuse before the work instead of after it.
     pub fn look(time: Duration, mine: &[u32]) -> Noise {
         let watch = Self::start(mine);
         std::thread::sleep(time);
@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Two seconds on two cores at 100 Hz, in which process 10 (ours) used `ours` and process 20 `theirs` ticks, and the
+    /// Two seconds on two cores at 100 Hz. Process 10 (ours) used `ours` ticks and process 20 `theirs`, and the
     /// measuring thread waited for so many milliseconds.
     fn noise(ours: u64, theirs: u64, stolen: u64, waited_ms: u64) -> Noise {
         let before = Snapshot {

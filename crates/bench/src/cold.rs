@@ -13,37 +13,37 @@ use crate::stats::Samples;
 use crate::subject::{FUNCTIONS, failed};
 use crate::tsc::Tsc;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What the worker runs.
+    /// Runtime of the worker.
     pub runtime: Runtime,
-    /// Code and form of the function; none for the benchmark's own C function.
+    /// Code and format of the function; `None` for the benchmark's own C function.
     pub function: Option<(Vec<u8>, Form, Vec<u8>)>,
-    /// Cold starts to measure.
+    /// Number of cold starts.
     pub calls: usize,
-    /// Executors that the node keeps parked. So many are taken one after another; then the pool may fill again.
+    /// Executors that the node keeps parked. A burst takes all of them; then the pool refills.
     pub pool: usize,
-    /// How isolated the worker is.
+    /// Sandbox of the worker.
     pub sandbox: Sandbox,
     /// Image of a container.
     pub image: Option<String>,
-    /// Clients that start workers side by side, for a rate; 0 for none.
+    /// Clients that start workers in parallel, to measure a rate; 0 for no rate.
     pub parallel: usize,
-    /// Report although the machine was busy.
+    /// Report figures even if the machine was busy.
     pub force: bool,
 }
 
-/// Between two bursts of starts from a warm pool: time for the node to make up for an executor taken. It waits 100 ms
-/// before it does, and a Python interpreter with its imports takes some 100 ms more.
+/// Pause between two bursts of starts from a warm pool, in which the node replaces executors. It waits 100 ms
+/// first, and a Python interpreter with its imports takes another 100 ms.
 const REFILL: Duration = Duration::from_millis(300);
-/// Interpreters start on all cores at once, and these have few.
+/// Interpreters start on all cores at once, and there are few cores.
 const REFILL_EACH: Duration = Duration::from_millis(150);
 
-/// An image is unpacked by then.
+/// Limit for unpacking an image.
 const UNPACKED: Duration = Duration::from_secs(20);
 
-/// How long the machine is watched first.
+/// Time to watch the machine before the measurement.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// Measures.
@@ -64,19 +64,19 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
         ["lease", "code", "connect", "load", "invoke"].map(|name| (name, Samples::with_capacity(options.calls)));
     let mut total = Samples::with_capacity(options.calls);
     let mut after_idle = Samples::with_capacity(options.calls);
-    // What a cold start starts is ours but has no process id before it starts: the machine is judged beforehand.
+    // Processes of a cold start have no id in advance, so the machine is judged beforehand.
     let noise = Watch::look(QUIET, mine).judge(options.force)?;
     let mut lease_options = LeaseOptions::native(1);
     lease_options.runtime = options.runtime.clone();
     lease_options.mode = Mode::Warm;
     lease_options.sandbox = Some(options.sandbox);
     lease_options.image.clone_from(&options.image);
-    // Until the image is unpacked, the first time.
+    // The first start waits until the image is unpacked.
     lease_options.wait = UNPACKED;
     lease_options.hot_for = Some(Duration::ZERO);
-    // The first start of all makes the node learn the code and the interpreter; it is not counted.
+    // The first start sends the code and starts the interpreter. It is not counted.
     for round in 0..=options.calls.max(2) {
-        // The first of a burst meets a machine that slept: processors halted, caches cold. It is counted apart.
+        // The first start of a burst finds halted processors and cold caches. It is counted separately.
         let is_first = round > 0 && options.pool > 0 && (round - 1).is_multiple_of(options.pool);
         if is_first {
             std::thread::sleep(REFILL + REFILL_EACH * options.pool as u32);
@@ -125,7 +125,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
     })
 }
 
-/// One cold start from the request for a lease to the first result, and the moments in between. The lease is given back.
+/// Makes one cold start, from the request for a lease to the first result. Returns the times of its stages.
 fn start(client: &Client, options: &LeaseOptions, code: &[u8], form: &Form, input: &[u8]) -> Result<[u64; 6], Error> {
     let mut ticks = [0; 6];
     ticks[0] = Tsc::now();
@@ -146,7 +146,7 @@ fn start(client: &Client, options: &LeaseOptions, code: &[u8], form: &Form, inpu
     Ok(ticks)
 }
 
-/// Starts per second of so many clients side by side, each of which starts, calls and releases one worker after another.
+/// Returns starts per second of parallel clients. Each starts, calls and releases one worker after another.
 fn rate(clients: usize, starts: usize, start: impl Fn() -> Result<(), Error> + Sync) -> Result<f64, Error> {
     let begun = std::time::Instant::now();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Messages and collectives between ranks beside those of the Open MPI installed on the machine, in alternating rounds.
+//! Measures messages and collectives between ranks beside Open MPI's, in alternating rounds.
 
 pub mod stored;
 
@@ -22,19 +22,19 @@ use crate::table::Table;
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// Blocks of operations for each size, of which the fastest counts.
+/// Blocks of operations for each size. The fastest one counts.
 const BLOCKS: usize = 12;
-/// Bytes moved in a block, unless that were fewer than two operations.
+/// Bytes moved in a block of at least two operations.
 const BLOCK_BYTES: usize = 16 << 20;
-/// Longest time of a block, unless two operations take longer. Ranks that share a busy core take milliseconds for each.
+/// Longest time of a block of at least two operations. Ranks that share a busy core take milliseconds for each.
 const BLOCK_TIME: Duration = Duration::from_millis(50);
 
-/// What ranks do.
+/// The operation to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Rank 0 sends to rank 1, which answers as much.
+    /// Rank 0 sends to rank 1, which sends the same number of bytes back.
     Pingpong,
-    /// As MPI's operations of these names.
+    /// MPI's operations of these names.
     Bcast,
     Allreduce,
     Alltoall,
@@ -43,7 +43,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// As users write it.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pingpong => "pingpong",
@@ -56,37 +56,37 @@ impl Op {
     }
 }
 
-/// What is to be measured.
+/// A measurement.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// What ranks do.
+    /// The operation to measure.
     pub op: Op,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Over TCP on the loopback, and not within the host.
+    /// Whether messages travel over TCP on the loopback instead of shared memory.
     pub tcp: bool,
-    /// Rounds, in each of which both are measured.
+    /// Rounds. Each round measures both sides.
     pub rounds: usize,
     /// Bytes of each message, or of each rank's part.
     pub sizes: Vec<usize>,
-    /// Which algorithms ours use.
+    /// Sizes at which our algorithms change.
     pub table: dayfly_comm::table::Table,
-    /// Where the MPI program is compiled.
+    /// Directory of the compiled MPI program.
     pub cache: PathBuf,
-    /// Interpreter of ranks in Python, with NumPy's arrays and beside mpi4py; none for ranks in Rust, beside C.
+    /// Interpreter for ranks in Python with NumPy arrays, beside mpi4py; `None` for ranks in Rust, beside C.
     pub python: Option<PathBuf>,
 }
 
-/// Times for one size, of one operation (for a ping-pong, there and back), in microseconds: medians over the rounds.
+/// Times of one operation of one size in microseconds: medians over the rounds. A ping-pong counts both directions.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: usize,
-    /// Ours.
+    /// Dayfly's time.
     pub us: f64,
-    /// Open MPI's.
+    /// Open MPI's time.
     pub openmpi_us: f64,
-    /// Ours over theirs.
+    /// Dayfly's time over Open MPI's.
     pub ratio: f64,
 }
 
@@ -115,22 +115,22 @@ impl fmt::Display for Report {
     }
 }
 
-/// What came of it.
+/// The result of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// What ranks did.
+    /// The operation.
     pub op: &'static str,
-    /// How many there were.
+    /// Number of ranks.
     pub ranks: usize,
     /// `shm` or `tcp`.
     pub transport: &'static str,
-    /// `c` or `python`: what the ranks were written in, or called from.
+    /// `c` or `python`: the language of the ranks.
     pub language: &'static str,
-    /// Of the ratios.
+    /// Geometric mean of the ratios.
     pub geometric_mean: f64,
-    /// The largest of them.
+    /// Largest ratio.
     pub worst: f64,
-    /// One for each size.
+    /// A row for each size.
     pub rows: Vec<Row>,
 }
 
@@ -156,16 +156,16 @@ impl Plan {
     }
 }
 
-/// How much is measured for each size.
+/// Number and length of the blocks for each size.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// Blocks of operations, of which the fastest counts.
+    /// Blocks of operations. The fastest one counts.
     blocks: usize,
-    /// Bytes moved in a block, unless that were fewer than two operations.
+    /// Bytes moved in a block of at least two operations.
     bytes: usize,
     /// Most operations in a block.
     most_operations: usize,
-    /// Longest time of a block, unless two operations take longer.
+    /// Longest time of a block of at least two operations.
     time: Duration,
 }
 
@@ -177,7 +177,7 @@ fn width(op: Op, ranks: usize) -> usize {
     }
 }
 
-/// Measures both in turns. The program must have one thread: ranks are forked off.
+/// Measures both sides in turns. The program must have one thread, because this forks the ranks.
 pub fn run(plan: &Plan) -> Result<Report> {
     let program = match plan.python {
         Some(_) => write(&plan.cache, "ranks.py", include_str!("ranks.py"))?.0,
@@ -257,7 +257,7 @@ fn pin(rank: usize) {
     }
 }
 
-/// One operation.
+/// Executes one operation.
 fn operate(comm: &Communicator, op: Op, send: &mut [u8], receive: &mut [u8]) -> Result<()> {
     let done = match (op, comm.rank()) {
         (Op::Pingpong, 0) => comm.send(send, 1, 1).and_then(|()| comm.recv(receive, 1, 1).map(drop)),
@@ -272,12 +272,12 @@ fn operate(comm: &Communicator, op: Op, send: &mut [u8], receive: &mut [u8]) -> 
     done.map_err(failed)
 }
 
-/// What one rank does; rank 0 returns microseconds for each size.
+/// Runs one rank. Returns the microseconds of an operation for each size; only rank 0's are used.
 fn measure(op: Op, sizes: &[usize], pace: Pace, comm: &Communicator) -> Result<Vec<f64>> {
     let width = width(op, comm.size() as usize);
     let largest = sizes.last().copied().unwrap_or(8) * width;
     let (mut send, mut receive) = (vec![1u8; largest], vec![0u8; largest]);
-    // Touched, as Open MPI's buffers are.
+    // Touch its pages, like those of Open MPI's buffers.
     receive.fill(2);
     let mut results = Vec::new();
     for size in sizes {
@@ -315,10 +315,10 @@ fn agree(comm: &Communicator, value: usize) -> Result<usize> {
     Ok(usize::from_le_bytes(bytes))
 }
 
-/// Runs all ranks in processes of their own, and returns what rank 0 found.
+/// Runs each rank in its own process. Returns rank 0's times.
 pub(crate) fn ours(plan: &Plan) -> Result<Vec<f64>> {
     let mut roads = roads(plan.ranks, plan.tcp)?;
-    // Moved, so that the parent's copies close with it: a rank whose peers are gone is to notice.
+    // Moved, so that the parent's copies close too: a rank must notice that its peers have ended.
     let found = forked(plan.ranks, move |rank| {
         pin(rank);
         let own = std::mem::take(&mut roads[rank]);
@@ -334,7 +334,7 @@ pub(crate) fn ours(plan: &Plan) -> Result<Vec<f64>> {
     complete(found, plan.sizes.len())
 }
 
-/// Does something in as many processes, and returns what the first of them found.
+/// Runs `work` in `count` processes. Returns the result of the first one.
 fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
     let (mut read, mut write) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
     let parent = std::process::id();
@@ -359,7 +359,7 @@ fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Resu
     let mut text = String::new();
     read.read_to_string(&mut text).map_err(Error::os("hear of the ranks"))?;
     for child in children {
-        // SAFETY: a child of ours, waited for once.
+        // SAFETY: waits once for a child of this process.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     }
     Ok(text.split_whitespace().filter_map(|word| word.parse().ok()).collect())
@@ -376,7 +376,7 @@ fn die_with(parent: u32) {
     }
 }
 
-/// Runs all ranks in interpreters of their own, which inherit their sockets.
+/// Runs each rank in its own interpreter, which inherits its sockets.
 fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>> {
     let mut children = Vec::new();
     for (rank, roads) in roads(plan.ranks, plan.tcp)?.into_iter().enumerate() {
@@ -397,7 +397,7 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
         let inherit = move || {
             die_with(parent);
             for socket in sockets.iter().filter(|socket| **socket >= 0) {
-                // SAFETY: a system call on a descriptor of this process'.
+                // SAFETY: a system call on a descriptor of this process.
                 unsafe { libc::fcntl(*socket, libc::F_SETFD, 0) };
             }
             Ok(())
@@ -405,7 +405,7 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
         // SAFETY: makes system calls only.
         unsafe { command.pre_exec(inherit) };
         children.push(command.spawn().map_err(Error::os("start Python"))?);
-        // The rank alone has them now, so that the others notice when it ends.
+        // Only the rank keeps them open, so that the others notice its end.
         drop(roads);
     }
     let mut results = Vec::new();
@@ -418,7 +418,7 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
     second_words(&String::from_utf8_lossy(&results), plan)
 }
 
-/// What either program is told.
+/// Arguments of the MPI program and of the Python program.
 fn arguments(plan: &Plan) -> Vec<String> {
     let mut arguments = vec![
         plan.op.name().into(),
@@ -430,17 +430,17 @@ fn arguments(plan: &Plan) -> Vec<String> {
     arguments
 }
 
-/// The second number of each line, one line for each size.
+/// Parses the second number of each line. There is one line for each size.
 fn second_words(text: &str, plan: &Plan) -> Result<Vec<f64>> {
     numbers(text.lines().filter_map(|line| line.split_whitespace().nth(1)), plan)
 }
 
-/// What was printed, one number for each size.
+/// Parses one number for each size.
 fn numbers<'a>(words: impl Iterator<Item = &'a str>, plan: &Plan) -> Result<Vec<f64>> {
     complete(words.filter_map(|word| word.parse().ok()).collect(), plan.sizes.len())
 }
 
-/// What was found, if it is one number for each size.
+/// Checks that there is one number for each size.
 fn complete(found: Vec<f64>, sizes: usize) -> Result<Vec<f64>> {
     match found.len() == sizes {
         true => Ok(found),
@@ -448,7 +448,7 @@ fn complete(found: Vec<f64>, sizes: usize) -> Result<Vec<f64>> {
     }
 }
 
-/// Writes a program, and tells whether it was there already.
+/// Writes a program. Returns its path, and whether it was there already.
 fn write(folder: &Path, name: &str, source: &str) -> Result<(PathBuf, bool)> {
     std::fs::create_dir_all(folder).map_err(Error::os("make the cache"))?;
     let file = folder.join(name);
@@ -459,7 +459,7 @@ fn write(folder: &Path, name: &str, source: &str) -> Result<(PathBuf, bool)> {
     Ok((file, there))
 }
 
-/// Compiles the MPI program, unless that was done before.
+/// Returns the MPI program, and compiles it if it is new or has changed.
 fn compile(folder: &Path) -> Result<PathBuf> {
     let (file, there) = write(folder, "openmpi.c", include_str!("openmpi.c"))?;
     let program = folder.join("openmpi");

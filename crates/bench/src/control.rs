@@ -1,6 +1,6 @@
-//! `dayfly bench control`: how many leases one manager grants while thousands of nodes are registered with it.
+//! `dayfly bench control`: lease grants per second of one manager with thousands of registered nodes.
 //!
-//! The manager is a real one in a process of its own; the nodes are simulated, each over its own connection to the real API.
+//! The manager is real and has its own process. The nodes are simulated: each has its own connection to the real API.
 
 mod https;
 mod simulated;
@@ -25,27 +25,27 @@ use crate::table::{Table, duration, rate};
 use https::{Requests, Site};
 use simulated::Counts;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Simulated nodes.
+    /// Number of simulated nodes.
     pub nodes: u32,
-    /// Clients that ask for leases, each one after the other.
+    /// Number of clients. Each requests one lease after the other.
     pub clients: u32,
-    /// How long each part is measured.
+    /// Duration of each part.
     pub each: Duration,
-    /// Report although the machine was busy.
+    /// Report figures even if the machine was busy.
     pub force: bool,
 }
 
 /// Requests of one kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Load {
-    /// Answered each second, by all clients together.
+    /// Responses per second to all clients together.
     pub per_s: f64,
-    /// From a request until its answer.
+    /// Time from a request to its response.
     pub latency: Millis,
-    /// Percent of one core that the manager used meanwhile.
+    /// The manager's processor time, in percent of one core.
     pub cpu_percent: f64,
 }
 
@@ -54,37 +54,37 @@ pub struct Load {
 pub struct ControlReport {
     /// Leases granted each second.
     pub grants_per_s: f64,
-    /// 99th percentile of a grant, in milliseconds.
+    /// 99th percentile of the time of a grant, in milliseconds.
     pub p99_ms: f64,
-    /// Percent of one core that the manager used for heartbeats alone.
+    /// The manager's processor time for heartbeats alone, in percent of one core.
     pub heartbeat_cpu_percent: f64,
-    /// Heartbeats each second that these were.
+    /// Heartbeats per second.
     pub heartbeats_per_s: f64,
     /// Grants.
     pub grants: Load,
-    /// The baseline: requests that the manager answers without any work, over the same connections in the same run.
+    /// The baseline: requests without work, over the same connections in the same run.
     pub requests: Load,
     /// Nodes.
     pub nodes: u32,
     /// Clients.
     pub clients: u32,
-    /// Until all nodes were registered, in seconds.
+    /// Time until all nodes were registered, in seconds.
     pub joined_s: f64,
-    /// Memory of the manager with all of them, in bytes.
+    /// Memory of the manager with all nodes, in bytes.
     pub memory_bytes: u64,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// What else went on meanwhile.
+    /// Other work on the machine during the measurement.
     pub noise: Noise,
 }
 
 const QUIET: Duration = Duration::from_millis(300);
-/// Nodes that join side by side.
+/// Nodes that join in parallel.
 const JOINING: u32 = 32;
-/// Lives longer than any measurement.
+/// Longer than any measurement.
 const LEASE_MS: u64 = 3_600_000;
 
-/// Measures the manager that a connection leads to, which is process `pid` and nobody else's.
+/// Measures the manager with process id `pid` at this connection. It must have no other clients.
 pub fn run(connection: &Connection, pid: u32, options: Options) -> Result<ControlReport, Error> {
     let noise = Watch::look(QUIET, &[pid]).judge(options.force)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -170,7 +170,7 @@ fn cpu_s(pid: u32) -> Result<f64, Error> {
     proc::cpu_s(pid).map_err(Error::os("read the manager's processor time"))
 }
 
-/// The same request from many clients, each one after the other.
+/// Sends the same request from many clients, one after the other in each.
 async fn load(
     site: &Arc<Site>,
     pid: u32,

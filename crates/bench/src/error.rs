@@ -1,20 +1,20 @@
-//! What can keep a measurement from being made or believed.
+//! Errors of measurements.
 
 use crate::busy::Busy;
 use dayfly_protocol::error::Code;
 
-/// A measurement that was not made, or that must not be believed.
+/// Why there is no reliable measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The operating system refused something that the measurement needs.
+    /// The operating system refused an operation.
     #[error("cannot {what}: {source}; check the process's limits and permissions and run the measurement again")]
     Os {
-        /// What was tried, as the end of "cannot ...".
+        /// The operation, as the end of "cannot ...".
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The process on the other side of a baseline ended or stopped answering.
+    /// The peer of a baseline ended or stopped responding.
     #[error("the peer process of the baseline `{baseline}` {what}; run the measurement again")]
     Peer {
         /// The baseline's name.
@@ -25,10 +25,10 @@ pub enum Error {
     /// The raw TLS echo could not be set up or broke.
     #[error("the raw TLS echo failed: {0}; this is a fault of the baseline, not of Dayfly")]
     Tls(String),
-    /// A subject of the measurement failed; the text is its own.
+    /// The subject of the measurement failed, with this text.
     #[error("{0}")]
     Subject(String),
-    /// The machine was too busy for the figures to mean anything.
+    /// The machine was too busy for reliable figures.
     #[error(transparent)]
     Busy(#[from] Box<Busy>),
     /// The picture could not be drawn.
@@ -37,7 +37,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The code under which this is reported to a user.
+    /// Returns the error code for users.
     pub fn code(&self) -> Code {
         match self {
             Error::Busy(_) => Code::NoCapacity,
@@ -45,7 +45,7 @@ impl Error {
         }
     }
 
-    /// The last error of the operating system, with what was tried.
+    /// Returns the last error of the operating system for an operation.
     pub(crate) fn last_os(what: &'static str) -> Self {
         Error::Os {
             what,
@@ -53,7 +53,7 @@ impl Error {
         }
     }
 
-    /// Gives an I/O error its context.
+    /// Returns a function that adds the operation to an I/O error.
     pub(crate) fn os(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Error::Os { what, source }
     }

@@ -1,4 +1,4 @@
-//! `dayfly bench invoke`: invocations beside the raw limit that they cannot beat, in turns, in one run.
+//! `dayfly bench invoke`: invocations beside the raw limit of the machine, in turns, in one run.
 
 use dayfly_client::{Client, Sandbox, Transport};
 
@@ -10,22 +10,22 @@ use crate::picture::Series;
 use crate::report::{InvokeReport, Named, Setting};
 use crate::subject::{How, InTurns, Workers, settle};
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How to invoke.
+    /// Options of the invocations.
     pub how: How,
-    /// Invocations outstanding per worker when the rate is measured.
+    /// Outstanding invocations of each worker when the rate is measured.
     pub depth: u32,
-    /// Workers.
+    /// Number of workers.
     pub workers: u16,
-    /// Measured invocations; 0 for a number that takes a second or two.
+    /// Measured invocations; 0 for a number that takes one or two seconds.
     pub calls: usize,
-    /// Report although the machine was busy.
+    /// Report figures even if the machine was busy.
     pub force: bool,
 }
 
-/// How many calls take about a second.
+/// Returns the number of calls that take about a second.
 fn calls_for(how: &How) -> usize {
     let spinning_shm = how.hot && how.transport == Transport::Shm;
     match how.size {
@@ -37,8 +37,8 @@ fn calls_for(how: &How) -> usize {
     }
 }
 
-/// The baseline of one setting. Small hot messages over shared memory are held against the bare cache line there and
-/// back; large ones against a plain memcpy of as many bytes, which reads and writes what the function reads and writes.
+/// Returns the baseline of a setting. Small hot messages over shared memory are compared with round trips of a cache
+/// line; large ones with a `memcpy` of as many bytes, which reads and writes as much as the function.
 fn baseline(how: &How) -> Result<Box<dyn Baseline>, Error> {
     if how.transport == Transport::Shm && how.hot && how.size > 4096 {
         return Ok(Box::new(Copy::new(how.size)));
@@ -46,11 +46,11 @@ fn baseline(how: &How) -> Result<Box<dyn Baseline>, Error> {
     matching(how.transport, how.hot, how.size)
 }
 
-/// Measures, and gives the two distributions for a picture beside the report.
+/// Measures. Returns the report and the two distributions for a chart.
 pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeReport, [Series; 2]), Error> {
     settle()?;
     let how = options.how;
-    // The baseline first: it forks, and a process that has opened libfabric should not.
+    // Make the baseline first: it forks, which a process with open libfabric must not do.
     let mut baseline = baseline(&how)?;
     let mut workers = Workers::lease(client, options.workers, how)?;
     let calls = if options.calls > 0 {
@@ -107,7 +107,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeRe
         })?;
     }
     if how.transport == Transport::Tcp && how.hot && how.size as u64 >= InvokeReport::LARGE {
-        // The raw echo sends the buffer that it received; a function reads one and writes another.
+        // The raw echo sends the buffer that it received, but a function reads one buffer and writes another.
         let mut copying = TcpEcho::copying(how.size)?;
         let beside = alternate(&mut copying, &mut workers, Plan::of_calls(calls / 2))?;
         let (raw, ours) = (beside.baseline(), beside.subject());
@@ -118,7 +118,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeRe
         });
     }
     if how.sandbox != Sandbox::Process {
-        // They would want the same core.
+        // They would use the same core.
         drop(workers);
         let process = How {
             sandbox: Sandbox::Process,

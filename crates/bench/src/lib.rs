@@ -1,10 +1,10 @@
 //! Measures Dayfly beside the machine's own limits, in the same run.
 //!
-//! - [`tsc`], [`stats`], [`alternate`]: reading time, describing latencies, measuring two things in turns.
-//! - [`baseline`]: what the machine itself can do, with no Dayfly code on the way.
-//! - [`comm`]: ranks of a group beside those of MPI; [`tune`]: their algorithms beside each other.
-//! - [`busy`]: whether the machine was quiet enough for the figures to be believed.
-//! - [`report`], [`table`], [`picture`]: figures for machines, for people, and to look at.
+//! - [`tsc`], [`stats`], [`alternate`]: clock, percentiles, measurement of two sides in turns.
+//! - [`baseline`]: limits of the machine, measured without Dayfly's code.
+//! - [`comm`]: ranks of a group beside those of MPI. [`tune`]: algorithms of collectives beside each other.
+//! - [`busy`]: whether the machine was quiet enough for reliable figures.
+//! - [`report`], [`table`], [`picture`]: figures as JSON, text and charts.
 
 pub mod alternate;
 pub mod baseline;

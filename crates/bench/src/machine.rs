@@ -1,9 +1,9 @@
-//! What the figures were measured on.
+//! The machine of a measurement.
 
 use crate::tsc::Tsc;
 use serde::{Deserialize, Serialize};
 
-/// The machine of a measurement, as far as figures depend on it.
+/// Properties of the machine that affect the figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's name.
@@ -16,13 +16,13 @@ pub struct Machine {
     pub arch: String,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Whether it is a guest of a hypervisor.
+    /// Whether it is a virtual machine.
     pub virtual_machine: bool,
     /// Frequency of the time stamp counter in MHz.
     pub tsc_mhz: f64,
     /// The counter's smallest step in nanoseconds: single latencies are multiples of it.
     pub tsc_step_ns: f64,
-    /// Frequency governor of the first core, when the system tells.
+    /// Frequency governor of the first core, if the system reports it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub governor: Option<String>,
     /// Version of Dayfly.
@@ -30,7 +30,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine.
+    /// Returns the properties of this machine.
     pub fn this() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
@@ -38,7 +38,7 @@ impl Machine {
         let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
         Machine {
             cpu: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
-            // Not those of this thread, which is pinned to one when it measures.
+            // Not the cores of this thread, which is pinned to one when it measures.
             // SAFETY: sysconf has no preconditions.
             cores: unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u32,
             kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
@@ -56,7 +56,7 @@ impl Machine {
     }
 }
 
-/// The value of the first line `name : value`.
+/// Returns the value of the first line `name : value`.
 fn field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

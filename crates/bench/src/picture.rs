@@ -1,6 +1,6 @@
-//! Latency distributions to look at: for each series, the share of calls that took at most so long.
+//! Charts of latency distributions: for each series, the share of calls that took at most a given time.
 //!
-//! The picture is drawn once, as SVG; the PNG is made from it, with a font that is part of the program, so that it
+//! The chart is drawn as SVG. The PNG is rendered from it with an embedded font, so that it
 //! looks the same everywhere and nothing needs to be installed.
 
 use crate::error::Error;
@@ -9,7 +9,7 @@ use crate::table::duration;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// One line of the picture.
+/// One line of the chart.
 #[derive(Debug, Clone)]
 pub struct Series {
     name: String,
@@ -19,7 +19,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// Invocations: a full line. Series of one group share their colour.
+    /// Invocations: a solid line. Series of one group have the same colour.
     pub fn invocation(name: &str, group: &str, samples: &Samples) -> Self {
         Series {
             name: name.into(),
@@ -29,7 +29,7 @@ impl Series {
         }
     }
 
-    /// A raw baseline: a dashed line, in the colour of the group that it belongs to.
+    /// A raw baseline: a dashed line in the colour of its group.
     pub fn baseline(name: &str, group: &str, samples: &Samples) -> Self {
         Series {
             dashed: true,
@@ -41,20 +41,20 @@ impl Series {
         percentile(&self.sorted_ns, share).max(1.0)
     }
 
-    /// The largest share that ten samples lie above: beyond it a line would show single accidents.
+    /// The largest share with at least ten samples above it. Beyond it, a line would show single outliers.
     fn trusted(&self) -> f64 {
         (1.0 - 10.0 / self.sorted_ns.len() as f64).max(0.5)
     }
 }
 
-/// A picture of latency distributions.
+/// A chart of latency distributions.
 #[derive(Debug, Clone)]
 pub struct Picture {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// Where and how that was measured.
+    /// Subtitle: machine and setting.
     pub subtitle: String,
-    /// Its lines, in the order of the legend. Those without samples are left out.
+    /// Lines in the order of the legend. Lines without samples are omitted.
     pub series: Vec<Series>,
 }
 
@@ -63,13 +63,13 @@ const LEFT: f64 = 92.0;
 const RIGHT: f64 = 900.0;
 const TOP: f64 = 130.0;
 const LEGEND_STEP: f64 = 50.0;
-/// Lines begin here: the one call in hundreds that was lucky would draw a long foot along the axis.
+/// Lines begin at this share: single fast calls would draw a long foot along the axis.
 const SKIPPED: f64 = 0.005;
-/// Up to this share the vertical axis is linear, above it each further nine takes the same height.
+/// The vertical axis is linear up to this share. Above it, each further nine has the same height.
 const LINEAR_TO: f64 = 0.9;
 /// The linear part's share of the height.
 const LINEAR_HEIGHT: f64 = 0.54;
-/// Told apart by people with any colour vision, and on paper (Okabe and Ito).
+/// Colours by Okabe and Ito, distinct for any colour vision and on paper.
 const COLOURS: [&str; 10] = [
     "#0072B2", "#D55E00", "#009E73", "#A6467F", "#E69F00", "#56B4E9", "#5B4A9E", "#4D4D4D", "#8C564B", "#7A7A00",
 ];
@@ -77,7 +77,7 @@ const INK: &str = "#1f2933";
 const FAINT: &str = "#616e7c";
 const GRID: &str = "#e4e7eb";
 
-/// Where the axes lie for the given series.
+/// Computes the axes for the given series.
 struct Axes {
     low: f64,
     high: f64,
@@ -94,7 +94,7 @@ impl Axes {
         let high = series.iter().map(|s| s.at(s.trusted().min(top))).fold(1.0, f64::max);
         let rows = series.len() as f64;
         let bottom = (TOP + 480.0).max(TOP + 20.0 + rows * LEGEND_STEP);
-        // Never an empty axis, even when all samples are alike.
+        // Avoid an empty axis if all samples are equal.
         Axes {
             low: nice(low / 1.02, false),
             high: nice(high.max(low * 2.0) * 1.02, true),
@@ -119,7 +119,7 @@ impl Axes {
         self.bottom - self.height(share) * (self.bottom - TOP)
     }
 
-    /// The share at a height, so that a line can be drawn in equal steps.
+    /// Returns the share at a height, to draw lines in equal steps.
     fn share(&self, height: f64) -> f64 {
         if height <= LINEAR_HEIGHT {
             return height / LINEAR_HEIGHT * LINEAR_TO;
@@ -128,7 +128,7 @@ impl Axes {
     }
 }
 
-/// The next of 1, 2, 5, 10, ... below or above.
+/// Returns the next of 1, 2, 5, 10, ... below or above.
 fn nice(x: f64, up: bool) -> f64 {
     let decade = 10f64.powf(x.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|s| s * decade);
@@ -140,7 +140,7 @@ fn nice(x: f64, up: bool) -> f64 {
     found.copied().unwrap_or(decade)
 }
 
-/// "200 ns", "5 µs": an axis needs no digits behind the point.
+/// Formats a time such as "200 ns" or "5 µs", without decimals.
 fn tick(ns: f64) -> String {
     let (value, unit) = match ns {
         x if x >= 1e9 => (x / 1e9, "s"),
@@ -152,7 +152,7 @@ fn tick(ns: f64) -> String {
 }
 
 fn escape(text: &str) -> String {
-    // Control characters have no place in XML at all.
+    // XML permits no control characters.
     let text = text.chars().filter(|c| !c.is_control()).collect::<String>();
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -178,7 +178,7 @@ impl Page {
 }
 
 impl Picture {
-    /// The picture as SVG.
+    /// Returns the chart as SVG.
     pub fn svg(&self) -> String {
         let series: Vec<&Series> = self.series.iter().filter(|s| !s.sorted_ns.is_empty()).collect();
         let axes = Axes::of(&series);
@@ -212,7 +212,7 @@ impl Picture {
             let at = groups.iter().position(|g| *g == s.group).unwrap_or(0);
             COLOURS[at % COLOURS.len()]
         };
-        // Baselines first, so that the invocations lie over them.
+        // Draw baselines first, so that the invocations lie over them.
         for s in series
             .iter()
             .filter(|s| s.dashed)
@@ -275,7 +275,7 @@ impl Picture {
         );
     }
 
-    /// The picture as PNG, at twice the size for sharp displays.
+    /// Returns the chart as PNG, at twice the size for high-resolution displays.
     pub fn png(&self) -> Result<Vec<u8>, Error> {
         use resvg::{tiny_skia, usvg};
         let failed = |e: String| Error::Picture(e);
@@ -295,7 +295,7 @@ impl Picture {
         pixels.encode_png().map_err(|e| failed(e.to_string()))
     }
 
-    /// Writes `<stem>.png` and `<stem>.svg` into a directory, and answers their paths in that order.
+    /// Writes `<stem>.png` and `<stem>.svg` into a directory. Returns their paths in this order.
     pub fn write(&self, directory: &Path, stem: &str) -> Result<(PathBuf, PathBuf), Error> {
         let (png, svg) = (
             directory.join(format!("{stem}.png")),
@@ -321,7 +321,7 @@ fn curve(page: &mut Page, axes: &Axes, s: &Series, colour: &str) {
             axes.x(s.at(share.max(SKIPPED)).clamp(axes.low, axes.high)),
             axes.y(share),
         );
-        // A point per pixel is enough.
+        // One point per pixel is enough.
         if (at.0 - last.0).abs() + (at.1 - last.1).abs() < 1.0 {
             continue;
         }
@@ -366,7 +366,7 @@ fn legend(page: &mut Page, row: usize, s: &Series, colour: &str) {
     );
     let figures = [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")]
         .into_iter()
-        // A percentile that no sample lies above would only repeat the slowest call.
+        // Omit percentiles above the last sample, which would repeat the maximum.
         .filter(|(share, _)| s.sorted_ns.len() as f64 * (1.0 - share) >= 1.0)
         .map(|(share, name)| format!("{name} {}", duration(s.at(share))))
         .collect::<Vec<_>>();

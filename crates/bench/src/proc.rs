@@ -3,42 +3,42 @@
 use crate::busy::Snapshot;
 use std::collections::BTreeMap;
 
-/// The machine's account of processor time, in ticks.
+/// Processor time of the machine, in ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cpu {
-    /// Spent running anything.
+    /// Busy time.
     pub busy: u64,
-    /// All time, of all cores.
+    /// Total time of all cores.
     pub total: u64,
-    /// Given to other guests by the hypervisor.
+    /// Time that the hypervisor gave to other guests.
     pub stolen: u64,
-    /// Cores.
+    /// Number of cores.
     pub cores: u32,
 }
 
-/// One process's account.
+/// Processor time of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Its parent's number.
+    /// Process id of its parent.
     pub parent: u32,
-    /// Its command's name.
+    /// Name of its command.
     pub name: String,
-    /// Ticks that it ran.
+    /// Processor time in ticks.
     pub ticks: u64,
-    /// When it started, which tells it from another of the same number.
+    /// Start time, which distinguishes it from a later process with the same id.
     pub started: u64,
 }
 
-/// The calling process's account.
+/// Processor time of this process.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
-    /// Seconds that the calling thread stood ready without a core; zero where the kernel does not say.
+    /// Seconds that the calling thread was ready without a core; 0 if the kernel does not report it.
     pub waited_s: f64,
-    /// Seconds used by children that have ended.
+    /// Processor time of ended children in seconds.
     pub reaped_s: f64,
 }
 
-/// The kernel's accounts now. What cannot be read counts as zero.
+/// Reads the kernel's accounts. Unreadable values are 0.
 pub fn snapshot() -> Snapshot {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let mut processes = BTreeMap::new();
@@ -57,14 +57,14 @@ pub fn snapshot() -> Snapshot {
     }
 }
 
-/// Seconds of processor time that a process has used.
+/// Returns the processor time of a process in seconds.
 pub fn cpu_s(pid: u32) -> std::io::Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let process = parse_process(&text).ok_or(std::io::ErrorKind::InvalidData)?;
     Ok(process.ticks as f64 / hertz())
 }
 
-/// Memory that a process has now, in bytes.
+/// Returns the memory of a process in bytes.
 pub fn resident_bytes(pid: u32) -> std::io::Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -79,14 +79,14 @@ pub fn hertz() -> f64 {
     if ticks > 0 { ticks as f64 } else { 100.0 }
 }
 
-/// Reads the form of `/proc/stat`.
+/// Parses `/proc/stat`.
 fn parse_cpu(text: &str) -> Cpu {
     let cores = text
         .lines()
         .filter(|l| l.starts_with("cpu") && !l.starts_with("cpu "))
         .count() as u32;
     let all = text.lines().find_map(|l| l.strip_prefix("cpu ")).unwrap_or_default();
-    // user nice system idle iowait irq softirq steal; guest time behind them is part of user time already.
+    // user nice system idle iowait irq softirq steal; guest time after them is part of user time.
     let field: Vec<u64> = all.split_whitespace().take(8).map(|f| f.parse().unwrap_or(0)).collect();
     let at = |i: usize| field.get(i).copied().unwrap_or(0);
     Cpu {
@@ -97,9 +97,9 @@ fn parse_cpu(text: &str) -> Cpu {
     }
 }
 
-/// Reads the form of `/proc/<pid>/stat`.
+/// Parses `/proc/<pid>/stat`.
 fn parse_process(text: &str) -> Option<Process> {
-    // The name stands in brackets and may itself contain brackets and spaces.
+    // The name is in brackets and may contain brackets and spaces.
     let (open, close) = (text.find('(')?, text.rfind(')')?);
     let name = text.get(open + 1..close)?.to_owned();
     let field: Vec<&str> = text.get(close + 1..)?.split_whitespace().collect();
@@ -112,7 +112,7 @@ fn parse_process(text: &str) -> Option<Process> {
     })
 }
 
-/// Reads the form of `/proc/thread-self/schedstat`: nanoseconds on a core, nanoseconds ready without one, and time slices.
+/// Parses `/proc/thread-self/schedstat`: nanoseconds on a core, nanoseconds ready without one, and time slices.
 fn parse_waited_s(text: &str) -> Option<f64> {
     Some(text.split_whitespace().nth(1)?.parse::<u64>().ok()? as f64 / 1e9)
 }

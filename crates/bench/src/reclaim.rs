@@ -1,4 +1,4 @@
-//! `dayfly bench reclaim`: how soon a node is its owner's again, and how soon it works once it is given back.
+//! `dayfly bench reclaim`: time to reclaim a node, and time to the first call after it is returned.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,40 +14,40 @@ use crate::stats::Samples;
 use crate::subject::{FUNCTIONS, failed, open};
 use crate::table::{Table, duration};
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Workers that are there when the node is taken back, each with an open channel.
+    /// Workers with open channels when the node is reclaimed.
     pub workers: u16,
-    /// How isolated they are.
+    /// Their sandbox.
     pub sandbox: Sandbox,
-    /// How often.
+    /// Number of repetitions.
     pub rounds: usize,
-    /// Report although the machine was busy.
+    /// Report figures even if the machine was busy.
     pub force: bool,
 }
 
 /// The result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReclaimReport {
-    /// From the node's hearing of it until nothing of its leases was left, without grace.
+    /// Time from the node's receipt of the order until its leases have ended, without grace.
     pub empty: Millis,
-    /// From the request until its answer, with the last bill booked.
+    /// Time from the request to the response, with the last bill booked.
     pub answered: Millis,
-    /// From the request that gives the node back until a client that waited for room has the result of its first call.
+    /// Time from the request that returns the node until a waiting client has its first result.
     pub first_call: Millis,
-    /// Workers each time.
+    /// Workers in each repetition.
     pub workers: u16,
-    /// How isolated they were.
+    /// Their sandbox.
     pub sandbox: String,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// What else went on meanwhile.
+    /// Other work on the machine during the measurement.
     pub noise: Noise,
 }
 
 const QUIET: Duration = Duration::from_millis(300);
-/// Whoever waits for room is surely waiting by then.
+/// Time after which a client surely waits for room.
 const SETTLE: Duration = Duration::from_millis(100);
 const WAIT: Duration = Duration::from_secs(15);
 
@@ -102,7 +102,7 @@ pub fn run(client: &Client, mine: &[u32], options: Options) -> Result<ReclaimRep
     })
 }
 
-/// Waits for room, and tells when the first call's result was there.
+/// Waits for room. Returns the time of the first call's result.
 fn first_result(client: &Client, sandbox: Sandbox) -> Result<Instant, Error> {
     let mut wanted = LeaseOptions::native(1);
     wanted.mode = Mode::Warm;

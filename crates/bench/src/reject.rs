@@ -1,4 +1,4 @@
-//! `dayfly bench reject`: how soon a caller hears that a warm worker found no core, while every core is taken.
+//! `dayfly bench reject`: time to a rejection while every core of warm workers is busy.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,47 +15,47 @@ use crate::stats::{Samples, Summary};
 use crate::subject::{failed, open};
 use crate::table::{Table, duration};
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Rejected calls of each kind.
+    /// Number of rejected calls of each kind.
     pub calls: usize,
-    /// How isolated the workers are.
+    /// Sandbox of the workers.
     pub sandbox: Sandbox,
-    /// Report although the machine was busy.
+    /// Report figures even if the machine was busy.
     pub force: bool,
 }
 
 /// The result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RejectReport {
-    /// While every core that warm workers share is taken by a function that computes.
+    /// Rejections while functions compute on every shared core.
     pub computing: Summary,
-    /// While it is taken by a function that waits for something else.
+    /// Rejections while functions occupy every shared core and sleep.
     pub waiting: Summary,
-    /// A call that runs, on the same worker, while no other does: it wakes up in the same way.
+    /// A call that runs on the same worker while no other call does. The worker wakes up in the same way.
     pub running: Summary,
     /// Cores that warm workers share.
     pub cores: u16,
-    /// How isolated they were.
+    /// Sandbox of the workers.
     pub sandbox: String,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// What else went on meanwhile.
+    /// Other work on the machine during the measurement.
     pub noise: Noise,
 }
 
 const QUIET: Duration = Duration::from_millis(300);
-/// A worker that answered is asleep again by then.
+/// Time after which a worker is asleep again.
 const SETTLE: Duration = Duration::from_micros(200);
-/// As long as functions take cores for one measurement.
+/// Time for which functions occupy cores in one measurement.
 const TAKEN_MS: u32 = 600_000;
 
 /// Measures on the client's only node.
 pub fn run(client: &Client, mine: &[u32], options: Options) -> Result<RejectReport, Error> {
     let node = client.nodes().map_err(failed)?;
     let node = node.first().ok_or_else(|| failed("there is no node"))?;
-    // All of them: nothing is hot.
+    // Lease all cores: no worker is hot.
     let cores = node.capacity.cores + 1;
     let noise = Watch::look(QUIET, mine).judge(options.force)?;
     Ok(RejectReport {
@@ -83,7 +83,7 @@ fn rejected(client: &Client, cores: u16, taken_by: &str, options: Options) -> Re
     }
     let (mut channel, echo) = open(&lease, cores, "echo")?;
     channel.set_rejectable(true);
-    // The others take their places one after the other, and this one shall not be the first.
+    // The other workers claim cores one after the other. This one must not be the first.
     let until = Instant::now() + Duration::from_secs(5);
     while channel.call(echo, b"").is_ok() {
         if Instant::now() > until {

@@ -1,4 +1,4 @@
-//! What `dayfly bench` prints: the objects for machines, and the same for people.
+//! Reports of `dayfly bench`, as JSON and as text.
 
 use crate::alternate::Difference;
 use crate::busy::Noise;
@@ -9,28 +9,28 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use std::fmt;
 
-/// A baseline's figures under its name.
+/// A baseline and its figures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Named {
     /// The baseline's name, such as `cache_line`.
     pub name: String,
-    /// What one call of it does.
+    /// Description of one call.
     pub about: String,
-    /// Its latencies.
+    /// Latencies of its calls.
     #[serde(flatten)]
     pub latency: Summary,
-    /// Calls per second, where that was measured.
+    /// Calls per second, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_s: Option<f64>,
-    /// Bytes read and written per second, where payloads are large enough to ask.
+    /// Bytes read and written per second, for large payloads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<f64>,
-    /// The invocations' bandwidth as a share of this, where that was measured beside it.
+    /// The invocations' bandwidth over this one, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
 }
 
-/// What was invoked, and how.
+/// The measured setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Setting {
     /// `shm`, `tcp` or `tls`.
@@ -39,13 +39,13 @@ pub struct Setting {
     pub mode: String,
     /// `c` or `python`.
     pub language: String,
-    /// Bytes in and out.
+    /// Bytes of the input and of the output.
     pub size: u64,
     /// Invocations outstanding on a channel when the rate was measured.
     pub depth: u32,
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
-    /// How isolated they are.
+    /// Their sandbox.
     pub sandbox: String,
 }
 
@@ -56,37 +56,37 @@ pub struct InvokeReport {
     pub invoke: Summary,
     /// The raw baseline of the same run.
     pub baseline: Named,
-    /// Further baselines of the same run, to compare by eye.
+    /// Further baselines of the same run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Named>,
-    /// The invocations beside the baseline: differences and ratios.
+    /// Differences and ratios of the invocations to the baseline.
     #[serde(flatten)]
     pub difference: Difference,
     /// Invocations per second over all workers at the given depth.
     pub invocations_per_s: f64,
-    /// What isolation adds to a call: the median, over turns with workers of each kind, of the difference of medians.
+    /// Time that isolation adds to a call: the median over turns of the difference of medians.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox_adds_p50_ns: Option<f64>,
     /// Bytes read and written per second, one invocation at a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<f64>,
-    /// That as a share of the baseline's.
+    /// Bandwidth over the baseline's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_of_baseline_bandwidth: Option<f64>,
-    /// What was invoked, and how.
+    /// The measured setting.
     #[serde(flatten)]
     pub setting: Setting,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// What else went on meanwhile.
+    /// Other work on the machine during the measurement.
     pub noise: Noise,
 }
 
 impl InvokeReport {
-    /// Payloads from this size on are judged by bandwidth too.
+    /// Smallest payload whose bandwidth is reported.
     pub const LARGE: u64 = 64 << 10;
 
-    /// Puts a report together; bandwidths are worked out here for large payloads.
+    /// Makes a report. Computes bandwidths for large payloads.
     pub fn new(
         setting: Setting,
         invoke: Summary,
@@ -182,18 +182,18 @@ pub(crate) fn footer(f: &mut fmt::Formatter<'_>, machine: &Machine, noise: &Nois
     }
 }
 
-/// Latencies in milliseconds, for what takes that long.
+/// Latencies in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Millis {
-    /// Half took at most this.
+    /// Median.
     pub p50_ms: f64,
-    /// 99 % took at most this.
+    /// 99th percentile.
     pub p99_ms: f64,
-    /// The quickest.
+    /// Minimum.
     pub min_ms: f64,
-    /// The slowest.
+    /// Maximum.
     pub max_ms: f64,
-    /// How many there were.
+    /// Number of samples.
     pub samples: u64,
 }
 
@@ -210,7 +210,7 @@ impl From<Summary> for Millis {
     }
 }
 
-/// The stages of a cold invocation in the order in which they pass: an object in JSON.
+/// The stages of a cold invocation in their order. A JSON object.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stages(pub Vec<(String, Millis)>);
 
@@ -237,28 +237,28 @@ pub struct ColdReport {
     /// From the request for a lease to the first result.
     #[serde(flatten)]
     pub total: Millis,
-    /// Its parts.
+    /// Its stages.
     pub stages: Stages,
-    /// Starting a process that does nothing, in the same run.
+    /// Start of an empty process, in the same run.
     pub baseline: Named,
-    /// Median less the baseline's, in milliseconds.
+    /// Median minus the baseline's median, in milliseconds.
     pub overhead_p50_ms: f64,
     /// `c` or `python`.
     pub language: String,
     /// The sandbox, such as `process`.
     pub sandbox: String,
-    /// Starts per second of several clients side by side, where that was measured.
+    /// Starts per second of several clients in parallel, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub starts_per_s: Option<f64>,
-    /// Size of the warm pool that executors came from; 0 when each was started.
+    /// Size of the warm pool; 0 if each executor was started.
     pub pool: usize,
-    /// From a warm pool: the first start after the machine had been idle for half a second or more. `total` is of those
-    /// that followed at once.
+    /// The first start from a warm pool after the machine was idle for half a second or more. `total` counts the starts
+    /// that followed immediately.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_idle: Option<Millis>,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// What else went on meanwhile.
+    /// Other work on the machine during the measurement.
     pub noise: Noise,
 }
 

@@ -1,4 +1,4 @@
-//! From single latencies to the few numbers that describe them.
+//! Percentiles and histograms of latencies.
 
 use crate::tsc::Tsc;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Room for a number of samples, its pages touched, so that recording never faults within a measured block.
+    /// Reserves memory for `samples` samples and touches its pages, so that recording causes no page fault.
     pub fn with_capacity(samples: usize) -> Self {
         let mut ticks = vec![u64::MAX; samples];
         ticks.clear();
@@ -23,28 +23,28 @@ impl Samples {
         self.ticks.push(ticks);
     }
 
-    /// Records one latency in nanoseconds, as measured by other means.
+    /// Records one latency in nanoseconds, measured by another clock.
     pub fn push_ns(&mut self, ns: f64) {
         let tsc = Tsc::get();
         self.ticks.push((ns / tsc.ns(1)).round().max(0.0) as u64);
     }
 
-    /// How many there are.
+    /// Number of samples.
     pub fn len(&self) -> usize {
         self.ticks.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.ticks.is_empty()
     }
 
-    /// Forgets all, and keeps the memory.
+    /// Removes all samples and keeps the memory.
     pub fn clear(&mut self) {
         self.ticks.clear();
     }
 
-    /// The samples from the given one on, in nanoseconds, ascending.
+    /// Returns the samples from index `first` on, in nanoseconds, ascending.
     fn sorted_from(&self, first: usize) -> Vec<f64> {
         let mut ticks = self.ticks[first..].to_vec();
         ticks.sort_unstable();
@@ -52,23 +52,23 @@ impl Samples {
         ticks.into_iter().map(|t| tsc.ns(t)).collect()
     }
 
-    /// All samples in nanoseconds, ascending.
+    /// Returns all samples in nanoseconds, ascending.
     pub fn sorted_ns(&self) -> Vec<f64> {
         self.sorted_from(0)
     }
 
-    /// Percentiles of all samples.
+    /// Returns the percentiles of all samples.
     pub fn summary(&self) -> Summary {
         Summary::of_sorted(&self.sorted_ns())
     }
 
-    /// The median of the samples from the given one on, in nanoseconds.
+    /// Returns the median of the samples from index `first` on, in nanoseconds.
     pub fn median_from(&self, first: usize) -> f64 {
         percentile(&self.sorted_from(first), 0.5)
     }
 }
 
-/// Times `calls` calls one by one into `samples`.
+/// Makes `calls` calls and records the time of each in `samples`.
 #[inline(always)]
 pub fn timed<E>(calls: usize, samples: &mut Samples, mut call: impl FnMut() -> Result<(), E>) -> Result<(), E> {
     for _ in 0..calls {
@@ -79,7 +79,7 @@ pub fn timed<E>(calls: usize, samples: &mut Samples, mut call: impl FnMut() -> R
     Ok(())
 }
 
-/// The value below which the given share of the ascending samples lies (nearest rank), 0 of none.
+/// Returns the percentile of ascending samples by nearest rank; 0 without samples.
 pub fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64 - 1e-9).ceil().max(1.0) as usize;
     sorted
@@ -88,22 +88,22 @@ pub fn percentile(sorted: &[f64], share: f64) -> f64 {
         .unwrap_or(0.0)
 }
 
-/// What a set of latencies is like, in nanoseconds.
+/// Percentiles of a set of latencies in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Half of the calls took at most this.
+    /// Median.
     pub p50_ns: f64,
-    /// 99 % of the calls took at most this.
+    /// 99th percentile.
     pub p99_ns: f64,
-    /// 99.9 % of the calls took at most this.
+    /// 99.9th percentile.
     pub p999_ns: f64,
-    /// The quickest call.
+    /// Minimum.
     pub min_ns: f64,
-    /// The slowest call.
+    /// Maximum.
     pub max_ns: f64,
-    /// The mean, which single preempted calls dominate.
+    /// Mean, which a few preempted calls dominate.
     pub mean_ns: f64,
-    /// How many calls these are.
+    /// Number of calls.
     pub samples: u64,
 }
 
@@ -130,7 +130,7 @@ impl Summary {
     }
 }
 
-/// Counts of latencies in buckets of about 3 % width: of fixed size however many calls there were, and addable.
+/// Counts of latencies in buckets of about 3 % width. Its size is fixed, and histograms can be added.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -163,12 +163,12 @@ impl Histogram {
         self.total += other.total;
     }
 
-    /// How many latencies were counted.
+    /// Number of counted latencies.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// The upper end of the bucket in which the given share is reached, in nanoseconds.
+    /// Returns the upper end of the bucket of a percentile, in nanoseconds.
     pub fn percentile(&self, share: f64) -> u64 {
         let wanted = ((share * self.total as f64 - 1e-9).ceil() as u64).max(1);
         let mut seen = 0;
@@ -181,7 +181,7 @@ impl Histogram {
         0
     }
 
-    /// The buckets that hold something: upper end in nanoseconds, and count.
+    /// Returns the non-empty buckets: upper end in nanoseconds, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.counts
             .iter()

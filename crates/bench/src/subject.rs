@@ -1,4 +1,4 @@
-//! What is measured: invocations of a C function on a leased worker.
+//! Invocations of a C function on a leased worker.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::tsc::Tsc;
 /// The functions, compiled with this crate.
 pub const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
 
-/// Payloads up to this size travel inside their slots.
+/// Largest payload inside a slot.
 const LARGEST_INLINE: usize = 32 << 10;
 
 pub(crate) fn failed(error: impl std::fmt::Display) -> Error {
@@ -34,22 +34,22 @@ pub(crate) fn open(lease: &Lease, worker: u16, symbol: &str) -> Result<(Channel,
     Ok((channel, function))
 }
 
-/// How to invoke.
+/// Options of the invocations.
 #[derive(Debug, Clone, Copy)]
 pub struct How {
-    /// Over which transport.
+    /// Transport.
     pub transport: Transport,
-    /// Polling or sleeping workers.
+    /// Whether workers poll or sleep.
     pub hot: bool,
-    /// Bytes in and out.
+    /// Bytes of the input and of the output.
     pub size: usize,
     /// The papers' form of the function, or the checked one.
     pub plain: bool,
-    /// How isolated the workers are.
+    /// Sandbox of the workers.
     pub sandbox: Sandbox,
 }
 
-/// One lease and its channels, each with the function loaded.
+/// A lease with its channels. The function is loaded on each.
 pub struct Workers {
     lanes: Vec<Lane>,
     how: How,
@@ -136,7 +136,7 @@ impl Workers {
         Ok(())
     }
 
-    /// The transport that they got, with provider and domain where there are such.
+    /// The transport, with provider and domain if it has them.
     pub fn transport(&self) -> Transport {
         self.lanes
             .first()
@@ -148,7 +148,7 @@ impl Workers {
         self.lanes.iter().map(|lane| lane.channel.worker_pid()).collect()
     }
 
-    /// Invocations per second over all workers with `depth` outstanding on each, `calls` in all.
+    /// Returns invocations per second over all workers, with `depth` outstanding on each and `calls` in total.
     pub fn rate(&mut self, depth: usize, calls: usize) -> Result<f64, Error> {
         self.resume()?;
         let input = vec![7; self.how.size.min(LARGEST_INLINE)];
@@ -176,7 +176,7 @@ impl Workers {
                     .iter()
                     .all(|lane| lane.channel.outstanding() as usize == depth)
             {
-                // A warm worker may share our core: let it run.
+                // Yield, because a warm worker may share this core.
                 std::thread::yield_now();
             }
         }
@@ -218,7 +218,7 @@ impl Block for Workers {
         }
     }
 
-    /// A polling worker would take its core from the baseline's peer: it is stopped meanwhile.
+    /// Stops the workers, because a polling worker would take the core of the baseline's peer.
     fn pause(&mut self) -> Result<(), Error> {
         self.pids().into_iter().for_each(|pid| signal(pid, libc::SIGSTOP));
         Ok(())
@@ -236,7 +236,7 @@ impl Drop for Workers {
     }
 }
 
-/// Workers that are leased for every turn of theirs: two that would want the same core can so take turns on it.
+/// Workers that are leased anew for each turn, so that two kinds of workers can use the same core in turns.
 pub struct InTurns<'a> {
     client: &'a Client,
     how: How,
@@ -244,7 +244,7 @@ pub struct InTurns<'a> {
 }
 
 impl<'a> InTurns<'a> {
-    /// Leases nothing yet.
+    /// Makes one without leasing.
     pub fn new(client: &'a Client, how: How) -> Self {
         Self { client, how, now: None }
     }

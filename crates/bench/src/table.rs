@@ -1,9 +1,9 @@
-//! Figures for people: aligned columns, and units that keep three or four digits in sight.
+//! Text tables with aligned columns, and units that keep three or four digits.
 
 use std::fmt;
 
-/// A table of text: the first column is aligned to the left, figures to the right, the last again to the left when it
-/// holds words.
+/// A text table: the first column is aligned to the left, figures to the right, and the last column to the left if it
+/// contains words.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     title: String,
@@ -12,7 +12,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table.
+    /// Makes an empty table.
     pub fn new(title: &str, head: &[&str]) -> Self {
         Table {
             title: title.into(),
@@ -21,14 +21,14 @@ impl Table {
         }
     }
 
-    /// Adds a row. Missing cells stay empty, cells beyond the last column are left out.
+    /// Adds a row. Missing cells stay empty; cells beyond the last column are ignored.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let mut cells: Vec<String> = cells.into_iter().take(self.head.len()).collect();
         cells.resize(self.head.len(), String::new());
         self.rows.push(cells);
     }
 
-    /// Whether a column holds figures: every filled cell begins with a digit or a sign and a digit.
+    /// Whether a column contains figures: every filled cell begins with a digit, or with a sign and a digit.
     fn is_figures(&self, column: usize) -> bool {
         let figure = |cell: &str| {
             cell.is_empty()
@@ -81,7 +81,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Three to four digits of a number, with the unit in which it has at most four before the point.
+/// Formats a number with three to four digits, in the unit with at most four digits before the point.
 fn scaled(value: f64, units: &[&str], step: f64) -> String {
     let mut scaled = value;
     let mut unit = 0;
@@ -94,7 +94,7 @@ fn scaled(value: f64, units: &[&str], step: f64) -> String {
         x if x >= 9.995 => 1,
         _ => 2,
     };
-    // Whole numbers of the smallest unit need no digits behind the point.
+    // Whole numbers of the smallest unit need no decimals.
     let digits = if unit == 0 && (scaled.fract() == 0.0 || scaled.abs() >= 10.0) {
         digits.min(1)
     } else {
@@ -104,12 +104,12 @@ fn scaled(value: f64, units: &[&str], step: f64) -> String {
     format!("{scaled:.digits$}{space}{}", units[unit])
 }
 
-/// A length of time given in nanoseconds.
+/// Formats a duration in nanoseconds.
 pub fn duration(ns: f64) -> String {
     scaled(ns, &["ns", "µs", "ms", "s"], 1000.0)
 }
 
-/// A difference of times, with its sign.
+/// Formats a difference of times with its sign.
 pub fn difference(ns: f64) -> String {
     if ns >= 0.0 {
         format!("+{}", duration(ns))
@@ -118,17 +118,17 @@ pub fn difference(ns: f64) -> String {
     }
 }
 
-/// Calls per second.
+/// Formats calls per second.
 pub fn rate(per_s: f64) -> String {
     scaled(per_s, &["/s", "k/s", "M/s", "G/s"], 1000.0)
 }
 
-/// Bytes per second, in powers of ten.
+/// Formats bytes per second, in powers of ten.
 pub fn bandwidth(bytes_per_s: f64) -> String {
     scaled(bytes_per_s, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s"], 1000.0)
 }
 
-/// A size, in powers of two when it is one of them.
+/// Formats a size, in powers of two if it is one.
 pub fn size(bytes: u64) -> String {
     match bytes {
         b if b >= 1 << 30 && b % (1 << 30) == 0 => format!("{} GiB", b >> 30),
@@ -138,7 +138,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// A ratio.
+/// Formats a ratio.
 pub fn ratio(x: f64) -> String {
     if x >= 100.0 {
         format!("{x:.0}x")

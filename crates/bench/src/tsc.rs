@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Converts ticks of [`Tsc::now`] to nanoseconds.
 ///
-/// Where there is no time stamp counter, ticks are nanoseconds of the monotonic clock.
+/// Without a time stamp counter, ticks are nanoseconds of the monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tsc {
     ns_per_tick: f64,
@@ -15,14 +15,14 @@ pub struct Tsc {
 const CALIBRATION: Duration = Duration::from_millis(20);
 
 impl Tsc {
-    /// The calibrated clock of this machine; the first call takes 20 ms.
+    /// Returns the calibrated clock of this machine. The first call takes 20 ms.
     pub fn get() -> Self {
         static TSC: OnceLock<Tsc> = OnceLock::new();
         *TSC.get_or_init(Self::calibrate)
     }
 
-    /// Ticks now. Not serialising: some nanoseconds of the work around it may slip past, on every side of a comparison
-    /// alike. Use [`Tsc::now_ordered`] where single events are to be told apart.
+    /// Returns the current ticks. Not serialising: some nanoseconds of the work around it may move past it, on both
+    /// sides of a comparison alike. Use [`Tsc::now_ordered`] for single events.
     #[inline(always)]
     pub fn now() -> u64 {
         #[cfg(target_arch = "x86_64")]
@@ -34,7 +34,7 @@ impl Tsc {
         monotonic_ns()
     }
 
-    /// Ticks now, read after everything before has completed and before anything behind has begun.
+    /// Returns the current ticks, after all earlier instructions and before all later ones.
     #[inline(always)]
     pub fn now_ordered() -> u64 {
         #[cfg(target_arch = "x86_64")]
@@ -49,13 +49,13 @@ impl Tsc {
         monotonic_ns()
     }
 
-    /// A number of ticks in nanoseconds.
+    /// Converts ticks to nanoseconds.
     #[inline]
     pub fn ns(self, ticks: u64) -> f64 {
         ticks as f64 * self.ns_per_tick
     }
 
-    /// A length of time in ticks.
+    /// Converts a duration to ticks.
     pub fn ticks(self, time: Duration) -> u64 {
         (time.as_nanos() as f64 / self.ns_per_tick) as u64
     }
@@ -65,8 +65,8 @@ impl Tsc {
         1000.0 / self.ns_per_tick
     }
 
-    /// The smallest step of the counter that can be seen, in nanoseconds: some processors and hypervisors advance it by
-    /// many ticks at once, and then no single latency is known better than that.
+    /// The smallest visible step of the counter in nanoseconds. Some processors and hypervisors advance it by
+    /// many ticks at once, which limits the precision of a single latency.
     pub fn step_ns() -> f64 {
         let mut last = Self::now();
         let mut step = u64::MAX;

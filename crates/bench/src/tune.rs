@@ -1,4 +1,4 @@
-//! Where one algorithm of a collective gives way to the next, measured: both at each size, in turns.
+//! Measures the sizes at which a collective should change its algorithm: both algorithms at each size, in turns.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use crate::comm::{Op, Plan, median, ours};
 use crate::error::Error;
 use crate::table::Table;
 
-/// A size of [`Algorithms`] that can be measured.
+/// A threshold in [`Algorithms`] that can be measured.
 struct Place {
     name: &'static str,
     op: Op,
-    /// With fewer ranks there is one algorithm only.
+    /// Smallest number of ranks with two algorithms.
     least_ranks: usize,
-    /// Bytes that count, of a message of one byte: some are of what all ranks have together.
+    /// Bytes that the threshold counts for a message of one byte. Some thresholds count the bytes of all ranks.
     scale: fn(usize) -> usize,
     of: fn(&mut Algorithms) -> &mut usize,
 }
@@ -51,31 +51,31 @@ const PLACES: [Place; 4] = [
     },
 ];
 
-/// What came of one place.
+/// A measured threshold.
 #[derive(Debug, Clone, Serialize)]
 pub struct Found {
-    /// Which, as in the table.
+    /// Its name in the table.
     pub name: &'static str,
-    /// Where the algorithms change unless told otherwise.
+    /// The default threshold in bytes.
     pub usual: usize,
-    /// Where they should here.
+    /// The best threshold on this machine in bytes.
     pub bytes: usize,
-    /// How long operations take with that, over all sizes measured, as a part of what they take with the usual one (geometric mean).
+    /// Time with the best threshold over time with the default one: geometric mean over all sizes.
     pub ratio: f64,
-    /// For each size in bytes, microseconds with the algorithm for short messages and with the one for long ones.
+    /// For each size in bytes, microseconds with the algorithm for short messages and with that for long ones.
     pub rows: Vec<(usize, f64, f64)>,
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// How many ranks there were.
+    /// Number of ranks.
     pub ranks: usize,
     /// `shm` or `tcp`.
     pub transport: &'static str,
-    /// One for each place at which there is a choice with so many ranks.
+    /// The thresholds that matter for this number of ranks.
     pub found: Vec<Found>,
-    /// What follows from it.
+    /// The table with the best thresholds.
     pub table: Algorithms,
 }
 
@@ -98,7 +98,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Measures every place at which there is a choice. The plan's operation and table do not matter.
+/// Measures every threshold that matters for the plan's ranks. Ignores the plan's operation and table.
 pub fn run(plan: &Plan) -> Result<Report, Error> {
     let mut table = Algorithms::default();
     let mut found = Vec::new();
@@ -137,19 +137,19 @@ pub fn run(plan: &Plan) -> Result<Report, Error> {
     })
 }
 
-/// The logarithms of all times, with the algorithm for long messages from so many bytes on.
+/// Sum of the logarithms of all times, with the algorithm for long messages from `from` bytes on.
 fn total(rows: &[(usize, f64, f64)], from: usize) -> f64 {
     let time = |(bytes, short, long): &(usize, f64, f64)| if *bytes < from { short.ln() } else { long.ln() };
     rows.iter().map(time).sum()
 }
 
-/// The size from which on the second algorithm is to be used so that all sizes together take least. One noisy size does not decide it.
+/// Returns the threshold with the least total time over all sizes, so that one noisy size does not decide.
 fn crossing(rows: &[(usize, f64, f64)]) -> usize {
     let beyond = rows.last().map_or(0, |(bytes, ..)| bytes + 1);
     let places = rows.iter().map(|(bytes, ..)| *bytes).chain([beyond]);
     let best = places.min_by(|one, other| total(rows, *one).total_cmp(&total(rows, *other)));
     match best {
-        // Never within what was measured.
+        // Above every measured size.
         Some(bytes) if bytes == beyond => usize::MAX,
         Some(bytes) if rows.first().is_some_and(|(first, ..)| *first == bytes) => 0,
         best => best.unwrap_or(0),
@@ -166,7 +166,7 @@ mod tests {
             crossing(&[(8, 1.0, 2.0), (16, 2.0, 2.5), (32, 4.0, 3.0), (64, 8.0, 5.0)]),
             32
         );
-        // One size that was disturbed.
+        // One disturbed size.
         let disturbed = [
             (8, 1.0, 2.0),
             (16, 2.6, 2.5),

@@ -1,4 +1,4 @@
-//! A cache line, or two, there and back between two cores.
+//! Round trips of one or two cache lines between two cores.
 
 use super::Baseline;
 use super::peer::{Peer, Shared};
@@ -49,7 +49,7 @@ struct Lines {
     response: Slot,
 }
 
-/// Both sides spin on a sequence word in a cache line of the other's; each copies the payload out of and into it.
+/// Both sides spin on a sequence word in the other's cache line. Each copies the payload out of it and into it.
 pub struct CacheLine {
     // Before the lines, so that the peer is gone when they are unmapped.
     peer: Peer,
@@ -59,7 +59,7 @@ pub struct CacheLine {
     buffer: [u8; CacheLine::LARGEST],
 }
 
-/// Runs a generic function for the smallest compiled payload size that is at least the wanted one.
+/// Calls a generic function for the smallest compiled payload size that is large enough.
 macro_rules! sized {
     ($size:expr, $function:ident($($argument:expr),*)) => {
         match $size {
@@ -74,10 +74,10 @@ macro_rules! sized {
 pub(super) use sized;
 
 impl CacheLine {
-    /// The largest payload: what is left of two lines behind a header.
+    /// Largest payload: two lines minus a header.
     pub const LARGEST: usize = 112;
 
-    /// The sequence word alone: the least that any exchange between two cores costs.
+    /// The sequence word alone: the minimum cost of an exchange between two cores.
     pub fn bare() -> Result<Self, Error> {
         Self::with_payload(0)
     }
@@ -107,7 +107,7 @@ impl CacheLine {
         })
     }
 
-    /// The mean of many round trips, with no clock read between them, in nanoseconds.
+    /// Returns the mean of many round trips in nanoseconds, without reading the clock between them.
     pub fn amortised_ns(&mut self, calls: usize) -> Result<f64, Error> {
         self.resume()?;
         sized!(self.size, calls_of(self, calls / 10 + 1))?;
@@ -134,7 +134,7 @@ impl CacheLine {
 #[inline(always)]
 fn answer<const N: usize>(lines: &Lines, sequence: u32, buffer: &mut [u8; CacheLine::LARGEST]) {
     lines.request.read::<N>(buffer);
-    // Without this the two copies become one, and the bytes are never held by the answering side.
+    // Keeps the compiler from merging the two copies.
     std::hint::black_box(&mut *buffer);
     lines.response.write::<N>(buffer);
     lines.response.sequence.store(sequence, Ordering::Release);

@@ -1,4 +1,4 @@
-//! How fast bytes can be read and written.
+//! Bandwidth of reading and writing memory.
 
 use super::Baseline;
 use super::cache_line::Slot;
@@ -15,7 +15,7 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Two buffers of the given size, their pages present.
+    /// Makes two buffers of the given size and touches their pages.
     pub fn new(size: usize) -> Self {
         Copy {
             from: vec![7; size],
@@ -23,7 +23,7 @@ impl Copy {
         }
     }
 
-    /// Bytes read and written per second when one copy takes the given time.
+    /// Returns bytes read and written per second, for the time of one copy.
     pub fn bandwidth(size: usize, ns: f64) -> f64 {
         if ns > 0.0 { 2.0 * size as f64 * 1e9 / ns } else { 0.0 }
     }
@@ -54,12 +54,12 @@ struct Turn {
     response: Slot,
 }
 
-/// The same copy made by the peer, between two buffers that both processes map, on request over a cache line: what a
-/// function that reads its input and writes its output in place could reach.
+/// The same copy made by the peer, between two shared buffers, on request over a cache line. This is the limit for a
+/// function that reads its input and writes its output in place.
 pub struct CopyInPeer {
     peer: Peer,
     turn: Shared<Turn>,
-    /// Kept mapped for the peer's sake and for the tests'.
+    /// Kept mapped for the peer and for tests.
     #[cfg_attr(not(test), expect(dead_code))]
     buffers: Mapping,
     size: usize,
@@ -67,7 +67,7 @@ pub struct CopyInPeer {
 }
 
 impl CopyInPeer {
-    /// Two shared buffers of the given size, their pages present on both sides.
+    /// Makes two shared buffers of the given size and touches their pages on both sides.
     pub fn new(size: usize) -> Result<Self, Error> {
         // SAFETY: atomics, integers and bytes are valid when zero.
         let turn = unsafe { Shared::<Turn>::zeroed()? };
@@ -95,7 +95,7 @@ impl CopyInPeer {
         })
     }
 
-    /// The last byte of the output, for whoever wants to see that it was written.
+    /// Returns the last byte of the output, which shows that it was written.
     #[cfg(test)]
     fn output_ends_with(&self) -> u8 {
         let at = self.size.next_multiple_of(4096) + self.size - 1;

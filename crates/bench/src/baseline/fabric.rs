@@ -14,7 +14,7 @@ use crate::alternate::Block;
 use crate::error::Error;
 use crate::stats::{Samples, timed};
 
-/// A write of SIZE bytes with completion data into the peer's memory, and one of as many back.
+/// A write of SIZE bytes with completion data into the peer's memory, and an equal one back.
 pub struct FabricPing {
     peer: Peer,
     end: End,
@@ -22,7 +22,7 @@ pub struct FabricPing {
     spins: bool,
 }
 
-/// One side. Fields are closed in this order.
+/// One side. Fields are dropped in this order.
 struct End {
     region: Region,
     endpoint: Endpoint,
@@ -40,7 +40,7 @@ fn failed(error: impl std::fmt::Display) -> Error {
 }
 
 impl End {
-    /// Opens an endpoint and tells the other side of it over `line`.
+    /// Opens an endpoint and sends its address to the other side over `line`.
     fn open(choice: Choice, size: usize, spins: bool, mut line: UnixStream) -> Result<Self, Error> {
         let loopback = Some([127, 0, 0, 1].into());
         let provider = Library::get()
@@ -49,7 +49,7 @@ impl End {
         let wait = if spins { Wait::Never } else { Wait::Descriptor };
         let mut endpoint = Endpoint::open(provider, 64, wait, 1).map_err(failed)?;
         let memory = Mapping::new(2 * size)?;
-        // SAFETY: the mapping is that long and outlives the region; nobody borrows what lies there.
+        // SAFETY: the mapping is that long and outlives the region; nothing borrows its bytes.
         let region = unsafe { endpoint.register(memory.start(), 2 * size) }.map_err(failed)?;
         let name = endpoint.name().map_err(failed)?;
         let Target { address, key } = region.target();
@@ -79,16 +79,16 @@ impl End {
         })
     }
 
-    /// Writes to the other side; true when the provider has taken it.
+    /// Writes to the other side. Returns whether the provider accepted the write.
     #[inline(always)]
     fn write(&mut self) -> Result<bool, Error> {
-        // SAFETY: the second half of the mapping, which nobody writes.
+        // SAFETY: the second half of the mapping is never written.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory.start().add(self.size), self.size) };
         let to = self.other;
         if self.size <= self.endpoint.provider().largest_inject() {
             return self.endpoint.inject(bytes, to, 0).map_err(failed);
         }
-        // SAFETY: the bytes never change, and no provider that is measured here wants a context.
+        // SAFETY: the bytes never change, and none of the measured providers needs a context.
         unsafe {
             self.endpoint
                 .write(bytes, Some(&self.region), to, 0, std::ptr::null_mut())
@@ -96,7 +96,7 @@ impl End {
         }
     }
 
-    /// Whether a write of the other side has landed.
+    /// Whether a write of the other side has arrived.
     #[inline(always)]
     fn landed(&mut self) -> Result<bool, Error> {
         let mut entries = [Entry::EMPTY; 1];
@@ -109,7 +109,7 @@ impl End {
         Ok(landed)
     }
 
-    /// Sleeps until there may be something, if the provider has something to sleep on.
+    /// Sleeps until there may be a completion, if the provider has a descriptor to wait on.
     fn sleep(&mut self) -> Result<(), Error> {
         let Some(queue) = self.endpoint.wait_descriptor().cloned() else {
             std::thread::sleep(Duration::from_micros(50));
@@ -121,7 +121,7 @@ impl End {
                 events: libc::POLLIN,
                 revents: 0,
             };
-            // SAFETY: one descriptor that is open.
+            // SAFETY: waits on one open descriptor.
             unsafe { libc::poll(&mut waiting, 1, 1000) };
         }
         Ok(())
@@ -134,7 +134,7 @@ impl FabricPing {
         Self::new(choice, size, true)
     }
 
-    /// Both sides sleep while they wait, where the provider has something to sleep on.
+    /// Both sides sleep while they wait, if the provider has a descriptor to wait on.
     pub fn blocking(choice: Choice, size: usize) -> Result<Self, Error> {
         Self::new(choice, size, false)
     }
@@ -142,7 +142,7 @@ impl FabricPing {
     fn new(choice: Choice, size: usize, spins: bool) -> Result<Self, Error> {
         let size = size.max(1);
         let (own, other) = UnixStream::pair().map_err(failed)?;
-        // The library is opened after the fork, on both sides: it may start threads.
+        // Open the library after the fork on both sides, because it may start threads.
         let peer = Peer::fork(if spins { "fabric_spin" } else { "fabric_block" }, move |control| {
             let Ok(mut end) = End::open(choice, size, spins, other) else {
                 return;
@@ -172,7 +172,7 @@ impl FabricPing {
         })
     }
 
-    /// The provider and domain that it got.
+    /// Provider and domain.
     pub fn transport(&self) -> Transport {
         self.transport
     }
@@ -184,7 +184,7 @@ impl Block for FabricPing {
         timed(calls, samples, || {
             let mut empty = 0u32;
             let mut since = None;
-            // Until the two sides are connected, reading drives that.
+            // Reading makes progress until the two sides are connected.
             while !end.write()? {
                 end.landed()?;
             }

@@ -1,4 +1,4 @@
-//! Two processes that sleep and wake each other over shared memory.
+//! Two processes that wake each other over shared memory.
 
 use super::cache_line::Slot;
 use super::peer::{Peer, Shared, futex_wait, futex_wake};
@@ -15,7 +15,7 @@ struct Words {
     response: Slot,
 }
 
-/// A blocking round trip over shared memory: each side writes, wakes the other with a futex, and sleeps on its own.
+/// A blocking round trip over shared memory: each side writes, wakes the other by a futex, and sleeps on its own futex.
 pub struct Futex {
     peer: Peer,
     words: Shared<Words>,
@@ -25,7 +25,7 @@ pub struct Futex {
 }
 
 impl Futex {
-    /// With up to 112 bytes of payload each way.
+    /// Makes one with up to 112 bytes of payload each way.
     pub fn new(size: usize) -> Result<Self, Error> {
         // SAFETY: atomics, integers and bytes are valid when zero.
         let words = unsafe { Shared::<Words>::zeroed()? };

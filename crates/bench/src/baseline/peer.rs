@@ -1,4 +1,4 @@
-//! The process on the other side of a baseline, and the memory shared with it.
+//! The peer process of a baseline, and the memory shared with it.
 
 use crate::error::Error;
 use std::ops::Deref;
@@ -16,7 +16,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// The cores to measure on, picked when this is first called, before anything was pinned.
+    /// Returns the cores to measure on. The first call chooses them, before anything is pinned.
     pub fn pick() -> Result<Self, Error> {
         static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
         match ALLOWED.get_or_init(allowed).as_slice() {
@@ -66,7 +66,7 @@ pub fn pin(core: usize) -> Result<(), Error> {
     }
 }
 
-/// Memory that both processes see, all of its pages present.
+/// Shared memory with all pages present.
 pub(super) struct Mapping {
     start: *mut u8,
     len: usize,
@@ -98,12 +98,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, and whoever borrows from it borrows from `self`.
+        // SAFETY: `new` mapped the range, and every borrow of it borrows `self`.
         unsafe { libc::munmap(self.start.cast(), self.len) };
     }
 }
 
-/// One value in memory that both processes see. All of its fields must be good when all their bytes are zero, and
+/// One value in shared memory. All of its fields must be valid when their bytes are zero, and
 /// shared between processes only through atomics or the order that atomics give.
 pub(super) struct Shared<T> {
     mapping: Mapping,
@@ -136,7 +136,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// To be called in the peer's polling loops: sleeps here while the client wants it to.
+    /// For the peer's polling loops: sleeps while the client asks for it.
     #[inline(always)]
     pub(super) fn rest(&self) {
         if self.asleep.load(Ordering::Relaxed) != 0 {
@@ -156,24 +156,24 @@ pub(super) fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) 
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, time) };
 }
 
-/// Wakes one who waits on the word.
+/// Wakes one waiter on the word.
 pub(super) fn futex_wake(word: &AtomicU32) {
     // SAFETY: the call takes the word's address as a name only.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
 }
 
-/// A forked process on the other core. It dies with this value, and with the thread that made it.
+/// A forked process on the other core. It ends with this value, and with the thread that made it.
 pub(super) struct Peer {
     pid: libc::pid_t,
     name: String,
     control: Shared<Control>,
 }
 
-/// How long a peer may take to answer before the baseline is given up.
+/// Longest silence of a peer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Peer {
-    /// Forks a process, pins it to the peer's core and runs `serve` in it, for ever or until it returns.
+    /// Forks a process, pins it to the peer's core and runs `serve` in it.
     pub(super) fn fork(name: &str, serve: impl FnOnce(&Control)) -> Result<Self, Error> {
         let core = Cores::pick()?.peer;
         // SAFETY: all fields of Control are atomics.
@@ -208,7 +208,7 @@ impl Peer {
         })
     }
 
-    /// Spins until `done` returns something. Looks now and then whether the peer still lives.
+    /// Spins until `done` returns a value. Checks from time to time that the peer lives.
     #[inline(always)]
     pub(super) fn spin<R>(&self, mut done: impl FnMut() -> Option<R>) -> Result<R, Error> {
         const POLLS: u32 = 1 << 20;
@@ -223,7 +223,7 @@ impl Peer {
         }
     }
 
-    /// Fails when the peer is dead, or has been silent since the given time for too long.
+    /// Fails if the peer is dead, or silent for too long since the given time.
     #[cold]
     pub(super) fn check(&self, since: Instant) -> Result<(), Error> {
         // SAFETY: a null status pointer is allowed. WNOWAIT leaves a dead child to be reaped by the drop.
@@ -243,7 +243,7 @@ impl Peer {
         })
     }
 
-    /// Says how the connection to the peer broke.
+    /// Returns the error of a broken connection to the peer.
     pub(super) fn broke(&self) -> Error {
         Error::Peer {
             baseline: self.name.clone(),
@@ -265,7 +265,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // SAFETY: the child was forked here and is reaped only here, so the number is still its own.
+        // SAFETY: the child was forked here and is reaped only here, so the id is still its own.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, std::ptr::null_mut(), 0);

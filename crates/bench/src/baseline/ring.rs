@@ -1,4 +1,4 @@
-//! A bare ring of slots and a call through a pointer: an invocation with everything left out that could be.
+//! A minimal ring of slots with a call through a pointer: an invocation without everything optional.
 
 use super::cache_line::{Slot, sized};
 use super::peer::{Peer, Shared};
@@ -9,7 +9,7 @@ use crate::stats::{Samples, timed};
 use crate::tsc::Tsc;
 use std::sync::atomic::Ordering;
 
-/// The deepest ring that can be measured.
+/// Maximum depth of the ring.
 const DEEPEST: usize = 256;
 
 #[repr(C)]
@@ -21,9 +21,9 @@ struct Rings {
 type Function = unsafe extern "C" fn(*const u8, u32, *mut u8) -> u32;
 
 /// # Safety
-/// Both pointers must be good for `size` bytes and must not overlap.
+/// Both pointers must be valid for `size` bytes and must not overlap.
 unsafe extern "C" fn echo(input: *const u8, size: u32, output: *mut u8) -> u32 {
-    // SAFETY: what the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(input, output, size as usize) };
     size
 }
@@ -72,7 +72,7 @@ impl Ring {
         })
     }
 
-    /// Keeps the ring full for a number of calls; answers calls per second.
+    /// Keeps the ring full for a number of calls. Returns calls per second.
     pub fn rate(&mut self, calls: usize) -> Result<f64, Error> {
         self.resume()?;
         sized!(self.size, stream(self, calls / 10 + 1))?;
@@ -129,7 +129,7 @@ fn one_by_one<const N: usize>(ring: &mut Ring, calls: usize, samples: &mut Sampl
 }
 
 impl Block for Ring {
-    /// Calls one by one, whatever the depth.
+    /// Makes calls one by one, whatever the depth.
     fn block(&mut self, calls: usize, samples: &mut Samples) -> Result<(), Error> {
         sized!(self.size, one_by_one(self, calls, samples))
     }

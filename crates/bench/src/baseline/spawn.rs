@@ -1,4 +1,4 @@
-//! The least that starting something in a fresh process costs.
+//! The minimum cost of starting a process.
 
 use super::Baseline;
 use crate::alternate::Block;
@@ -7,7 +7,7 @@ use crate::stats::{Samples, timed};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Starts `true` in a process of its own and waits for its end.
+/// Starts the program `true` and waits for its end.
 pub struct Spawn {
     program: PathBuf,
 }

@@ -10,13 +10,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Instant;
 
-/// A connected pair of sockets on the loopback, without Nagle's algorithm.
+/// Makes a connected pair of sockets on the loopback, without Nagle's algorithm.
 pub(super) fn pair(nonblocking: bool) -> Result<(TcpStream, TcpStream), Error> {
     let context = "open a connection on the loopback";
     let make = || -> std::io::Result<_> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let client = TcpStream::connect(listener.local_addr()?)?;
-        // Anybody on this machine may connect to the listener: accept until it is our own socket.
+        // Other processes may connect to the listener: accept until it is our own socket.
         let server = loop {
             let (socket, from) = listener.accept()?;
             if from == client.local_addr()? {
@@ -27,14 +27,14 @@ pub(super) fn pair(nonblocking: bool) -> Result<(TcpStream, TcpStream), Error> {
             socket.set_nodelay(true)?;
             socket.set_nonblocking(nonblocking)?;
         }
-        // A blocking client must not wait for ever for a peer that died.
+        // A blocking client must not wait forever for a dead peer.
         client.set_read_timeout(Some(PATIENCE))?;
         Ok((client, server))
     };
     make().map_err(Error::os(context))
 }
 
-/// Reads until the buffer is full; spins, and does `between` after each read that found nothing.
+/// Reads until the buffer is full. Spins, and calls `between` after each read without data.
 #[inline(always)]
 fn fill(socket: &mut TcpStream, buffer: &mut [u8], mut between: impl FnMut() -> Result<(), ()>) -> Result<(), ()> {
     let mut done = 0;
@@ -63,7 +63,7 @@ fn drain(socket: &mut TcpStream, buffer: &[u8]) -> Result<(), ()> {
     Ok(())
 }
 
-/// Ends a spin on a socket when its peer has been silent for too long; looks at the clock only now and then.
+/// Ends a spin on a socket if its peer is silent for too long. Reads the clock only from time to time.
 #[derive(Default)]
 pub(super) struct Watchdog {
     polls: u32,
@@ -96,7 +96,7 @@ impl TcpEcho {
         Self::new(size, true, false)
     }
 
-    /// Both sides spin, and the peer copies what it read into the buffer that it sends: what a function must do that reads
+    /// Both sides spin, and the peer copies its input into the buffer that it sends, like a function that reads
     /// its input and writes its output.
     pub fn copying(size: usize) -> Result<Self, Error> {
         Self::new(size, true, true)
@@ -135,7 +135,7 @@ impl TcpEcho {
         })
     }
 
-    /// Bytes per second, both directions added, when one echo takes the given time.
+    /// Returns bytes per second in both directions together, for the time of one echo.
     pub fn bandwidth(size: usize, ns: f64) -> f64 {
         if ns > 0.0 { 2.0 * size as f64 * 1e9 / ns } else { 0.0 }
     }
@@ -194,7 +194,7 @@ pub struct TcpSink {
 }
 
 impl TcpSink {
-    /// For messages of the given size, which the peer reads and forgets.
+    /// Makes one for messages of the given size, which the peer reads and drops.
     pub fn new(size: usize) -> Result<Self, Error> {
         let size = size.max(1);
         let (socket, mut other) = pair(false)?;
@@ -220,14 +220,14 @@ impl TcpSink {
         })
     }
 
-    /// Sends a number of messages; answers the bytes per second until the peer has read the last.
+    /// Sends a number of messages. Returns bytes per second until the peer has read the last one.
     pub fn rate(&mut self, messages: usize) -> Result<f64, Error> {
         let before = Tsc::now_ordered();
         let (socket, message) = (&mut self.socket, &self.message);
         let mut send = || -> Result<(), ()> {
             drain(socket, &(messages as u64).to_le_bytes())?;
             (0..messages).try_for_each(|_| drain(socket, message))?;
-            // A blocking socket finds nothing only when its time is over.
+            // A blocking read returns without data only at its time limit.
             fill(socket, &mut [0], || Err(()))
         };
         send().map_err(|()| self.peer.broke())?;

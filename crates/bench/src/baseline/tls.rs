@@ -1,4 +1,4 @@
-//! TLS 1.3 over raw TCP on the loopback, with nothing around it.
+//! TLS 1.3 over raw TCP on the loopback.
 
 use super::Baseline;
 use super::peer::{Control, Peer};
@@ -32,7 +32,7 @@ impl TlsEcho {
         Self::new(size, false)
     }
 
-    /// The cipher that the two agreed on, once the handshake is done: rustls' first choice.
+    /// The negotiated cipher: rustls' first choice.
     pub fn cipher(&self) -> String {
         self.tls
             .negotiated_cipher_suite()
@@ -42,7 +42,7 @@ impl TlsEcho {
     fn new(size: usize, spins: bool) -> Result<Self, Error> {
         let size = size.max(1);
         let (server, client) = configs().map_err(|e| Error::Tls(e.to_string()))?;
-        // The handshake blocks, so that it needs no loop of its own.
+        // The handshake blocks, so that it needs no own loop.
         let (mut socket, mut other) = pair(false)?;
         let peer = Peer::fork(if spins { "tls_spin" } else { "tls_block" }, |control: &Control| {
             // An error ends the process, which the client sees as the end of its connection.
@@ -97,7 +97,7 @@ fn serve(
     while tls.is_handshaking() {
         tls.complete_io(socket)?;
     }
-    // Session tickets and the like go out now, not before the first answer.
+    // Send session tickets now, and not before the first response.
     while tls.wants_write() {
         tls.write_tls(socket)?;
     }

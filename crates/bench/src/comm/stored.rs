@@ -1,4 +1,4 @@
-//! What ranks exchange through a store, beside what they exchange directly in the same run, and what the model of costs says of both.
+//! Measures messages through a store beside direct ones in the same run, and compares both with the cost model.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -18,81 +18,81 @@ use super::{Op, Pace, Result, complete, failed, forked, measure, median};
 use crate::error::Error;
 use crate::table::Table;
 
-/// Messages that the model's latency and bandwidth come from.
+/// Sizes of the messages from which the model's latency and bandwidth are computed.
 const PROBES: [usize; 2] = [8, 16 << 20];
-/// Fewer than directly: each operation takes its milliseconds, some of which are paid for.
+/// Fewer operations than for direct messages: each takes milliseconds, and may cost money.
 const PACE: Pace = Pace {
     blocks: 3,
     bytes: 16 << 20,
     most_operations: 20,
     time: PATIENCE,
 };
-/// Until all ranks are connected, and one operation is done.
+/// Limit for connecting all ranks, and for one operation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is to be measured.
+/// A measurement.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// What ranks do.
+    /// The operation to measure.
     pub op: Op,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: usize,
-    /// What they exchange through.
+    /// The store.
     pub place: Place,
-    /// Rounds, in each of which both are measured.
+    /// Rounds. Each round measures both ways.
     pub rounds: usize,
     /// Bytes of each message, or of each rank's part.
     pub sizes: Vec<usize>,
-    /// What things cost, if that was said.
+    /// Prices, if the user named some.
     pub prices: Option<Prices>,
 }
 
-/// One way of exchanging, for one size.
+/// Times and costs of one way, for one size.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Way {
-    /// Measured, in microseconds: the median over the rounds.
+    /// Measured time in microseconds: the median over the rounds.
     pub us: f64,
-    /// What the model says.
+    /// The model's time in microseconds.
     pub predicted_us: f64,
-    /// Objects that are stored for one operation, and times that one is looked for, as the model has it.
+    /// Objects stored for one operation, according to the model.
     pub puts: f64,
-    /// See `puts`.
+    /// Reads of objects for one operation, according to the model.
     pub gets: f64,
-    /// What the model says that one operation costs; none without prices.
+    /// The model's price of one operation; `None` without prices.
     pub price: Option<f64>,
 }
 
-/// Both, for one size.
+/// Both ways, for one size.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Row {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: usize,
     /// Through the store.
     pub stored: Way,
     /// Directly, over TCP.
     pub direct: Way,
-    /// The store's time over the direct one.
+    /// The store's time over the direct time.
     pub ratio: f64,
 }
 
-/// What came of it.
+/// The result of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// What ranks did.
+    /// The operation.
     pub op: &'static str,
-    /// How many there were.
+    /// Number of ranks.
     pub ranks: usize,
     /// `s3`, `redis` or `file`.
     pub transport: &'static str,
-    /// The store, without what is secret in its URL.
+    /// The store's URL, without secrets.
     pub store: String,
-    /// What the model knows of the store.
+    /// The store's measured parameters of the model.
     pub stored: Measured,
-    /// What it knows of TCP.
+    /// TCP's measured parameters of the model.
     pub direct: Measured,
-    /// What things cost.
+    /// Prices.
     pub prices: Option<Prices>,
-    /// One for each size.
+    /// A row for each size.
     pub rows: Vec<Row>,
 }
 
@@ -144,10 +144,10 @@ fn model(op: Op) -> cost::Operation {
     }
 }
 
-/// A rendezvous in a process of its own, since this one is to have one thread.
+/// A rendezvous in its own process, because this process must have one thread.
 struct Meeting {
     address: String,
-    /// It ends with this.
+    /// Ends the rendezvous when it is dropped.
     ends: UnixStream,
     child: libc::pid_t,
 }
@@ -183,19 +183,19 @@ impl Meeting {
 impl Drop for Meeting {
     fn drop(&mut self) {
         let _ = self.ends.shutdown(std::net::Shutdown::Both);
-        // SAFETY: a child of ours, waited for once.
+        // SAFETY: waits once for a child of this process.
         unsafe { libc::waitpid(self.child, std::ptr::null_mut(), 0) };
     }
 }
 
-/// One round over one channel, in microseconds for each size.
+/// Runs one round over one channel. Returns microseconds for each size.
 fn round(meeting: &Meeting, plan: &Plan, op: Op, ranks: usize, sizes: &[usize], channel: Channel) -> Result<Vec<f64>> {
     let found = forked(ranks, |rank| {
         let options = JoinOptions {
             rank: Some(rank as u32),
             store: (channel == Channel::Stored).then(|| plan.place.clone()),
             channel,
-            // Over the loopback rather than memory, which no two hosts share.
+            // Use the loopback instead of shared memory, which hosts do not share.
             ways: Ways {
                 local: false,
                 ..Ways::default()
@@ -219,7 +219,7 @@ fn round(meeting: &Meeting, plan: &Plan, op: Op, ranks: usize, sizes: &[usize], 
     complete(found, sizes.len())
 }
 
-/// Latency and bandwidth from a short and a long message there and back.
+/// Computes latency and bandwidth from round trips of a short and a long message.
 fn measured(probes: &[Vec<f64>], look_s: Option<f64>, stored: bool) -> Measured {
     let one_way = |at| median(probes, at) / 2e6;
     let latency_s = one_way(0);
@@ -231,7 +231,7 @@ fn measured(probes: &[Vec<f64>], look_s: Option<f64>, stored: bool) -> Measured 
     }
 }
 
-/// Measures both in turns. The program must have one thread: ranks are forked off.
+/// Measures both ways in turns. The program must have one thread, because this forks the ranks.
 pub fn run(plan: &Plan) -> Result<Report> {
     let meeting = Meeting::start()?;
     let channels = [Channel::Stored, Channel::Direct];

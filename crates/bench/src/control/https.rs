@@ -1,4 +1,4 @@
-//! HTTP over TLS to one manager, with connections that stay open.
+//! HTTP over TLS to one manager, with persistent connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use crate::error::Error;
 /// An encrypted connection.
 pub type Tls = TlsStream<TcpStream>;
 
-/// A request that takes longer is no measurement.
+/// Time limit of a request.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where the manager is, and how it is trusted.
+/// Address of the manager, and its certificate.
 pub struct Site {
     authority: String,
     token: String,
@@ -35,7 +35,7 @@ fn failed(error: impl std::fmt::Display) -> Error {
 }
 
 impl Site {
-    /// As a connection file says.
+    /// Reads them from a connection file.
     pub fn new(connection: &Connection) -> Result<Self, Error> {
         let mut roots = rustls::RootCertStore::empty();
         let ca = rustls::pki_types::CertificateDer::from_pem_slice(connection.ca_pem.as_bytes()).map_err(failed)?;
@@ -61,14 +61,14 @@ impl Site {
         &self.authority
     }
 
-    /// A new connection.
+    /// Opens a connection.
     pub async fn connect(&self) -> Result<Tls, Error> {
         let stream = TcpStream::connect(&self.authority).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         self.connector.connect(self.name.clone(), stream).await.map_err(failed)
     }
 
-    /// A new connection for requests.
+    /// Opens a connection for requests.
     pub async fn requests(self: &Arc<Self>) -> Result<Requests, Error> {
         let stream = TokioIo::new(self.connect().await?);
         let (sender, connection) = http1::handshake(stream).await.map_err(failed)?;
@@ -80,14 +80,14 @@ impl Site {
     }
 }
 
-/// A connection on which one request follows the other.
+/// A connection that sends one request at a time.
 pub struct Requests {
     site: Arc<Site>,
     sender: http1::SendRequest<String>,
 }
 
 impl Requests {
-    /// Sends a request and reads the whole answer: its status and its body.
+    /// Sends a request. Returns the status and body of the response.
     pub async fn send(&mut self, method: Method, path: &str, body: String) -> Result<(u16, Vec<u8>), Error> {
         let request = Request::builder()
             .method(method)

@@ -1,4 +1,4 @@
-//! Simulated nodes: each speaks to a real manager over its own real TLS WebSocket, takes every lease, and runs nothing.
+//! Simulated nodes. Each connects to a real manager over its own TLS WebSocket, accepts every lease, and runs nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,24 +18,24 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use super::https::{Site, Tls};
 use crate::error::Error;
 
-/// What each has: room for everything that a measurement asks for.
+/// Resources of each node: enough for every request of a measurement.
 const CAPACITY: Capacity = Capacity {
     cores: 16,
     memory_bytes: 64 << 30,
     workers: 1_024,
     gpus: 0,
 };
-/// There are thousands of sockets.
+/// Small buffers, because there are thousands of sockets.
 const SOCKET_BUFFER_BYTES: usize = 4 << 10;
-/// A manager that says nothing for so long has forgotten the node.
+/// Longest silence of a manager that still knows the node.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What simulated nodes did.
+/// Counters of all simulated nodes.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Heartbeats sent.
     pub heartbeats: AtomicU64,
-    /// Leases taken.
+    /// Leases accepted.
     pub leases: AtomicU64,
     /// Connections that broke.
     pub broken: AtomicU64,
@@ -45,7 +45,7 @@ fn broken(what: &str, error: impl std::fmt::Display) -> Error {
     Error::Subject(format!("a simulated node cannot {what}: {error}"))
 }
 
-/// Registers node `number`, and leaves it to itself: from then on it answers, and sends heartbeats.
+/// Registers node `number`. From then on it responds and sends heartbeats by itself.
 pub async fn join(site: Arc<Site>, number: u32, token: String, counts: Arc<Counts>) -> Result<(), Error> {
     let mut request = format!("wss://{}/v1/nodes/connect", site.authority())
         .into_client_request()
@@ -96,7 +96,7 @@ pub async fn join(site: Arc<Site>, number: u32, token: String, counts: Arc<Count
 }
 
 async fn live(socket: &mut WebSocketStream<Tls>, pace: Duration, number: u32, counts: &Counts) -> Result<(), Error> {
-    // Spread over the whole of a heartbeat, as those of machines that were not started by one command are.
+    // Spread over a heartbeat interval, like nodes that started at different times.
     let phase = pace.mul_f64(f64::from(number % 1_000) / 1_000.0);
     let mut beats = tokio::time::interval_at(tokio::time::Instant::now() + phase, pace);
     let heartbeat = NodeMessage::Heartbeat {

@@ -11,7 +11,7 @@ use dayfly_storage::{Kind, Place};
 
 use crate::{failure, print};
 
-/// Measures, and prints what came of it.
+/// Measures and prints the result.
 pub fn run(options: &CommArguments, json: bool) -> Result<(), Failure> {
     match kind(options.transport) {
         None if options.tune => {
@@ -29,7 +29,7 @@ pub fn run(options: &CommArguments, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// Adds a table to a file of them, or begins one.
+/// Adds a table to a file of tables, or creates the file.
 fn keep_table(path: &Path, ranks: u32, table: Table) -> Result<(), Failure> {
     let failed = |error: std::io::Error| {
         Failure::new(
@@ -48,7 +48,7 @@ fn keep_table(path: &Path, ranks: u32, table: Table) -> Result<(), Failure> {
     std::fs::write(path, text + "\n").map_err(failed)
 }
 
-/// The kind of store that a transport is; none for shared memory and TCP.
+/// Returns the kind of store of a transport; `None` for shared memory and TCP.
 fn kind(transport: CommTransport) -> Option<Kind> {
     match transport {
         CommTransport::Shm | CommTransport::Tcp => None,
@@ -83,7 +83,7 @@ fn prices(said: &[(PriceOf, f64)]) -> Option<Prices> {
     (!said.is_empty()).then_some(prices)
 }
 
-/// What is to be measured through a store.
+/// Returns the plan of a measurement through a store.
 fn stored_plan(options: &CommArguments, kind: Kind) -> Result<comm::stored::Plan, Failure> {
     let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
     let store = options.store.as_deref();

@@ -1,6 +1,6 @@
-//! The program `dayfly-bench`: what an invocation costs here, beside what this machine can do at best.
+//! The program `dayfly-bench`: measures invocations beside the limits of the machine.
 //!
-//! `dayfly bench` executes it with the whole command line, so that `dayfly` itself carries no fonts and no plotting.
+//! `dayfly bench` executes it with its whole command line, so that `dayfly` contains no fonts and no plotting.
 //! The options are in `crates/command`, the measurements in this crate's library.
 
 mod cold;

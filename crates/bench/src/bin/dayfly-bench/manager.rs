@@ -1,4 +1,4 @@
-//! Managers of the benchmark's own, so that nobody else's leases are in the way.
+//! The benchmark's own managers, which have no other leases.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
@@ -10,7 +10,7 @@ use dayfly_command::beside;
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::error::{Code, Failure};
 
-/// Starts an embedded manager and node. Returns a client of it and the ids of its processes.
+/// Starts an embedded manager and node. Returns a client and the ids of their processes.
 pub fn own_manager(pool: usize) -> Result<(Client, Vec<u32>), Failure> {
     // SAFETY: this process has one thread so far.
     unsafe { std::env::set_var("DAYFLY_WARM_POOL", pool.to_string()) };
@@ -18,7 +18,7 @@ pub fn own_manager(pool: usize) -> Result<(Client, Vec<u32>), Failure> {
     Ok((client, children()))
 }
 
-/// Has the benchmark's own node offer the fabric that is to be measured.
+/// Makes the benchmark's node offer the fabric to measure.
 pub fn offer(transport: Transport) {
     if let Transport::Libfabric(choice) = transport {
         // SAFETY: this process has one thread so far.
@@ -26,13 +26,13 @@ pub fn offer(transport: Transport) {
     }
 }
 
-/// Processes below this one.
+/// Returns the descendants of this process.
 fn children() -> Vec<u32> {
     let text = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// A manager without nodes, in a process and a directory of its own that end with it.
+/// A manager without nodes, in its own process and directory. Both end with this value.
 pub struct BareManager {
     pub child: Child,
     dir: PathBuf,
@@ -69,7 +69,7 @@ impl BareManager {
             .map_err(|error| wrong("does not start", &error))?;
         let mut ready = String::new();
         if let Some(out) = &mut child.stdout {
-            // Its one line, or none when it ends; what it says then stands above.
+            // Its first line, or none if it ends; its error is on standard error.
             let _ = BufReader::new(out).read_line(&mut ready);
         }
         let mut manager = Self {

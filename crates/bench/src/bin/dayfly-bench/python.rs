@@ -1,4 +1,4 @@
-//! The part of the measurements that is in Python: `dayfly._bench`, run by the interpreter that was named.
+//! Measurements in Python: runs `dayfly._bench` in the chosen interpreter.
 
 use std::process::{Command, Stdio};
 
@@ -21,7 +21,7 @@ pub fn python(interpreter: &str, what: &str) -> Command {
     command
 }
 
-/// Round trips of a Python function that does nothing, between two measurements of the raw baseline.
+/// Measures round trips of an empty Python function between two measurements of the raw baseline.
 pub fn measure_python(options: &InvokeArguments) -> Result<(InvokeReport, serde_json::Map<String, Value>), Failure> {
     let how = how(options);
     let (transport, hot) = (how.transport.to_string(), how.hot);
@@ -45,7 +45,7 @@ pub fn measure_python(options: &InvokeArguments) -> Result<(InvokeReport, serde_
     }
     let more = ask(command)?;
     add(measure(&mut *raw, plan).map_err(|error| failure(&error))?);
-    // The measurement's own processes have ended by now and count as foreign; nothing else is judged here.
+    // The measurement's own processes have ended by now and would count as foreign.
     let noise = watch
         .finish()
         .judge(true)
@@ -108,10 +108,10 @@ fn no_python(command: &Command, text: &str) -> Failure {
     )
 }
 
-/// Code, form and input of a function.
+/// Code, format and input of a function.
 type Described = (Vec<u8>, dayfly_client::Form, Vec<u8>);
 
-/// The runtime of an interpreter and a pickled function for it, as its `dayfly._bench describe` tells.
+/// Returns the runtime of an interpreter and a pickled function for it, as printed by `dayfly._bench describe`.
 pub fn describe_python(interpreter: &str) -> Result<(Runtime, Described), Failure> {
     let command = python(interpreter, "describe");
     let unusable = no_python(&command, "its description makes no sense");

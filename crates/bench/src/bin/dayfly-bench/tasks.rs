@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::failure;
 use crate::python::{ask, python};
 
-/// How long is looked for others' work before.
+/// Time to watch for other work before the measurement.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TasksReport {
     durable: bool,
@@ -26,15 +26,15 @@ pub struct TasksReport {
     latency_p99_ms: f64,
     tasks_per_s: f64,
     tasks_per_s_rounds: Vec<f64>,
-    /// Answers a second to tasks that are all the same.
+    /// Outcomes per second of identical tasks.
     memoized_per_s: f64,
-    /// Until the first result of a function that was not known before.
+    /// Time to the first result of a new function.
     first_task_ms: f64,
     #[serde(flatten)]
     parsl: Option<ParslReport>,
 }
 
-/// The same of Parsl.
+/// Parsl's figures.
 #[derive(Debug, Serialize, Deserialize)]
 struct ParslReport {
     parsl_version: String,
@@ -78,7 +78,7 @@ impl fmt::Display for TasksReport {
 }
 
 pub fn run(options: &TasksArguments) -> Result<TasksReport, Failure> {
-    // What is measured has too many processes to tell them from others': so others are looked for before.
+    // The measurement has too many processes to distinguish them from others, so others are watched beforehand.
     Watch::look(LOOK, &[])
         .judge(options.force)
         .map_err(|busy| failure(&dayfly_bench::Error::from(busy)))?;

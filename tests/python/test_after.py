@@ -89,7 +89,7 @@ def test_task_after_a_failed_one_is_not_executed(executor: dayfly.Executor, tmp_
     failed = executor.submit(fail)
     after = executor.submit(add, failed, 1)
     last = executor.submit(add, after, 1)
-    with pytest.raises(dayfly.DependencyFailed, match="did not end well") as raised:
+    with pytest.raises(dayfly.DependencyFailed, match="depends on, failed") as raised:
         last.result(30)
     assert raised.value.code == "dependency_failed"
     with pytest.raises(dayfly.DependencyFailed, match="the function raised KeyError"):
@@ -156,8 +156,8 @@ def test_impossible_dependencies_are_refused_with_a_reason(executor: dayfly.Exec
 
     nobody, first, second = "0" * 32, "1" * 32, "2" * 32
     assert "no task 0000" in refused({"after": [nobody]})
-    assert "does not stand before it" in refused({"id": first, "after": [second]}, {"id": second, "after": [first]})
-    assert "answers go along" in refused({"call": {"arguments": [1, 2]}, "after": [], "with_answers": True})
+    assert "does not precede it" in refused({"id": first, "after": [second]}, {"id": second, "after": [first]})
+    assert "only pickled Python functions take the results" in refused({"call": {"arguments": [1, 2]}, "after": [], "with_answers": True})
 
 
 def test_programs_without_python_name_dependencies(executor: dayfly.Executor, client: dayfly.Client) -> None:

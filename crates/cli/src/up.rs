@@ -214,7 +214,7 @@ async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Resu
         idle: IDLE,
     };
     let conversation = manager.attach(LOCAL).await?;
-    Dispatcher::start(options, conversation.heard, conversation.said)
+    Dispatcher::start(options, conversation.from_manager, conversation.to_manager)
 }
 
 /// Waits until the node has joined, and returns its status.

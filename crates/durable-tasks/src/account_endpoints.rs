@@ -1,8 +1,10 @@
-//! Endpoints where the tasks of each tenant run as an account of its own.
+//! Account endpoints: below an endpoint with accounts, each tenant has an endpoint that runs its tasks under an
+//! operating system account of its own.
 //!
-//! Such an endpoint runs no tasks itself. Each tenant that submits to it has an endpoint below it, which is the tenant's, and is there
-//! while there is something to do: the manager tells the one above who wants to run tasks, and that one starts the daemon of the
-//! other as the account that the tenant is there.
+//! The endpoint above runs no tasks itself. It starts the daemon of a tenant's endpoint, under the tenant's account,
+//! when the manager reports that the tenant has tasks.
+//!
+//! Adds to `State` the requests for daemons, which need the endpoints and the live tasks.
 
 use std::collections::HashSet;
 
@@ -18,27 +20,32 @@ use crate::state::State;
 use crate::submission::Submitter;
 use crate::{Tasks, Tenants};
 
-/// Longest parts of a name that are the tenant's, and those of the endpoint above: all of it is the name of a directory.
-const MAX_TENANT: usize = 32;
-const MAX_ABOVE: usize = 64;
+/// Longest parts of a name that come from the tenant and from the endpoint above. The whole is the name of a directory.
+const MAX_TENANT_CHARS: usize = 32;
+const MAX_ABOVE_CHARS: usize = 64;
 
 impl Tasks {
-    /// Where the tasks of a tenant run that name this endpoint: its own one below it, if each has one there.
-    pub(super) async fn below(&self, by: &Submitter, wanted: Option<String>) -> Result<Option<String>, Failure> {
+    /// Returns the id of the submitter's account endpoint below the wanted endpoint, and creates it if necessary.
+    /// Returns the wanted endpoint itself if that has no accounts.
+    pub(super) async fn account_endpoint_for(
+        &self,
+        by: &Submitter,
+        wanted: Option<String>,
+    ) -> Result<Option<String>, Failure> {
         let (above, names) = {
             let state = self.state();
-            let id = state.endpoint_for(by, wanted.as_deref())?;
+            let id = state.endpoints.find_for(by, wanted.as_deref())?;
             let Some(endpoint) = state
                 .endpoints
-                .get(&id)
-                .filter(|endpoint| endpoint.record.spec.accounts)
+                .get(id)
+                .filter(|endpoint| endpoint.record().spec.accounts)
             else {
                 return Ok(wanted);
             };
-            if let Some(below) = state.below(id, by.tenant) {
-                return Ok(Some(below.to_string()));
+            if let Some(account) = state.endpoints.account(id, by.tenant) {
+                return Ok(Some(account.to_string()));
             }
-            (endpoint.record.clone(), names(&endpoint.record.name, by))
+            (endpoint.record().clone(), names(endpoint.name(), by))
         };
         for name in names {
             let of = AccountOf {
@@ -56,13 +63,13 @@ impl Tasks {
                 },
                 of: Some(of),
             };
-            if self.state().endpoint_named(&record.name).is_some() {
+            if self.state().endpoints.find(&record.name).is_some() {
                 continue;
             }
             let kept = self.store.endpoint(record).wait().await?;
             if kept.of == Some(of) {
                 let id = kept.id;
-                self.state().endpoints.entry(id).or_insert_with(|| Endpoint::new(kept));
+                self.state().endpoints.get_or_insert(kept);
                 return Ok(Some(id.to_string()));
             }
         }
@@ -73,93 +80,83 @@ impl Tasks {
         Err(Failure::new(Code::Internal, text))
     }
 
-    /// A tenant's endpoint below another one.
-    pub fn account(&self, above: EndpointId, tenant: TenantId) -> Result<EndpointStatus, Failure> {
+    /// The status of a tenant's account endpoint.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn account_endpoint(&self, above: EndpointId, tenant: TenantId) -> Result<EndpointStatus, Failure> {
         let state = self.state();
-        let below = state.below(above, tenant);
-        let status = below.and_then(|id| state.endpoint_status(id, &*self.tenants));
-        let text = "this tenant has submitted nothing to this endpoint, or it has no accounts of its own";
+        let account = state.endpoints.account(above, tenant);
+        let status = account.and_then(|id| state.endpoint_status(id, &*self.tenants));
+        let text = "this tenant has submitted no task to this endpoint, or the endpoint has no accounts";
         status.ok_or_else(|| Failure::new(Code::NotFound, text))
     }
 
-    /// Nobody can be this tenant at the endpoint above: what it wants to run there ends so.
+    /// An endpoint reports that a tenant has no account there: ends the tenant's tasks that were not sent.
     pub(super) fn on_unmapped(&self, state: &mut State, above: EndpointId, tenant: TenantId, failure: &Failure) {
-        let Some(below) = state.below(above, tenant) else {
+        let Some(account) = state.endpoints.account(above, tenant) else {
             return;
         };
         let waiting = state
-            .live
+            .tasks
             .iter()
-            .filter(|(_, live)| live.endpoint == below && live.place.is_unsent());
-        let ended = waiting.map(|(task, _)| (*task, Some(failure.clone()))).collect();
-        if let Some(endpoint) = state.endpoints.get_mut(&below) {
-            endpoint.trouble = Some(failure.message.clone());
+            .filter(|(_, live)| live.endpoint() == account && live.stage().is_unsent());
+        let ended = waiting.map(|(task, _)| (task, Some(failure.clone()))).collect();
+        if let Some(endpoint) = state.endpoints.get_mut(account) {
+            endpoint.set_trouble(failure.message.clone());
         }
         self.end_unexecuted(state, ended);
     }
 }
 
 impl State {
-    /// A tenant's endpoint below this one.
-    fn below(&self, above: EndpointId, tenant: TenantId) -> Option<EndpointId> {
-        let of = Some(AccountOf {
-            endpoint: above,
-            tenant,
-        });
-        let mut all = self.endpoints.values();
-        all.find(|endpoint| endpoint.record.of == of)
-            .map(|endpoint| endpoint.record.id)
-    }
-
-    /// Tells whoever starts it that an endpoint has tasks, unless it is there.
-    pub(super) fn want(&self, id: EndpointId, tenants: &dyn Tenants) {
-        let Some(endpoint) = self.endpoints.get(&id).filter(|endpoint| endpoint.link.is_none()) else {
+    /// Asks the endpoint above to start the daemon of an account endpoint that has tasks, unless that is connected.
+    pub fn request_daemon(&self, id: EndpointId, tenants: &dyn Tenants) {
+        let Some(endpoint) = self.endpoints.get(id).filter(|endpoint| !endpoint.is_connected()) else {
             return;
         };
-        if let Some(of) = endpoint.record.of {
+        if let Some(of) = endpoint.record().of {
             let wanted = ToDispatcher::StartEndpoint {
                 tenant: of.tenant,
                 name: tenants.name(of.tenant),
-                endpoint: endpoint.record.name.clone(),
+                endpoint: endpoint.name().to_owned(),
             };
-            self.tell(of.endpoint, wanted);
+            self.endpoints.send(of.endpoint, wanted);
         }
     }
 
-    /// The same for all that have tasks: below one endpoint, or below any.
-    pub(super) fn want_all(&self, above: Option<EndpointId>, tenants: &dyn Tenants) {
-        let of = |endpoint: &&Endpoint| {
-            endpoint
-                .record
-                .of
-                .filter(|of| above.is_none_or(|above| of.endpoint == above))
+    /// Asks for the daemons of all account endpoints that have tasks: of those below `above`, or of all.
+    pub fn request_daemons(&self, above: Option<EndpointId>, tenants: &dyn Tenants) {
+        let is_below = |endpoint: &&Endpoint| {
+            let of = endpoint.record().of;
+            of.is_some_and(|of| above.is_none_or(|above| of.endpoint == above))
         };
-        let below = self.endpoints.values().filter(|endpoint| of(endpoint).is_some());
+        let below = self.endpoints.iter().filter(is_below);
         let away: HashSet<EndpointId> = below
-            .filter(|endpoint| endpoint.link.is_none())
-            .map(|endpoint| endpoint.record.id)
+            .filter(|endpoint| !endpoint.is_connected())
+            .map(Endpoint::id)
             .collect();
         if away.is_empty() {
             return;
         }
         let wanted: HashSet<EndpointId> = self
-            .live
+            .tasks
             .values()
-            .map(|live| live.endpoint)
+            .map(|live| live.endpoint())
             .filter(|id| away.contains(id))
             .collect();
-        wanted.into_iter().for_each(|id| self.want(id, tenants));
+        wanted.into_iter().for_each(|id| self.request_daemon(id, tenants));
     }
 }
 
-/// Names of a tenant's endpoint, the first of which is free mostly.
+/// Names for a tenant's endpoint. The first is free in most cases.
 fn names(above: &str, by: &Submitter) -> [String; 2] {
     let plain = |c: char| match c {
         c if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') => c,
         _ => '-',
     };
-    let tenant: String = by.name.chars().take(MAX_TENANT).map(plain).collect();
-    let above: String = above.chars().take(MAX_ABOVE).collect();
+    let tenant: String = by.name.chars().take(MAX_TENANT_CHARS).map(plain).collect();
+    let above: String = above.chars().take(MAX_ABOVE_CHARS).collect();
     let id = by.tenant.to_string();
     [
         format!("{above}.{tenant}"),

@@ -1,59 +1,114 @@
-//! Cancels tasks: all of those named, or only those that no worker has been given yet.
+//! Cancellation: ends all of the named tasks, or only those that no worker has begun.
 //!
-//! Which ones wait is decided where it is known, under the lock of whoever has the task: here as long as it was not sent, and
-//! by its dispatcher after that. So a task that this counts as ended never begins.
+//! The holder of a task decides whether it has begun: this manager before the task is sent, then its dispatcher. So a
+//! task that is counted as ended never begins.
+//!
+//! Adds to `State` the withdrawal, which needs the endpoint's connection and the live tasks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dayfly_protocol::dispatch::{Attempt, ToDispatcher};
-use dayfly_protocol::error::Code;
-use dayfly_protocol::ids::{EndpointId, TaskId};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, TaskId, TenantId};
 use dayfly_protocol::tasks::{Cancellation, CancelledTasks};
 use tokio::sync::oneshot;
 
 use crate::Tasks;
-use crate::live_task::{LiveTask, Stage, TaskScope};
-use crate::open_requests::OpenRequests;
-use crate::outcomes::{cancelled_before, given_up, instead};
+use crate::live_tasks::{LiveTask, Stage};
+use crate::outcomes::{abandoned, cancelled_before, replaced_failure};
 use crate::state::State;
 
-/// Most that are cancelled under one hold of the lock.
-const CANCELLED_AT_ONCE: usize = 10_000;
-/// How long a dispatcher may take to say which tasks it had not begun. Those of a silent one count as running.
+/// Maximum number of tasks that are cancelled under one hold of the lock.
+const MAX_BATCH: usize = 10_000;
+/// Longest wait for a dispatcher's answer to a withdrawal. Without an answer, its tasks count as running.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Open [`ToDispatcher::Withdraw`] requests of one dispatcher.
-pub type Withdrawals = OpenRequests<Vec<Attempt>>;
+/// The tasks that a caller may cancel.
+#[derive(Debug, Clone)]
+pub struct TaskScope {
+    /// The owner of the tasks; `None` for all tenants.
+    tenant: Option<TenantId>,
+    /// The endpoints of the tasks; `None` for all.
+    endpoints: Option<HashSet<EndpointId>>,
+}
 
-/// A request to a dispatcher that has not been answered.
+impl TaskScope {
+    /// All tasks of a tenant.
+    pub(super) fn of(tenant: TenantId) -> Self {
+        Self {
+            tenant: Some(tenant),
+            endpoints: None,
+        }
+    }
+
+    fn contains(&self, live: &LiveTask) -> bool {
+        self.tenant.is_none_or(|tenant| tenant == live.tenant())
+            && self.endpoints.as_ref().is_none_or(|at| at.contains(&live.endpoint()))
+    }
+}
+
+/// An open request for a withdrawal.
 struct Withdrawal {
     asked: usize,
     answer: oneshot::Receiver<Vec<Attempt>>,
 }
 
 impl Tasks {
-    /// Ends tasks, of those that are somebody's.
-    pub async fn cancel(self: &Arc<Self>, whose: &TaskScope, what: Cancellation) -> CancelledTasks {
-        // All at an endpoint, where nothing else is said.
-        let all = what.tag.is_some() || (whose.at.is_some() && what.tasks.is_empty());
-        let is_it = |live: &LiveTask| whose.has(live) && what.tag.as_deref().is_none_or(|tag| live.tag.name() == tag);
+    /// Returns the tasks that a tenant may cancel: its own, or those of `everybody`; at one endpoint and its account
+    /// endpoints, or at all.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown endpoint. `Forbidden` if a tenant that is neither an operator nor the endpoint's owner
+    /// wants the tasks of everybody.
+    pub fn cancellation_scope(
+        &self,
+        tenant: TenantId,
+        is_operator: bool,
+        everybody: bool,
+        endpoint: Option<&str>,
+    ) -> Result<TaskScope, Failure> {
+        let state = self.state();
+        let found = endpoint.map(|wanted| {
+            state.endpoints.find(wanted).ok_or_else(|| {
+                let text = format!("there is no endpoint `{wanted:.80}`; `dayfly endpoint list` shows all");
+                Failure::new(Code::NotFound, text)
+            })
+        });
+        let found = found.transpose()?.map(|endpoint| endpoint.record());
+        if everybody && !is_operator && !found.is_some_and(|record| state.endpoints.is_owner(record, tenant)) {
+            let text =
+                "only an operator may do that, or an endpoint's owner for the tasks there; name an endpoint of yours";
+            return Err(Failure::new(Code::Forbidden, text));
+        }
+        Ok(TaskScope {
+            tenant: (!everybody).then_some(tenant),
+            endpoints: found.map(|at| state.endpoints.with_accounts(at.id).collect()),
+        })
+    }
+
+    /// Cancels tasks in a scope: the named ones, those of a tag, or all at an endpoint if nothing else is given. Waits
+    /// up to 5 s for dispatchers if only waiting tasks are to end.
+    pub async fn cancel(self: &Arc<Self>, scope: &TaskScope, what: Cancellation) -> CancelledTasks {
+        let all = what.tag.is_some() || (scope.endpoints.is_some() && what.tasks.is_empty());
+        let is_it =
+            |live: &LiveTask| scope.contains(live) && what.tag.as_deref().is_none_or(|tag| live.tag().name() == tag);
         let wanted: HashSet<TaskId> = match all {
             false => what.tasks.into_iter().collect(),
             true => {
                 let state = self.state();
-                let hit = state.live.iter().filter(|(_, live)| is_it(live));
-                hit.map(|(id, _)| *id).chain(what.tasks).collect()
+                let found = state.tasks.iter().filter(|(_, live)| is_it(live));
+                found.map(|(id, _)| id).chain(what.tasks).collect()
             }
         };
         let wanted: Vec<TaskId> = wanted.into_iter().collect();
         let mut cancelled = CancelledTasks::default();
         let mut withdrawals = Vec::new();
-        for some in wanted.chunks(CANCELLED_AT_ONCE) {
+        for some in wanted.chunks(MAX_BATCH) {
             match what.only_waiting {
-                true => withdrawals.extend(self.withdraw_some(whose, some, &mut cancelled)),
-                false => self.cancel_some(whose, some, &mut cancelled),
+                true => withdrawals.extend(self.withdraw_some(scope, some, &mut cancelled)),
+                false => self.cancel_some(scope, some, &mut cancelled),
             }
             tokio::task::yield_now().await;
         }
@@ -67,55 +122,56 @@ impl Tasks {
         cancelled
     }
 
-    fn cancel_some(&self, whose: &TaskScope, wanted: &[TaskId], cancelled: &mut CancelledTasks) {
+    fn cancel_some(&self, scope: &TaskScope, wanted: &[TaskId], cancelled: &mut CancelledTasks) {
         let mut state = self.state();
+        let state = &mut *state;
         let mut ended = Vec::new();
-        let mut unheard = Vec::new();
-        let mut told: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();
+        let mut unreported = Vec::new();
+        let mut sent: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();
         for id in wanted {
-            let Some(live) = state.live.get_mut(id).filter(|live| whose.has(live)) else {
+            let Some(live) = state.tasks.get_mut(*id).filter(|live| scope.contains(live)) else {
                 continue;
             };
-            match live.place {
+            match live.stage() {
                 Stage::Ending => {}
-                place if place.is_unsent() => ended.push((*id, Some(cancelled_before()))),
+                stage if stage.is_unsent() => ended.push((*id, Some(cancelled_before()))),
                 _ => {
-                    live.cancelled = true;
+                    live.cancel();
                     cancelled.told += 1;
-                    let (endpoint, attempt) = (live.endpoint, live.attempt(*id));
-                    match live.is_out() && !state.is_up(endpoint) {
-                        true => unheard.push(given_up(attempt, instead(Code::Cancelled, None, false))),
-                        false => told.entry(endpoint).or_default().push(attempt),
+                    let (endpoint, attempt) = (live.endpoint(), live.attempt(*id));
+                    match live.is_out() && !state.endpoints.is_up(endpoint) {
+                        true => unreported.push(abandoned(attempt, replaced_failure(Code::Cancelled, None, false))),
+                        false => sent.entry(endpoint).or_default().push(attempt),
                     }
                 }
             }
         }
         cancelled.ended += ended.len() as u64;
-        for (endpoint, attempts) in told {
-            state.tell(endpoint, ToDispatcher::Cancel(attempts));
+        for (endpoint, attempts) in sent {
+            state.endpoints.send(endpoint, ToDispatcher::Cancel(attempts));
         }
-        self.end_unexecuted(&mut state, ended);
-        self.end(&mut state, unheard, None);
+        self.end_unexecuted(state, ended);
+        self.end(state, unreported, None);
     }
 
-    /// Ends those that were not sent, and asks dispatchers about those that were.
-    fn withdraw_some(&self, whose: &TaskScope, wanted: &[TaskId], cancelled: &mut CancelledTasks) -> Vec<Withdrawal> {
+    /// Ends tasks that were not sent, and asks dispatchers to withdraw the others.
+    fn withdraw_some(&self, scope: &TaskScope, wanted: &[TaskId], cancelled: &mut CancelledTasks) -> Vec<Withdrawal> {
         let mut state = self.state();
         let mut ended = Vec::new();
         let mut sent: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();
         for id in wanted {
-            let Some(live) = state.live.get_mut(id).filter(|live| whose.has(live)) else {
+            let Some(live) = state.tasks.get_mut(*id).filter(|live| scope.contains(live)) else {
                 continue;
             };
-            match live.place {
+            match live.stage() {
                 Stage::Ending => {}
-                place if place.is_unsent() => ended.push((*id, Some(cancelled_before()))),
-                // It ends in place of being queued, or sent.
+                stage if stage.is_unsent() => ended.push((*id, Some(cancelled_before()))),
+                // It ends when it would be queued or sent.
                 Stage::Accepting | Stage::Beginning => {
-                    live.cancelled = true;
+                    live.cancel();
                     cancelled.ended += 1;
                 }
-                Stage::Sent | Stage::Building => sent.entry(live.endpoint).or_default().push(live.attempt(*id)),
+                Stage::Sent | Stage::Building => sent.entry(live.endpoint()).or_default().push(live.attempt(*id)),
                 _ => cancelled.running += 1,
             }
         }
@@ -124,8 +180,12 @@ impl Tasks {
         let mut withdrawals = Vec::with_capacity(sent.len());
         for (endpoint, attempts) in sent {
             let asked = attempts.len();
-            match state.withdraw(endpoint, attempts) {
-                Some(answer) => withdrawals.push(Withdrawal { asked, answer }),
+            match state.endpoints.connection_mut(endpoint) {
+                Some(connection) => withdrawals.push(Withdrawal {
+                    asked,
+                    answer: connection.request_withdrawal(attempts),
+                }),
+                // A dispatcher that is not connected may run its tasks.
                 None => cancelled.running += asked as u64,
             }
         }
@@ -134,28 +194,18 @@ impl Tasks {
 }
 
 impl State {
-    /// Asks a dispatcher to end tasks that it has not begun. None if it is not connected: what it has may run.
-    fn withdraw(&mut self, id: EndpointId, attempts: Vec<Attempt>) -> Option<oneshot::Receiver<Vec<Attempt>>> {
-        let link = self.endpoints.get_mut(&id)?.link.as_mut()?;
-        let (number, answer) = link.withdrawals.ask();
-        // The end of a dispatcher that is gone drops the question, and with it the wait.
-        let _ = link.outgoing.send(ToDispatcher::Withdraw { number, attempts });
-        Some(answer)
-    }
-
-    /// A dispatcher says which tasks end without having begun.
-    pub(super) fn on_withdrawn(&mut self, id: EndpointId, number: u64, attempts: Vec<Attempt>) {
+    /// A dispatcher reports which attempts it has withdrawn before they began.
+    pub fn on_withdrawn(&mut self, id: EndpointId, number: u64, attempts: Vec<Attempt>) {
         for attempt in &attempts {
-            let live = self.live.get_mut(&attempt.task);
-            let is_it = |live: &&mut LiveTask| live.endpoint == id && live.tries.attempts == attempt.number;
+            let live = self.tasks.get_mut(attempt.task);
+            let is_it = |live: &&mut LiveTask| live.endpoint() == id && live.tries().attempts == attempt.number;
             if let Some(live) = live.filter(is_it) {
-                // It is not executed again where its end is lost on the way.
-                live.cancelled = true;
+                // So it is not executed again if the report of its end is lost.
+                live.cancel();
             }
         }
-        let link = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.link.as_mut());
-        if let Some(link) = link {
-            link.withdrawals.answer(number, attempts);
+        if let Some(connection) = self.endpoints.connection_mut(id) {
+            connection.answer_withdrawal(number, attempts);
         }
     }
 }

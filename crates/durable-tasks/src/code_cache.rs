@@ -1,27 +1,27 @@
-//! Functions' code in memory: what was used last, up to a bound. The store has all of it.
+//! A bounded cache of functions' code. The store has all code; the least recently used leaves the cache first.
 
 use std::collections::{BTreeMap, HashMap};
 
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::ids::FunctionId;
 
-/// So many bytes, each with what keeping it takes.
+/// Maximum size of the cache, and the overhead of one entry.
 const MAX_BYTES: usize = 64 << 20;
-const EACH_BYTES: usize = 128;
+const ENTRY_BYTES: usize = 128;
 
-/// Code that was used lately.
+/// Recently used code.
 #[derive(Debug, Default)]
 pub struct CodeCache {
-    /// With when it was used.
+    /// Code, and the number of its last use.
     known: HashMap<FunctionId, (Blob, u64)>,
-    /// By when they were used, the one that was not for longest first.
+    /// Functions by the number of their last use.
     order: BTreeMap<u64, FunctionId>,
     uses: u64,
     bytes: usize,
 }
 
 impl CodeCache {
-    /// A function's code, which is used now.
+    /// Returns a function's code, and counts a use.
     pub fn get(&mut self, id: FunctionId) -> Option<Blob> {
         let (code, used) = self.known.get_mut(&id)?;
         self.order.remove(used);
@@ -31,11 +31,11 @@ impl CodeCache {
         Some(code.clone())
     }
 
-    /// Keeps it, in place of what was not used for longest.
+    /// Adds code, and evicts the least recently used beyond the bound.
     pub fn insert(&mut self, id: FunctionId, code: Blob) {
         self.remove(id);
         self.uses += 1;
-        self.bytes += code.len() + EACH_BYTES;
+        self.bytes += code.len() + ENTRY_BYTES;
         self.known.insert(id, (code, self.uses));
         self.order.insert(self.uses, id);
         while self.bytes > MAX_BYTES
@@ -45,11 +45,10 @@ impl CodeCache {
         }
     }
 
-    /// A function is gone.
     pub fn remove(&mut self, id: FunctionId) {
         if let Some((code, used)) = self.known.remove(&id) {
             self.order.remove(&used);
-            self.bytes -= code.len() + EACH_BYTES;
+            self.bytes -= code.len() + ENTRY_BYTES;
         }
     }
 }
@@ -63,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_for_longest_leaves_when_there_is_too_much() {
+    fn least_recently_used_code_is_evicted() {
         let mut codes = CodeCache::default();
         let quarter = || Blob::from(vec![7; MAX_BYTES / 4]);
         for n in 0..3 {
@@ -79,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_what_is_too_long_or_gone() {
+    fn removed_or_oversized_code_leaves_no_bytes() {
         let mut codes = CodeCache::default();
         codes.insert(id(1), vec![7; 10].into());
         codes.insert(id(1), vec![8; 20].into());

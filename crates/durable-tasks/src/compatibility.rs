@@ -1,4 +1,7 @@
-//! Whether an endpoint elsewhere can run a function: asked before the first of its tasks is accepted, where the endpoint is there.
+//! Compatibility: asks the endpoint whether it can run a function, before the first task of that function is accepted
+//! for it.
+//!
+//! Adds to `State` the question and its answer, which need the function, the endpoint and its connection.
 
 use std::time::Duration;
 
@@ -12,37 +15,64 @@ use crate::Tasks;
 use crate::state::State;
 use crate::submission::Submitter;
 
-/// Whoever submits waits no longer for an endpoint's answer: the task is accepted, and hears of it later.
+/// Longest wait for an endpoint's answer. Without an answer the task is accepted, and fails later if it must.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is known of a function at an endpoint, while it is connected.
+/// What one connected endpoint has answered about one function.
 pub enum Compatibility {
-    /// It was asked, and these wait for the answer.
+    /// The endpoint was asked. The submissions that wait for its answer.
     Asked(Vec<oneshot::Sender<Option<Failure>>>),
-    /// Why it cannot run there, if it cannot.
+    /// Why it cannot run the function, or `None` if it can.
     Known(Option<Failure>),
 }
 
-/// What to do about one.
-enum Step {
-    Go(Option<Failure>),
-    Wait(oneshot::Receiver<Option<Failure>>),
+impl Default for Compatibility {
+    fn default() -> Self {
+        Self::Asked(Vec::new())
+    }
+}
+
+impl Compatibility {
+    /// Keeps the endpoint's answer and passes it to all that wait for it.
+    pub fn answer(&mut self, refusal: Option<Failure>) {
+        if let Self::Asked(waiting) = std::mem::replace(self, Self::Known(refusal.clone())) {
+            for waiting in waiting {
+                let _ = waiting.send(refusal.clone());
+            }
+        }
+    }
+
+    fn check(&mut self) -> Check {
+        match self {
+            Self::Known(refusal) => Check::Done(refusal.clone()),
+            Self::Asked(waiting) => {
+                let (sender, answer) = oneshot::channel();
+                waiting.push(sender);
+                Check::Waits(answer)
+            }
+        }
+    }
+}
+
+enum Check {
+    Done(Option<Failure>),
+    Waits(oneshot::Receiver<Option<Failure>>),
 }
 
 impl Tasks {
-    /// Refuses what the endpoint says that it cannot run.
-    pub(super) async fn suits(
+    /// Refuses a function that the endpoint reports that it cannot run.
+    pub(super) async fn check_compatibility(
         &self,
         by: &Submitter,
         function: FunctionId,
         endpoint: Option<&str>,
     ) -> Result<(), Failure> {
-        let step = self.state().ask_whether_it_suits(by, function, endpoint)?;
-        let refusal = match step {
-            Step::Go(refusal) => refusal,
-            Step::Wait(answer) => match tokio::time::timeout(PATIENCE, answer).await {
+        let check = self.state().check_compatibility(by, function, endpoint)?;
+        let refusal = match check {
+            Check::Done(refusal) => refusal,
+            Check::Waits(answer) => match tokio::time::timeout(PATIENCE, answer).await {
                 Ok(Ok(refusal)) => refusal,
-                // It has gone, or is slow.
+                // The endpoint has disconnected, or is slow.
                 Ok(Err(_)) | Err(_) => None,
             },
         };
@@ -51,55 +81,34 @@ impl Tasks {
 }
 
 impl State {
-    fn ask_whether_it_suits(
+    fn check_compatibility(
         &mut self,
         by: &Submitter,
         function: FunctionId,
         endpoint: Option<&str>,
-    ) -> Result<Step, Failure> {
-        let function = self.function_for(by, function)?;
-        let endpoint = self.endpoint_for(by, endpoint)?;
+    ) -> Result<Check, Failure> {
+        let function = self.functions.find_for(by, function)?;
+        let endpoint = self.endpoints.find_for(by, endpoint)?;
         let spec = &function.spec;
         let is_pickled = matches!(spec.form, Form::Python { .. });
         if !is_pickled || spec.image.is_some() || spec.runtime.environment().is_some() {
-            return Ok(Step::Go(None));
+            return Ok(Check::Done(None));
         }
-        let link = self
-            .endpoints
-            .get_mut(&endpoint)
-            .and_then(|endpoint| endpoint.link.as_mut());
-        let Some(link) = link.filter(|link| link.keeps) else {
-            return Ok(Step::Go(None));
+        let connection = self.endpoints.connection_mut(endpoint);
+        let Some(connection) = connection.filter(|connection| connection.keeps_outcomes()) else {
+            return Ok(Check::Done(None));
         };
-        let suit = link.suits.entry(function.id).or_insert_with(|| {
-            // One that has gone answers nothing, and is noticed elsewhere.
-            let _ = link.outgoing.send(ToDispatcher::CheckCompatibility {
-                function: function.id,
-                runtime: spec.runtime.clone(),
-            });
-            Compatibility::Asked(Vec::new())
-        });
-        Ok(match suit {
-            Compatibility::Known(refusal) => Step::Go(refusal.clone()),
-            Compatibility::Asked(waiting) => {
-                let (told, answer) = oneshot::channel();
-                waiting.push(told);
-                Step::Wait(answer)
-            }
-        })
+        let question = || ToDispatcher::CheckCompatibility {
+            function: function.id,
+            runtime: spec.runtime.clone(),
+        };
+        Ok(connection.compatibility(function.id, question).check())
     }
 
-    /// The endpoint says it.
-    pub(super) fn on_suits(&mut self, id: EndpointId, function: FunctionId, refusal: Option<Failure>) {
-        let link = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.link.as_mut());
-        // What was not asked is not kept.
-        let Some(suit) = link.and_then(|link| link.suits.get_mut(&function)) else {
-            return;
-        };
-        if let Compatibility::Asked(waiting) = std::mem::replace(suit, Compatibility::Known(refusal.clone())) {
-            for told in waiting {
-                let _ = told.send(refusal.clone());
-            }
+    /// An endpoint answers whether it can run a function.
+    pub fn on_compatibility(&mut self, id: EndpointId, function: FunctionId, refusal: Option<Failure>) {
+        if let Some(connection) = self.endpoints.connection_mut(id) {
+            connection.set_compatibility(function, refusal);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Contents: arguments and answers that are too long for the store of tasks, in a directory or a bucket, each once for a tenant.
+//! Contents: arguments and results that are too long for the store of tasks. They are in a directory or a bucket, once
+//! per tenant, by their hash.
 //!
-//! A content is known from when all of it is stored under its hash. It goes when no task has it and nobody has used it for a
-//! while; what a crash leaves of that goes after the next start.
+//! A content is known when all of it is stored. It is deleted when no task refers to it and it was not used for an
+//! hour. An interrupted deletion is completed after the next start.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,45 +21,46 @@ use tokio::sync::RwLock;
 
 use crate::Tasks;
 
-/// A content that no task has is kept for so long after its last use: until the task comes that it was stored for.
+/// A content that no task refers to is kept for this time after its last use, for the task that it was stored for.
 const UNUSED: Duration = Duration::from_secs(3600);
-/// Between two looks for what is not needed any more.
+/// Interval between deletions.
 const SWEEP: Duration = Duration::from_secs(30);
-/// Contents that are kept in memory, too; longer ones are not among them.
-const RECENT_BYTES: usize = 64 << 20;
-const RECENT_EACH: usize = 4 << 20;
-/// Deletions at the same time.
-const DELETIONS: usize = 8;
-/// Bytes that are copied at once; whole for what is kept in memory afterwards.
-const PIECE: usize = RECENT_EACH;
+/// Bytes of contents that are kept in memory too, and the longest of them.
+const MAX_RECENT_BYTES: usize = 64 << 20;
+const MAX_RECENT_EACH: usize = 4 << 20;
+/// Number of concurrent deletions.
+const CONCURRENT_DELETIONS: usize = 8;
+/// Bytes that are copied at once. A content that is kept in memory is copied whole.
+const PIECE_BYTES: usize = MAX_RECENT_EACH;
 
-/// Where a manager keeps contents, and how long.
+/// Place, quota and retention of contents.
 #[derive(Debug, Clone)]
 pub struct ContentOptions {
-    /// Where it is.
+    /// The directory or bucket.
     pub place: Place,
-    /// How many bytes each tenant may have there.
+    /// Quota of each tenant in bytes.
     pub most_bytes: u64,
-    /// How long what tasks answered is kept after their end.
-    pub kept: Duration,
+    /// Retention of results after the ends of their tasks.
+    pub retention: Duration,
 }
 
 /// The content store of one manager.
 pub struct Contents {
     objects: Objects,
     store: Arc<dyn TaskStore>,
-    /// What each tenant has, with what is on its way.
+    /// Bytes of each tenant, with those that are being received.
     used: Mutex<HashMap<TenantId, u64>>,
     most_bytes: u64,
-    /// How long answers are kept.
-    kept: Duration,
-    /// The last ones, for those who ask for them soon: mostly a dispatcher beside, and a client that waits for its answer.
+    /// Retention of results.
+    retention: Duration,
+    /// Recently stored contents. Dispatchers on this host and waiting clients read them soon.
     recent: Mutex<Recent>,
-    /// Held by whoever makes one known, and, alone, by whoever deletes some: else one might be known whose bytes just went.
-    known: RwLock<()>,
+    /// Read-locked while a content becomes known, and write-locked while contents are deleted. So no content becomes
+    /// known while its bytes are deleted.
+    deleting: RwLock<()>,
 }
 
-/// Contents that were stored just now.
+/// A bounded cache of recently stored contents.
 #[derive(Default)]
 struct Recent {
     contents: HashMap<(TenantId, ContentHash), Bytes>,
@@ -72,7 +74,7 @@ impl Recent {
         self.order.push_back(key);
         let before = self.contents.insert(key, bytes);
         self.bytes -= before.map_or(0, |before| before.len());
-        while self.bytes > RECENT_BYTES
+        while self.bytes > MAX_RECENT_BYTES
             && let Some(oldest) = self.order.pop_front()
         {
             self.remove(&oldest);
@@ -85,7 +87,7 @@ impl Recent {
     }
 }
 
-/// Bytes that are in the store of tasks, and count as a tenant's contents do until this is dropped.
+/// Bytes in the store of tasks. They count in the tenant's quota until this is dropped.
 pub struct Inline {
     contents: Arc<Contents>,
     tenant: TenantId,
@@ -93,7 +95,7 @@ pub struct Inline {
 }
 
 impl Inline {
-    /// Some of them, which count for themselves from now on.
+    /// Splits off some of the bytes. Returns `None` for none.
     pub fn split(&mut self, bytes: usize) -> Option<Self> {
         let bytes = self.bytes.min(bytes as u64);
         self.bytes -= bytes;
@@ -113,7 +115,7 @@ impl Drop for Inline {
     }
 }
 
-/// Bytes that count as a tenant's, unless they are kept in the end.
+/// Received bytes of a content. They leave the tenant's quota when this is dropped.
 struct Reserved<'a> {
     contents: &'a Contents,
     tenant: TenantId,
@@ -127,7 +129,7 @@ impl Drop for Reserved<'_> {
 }
 
 impl Contents {
-    /// Over what is there already.
+    /// Opens the place for contents. `used`: bytes that each tenant has already.
     pub(super) fn open(
         options: &ContentOptions,
         store: Arc<dyn TaskStore>,
@@ -138,9 +140,9 @@ impl Contents {
             store,
             used: Mutex::new(used),
             most_bytes: options.most_bytes,
-            kept: options.kept,
+            retention: options.retention,
             recent: Mutex::default(),
-            known: RwLock::default(),
+            deleting: RwLock::default(),
         })
     }
 
@@ -152,7 +154,7 @@ impl Contents {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a tenant has.
+    /// A tenant's use of its quota.
     pub fn usage(&self, tenant: TenantId) -> ContentUsage {
         ContentUsage {
             bytes: self.used().get(&tenant).copied().unwrap_or_default(),
@@ -160,13 +162,16 @@ impl Contents {
         }
     }
 
-    /// Counts bytes that a tenant is about to have in the store of tasks.
+    /// Counts bytes that are about to be written to the store of tasks.
+    ///
+    /// # Errors
+    /// `QuotaExceeded`.
     pub(super) fn hold(self: &Arc<Self>, tenant: TenantId, bytes: usize) -> Result<Inline, Failure> {
         self.take(tenant, bytes)?;
         Ok(self.held(tenant, bytes as u64))
     }
 
-    /// Counts bytes that a tenant has in the store of tasks already.
+    /// Represents bytes in the store of tasks that are counted already.
     pub(super) fn held(self: &Arc<Self>, tenant: TenantId, bytes: u64) -> Inline {
         Inline {
             contents: Arc::clone(self),
@@ -175,18 +180,21 @@ impl Contents {
         }
     }
 
-    /// Counts more bytes as a tenant's, if it may have them.
+    /// Adds bytes to a tenant's use.
+    ///
+    /// # Errors
+    /// `QuotaExceeded`.
     fn take(&self, tenant: TenantId, bytes: usize) -> Result<(), Failure> {
-        let most = self.most_bytes;
+        let max = self.most_bytes;
         let mut used = self.used();
         let used = used.entry(tenant).or_default();
         let more = used.saturating_add(bytes as u64);
-        if more > most {
+        if more > max {
             let text = format!(
-                "the content store holds {most} bytes for a tenant, and yours has {used}; forget results that you have fetched, \
-                 by `dayfly task forget`: else they are kept for {} after their tasks' ends. Contents go once no task has them, \
-                 an hour after their last use, and arguments when their tasks end",
-                told(self.kept)
+                "the content store holds {max} bytes for a tenant, and yours has {used}; delete results that you have \
+                 fetched, by `dayfly task forget`. Results are kept for {} after the end of their task, arguments \
+                 until its end, and contents without a task for an hour after their last use",
+                duration_text(self.retention)
             );
             return Err(Failure::new(Code::QuotaExceeded, text));
         }
@@ -194,7 +202,7 @@ impl Contents {
         Ok(())
     }
 
-    /// Counts bytes that a tenant has in the store of tasks for as long as a task is not forgotten, or has no more.
+    /// Adds or subtracts bytes in the store of tasks, without a check of the quota.
     pub(super) fn count(&self, changes: impl IntoIterator<Item = (TenantId, i64)>) {
         let mut used = self.used();
         for (tenant, more) in changes {
@@ -203,7 +211,7 @@ impl Contents {
         }
     }
 
-    /// Tenants that have all that they may.
+    /// Tenants whose quota is full.
     pub(super) fn full(&self) -> Vec<TenantId> {
         let used = self.used();
         let full = used.iter().filter(|(_, used)| **used >= self.most_bytes);
@@ -216,14 +224,17 @@ impl Contents {
         }
     }
 
-    /// Keeps bytes as they come, under the hash that they must have. What is there already is not stored again.
+    /// Stores bytes as they arrive, under the hash that they must have. Idempotent.
+    ///
+    /// # Errors
+    /// `HashMismatch`, `QuotaExceeded`, `InvalidRequest` for an interrupted stream, and those of the stores.
     pub async fn put<E: std::fmt::Display>(
         &self,
         tenant: TenantId,
         hash: ContentHash,
         mut bytes: impl Stream<Item = Result<Bytes, E>> + Unpin,
     ) -> Result<Content, Failure> {
-        // Whether it is known already turns out while it comes.
+        // The search runs while the bytes arrive.
         let known = self.store.use_contents(tenant, vec![hash], now_ms());
         let mut reserved = Reserved {
             contents: self,
@@ -231,14 +242,14 @@ impl Contents {
             bytes: 0,
         };
         let mut writing = self.objects.write(&name(tenant, hash));
-        let come = receive(&mut bytes, hash, &mut reserved, &mut writing).await;
+        let received = receive(&mut bytes, hash, &mut reserved, &mut writing).await;
         if let Some(known) = known.wait().await?.into_iter().next().flatten() {
             writing.abort().await;
-            // Read to its end, so that the connection can be used again.
+            // Read to the end, so that the connection can be reused.
             while let Some(Ok(_)) = bytes.next().await {}
             return Ok(known);
         }
-        if let Err(failure) = come {
+        if let Err(failure) = received {
             writing.abort().await;
             return Err(failure);
         }
@@ -246,31 +257,31 @@ impl Contents {
             hash,
             bytes: reserved.bytes,
         };
-        let known = self.known.read().await;
+        let storing = self.deleting.read().await;
         let held = writing.finish().await?;
         let new = self.store.keep_content(tenant, content, now_ms()).wait().await?;
-        drop(known);
+        drop(storing);
         if new {
-            // It counts from now on.
+            // The bytes stay counted.
             reserved.bytes = 0;
         }
-        if let Some(bytes) = held.filter(|bytes| bytes.len() <= RECENT_EACH) {
+        if let Some(bytes) = held.filter(|bytes| bytes.len() <= MAX_RECENT_EACH) {
             self.recent().add((tenant, hash), bytes);
         }
         Ok(content)
     }
 
-    /// Keeps bytes that are here.
+    /// Stores bytes in memory.
     pub async fn put_bytes(&self, tenant: TenantId, bytes: Bytes) -> Result<Content, Failure> {
         let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
         let bytes = futures_util::stream::iter([Ok::<_, Failure>(bytes)]);
         self.put(tenant, hash, bytes).await
     }
 
-    /// Keeps a copy of bytes that are another's, made a piece at a time: it need not be in memory twice as a whole.
+    /// Stores a copy of borrowed bytes, made piece by piece, so that memory never has a whole second copy.
     pub async fn put_copy(&self, tenant: TenantId, bytes: &[u8]) -> Result<Content, Failure> {
         let hash = ContentHash(*blake3::hash(bytes).as_bytes());
-        let pieces = bytes.chunks(PIECE);
+        let pieces = bytes.chunks(PIECE_BYTES);
         let pieces = pieces.map(|piece| Ok::<_, Failure>(Bytes::copy_from_slice(piece)));
         self.put(tenant, hash, futures_util::stream::iter(pieces)).await
     }
@@ -280,7 +291,10 @@ impl Contents {
         Ok(found.into_iter().next().flatten())
     }
 
-    /// Contents that tasks are to have must be there.
+    /// Checks that contents exist, with these lengths.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidRequest` for another length.
     pub(super) async fn check(&self, tenant: TenantId, wanted: &[Content]) -> Result<(), Failure> {
         let hashes = wanted.iter().map(|content| content.hash).collect();
         let found = self.store.use_contents(tenant, hashes, now_ms()).wait().await?;
@@ -301,7 +315,10 @@ impl Contents {
         })
     }
 
-    /// How long a content is, and its bytes as they come.
+    /// Returns the length of a content, and its bytes as a stream.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the stores.
     pub async fn read(&self, tenant: TenantId, hash: ContentHash) -> Result<(u64, Reading), Failure> {
         let recent = self.recent().contents.get(&(tenant, hash)).cloned();
         if let Some(bytes) = recent {
@@ -314,13 +331,13 @@ impl Contents {
             return Err(missing(hash));
         }
         let text = format!(
-            "the content {hash} is gone from {}; store it again",
+            "the content {hash} is missing in {}; store it again",
             self.objects.place()
         );
         Err(Failure::new(Code::NotFound, text))
     }
 
-    /// All bytes of a content.
+    /// Returns all bytes of a content.
     pub async fn read_whole(&self, tenant: TenantId, content: Content) -> Result<Blob, Failure> {
         let (length, mut pieces) = self.read(tenant, content.hash).await?;
         let first = pieces.try_next().await?.unwrap_or_default();
@@ -335,15 +352,15 @@ impl Contents {
         Ok(bytes.into())
     }
 
-    /// Deletes what nobody needs. Whether there may be more.
+    /// Deletes contents that no task refers to and that were not used for `unused`. Returns whether there may be more.
     async fn sweep(&self, unused: Duration) -> Result<bool, Failure> {
         let before = cautious_ms().saturating_sub(u64::try_from(unused.as_millis()).unwrap_or(u64::MAX));
-        let _alone = self.known.write().await;
+        let _alone = self.deleting.write().await;
         let going = self.store.unused_contents(before).wait().await?;
         if going.is_empty() {
             return Ok(false);
         }
-        for some in going.chunks(DELETIONS) {
+        for some in going.chunks(CONCURRENT_DELETIONS) {
             let some = some.iter().map(|(tenant, content)| name(*tenant, content.hash));
             let deletions = some.map(|name| async move { self.objects.delete(&name).await });
             futures_util::future::try_join_all(deletions).await?;
@@ -365,7 +382,7 @@ impl Reserved<'_> {
     }
 }
 
-/// Takes what comes, which must have this hash.
+/// Writes a stream, which must have this hash.
 async fn receive<E: std::fmt::Display>(
     bytes: &mut (impl Stream<Item = Result<Bytes, E>> + Unpin),
     hash: ContentHash,
@@ -381,7 +398,7 @@ async fn receive<E: std::fmt::Display>(
     }
     let found = ContentHash(*hasher.finalize().as_bytes());
     if found != hash {
-        let text = format!("the bytes have the hash {found}, not {hash}; name what they have, as `b3sum` tells it");
+        let text = format!("the bytes have the hash {found}, not {hash}; send the hash that `b3sum` prints");
         return Err(Failure::new(Code::HashMismatch, text));
     }
     Ok(())
@@ -392,7 +409,10 @@ fn name(tenant: TenantId, hash: ContentHash) -> String {
 }
 
 fn missing(hash: ContentHash) -> Failure {
-    let text = format!("you have no content {hash}, or it was not used for an hour; store it, then submit what has it");
+    let text = format!(
+        "you have no content {hash}; it may have been deleted after an hour without use. Store it, then submit the \
+         task"
+    );
     Failure::new(Code::NotFound, text)
 }
 
@@ -400,8 +420,8 @@ fn cut_short(error: impl std::fmt::Display) -> Failure {
     Failure::new(Code::InvalidRequest, format!("the content was cut short: {error}"))
 }
 
-/// Deletes what nobody needs, for as long as there are tasks.
-pub(super) async fn keep_swept(tasks: Weak<Tasks>) {
+/// Deletes unused contents, until the manager stops.
+pub(super) async fn run(tasks: Weak<Tasks>) {
     let mut sweep = tokio::time::interval(SWEEP);
     loop {
         sweep.tick().await;
@@ -411,7 +431,7 @@ pub(super) async fn keep_swept(tasks: Weak<Tasks>) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "contents that nobody needs cannot be deleted; the next look tries again");
+                    tracing::warn!(%error, "unused contents cannot be deleted; retrying");
                     break;
                 }
             }
@@ -419,8 +439,8 @@ pub(super) async fn keep_swept(tasks: Weak<Tasks>) {
     }
 }
 
-/// A length of time, for people.
-pub(super) fn told(length: Duration) -> String {
+/// A duration as text, such as `7 days`.
+pub(super) fn duration_text(length: Duration) -> String {
     match length.as_secs() {
         seconds if seconds >= 2 * 24 * 3600 => format!("{} days", seconds / (24 * 3600)),
         seconds if seconds >= 2 * 3600 => format!("{} hours", seconds / 3600),
@@ -444,7 +464,7 @@ mod tests {
         let options = ContentOptions {
             place,
             most_bytes,
-            kept: Duration::from_secs(7 * 24 * 3600),
+            retention: Duration::from_secs(7 * 24 * 3600),
         };
         let contents = Contents::open(&options, store, HashMap::new()).unwrap();
         (directory, contents)
@@ -469,7 +489,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_content_is_its_tenants_alone_and_counts_once() {
+    async fn content_belongs_to_one_tenant_and_counts_once() {
         let (_directory, contents) = contents(1000);
         let text = "some bytes that come in pieces";
         let known = contents.put(TENANT, hash(text), pieces(text)).await.unwrap();
@@ -487,7 +507,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_what_it_says_or_too_much_leaves_nothing_and_costs_nothing() {
+    async fn refused_content_leaves_no_file_and_no_use() {
         let (directory, contents) = contents(10);
         let wrong = contents.put(TENANT, hash("other"), pieces("short")).await;
         assert_eq!(wrong.unwrap_err().code, Code::HashMismatch);
@@ -500,13 +520,13 @@ mod tests {
         assert_eq!(broken.unwrap_err().code, Code::InvalidRequest);
         assert_eq!(contents.usage(TENANT).bytes, 0);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
-        // Another's quota is its own.
+        // Each tenant has its own quota.
         contents.put_bytes(TENANT, "10 bytes..".into()).await.unwrap();
         contents.put_bytes(OTHER, "10 bytes..".into()).await.unwrap();
     }
 
     #[tokio::test]
-    async fn what_nobody_uses_goes_and_can_come_again() {
+    async fn unused_content_is_deleted_and_can_be_stored_again() {
         let (directory, contents) = contents(1000);
         let kept = contents.put_bytes(TENANT, "a".into()).await.unwrap();
         assert_eq!(contents.sweep(Duration::from_secs(60)).await, Ok(false));

@@ -1,7 +1,8 @@
-//! Tasks that come after others: each waits until all before it have ended well, and ends where one of them did not.
+//! Dependencies: a task waits until all tasks that it depends on have succeeded, and ends if one of them did not.
 //!
-//! How those ended that were told in memory stands in the books, where a later submission looks for it; whoever waits already is
-//! told when it is written down.
+//! Adds rules to `State` and `Tasks` that need the live tasks together with the store: a dependency that has ended is
+//! in the store, where a later submission finds its ending. A task that waits already is notified when that ending is
+//! written.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,83 +11,93 @@ use dayfly_protocol::ids::{TaskId, TenantId};
 use dayfly_protocol::tasks::{MAX_DEPENDENCIES, TaskInput};
 
 use crate::Tasks;
-use crate::live_task::Stage;
+use crate::live_tasks::Stage;
 use crate::state::State;
 
-/// How tasks ended that others come after: why not well.
+/// Tasks that have ended: `None` for success, or the failure.
 pub type Endings = HashMap<TaskId, Option<Failure>>;
 
-/// What a task waits for.
+/// The tasks that one task depends on.
 #[derive(Debug, Default)]
 pub struct Dependencies {
-    /// How many have not ended.
-    left: u32,
-    /// Why it cannot be executed any more.
+    /// Number of tasks that have not ended.
+    unfinished: u32,
+    /// Why the task cannot be executed any more.
     failure: Option<Box<Failure>>,
-    /// All, whose answers it may be given.
+    /// All of them, in the order of the submission.
     tasks: Box<[TaskId]>,
 }
 
 impl Dependencies {
     /// Whether some have not ended.
     pub fn is_awaited(&self) -> bool {
-        self.left > 0
+        self.unfinished > 0
     }
 
-    /// Why it cannot be executed any more.
+    /// Why the task cannot be executed any more.
     pub fn failure(&self) -> Option<Failure> {
         self.failure.as_deref().cloned()
     }
 
-    /// Tasks that it comes after.
     pub fn tasks(&self) -> &[TaskId] {
         &self.tasks
     }
 
-    /// It cannot be executed any more.
-    pub fn fails(&mut self, failure: Failure) {
+    pub fn set(&mut self, tasks: &[TaskId], unfinished: u32) {
+        (self.tasks, self.unfinished) = (tasks.into(), unfinished);
+    }
+
+    pub fn end_one(&mut self) {
+        self.unfinished = self.unfinished.saturating_sub(1);
+    }
+
+    /// Keeps the first failure.
+    pub fn fail(&mut self, failure: Failure) {
         self.failure.get_or_insert_with(|| Box::new(failure));
     }
 }
 
-/// An answer that is wanted is not there any more.
-pub fn forgotten() -> Failure {
+/// The failure of a task whose dependency's result has been deleted.
+pub fn deleted_result() -> Failure {
     Failure::new(
         Code::NotFound,
-        "an answer that the task is to be given is forgotten: the task that answered ended too long ago, or its owner forgot it",
+        "a result that the task depends on was deleted, by its owner or at the end of its retention; run that task \
+         again",
     )
 }
 
-fn failed(task: TaskId, why: &Failure) -> Failure {
+fn failed_dependency(task: TaskId, failure: &Failure) -> Failure {
     let text = format!(
-        "the task {task}, whose end this one waited for, did not end well: {}",
-        why.message
+        "the task {task}, which this one depends on, failed: {}",
+        failure.message
     );
     Failure::new(Code::DependencyFailed, text)
 }
 
-/// The tasks that those of a submission come after, without those of the submission, of which each may come after those that
-/// stand before it.
-pub fn before(tasks: &[TaskInput], ids: &[TaskId]) -> Result<HashSet<TaskId>, Failure> {
+/// Returns the dependencies outside a submission. Inside it, a task may depend on tasks that precede it.
+///
+/// # Errors
+/// `InvalidRequest` for too many dependencies, and for a task that depends on a later one of the submission.
+pub fn outside_dependencies(tasks: &[TaskInput], ids: &[TaskId]) -> Result<HashSet<TaskId>, Failure> {
     let mut outside = HashSet::new();
     if tasks.iter().all(|task| task.after.is_empty()) {
         return Ok(outside);
     }
-    let places: HashMap<TaskId, usize> = ids.iter().copied().zip(0..).collect();
+    let positions: HashMap<TaskId, usize> = ids.iter().copied().zip(0..).collect();
     for (at, task) in tasks.iter().enumerate() {
         if task.after.len() > MAX_DEPENDENCIES {
             let text = format!(
-                "a task after {} others; {MAX_DEPENDENCIES} are allowed",
+                "a task depends on {} others; {MAX_DEPENDENCIES} are allowed",
                 task.after.len()
             );
             return Err(Failure::new(Code::InvalidRequest, text));
         }
-        for before in &task.after {
-            match places.get(before) {
-                None => drop(outside.insert(*before)),
-                Some(place) if *place < at => {}
+        for dependency in &task.after {
+            match positions.get(dependency) {
+                None => drop(outside.insert(*dependency)),
+                Some(position) if *position < at => {}
                 Some(_) => {
-                    let text = format!("a task comes after {before}, which does not stand before it in the submission");
+                    let text = format!("a task depends on {dependency}, which does not precede it in the submission");
                     return Err(Failure::new(Code::InvalidRequest, text));
                 }
             }
@@ -95,54 +106,52 @@ pub fn before(tasks: &[TaskInput], ids: &[TaskId]) -> Result<HashSet<TaskId>, Fa
     Ok(outside)
 }
 
-/// Answers are in the arguments where they were pickled, and nowhere else.
-pub fn no_answers() -> Failure {
+/// The failure of a submission that passes results to a function that cannot take them.
+pub fn takes_no_results() -> Failure {
     Failure::new(
         Code::InvalidRequest,
-        "answers go along to pickled Python functions alone; leave out `with_answers`, and name in `after` what is to end before",
+        "only pickled Python functions take the results of other tasks; leave out `with_answers`, and name the \
+         dependencies in `after`",
     )
 }
 
 impl State {
-    /// Of these tasks, those of which it is not known whether they have ended.
-    pub(super) fn unknown(&self, tenant: TenantId, tasks: &HashSet<TaskId>, endings: &Endings) -> Vec<TaskId> {
+    /// Returns those of a tenant's tasks that are neither live nor in `endings`.
+    pub fn unknown_endings(&self, tenant: TenantId, tasks: &HashSet<TaskId>, endings: &Endings) -> Vec<TaskId> {
         let is_known = |task: &TaskId| {
-            let is_live = self.live.get(task).is_some_and(|live| live.tenant == tenant);
+            let is_live = self.tasks.get(*task).is_some_and(|live| live.tenant() == tenant);
             is_live || endings.contains_key(task)
         };
         tasks.iter().copied().filter(|task| !is_known(task)).collect()
     }
 
-    /// A task waits for those before it.
-    pub(super) fn wait_for(&mut self, task: TaskId, before: &[TaskId], endings: &Endings) {
-        let (mut left, mut failure) = (0, None);
-        for one in before {
+    /// Makes a live task depend on others.
+    pub fn set_dependencies(&mut self, task: TaskId, dependencies: &[TaskId], endings: &Endings) {
+        let (mut unfinished, mut failure) = (0, None);
+        for one in dependencies {
             match endings.get(one) {
                 Some(None) => {}
-                Some(Some(why)) => failure = Some(failed(*one, why)),
-                None if self.live.contains_key(one) => {
-                    left += 1;
-                    self.later.entry(*one).or_default().push(task);
+                Some(Some(why)) => failure = Some(failed_dependency(*one, why)),
+                None if self.tasks.contains(*one) => {
+                    unfinished += 1;
+                    self.tasks.add_dependent(*one, task);
                 }
-                // Of a task that ran, all before it had ended.
-                None => failure = Some(forgotten()),
+                // Not reached for a task that has run, since all its dependencies had ended then.
+                None => failure = Some(deleted_result()),
             }
         }
-        let Some(live) = self.live.get_mut(&task) else { return };
-        live.before.left = left;
-        live.before.tasks = before.into();
-        if let Some(failure) = failure {
-            live.before.fails(failure);
-        }
-        if live.place == Stage::Queued && left > 0 {
-            live.place = Stage::Depending;
+        if let Some(live) = self.tasks.get_mut(task) {
+            live.set_dependencies(dependencies, unfinished, failure);
         }
     }
 }
 
 impl Tasks {
-    /// Looks up how tasks ended. One that is not there, or somebody else's, is an error.
-    pub(super) async fn learn_endings(
+    /// Looks up how tasks ended, and adds that to `endings`.
+    ///
+    /// # Errors
+    /// `NotFound` for a task that does not exist, or is another tenant's.
+    pub(super) async fn find_endings(
         &self,
         tenant: TenantId,
         tasks: Vec<TaskId>,
@@ -152,11 +161,13 @@ impl Tasks {
         for (task, found) in tasks.into_iter().zip(found) {
             match found {
                 Some((owner, failure)) if owner == tenant => drop(endings.insert(task, failure)),
-                // It ends just now, or it is not there at all.
-                None if self.state().live.get(&task).is_some_and(|live| live.tenant == tenant) => {}
+                // Its outcome is being written.
+                None if self.state().tasks.get(task).is_some_and(|live| live.tenant() == tenant) => {}
                 _ => {
-                    let text =
-                        format!("you have no task {task}, after which another is to come, or it is forgotten by now");
+                    let text = format!(
+                        "you have no task {task}, which another one is to depend on; it may have been deleted since it \
+                         ended"
+                    );
                     return Err(Failure::new(Code::NotFound, text));
                 }
             }
@@ -164,39 +175,39 @@ impl Tasks {
         Ok(())
     }
 
-    /// After a start: tasks that can never be executed end.
-    pub(super) fn end_those_that_cannot_be(&self) {
+    /// At a start: ends the tasks that can never be executed.
+    pub(super) fn end_failed_dependents(&self) {
         let mut state = self.state();
-        let broken: Vec<_> = state
-            .live
+        let failed: Vec<_> = state
+            .tasks
             .iter()
-            .filter_map(|(task, live)| Some((*task, Some(live.before.failure()?))))
+            .filter_map(|(task, live)| Some((task, Some(live.dependencies().failure()?))))
             .collect();
-        self.end_unexecuted(&mut state, broken);
+        self.end_unexecuted(&mut state, failed);
     }
 
-    /// These tasks ended, and it is written down: those that waited for them go on, or end.
-    pub(super) fn go_on(&self, state: &mut State, ended: &[(TaskId, Option<Failure>)]) {
-        let (mut ready, mut broken) = (Vec::new(), Vec::new());
+    /// The outcomes of these tasks are written: queues or ends the tasks that depend on them.
+    pub(super) fn release_dependents(&self, state: &mut State, ended: &[(TaskId, Option<Failure>)]) {
+        let (mut ready, mut failed) = (Vec::new(), Vec::new());
         for (task, why) in ended {
-            for later in state.later.remove(task).unwrap_or_default() {
-                let Some(live) = state.live.get_mut(&later) else {
+            for dependent in state.tasks.take_dependents(*task) {
+                let Some(live) = state.tasks.get_mut(dependent) else {
                     continue;
                 };
-                live.before.left = live.before.left.saturating_sub(1);
-                if let Some(why) = why {
-                    live.before.fails(failed(*task, why));
+                live.end_dependency(why.as_ref().map(|why| failed_dependency(*task, why)));
+                if live.stage() != Stage::Depending {
+                    // It is being accepted, or has ended.
+                    continue;
                 }
-                match live.place {
-                    Stage::Depending if live.before.failure.is_some() => broken.push((later, live.before.failure())),
-                    Stage::Depending if live.before.left == 0 => ready.push(later),
-                    // Being accepted, or ended.
-                    _ => {}
+                match live.dependencies().failure() {
+                    Some(failure) => failed.push((dependent, Some(failure))),
+                    None if !live.dependencies().is_awaited() => ready.push(dependent),
+                    None => {}
                 }
             }
         }
-        let answered: Vec<_> = ready.into_iter().filter_map(|task| state.line_up(task)).collect();
-        self.end(state, answered, None);
-        self.end_unexecuted(state, broken);
+        let known: Vec<_> = ready.into_iter().filter_map(|task| state.enqueue(task)).collect();
+        self.end(state, known, None);
+        self.end_unexecuted(state, failed);
     }
 }

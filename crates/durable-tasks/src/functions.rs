@@ -1,5 +1,7 @@
-//! Functions that are known, and their removal: of named ones when their owner wants that, of those without a name when
-//! nobody has used them for long.
+//! The registry of functions, and their removal: named ones on request of their owner, unnamed ones after a month
+//! without use.
+//!
+//! Adds to `State` the search for uses of a function, which needs tasks, triggers and flows.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -8,33 +10,126 @@ use std::time::Duration;
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{FunctionId, TaskId, TenantId};
-use dayfly_store::system::cautious_ms;
+use dayfly_store::system::{cautious_ms, now_ms};
 use dayfly_store::tasks::{FunctionRecord, Passed};
 
 use crate::Tasks;
+use crate::code_cache::CodeCache;
+use crate::detached::run_detached;
+use crate::function_names::name_of;
 use crate::state::State;
-use crate::triggers::to_its_end;
+use crate::submission::Submitter;
 
-/// A function without a name is kept for so long after it was registered, and after its last use: programs that submit tasks know
-/// it by its id for as long as they run.
-const UNNAMED: Duration = Duration::from_secs(30 * 24 * 3600);
-/// It was not asked for so long: whoever registered it again a moment ago is about to use it.
-const AT_REST: Duration = Duration::from_secs(3600);
-/// Most that go at once.
-const AT_ONCE: usize = 500;
+/// An unnamed function is kept for this time after its registration and after its last use. Programs know it by its id
+/// for as long as they run.
+const UNNAMED_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
+/// No unnamed function is removed in this time after a start: a client that registered one before is about to use it.
+const START_GRACE: Duration = Duration::from_secs(3600);
+/// Maximum number of functions that are removed at once.
+const MAX_BATCH: usize = 500;
 
-/// When functions were used since the manager started.
-#[derive(Debug, Default)]
-pub struct LastUses(HashMap<FunctionId, u64>);
+/// The registered functions, and their code as far as it was used lately.
+#[derive(Default)]
+pub struct Functions {
+    known: HashMap<FunctionId, Arc<FunctionRecord>>,
+    code: CodeCache,
+    /// Last use of each function since the manager started, in milliseconds since the Unix epoch.
+    used_at_ms: HashMap<FunctionId, u64>,
+    /// Start of the manager, in milliseconds since the Unix epoch.
+    started_at_ms: u64,
+}
 
-impl LastUses {
-    /// One is used.
-    pub fn note(&mut self, function: FunctionId, now_ms: u64) {
-        self.0.insert(function, now_ms);
+impl Functions {
+    /// The functions that the store has.
+    pub fn restored(records: Vec<FunctionRecord>) -> Self {
+        let known = records.into_iter().map(|function| (function.id, Arc::new(function)));
+        Self {
+            known: known.collect(),
+            started_at_ms: now_ms(),
+            ..Self::default()
+        }
+    }
+
+    pub fn get(&self, id: FunctionId) -> Option<&Arc<FunctionRecord>> {
+        self.known.get(&id)
+    }
+
+    pub fn values(&self) -> impl Iterator<Item = &Arc<FunctionRecord>> {
+        self.known.values()
+    }
+
+    /// Adds functions, or replaces their records.
+    pub fn extend(&mut self, functions: impl IntoIterator<Item = Arc<FunctionRecord>>) {
+        let functions = functions.into_iter().map(|function| (function.id, function));
+        self.known.extend(functions);
+    }
+
+    fn remove(&mut self, functions: &[FunctionId]) -> Vec<Arc<FunctionRecord>> {
+        let removed = functions.iter().filter_map(|id| {
+            self.code.remove(*id);
+            self.used_at_ms.remove(id);
+            self.known.remove(id)
+        });
+        removed.collect()
+    }
+
+    /// The function for people; empty if it was removed.
+    pub fn name(&self, id: FunctionId) -> String {
+        self.get(id).map_or_else(String::new, |function| name_of(function))
+    }
+
+    /// The function with this id, if the caller may run it.
+    ///
+    /// # Errors
+    /// `NotFound` otherwise.
+    pub fn find_for(&self, by: &Submitter, id: FunctionId) -> Result<Arc<FunctionRecord>, Failure> {
+        let found = self.get(id).filter(|function| may_run(function, by));
+        found.cloned().ok_or_else(|| {
+            let text = format!("there is no function {id} that you may run; register it, or ask its owner to share it");
+            Failure::new(Code::NotFound, text)
+        })
+    }
+
+    /// The code, if it is in memory.
+    pub fn code(&mut self, id: FunctionId) -> Option<Blob> {
+        self.code.get(id)
+    }
+
+    pub fn keep_code(&mut self, id: FunctionId, code: Blob) {
+        self.code.insert(id, code);
+    }
+
+    /// Notes a use.
+    pub fn note_use(&mut self, id: FunctionId, now_ms: u64) {
+        self.used_at_ms.insert(id, now_ms);
+    }
+
+    /// Unnamed functions that are older than their retention, were not used in that time, and are not named by any task
+    /// in `scan`.
+    fn expired(&self, scan: &TaskScan, now_ms: u64) -> HashSet<FunctionId> {
+        let since = |length: Duration| now_ms.saturating_sub(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
+        let (old_ms, grace_ms) = (since(UNNAMED_RETENTION), since(START_GRACE));
+        let is_expired = |function: &&Arc<FunctionRecord>| {
+            let used_at_ms = self.used_at_ms.get(&function.id).copied();
+            function.name.is_none()
+                && function.registered_at_ms < old_ms
+                && used_at_ms.is_none_or(|at_ms| at_ms < old_ms)
+                // Uses before the start are unknown.
+                && self.started_at_ms < grace_ms
+                && used_at_ms.is_none_or(|at_ms| at_ms < scan.begun_at_ms)
+                && !scan.named.contains(&function.id)
+        };
+        let expired = self.known.values().filter(is_expired).take(MAX_BATCH);
+        expired.map(|function| function.id).collect()
     }
 }
 
-/// One walk through all tasks in the books, in which the functions are noted that they name.
+/// Whether a submitter may run a function.
+pub fn may_run(function: &FunctionRecord, by: &Submitter) -> bool {
+    function.tenant == by.tenant || by.is_among(&function.spec.shared_with)
+}
+
+/// One pass over all tasks in the store, with the functions that they name.
 #[derive(Debug)]
 pub struct TaskScan {
     begun_at_ms: u64,
@@ -42,7 +137,7 @@ pub struct TaskScan {
 }
 
 impl TaskScan {
-    /// One that begins now.
+    /// Begins a pass.
     pub fn new(now_ms: u64) -> Self {
         Self {
             begun_at_ms: now_ms,
@@ -50,8 +145,9 @@ impl TaskScan {
         }
     }
 
-    /// Some of the tasks were seen. Where those were the last, answers what was found, and begins anew.
-    pub fn passed(&mut self, passed: Passed, now_ms: u64) -> (Option<TaskId>, Option<Self>) {
+    /// Adds some of the tasks. Returns where to continue. After the last ones, returns the whole pass and begins
+    /// another.
+    pub fn add(&mut self, passed: Passed, now_ms: u64) -> (Option<TaskId>, Option<Self>) {
         self.named.extend(passed.functions);
         let whole = match passed.next {
             Some(_) => None,
@@ -62,101 +158,80 @@ impl TaskScan {
 }
 
 impl State {
-    /// Functions without a name that nobody needs any more, some at a time.
-    fn unused(&self, walk: &TaskScan, now_ms: u64) -> Vec<FunctionId> {
-        let since = |length: Duration| now_ms.saturating_sub(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
-        let (old_ms, at_rest_ms) = (since(UNNAMED), since(AT_REST));
-        let is_old = |function: &&Arc<FunctionRecord>| {
-            let used_at_ms = self.uses.0.get(&function.id).copied();
-            function.name.is_none()
-                && function.registered_at_ms < old_ms
-                && used_at_ms.is_none_or(|at_ms| at_ms < old_ms)
-                // Of what was before the start, nothing is known.
-                && self.started_at_ms < at_rest_ms
-                && used_at_ms.is_none_or(|at_ms| at_ms < walk.begun_at_ms)
-                && !walk.named.contains(&function.id)
-        };
-        let old = self.functions.values().filter(is_old).take(AT_ONCE);
-        let mut old: HashSet<FunctionId> = old.map(|function| function.id).collect();
-        if !old.is_empty() {
-            for live in self.live.values() {
-                old.remove(&live.function.id);
+    /// Expired functions that nothing uses, at most `MAX_BATCH`.
+    fn unused_functions(&self, scan: &TaskScan, now_ms: u64) -> Vec<FunctionId> {
+        let mut unused = self.functions.expired(scan, now_ms);
+        if !unused.is_empty() {
+            for live in self.tasks.values() {
+                unused.remove(&live.function().id);
             }
-            old.retain(|id| {
+            unused.retain(|id| {
                 let it = HashSet::from([*id]);
-                let is_called = self.triggers.calling(&it, |_| true) > 0;
-                !is_called && !self.flows.values().any(|flow| flow.calls(&it))
+                self.triggers.count_calling(&it, |_| true) == 0 && self.flows.count_calling(&it, |_| true) == 0
             });
         }
-        old.into_iter().collect()
+        unused.into_iter().collect()
     }
 
-    /// Why these functions of one owner's cannot go, if somebody needs them.
-    fn needed(&self, which: &str, functions: &[Arc<FunctionRecord>]) -> Option<Failure> {
+    /// Returns a failure if unfinished tasks, flows or triggers need these functions of one owner.
+    fn check_unneeded(&self, which: &str, functions: &[Arc<FunctionRecord>]) -> Result<(), Failure> {
         let ids: HashSet<FunctionId> = functions.iter().map(|function| function.id).collect();
-        let owner = functions.first()?.tenant;
-        // What others have set up does not count once they may not run it any more.
+        let Some(owner) = functions.first().map(|function| function.tenant) else {
+            return Ok(());
+        };
+        // Other tenants' triggers and flows do not count if they may not run the functions any more.
         let is_shared = functions.iter().any(|function| !function.spec.shared_with.is_empty());
         let may = |tenant: TenantId| is_shared || tenant == owner;
         let tasks = self
-            .live
+            .tasks
             .values()
-            .filter(|live| ids.contains(&live.function.id))
+            .filter(|live| ids.contains(&live.function().id))
             .count();
-        let flows = self
-            .flows
-            .values()
-            .filter(|flow| may(flow.tenant()) && flow.calls(&ids))
-            .count();
-        let triggers = self.triggers.calling(&ids, may);
+        let flows = self.flows.count_calling(&ids, may);
+        let triggers = self.triggers.count_calling(&ids, may);
         if tasks + flows + triggers == 0 {
-            return None;
+            return Ok(());
         }
         let count = |count: usize, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
         let text = format!(
-            "`{which:.80}` is used by {} that have not ended, {} that have not, and {}; cancel or wait for those, and remove these",
+            "`{which:.80}` is used by {} and {} that have not ended, and by {}; cancel or await the tasks and flows, \
+             and remove the triggers",
             count(tasks, "task"),
             count(flows, "flow"),
             count(triggers, "trigger")
         );
-        Some(Failure::new(Code::InvalidRequest, text))
-    }
-
-    /// Functions are not there any more, from now on.
-    fn drop_functions(&mut self, functions: &[FunctionId]) -> Vec<Arc<FunctionRecord>> {
-        let gone = functions.iter().filter_map(|id| {
-            self.codes.remove(*id);
-            self.uses.0.remove(id);
-            self.functions.remove(id)
-        });
-        gone.collect()
+        Err(Failure::new(Code::InvalidRequest, text))
     }
 }
 
 impl Tasks {
-    /// A function that was registered.
+    /// A registered function.
     pub(super) fn function(&self, id: FunctionId) -> Option<Arc<FunctionRecord>> {
-        self.state().functions.get(&id).cloned()
+        self.state().functions.get(id).cloned()
     }
 
-    /// Every function.
+    /// All functions.
     pub fn functions(&self) -> Vec<Arc<FunctionRecord>> {
         self.state().functions.values().cloned().collect()
     }
 
     /// A function's code.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown function, and those of the store.
     pub async fn code(&self, id: FunctionId) -> Result<Blob, Failure> {
-        if let Some(code) = self.state().codes.get(id) {
+        if let Some(code) = self.state().functions.code(id) {
             return Ok(code);
         }
         let code = self.store.code(id).wait().await?;
         let code = code.ok_or_else(|| Failure::new(Code::NotFound, format!("there is no function {id}")))?;
-        self.state().codes.insert(id, code.clone());
+        self.state().functions.keep_code(id, code.clone());
         Ok(code)
     }
 
-    /// Forgets functions that no task, trigger or flow needs: one version by its id, or all of the caller's that have a name.
-    /// Answers which they were, the last version last.
+    /// Removes functions that no unfinished task or flow, and no trigger, needs: one version by its id, or all versions
+    /// of one of the caller's names. `may_remove_any`: the caller may remove any tenant's function by its id. Returns
+    /// the functions, the last version last.
     pub async fn remove_function(
         self: &Arc<Self>,
         by: TenantId,
@@ -164,62 +239,45 @@ impl Tasks {
         which: String,
     ) -> Result<Vec<Arc<FunctionRecord>>, Failure> {
         let tasks = Arc::clone(self);
-        to_its_end(async move { tasks.remove_this_function(by, may_remove_any, &which).await }).await
-    }
-
-    async fn remove_this_function(
-        &self,
-        by: TenantId,
-        may_remove_any: bool,
-        which: &str,
-    ) -> Result<Vec<Arc<FunctionRecord>>, Failure> {
-        let _changing = self.changing_functions.write().await;
-        // Operators remove anybody's, by its id.
-        let anybodys = which.parse().ok().filter(|_| may_remove_any);
-        let found = match anybodys.and_then(|id| self.function(id)) {
-            Some(function) => vec![function],
-            None => self.own_functions_named(by, which)?,
-        };
-        let (gone, removed) = {
-            let mut state = self.state();
-            if let Some(failure) = state.needed(which, &found) {
-                return Err(failure);
+        run_detached(async move {
+            let _changing = tasks.changing_functions.write().await;
+            let by_id = which.parse().ok().filter(|_| may_remove_any);
+            let found = match by_id.and_then(|id| tasks.function(id)) {
+                Some(function) => vec![function],
+                None => tasks.own_functions_named(by, &which)?,
+            };
+            let removed = {
+                let mut state = tasks.state();
+                state.check_unneeded(&which, &found)?;
+                let ids: Vec<FunctionId> = found.iter().map(|function| function.id).collect();
+                // Removed from memory first, so that no task is accepted for them meanwhile.
+                state.functions.remove(&ids);
+                tasks.store.remove_functions(ids)
+            };
+            if let Err(error) = removed.wait().await {
+                tasks.state().functions.extend(found);
+                return Err(error.into());
             }
-            let ids: Vec<FunctionId> = found.iter().map(|function| function.id).collect();
-            // First of all from memory, so that nothing is accepted for them meanwhile.
-            state.drop_functions(&ids);
-            (found, self.store.remove_functions(ids))
-        };
-        if let Err(error) = removed.wait().await {
-            let mut state = self.state();
-            let back = gone.into_iter().map(|function| (function.id, function));
-            state.functions.extend(back);
-            return Err(error.into());
-        }
-        Ok(gone)
+            Ok(found)
+        })
+        .await
     }
 
-    /// All tasks in the books were looked at: functions go that none of them names.
-    pub(super) async fn forget_unused_functions(&self, walk: TaskScan) {
+    /// Removes expired functions that no task of a whole pass names.
+    pub(super) async fn remove_unused_functions(&self, scan: TaskScan) {
         let _changing = self.changing_functions.write().await;
         let (gone, removed) = {
             let mut state = self.state();
-            let unused = state.unused(&walk, cautious_ms());
+            let unused = state.unused_functions(&scan, cautious_ms());
             if unused.is_empty() {
                 return;
             }
-            (state.drop_functions(&unused), self.store.remove_functions(unused))
+            (state.functions.remove(&unused), self.store.remove_functions(unused))
         };
         match removed.wait().await {
-            Ok(()) => tracing::info!(
-                count = gone.len(),
-                "functions that nobody has used for long are forgotten"
-            ),
-            // A later walk tries again.
-            Err(_) => self
-                .state()
-                .functions
-                .extend(gone.into_iter().map(|function| (function.id, function))),
+            Ok(()) => tracing::info!(count = gone.len(), "unused functions are removed"),
+            // A later pass tries again.
+            Err(_) => self.state().functions.extend(gone),
         }
     }
 }
@@ -240,13 +298,13 @@ mod tests {
                 registered_at_ms,
                 ..function(id, "f")
             };
-            state.functions.insert(record.id, Arc::new(record));
+            state.functions.extend([Arc::new(record)]);
         }
         state
     }
 
     #[test]
-    fn unnamed_functions_go_when_nothing_names_them_and_nobody_used_them_for_a_month() {
+    fn unnamed_function_unused_for_a_month_is_removed() {
         let now_ms = 100 * DAY_MS;
         let mut state = state([
             (1, None, 0),
@@ -256,21 +314,21 @@ mod tests {
             (5, None, 0),
         ]);
         let id = |id: u8| FunctionId([id; 16]);
-        state.uses.note(id(5), now_ms - DAY_MS);
-        let mut walk = TaskScan::new(now_ms - 1);
+        state.functions.note_use(id(5), now_ms - DAY_MS);
+        let mut scan = TaskScan::new(now_ms - 1);
         let first = Passed {
             next: Some(TaskId([1; 16])),
             functions: vec![id(4)],
             ..Passed::default()
         };
-        let (next, whole) = walk.passed(first, now_ms);
+        let (next, whole) = scan.add(first, now_ms);
         assert!(next.is_some() && whole.is_none());
-        let (_, whole) = walk.passed(Passed::default(), now_ms);
+        let (_, whole) = scan.add(Passed::default(), now_ms);
         let whole = whole.expect("all of it");
-        assert_eq!(state.unused(&whole, now_ms), [id(1)]);
-        assert!(walk.named.is_empty() && walk.begun_at_ms == now_ms);
-        // Just started, nothing is known of what clients are about to use.
-        state.started_at_ms = now_ms - 1;
-        assert_eq!(state.unused(&whole, now_ms), []);
+        assert_eq!(state.unused_functions(&whole, now_ms), [id(1)]);
+        assert!(scan.named.is_empty() && scan.begun_at_ms == now_ms);
+        // Just after a start, clients may be about to use any function.
+        state.functions.started_at_ms = now_ms - 1;
+        assert_eq!(state.unused_functions(&whole, now_ms), []);
     }
 }

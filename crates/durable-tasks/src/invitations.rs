@@ -1,5 +1,7 @@
-//! Whoever can reach an endpoint's nodes leases from them itself, without tasks: with a token of the site's own manager, which the
-//! endpoint makes, as it alone knows where that is and whom it lets in.
+//! Invitations: a tenant leases from an endpoint's nodes directly, without tasks.
+//!
+//! The endpoint issues the invitation: a token of its site's manager, whose address and permissions it alone knows.
+//! Adds to `State` the request and its answer, which need the endpoint and its connection.
 
 use std::time::Duration;
 
@@ -11,28 +13,31 @@ use tokio::sync::oneshot;
 
 use crate::Tasks;
 use crate::endpoints::is_guest;
-use crate::open_requests::OpenRequests;
 use crate::state::State;
 use crate::submission::Submitter;
 
-/// Whoever asks waits no longer for an endpoint's answer.
+/// Longest wait for an endpoint's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-type Answer = Result<Connection, Failure>;
-
-/// Who waits for the answer of an endpoint.
-pub type Invitations = OpenRequests<Answer>;
+/// An endpoint's answer: how to connect to its site, or why not.
+pub type Invitation = Result<Connection, Failure>;
 
 impl Tasks {
-    /// With what somebody leases from the nodes of an endpoint.
-    pub async fn invite(&self, by: &Submitter, wanted: &str) -> Answer {
-        // As who submits tasks. What leases there cost is the site's affair, and not in this manager's books.
+    /// Returns how to lease from the nodes of an endpoint.
+    ///
+    /// # Errors
+    /// Those of the endpoint. `Unreachable` if it is not connected, `TimedOut` if it does not respond within 5 s, and
+    /// the refusals of a submission.
+    pub async fn invite(&self, by: &Submitter, wanted: &str) -> Invitation {
+        // The site charges for these leases, and this manager does not record them.
         self.tenants.may_spend(by.tenant)?;
-        // Where each tenant has an account, its nodes are its own.
-        let below = self.below(by, Some(wanted.to_owned())).await?;
-        let answer = self.state().ask_for_invite(by, below.as_deref().unwrap_or(wanted))?;
+        // Where tenants have accounts, the nodes belong to the tenant's own endpoint.
+        let account = self.account_endpoint_for(by, Some(wanted.to_owned())).await?;
+        let answer = self
+            .state()
+            .request_invitation(by, account.as_deref().unwrap_or(wanted))?;
         let silent = || {
-            let text = format!("the endpoint `{wanted:.80}` did not answer in time; try again");
+            let text = format!("the endpoint `{wanted:.80}` did not respond within 5 s; try again");
             Failure::new(Code::TimedOut, text)
         };
         let answer = tokio::time::timeout(PATIENCE, answer).await.map_err(|_| silent())?;
@@ -41,33 +46,28 @@ impl Tasks {
 }
 
 fn away(endpoint: &str) -> Failure {
-    let text =
-        format!("the endpoint `{endpoint:.80}` is not connected now; start it, or submit tasks, which wait for it");
+    let text = format!("the endpoint `{endpoint:.80}` is not connected; start it, or submit tasks, which wait for it");
     Failure::new(Code::Unreachable, text)
 }
 
 impl State {
-    fn ask_for_invite(&mut self, by: &Submitter, wanted: &str) -> Result<oneshot::Receiver<Answer>, Failure> {
-        let id = self.endpoint_for(by, Some(wanted))?;
-        let endpoint = self.endpoints.get_mut(&id).ok_or_else(|| away(wanted))?;
-        let guest = is_guest(&endpoint.record, by.tenant);
-        let link = endpoint.link.as_mut().ok_or_else(|| away(wanted))?;
-        let (number, answer) = link.invites.ask();
-        // One that is gone answers nothing, and its end drops who waits.
-        let _ = link.outgoing.send(ToDispatcher::Invite {
+    fn request_invitation(&mut self, by: &Submitter, wanted: &str) -> Result<oneshot::Receiver<Invitation>, Failure> {
+        let id = self.endpoints.find_for(by, Some(wanted))?;
+        let endpoint = self.endpoints.get_mut(id).ok_or_else(|| away(wanted))?;
+        let guest = is_guest(endpoint.record(), by.tenant);
+        let connection = endpoint.connection_mut().ok_or_else(|| away(wanted))?;
+        Ok(connection.request_invitation(|number| ToDispatcher::Invite {
             number,
             tenant: by.tenant,
             name: by.name.clone(),
             guest,
-        });
-        Ok(answer)
+        }))
     }
 
-    /// The endpoint answers.
-    pub(super) fn on_invited(&mut self, id: EndpointId, number: u64, answer: Answer) {
-        let link = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.link.as_mut());
-        if let Some(link) = link {
-            link.invites.answer(number, answer);
+    /// An endpoint answers a request for an invitation.
+    pub fn on_invitation(&mut self, id: EndpointId, number: u64, invitation: Invitation) {
+        if let Some(connection) = self.endpoints.connection_mut(id) {
+            connection.answer_invitation(number, invitation);
         }
     }
 }

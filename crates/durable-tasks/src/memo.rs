@@ -1,8 +1,8 @@
-//! Tasks whose outcome is known already, by function and arguments: one is executed, the others have its answer.
+//! Memoization: of identical tasks, by function and arguments, one is executed and the others get its result.
 //!
-//! Only what ended well is remembered, in memory and up to a bound. What may be answered so is written down with its key, so that a
-//! manager that is started again reads the last answers, and knows which of the tasks that wait are the same. A tenant's tasks
-//! are answered by its own alone: what others were answered may come from an endpoint that they have made answer what they like.
+//! Only successful results are kept, in memory and up to a bound. The store has the key of each memoized task, so a
+//! restarted manager reads the last results, and knows which waiting tasks are identical. A tenant never gets another
+//! tenant's results: that tenant's endpoint can return anything.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -17,22 +17,23 @@ use dayfly_store::{LOAD_DEADLINE, StoreError};
 use sha2::{Digest, Sha256};
 
 use crate::Tasks;
-use crate::live_task::Stage;
+use crate::live_tasks::Stage;
 use crate::state::State;
 
-/// Answers that are remembered: so many bytes, each with what keeping it takes.
+/// Maximum size of the kept results, and the overhead of one entry.
 const MAX_BYTES: usize = 64 << 20;
-const EACH_BYTES: usize = 160;
-/// Answers that are read at a start: so many, and so many bytes.
+const ENTRY_BYTES: usize = 160;
+/// Number and bytes of the results that are read at a start.
 const MAX_READ: u32 = 100_000;
 const MAX_BYTES_READ: u64 = 32 << 20;
 
-/// What is the same for tasks that have the same answer.
+/// Equal for tasks that have the same result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(pub [u8; 32]);
 
-/// What answers depend on of a function: its code, and what that runs in, and not what it is called, described as or registered from.
-pub fn computes(function: &FunctionRecord) -> [u8; 32] {
+/// The hash of what a function computes: its code and its environment, without its name, its description and the
+/// machine that registered it.
+pub fn computation_hash(function: &FunctionRecord) -> [u8; 32] {
     let spec = &function.spec;
     let form = match &spec.form {
         Form::Python {
@@ -55,15 +56,15 @@ pub fn computes(function: &FunctionRecord) -> [u8; 32] {
         } => Runtime::Python {
             version: version.clone(),
             cloudpickle: cloudpickle.clone(),
-            // Paths of the machine that it was registered at.
+            // Paths of the machine that registered it.
             executable: None,
             path: Vec::new(),
             environment: environment.clone(),
-            // It is in the function's own code.
+            // The function's own code has it.
             code: None,
         },
     };
-    // Of ranks, each answers.
+    // Each rank returns a result.
     let about = serde_json::to_vec(&(form, runtime, &spec.image, spec.resources.ranks)).unwrap_or_default();
     Sha256::new()
         .chain_update(function.hash.0)
@@ -73,7 +74,8 @@ pub fn computes(function: &FunctionRecord) -> [u8; 32] {
 }
 
 impl Key {
-    /// Of a tenant's call of a function, by what that [computes]. Answers of others that it is given are what their tasks are.
+    /// The key of a call: its tenant, the hash of the computation, its arguments, and the tasks whose results it is
+    /// given.
     pub fn of(computes: [u8; 32], task: &TaskSpec, arguments: &Payload) -> Self {
         let mut hash = Sha256::new();
         hash.update(task.tenant.0);
@@ -89,16 +91,16 @@ impl Key {
     }
 }
 
-/// What is known of a key.
+/// State of a key.
 #[derive(Debug)]
 enum Known {
-    /// A task that is executed, and those that wait for its answer.
+    /// One task is executed, and these wait for its result.
     Running(Vec<TaskId>),
     Answer(Answer),
 }
 
-/// An answer, and until when it is surely there, since the machine was booted. The content store keeps one for as long as a task
-/// that has it.
+/// A result, and until when its content certainly exists, in milliseconds since boot. The content store keeps it for as
+/// long as a task refers to it.
 #[derive(Debug)]
 struct Answer {
     answer: Payload,
@@ -106,59 +108,59 @@ struct Answer {
 }
 
 impl Answer {
-    /// One whose task ended so long ago.
-    fn new(answer: Payload, kept_ms: u64, age_ms: u64, now_ms: u64) -> Self {
+    /// The result of a task that ended `age_ms` ago.
+    fn new(answer: Payload, retention_ms: u64, age_ms: u64, now_ms: u64) -> Self {
         let until_ms = match answer.content() {
-            Some(_) => now_ms + (kept_ms / 10 * 9).saturating_sub(age_ms),
+            Some(_) => now_ms + (retention_ms / 10 * 9).saturating_sub(age_ms),
             None => u64::MAX,
         };
         Self { answer, until_ms }
     }
 }
 
-/// What a task that may be answered from memory is to do.
+/// What a memoized task is to do.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// Nobody else is at it.
+pub enum Reuse {
+    /// Run: no identical task runs.
     Execute,
-    /// Wait for the one that is.
+    /// Wait for the identical task that runs.
     Follow,
-    /// It has its answer.
-    Answered(Payload),
+    /// End with this result.
+    Finish(Payload),
 }
 
-/// Answers, and who waits for which.
+/// The kept results, and the tasks that wait for one.
 #[derive(Debug, Default)]
 pub struct Memo {
     known: HashMap<Key, Known>,
-    /// Keys with answers, the oldest first.
+    /// Keys with results, the oldest first.
     order: VecDeque<Key>,
     bytes: usize,
 }
 
 impl Memo {
-    /// A task comes.
-    pub fn comes(&mut self, key: Key, task: TaskId, now_ms: u64) -> Decision {
+    /// Decides about a task that is ready.
+    pub fn decide(&mut self, key: Key, task: TaskId, now_ms: u64) -> Reuse {
         if let Some(Known::Answer(answer)) = self.known.get(&key)
             && answer.until_ms <= now_ms
         {
-            self.forget(key);
+            self.remove(key);
         }
         match self.known.get_mut(&key) {
             None => {
                 self.known.insert(key, Known::Running(Vec::new()));
-                Decision::Execute
+                Reuse::Execute
             }
             Some(Known::Running(followers)) => {
                 followers.push(task);
-                Decision::Follow
+                Reuse::Follow
             }
-            Some(Known::Answer(answer)) => Decision::Answered(answer.answer.clone()),
+            Some(Known::Answer(answer)) => Reuse::Finish(answer.answer.clone()),
         }
     }
 
-    /// A task is executed already, from before a start; whether others may follow it.
-    fn leads(&mut self, key: Key) -> bool {
+    /// A task was sent before the start of this manager. Returns whether others may wait for its result.
+    fn lead(&mut self, key: Key) -> bool {
         match self.known.entry(key) {
             Entry::Vacant(place) => {
                 place.insert(Known::Running(Vec::new()));
@@ -168,13 +170,13 @@ impl Memo {
         }
     }
 
-    /// The task that was executed ended well: those that followed have its answer, too.
-    pub fn answered(&mut self, key: Key, answer: &Payload, kept_ms: u64, now_ms: u64) -> Vec<TaskId> {
-        let known = Known::Answer(Answer::new(answer.clone(), kept_ms, 0, now_ms));
+    /// The executed task succeeded. Returns the tasks that wait for its result.
+    pub fn finish(&mut self, key: Key, answer: &Payload, retention_ms: u64, now_ms: u64) -> Vec<TaskId> {
+        let known = Known::Answer(Answer::new(answer.clone(), retention_ms, 0, now_ms));
         let followers = match self.known.insert(key, known) {
             Some(Known::Running(followers)) => followers,
             Some(Known::Answer(earlier)) => {
-                // Two that were executed before a start answered both.
+                // Two identical tasks were sent before a start.
                 self.bytes += answer.inline_bytes();
                 self.bytes -= earlier.answer.inline_bytes();
                 return Vec::new();
@@ -182,20 +184,20 @@ impl Memo {
             None => Vec::new(),
         };
         self.order.push_back(key);
-        self.bytes += answer.inline_bytes() + EACH_BYTES;
+        self.bytes += answer.inline_bytes() + ENTRY_BYTES;
         while self.bytes > MAX_BYTES
             && let Some(oldest) = self.order.pop_front()
         {
             if let Some(Known::Answer(answer)) = self.known.remove(&oldest) {
-                self.bytes -= answer.answer.inline_bytes() + EACH_BYTES;
+                self.bytes -= answer.answer.inline_bytes() + ENTRY_BYTES;
             }
         }
         followers
     }
 
-    /// An answer of an earlier life of the manager's, older than all that are known.
-    fn recall(&mut self, key: Key, answer: Answer) {
-        let bytes = answer.answer.inline_bytes() + EACH_BYTES;
+    /// Adds a result from the store that is older than all known ones.
+    fn restore(&mut self, key: Key, answer: Answer) {
+        let bytes = answer.answer.inline_bytes() + ENTRY_BYTES;
         if self.bytes + bytes <= MAX_BYTES
             && let Entry::Vacant(place) = self.known.entry(key)
         {
@@ -205,17 +207,17 @@ impl Memo {
         }
     }
 
-    /// An answer is not there any more.
-    pub fn forget(&mut self, key: Key) {
+    /// Removes a result.
+    pub fn remove(&mut self, key: Key) {
         if let Some(Known::Answer(answer)) = self.known.get(&key) {
-            self.bytes -= answer.answer.inline_bytes() + EACH_BYTES;
+            self.bytes -= answer.answer.inline_bytes() + ENTRY_BYTES;
             self.known.remove(&key);
             self.order.retain(|other| *other != key);
         }
     }
 
-    /// It did not: those that followed are to look anew.
-    pub fn failed(&mut self, key: Key) -> Vec<TaskId> {
+    /// The executed task failed. Returns the tasks that waited for its result.
+    pub fn fail(&mut self, key: Key) -> Vec<TaskId> {
         match self.known.remove(&key) {
             Some(Known::Running(followers)) => followers,
             Some(answer @ Known::Answer(_)) => {
@@ -228,10 +230,10 @@ impl Memo {
 }
 
 impl Tasks {
-    /// Reads the last answers of an earlier life.
-    pub(super) async fn recall(&self) -> Result<(), StoreError> {
+    /// Reads the last results from the store.
+    pub(super) async fn load_memo(&self) -> Result<(), StoreError> {
         let now_ms = cautious_ms();
-        let since_ms = now_ms.saturating_sub(self.kept_ms());
+        let since_ms = now_ms.saturating_sub(self.retention_ms());
         let found = self.store.memoized(since_ms, MAX_READ, MAX_BYTES_READ);
         let found = found.within(LOAD_DEADLINE).await?;
         let since_boot_ms = since_boot_ms();
@@ -243,28 +245,32 @@ impl Tasks {
         } in found
         {
             let age_ms = now_ms.saturating_sub(ended_at_ms);
-            memo.recall(Key(key), Answer::new(answer, self.kept_ms(), age_ms, since_boot_ms));
+            memo.restore(
+                Key(key),
+                Answer::new(answer, self.retention_ms(), age_ms, since_boot_ms),
+            );
         }
         Ok(())
     }
 
-    /// After a start: of those that may be answered so, some were sent already, and are followed by those that are the same; of those
-    /// that wait, the first leads.
-    pub(super) fn line_up_those_that_may_follow(&self) {
+    /// At a start: identical tasks wait for one that was sent before, or for the first of them.
+    pub(super) fn enqueue_memoized(&self) {
         let mut state = self.state();
-        let State { live, memo, .. } = &mut *state;
+        let State { tasks, memo, .. } = &mut *state;
         let mut waiting = Vec::new();
-        for (task, live) in live.iter_mut() {
-            let Some(key) = live.memo else { continue };
+        for (task, live) in tasks.iter_mut() {
+            let Some(key) = live.memo() else { continue };
+            let dependencies = live.dependencies();
+            let is_ready = !dependencies.is_awaited() && dependencies.failure().is_none();
             if live.is_out() {
-                live.leads = memo.leads(key);
-            } else if live.place == Stage::Depending && !live.before.is_awaited() && live.before.failure().is_none() {
-                waiting.push(*task);
+                live.set_leader(memo.lead(key));
+            } else if live.stage() == Stage::Depending && is_ready {
+                waiting.push(task);
             }
         }
         waiting.sort_unstable();
-        let answered: Vec<_> = waiting.into_iter().filter_map(|task| state.line_up(task)).collect();
-        self.end(&mut state, answered, None);
+        let known: Vec<_> = waiting.into_iter().filter_map(|task| state.enqueue(task)).collect();
+        self.end(&mut state, known, None);
     }
 }
 
@@ -277,85 +283,85 @@ mod tests {
     use super::*;
 
     const NOW: u64 = 1_000_000;
-    const KEPT_MS: u64 = 7 * 24 * 3_600_000;
+    const RETENTION_MS: u64 = 7 * 24 * 3_600_000;
 
     fn task(n: u8) -> TaskId {
         TaskId([n; 16])
     }
 
     #[test]
-    fn one_is_executed_those_that_come_meanwhile_follow_and_later_ones_have_the_answer() {
+    fn identical_tasks_follow_first_and_get_its_result() {
         let (mut memo, key, answer) = (Memo::default(), Key([1; 32]), Payload::Inline(vec![42].into()));
-        assert_eq!(memo.comes(key, task(1), NOW), Decision::Execute);
-        assert_eq!(memo.comes(key, task(2), NOW), Decision::Follow);
-        assert_eq!(memo.comes(Key([2; 32]), task(3), NOW), Decision::Execute);
-        assert_eq!(memo.answered(key, &answer, KEPT_MS, NOW), [task(2)]);
-        assert_eq!(memo.comes(key, task(4), NOW), Decision::Answered(answer));
+        assert_eq!(memo.decide(key, task(1), NOW), Reuse::Execute);
+        assert_eq!(memo.decide(key, task(2), NOW), Reuse::Follow);
+        assert_eq!(memo.decide(Key([2; 32]), task(3), NOW), Reuse::Execute);
+        assert_eq!(memo.finish(key, &answer, RETENTION_MS, NOW), [task(2)]);
+        assert_eq!(memo.decide(key, task(4), NOW), Reuse::Finish(answer));
     }
 
     #[test]
-    fn a_failure_is_nobody_elses() {
+    fn failure_is_not_shared_with_followers() {
         let (mut memo, key) = (Memo::default(), Key([1; 32]));
-        memo.comes(key, task(1), NOW);
-        memo.comes(key, task(2), NOW);
-        assert_eq!(memo.failed(key), [task(2)]);
-        assert_eq!(memo.comes(key, task(2), NOW), Decision::Execute);
+        memo.decide(key, task(1), NOW);
+        memo.decide(key, task(2), NOW);
+        assert_eq!(memo.fail(key), [task(2)]);
+        assert_eq!(memo.decide(key, task(2), NOW), Reuse::Execute);
     }
 
     #[test]
-    fn the_oldest_answers_are_forgotten_when_there_are_too_many() {
+    fn oldest_results_are_evicted_beyond_the_bound() {
         let mut memo = Memo::default();
         let large = Payload::Inline(vec![0; MAX_BYTES / 4].into());
         for n in 0..5 {
-            memo.comes(Key([n; 32]), task(n), NOW);
-            memo.answered(Key([n; 32]), &large, KEPT_MS, NOW);
+            memo.decide(Key([n; 32]), task(n), NOW);
+            memo.finish(Key([n; 32]), &large, RETENTION_MS, NOW);
         }
-        assert_eq!(memo.comes(Key([0; 32]), task(9), NOW), Decision::Execute);
-        assert_eq!(memo.comes(Key([4; 32]), task(9), NOW), Decision::Answered(large));
+        assert_eq!(memo.decide(Key([0; 32]), task(9), NOW), Reuse::Execute);
+        assert_eq!(memo.decide(Key([4; 32]), task(9), NOW), Reuse::Finish(large));
         assert!(memo.bytes <= MAX_BYTES);
     }
 
     #[test]
-    fn an_answer_in_the_content_store_is_given_for_as_long_as_it_is_surely_there() {
+    fn stored_result_is_reused_only_within_its_retention() {
         let (mut memo, key) = (Memo::default(), Key([1; 32]));
         let answer = Payload::Stored(Content {
             hash: ContentHash([7; 32]),
             bytes: 1 << 30,
         });
-        memo.comes(key, task(1), NOW);
-        memo.answered(key, &answer, KEPT_MS, NOW);
+        memo.decide(key, task(1), NOW);
+        memo.finish(key, &answer, RETENTION_MS, NOW);
         let day = 24 * 3_600_000;
-        assert_eq!(memo.comes(key, task(2), NOW + 5 * day), Decision::Answered(answer));
-        assert_eq!(memo.comes(key, task(3), NOW + 7 * day), Decision::Execute);
-        assert_eq!(memo.comes(key, task(4), NOW + 7 * day), Decision::Follow);
+        assert_eq!(memo.decide(key, task(2), NOW + 5 * day), Reuse::Finish(answer));
+        assert_eq!(memo.decide(key, task(3), NOW + 7 * day), Reuse::Execute);
+        assert_eq!(memo.decide(key, task(4), NOW + 7 * day), Reuse::Follow);
         assert_eq!(memo.bytes, 0);
     }
 
     #[test]
-    fn what_is_read_at_a_start_is_there_for_as_long_as_it_is_surely_there_and_can_be_forgotten() {
+    fn restored_result_expires_and_can_be_removed() {
         let mut memo = Memo::default();
         let day = 24 * 3_600_000;
         let stored = Payload::Stored(Content {
             hash: ContentHash([7; 32]),
             bytes: 1 << 30,
         });
-        // The machine was booted after the task had ended.
-        memo.recall(Key([1; 32]), Answer::new(stored.clone(), KEPT_MS, 5 * day, NOW));
+        // The task ended before the machine was booted.
+        memo.restore(Key([1; 32]), Answer::new(stored.clone(), RETENTION_MS, 5 * day, NOW));
         let here = Payload::Inline(vec![42].into());
-        memo.recall(Key([2; 32]), Answer::new(here.clone(), KEPT_MS, 6 * day, NOW));
-        memo.recall(Key([2; 32]), Answer::new(stored.clone(), KEPT_MS, 6 * day, NOW));
-        assert_eq!(memo.comes(Key([1; 32]), task(1), NOW + day), Decision::Answered(stored));
-        assert_eq!(memo.comes(Key([2; 32]), task(2), NOW + day), Decision::Answered(here));
-        assert_eq!(memo.comes(Key([1; 32]), task(3), NOW + 2 * day), Decision::Execute);
-        memo.forget(Key([1; 32]));
-        assert_eq!(memo.comes(Key([1; 32]), task(4), NOW + 2 * day), Decision::Follow);
-        memo.forget(Key([2; 32]));
-        assert_eq!(memo.comes(Key([2; 32]), task(5), NOW + day), Decision::Execute);
+        memo.restore(Key([2; 32]), Answer::new(here.clone(), RETENTION_MS, 6 * day, NOW));
+        memo.restore(Key([2; 32]), Answer::new(stored.clone(), RETENTION_MS, 6 * day, NOW));
+        assert_eq!(memo.decide(Key([1; 32]), task(1), NOW + day), Reuse::Finish(stored));
+        assert_eq!(memo.decide(Key([2; 32]), task(2), NOW + day), Reuse::Finish(here));
+        assert_eq!(memo.decide(Key([1; 32]), task(3), NOW + 2 * day), Reuse::Execute);
+        memo.remove(Key([1; 32]));
+        assert_eq!(memo.decide(Key([1; 32]), task(4), NOW + 2 * day), Reuse::Follow);
+        memo.remove(Key([2; 32]));
+        assert_eq!(memo.decide(Key([2; 32]), task(5), NOW + day), Reuse::Execute);
         assert_eq!((memo.bytes, memo.order.len()), (0, 0));
     }
 
     #[test]
-    fn a_key_says_what_is_computed_and_not_what_that_is_called_or_where_it_was_registered() {
+    fn key_depends_on_computation_but_not_on_name() {
         let python = |executable: Option<&str>, version: &str| Runtime::Python {
             version: version.into(),
             cloudpickle: "3.1".into(),
@@ -370,7 +376,7 @@ mod tests {
         other.spec.runtime = python(None, "3.12.1");
         (other.spec.description, other.spec.source, other.version) = ("better".into(), "def f".into(), 7);
         let (new, arguments) = (new_task(1, "a").spec, Payload::Inline(vec![1].into()));
-        let key = |function: &FunctionRecord, spec: &TaskSpec| Key::of(computes(function), spec, &arguments);
+        let key = |function: &FunctionRecord, spec: &TaskSpec| Key::of(computation_hash(function), spec, &arguments);
         let same = key(&one, &new);
         assert_eq!(
             same,
@@ -382,7 +388,7 @@ mod tests {
                 }
             )
         );
-        assert_ne!(same, Key::of(computes(&one), &new, &Payload::default()));
+        assert_ne!(same, Key::of(computation_hash(&one), &new, &Payload::default()));
         let others = TaskSpec {
             tenant: dayfly_protocol::ids::TenantId([9; 16]),
             ..new.clone()

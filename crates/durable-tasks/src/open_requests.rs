@@ -1,10 +1,10 @@
-//! Questions to a dispatcher, each with the request that waits for its answer.
+//! Requests to a dispatcher that it has not answered, each with the receiver of its answer.
 
 use std::collections::HashMap;
 
 use tokio::sync::oneshot;
 
-/// Questions of one kind that a dispatcher has not answered yet. Dropping it ends the waits.
+/// Unanswered requests of one kind to one dispatcher. Dropping it ends the waits.
 pub struct OpenRequests<T> {
     last: u64,
     open: HashMap<u64, oneshot::Sender<T>>,
@@ -20,9 +20,9 @@ impl<T> Default for OpenRequests<T> {
 }
 
 impl<T> OpenRequests<T> {
-    /// Opens a question. Returns its number, and where its answer arrives.
-    pub fn ask(&mut self) -> (u64, oneshot::Receiver<T>) {
-        // Requests that were given up wait no more.
+    /// Opens a request. Returns its number, and the receiver of its answer.
+    pub fn open(&mut self) -> (u64, oneshot::Receiver<T>) {
+        // Drops requests whose receivers have gone.
         self.open.retain(|_, waiting| !waiting.is_closed());
         self.last += 1;
         let (waiting, answer) = oneshot::channel();
@@ -30,7 +30,7 @@ impl<T> OpenRequests<T> {
         (self.last, answer)
     }
 
-    /// Passes an answer on. Ignores the answer to a question that was not asked.
+    /// Passes an answer to its receiver. Ignores the answer to a request that is not open.
     pub fn answer(&mut self, number: u64, answer: T) {
         if let Some(waiting) = self.open.remove(&number) {
             let _ = waiting.send(answer);

@@ -1,8 +1,10 @@
-//! What tasks print: the last of it, in memory, for whoever asks while they run or soon after, and in the store once they have ended.
+//! What tasks print: the last part is in memory while a task runs, and in the store after its end.
 //!
-//! What a task printed last comes after its end, so that it is written apart from the outcome, a moment later.
+//! The last output of a task arrives after its end. So it is written apart from the outcome, a moment later.
+//!
+//! Adds to `State` the steps that need the outputs of all endpoints and the live tasks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -15,49 +17,53 @@ use dayfly_protocol::tasks::{OutputPiece, TaskOutputPage, TaskStatus};
 use dayfly_store::StoreError;
 use dayfly_store::system::now_ms;
 use dayfly_store::tasks::KeptOutput;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::Tasks;
+use crate::endpoints::Endpoint;
 use crate::state::State;
 
-/// What is kept of each task.
-const KEPT_BYTES: usize = 64 << 10;
-/// What is kept of all tasks of an endpoint, each with what keeping it takes.
+/// Output that is kept of each task.
+const MAX_TASK_BYTES: usize = 64 << 10;
+/// Output that is kept of all tasks of an endpoint, with the overhead of each task.
 const MAX_BYTES: usize = 16 << 20;
-const EACH_BYTES: usize = 256;
-/// What keeping a piece takes beside its bytes.
-const EACH_PIECE_BYTES: usize = 64;
-/// What one piece grows to: it is dropped as a whole.
-const PIECE_BYTES: usize = 4 << 10;
-/// What a task printed last may come so much later than its end.
+const TASK_OVERHEAD: usize = 256;
+/// Overhead of a piece.
+const PIECE_OVERHEAD: usize = 64;
+/// Maximum size of a piece, which is evicted as a whole.
+const MAX_PIECE_BYTES: usize = 4 << 10;
+/// Longest delay of a task's last output after its end.
 const LATE: Duration = Duration::from_millis(500);
-/// Between two looks whether there is something to write; less than [`LATE`], so that whoever has read all of it can read it again
-/// after a restart.
-const KEEP: Duration = Duration::from_millis(200);
-/// Outputs in one write: 4 MiB at most.
-const KEPT_AT_ONCE: usize = 64;
-/// Between two looks whether a task has ended.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval between writes. Less than [`LATE`], so that a client that has read everything can read it again after a
+/// restart.
+const WRITE: Duration = Duration::from_millis(200);
+/// Maximum number of outputs in one write: 4 MiB at most.
+const MAX_BATCH: usize = 64;
+/// Interval between checks whether a task has ended.
+const CHECK: Duration = Duration::from_millis(100);
 
-/// The last of what a task printed.
+/// The last output of a task.
 #[derive(Debug, Default)]
 struct Output {
     pieces: VecDeque<(Stream, Vec<u8>)>,
     bytes: usize,
     /// The number of the first byte that is kept.
     first: u64,
-    /// Whether this comes after what the store may have of the task: it came after its end, and nothing else of it is in memory.
-    follows_kept: bool,
+    /// Whether this follows output in the store: it arrived after the task's end, when memory had none of the task.
+    continues_stored: bool,
 }
 
 impl Output {
     fn add(&mut self, stream: Stream, bytes: &[u8]) {
         match self.pieces.back_mut() {
-            Some((last, piece)) if *last == stream && piece.len() + bytes.len() <= PIECE_BYTES => piece.extend(bytes),
+            Some((last, piece)) if *last == stream && piece.len() + bytes.len() <= MAX_PIECE_BYTES => {
+                piece.extend(bytes)
+            }
             _ => self.pieces.push_back((stream, bytes.to_vec())),
         }
         self.bytes += bytes.len();
-        while self.size() > KEPT_BYTES
+        while self.size() > MAX_TASK_BYTES
             && let Some((_, piece)) = self.pieces.pop_front()
         {
             self.bytes -= piece.len();
@@ -65,7 +71,7 @@ impl Output {
         }
     }
 
-    /// As it was kept.
+    /// The output as the store has it.
     fn of(first: u64, pieces: Vec<OutputPiece>) -> Self {
         let bytes = pieces.iter().map(|piece| piece.bytes.len()).sum();
         let pieces = pieces.into_iter().map(|piece| (piece.stream, piece.bytes.to_vec()));
@@ -73,17 +79,17 @@ impl Output {
             pieces: pieces.collect(),
             bytes,
             first,
-            follows_kept: false,
+            continues_stored: false,
         }
     }
 
-    /// The same, and then what follows it here.
-    fn with(self, later: Self) -> Self {
+    /// Appends later output.
+    fn followed_by(self, later: Self) -> Self {
         if later.first > 0 {
-            // Some between them is gone.
+            // Output between them was evicted.
             return Self {
                 first: self.first + self.bytes as u64 + later.first,
-                follows_kept: false,
+                continues_stored: false,
                 ..later
             };
         }
@@ -94,12 +100,12 @@ impl Output {
         whole
     }
 
-    /// What it takes of the memory.
+    /// Size in memory.
     fn size(&self) -> usize {
-        self.bytes + self.pieces.len() * EACH_PIECE_BYTES
+        self.bytes + self.pieces.len() * PIECE_OVERHEAD
     }
 
-    /// What is kept from byte `from` on, and the number of its first byte.
+    /// Returns the pieces from byte `from` on, and the number of their first byte.
     fn read(&self, from: u64) -> (u64, Vec<OutputPiece>) {
         let start = from.clamp(self.first, self.first + self.bytes as u64);
         let mut skip = usize::try_from(start - self.first).unwrap_or(usize::MAX);
@@ -120,11 +126,11 @@ impl Output {
     }
 }
 
-/// What the tasks of an endpoint printed.
+/// The output of an endpoint's tasks.
 #[derive(Debug, Default)]
 pub struct Outputs {
     known: HashMap<TaskId, Output>,
-    /// The one that printed first is forgotten first.
+    /// Tasks in the order of their first output, in which they are evicted.
     order: VecDeque<TaskId>,
     bytes: usize,
 }
@@ -133,9 +139,9 @@ impl Outputs {
     fn add(&mut self, task: TaskId, has_ended: bool, stream: Stream, bytes: &[u8]) {
         let output = self.known.entry(task).or_insert_with(|| {
             self.order.push_back(task);
-            self.bytes += EACH_BYTES;
+            self.bytes += TASK_OVERHEAD;
             Output {
-                follows_kept: has_ended,
+                continues_stored: has_ended,
                 ..Output::default()
             }
         });
@@ -146,92 +152,117 @@ impl Outputs {
             && let Some(oldest) = self.order.pop_front()
         {
             let forgotten = self.known.remove(&oldest);
-            self.bytes -= EACH_BYTES + forgotten.map_or(0, |output| output.size());
+            self.bytes -= TASK_OVERHEAD + forgotten.map_or(0, |output| output.size());
         }
     }
-}
 
-impl Outputs {
-    /// Whether the task printed anything that is in memory.
-    pub fn knows(&self, task: TaskId) -> bool {
+    /// Whether memory has output of a task.
+    pub fn contains(&self, task: TaskId) -> bool {
         self.known.contains_key(&task)
     }
 
-    /// Whether what is in memory comes after what the store may have.
-    fn follows_kept(&self, task: TaskId) -> bool {
-        self.known.get(&task).is_some_and(|output| output.follows_kept)
+    /// Whether the output in memory follows output in the store.
+    fn continues(&self, task: TaskId) -> bool {
+        self.known.get(&task).is_some_and(|output| output.continues_stored)
     }
 
-    /// Puts what the store has of a task, if anything, before what follows it in memory.
-    fn join(&mut self, task: TaskId, kept: Option<(u64, Vec<OutputPiece>)>) {
-        let Some(output) = self.known.get_mut(&task).filter(|output| output.follows_kept) else {
+    /// Puts the stored output of a task, if there is any, before that in memory.
+    fn join(&mut self, task: TaskId, stored: Option<(u64, Vec<OutputPiece>)>) {
+        let Some(output) = self.known.get_mut(&task).filter(|output| output.continues_stored) else {
             return;
         };
         let before = output.size();
-        let kept = kept.map_or_else(Output::default, |(first, pieces)| Output::of(first, pieces));
-        *output = kept.with(std::mem::take(output));
+        let stored = stored.map_or_else(Output::default, |(first, pieces)| Output::of(first, pieces));
+        *output = stored.followed_by(std::mem::take(output));
         self.bytes = self.bytes + output.size() - before;
     }
 }
 
+/// The output of ended tasks that the store does not have.
+#[derive(Default)]
+pub struct UnwrittenOutput {
+    /// Tasks whose output in memory is newer than that in the store.
+    unwritten: HashSet<(EndpointId, TaskId)>,
+    /// Tasks whose output is being written.
+    writing: HashSet<(EndpointId, TaskId)>,
+    /// Number of reports of output.
+    reports: watch::Sender<u64>,
+}
+
+impl UnwrittenOutput {
+    /// Notes that the output of an ended task is to be written.
+    pub fn add(&mut self, endpoint: EndpointId, task: TaskId) {
+        self.unwritten.insert((endpoint, task));
+    }
+
+    fn contains(&self, endpoint: EndpointId, task: TaskId) -> bool {
+        self.unwritten.contains(&(endpoint, task)) || self.writing.contains(&(endpoint, task))
+    }
+}
+
 impl State {
-    /// Executions print. What one of another endpoint's is said to have printed is nobody's.
-    pub(super) fn on_printed(&mut self, id: EndpointId, printed: &[TaskOutput]) {
+    /// A dispatcher reports output. Ignores that of tasks at other endpoints.
+    pub fn on_printed(&mut self, id: EndpointId, printed: &[TaskOutput]) {
         for one in printed.iter().filter(|one| !one.bytes.is_empty()) {
             let task = one.attempt.task;
-            let elsewhere = self.live.get(&task).is_some_and(|live| live.endpoint != id);
-            let has_ended = !self.live.contains_key(&task);
-            if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|_| !elsewhere) {
-                endpoint.outputs.add(task, has_ended, one.stream, &one.bytes);
+            let live = self.tasks.get(task);
+            let is_elsewhere = live.is_some_and(|live| live.endpoint() != id);
+            let has_ended = live.is_none();
+            if let Some(endpoint) = self.endpoints.get_mut(id).filter(|_| !is_elsewhere) {
+                endpoint.outputs_mut().add(task, has_ended, one.stream, &one.bytes);
                 if has_ended {
-                    self.unkept.insert((id, task));
+                    self.output.add(id, task);
                 }
             }
         }
-        self.printed.send_modify(|count| *count += 1);
+        self.output.reports.send_modify(|count| *count += 1);
     }
 
-    /// What is in memory of what a task printed; none if that is nothing.
-    fn printed_from(&self, task: TaskId, from: u64) -> Option<(u64, Vec<OutputPiece>)> {
+    /// The output of a task in memory from a byte on; `None` if there is none.
+    fn output_from(&self, task: TaskId, from: u64) -> Option<(u64, Vec<OutputPiece>)> {
         let mut outputs = self
             .endpoints
-            .values()
-            .filter_map(|endpoint| endpoint.outputs.known.get(&task));
+            .iter()
+            .filter_map(|endpoint| endpoint.outputs().known.get(&task));
         outputs.next().map(|output| output.read(from))
     }
 
-    /// Where something of a task is in memory that comes after what the store may have.
-    fn following(&self, task: TaskId) -> Option<EndpointId> {
+    /// The endpoint whose output of a task in memory follows output in the store.
+    fn continuing(&self, task: TaskId) -> Option<EndpointId> {
         let mut endpoints = self.endpoints.iter();
-        endpoints.find_map(|(id, endpoint)| endpoint.outputs.follows_kept(task).then_some(*id))
+        let found = endpoints.find(|endpoint| endpoint.outputs().continues(task));
+        found.map(Endpoint::id)
     }
 
-    /// What is not in the store yet, and comes after what that may have.
-    fn unkept_following(&self) -> Vec<(EndpointId, TaskId)> {
-        let follows = |(endpoint, task): &&(EndpointId, TaskId)| {
-            let endpoint = self.endpoints.get(endpoint);
-            endpoint.is_some_and(|endpoint| endpoint.outputs.follows_kept(*task))
-        };
-        self.unkept.iter().filter(follows).copied().collect()
+    fn continues(&self, endpoint: EndpointId, task: TaskId) -> bool {
+        let endpoint = self.endpoints.get(endpoint);
+        endpoint.is_some_and(|endpoint| endpoint.outputs().continues(task))
     }
 
-    /// Some of what is not in the store yet and needs nothing from there. What was forgotten meanwhile is no more to be kept.
-    fn take_unkept(&mut self) -> Vec<KeptOutput> {
+    /// The unwritten output that follows output in the store.
+    fn unwritten_continuing(&self) -> Vec<(EndpointId, TaskId)> {
+        let unwritten = self.output.unwritten.iter().copied();
+        unwritten
+            .filter(|(endpoint, task)| self.continues(*endpoint, *task))
+            .collect()
+    }
+
+    /// Takes some of the unwritten output that is complete in memory. Drops what was evicted meanwhile.
+    fn take_unwritten(&mut self) -> Vec<KeptOutput> {
         let endpoints = &self.endpoints;
-        let is_there = |(endpoint, task): &(EndpointId, TaskId)| {
-            let endpoint = endpoints.get(endpoint);
-            endpoint.is_some_and(|endpoint| endpoint.outputs.knows(*task))
+        let is_known = |(endpoint, task): &(EndpointId, TaskId)| {
+            let endpoint = endpoints.get(*endpoint);
+            endpoint.is_some_and(|endpoint| endpoint.outputs().contains(*task))
         };
-        self.unkept.retain(is_there);
-        let is_whole = |(endpoint, task): &&(EndpointId, TaskId)| {
-            let endpoint = endpoints.get(endpoint);
-            !endpoint.is_some_and(|endpoint| endpoint.outputs.follows_kept(*task))
-        };
-        let some = self.unkept.iter().filter(is_whole).take(KEPT_AT_ONCE);
-        let some: Vec<_> = some.copied().collect();
-        let kept = some.into_iter().filter_map(|(endpoint, task)| {
-            self.unkept.remove(&(endpoint, task));
-            let output = self.endpoints.get(&endpoint)?.outputs.known.get(&task)?;
+        self.output.unwritten.retain(is_known);
+        let unwritten = self.output.unwritten.iter().copied();
+        let some: Vec<_> = unwritten
+            .filter(|(endpoint, task)| !self.continues(*endpoint, *task))
+            .take(MAX_BATCH)
+            .collect();
+        let taken = some.into_iter().filter_map(|(endpoint, task)| {
+            self.output.unwritten.remove(&(endpoint, task));
+            let output = self.endpoints.get(endpoint)?.outputs().known.get(&task)?;
             let (first, pieces) = output.read(0);
             Some(KeptOutput {
                 task,
@@ -240,94 +271,96 @@ impl State {
                 pieces,
             })
         });
-        let kept: Vec<_> = kept.collect();
-        self.keeping = kept.iter().map(|one| (one.endpoint, one.task)).collect();
-        kept
+        let taken: Vec<_> = taken.collect();
+        self.output.writing = taken.iter().map(|one| (one.endpoint, one.task)).collect();
+        taken
     }
 
-    /// Whether the store has all that is known of what a task printed.
-    fn is_kept(&self, task: TaskId) -> bool {
-        let mut endpoints = self.endpoints.keys();
-        !endpoints.any(|id| self.unkept.contains(&(*id, task)) || self.keeping.contains(&(*id, task)))
+    /// Whether the store has all known output of a task.
+    fn is_written(&self, task: TaskId) -> bool {
+        !self
+            .endpoints
+            .iter()
+            .any(|endpoint| self.output.contains(endpoint.id(), task))
     }
 }
 
 impl Tasks {
-    /// What a task has printed from byte `from` on; waits for something as long as it has not ended.
+    /// Returns what a task has printed from byte `from` on. While the task runs, waits up to `wait` for something.
     pub async fn output(&self, task: &TaskStatus, from: u64, wait: Duration) -> Result<TaskOutputPage, Failure> {
         let until = Instant::now() + wait;
         let mut ended_at_ms = task.ended_at_ms;
-        let mut printed = self.state().printed.subscribe();
+        let mut reports = self.state().output.reports.subscribe();
         loop {
-            let following = self.state().following(task.id);
-            if let Some(endpoint) = following {
-                self.join(endpoint, task.id).await?;
+            let continuing = self.state().continuing(task.id);
+            if let Some(endpoint) = continuing {
+                self.join_output(endpoint, task.id).await?;
             }
-            let (found, is_kept) = {
+            let (found, is_written) = {
                 let state = self.state();
-                if ended_at_ms == 0 && !state.live.contains_key(&task.id) {
+                if ended_at_ms == 0 && !state.tasks.contains(task.id) {
                     ended_at_ms = now_ms();
                 }
-                (state.printed_from(task.id, from), state.is_kept(task.id))
+                (state.output_from(task.id, from), state.is_written(task.id))
             };
             let found = match found {
-                None if ended_at_ms > 0 => self.kept_output(task.id, from).await?,
+                None if ended_at_ms > 0 => self.stored_output(task.id, from).await?,
                 found => found,
             };
             let (first, pieces) = found.unwrap_or_else(|| (from, Vec::new()));
-            // Nobody hears that it is over before it can be read again after a restart.
+            // The end is reported only when all output can be read again after a restart.
             let is_last = ended_at_ms > 0 && now_ms().abs_diff(ended_at_ms) > LATE.as_millis() as u64;
             let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
-            if !pieces.is_empty() || (is_last && is_kept) || Instant::now() >= until {
+            if !pieces.is_empty() || (is_last && is_written) || Instant::now() >= until {
                 return Ok(TaskOutputPage {
                     from: first,
                     next: first + bytes as u64,
-                    over: is_last && is_kept && pieces.is_empty(),
+                    over: is_last && is_written && pieces.is_empty(),
                     pieces,
                 });
             }
-            let look = until.min(Instant::now() + LOOK);
-            // Its sender lives as long as the state.
-            let _ = tokio::time::timeout_at(look, printed.changed()).await;
+            let check = until.min(Instant::now() + CHECK);
+            // The sender lives as long as the state.
+            let _ = tokio::time::timeout_at(check, reports.changed()).await;
         }
     }
 
-    /// The same out of the store.
-    async fn kept_output(&self, task: TaskId, from: u64) -> Result<Option<(u64, Vec<OutputPiece>)>, Failure> {
-        let kept = self.store.printed(task).wait().await?;
-        Ok(kept.map(|(first, pieces)| Output::of(first, pieces).read(from)))
+    /// Reads output from the store.
+    async fn stored_output(&self, task: TaskId, from: u64) -> Result<Option<(u64, Vec<OutputPiece>)>, Failure> {
+        let stored = self.store.printed(task).wait().await?;
+        Ok(stored.map(|(first, pieces)| Output::of(first, pieces).read(from)))
     }
 
-    /// Puts what the store has of a task before what it printed since this manager started.
-    async fn join(&self, endpoint: EndpointId, task: TaskId) -> Result<(), StoreError> {
-        let kept = self.store.printed(task).wait().await?;
-        if let Some(endpoint) = self.state().endpoints.get_mut(&endpoint) {
-            endpoint.outputs.join(task, kept);
+    /// Puts the output in the store before that in memory.
+    async fn join_output(&self, endpoint: EndpointId, task: TaskId) -> Result<(), StoreError> {
+        let stored = self.store.printed(task).wait().await?;
+        if let Some(endpoint) = self.state().endpoints.get_mut(endpoint) {
+            endpoint.outputs_mut().join(task, stored);
         }
         Ok(())
     }
 
-    /// Writes what tasks printed that have ended, as far as it is not written.
-    pub async fn keep_printed(&self) -> Result<(), StoreError> {
-        let _turn = self.keeping_printed.lock().await;
+    /// Writes all output of ended tasks that the store does not have.
+    pub async fn write_output(&self) -> Result<(), StoreError> {
+        let _writing = self.writing_output.lock().await;
         loop {
-            let following = self.state().unkept_following();
-            for (endpoint, task) in following {
-                self.join(endpoint, task).await?;
+            let continuing = self.state().unwritten_continuing();
+            for (endpoint, task) in continuing {
+                self.join_output(endpoint, task).await?;
             }
-            let some = self.state().take_unkept();
+            let some = self.state().take_unwritten();
             if some.is_empty() {
                 return Ok(());
             }
             let again: Vec<_> = some.iter().map(|one| (one.endpoint, one.task)).collect();
             let written = self.store.keep_printed(some, self.contents.full()).wait().await;
             let mut state = self.state();
-            state.keeping.clear();
+            state.output.writing.clear();
             match written {
-                // Tenants that have all that they may have it in memory alone.
+                // The output of tenants whose quota is full stays in memory only.
                 Ok(more) => self.contents.count(more),
                 Err(error) => {
-                    state.unkept.extend(again);
+                    state.output.unwritten.extend(again);
                     return Err(error);
                 }
             }
@@ -335,15 +368,15 @@ impl Tasks {
     }
 }
 
-/// Writes what tasks printed that have ended, in steps, until the manager ends or another has the tasks.
-pub async fn keep(tasks: Weak<Tasks>) {
+/// Writes the output of ended tasks, until the manager stops or another manager has the tasks.
+pub async fn run(tasks: Weak<Tasks>) {
     loop {
-        tokio::time::sleep(KEEP).await;
+        tokio::time::sleep(WRITE).await;
         let Some(tasks) = tasks.upgrade() else { return };
-        match tasks.keep_printed().await {
+        match tasks.write_output().await {
             Ok(()) => {}
             Err(StoreError::Moved) => return,
-            Err(error) => tracing::debug!(%error, "what tasks printed is not written yet"),
+            Err(error) => tracing::debug!(%error, "the output of tasks is not written yet"),
         }
     }
 }
@@ -358,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_printed_is_read_from_anywhere_in_its_order() {
+    fn output_is_read_in_order_from_any_byte() {
         let mut output = Output::default();
         output.add(Stream::Out, b"one ");
         output.add(Stream::Out, b"two ");
@@ -372,20 +405,20 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_it_is_kept_and_the_place_of_what_is_not() {
+    fn last_output_is_kept_with_its_position() {
         let mut output = Output::default();
         for number in 0..100_000 {
             output.add(Stream::Out, format!("{number:09}\n").as_bytes());
         }
         let (first, pieces) = output.read(0);
         let text = text(&pieces);
-        assert!(text.len() <= KEPT_BYTES && text.len() > KEPT_BYTES - 2 * PIECE_BYTES);
+        assert!(text.len() <= MAX_TASK_BYTES && text.len() > MAX_TASK_BYTES - 2 * MAX_PIECE_BYTES);
         assert!(text.ends_with("000099999\n"));
         assert_eq!(first as usize + text.len(), 1_000_000);
     }
 
     #[test]
-    fn late_output_follows_what_the_store_has() {
+    fn late_output_follows_stored_output() {
         let task = TaskId([1; 16]);
         let kept = |text: &str| {
             let bytes = Blob::from(text.as_bytes().to_vec());
@@ -398,9 +431,9 @@ mod tests {
             outputs.add(task, true, Stream::Out, &late[1..]);
             outputs.join(task, kept);
             let output = &outputs.known[&task];
-            assert_eq!(outputs.bytes, EACH_BYTES + output.size());
-            assert!(output.size() <= KEPT_BYTES);
-            // A second time it is not put before it again.
+            assert_eq!(outputs.bytes, TASK_OVERHEAD + output.size());
+            assert!(output.size() <= MAX_TASK_BYTES);
+            // A second join changes nothing.
             let read = output.read(0);
             outputs.join(task, Some((0, Vec::new())));
             assert_eq!(outputs.known[&task].read(0), read);
@@ -408,21 +441,21 @@ mod tests {
         };
         assert_eq!(joined(b"xyz", kept("early ")), (7, "early xyz".into()));
         assert_eq!(joined(b"xyz", None), (0, "xyz".into()));
-        // The last of it is kept, and the place of what is not.
-        let (first, text) = joined(&[b'x'; KEPT_BYTES - 1000], kept(&"e".repeat(2000)));
-        assert_eq!(first as usize + text.len(), 7 + 2000 + KEPT_BYTES - 1000);
+        // The last part is kept, with its position.
+        let (first, text) = joined(&[b'x'; MAX_TASK_BYTES - 1000], kept(&"e".repeat(2000)));
+        assert_eq!(first as usize + text.len(), 7 + 2000 + MAX_TASK_BYTES - 1000);
         let mut long = Outputs::default();
         for _ in 0..100 {
-            long.add(task, true, Stream::Out, &[b'x'; PIECE_BYTES]);
+            long.add(task, true, Stream::Out, &[b'x'; MAX_PIECE_BYTES]);
         }
         long.join(task, kept("early "));
         let (first, pieces) = long.known[&task].read(0);
         let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
-        assert_eq!(first as usize + bytes, 7 + 6 + 100 * PIECE_BYTES);
+        assert_eq!(first as usize + bytes, 7 + 6 + 100 * MAX_PIECE_BYTES);
     }
 
     #[test]
-    fn what_was_printed_first_goes_first_where_many_print() {
+    fn earliest_output_is_evicted_beyond_the_bound() {
         let mut outputs = Outputs::default();
         let task = |number: u32| {
             let mut id = [0; 16];
@@ -439,11 +472,11 @@ mod tests {
             outputs.add(task(number), false, Stream::Out, b"x");
         }
         assert!(outputs.bytes <= MAX_BYTES && outputs.known.len() < 100_000);
-        // Nor does it take more to print a byte at a time, here and there.
+        // Single bytes in alternating streams take no more memory.
         for number in 0..100_000 {
             let stream = if number % 2 == 0 { Stream::Out } else { Stream::Err };
             outputs.add(task(7), false, stream, b"x");
         }
-        assert!(outputs.known[&task(7)].size() <= KEPT_BYTES);
+        assert!(outputs.known[&task(7)].size() <= MAX_TASK_BYTES);
     }
 }

@@ -1,7 +1,10 @@
-//! Who made an answer: the owner of its function, and the owner of the endpoint that it ran at.
+//! Provenance: the makers of a result, who are the owner of its function and the owner of the endpoint that it ran at.
 //!
-//! Either can answer what they like, also what runs code in whoever unpickles it. So whoever reads an answer is told of those who are
-//! not the task's own tenant, by the manager, and not by the answer. The manager's own endpoint is nobody's, and trusted as it is.
+//! Either maker can return anything, also bytes that run code in the process that unpickles them. So the manager names
+//! the makers other than the task's own tenant to the reader of a result. The result itself does not name them. Every
+//! tenant trusts the manager's own endpoint.
+//!
+//! Adds to `State` the search for makers, which needs functions and endpoints.
 
 use dayfly_protocol::contents::Payload;
 use dayfly_protocol::encoding::RESULT_PRODUCERS;
@@ -11,16 +14,16 @@ use dayfly_store::tasks::{FunctionRecord, Given};
 use sha2::{Digest, Sha256};
 
 use crate::endpoints::NOBODY;
-use crate::memo::computes;
+use crate::memo::computation_hash;
 use crate::state::State;
 use crate::{Tasks, Tenants};
 
 impl State {
-    /// The other tenants that may have made an answer, by their names; an empty one where that is not known any more.
-    pub(super) fn foreign(&self, ran: Option<ResultOrigin>, tenants: &dyn Tenants) -> Vec<String> {
+    /// Names of the other tenants that may have made a result. An empty name stands for a maker that is unknown.
+    pub fn foreign_makers(&self, ran: Option<ResultOrigin>, tenants: &dyn Tenants) -> Vec<String> {
         let Some(ran) = ran else { return vec![String::new()] };
-        let function = self.functions.get(&ran.function).map(|function| function.tenant);
-        let makers = [function, self.run_by(ran.endpoint, ran.tenant)];
+        let function = self.functions.get(ran.function).map(|function| function.tenant);
+        let makers = [function, self.endpoints.operator(ran.endpoint, ran.tenant)];
         let others = makers.into_iter().filter(|maker| *maker != Some(ran.tenant));
         let mut names: Vec<String> = others
             .map(|maker| maker.map_or_else(String::new, |tenant| tenants.name(tenant)))
@@ -29,48 +32,39 @@ impl State {
         names
     }
 
-    /// Who runs an endpoint, as a task's tenant sees it. The endpoint of an account is run by whoever has the one above it.
-    fn run_by(&self, endpoint: EndpointId, tenant: TenantId) -> Option<TenantId> {
-        let record = &self.endpoints.get(&endpoint)?.record;
-        let owner = match record.of {
-            Some(of) => self.endpoints.get(&of.endpoint)?.record.tenant,
-            None => record.tenant,
-        };
-        Some(if owner == NOBODY { tenant } else { owner })
-    }
-
-    /// What a memoized answer depends on of a function, and of who makes it: what others answered is not the answer of one's own.
-    pub(super) fn computed_by(&self, function: &FunctionRecord, tenant: TenantId, endpoint: EndpointId) -> [u8; 32] {
-        let computes = computes(function);
-        let runs_it = self.run_by(endpoint, tenant);
-        if function.tenant == tenant && runs_it == Some(tenant) {
-            return computes;
+    /// The hash of all that a memoized result depends on except the arguments: the function's computation, and its
+    /// makers. So a result that other tenants made never replaces a tenant's own.
+    pub fn maker_hash(&self, function: &FunctionRecord, tenant: TenantId, endpoint: EndpointId) -> [u8; 32] {
+        let computation = computation_hash(function);
+        let operator = self.endpoints.operator(endpoint, tenant);
+        if function.tenant == tenant && operator == Some(tenant) {
+            return computation;
         }
-        let runs_it = runs_it.unwrap_or(NOBODY);
+        let operator = operator.unwrap_or(NOBODY);
         Sha256::new()
-            .chain_update(computes)
+            .chain_update(computation)
             .chain_update(function.tenant.0)
-            .chain_update(runs_it.0)
+            .chain_update(operator.0)
             .finalize()
             .into()
     }
 }
 
 impl Tasks {
-    /// An outcome from the books, with who may have made it.
-    pub(super) fn with_makers(&self, mut outcome: TaskOutcome) -> TaskOutcome {
-        outcome.foreign = self.state().foreign(outcome.ran, &*self.tenants);
+    /// Adds the foreign makers to an outcome from the store.
+    pub(super) fn with_foreign_makers(&self, mut outcome: TaskOutcome) -> TaskOutcome {
+        outcome.foreign = self.state().foreign_makers(outcome.ran, &*self.tenants);
         outcome
     }
 
-    /// Tells a worker who made the answers that go along to it, where that is not the task's own tenant.
-    pub(super) fn mark(&self, given: &mut Given) {
+    /// Appends the foreign makers of the results that a task is given, if there are any.
+    pub(super) fn add_makers(&self, given: &mut Given) {
         if given.answers.is_empty() {
             return;
         }
         let makers: Vec<Vec<String>> = {
             let state = self.state();
-            let foreign = |ran: &Option<ResultOrigin>| ran.map(|ran| state.foreign(Some(ran), &*self.tenants));
+            let foreign = |ran: &Option<ResultOrigin>| ran.map(|ran| state.foreign_makers(Some(ran), &*self.tenants));
             given.ran.iter().map(|ran| foreign(ran).unwrap_or_default()).collect()
         };
         if makers.iter().all(Vec::is_empty) {

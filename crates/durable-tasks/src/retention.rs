@@ -1,4 +1,6 @@
-//! Tasks that have ended are forgotten before their time, with their answers: what their owner has fetched and does not need.
+//! Retention: deletes ended tasks and their results before the end of their retention, on request of their owner.
+//!
+//! Adds to `State` the search for tasks that are needed, and their removal from memory.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,36 +11,37 @@ use dayfly_protocol::tasks::{DeletedTasks, TaskDeletion};
 use dayfly_store::tasks::Gone;
 
 use crate::Tasks;
-use crate::live_task::Stage;
+use crate::detached::run_detached;
+use crate::live_tasks::Stage;
 use crate::memo::Key;
 use crate::state::State;
-use crate::triggers::to_its_end;
 
-/// Most that are forgotten in one step.
-const AT_ONCE: usize = 2_000;
+/// Maximum number of tasks that are deleted in one step.
+const MAX_BATCH: usize = 2_000;
 
-/// What is left alone.
+/// The ended tasks that must stay.
 struct Needed {
-    /// Tasks that others come after which have not ended.
+    /// Dependencies of tasks that have not ended.
     tasks: HashSet<TaskId>,
-    /// Tags of flows that have not ended: such a one would execute again what is not there any more.
+    /// Tags of unfinished flows. A restarted flow would execute deleted tasks again.
     tags: Vec<String>,
-    /// The last outcome that was told.
+    /// Number of the last published outcome.
     up_to: u64,
     /// Tasks with the tag that have not ended.
     left: u64,
 }
 
 impl Tasks {
-    /// Forgets tasks of a tenant's that have ended.
+    /// Deletes tasks of a tenant that have ended: the named ones, and those of a tag. Leaves those that unfinished
+    /// tasks and flows need.
     pub async fn forget(self: &Arc<Self>, tenant: TenantId, what: TaskDeletion) -> Result<DeletedTasks, Failure> {
         let tasks = Arc::clone(self);
-        // What goes in the books goes here, too.
-        to_its_end(async move { tasks.forget_all(tenant, what).await }).await
+        // Store and memory must both lose them.
+        run_detached(async move { tasks.delete_all(tenant, what).await }).await
     }
 
-    async fn forget_all(&self, tenant: TenantId, what: TaskDeletion) -> Result<DeletedTasks, Failure> {
-        let needed = self.state().needed_of(tenant, what.tag.as_deref());
+    async fn delete_all(&self, tenant: TenantId, what: TaskDeletion) -> Result<DeletedTasks, Failure> {
+        let needed = self.state().needed_tasks(tenant, what.tag.as_deref());
         let mut done = DeletedTasks {
             forgotten: 0,
             left: needed.left,
@@ -48,32 +51,32 @@ impl Tasks {
             loop {
                 let found = self
                     .store
-                    .ended(tenant, tag.clone(), after, needed.up_to, AT_ONCE as u32);
+                    .ended(tenant, tag.clone(), after, needed.up_to, MAX_BATCH as u32);
                 let found = found.wait().await?;
                 let Some((last, _)) = found.last() else { break };
                 after = *last;
                 let ids = found.into_iter().map(|(_, task)| task).collect();
-                self.forget_some(tenant, ids, &needed, &mut done).await?;
+                self.delete_some(tenant, ids, &needed, &mut done).await?;
             }
         }
         let mut seen = HashSet::with_capacity(what.tasks.len());
         let named: Vec<TaskId> = what.tasks.into_iter().filter(|task| seen.insert(*task)).collect();
-        for some in named.chunks(AT_ONCE) {
+        for some in named.chunks(MAX_BATCH) {
             let ended = {
                 let state = self.state();
-                let own = some.iter().filter_map(|task| state.live.get(task));
-                done.left += own.filter(|live| live.tenant == tenant).count() as u64;
+                let own = some.iter().filter_map(|task| state.tasks.get(*task));
+                done.left += own.filter(|live| live.tenant() == tenant).count() as u64;
                 some.iter()
-                    .filter(|task| !state.live.contains_key(task))
+                    .filter(|task| !state.tasks.contains(**task))
                     .copied()
                     .collect()
             };
-            self.forget_some(tenant, ended, &needed, &mut done).await?;
+            self.delete_some(tenant, ended, &needed, &mut done).await?;
         }
         Ok(done)
     }
 
-    async fn forget_some(
+    async fn delete_some(
         &self,
         tenant: TenantId,
         tasks: Vec<TaskId>,
@@ -92,47 +95,41 @@ impl Tasks {
         done.forgotten += gone.len() as u64;
         let printed: u64 = gone.iter().map(|gone| gone.printed_bytes).sum();
         self.contents.count([(tenant, -(printed as i64))]);
-        self.state().forget(tenant, gone);
+        self.state().remove_deleted(tenant, gone);
         Ok(())
     }
 }
 
 impl State {
-    fn needed_of(&self, tenant: TenantId, tag: Option<&str>) -> Needed {
+    fn needed_tasks(&self, tenant: TenantId, tag: Option<&str>) -> Needed {
         let mut needed = Needed {
             tasks: HashSet::new(),
-            tags: self
-                .flows
-                .values()
-                .filter(|flow| flow.tenant() == tenant)
-                .map(|flow| flow.tag())
-                .collect(),
-            up_to: self.published,
+            tags: self.flows.tags_of(tenant),
+            up_to: self.outcomes.published(),
             left: 0,
         };
-        for live in self.live.values().filter(|live| live.tenant == tenant) {
-            needed.left += u64::from(tag == Some(live.tag.name()));
-            if live.place != Stage::Ending {
-                needed.tasks.extend(live.before.tasks());
+        for live in self.tasks.values().filter(|live| live.tenant() == tenant) {
+            needed.left += u64::from(tag == Some(live.tag().name()));
+            if live.stage() != Stage::Ending {
+                needed.tasks.extend(live.dependencies().tasks());
             }
         }
         needed
     }
 
-    /// Tasks are not in the books any more.
-    fn forget(&mut self, tenant: TenantId, gone: Vec<Gone>) {
+    /// Removes what memory has of tasks that the store has deleted.
+    fn remove_deleted(&mut self, tenant: TenantId, gone: Vec<Gone>) {
         let mut by_tag: HashMap<String, HashSet<TaskId>> = HashMap::new();
         for Gone { id, tag, memo, .. } in gone {
             if let Some(key) = memo {
-                // The answer may go with it.
-                self.memo.forget(Key(key));
+                // The content of its result may be deleted too.
+                self.memo.remove(Key(key));
             }
             by_tag.entry(tag).or_default().insert(id);
         }
-        let tags = self.tags.get(&tenant);
         for (tag, tasks) in by_tag {
-            if let Some(tag) = tags.and_then(|tags| tags.get(&*tag)) {
-                tag.forget(&tasks);
+            if let Some(tag) = self.tags.get(tenant, &tag) {
+                tag.remove(&tasks);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Tasks over a store in a file, with a dispatcher that is this test.
+//! Tests of the crate with a store in a file. The tests play the dispatcher.
 
 use std::path::Path;
 
@@ -14,18 +14,20 @@ use dayfly_protocol::tasks::{
     AcceptedTasks, Cancellation, CancelledTasks, DeletedTasks, TaskDeletion, TaskInput, TaskOptions, TaskOutcome,
     TaskState, TaskSubmission,
 };
-use dayfly_storage::Place as Where;
+use dayfly_storage::Place;
 use dayfly_store::SqliteTasks;
 use dayfly_store::tasks::FunctionRecord;
+
+use dayfly_store::StoreError;
 
 use super::*;
 
 const TENANT: TenantId = TenantId([1; 16]);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-struct Anybody;
+struct OpenAccounts;
 
-impl Tenants for Anybody {
+impl Tenants for OpenAccounts {
     fn name(&self, tenant: TenantId) -> String {
         tenant.to_string()
     }
@@ -41,30 +43,30 @@ impl Tenants for Anybody {
     fn charge(&self, _: Vec<(TenantId, u64)>) {}
 }
 
-/// A manager's tasks, and the dispatcher of its only endpoint.
+/// The tasks of a manager, and the dispatcher of its only endpoint.
 struct Site {
     tasks: Arc<Tasks>,
     dispatcher: Conversation,
 }
 
 impl Site {
-    /// Over what is in this directory.
+    /// Starts with the state in this directory.
     async fn start(directory: &Path) -> Self {
         let path = directory.join("tasks.db");
         let until = std::time::Instant::now() + PATIENCE;
         let store = loop {
             match SqliteTasks::open(Some(&path), None, false) {
-                // The one before is being closed.
+                // The last manager is closing the store.
                 Err(StoreError::InUse(_)) if std::time::Instant::now() < until => tokio::task::yield_now().await,
                 opened => break opened.unwrap(),
             }
         };
         let contents = ContentOptions {
-            place: Where::parse(&format!("file://{}", directory.display())).unwrap(),
+            place: Place::parse(&format!("file://{}", directory.display())).unwrap(),
             most_bytes: 1 << 30,
-            kept: Duration::from_secs(7 * 24 * 3600),
+            retention: Duration::from_secs(7 * 24 * 3600),
         };
-        let tasks = Tasks::start(Arc::new(store), &contents, Box::new(Anybody))
+        let tasks = Tasks::start(Arc::new(store), &contents, Box::new(OpenAccounts))
             .await
             .unwrap();
         let dispatcher = tasks.attach(LOCAL).await.unwrap();
@@ -87,7 +89,7 @@ impl Site {
         self.tasks.register(TENANT, given).await.unwrap()
     }
 
-    /// Submits a call with each of these, all to be memoized.
+    /// Submits one memoized call for each of these arguments.
     async fn submit(&self, function: FunctionId, tag: &str, arguments: &[u8]) -> Vec<TaskId> {
         let input = |byte: &u8| TaskInput {
             arguments: vec![*byte].into(),
@@ -112,14 +114,17 @@ impl Site {
     }
 
     fn room(&self, tasks: u32) {
-        self.dispatcher.said.send(FromDispatcher::Credit { tasks }).unwrap();
+        self.dispatcher
+            .to_manager
+            .send(FromDispatcher::Credit { tasks })
+            .unwrap();
     }
 
-    /// The tasks that it is sent next.
+    /// Receives the next tasks.
     async fn sent(&mut self, count: usize) -> Vec<Assigned> {
         let mut all = Vec::new();
         while all.len() < count {
-            let heard = tokio::time::timeout(PATIENCE, self.dispatcher.heard.recv()).await;
+            let heard = tokio::time::timeout(PATIENCE, self.dispatcher.from_manager.recv()).await;
             if let ToDispatcher::Tasks(tasks) = heard.expect("tasks in time").expect("a manager") {
                 all.extend(tasks);
             }
@@ -127,14 +132,17 @@ impl Site {
         all
     }
 
-    /// A task is executed, and answers what it was given.
+    /// Executes a task, which returns its arguments.
     fn execute(&self, task: &Assigned) {
         let ended = Ended {
             begun: true,
             answer: task.arguments.clone(),
             ..Ended::unexecuted(task.attempt, None)
         };
-        self.dispatcher.said.send(FromDispatcher::Ended(vec![ended])).unwrap();
+        self.dispatcher
+            .to_manager
+            .send(FromDispatcher::Ended(vec![ended]))
+            .unwrap();
     }
 
     async fn outcome(&self, task: TaskId) -> TaskOutcome {
@@ -158,7 +166,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn tasks_that_wait_lead_and_follow_and_answers_are_known_after_a_restart() {
+async fn identical_tasks_run_once_also_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let site = Site::start(directory.path()).await;
     let function = site.register(None, &[]).await.id;
@@ -184,7 +192,7 @@ async fn tasks_that_wait_lead_and_follow_and_answers_are_known_after_a_restart()
     let mut site = Site::start(directory.path()).await;
     let again = site.submit(function, "b", &[2, 1]).await;
     assert_eq!(site.outcome(again[0]).await.answer[..], [2]);
-    // What is forgotten answers nobody.
+    // A deleted result is not reused.
     let what = TaskDeletion {
         tasks: again.clone(),
         tag: Some("a".into()),
@@ -206,7 +214,7 @@ async fn tasks_that_wait_lead_and_follow_and_answers_are_known_after_a_restart()
 }
 
 #[tokio::test]
-async fn what_was_sent_before_a_restart_is_followed_after_it() {
+async fn restarted_manager_reruns_task_without_known_result() {
     let directory = tempfile::tempdir().unwrap();
     let mut site = Site::start(directory.path()).await;
     let function = site.register(None, &[]).await.id;
@@ -214,7 +222,7 @@ async fn what_was_sent_before_a_restart_is_followed_after_it() {
     let tasks = site.submit(function, "a", &[1, 1]).await;
     assert_eq!(site.sent(1).await[0].attempt.task, tasks[0]);
     drop(site);
-    // Its dispatcher ended with it: the first may have been executed, and the second has no answer to wait for.
+    // Its dispatcher ended with it: the first task may have been executed, and the second has no result to wait for.
     let mut site = Site::start(directory.path()).await;
     assert_eq!(site.outcome(tasks[0]).await.code(), Some(Code::MaybeExecuted));
     site.room(1);
@@ -242,7 +250,7 @@ async fn dispatcher_decides_which_sent_tasks_are_withdrawn() {
         async move { tasks.cancel(&TaskScope::of(TENANT), what).await }
     });
     let number = loop {
-        let heard = tokio::time::timeout(PATIENCE, site.dispatcher.heard.recv()).await;
+        let heard = tokio::time::timeout(PATIENCE, site.dispatcher.from_manager.recv()).await;
         if let ToDispatcher::Withdraw { number, attempts } = heard.expect("in time").expect("a manager") {
             assert_eq!(attempts.len(), 2);
             break number;
@@ -252,7 +260,7 @@ async fn dispatcher_decides_which_sent_tasks_are_withdrawn() {
         number,
         attempts: vec![sent[0].attempt],
     };
-    site.dispatcher.said.send(withdrawn).unwrap();
+    site.dispatcher.to_manager.send(withdrawn).unwrap();
     let cancelled = CancelledTasks {
         ended: 2,
         told: 0,
@@ -262,13 +270,13 @@ async fn dispatcher_decides_which_sent_tasks_are_withdrawn() {
     assert_eq!(site.outcome(tasks[2]).await.code(), Some(Code::Cancelled));
     site.execute(&sent[1]);
     assert_eq!(site.outcome(tasks[1]).await.answer[..], [2]);
-    // The dispatcher ends before it tells the end of what it gave back: that was certainly not executed.
+    // The dispatcher ends before it reports the end of the withdrawn task, which was certainly not executed.
     site.dispatcher = site.tasks.attach(LOCAL).await.unwrap();
     assert_eq!(site.outcome(tasks[0]).await.code(), Some(Code::Cancelled));
 }
 
 #[tokio::test]
-async fn a_function_goes_when_nothing_needs_it_and_what_it_answered_stays() {
+async fn unneeded_function_is_removed_and_its_results_stay() {
     let directory = tempfile::tempdir().unwrap();
     let site = Site::start(directory.path()).await;
     let function = site.register(Some("f"), &[]).await;
@@ -300,7 +308,7 @@ async fn a_function_goes_when_nothing_needs_it_and_what_it_answered_stays() {
 }
 
 #[tokio::test]
-async fn who_a_function_is_shared_with_is_what_was_said_last() {
+async fn last_registration_decides_who_shares_a_function() {
     let directory = tempfile::tempdir().unwrap();
     let site = Site::start(directory.path()).await;
     let shared = async |with: &[&str]| {
@@ -312,30 +320,30 @@ async fn who_a_function_is_shared_with_is_what_was_said_last() {
     site.tasks.share(TENANT, "f", Vec::new()).await.unwrap();
     assert_eq!(shared(&["ann"]).await, ["ann"]);
     assert_eq!(shared(&["bob", "ann"]).await, ["bob", "ann"]);
-    // Nothing said changes nothing.
+    // An empty list changes nothing.
     assert_eq!(shared(&[]).await, ["bob", "ann"]);
 }
 
 #[tokio::test]
-async fn code_that_is_not_in_memory_is_sent_all_the_same() {
+async fn code_outside_the_cache_is_read_and_sent() {
     let directory = tempfile::tempdir().unwrap();
     let site = Site::start(directory.path()).await;
     let function = site.register(None, &[]).await.id;
     drop(site);
     let mut site = Site::start(directory.path()).await;
-    assert_eq!(site.tasks.state().codes.get(function), None);
+    assert_eq!(site.tasks.state().functions.code(function), None);
     site.submit(function, "a", &[1]).await;
     site.room(1);
     let heard = async {
         loop {
-            if let Some(ToDispatcher::Program(program)) = site.dispatcher.heard.recv().await {
+            if let Some(ToDispatcher::Program(program)) = site.dispatcher.from_manager.recv().await {
                 return program;
             }
         }
     };
     let program = tokio::time::timeout(PATIENCE, heard).await.expect("it in time");
     assert_eq!((program.id, &program.code[..]), (function, &b"def f(x): return x"[..]));
-    assert!(site.tasks.state().codes.get(function).is_some());
+    assert!(site.tasks.state().functions.code(function).is_some());
 }
 
 impl Site {
@@ -346,12 +354,12 @@ impl Site {
             bytes: text.as_bytes().to_vec().into(),
         };
         self.dispatcher
-            .said
+            .to_manager
             .send(FromDispatcher::Printed(vec![printed]))
             .unwrap();
     }
 
-    /// All that the task printed, once it ends like that.
+    /// Waits until the task's output ends with `end`, and returns all of it.
     async fn printed(&self, task: TaskId, end: &str) -> String {
         let (_, status) = self.tasks.status(task).await.unwrap().unwrap();
         let begun = std::time::Instant::now();
@@ -369,7 +377,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn printed_output_counts_and_is_joined_after_a_restart() {
+async fn printed_output_is_counted_and_joined_after_restart() {
     let directory = tempfile::tempdir().unwrap();
     let mut site = Site::start(directory.path()).await;
     let function = site.register(None, &[]).await.id;
@@ -379,16 +387,16 @@ async fn printed_output_counts_and_is_joined_after_a_restart() {
     site.print(sent.attempt, "early ");
     site.execute(&sent);
     site.outcome(task).await;
-    site.tasks.keep_printed().await.unwrap();
+    site.tasks.write_output().await.unwrap();
     let kept = site.tasks.contents.usage(TENANT).bytes;
     assert!(kept > 6);
     drop(site);
     let site = Site::start(directory.path()).await;
     assert_eq!(site.tasks.contents.usage(TENANT).bytes, kept);
-    // It came after the task's end, and the manager was not there.
+    // This output arrives after the task's end and after a restart.
     site.print(sent.attempt, "late");
     assert_eq!(site.printed(task, "late").await, "early late");
-    site.tasks.keep_printed().await.unwrap();
+    site.tasks.write_output().await.unwrap();
     drop(site);
     let site = Site::start(directory.path()).await;
     assert_eq!(site.printed(task, "late").await, "early late");
@@ -401,7 +409,7 @@ async fn printed_output_counts_and_is_joined_after_a_restart() {
 }
 
 #[tokio::test]
-async fn waiting_task_is_found_by_either_end_of_its_id() {
+async fn waiting_task_is_found_by_either_id_end() {
     let directory = tempfile::tempdir().unwrap();
     let site = Site::start(directory.path()).await;
     let function = site.register(None, &[]).await.id;
@@ -416,7 +424,7 @@ async fn waiting_task_is_found_by_either_end_of_its_id() {
     }
     assert_eq!(resolved(&id[15..], None).await, Ok(task));
     assert_eq!(resolved(&id[15..], Some(TenantId([9; 16]))).await, Err(Code::NotFound));
-    let ends = |site: &Site| site.tasks.state().live_ends.len();
+    let ends = |site: &Site| site.tasks.state().tasks.indexed_ends();
     assert_eq!(ends(&site), 1);
     site.cancel(vec![task]).await;
     assert_eq!(ends(&site), 0);

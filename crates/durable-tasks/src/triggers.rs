@@ -1,144 +1,64 @@
-//! Triggers: what happens is written down by its key once, and becomes a task of its trigger's function at least once, whatever
-//! dies meanwhile. A task's id comes of its event, so that one that is submitted again is the same.
+//! Triggers: an event is written once under its key, and becomes a task of its trigger's function. The task's id is
+//! derived from the event, so a repeated submission after a crash changes nothing.
 //!
-//! - [`management`]: triggers are made, changed and shown;
-//! - [`timers`]: timers are due;
-//! - [`files`]: endpoints look for files;
+//! - [`trigger`]: one trigger; [`registry`]: all of them;
+//! - [`management`]: registration, changes and status;
+//! - [`timers`] and [`files`]: the sources of events inside the manager and at endpoints;
 //! - [`submission`]: events become tasks.
 
 mod files;
 mod management;
+mod registry;
 mod submission;
 mod timers;
+mod trigger;
 
-use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dayfly_protocol::bounds::{self, MAX_TAG_BYTES};
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, TriggerId, time_first};
+use dayfly_protocol::ids::{FlowId, TaskId, TriggerId, time_first};
 use dayfly_protocol::triggers::{AcceptedEvent, MAX_EVENT_BYTES, MAX_EVENTS, MAX_FILE_EVENTS, MAX_WAITING_EVENTS};
-use dayfly_scheduling::Timer;
 use dayfly_store::system::{now_ms, random};
-use dayfly_store::triggers::{NewEvent, TriggerRecord};
+use dayfly_store::triggers::NewEvent;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
-use tokio::sync::Notify;
 
 use crate::Tasks;
-use crate::state::State;
+use crate::detached::run_detached;
 use crate::submission::first_half;
 
 pub use management::{TriggerAuthor, check_trigger_lengths};
+pub use registry::Triggers;
+use trigger::Trigger;
 
-/// Timers are looked at as often at least: the wall clock may jump.
-const LOOK: Duration = Duration::from_secs(1);
-/// What could not be started for now is tried again.
-const AGAIN: Duration = Duration::from_secs(2);
+/// Longest interval between checks of the timers, since the wall clock may jump.
+const CHECK: Duration = Duration::from_secs(1);
+/// Delay before another attempt to submit events.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// The triggers of one manager.
-#[derive(Default)]
-pub struct Triggers {
-    all: HashMap<TriggerId, Trigger>,
-    /// Held while one is changed in the books and here.
-    changing: Arc<tokio::sync::Mutex<()>>,
-    /// Wakes whoever starts what waits.
-    wake: Arc<Notify>,
-}
-
-struct Trigger {
-    record: TriggerRecord,
-    timer: Option<Timer>,
-    /// When it is due next; 0 for never.
-    next_at_ms: u64,
-    waiting: u64,
-    started: u64,
-    refused: u64,
-    /// Why its endpoint does not see its files, and why its events do not become tasks.
-    unseen: Option<Failure>,
-    unstarted: Option<Failure>,
-    /// Whether its endpoint looks for its files.
-    watched: bool,
-    /// Whether something waits that nobody has looked at, whether somebody does, and when to look again at the earliest.
-    ready: bool,
-    busy: bool,
-    rests_until: Option<Instant>,
-}
-
-impl Trigger {
-    fn new(record: TriggerRecord, waiting: u64) -> Self {
-        let mut trigger = Self {
-            timer: None,
-            next_at_ms: 0,
-            waiting,
-            started: record.started,
-            refused: record.refused,
-            unseen: None,
-            unstarted: None,
-            watched: false,
-            ready: waiting > 0,
-            busy: false,
-            rests_until: None,
-            record,
-        };
-        trigger.set_timer();
-        trigger
-    }
-
-    /// Whether what happens now counts.
-    fn is_active(&self, now_ms: u64) -> bool {
-        !self.record.spec.paused && now_ms < self.record.expires_at_ms
-    }
-}
-
-impl Triggers {
-    /// Those that the store remembers.
-    pub fn remembered(records: Vec<(TriggerRecord, u64)>) -> Self {
-        let all = records
-            .into_iter()
-            .map(|(record, waiting)| (record.id, Trigger::new(record, waiting)));
-        Self {
-            all: all.collect(),
-            changing: Arc::default(),
-            wake: Arc::default(),
-        }
-    }
-
-    /// How many of those whose tenants count start one of these functions, or call it with what it answers.
-    pub(super) fn calling(&self, functions: &HashSet<FunctionId>, counts: impl Fn(TenantId) -> bool) -> usize {
-        let calls = |trigger: &&Trigger| {
-            let spec = &trigger.record.spec;
-            counts(trigger.record.tenant)
-                && (functions.contains(&spec.function)
-                    || spec.then.iter().any(|step| functions.contains(&step.function)))
-        };
-        self.all.values().filter(calls).count()
-    }
-
-    /// Whether somebody has this one, by its name or its id.
-    fn find(&self, tenant: TenantId, wanted: &str) -> Option<&Trigger> {
-        let mut own = self.all.values().filter(|trigger| trigger.record.tenant == tenant);
-        own.find(|trigger| trigger.record.name == wanted || trigger.record.id.to_string() == wanted)
-    }
-}
-
-/// What was heard of one that happened.
+/// An event, as its source reports it.
 pub struct SourceEvent {
-    /// What it is known by; none for one of its own.
+    /// Events with the same key are the same event; `None` for a new key.
     pub key: Option<String>,
-    /// What kind of source told of it.
+    /// Kind of the source.
     pub kind: &'static str,
-    /// What is known of it.
-    pub of: Map<String, Value>,
+    /// Its fields, which the function gets.
+    pub fields: Map<String, Value>,
 }
 
 impl SourceEvent {
-    fn written(mut self, at_ms: u64) -> Result<NewEvent, Failure> {
+    /// Encodes the event for the store.
+    ///
+    /// # Errors
+    /// `PayloadTooLarge`.
+    fn encode(mut self, at_ms: u64) -> Result<NewEvent, Failure> {
         let key = self.key.unwrap_or_else(|| hex::encode(random::<16>()));
-        self.of.insert("kind".into(), self.kind.into());
-        let event = serde_json::to_string(&self.of).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
-        // What is not text is longer in JSON.
+        self.fields.insert("kind".into(), self.kind.into());
+        let event =
+            serde_json::to_string(&self.fields).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+        // Bytes that are not text are longer in JSON.
         if event.len() > 2 * MAX_EVENT_BYTES {
             let text = format!("an event of {} bytes; {MAX_EVENT_BYTES} are allowed", event.len());
             return Err(Failure::new(Code::PayloadTooLarge, text));
@@ -156,40 +76,45 @@ fn task_of(trigger: TriggerId, number: u64, at_ms: u64) -> TaskId {
     TaskId(time_first(at_ms, first_half(hash)))
 }
 
-/// The flow that it becomes, where others come after its function.
+/// The flow that an event becomes if other functions follow the trigger's.
 fn flow_of(trigger: TriggerId, number: u64, at_ms: u64) -> FlowId {
     FlowId(task_of(trigger, number, at_ms).0)
 }
 
 impl Tasks {
-    /// Something happened that its trigger's function is to hear of. When this returns, it is on the disk.
-    pub async fn fire(self: &Arc<Self>, trigger: TriggerId, heard: SourceEvent) -> Result<AcceptedEvent, Failure> {
+    /// Takes an event: when this returns it is on the disk, and its trigger's function will be called.
+    ///
+    /// # Errors
+    /// `NotFound`, `Forbidden` for an inactive trigger, `QuotaExceeded` if too many events wait, and those of the
+    /// store.
+    pub async fn fire(self: &Arc<Self>, trigger: TriggerId, event: SourceEvent) -> Result<AcceptedEvent, Failure> {
         bounds::check(
             "the event's key",
-            heard.key.as_deref().unwrap_or_default(),
+            event.key.as_deref().unwrap_or_default(),
             MAX_TAG_BYTES,
         )?;
-        let event = heard.written(now_ms())?;
+        let event = event.encode(now_ms())?;
         {
             let state = self.state();
-            let trigger = state.triggers.all.get(&trigger).ok_or_else(gone)?;
+            let trigger = state.triggers.get(trigger).ok_or_else(trigger_is_gone)?;
             if !trigger.is_active(now_ms()) {
                 let text = format!(
-                    "the trigger `{}` is {}; resume it, or set it anew",
-                    trigger.record.name,
+                    "the trigger `{}` is {}; resume it, or set it again",
+                    trigger.record().name,
                     trigger.state()
                 );
                 return Err(Failure::new(Code::Forbidden, text));
             }
-            if trigger.waiting >= MAX_WAITING_EVENTS {
-                return Err(too_many(trigger));
+            if trigger.waiting() >= MAX_WAITING_EVENTS {
+                return Err(too_many_events(trigger));
             }
         }
         let taken = self.take_events(trigger, vec![event], None).await?;
-        taken.into_iter().next().ok_or_else(gone)
+        taken.into_iter().next().ok_or_else(trigger_is_gone)
     }
 
-    /// Writes down what happened, and has it started: to its end, also when whoever asked goes away meanwhile.
+    /// Writes events and has them submitted, even if the caller goes away meanwhile. `done_until_ms` is written with
+    /// them.
     async fn take_events(
         self: &Arc<Self>,
         trigger: TriggerId,
@@ -197,40 +122,33 @@ impl Tasks {
         done_until_ms: Option<u64>,
     ) -> Result<Vec<AcceptedEvent>, Failure> {
         let tasks = Arc::clone(self);
-        to_its_end(async move { tasks.take_these(trigger, events, done_until_ms).await }).await
+        run_detached(async move { tasks.write_events(trigger, events, done_until_ms).await }).await
     }
 
-    async fn take_these(
+    async fn write_events(
         &self,
         trigger: TriggerId,
         events: Vec<NewEvent>,
         done_until_ms: Option<u64>,
     ) -> Result<Vec<AcceptedEvent>, Failure> {
         let count = events.len() as u64;
-        let mut most = MAX_EVENTS;
-        // Before they can be settled.
-        if let Some(known) = self.state().triggers.all.get_mut(&trigger) {
-            known.waiting += count;
-            if known.record.spec.source.is_files() {
-                most = MAX_FILE_EVENTS;
+        let mut max = MAX_EVENTS;
+        if let Some(known) = self.state().triggers.get_mut(trigger) {
+            known.expect(count);
+            if known.record().spec.source.is_files() {
+                max = MAX_FILE_EVENTS;
             }
         }
-        let kept = self
-            .store
-            .keep_events(trigger, events, done_until_ms, most)
-            .wait()
-            .await;
+        let kept = self.store.keep_events(trigger, events, done_until_ms, max).wait().await;
         let new = kept.iter().flatten().filter(|(_, _, new)| *new).count() as u64;
         let mut is_flow = false;
         {
             let mut state = self.state();
-            if let Some(known) = state.triggers.all.get_mut(&trigger) {
-                known.waiting = known.waiting.saturating_sub(count - new);
-                // Also what is only thought not to be written, or was written for somebody who went away.
-                known.ready = true;
-                is_flow = !known.record.spec.then.is_empty();
+            if let Some(known) = state.triggers.get_mut(trigger) {
+                known.confirm(count, new);
+                is_flow = !known.record().spec.then.is_empty();
             }
-            state.triggers.wake.notify_one();
+            state.triggers.wake();
         }
         let kept = kept?;
         let taken = kept.into_iter().map(|(number, at_ms, new)| AcceptedEvent {
@@ -243,50 +161,32 @@ impl Tasks {
     }
 }
 
-/// Does this to its end, also when whoever waits for it goes away.
-pub(crate) async fn to_its_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
-) -> Result<T, Failure> {
-    let done = tokio::spawn(work).await;
-    done.map_err(|error| Failure::new(Code::Internal, format!("this was cut off: {error}")))?
+fn trigger_is_gone() -> Failure {
+    Failure::new(Code::NotFound, "the trigger does not exist any more")
 }
 
-fn gone() -> Failure {
-    Failure::new(Code::NotFound, "the trigger is gone")
-}
-
-fn too_many(trigger: &Trigger) -> Failure {
+fn too_many_events(trigger: &Trigger) -> Failure {
     let text = format!(
         "{} events of the trigger `{}` wait already; send more when some have become tasks",
-        trigger.waiting, trigger.record.name
+        trigger.waiting(),
+        trigger.record().name
     );
     Failure::new(Code::QuotaExceeded, text)
 }
 
-/// Timers are due, and what waits becomes tasks, until the manager ends.
+/// Takes due times and submits waiting events, until the manager stops.
 pub(super) async fn run(tasks: Weak<Tasks>) {
-    let Some(wake) = tasks.upgrade().map(|tasks| Arc::clone(&tasks.state().triggers.wake)) else {
+    let Some(wake) = tasks.upgrade().map(|tasks| tasks.state().triggers.waker()) else {
         return;
     };
     loop {
         let Some(tasks) = tasks.upgrade() else { return };
         let now_ms = now_ms();
-        tasks.look_at_times(now_ms).await;
-        tasks.look_at_expiries(now_ms);
-        tasks.start_waiting();
-        let until = tasks.state().next_look(now_ms);
+        tasks.take_due_times(now_ms).await;
+        tasks.end_expired_watches(now_ms);
+        tasks.submit_waiting();
+        let until = tasks.state().triggers.until_next_due(now_ms, CHECK);
         drop(tasks);
         let _ = tokio::time::timeout(until, wake.notified()).await;
-    }
-}
-
-impl State {
-    /// How long until something is to be done that nobody wakes anybody for.
-    fn next_look(&self, now_ms: u64) -> Duration {
-        let due = self.triggers.all.values().filter(|trigger| trigger.is_active(now_ms));
-        let first = due.map(|trigger| trigger.next_at_ms).filter(|at_ms| *at_ms > 0).min();
-        first.map_or(LOOK, |at_ms| {
-            Duration::from_millis(at_ms.saturating_sub(now_ms)).min(LOOK)
-        })
     }
 }

@@ -101,7 +101,7 @@ async fn converse(
     {
         return over;
     }
-    let (said, heard) = (conversation.said, conversation.heard);
+    let (said, heard) = (conversation.to_manager, conversation.from_manager);
     // The other end of this channel lives as long as the manager.
     let _ = said.send(hello);
     // Apart from each other: a peer that writes much before it reads must not stop both.

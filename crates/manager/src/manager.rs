@@ -249,7 +249,7 @@ fn content_options(options: &Options) -> Result<ContentOptions, Failure> {
     Ok(ContentOptions {
         place,
         most_bytes: options.most_content_bytes,
-        kept: options.keep_results,
+        retention: options.keep_results,
     })
 }
 

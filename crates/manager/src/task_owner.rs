@@ -243,7 +243,7 @@ impl Control {
         let shared = self.lose_tasks();
         // Dispatchers are cut off, so that this is the last of it.
         if let Some(tasks) = tasks
-            && let Err(error) = tasks.keep_printed().await
+            && let Err(error) = tasks.write_output().await
         {
             tracing::warn!(%error, "what tasks printed last is not kept");
         }

@@ -406,7 +406,7 @@ impl Control {
         self.cluster().set_tenant(record);
         self.enforce(id);
         if let Some(tasks) = self.task_owner.mine() {
-            tasks.go_on_for(id);
+            tasks.resume_tenant(id);
         }
     }
 

@@ -1,4 +1,6 @@
-//! Triggers are made, changed and shown.
+//! Management: registration, changes, removal and status of triggers.
+//!
+//! Adds to `State` the checks and the status that need triggers and endpoints.
 
 use std::sync::Arc;
 
@@ -6,8 +8,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
 use dayfly_protocol::tasks::{MAX_NAME_BYTES, TaskState};
 use dayfly_protocol::triggers::{
-    EventSource, EventStatus, MAX_SPEC_BYTES, MAX_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerState,
-    TriggerStatus,
+    EventSource, EventStatus, MAX_SPEC_BYTES, MAX_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
 use dayfly_scheduling::Timer;
 use dayfly_store::hash;
@@ -16,52 +17,24 @@ use dayfly_store::triggers::TriggerRecord;
 use serde_json::Value;
 
 use super::submission::argument;
-use super::{Trigger, files, flow_of, gone, task_of, to_its_end};
+use super::trigger::Trigger;
+use super::{files, flow_of, task_of, trigger_is_gone};
 
 use crate::Tasks;
+use crate::detached::run_detached;
 use crate::endpoints::NOBODY;
 use crate::state::State;
-use crate::submission::{Submitter, plainly_named};
+use crate::submission::{Submitter, check_name};
 
-/// Who makes a trigger.
+/// The caller that registers a trigger.
 #[derive(Debug, Clone)]
 pub struct TriggerAuthor {
-    /// For whom its tasks are.
+    /// Owner of the trigger's tasks.
     pub by: Submitter,
-    /// Whether it may look at what the manager's own site sees.
-    pub operates: bool,
-    /// When what it made this with expires, which no trigger outlives.
+    /// Whether it may watch files of the manager's own site.
+    pub is_operator: bool,
+    /// Expiry of the caller's token, which the trigger cannot outlive. Milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
-}
-
-impl Trigger {
-    pub(super) fn state(&self) -> TriggerState {
-        match (self.record.expires_at_ms <= now_ms(), self.record.spec.paused) {
-            (true, _) => TriggerState::Expired,
-            (_, true) => TriggerState::Paused,
-            _ => TriggerState::Active,
-        }
-    }
-
-    fn status(&self, owner: String, watched_at: Option<String>, away: Option<Failure>) -> TriggerStatus {
-        let record = &self.record;
-        let is_due = self.is_active(now_ms());
-        TriggerStatus {
-            id: record.id,
-            name: record.name.clone(),
-            owner,
-            spec: record.spec.clone(),
-            watched_at,
-            state: self.state(),
-            trouble: away.or_else(|| self.unseen.clone()).or_else(|| self.unstarted.clone()),
-            created_at_ms: record.created_at_ms,
-            expires_at_ms: record.expires_at_ms,
-            next_at_ms: if is_due { self.next_at_ms } else { 0 },
-            waiting: self.waiting,
-            started: self.started,
-            refused: self.refused,
-        }
-    }
 }
 
 fn check_source(source: &EventSource, now_ms: u64) -> Result<(), Failure> {
@@ -73,36 +46,42 @@ fn check_source(source: &EventSource, now_ms: u64) -> Result<(), Failure> {
 }
 
 impl State {
-    /// The endpoint that looks for files: one that sees what its owner's account sees, and is the maker's own.
-    fn watched_at(&self, maker: &TriggerAuthor, spec: &TriggerSpec) -> Result<Option<EndpointId>, Failure> {
+    /// The endpoint that watches for a trigger's files. It sees all that its owner's account sees, so it must be the
+    /// author's own.
+    fn watched_at(&self, author: &TriggerAuthor, spec: &TriggerSpec) -> Result<Option<EndpointId>, Failure> {
         let EventSource::Files { endpoint, .. } = &spec.source else {
             return Ok(None);
         };
         let wanted = endpoint.as_ref().or(spec.endpoint.as_ref());
-        let id = self.endpoint_for(&maker.by, wanted.map(String::as_str))?;
-        let owner = self.endpoints.get(&id).map(|endpoint| endpoint.record.tenant);
-        let may = owner == Some(maker.by.tenant) || (owner == Some(NOBODY) && maker.operates);
+        let id = self.endpoints.find_for(&author.by, wanted.map(String::as_str))?;
+        let owner = self.endpoints.get(id).map(|endpoint| endpoint.record().tenant);
+        let may = owner == Some(author.by.tenant) || (owner == Some(NOBODY) && author.is_operator);
         match may {
             true => Ok(Some(id)),
             false => Err(Failure::new(
                 Code::Forbidden,
                 format!(
-                    "the endpoint `{}` sees files with its owner's rights, and is not yours; look for them at one of your own, by \
-                     the source's `endpoint`",
-                    self.endpoint_name(id)
+                    "the endpoint `{}` is not yours, and watches files with its owner's rights; name one of your own \
+                     in the source's `endpoint`",
+                    self.endpoints.name(id)
                 ),
             )),
         }
     }
 
     fn trigger_status(&self, trigger: &Trigger, owner: String) -> TriggerStatus {
-        let watcher = trigger.record.watched_at.filter(|_| trigger.is_active(now_ms()));
-        let away = watcher.filter(|endpoint| !self.is_up(*endpoint)).map(|endpoint| {
-            let name = self.endpoint_name(endpoint);
-            let text = format!("the endpoint `{name}`, which looks for its files, is not connected; start it");
-            Failure::new(Code::Unreachable, text)
-        });
-        let watched_at = trigger.record.watched_at.map(|endpoint| self.endpoint_name(endpoint));
+        let watcher = trigger.record().watched_at.filter(|_| trigger.is_active(now_ms()));
+        let away = watcher
+            .filter(|endpoint| !self.endpoints.is_up(*endpoint))
+            .map(|endpoint| {
+                let name = self.endpoints.name(endpoint);
+                let text = format!("the endpoint `{name}`, which watches for its files, is not connected; start it");
+                Failure::new(Code::Unreachable, text)
+            });
+        let watched_at = trigger
+            .record()
+            .watched_at
+            .map(|endpoint| self.endpoints.name(endpoint));
         trigger.status(owner, watched_at, away)
     }
 }
@@ -112,11 +91,12 @@ impl State {
 /// # Errors
 /// `InvalidRequest` or `PayloadTooLarge`.
 pub fn check_trigger_lengths(given: &TriggerRegistration) -> Result<(), Failure> {
-    plainly_named("a trigger", &given.name, MAX_NAME_BYTES)?;
+    check_name("a trigger", &given.name, MAX_NAME_BYTES)?;
     let bytes = serde_json::to_vec(&given.spec).map_or(usize::MAX, |json| json.len());
     if bytes > MAX_SPEC_BYTES {
         let text = format!(
-            "a trigger of {bytes} bytes; {MAX_SPEC_BYTES} are allowed: name large arguments, and have the function read them"
+            "a trigger of {bytes} bytes; {MAX_SPEC_BYTES} are allowed: name large arguments, and have the function \
+             read them"
         );
         return Err(Failure::new(Code::PayloadTooLarge, text));
     }
@@ -124,178 +104,175 @@ pub fn check_trigger_lengths(given: &TriggerRegistration) -> Result<(), Failure>
 }
 
 impl Tasks {
-    /// Makes a trigger, or changes one; answers its token, too.
+    /// Registers a trigger, or changes the tenant's trigger of this name. Returns its new token and its status.
+    ///
+    /// # Errors
+    /// `InvalidRequest`, `NotFound` for a function or endpoint, `Forbidden`, `QuotaExceeded`, and those of the store.
     pub async fn set_trigger(
         self: &Arc<Self>,
-        maker: TriggerAuthor,
+        author: TriggerAuthor,
         given: TriggerRegistration,
     ) -> Result<(String, TriggerStatus), Failure> {
         let now_ms = now_ms();
         check_trigger_lengths(&given)?;
-        let left_ms = maker.expires_at_ms.saturating_sub(now_ms);
+        let left_ms = author.expires_at_ms.saturating_sub(now_ms);
         if given.valid_for_ms > left_ms {
             let text = format!(
-                "a trigger cannot outlive the token that it is made with, which has {} s left; ask for less, or use another token",
+                "a trigger cannot outlive the token that registers it, which expires in {} s; ask for less, or use \
+                 another token",
                 left_ms / 1000
             );
             return Err(Failure::new(Code::Forbidden, text));
         }
         let (watched_at, done_until_ms) = {
             let state = self.state();
-            state.function_for(&maker.by, given.spec.function)?;
-            state.endpoint_for(&maker.by, given.spec.endpoint.as_deref())?;
+            state.functions.find_for(&author.by, given.spec.function)?;
+            state.endpoints.find_for(&author.by, given.spec.endpoint.as_deref())?;
             for step in &given.spec.then {
-                state.function_for(&maker.by, step.function)?;
-                state.endpoint_for(&maker.by, step.endpoint.as_deref())?;
+                state.functions.find_for(&author.by, step.function)?;
+                state.endpoints.find_for(&author.by, step.endpoint.as_deref())?;
             }
             check_source(&given.spec.source, now_ms)?;
             given.spec.flow(Value::Null).arguments()?;
-            let all = state.triggers.all.values();
-            let others = all.filter(|one| one.record.tenant == maker.by.tenant && one.record.name != given.name);
-            if others.count() >= MAX_TRIGGERS {
+            let own = state.triggers.of(author.by.tenant);
+            if own.filter(|one| one.record().name != given.name).count() >= MAX_TRIGGERS {
                 let text = format!("you have {MAX_TRIGGERS} triggers already; remove some");
                 return Err(Failure::new(Code::QuotaExceeded, text));
             }
-            // Those of another place are counted from now on.
-            let same = state.triggers.find(maker.by.tenant, &given.name);
-            let same = same.filter(|same| given.spec.source.is_files() && same.record.spec.source == given.spec.source);
-            let done_until_ms = same.map_or(now_ms, |same| same.record.done_until_ms);
-            (state.watched_at(&maker, &given.spec)?, done_until_ms)
+            // Files of another place count from now on.
+            let same = state.triggers.find(author.by.tenant, &given.name);
+            let same =
+                same.filter(|same| given.spec.source.is_files() && same.record().spec.source == given.spec.source);
+            let done_until_ms = same.map_or(now_ms, |same| same.record().done_until_ms);
+            (state.watched_at(&author, &given.spec)?, done_until_ms)
         };
-        self.suits(&maker.by, given.spec.function, given.spec.endpoint.as_deref())
+        self.check_compatibility(&author.by, given.spec.function, given.spec.endpoint.as_deref())
             .await?;
         let token = hex::encode(random::<32>());
         let record = TriggerRecord {
             id: TriggerId(random()),
-            tenant: maker.by.tenant,
+            tenant: author.by.tenant,
             name: given.name,
             spec: given.spec,
             watched_at,
             token: hash(&token),
             created_at_ms: now_ms,
             expires_at_ms: match given.valid_for_ms {
-                0 => maker.expires_at_ms,
+                0 => author.expires_at_ms,
                 length => now_ms + length,
             },
             done_until_ms,
             started: 0,
             refused: 0,
         };
-        let status = self.keep_trigger(record).await?;
+        let status = self.write_trigger(record).await?;
         Ok((token, status))
     }
 
-    async fn keep_trigger(self: &Arc<Self>, record: TriggerRecord) -> Result<TriggerStatus, Failure> {
+    async fn write_trigger(self: &Arc<Self>, record: TriggerRecord) -> Result<TriggerStatus, Failure> {
         let tasks = Arc::clone(self);
-        to_its_end(async move {
-            let changing = Arc::clone(&tasks.state().triggers.changing);
+        run_detached(async move {
+            let changing = tasks.state().triggers.change_lock();
             let _changing = changing.lock().await;
-            tasks.keep_this(record).await
+            tasks.write_locked(record).await
         })
         .await
     }
 
-    /// The same, where nobody else changes triggers.
-    async fn keep_this(&self, record: TriggerRecord) -> Result<TriggerStatus, Failure> {
+    /// Writes a trigger. The caller holds the lock for changes.
+    async fn write_locked(&self, record: TriggerRecord) -> Result<TriggerStatus, Failure> {
         let kept = self.store.trigger(record).wait().await?;
         let owner = self.tenants.name(kept.tenant);
         let mut state = self.state();
-        let new = Trigger::new(kept, 0);
-        let (id, now) = (new.record.id, new.record.watched_at);
-        let mut before = None;
-        match state.triggers.all.get_mut(&id) {
-            None => drop(state.triggers.all.insert(id, new)),
-            Some(known) => {
-                before = known.record.watched_at.filter(|before| Some(*before) != now);
-                known.record = new.record;
-                (known.timer, known.next_at_ms) = (new.timer, new.next_at_ms);
-                (known.unseen, known.unstarted) = (new.unseen, None);
-            }
-        }
+        let (id, now) = (kept.id, kept.watched_at);
+        let before = state.triggers.set_record(kept);
+        let before = before.filter(|before| Some(*before) != now);
         for endpoint in [before, now].into_iter().flatten() {
-            state.tell_watches(endpoint);
+            state.send_watches(endpoint);
         }
-        state.triggers.wake.notify_one();
-        let trigger = state.triggers.all.get(&id).ok_or_else(gone)?;
+        state.triggers.wake();
+        let trigger = state.triggers.get(id).ok_or_else(trigger_is_gone)?;
         Ok(state.trigger_status(trigger, owner))
     }
 
-    /// Triggers of a tenant's, by name.
+    /// A tenant's triggers, sorted by name.
     pub fn triggers(&self, tenant: TenantId) -> Vec<TriggerStatus> {
         let owner = self.tenants.name(tenant);
         let state = self.state();
-        let own = state.triggers.all.values().filter(|one| one.record.tenant == tenant);
+        let own = state.triggers.of(tenant);
         let mut shown: Vec<_> = own.map(|one| state.trigger_status(one, owner.clone())).collect();
         shown.sort_by(|a, b| a.name.cmp(&b.name));
         shown
     }
 
-    /// One of them, by its name or its id.
+    /// A tenant's trigger with this name or id.
+    ///
+    /// # Errors
+    /// `NotFound`.
     pub fn trigger(&self, tenant: TenantId, wanted: &str) -> Result<TriggerStatus, Failure> {
         let owner = self.tenants.name(tenant);
         let state = self.state();
         let found = state.triggers.find(tenant, wanted);
         found.map(|found| state.trigger_status(found, owner)).ok_or_else(|| {
-            let text = format!("you have no trigger `{wanted:.80}`; `dayfly trigger list` shows those there are");
+            let text = format!("you have no trigger `{wanted:.80}`; `dayfly trigger list` shows the others");
             Failure::new(Code::NotFound, text)
         })
     }
 
-    /// The trigger whose token this is.
-    pub fn trigger_of(&self, token: &str) -> Option<TriggerId> {
+    /// The trigger with this token.
+    pub fn trigger_with_token(&self, token: &str) -> Option<TriggerId> {
         let hash = hash(token);
         let state = self.state();
-        let found = state.triggers.all.values().find(|trigger| trigger.record.token == hash);
-        found.map(|trigger| trigger.record.id)
+        let found = state.triggers.values().find(|trigger| trigger.record().token == hash);
+        found.map(|trigger| trigger.record().id)
     }
 
-    /// Stops one for a while, or has it go on: times that pass meanwhile do not count, files that arrive do.
+    /// Pauses or resumes a trigger. Files that arrive in a pause count, times that pass do not.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the store.
     pub async fn pause_trigger(self: &Arc<Self>, id: TriggerId, paused: bool) -> Result<TriggerStatus, Failure> {
         let tasks = Arc::clone(self);
-        to_its_end(async move {
-            let changing = Arc::clone(&tasks.state().triggers.changing);
+        run_detached(async move {
+            let changing = tasks.state().triggers.change_lock();
             let _changing = changing.lock().await;
-            let record = tasks
-                .state()
-                .triggers
-                .all
-                .get(&id)
-                .map(|trigger| trigger.record.clone());
-            let mut record = record.ok_or_else(gone)?;
+            let mut record = tasks.trigger_record(id)?;
             record.spec.paused = paused;
             if matches!(record.spec.source, EventSource::Timer { .. }) {
                 record.done_until_ms = now_ms();
             }
-            tasks.keep_this(record).await
+            tasks.write_locked(record).await
         })
         .await
     }
 
-    /// Forgets one, and its history. What it started goes on.
+    /// Removes a trigger and its history. Its tasks and flows continue.
     pub async fn remove_trigger(self: &Arc<Self>, id: TriggerId) -> Result<(), Failure> {
         let tasks = Arc::clone(self);
-        to_its_end(async move {
-            let changing = Arc::clone(&tasks.state().triggers.changing);
+        run_detached(async move {
+            let changing = tasks.state().triggers.change_lock();
             let _changing = changing.lock().await;
             tasks.store.remove_trigger(id).wait().await?;
             let mut state = tasks.state();
-            let removed = state.triggers.all.remove(&id);
-            if let Some(endpoint) = removed.and_then(|trigger| trigger.record.watched_at) {
-                state.tell_watches(endpoint);
+            let removed = state.triggers.remove(id);
+            if let Some(endpoint) = removed.and_then(|trigger| trigger.record().watched_at) {
+                state.send_watches(endpoint);
             }
             Ok(())
         })
         .await
     }
 
-    /// Its history, the latest first, from before this number.
-    pub async fn history(&self, id: TriggerId, before: u64, limit: u32) -> Result<Vec<EventStatus>, Failure> {
-        let record = self.state().triggers.all.get(&id).map(|trigger| trigger.record.clone());
-        let record = record.ok_or_else(gone)?;
+    /// A trigger's events with numbers below `before`, the latest first.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the store.
+    pub async fn trigger_history(&self, id: TriggerId, before: u64, limit: u32) -> Result<Vec<EventStatus>, Failure> {
+        let record = self.trigger_record(id)?;
         let events = self.store.events(id, before, limit).wait().await?;
         let mut shown = Vec::with_capacity(events.len());
         for event in events {
-            // What was changed since may have made one of the other kind.
+            // Before a change of the trigger, the event may have become a task instead of a flow, or the reverse.
             let task = task_of(id, event.number, event.event.at_ms);
             let flow = flow_of(id, event.number, event.event.at_ms);
             let status = self.status(task).await?.map(|(_, status)| (status.state, status.error));

@@ -1,4 +1,4 @@
-//! Events become tasks.
+//! Submission: events become tasks, or flows if other functions follow the trigger's.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,11 +10,11 @@ use dayfly_protocol::tasks::{JsonCall, TaskInput, TaskSubmission};
 use dayfly_store::triggers::{EventRecord, TriggerRecord};
 use serde_json::{Map, Value};
 
-use super::{AGAIN, flow_of, gone, task_of};
+use super::{flow_of, task_of, trigger_is_gone};
 
 use crate::Tasks;
 
-/// What a trigger's function is given: what is known of an event, with its place and whose it is.
+/// The argument of a trigger's function: the event's fields, with the trigger's name, the event's number and its time.
 pub(super) fn argument(trigger: &TriggerRecord, event: &EventRecord) -> Value {
     let mut whole: Map<String, Value> = serde_json::from_str(&event.event.event).unwrap_or_default();
     whole.insert("trigger".into(), trigger.name.clone().into());
@@ -23,7 +23,7 @@ pub(super) fn argument(trigger: &TriggerRecord, event: &EventRecord) -> Value {
     whole.into()
 }
 
-/// What an event becomes, where others come after its trigger's function.
+/// The flow that an event becomes.
 fn flow(trigger: &TriggerRecord, event: &EventRecord) -> FlowRequest {
     FlowRequest {
         id: Some(flow_of(trigger.id, event.number, event.event.at_ms)),
@@ -38,27 +38,24 @@ fn tag(trigger: &TriggerRecord) -> String {
 }
 
 impl Tasks {
-    /// Starts what waits, of each trigger apart.
-    pub(super) fn start_waiting(self: &Arc<Self>) {
-        let now = Instant::now();
-        let mut state = self.state();
-        for (id, trigger) in &mut state.triggers.all {
-            let rests = trigger.rests_until.is_some_and(|until| until > now);
-            if trigger.ready && !trigger.busy && !rests {
-                (trigger.ready, trigger.busy) = (false, true);
-                tokio::spawn(start(Arc::clone(self), *id));
-            }
+    /// Begins to submit the waiting events of each trigger.
+    pub(super) fn submit_waiting(self: &Arc<Self>) {
+        let ready = self.state().triggers.begin_submissions(Instant::now());
+        for trigger in ready {
+            tokio::spawn(submit_all(Arc::clone(self), trigger));
         }
     }
 
-    /// Starts some of what waits; how many, or why not.
-    async fn start_some(self: &Arc<Self>, id: TriggerId) -> Result<usize, Failure> {
+    /// Submits some waiting events of a trigger. Returns their number.
+    ///
+    /// # Errors
+    /// A failure after which another attempt may succeed.
+    async fn submit_some(self: &Arc<Self>, id: TriggerId) -> Result<usize, Failure> {
         let events = self.store.waiting_events(id).wait().await?;
         if events.is_empty() {
             return Ok(0);
         }
-        let record = self.state().triggers.all.get(&id).map(|trigger| trigger.record.clone());
-        let record = record.ok_or_else(gone)?;
+        let record = self.trigger_record(id)?;
         let count = events.len();
         if !record.spec.then.is_empty() {
             let by = self.submitter(record.tenant);
@@ -74,23 +71,23 @@ impl Tasks {
         Ok(count)
     }
 
-    /// Events became tasks, or never will. An error if they may later.
-    async fn settle(&self, id: TriggerId, numbers: Vec<u64>, done: Result<(), Failure>) -> Result<(), Failure> {
+    pub(super) fn trigger_record(&self, id: TriggerId) -> Result<TriggerRecord, Failure> {
+        let record = self.state().triggers.get(id).map(|trigger| trigger.record().clone());
+        record.ok_or_else(trigger_is_gone)
+    }
+
+    /// Records that events became tasks, or were refused for good. Returns a failure after which another attempt may
+    /// succeed.
+    async fn settle(&self, id: TriggerId, numbers: Vec<u64>, submitted: Result<(), Failure>) -> Result<(), Failure> {
         let count = numbers.len() as u64;
-        let refusal = match done {
+        let refusal = match submitted {
             Ok(()) => None,
             Err(failure) if failure.code.retry() == Retry::Never => Some(failure),
             Err(failure) => return Err(failure),
         };
         self.store.settle_events(id, numbers, refusal.clone()).wait().await?;
-        let mut state = self.state();
-        if let Some(trigger) = state.triggers.all.get_mut(&id) {
-            trigger.waiting = trigger.waiting.saturating_sub(count);
-            match refusal.is_none() {
-                true => trigger.started += count,
-                false => trigger.refused += count,
-            }
-            trigger.unstarted = refusal;
+        if let Some(trigger) = self.state().triggers.get_mut(id) {
+            trigger.settle(count, refusal);
         }
         Ok(())
     }
@@ -98,7 +95,7 @@ impl Tasks {
     async fn submit_events(self: &Arc<Self>, record: &TriggerRecord, events: &[EventRecord]) -> Result<(), Failure> {
         let spec = &record.spec;
         let by = self.submitter(record.tenant);
-        let function = self.state().function_for(&by, spec.function)?;
+        let function = self.state().functions.find_for(&by, spec.function)?;
         let speaks_json = function.spec.form.speaks_json();
         let input = |event: &EventRecord| {
             let argument = argument(record, event);
@@ -128,32 +125,23 @@ impl Tasks {
     }
 }
 
-/// Starts what waits of one trigger, until nothing does or it has to rest.
-async fn start(tasks: Arc<Tasks>, id: TriggerId) {
-    let rests = loop {
-        match tasks.start_some(id).await {
+/// Submits the waiting events of one trigger, until none waits or the trigger has to rest after a failure.
+async fn submit_all(tasks: Arc<Tasks>, id: TriggerId) {
+    let failure = loop {
+        match tasks.submit_some(id).await {
             Ok(0) => break None,
             Ok(_) => {}
             Err(failure) => {
-                tracing::warn!(trigger = %id, %failure, "what waits cannot be started for now");
+                tracing::warn!(trigger = %id, %failure, "the events of a trigger cannot be submitted; retrying");
                 break Some(failure);
             }
         }
     };
     let mut state = tasks.state();
-    let Some(trigger) = state.triggers.all.get_mut(&id) else {
+    let Some(trigger) = state.triggers.get_mut(id) else {
         return;
     };
-    if rests.is_none() && !trigger.ready {
-        // Nothing of it is left in the books.
-        trigger.waiting = 0;
-    }
-    trigger.busy = false;
-    trigger.rests_until = rests.is_some().then(|| Instant::now() + AGAIN);
-    if rests.is_some() {
-        (trigger.ready, trigger.unstarted) = (true, rests);
-    } else if trigger.ready {
-        // What came since the last look.
-        state.triggers.wake.notify_one();
+    if trigger.end_submission(failure) {
+        state.triggers.wake();
     }
 }

@@ -143,7 +143,7 @@ pub(crate) async fn show_given(
     path: HeldPath,
 ) -> Result<Response, Refusal> {
     let (task, hash) = named(path)?;
-    let tenant = control.tasks()?.held(endpoint, task)?;
+    let tenant = control.tasks()?.owner_of_sent(endpoint, task)?;
     read(&control, tenant, hash).await
 }
 
@@ -160,7 +160,7 @@ pub(crate) async fn store_answer(
     body: Body,
 ) -> Result<Response, Refusal> {
     let (task, hash) = named(path)?;
-    let tenant = control.tasks()?.held(endpoint, task)?;
+    let tenant = control.tasks()?.owner_of_sent(endpoint, task)?;
     store(&control, &packed, tenant, hash, body).await
 }
 

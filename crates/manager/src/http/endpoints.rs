@@ -88,7 +88,7 @@ pub(crate) async fn create_account(
     Document(asked): Document<AccountRequest>,
 ) -> Result<Response, Refusal> {
     let tasks = control.tasks()?;
-    let status = tasks.account(above, asked.tenant)?;
+    let status = tasks.account_endpoint(above, asked.tenant)?;
     let by = tasks.endpoint(&above.to_string());
     let by = by.ok_or_else(|| refuse(Code::NotFound, "the endpoint is gone"))?;
     let about = serde_json::json!({ "tenant": control.tenant_name(asked.tenant) });

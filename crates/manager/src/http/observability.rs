@@ -28,7 +28,7 @@ pub(crate) async fn metrics(caller: Caller, Shared(control): Shared<Api>) -> Res
     caller.is(Role::Operator)?;
     let store_writes = control.journal.trouble().is_none();
     // Another manager may have them, and tells of them.
-    let tasks = control.tasks().ok().map(|tasks| tasks.counts_of_all());
+    let tasks = control.tasks().ok().map(|tasks| tasks.total_counts());
     let text = control.metrics.text(&control.cluster(), store_writes, tasks.as_ref());
     let text = text.map_err(|error| refuse(Code::Internal, format!("the metrics cannot be written: {error}")))?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())

@@ -239,7 +239,7 @@ pub(crate) async fn list_tasks(
     let tasks = control.tasks()?;
     let is_operator = caller.role >= Role::Operator;
     if asked.everybody && !is_operator {
-        tasks.whose(caller.bearer.tenant, is_operator, true, asked.endpoint.as_deref())?;
+        tasks.cancellation_scope(caller.bearer.tenant, is_operator, true, asked.endpoint.as_deref())?;
     }
     let endpoint = match asked.endpoint {
         None => None,
@@ -327,7 +327,7 @@ pub(crate) async fn count_tasks(
     let (tasks, tenant) = (control.tasks()?, caller.bearer.tenant);
     Ok(packed.answer(match asked(query)?.tag {
         None => tasks.counts(tenant),
-        Some(tag) => tasks.counts_of(tenant, &tag).await?,
+        Some(tag) => tasks.tag_counts(tenant, &tag).await?,
     }))
 }
 
@@ -346,7 +346,7 @@ pub(crate) async fn cancel_tasks(
     what.check_texts()?;
     let tasks = control.tasks()?;
     let is_operator = caller.role >= Role::Operator;
-    let whose = tasks.whose(
+    let whose = tasks.cancellation_scope(
         caller.bearer.tenant,
         is_operator,
         what.everybody,

@@ -67,12 +67,12 @@ pub(crate) async fn set_trigger(
     control
         .audit(&caller, "trigger.set", &given.name, &audited(&given.spec))
         .await?;
-    let maker = TriggerAuthor {
+    let author = TriggerAuthor {
         by: submitter(&control, &caller)?,
-        operates: caller.role >= Role::Operator,
+        is_operator: caller.role >= Role::Operator,
         expires_at_ms: caller.bearer.expires_at_ms,
     };
-    let (token, status) = tasks.set_trigger(maker, given).await?;
+    let (token, status) = tasks.set_trigger(author, given).await?;
     let new = NewTrigger {
         url: format!("{}/v1/hooks/{token}", control.url),
         token,
@@ -189,7 +189,7 @@ pub(crate) async fn list_events(
     let id = trigger_at(&control, &caller, path)?.id;
     let most = asked.limit.unwrap_or(100).min(MAX_ENTRIES);
     let before = if asked.before == 0 { u64::MAX } else { asked.before };
-    let history = control.tasks()?.history(id, before, most).await?;
+    let history = control.tasks()?.trigger_history(id, before, most).await?;
     Ok(packed.answer(history))
 }
 
@@ -226,16 +226,16 @@ fn told(headers: &HeaderMap, body: &Bytes, query: Keyed) -> SourceEvent {
         false if is_deep(body) => as_text(),
         false => serde_json::from_slice(body).ok().or_else(as_text),
     };
-    let mut of = Map::new();
-    of.insert("content_type".into(), typed.into());
-    of.insert(
+    let mut fields = Map::new();
+    fields.insert("content_type".into(), typed.into());
+    fields.insert(
         "body".into(),
         read.unwrap_or_else(|| json!({ "base64": Blob::from(body.to_vec()) })),
     );
     SourceEvent {
         key: query.key.or_else(|| header(KEY_HEADER).map(str::to_owned)),
         kind: "webhook",
-        of,
+        fields,
     }
 }
 
@@ -288,7 +288,7 @@ pub(crate) async fn call_hook(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Refusal> {
-    let found = control.tasks()?.trigger_of(&named(path)?);
+    let found = control.tasks()?.trigger_with_token(&named(path)?);
     let id = found.ok_or_else(|| refuse(Code::NotFound, "there is no such trigger, or not any more"))?;
     fire(&packed, &control, id, &headers, body, query).await
 }

@@ -218,10 +218,10 @@ async fn output_that_came_just_before_a_stop_is_kept() {
     let mut client = Client::new(&manager).await;
     let function = client.function("f").await;
     let task = client.task(&function, LOCAL, "a").await;
-    dispatcher.said.send(FromDispatcher::Credit { tasks: 1 }).unwrap();
+    dispatcher.to_manager.send(FromDispatcher::Credit { tasks: 1 }).unwrap();
     let sent = async {
         loop {
-            if let Some(ToDispatcher::Tasks(tasks)) = dispatcher.heard.recv().await {
+            if let Some(ToDispatcher::Tasks(tasks)) = dispatcher.from_manager.recv().await {
                 return tasks[0].attempt;
             }
         }
@@ -240,7 +240,7 @@ async fn output_that_came_just_before_a_stop_is_kept() {
         FromDispatcher::Printed(vec![printed]),
         FromDispatcher::Ended(vec![ended]),
     ] {
-        dispatcher.said.send(one).unwrap();
+        dispatcher.to_manager.send(one).unwrap();
     }
     client
         .get::<Value>(&format!("/v1/tasks/{task}/outcome?wait_ms=10000"))

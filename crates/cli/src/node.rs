@@ -237,7 +237,7 @@ async fn serve_with(
     }
     let joined = match &link {
         Some(_) => tokio::select! {
-            joined = node.joined(JOIN_PATIENCE) => Some(joined),
+            joined = node.wait_until_joined(JOIN_PATIENCE) => Some(joined),
             _ = ending.told() => {
                 ending.orderly(node.shutdown()).await;
                 return Ok(());
@@ -248,7 +248,7 @@ async fn serve_with(
     output::announce(&describe(&node, link.as_ref(), joined, state.path(), global)?);
     let alone = async {
         match arguments.alone_for {
-            Some(limit) => node.alone_for(limit).await,
+            Some(limit) => node.wait_until_alone(limit).await,
             None => std::future::pending().await,
         }
     };

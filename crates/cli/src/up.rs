@@ -210,7 +210,7 @@ async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Resu
             manager: manager.clone(),
             runtime: tokio::runtime::Handle::current(),
         }),
-        most_workers: cores.min(status.capacity.workers).max(1),
+        max_workers: cores.min(status.capacity.workers).max(1),
         idle: IDLE,
     };
     let conversation = manager.attach(LOCAL).await?;
@@ -226,7 +226,7 @@ async fn joined(manager: &dayfly_manager::Handle, node: &dayfly_node::Handle) ->
             let up = |status: &NodeStatus| status.address.id == id && status.state == NodeState::Up;
             if let Some(status) = manager.nodes().into_iter().find(up) {
                 // Before the manager's response, the node knows no tenant that may lease from it.
-                return node.joined(JOIN_LIMIT).await.map(|()| status);
+                return node.wait_until_joined(JOIN_LIMIT).await.map(|()| status);
             }
             // Check again after any event. Before the first node joins, there are no others.
             let _ = events.recv().await;

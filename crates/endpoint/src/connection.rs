@@ -1,7 +1,7 @@
 //! The dispatcher's connection to a manager on another host: a WebSocket that reconnects without end.
 //!
-//! The dispatcher does not notice interruptions. A [`DeliveryState`] keeps its tasks and outcomes until the manager has stored
-//! them, and repeats them on the next connection.
+//! The dispatcher does not notice interruptions. A [`DeliveryState`] keeps its tasks and outcomes until the manager has
+//! stored them, and repeats them on the next connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub struct Options {
 
 /// State of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum ConnectionState {
     /// Not connected yet.
     Connecting,
     Up,
@@ -56,7 +56,7 @@ pub enum State {
     Down(String),
 }
 
-impl std::fmt::Display for State {
+impl std::fmt::Display for ConnectionState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Connecting => f.write_str("connecting"),
@@ -97,7 +97,7 @@ pub struct ManagerChannels {
     /// Messages of the dispatcher.
     pub outgoing: UnboundedSender<FromDispatcher>,
     /// State of the connection.
-    pub state: watch::Receiver<State>,
+    pub state: watch::Receiver<ConnectionState>,
     /// Completes when all messages are sent, after the last sender is dropped.
     pub ended: JoinHandle<()>,
 }
@@ -106,7 +106,7 @@ pub struct ManagerChannels {
 pub fn open(options: Options) -> Result<ManagerChannels, Failure> {
     let (to_dispatcher, incoming) = unbounded_channel();
     let (outgoing, from_dispatcher) = unbounded_channel();
-    let (state, seen) = watch::channel(State::Connecting);
+    let (state, seen) = watch::channel(ConnectionState::Connecting);
     let mut instance = [0; 8];
     getrandom::fill(&mut instance).map_err(|error| {
         let code = dayfly_protocol::error::Code::Internal;
@@ -224,7 +224,7 @@ struct ConnectionLoop {
     delivery: Mutex<DeliveryState>,
     outbox: Mutex<Option<Outbox>>,
     to_dispatcher: UnboundedSender<ToDispatcher>,
-    state: watch::Sender<State>,
+    state: watch::Sender<ConnectionState>,
 }
 
 impl ConnectionLoop {
@@ -260,7 +260,7 @@ impl ConnectionLoop {
             // If there are several managers, try the next.
             self.managers().rotate_left(1);
             tracing::warn!(manager, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
-            self.state.send_replace(State::Down(lost.to_string()));
+            self.state.send_replace(ConnectionState::Down(lost.to_string()));
             let until = tokio::time::Instant::now() + wait;
             // Meanwhile keep all messages.
             while let Ok(message) = tokio::time::timeout_at(until, outgoing.recv()).await {
@@ -361,9 +361,9 @@ impl ConnectionLoop {
                 Err(_) => return Disconnect::TimedOut,
             };
             // The manager sends the first message when it has accepted this endpoint.
-            if *self.state.borrow() != State::Up && !matches!(frame, Message::Binary(_) | Message::Close(_)) {
+            if *self.state.borrow() != ConnectionState::Up && !matches!(frame, Message::Binary(_) | Message::Close(_)) {
                 tracing::info!(manager = self.manager().manager, "connected");
-                self.state.send_replace(State::Up);
+                self.state.send_replace(ConnectionState::Up);
             }
             let bytes = match frame {
                 Message::Binary(bytes) => bytes,

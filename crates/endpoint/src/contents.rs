@@ -47,7 +47,7 @@ fn parts(task: &Assigned) -> impl Iterator<Item = &Payload> {
 }
 
 /// Joins the inputs for a worker.
-fn whole(parts: &[Blob]) -> Blob {
+fn join_inputs(parts: &[Blob]) -> Blob {
     match parts {
         [arguments] => arguments.clone(),
         parts => {
@@ -59,12 +59,12 @@ fn whole(parts: &[Blob]) -> Blob {
 
 /// The joined inputs, if all of them are present; `None` otherwise.
 pub fn inline_inputs(task: &Assigned) -> Option<Blob> {
-    let here = |part: &Payload| match part {
+    let inline = |part: &Payload| match part {
         Payload::Inline(bytes) => Some(bytes.clone()),
         Payload::Stored(_) => None,
     };
-    let parts: Vec<Blob> = parts(task).map(here).collect::<Option<_>>()?;
-    Some(whole(&parts))
+    let parts: Vec<Blob> = parts(task).map(inline).collect::<Option<_>>()?;
+    Some(join_inputs(&parts))
 }
 
 /// Whether any input has to be read first.
@@ -132,7 +132,7 @@ impl ContentTransfer {
                     Payload::Stored(content) => contents.read(tenant, task, *content),
                 };
                 let parts: Vec<Blob> = parts.iter().map(read).collect::<Result<_, _>>()?;
-                Ok(whole(&parts))
+                Ok(join_inputs(&parts))
             });
             let read = read.await;
             // Another execution would find the same.
@@ -154,7 +154,7 @@ impl ContentTransfer {
                 Ok(content) => ended.answer = Payload::Stored(content),
                 Err(failure) => {
                     let text = format!(
-                        "the function answered, and its answer cannot be kept: {}",
+                        "the function returned, and its result cannot be stored: {}",
                         failure.message
                     );
                     ended.error = Some(Failure::new(failure.code, text));
@@ -180,7 +180,7 @@ async fn with_retries<T: Send + 'static>(
         });
         match asked.await {
             Ok(Err(failure)) if failure.code.retry() == Retry::Later && failure.code != Code::QuotaExceeded => {
-                tracing::warn!(%failure, "a content cannot be moved just now; it is tried again");
+                tracing::warn!(%failure, "a content cannot be transferred now; it will be retried");
                 tokio::time::sleep(rest).await;
                 rest = (2 * rest).min(LAST_RETRY);
             }
@@ -188,7 +188,7 @@ async fn with_retries<T: Send + 'static>(
             Err(error) => {
                 return Err(Failure::new(
                     Code::Internal,
-                    format!("moving a content failed: {error}"),
+                    format!("transferring a content failed: {error}"),
                 ));
             }
         }

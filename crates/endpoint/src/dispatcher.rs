@@ -97,7 +97,7 @@ pub struct Options {
     /// Store of long arguments and results.
     pub contents: Arc<dyn Contents>,
     /// Most cores for workers of one tenant and runtime.
-    pub most_workers: u16,
+    pub max_workers: u16,
     /// How long idle workers are kept.
     pub idle: Duration,
 }
@@ -175,7 +175,7 @@ impl Handle {
 struct MessageLoop {
     shared: Arc<DispatcherState>,
     clients: HashMap<TenantId, Client>,
-    /// TenantConnections that do not own the endpoint.
+    /// Tenants that do not own the endpoint.
     guests: HashSet<TenantId>,
     programs: HashMap<FunctionId, Arc<Program>>,
     worker_sets: HashMap<WorkerKey, Arc<WorkerSet>>,
@@ -203,7 +203,7 @@ impl MessageLoop {
 
     async fn run(mut self, mut incoming: UnboundedReceiver<ToDispatcher>, mut stopped: oneshot::Receiver<()>) {
         self.shared.send(FromDispatcher::Credit {
-            tasks: Window::default().tasks(self.shared.options.most_workers.into()),
+            tasks: Window::default().tasks(self.shared.options.max_workers.into()),
         });
         loop {
             let message = tokio::select! {

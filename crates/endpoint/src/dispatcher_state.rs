@@ -76,7 +76,7 @@ impl DispatcherState {
         let workers = self
             .workers
             .load(Ordering::Relaxed)
-            .max(self.options.most_workers.into());
+            .max(self.options.max_workers.into());
         let tasks = window.0.tasks(workers);
         let reported = f64::from(window.1);
         if (f64::from(tasks) - reported).abs() > reported * MIN_ROOM_CHANGE {
@@ -87,7 +87,7 @@ impl DispatcherState {
 
     /// Cores that are available now for workers of all worker sets.
     pub fn available_cores(&self) -> u32 {
-        let most = u32::from(self.options.most_workers);
+        let most = u32::from(self.options.max_workers);
         let available = |elastic_nodes: &Arc<dyn ElasticNodes>| elastic_nodes.available_cores().min(most);
         self.options.elastic_nodes.as_ref().map_or(most, available)
     }

@@ -3,6 +3,7 @@
 
 pub mod gang;
 mod output;
+mod rank_outcomes;
 pub mod single;
 
 use std::collections::HashSet;
@@ -21,13 +22,13 @@ use dayfly_protocol::tasks::MAX_RESULT_BYTES;
 use crate::worker_set::{Task, WorkerSet};
 
 /// Longest sleep of a driver; also the delay until a long execution shows as running.
-const LOOK: Duration = Duration::from_millis(50);
+const DRIVE_LIMIT: Duration = Duration::from_millis(50);
 /// Ended executions whose output may still arrive.
-const REMEMBERED: usize = 1024;
+const MAX_ENDED: usize = 1024;
 /// Interval at which a lease is renewed.
-const RENEW_EVERY: Duration = Duration::from_secs(6 * 3600);
+const RENEW_INTERVAL: Duration = Duration::from_secs(6 * 3600);
 /// Duration of a renewal.
-const LENGTH: Duration = Duration::from_secs(24 * 3600);
+const RENEWED_DURATION: Duration = Duration::from_secs(24 * 3600);
 /// Slots of a channel and their stride: arguments of up to 2 KiB fit in a slot.
 const GEOMETRY: Geometry = Geometry {
     slots: 64,
@@ -107,10 +108,10 @@ fn drive_until_retired<'a>(
         if worker_set.ends_driver(driver, idle_since.elapsed()) {
             return;
         }
-        if renewed.elapsed() > RENEW_EVERY {
+        if renewed.elapsed() > RENEW_INTERVAL {
             renewed = Instant::now();
             for lease in leases() {
-                if let Err(error) = lease.renew(LENGTH) {
+                if let Err(error) = lease.renew(RENEWED_DURATION) {
                     tracing::warn!(%error, "a lease cannot be renewed");
                 }
             }

@@ -1,8 +1,8 @@
 //! Files that triggers wait for: one thread lists one place after the other, and reports new files.
 //!
-//! [`FileSource`] lists a place, and [`KnownFiles`] decides which files to report. Nothing here is durable: files that the manager
-//! does not note are reported again, and a manager that reconnects receives all of them again. It identifies files by
-//! their keys.
+//! [`FileSource`] lists a place, and [`KnownFiles`] decides which files to report. Nothing here is durable: files that
+//! the manager does not note are reported again, and a manager that reconnects receives all of them again. It
+//! identifies files by their keys.
 
 mod file_source;
 mod known_files;
@@ -234,7 +234,7 @@ mod tests {
     }
 
     /// The messages of one listing.
-    fn says(place: &mut PlaceWatch) -> Vec<FromDispatcher> {
+    fn messages(place: &mut PlaceWatch) -> Vec<FromDispatcher> {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let said = RefCell::new(Vec::new());
         place.list(&runtime, &|message| said.borrow_mut().push(message));
@@ -242,9 +242,9 @@ mod tests {
     }
 
     /// The files that one listing reports, by their paths below the place.
-    fn tells(place: &mut PlaceWatch) -> Vec<String> {
+    fn reported_files(place: &mut PlaceWatch) -> Vec<String> {
         let root = format!("{}/", place.source.as_ref().unwrap().root);
-        let said = says(place).into_iter().flat_map(|message| match message {
+        let said = messages(place).into_iter().flat_map(|message| match message {
             FromDispatcher::Arrived { files, .. } => files,
             _ => Vec::new(),
         });
@@ -256,8 +256,8 @@ mod tests {
     }
 
     /// The troubles that one listing reports.
-    fn troubles(place: &mut PlaceWatch) -> Vec<Option<Code>> {
-        let said = says(place).into_iter().filter_map(|message| match message {
+    fn reported_troubles(place: &mut PlaceWatch) -> Vec<Option<Code>> {
+        let said = messages(place).into_iter().filter_map(|message| match message {
             FromDispatcher::Watching { trouble, .. } => Some(trouble.map(|trouble| trouble.code)),
             _ => None,
         });
@@ -296,8 +296,8 @@ mod tests {
         ];
         for (pattern, expected) in cases {
             let mut watched = at(root, pattern);
-            assert!(tells(&mut watched).is_empty(), "{pattern}");
-            assert_eq!(tells(&mut watched), expected, "{pattern}");
+            assert!(reported_files(&mut watched).is_empty(), "{pattern}");
+            assert_eq!(reported_files(&mut watched), expected, "{pattern}");
         }
     }
 
@@ -317,8 +317,8 @@ mod tests {
                 ..watch(place, "*")
             };
             let mut watched = PlaceWatch::new(watch, SystemTime::now());
-            tells(&mut watched);
-            assert_eq!(tells(&mut watched).len(), expected);
+            reported_files(&mut watched);
+            assert_eq!(reported_files(&mut watched).len(), expected);
         }
     }
 
@@ -331,15 +331,15 @@ mod tests {
         for _ in 0..2 {
             for _ in 0..3 {
                 file.write_all(b"more").unwrap();
-                assert!(tells(&mut watched).is_empty());
+                assert!(reported_files(&mut watched).is_empty());
             }
-            let said = says(&mut watched);
+            let said = messages(&mut watched);
             let [FromDispatcher::Arrived { trigger, files }] = &said[..] else {
                 panic!("{said:?}");
             };
             assert_eq!((*trigger, files.len()), (TRIGGER, 1));
             watched.files.note(&keys(files));
-            assert!(says(&mut watched).is_empty());
+            assert!(messages(&mut watched).is_empty());
             versions.push((files[0].bytes, files[0].version.clone()));
         }
         assert_eq!((versions[0].0, versions[1].0), (12, 24));
@@ -351,15 +351,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("in");
         let mut watched = at(&place, "*");
-        assert_eq!(troubles(&mut watched), [Some(Code::NotFound)]);
-        assert!(troubles(&mut watched).is_empty());
+        assert_eq!(reported_troubles(&mut watched), [Some(Code::NotFound)]);
+        assert!(reported_troubles(&mut watched).is_empty());
         fs::write(&place, "").unwrap();
-        assert_eq!(troubles(&mut watched), [Some(Code::InvalidRequest)]);
-        assert!(troubles(&mut watched).is_empty());
+        assert_eq!(reported_troubles(&mut watched), [Some(Code::InvalidRequest)]);
+        assert!(reported_troubles(&mut watched).is_empty());
         fs::remove_file(&place).unwrap();
         fs::create_dir(&place).unwrap();
-        assert_eq!(troubles(&mut watched), [None::<Code>]);
-        assert!(troubles(&mut watched).is_empty());
+        assert_eq!(reported_troubles(&mut watched), [None::<Code>]);
+        assert!(reported_troubles(&mut watched).is_empty());
     }
 
     #[test]
@@ -369,8 +369,8 @@ mod tests {
         fs::write(directory.path().join("a"), "").unwrap();
         fs::write(directory.path().join(std::ffi::OsStr::from_bytes(b"\xfc")), "").unwrap();
         let mut watched = at(directory.path(), "*");
-        assert_eq!(troubles(&mut watched), [Some(Code::InvalidRequest)]);
-        assert_eq!(tells(&mut watched), ["a"]);
+        assert_eq!(reported_troubles(&mut watched), [Some(Code::InvalidRequest)]);
+        assert_eq!(reported_files(&mut watched), ["a"]);
     }
 
     #[test]
@@ -384,11 +384,11 @@ mod tests {
         ] {
             let mut watched = PlaceWatch::new(watch(place, pattern), SystemTime::now());
             assert_eq!(
-                troubles(&mut watched),
+                reported_troubles(&mut watched),
                 [Some(Code::InvalidRequest)],
                 "{place} {pattern}"
             );
-            assert!(troubles(&mut watched).is_empty(), "{place} {pattern}");
+            assert!(reported_troubles(&mut watched).is_empty(), "{place} {pattern}");
         }
     }
 
@@ -404,7 +404,7 @@ mod tests {
         watched.of_bucket = true;
         source.root = "s3://bucket/in".into();
         source.objects = Some(Objects::open(&Place::of_directory(directory.path()).unwrap()).unwrap());
-        let said = says(&mut watched);
+        let said = messages(&mut watched);
         let [
             FromDispatcher::Watching { trouble: None, .. },
             FromDispatcher::Arrived { files, .. },

@@ -25,7 +25,7 @@ use crate::lease_driver::LeaseDriver;
 const MIN_WORKERS: u16 = 4;
 
 #[derive(Default)]
-struct State {
+struct WorkerSetState {
     tasks: TaskQueue,
     drivers: Vec<Arc<dyn LeaseDriver>>,
     /// Whether a thread is leasing.
@@ -34,7 +34,7 @@ struct State {
     closed: bool,
 }
 
-impl State {
+impl WorkerSetState {
     fn workers(&self) -> u32 {
         self.drivers.iter().map(|driver| u32::from(driver.workers())).sum()
     }
@@ -45,7 +45,7 @@ pub struct WorkerSet {
     key: WorkerKey,
     client: Client,
     pub shared: Arc<DispatcherState>,
-    state: Mutex<State>,
+    state: Mutex<WorkerSetState>,
     closing: Condvar,
 }
 
@@ -60,7 +60,7 @@ impl WorkerSet {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WorkerSetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -74,7 +74,7 @@ impl WorkerSet {
     }
 
     /// Queues a task for a worker, after its inputs are read.
-    fn enqueue(self: &Arc<Self>, state: &mut State, task: Task, push: impl Fn(&mut TaskQueue, Task)) {
+    fn enqueue(self: &Arc<Self>, state: &mut WorkerSetState, task: Task, push: impl Fn(&mut TaskQueue, Task)) {
         if !task.needs_fetch() {
             return push(&mut state.tasks, task);
         }
@@ -104,7 +104,7 @@ impl WorkerSet {
     }
 
     /// Gives tasks to drivers with room, and leases more workers if tasks remain.
-    fn assign_tasks(self: &Arc<Self>, state: &mut State) {
+    fn assign_tasks(self: &Arc<Self>, state: &mut WorkerSetState) {
         let (mut over, mut back) = (Vec::new(), Vec::new());
         for driver in &state.drivers {
             let left = self.remaining(driver.as_ref());
@@ -141,7 +141,7 @@ impl WorkerSet {
     }
 
     /// Number of workers to lease, if the worker set may have more.
-    fn workers_to_lease(&self, state: &State) -> Option<u16> {
+    fn workers_to_lease(&self, state: &WorkerSetState) -> Option<u16> {
         let (workers, most) = (state.workers(), self.max_workers());
         match self.key.ranks {
             0 => {
@@ -169,7 +169,7 @@ impl WorkerSet {
         let shared = &self.shared;
         let cores = match shared.fair_share.is_contended() {
             true => shared.fair_share.share(&self.key, shared.available_cores()),
-            false => shared.options.most_workers.into(),
+            false => shared.options.max_workers.into(),
         };
         match cores {
             0 => 0,
@@ -178,7 +178,7 @@ impl WorkerSet {
     }
 
     /// Retires drivers while other worker sets find no room and this one has more than its share.
-    fn yield_room(&self, state: &mut State) {
+    fn yield_room(&self, state: &mut WorkerSetState) {
         if !self.shared.fair_share.is_contended() {
             return;
         }
@@ -192,14 +192,14 @@ impl WorkerSet {
     }
 
     /// Counts this worker set as active if it has tasks or workers.
-    fn update_activity(&self, state: &mut State) {
+    fn update_activity(&self, state: &mut WorkerSetState) {
         let has_any = state.tasks.waiting() > 0 || !state.drivers.is_empty();
         let active = has_any && !state.closed;
         self.shared.fair_share.set_active(&mut state.share_state, active);
     }
 
     /// Records since when the worker set has found no room; `None` if it finds some.
-    fn record_wait(&self, state: &mut State, since: Option<Instant>) {
+    fn record_wait(&self, state: &mut WorkerSetState, since: Option<Instant>) {
         let has = state.workers().saturating_mul(self.cores_per_worker().into());
         let shared = &self.shared;
         shared
@@ -223,7 +223,7 @@ impl WorkerSet {
         let running: usize = state.drivers.iter().map(|driver| driver.running()).sum();
         let tasks = (state.tasks.len() + running) as u64;
         let cores = u64::from(self.cores_per_worker()) * u64::from(self.key.ranks.max(1));
-        demand.workers += (tasks * cores).min(self.shared.options.most_workers.into());
+        demand.workers += (tasks * cores).min(self.shared.options.max_workers.into());
         demand.longest_ms = demand.longest_ms.max(state.tasks.longest_walltime_ms().into());
     }
 
@@ -264,7 +264,7 @@ impl WorkerSet {
     }
 
     /// Removes a driver: it gets no more tasks.
-    fn remove_driver(&self, state: &mut State, driver: &Arc<dyn LeaseDriver>) {
+    fn remove_driver(&self, state: &mut WorkerSetState, driver: &Arc<dyn LeaseDriver>) {
         let before = state.drivers.len();
         state.drivers.retain(|other| !Arc::ptr_eq(other, driver));
         if state.drivers.len() < before {

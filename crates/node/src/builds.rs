@@ -13,16 +13,16 @@ use dayfly_protocol::text;
 use rustix::fs::MemfdFlags;
 
 /// First and longest pause after a build that could not reach its index; each further failure doubles it.
-const FIRST_REST: Duration = Duration::from_secs(10);
-const MAX_REST: Duration = Duration::from_secs(5 * 60);
+const MIN_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(5 * 60);
 /// Bytes of `uv`'s output that are read from the end, and characters of it in a message.
 const TAIL_BYTES: u64 = 1 << 10;
-const MAX_TOLD_CHARS: usize = 600;
+const MAX_MESSAGE_CHARS: usize = 600;
 /// Digits of an environment's hash in messages.
 const SHOWN_DIGITS: usize = 12;
 
 /// Messages of `uv` for an index that is unreachable or unavailable. Another try may succeed.
-const PASSING: [&str; 7] = [
+const TEMPORARY: [&str; 7] = [
     "error sending request",
     "error decoding response body",
     "client error (Connect)",
@@ -44,7 +44,7 @@ pub struct Builds {
 #[derive(Debug)]
 struct Build {
     begun: Instant,
-    rest: Duration,
+    pause: Duration,
     stage: Stage,
 }
 
@@ -53,9 +53,9 @@ enum Stage {
     /// Waits for other builds.
     Queued,
     /// `uv` writes its output here.
-    Running { since: Instant, words: File },
+    Running { since: Instant, output: File },
     /// Failed temporarily.
-    Resting { until: Instant, why: String },
+    Paused { until: Instant, why: String },
 }
 
 impl Builds {
@@ -76,12 +76,12 @@ impl Builds {
         let mut known = self.known();
         let build = known.entry(hash).or_insert_with(|| Build {
             begun: now,
-            rest: FIRST_REST,
+            pause: MIN_PAUSE,
             stage: Stage::Queued,
         });
-        if let Stage::Resting { until, .. } = &build.stage {
+        if let Stage::Paused { until, .. } = &build.stage {
             if *until > now {
-                return Err(building(build.told(hash)));
+                return Err(building(build.describe(hash)));
             }
             build.stage = Stage::Queued;
         }
@@ -90,12 +90,12 @@ impl Builds {
 
     /// Records that the build runs. Returns the file for `uv`'s output.
     pub fn run(&self, hash: EnvironmentHash) -> std::io::Result<File> {
-        let words = File::from(rustix::fs::memfd_create("uv", MemfdFlags::CLOEXEC)?);
+        let output = File::from(rustix::fs::memfd_create("uv", MemfdFlags::CLOEXEC)?);
         if let Some(build) = self.known().get_mut(&hash) {
-            let (since, words) = (Instant::now(), words.try_clone()?);
-            build.stage = Stage::Running { since, words };
+            let (since, output) = (Instant::now(), output.try_clone()?);
+            build.stage = Stage::Running { since, output };
         }
-        Ok(words)
+        Ok(output)
     }
 
     /// Forgets a build that succeeded or failed for good.
@@ -106,7 +106,7 @@ impl Builds {
     /// Forgets builds that no lease requested again. Call it about once a minute.
     pub fn forget(&self) {
         let is_asked_for = |build: &Build| match &build.stage {
-            Stage::Resting { until, .. } => until.elapsed() < MAX_REST,
+            Stage::Paused { until, .. } => until.elapsed() < MAX_PAUSE,
             Stage::Queued | Stage::Running { .. } => true,
         };
         self.known().retain(|_, build| is_asked_for(build));
@@ -114,48 +114,48 @@ impl Builds {
 
     /// Records a failure with `uv`'s output. A temporary failure is retried after a pause; any other, or one after the
     /// limit, is final.
-    pub fn fail(&self, hash: EnvironmentHash, words: &str) -> Failure {
+    pub fn fail(&self, hash: EnvironmentHash, output: &str) -> Failure {
         let mut known = self.known();
-        let is_passing = PASSING.iter().any(|known| words.contains(known));
+        let is_temporary = TEMPORARY.iter().any(|known| output.contains(known));
         let tried = known.get_mut(&hash).filter(|build| build.begun.elapsed() < self.limit);
-        if let (true, Some(build)) = (is_passing, tried) {
-            build.stage = Stage::Resting {
-                until: Instant::now() + build.rest,
-                why: format!("cannot reach the index: {}", bounded(words)),
+        if let (true, Some(build)) = (is_temporary, tried) {
+            build.stage = Stage::Paused {
+                until: Instant::now() + build.pause,
+                why: format!("cannot reach the index: {}", bounded(output)),
             };
-            build.rest = (build.rest * 2).min(MAX_REST);
-            return building(build.told(hash));
+            build.pause = (build.pause * 2).min(MAX_PAUSE);
+            return building(build.describe(hash));
         }
         known.remove(&hash);
-        let text = format!("environment {} cannot be built: {}", short(hash), bounded(words));
+        let text = format!("environment {} cannot be built: {}", short(hash), bounded(output));
         Failure::new(Code::EnvironmentFailed, text)
     }
 
-    /// The error for a lease that waits for the build.
-    pub fn told(&self, hash: Option<EnvironmentHash>) -> Failure {
+    /// The error for a lease that waits for a build.
+    pub fn pending(&self, hash: Option<EnvironmentHash>) -> Failure {
         let known = self.known();
-        let told = hash.and_then(|hash| known.get(&hash).map(|build| build.told(hash)));
-        building(told.unwrap_or_else(|| "the environment is being looked at".into()))
+        let told = hash.and_then(|hash| known.get(&hash).map(|build| build.describe(hash)));
+        building(told.unwrap_or_else(|| "the environment is being examined".into()))
     }
 }
 
 impl Build {
-    fn told(&self, hash: EnvironmentHash) -> String {
+    fn describe(&self, hash: EnvironmentHash) -> String {
         let hash = short(hash);
         match &self.stage {
-            Stage::Queued => format!("environment {hash}: queued, others are built first"),
-            Stage::Running { since, words } => {
+            Stage::Queued => format!("environment {hash}: queued behind other builds"),
+            Stage::Running { since, output } => {
                 let since = since.elapsed().as_secs();
-                match last_line(words) {
+                match last_line(output) {
                     line if line.is_empty() => format!("environment {hash}: building since {since} s"),
                     line => format!("environment {hash}: building since {since} s: {line}"),
                 }
             }
-            Stage::Resting { until, why } => {
+            Stage::Paused { until, why } => {
                 let left = until.saturating_duration_since(Instant::now());
                 format!(
                     "environment {hash}: failed: {why}; will try again at {} UTC",
-                    clock_in(left)
+                    time_of_day_after(left)
                 )
             }
         }
@@ -171,37 +171,37 @@ fn short(hash: EnvironmentHash) -> String {
 }
 
 /// The end of a program's output, in one line.
-fn bounded(words: &str) -> String {
-    let lines: Vec<String> = words.lines().map(plain).filter(|line| !line.is_empty()).collect();
+fn bounded(output: &str) -> String {
+    let lines: Vec<String> = output.lines().map(sanitized).filter(|line| !line.is_empty()).collect();
     let all = lines.join("; ");
-    let too_long = all.chars().count().saturating_sub(MAX_TOLD_CHARS);
+    let too_long = all.chars().count().saturating_sub(MAX_MESSAGE_CHARS);
     match too_long {
         0 => all,
         _ => format!("...{}", all.chars().skip(too_long).collect::<String>()),
     }
 }
 
-fn plain(line: &str) -> String {
+fn sanitized(line: &str) -> String {
     text::line(line.trim(), text::MAX_FIELD_BYTES)
 }
 
 /// The last line of a file that is still being written.
-fn last_line(words: &File) -> String {
-    let length = words.metadata().map_or(0, |metadata| metadata.len());
+fn last_line(output: &File) -> String {
+    let length = output.metadata().map_or(0, |metadata| metadata.len());
     let from = length.saturating_sub(TAIL_BYTES);
     let mut tail = vec![0; (length - from) as usize];
     // An unreadable part is left out.
-    let read = words.read_at(&mut tail, from).unwrap_or(0);
+    let read = output.read_at(&mut tail, from).unwrap_or(0);
     let text = String::from_utf8_lossy(&tail[..read]).into_owned();
     text.lines()
         .rev()
-        .map(plain)
+        .map(sanitized)
         .find(|line| !line.is_empty())
         .unwrap_or_default()
 }
 
 /// The time of day after `left`, in UTC.
-fn clock_in(left: Duration) -> String {
+fn time_of_day_after(left: Duration) -> String {
     let at = SystemTime::now() + left;
     let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let seconds = since.as_secs() % (24 * 3600);
@@ -221,10 +221,10 @@ mod tests {
     fn running_build_reports_its_duration_and_last_line() {
         let builds = Builds::new(Duration::from_secs(60));
         builds.queue(HASH).unwrap();
-        assert!(builds.told(Some(HASH)).message.contains("queued"));
-        let mut words = builds.run(HASH).unwrap();
-        writeln!(words, "Resolved 3 packages\nPrepared\x1b[2m 1 package").unwrap();
-        let told = builds.told(Some(HASH));
+        assert!(builds.pending(Some(HASH)).message.contains("queued"));
+        let mut output = builds.run(HASH).unwrap();
+        writeln!(output, "Resolved 3 packages\nPrepared\x1b[2m 1 package").unwrap();
+        let told = builds.pending(Some(HASH));
         assert_eq!(told.code, Code::EnvironmentBuilding);
         assert!(
             told.message
@@ -260,6 +260,6 @@ mod tests {
     #[test]
     fn long_error_is_cut_at_its_beginning() {
         let told = bounded(&format!("{}\nthe end", "x".repeat(5_000)));
-        assert!(told.starts_with("...") && told.ends_with("; the end") && told.len() <= MAX_TOLD_CHARS + 3);
+        assert!(told.starts_with("...") && told.ends_with("; the end") && told.len() <= MAX_MESSAGE_CHARS + 3);
     }
 }

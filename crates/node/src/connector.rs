@@ -24,19 +24,19 @@ use rustix::process::Signal;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-use crate::enclosures::Enclosure;
-use crate::executors::{drain, forget_child, start_child};
-use crate::leases::Run;
+use crate::executor_sandbox::ExecutorSandbox;
+use crate::executors::{drain, reap_child, start_child};
+use crate::leases::NodeLease;
 use crate::node::Node;
-use crate::{Output, readable};
+use crate::{Output, descriptor_watch};
 
 /// Ranks that may wait in the socket's queue.
 const BACKLOG: i32 = 256;
 /// Most groups at a time: for each worker of a lease, and in addition. A rank of `dayfly run` belongs to two.
-const GROUPS_PER_WORKER: u32 = 4;
-const GROUPS: u32 = 4;
+const MAX_GROUPS_PER_WORKER: u32 = 4;
+const MAX_GROUPS: u32 = 4;
 /// Pause before a connector that ended is replaced, so that a sandbox cannot occupy the node by ending it.
-const PAUSE: Duration = Duration::from_millis(200);
+const RESTART_PAUSE: Duration = Duration::from_millis(200);
 
 /// The socket in a sandbox, and its service. Dropping it ends both.
 #[derive(Debug)]
@@ -45,25 +45,25 @@ pub struct Connector {
 }
 
 /// Serves the connector's socket of a lease's sandbox; `None` if the sandbox has the host's network.
-pub fn open(node: &Arc<Node>, run: &Run, enclosure: &Enclosure) -> std::io::Result<Option<Connector>> {
-    let Some(calls) = enclosure.calls() else {
+pub fn open(node: &Arc<Node>, lease: &NodeLease, sandbox: &ExecutorSandbox) -> std::io::Result<Option<Connector>> {
+    let Some(listener) = sandbox.connector_socket() else {
         return Ok(None);
     };
-    let listener = readable::watch(calls.try_clone()?)?;
+    let listener = descriptor_watch::watch(listener.try_clone()?)?;
     let (open, closed) = oneshot::channel::<()>();
-    let workers = u32::from(run.granted.reservation.workers);
+    let workers = u32::from(lease.granted.reservation.workers);
     let lease = Lease {
-        id: run.id(),
-        most: match node.options.connectors {
-            true => GROUPS + GROUPS_PER_WORKER * workers,
+        id: lease.id(),
+        max_groups: match node.options.connectors {
+            true => MAX_GROUPS + MAX_GROUPS_PER_WORKER * workers,
             false => 0,
         },
-        group: Arc::downgrade(enclosure.group()),
+        group: Arc::downgrade(sandbox.group()),
     };
     let mine = node.clone();
-    node.background(async move {
+    node.tasks.spawn_until_closing(async move {
         tokio::select! {
-            () = attend(&mine, &lease, listener) => {}
+            () = serve(&mine, &lease, listener) => {}
             _ = closed => {}
         }
     });
@@ -72,7 +72,7 @@ pub fn open(node: &Arc<Node>, run: &Run, enclosure: &Enclosure) -> std::io::Resu
 
 struct Lease {
     id: LeaseId,
-    most: u32,
+    max_groups: u32,
     group: Weak<Group>,
 }
 
@@ -92,30 +92,30 @@ pub fn listen(dir: &Path) -> std::io::Result<OwnedFd> {
 }
 
 /// Starts a connector whenever a rank connects and none runs.
-async fn attend(node: &Arc<Node>, lease: &Lease, listener: AsyncFd<OwnedFd>) {
+async fn serve(node: &Arc<Node>, lease: &Lease, listener: AsyncFd<OwnedFd>) {
     loop {
         let Ok(mut ready) = listener.readable().await else {
             return;
         };
-        if !is_called(ready.get_inner()) {
+        if !has_connection(ready.get_inner()) {
             ready.clear_ready();
             continue;
         }
-        match Process::start(node, lease, listener.get_ref()).await {
+        match ConnectorProcess::start(node, lease, listener.get_ref()).await {
             Ok(process) => process.ended().await,
-            Err(error) => tracing::warn!(lease = %lease.id, error, "no group can be joined for isolated ranks"),
+            Err(error) => tracing::warn!(lease = %lease.id, error, "isolated ranks cannot join groups"),
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RESTART_PAUSE).await;
     }
 }
 
-fn is_called(listener: &OwnedFd) -> bool {
+fn has_connection(listener: &OwnedFd) -> bool {
     let mut waiting = [PollFd::new(listener, PollFlags::IN)];
     poll(&mut waiting, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// A running connector. Dropping it ends it.
-struct Process {
+struct ConnectorProcess {
     pid: i32,
     pidfd: OwnedFd,
     /// Closes when the node dies. That ends the connector even if the parent-death signal does not.
@@ -123,7 +123,7 @@ struct Process {
     readers: tokio::task::JoinSet<()>,
 }
 
-impl Process {
+impl ConnectorProcess {
     async fn start(node: &Node, lease: &Lease, listener: &OwnedFd) -> Result<Self, String> {
         let program = Program {
             program: node.options.connector_path(),
@@ -154,19 +154,19 @@ impl Process {
         [output, errors]: [OwnedFd; 2],
     ) -> std::io::Result<()> {
         // Always to the log, wherever workers' output goes: this is the node's own output.
-        let output = readable::watch(output)?;
+        let output = descriptor_watch::watch(output)?;
         self.readers
             .spawn(drain(output, Arc::default(), Stream::Out, None, Output::Log));
-        let errors = readable::watch(errors)?;
+        let errors = descriptor_watch::watch(errors)?;
         self.readers
             .spawn(drain(errors, Arc::default(), Stream::Err, None, Output::Log));
         if let Some(group) = lease.group.upgrade() {
             group.admit(self.pid)?;
         }
         let orders = Orders {
-            managers: node.trusted(),
+            managers: node.trusted.all(),
             places: node.options.rendezvous.clone(),
-            most: lease.most,
+            most: lease.max_groups,
             user: rustix::process::geteuid().is_root().then_some(HELPER_USER),
         };
         let orders = serde_json::to_vec(&orders)?;
@@ -176,17 +176,17 @@ impl Process {
     /// Waits until it has ended by itself.
     async fn ended(&self) {
         // Use a copy: the original is needed to end the process in any case.
-        let watched = self.pidfd.try_clone().and_then(readable::watch);
+        let watched = self.pidfd.try_clone().and_then(descriptor_watch::watch);
         if let Ok(watched) = watched {
             let _ = watched.readable().await;
         }
     }
 }
 
-impl Drop for Process {
+impl Drop for ConnectorProcess {
     fn drop(&mut self) {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
-        forget_child(self.pid, self.pidfd.as_fd());
+        reap_child(self.pid, self.pidfd.as_fd());
         self.readers.abort_all();
     }
 }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dayfly_lease::token;
-use dayfly_protocol::api::{LeaseRequest, LeaseState};
+use dayfly_protocol::api::LeaseRequest;
+use dayfly_protocol::api::LeaseState;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, Token, kind, transport};
 use dayfly_protocol::ids::{CodeHash, Incarnation, PublicKey};
 use dayfly_protocol::node_api::{MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
 use sha2::{Digest, Sha256};
 
-use crate::leases::Run;
+use crate::leases::NodeLease;
 use crate::listener::Connection;
 use crate::node::{Node, random};
 
@@ -32,12 +33,12 @@ pub async fn serve(node: &Arc<Node>, hello: &Hello, mut connection: Connection) 
     if connection.is_exposed() && !encrypted && !node.options.trust_fabric {
         let text = "this site allows no requests in clear off the loopback; use a client that asks for TLS";
         let refusal = token::refuse(&Failure::new(Code::TransportRefused, text));
-        let _ = connection.answer(&refusal).await;
+        let _ = connection.send_verdict(&refusal).await;
         return;
     }
     let nothing = PublicKey([0; 32]);
     let verdict = token::accept(&hello.channel, Incarnation(0), 0, 0, nothing, &node.key);
-    if connection.answer(&verdict).await.is_err() {
+    if connection.send_verdict(&verdict).await.is_err() {
         return;
     }
     if encrypted {
@@ -113,7 +114,7 @@ async fn write_frame(connection: &mut Connection, response: &Response) -> std::i
 /// Serves one request. Returns the response, and whether the connection can be used further.
 async fn serve_one(node: &Arc<Node>, hello: &Hello, connection: &mut Connection, request: Request) -> (Response, bool) {
     let token = &hello.token;
-    let answered = match request {
+    let served = match request {
         Request::PutCode { hash, length } => {
             let (response, go_on) = put_code(node, connection, hash, length).await;
             let shown = match &response {
@@ -128,10 +129,10 @@ async fn serve_one(node: &Arc<Node>, hello: &Hello, connection: &mut Connection,
             shown.map(|()| Response::Code { present })
         }
         Request::Ping => Ok(Response::Done),
-        Request::Lease(request) => lease(node, hello, *request).await,
-        of_lease => with_lease(node, token, of_lease).await,
+        Request::Lease(request) => grant_lease(node, hello, *request).await,
+        of_lease => serve_lease_request(node, token, of_lease).await,
     };
-    (answered.unwrap_or_else(Response::Failed), true)
+    (served.unwrap_or_else(Response::Failed), true)
 }
 
 /// Shows code to the lease's isolated workers. A holder may name any code whose hash it knows.
@@ -148,7 +149,7 @@ fn show_code(node: &Node, token: &Token, hash: CodeHash) -> Result<(), Failure> 
     })
 }
 
-async fn lease(node: &Arc<Node>, hello: &Hello, request: LeaseRequest) -> Result<Response, Failure> {
+async fn grant_lease(node: &Arc<Node>, hello: &Hello, request: LeaseRequest) -> Result<Response, Failure> {
     let token = &hello.token;
     if token.kind != kind::ALLOWANCE {
         return Err(Failure::new(
@@ -156,13 +157,13 @@ async fn lease(node: &Arc<Node>, hello: &Hello, request: LeaseRequest) -> Result
             "a lease's token permits no further lease; use the allowance, or the manager",
         ));
     }
-    within(token, &request)?;
+    check_allowance(token, &request)?;
     let grant = node.grant_directly(hello, request, EXECUTOR_PATIENCE).await?;
     Ok(Response::Granted(Box::new(grant)))
 }
 
 /// Returns an error unless an allowance covers a request.
-fn within(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
+fn check_allowance(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
     let cores = u64::from(request.workers) * u64::from(request.cores_per_worker);
     let checks = [
         (
@@ -199,7 +200,7 @@ fn within(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
     }
 }
 
-async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result<Response, Failure> {
+async fn serve_lease_request(node: &Arc<Node>, token: &Token, request: Request) -> Result<Response, Failure> {
     if token.kind != kind::LEASE {
         return Err(Failure::new(
             Code::Unauthorized,
@@ -208,38 +209,41 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
     }
     match request {
         Request::Renew { duration_ms } => {
-            let run = own_lease(node, token)?;
-            if run.granted.origin.is_managed() {
+            let lease = lease_of_holder(node, token)?;
+            if lease.granted.origin.is_managed() {
                 return Err(Failure::new(
                     Code::InvalidRequest,
-                    "a manager keeps the books of this lease; renew it there",
+                    "this lease belongs to a manager; renew it there",
                 ));
             }
-            run.renew(duration_ms)?;
-            Ok(Response::Renewed(Box::new(node.grant(&run))))
+            lease.renew(duration_ms)?;
+            Ok(Response::Renewed(Box::new(node.grant(&lease))))
         }
         Request::Release => {
-            let run = own_lease(node, token)?;
-            run.end(LeaseState::Released);
-            run.gone(RELEASE_DEADLINE).await;
+            let lease = lease_of_holder(node, token)?;
+            lease.end(LeaseState::Released);
+            lease.wait_until_over(RELEASE_DEADLINE).await;
             Ok(Response::Done)
         }
         Request::Cancel { channel, sequence } => node.lease(token)?.cancel(channel, sequence).map(|()| Response::Done),
         Request::Close { channel } => {
-            node.lease(token)?.client_gone(channel);
+            node.lease(token)?.on_client_gone(channel);
             Ok(Response::Done)
         }
-        Request::ChannelStatus { channel } => node.lease_or_memory(token)?.fate(channel).map(Response::ChannelStatus),
+        Request::ChannelStatus { channel } => node
+            .live_or_recent_lease(token)?
+            .channel_status(channel)
+            .map(Response::ChannelStatus),
         Request::Output { from, wait_ms } => {
-            let run = own(node.lease_or_memory(token)?, token)?;
-            let (printed, mut over) = (run.printed(), run.over.subscribe());
+            let lease = require_holder(node.live_or_recent_lease(token)?, token)?;
+            let (printed, mut over) = (lease.output(), lease.over.subscribe());
             tokio::select! {
                 () = printed.wait(from, MAX_WAIT.min(Duration::from_millis(wait_ms.into()))) => {}
                 _ = over.wait_for(|over| *over) => {}
             }
             // Read this flag first: then the output that is read next is complete.
-            let is_over = *run.over.borrow();
-            let (from, pieces) = run.printed().read(from);
+            let is_over = *lease.over.borrow();
+            let (from, pieces) = lease.output().read(from);
             let over = is_over && pieces.is_empty();
             Ok(Response::Output { from, pieces, over })
         }
@@ -249,41 +253,42 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
             workers,
             duration_ms,
         } => {
-            let run = node.lease(token)?;
-            let grant = node.delegate(&run, &token.holder, holder, first, workers, duration_ms)?;
+            let lease = node.lease(token)?;
+            let grant = node.delegate(&lease, &token.holder, holder, first, workers, duration_ms)?;
             Ok(Response::Delegated(Box::new(grant)))
         }
         Request::RevokeDelegation { holder } => {
-            let run = node.lease(token)?;
-            run.take_back(&token.holder, &holder).map(|()| Response::Done)
+            let lease = node.lease(token)?;
+            lease.take_back(&token.holder, &holder).map(|()| Response::Done)
         }
         Request::NodeSocket => {
-            let run = own_lease(node, token)?;
-            let shown = node.show_itself_to(&run).map_err(|error| {
+            let lease = lease_of_holder(node, token)?;
+            let shown = node.open_sandbox_socket(&lease).map_err(|error| {
                 let text = format!("the node's socket cannot be shown to the lease's workers: {error}; report this");
                 Failure::new(Code::Internal, text)
             });
             shown.map(|path| Response::NodeSocket { path })
         }
-        Request::Lease(_) | Request::HasCode { .. } | Request::PutCode { .. } | Request::Ping => {
-            Err(Failure::new(Code::Internal, "a request went astray"))
-        }
+        Request::Lease(_) | Request::HasCode { .. } | Request::PutCode { .. } | Request::Ping => Err(Failure::new(
+            Code::Internal,
+            "the node did not handle a request; report this",
+        )),
     }
 }
 
 /// The lease of a token, for operations that only its holder may request.
-fn own_lease(node: &Node, token: &Token) -> Result<Arc<Run>, Failure> {
-    own(node.lease(token)?, token)
+fn lease_of_holder(node: &Node, token: &Token) -> Result<Arc<NodeLease>, Failure> {
+    require_holder(node.lease(token)?, token)
 }
 
-fn own(run: Arc<Run>, token: &Token) -> Result<Arc<Run>, Failure> {
-    if run.holder() != token.holder {
+fn require_holder(lease: Arc<NodeLease>, token: &Token) -> Result<Arc<NodeLease>, Failure> {
+    if lease.holder() != token.holder {
         return Err(Failure::new(
             Code::Unauthorized,
-            "a part of a lease may be used and delegated further, and nothing else; ask whoever has the lease",
+            "a delegated part of a lease may only be used and delegated further; ask the holder of the lease",
         ));
     }
-    Ok(run)
+    Ok(lease)
 }
 
 /// Receives code into a temporary file while it computes the hash, and moves the file into place if the hash is right.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::OnceCell;
 
-use crate::executors::{Guests, end_unknown_children};
+use crate::executors::{ExternalProgram, end_unknown_children};
 
 /// Longest wait of a lease for an image that is being unpacked.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ pub struct Images {
     own_process: bool,
     /// Whether the node is closing.
     closed: AtomicBool,
-    slots: Mutex<HashMap<String, Arc<OnceCell<Ready>>>>,
+    slots: Mutex<HashMap<String, Arc<OnceCell<ReadyImage>>>>,
     /// Directories in `dir` that are in use.
     kept: Mutex<HashSet<PathBuf>>,
     /// Unpacked images that their names do not refer to any more.
@@ -54,7 +54,7 @@ pub struct Images {
 }
 
 #[derive(Debug, Clone)]
-struct Ready {
+struct ReadyImage {
     mark: String,
     image: Arc<Image>,
 }
@@ -79,7 +79,7 @@ impl Images {
     pub async fn prepare(self: &Arc<Self>) {
         for name in &self.named {
             if let Err(error) = self.ready(name).await {
-                tracing::warn!(name, %error, "an image is not to be had");
+                tracing::warn!(name, %error, "an image is not available");
             }
         }
         let mine = self.clone();
@@ -93,7 +93,7 @@ impl Images {
     }
 
     /// The image of a lease that requests `asked`. With `any`, it may be one that the operator did not name.
-    pub async fn wanted(self: &Arc<Self>, asked: Option<&str>, any: bool) -> Result<Arc<Image>, Failure> {
+    pub async fn get(self: &Arc<Self>, asked: Option<&str>, any: bool) -> Result<Arc<Image>, Failure> {
         let (name, pinned) = self.allowed_name(asked, any)?;
         let (mine, known) = (self.clone(), name.clone());
         // The task goes on without its requester, so that the next request finds the image.
@@ -161,7 +161,7 @@ impl Images {
         }
     }
 
-    async fn ready(self: &Arc<Self>, name: &str) -> Result<Ready, ImageError> {
+    async fn ready(self: &Arc<Self>, name: &str) -> Result<ReadyImage, ImageError> {
         let slot = lock(&self.slots).entry(name.into()).or_default().clone();
         let ready = slot.get_or_try_init(|| self.fetch(name)).await.cloned();
         if ready.is_err() {
@@ -177,13 +177,13 @@ impl Images {
         ready
     }
 
-    async fn fetch(self: &Arc<Self>, name: &str) -> Result<Ready, ImageError> {
+    async fn fetch(self: &Arc<Self>, name: &str) -> Result<ReadyImage, ImageError> {
         let _one = self.unpacking.lock().await;
         let (mine, name) = (self.clone(), name.to_string());
         let done = tokio::task::spawn_blocking(move || {
-            let guests = Guests::arrive();
+            let external = ExternalProgram::begin();
             let fetched = mine.unpack(&name);
-            drop(guests);
+            drop(external);
             if mine.own_process {
                 // Processes that a container runtime left.
                 end_unknown_children();
@@ -195,9 +195,9 @@ impl Images {
     }
 
     /// Unpacks an image unless it exists. Blocks until then.
-    fn unpack(&self, name: &str) -> Result<Ready, ImageError> {
+    fn unpack(&self, name: &str) -> Result<ReadyImage, ImageError> {
         let found = image::find(&Reference::parse(name)?)?;
-        let ready = |image| Ready {
+        let ready = |image| ReadyImage {
             mark: found.mark.clone(),
             image: Arc::new(image),
         };
@@ -243,8 +243,8 @@ impl Images {
     }
 
     /// Checks which images the names refer to. Call it about once a minute.
-    pub async fn look_again(self: &Arc<Self>) {
-        let known: Vec<(String, Arc<OnceCell<Ready>>)> = {
+    pub async fn refresh(self: &Arc<Self>) {
+        let known: Vec<(String, Arc<OnceCell<ReadyImage>>)> = {
             let slots = lock(&self.slots);
             slots.iter().map(|(name, slot)| (name.clone(), slot.clone())).collect()
         };
@@ -252,7 +252,7 @@ impl Images {
             let Some(was) = slot.get() else { continue };
             let wanted = name.clone();
             let found = tokio::task::spawn_blocking(move || {
-                let _guests = Guests::arrive();
+                let _external = ExternalProgram::begin();
                 Reference::parse(&wanted).and_then(|reference| image::find(&reference))
             });
             let Ok(found) = found.await else { continue };
@@ -268,7 +268,7 @@ impl Images {
                 },
                 Err(ImageError::NotThere { .. }) => drop(lock(&self.slots).remove(&name)),
                 Err(error) => {
-                    tracing::warn!(name, %error, "an image cannot be looked at");
+                    tracing::warn!(name, %error, "an image cannot be checked");
                     continue;
                 }
             }
@@ -298,9 +298,9 @@ impl Images {
             return;
         }
         let _none_unpacks = self.unpacking.blocking_lock();
-        let _guests = Guests::arrive();
+        let _external = ExternalProgram::begin();
         if let Err(error) = image::tidy(&self.owner) {
-            tracing::debug!(%error, "nothing was tidied up in the storage of images");
+            tracing::debug!(%error, "unused images of the container runtime cannot be removed");
         }
         self.remove_stale();
     }

@@ -50,31 +50,31 @@ async fn lease_gets_only_permitted_images() {
         root.join("two").display().to_string(),
     );
     let site = images(&root, named(&[&one, &two]));
-    assert_eq!(site.wanted(None, false).await.unwrap().described, one);
-    assert_eq!(site.wanted(Some(&two), false).await.unwrap().root, root.join("two"));
+    assert_eq!(site.get(None, false).await.unwrap().described, one);
+    assert_eq!(site.get(Some(&two), false).await.unwrap().root, root.join("two"));
     for asked in [&format!("{one}/"), "/", "--help", "", &format!("{one}/../two")] {
-        let failure = site.wanted(Some(asked), false).await.unwrap_err();
+        let failure = site.get(Some(asked), false).await.unwrap_err();
         assert_eq!(failure.code, Code::InvalidRequest, "{asked}");
         assert!(
             failure.message.contains(&one) && failure.message.contains(asked),
             "{failure}"
         );
     }
-    let nothing = images(&root, named(&[])).wanted(None, false).await.unwrap_err();
+    let nothing = images(&root, named(&[])).get(None, false).await.unwrap_err();
     assert!(nothing.message.contains("--image"), "{nothing}");
     let own = images(&root, named(&[]));
-    assert_eq!(own.wanted(Some(&two), true).await.unwrap().root, root.join("two"));
+    assert_eq!(own.get(Some(&two), true).await.unwrap().root, root.join("two"));
     for asked in [None, Some("-x"), Some("/"), Some("../one")] {
-        assert_eq!(own.wanted(asked, true).await.unwrap_err().code, Code::InvalidRequest);
+        assert_eq!(own.get(asked, true).await.unwrap_err().code, Code::InvalidRequest);
     }
-    let missing = own.wanted(Some("/no/such/place"), true).await.unwrap_err();
+    let missing = own.get(Some("/no/such/place"), true).await.unwrap_err();
     assert_eq!(missing.code, Code::NotFound);
     // An image that appeared meanwhile is found.
     let late = root.join("late");
     let asked = late.display().to_string();
-    assert!(own.wanted(Some(&asked), true).await.is_err());
+    assert!(own.get(Some(&asked), true).await.is_err());
     std::fs::create_dir(&late).unwrap();
-    assert_eq!(own.wanted(Some(&asked), true).await.unwrap().root, late);
+    assert_eq!(own.get(Some(&asked), true).await.unwrap().root, late);
 }
 
 #[tokio::test]
@@ -85,35 +85,35 @@ async fn changed_image_replaces_old_one_after_last_lease() {
     let name = packed.display().to_string();
     let site = images(&root, named(&[&name]));
     // Ten concurrent requests get the same image, unpacked once.
-    let all = futures_util::future::join_all((0..10).map(|_| site.wanted(None, false))).await;
+    let all = futures_util::future::join_all((0..10).map(|_| site.get(None, false))).await;
     let first = all.into_iter().map(Result::unwrap).next().unwrap();
     assert_eq!(std::fs::read_to_string(first.root.join("file")).unwrap(), "first");
     assert_eq!(unpacked(&root).len(), 2);
-    site.look_again().await;
-    assert!(Arc::ptr_eq(&site.wanted(None, false).await.unwrap(), &first));
-    let insisted = site.wanted(Some(&first.described), false).await.unwrap();
+    site.refresh().await;
+    assert!(Arc::ptr_eq(&site.get(None, false).await.unwrap(), &first));
+    let insisted = site.get(Some(&first.described), false).await.unwrap();
     assert!(Arc::ptr_eq(&insisted, &first));
     drop(insisted);
 
     pack(&root, "second");
-    site.look_again().await;
-    let second = site.wanted(None, false).await.unwrap();
+    site.refresh().await;
+    let second = site.get(None, false).await.unwrap();
     assert_eq!(std::fs::read_to_string(second.root.join("file")).unwrap(), "second");
     assert_eq!(std::fs::read_to_string(first.root.join("file")).unwrap(), "first");
-    let refused = site.wanted(Some(&first.described), false).await.unwrap_err();
+    let refused = site.get(Some(&first.described), false).await.unwrap_err();
     assert!(refused.message.contains(&second.described), "{refused}");
     let gone = first.root.clone();
     drop(first);
-    site.look_again().await;
+    site.refresh().await;
     assert!(!gone.exists() && second.root.exists());
     assert_eq!(unpacked(&root).len(), 2);
 
     // The file is gone, and with it the image.
     std::fs::remove_file(&packed).unwrap();
-    site.look_again().await;
-    assert_eq!(site.wanted(None, false).await.unwrap_err().code, Code::NotFound);
+    site.refresh().await;
+    assert_eq!(site.get(None, false).await.unwrap_err().code, Code::NotFound);
     drop(second);
-    site.look_again().await;
+    site.refresh().await;
     assert_eq!(unpacked(&root), [""; 0]);
 }
 
@@ -123,17 +123,17 @@ async fn restarted_node_reuses_complete_images_and_removes_others() {
     let root = dir.path().canonicalize().unwrap();
     let Some(packed) = pack(&root, "first") else { return };
     let name = packed.display().to_string();
-    let first = images(&root, named(&[&name])).wanted(None, false).await.unwrap();
+    let first = images(&root, named(&[&name])).get(None, false).await.unwrap();
     std::fs::write(first.root.join("mark"), "").unwrap();
     std::fs::create_dir(root.join("images/half")).unwrap();
     std::fs::write(root.join("images/old.json"), "{}").unwrap();
     let site = images(&root, named(&[&name]));
     site.prepare().await;
-    assert!(site.wanted(None, false).await.unwrap().root.join("mark").exists());
+    assert!(site.get(None, false).await.unwrap().root.join("mark").exists());
     assert_eq!(unpacked(&root).len(), 2);
     // An unreadable note is ignored.
     let note = first.root.with_extension("json");
     std::fs::write(&note, "nonsense").unwrap();
     let site = images(&root, named(&[&name]));
-    assert!(!site.wanted(None, false).await.unwrap().root.join("mark").exists());
+    assert!(!site.get(None, false).await.unwrap().root.join("mark").exists());
 }

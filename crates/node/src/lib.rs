@@ -1,17 +1,18 @@
-//! The agent on one host: verifies leases, starts and supervises executors, meters them.
+//! The agent on one host: verifies leases, starts and supervises executors, and meters them.
 //!
 //! `dayfly-lease` has the policy; this crate connects it to sockets, processes and clocks.
 //!
 //! - `options`: configuration;
 //! - `listener`: accepts connections, reads and verifies their hello, and passes them on;
 //! - `control`: framed requests; `channel`: opens a channel to a worker;
-//! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;
-//! - `trust`: whose code may run as the node's user; `policy`: what the node's owner permits leases; `runtimes`: which
-//!   language runtime suits a request;
-//! - `executors`: processes; `enclosures`: directories and control groups of isolated ones; `pool`: executors that wait
-//!   for a lease;
-//! - `door`, `connector`: what isolated workers can reach of the node, and what joins groups for them;
-//! - `hangup`: notices clients that disconnect;
+//! - `node`: the state of the node. `node/lease_table.rs` has the leases, `node/allocation.rs` starts and ends them;
+//! - `leases`: one lease with its workers, channels and meters; `supervisor`: follows it through its life;
+//! - `trust`: which tenants' code may run as the node's user; `policy`: what the node's owner permits leases;
+//!   `runtimes`: which language runtime suits a request;
+//! - `executors`: processes; `executor_sandbox`: directories and control groups of isolated ones; `pool`: executors
+//!   that wait for a lease; `images`, `environments` and `builds`: what they start in;
+//! - `sandbox_socket`, `connector`: what isolated workers can reach of the node, and what joins groups for them;
+//! - `disconnects`: notices clients that disconnect;
 //! - `journal`: state that survives the node; `manager_link`: the connection to the manager.
 
 mod affinity;
@@ -20,11 +21,11 @@ mod channel;
 mod clock;
 mod connector;
 mod control;
-mod door;
-mod enclosures;
+mod descriptor_watch;
+mod disconnects;
 mod environments;
+mod executor_sandbox;
 mod executors;
-mod hangup;
 pub mod images;
 mod journal;
 mod leases;
@@ -38,8 +39,8 @@ mod output;
 mod package;
 mod policy;
 mod pool;
-mod readable;
 pub mod runtimes;
+mod sandbox_socket;
 mod supervisor;
 mod trust;
 
@@ -67,8 +68,8 @@ pub enum NodeError {
     /// The key file does not contain a key.
     #[error("`{0}` is not a node's key; restore it, or remove it to become a new node")]
     Key(PathBuf),
-    /// Another process listens there.
-    #[error("{0} is in use already; stop what listens there or choose another")]
+    /// Another process listens on the address.
+    #[error("{0} is in use by another process; stop it, or choose another address")]
     AddressInUse(String),
     /// Listening on the address failed.
     #[error("cannot listen on {address}: {error}")]

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_fabric::{descriptors, tls};
@@ -31,7 +31,7 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// them. Each costs a task and a hello's bytes.
 const MAX_UNVERIFIED: usize = 1024;
 /// A connection without a free place waits for 2 s and checks this often, if no more wait than there are places.
-const QUEUE_LOOKS: u32 = 100;
+const QUEUE_CHECKS: u32 = 100;
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
 /// Most open control connections. One tenant may have three quarters of them.
 const MAX_CONTROL: usize = 4096;
@@ -41,7 +41,7 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 
 /// How long an address may stay in use, and the interval of checks.
 const IN_USE_LIMIT: Duration = Duration::from_secs(1);
-const IN_USE_LOOK: Duration = Duration::from_millis(20);
+const IN_USE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Longest path in the kernel's `sockaddr_un`, without the final zero byte.
 const MAX_PATH_BYTES: usize = 107;
@@ -85,7 +85,7 @@ impl Connection {
     }
 
     /// Sends a verdict. Returns an error if the peer does not take it in time.
-    pub async fn answer(&mut self, verdict: &Verdict) -> std::io::Result<()> {
+    pub async fn send_verdict(&mut self, verdict: &Verdict) -> std::io::Result<()> {
         tokio::time::timeout(VERDICT_DEADLINE, self.write_all(verdict.as_bytes()))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
@@ -115,7 +115,7 @@ impl Connection {
 
     /// Sends a verdict with a descriptor; only for the Unix socket. It is the first message on the socket, so there is
     /// room for it.
-    pub fn answer_with(&self, verdict: &Verdict, file: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+    pub fn send_verdict_with(&self, verdict: &Verdict, file: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
         let Self::Unix(stream) = self else {
             return Err(std::io::ErrorKind::Unsupported.into());
         };
@@ -133,13 +133,13 @@ pub struct Sockets {
     tcp: Option<TcpListener>,
 }
 
-/// Listens where the options say. Waits a moment for an address in use: a killed node may have left a process that was
-/// being started, which holds its sockets until it notices.
+/// Listens on the addresses in the options. Waits a moment for an address in use: a killed node may have left a
+/// process that was being started, which holds its sockets until it notices.
 pub async fn bind(options: &Options) -> Result<Sockets, NodeError> {
     let until = Instant::now() + IN_USE_LIMIT;
     loop {
         match try_bind(options).await {
-            Err(NodeError::AddressInUse(_)) if Instant::now() < until => tokio::time::sleep(IN_USE_LOOK).await,
+            Err(NodeError::AddressInUse(_)) if Instant::now() < until => tokio::time::sleep(IN_USE_INTERVAL).await,
             bound => return bound,
         }
     }
@@ -197,19 +197,20 @@ impl Sockets {
     pub fn serve(self, node: &Arc<Node>) {
         let gate = Gate::new(MAX_UNVERIFIED, MAX_CONTROL);
         // A flood of the port does not exclude this machine's clients.
-        let (unix, mine, its_gate) = (self.unix, node.clone(), gate.beside(MAX_UNVERIFIED));
-        node.background(async move { its_gate.accept_unix(&mine, unix).await });
+        let (unix, mine, its_gate) = (self.unix, node.clone(), gate.with_own_bound(MAX_UNVERIFIED));
+        node.tasks
+            .spawn_until_closing(async move { its_gate.accept_unix(&mine, unix).await });
         if let Some(tcp) = self.tcp {
             let mine = node.clone();
-            node.background(async move {
+            node.tasks.spawn_until_closing(async move {
                 loop {
                     match tcp.accept().await {
                         Ok((stream, peer)) => {
-                            settle(&stream);
-                            let origin = Origin::Address(place_of(peer.ip()));
+                            set_socket_options(&stream);
+                            let origin = PeerOrigin::Address(place_of(peer.ip()));
                             gate.admit(&mine, origin, Connection::Tcp(stream, peer));
                         }
-                        Err(error) => rest(error).await,
+                        Err(error) => pause_after(error).await,
                     }
                 }
             });
@@ -218,7 +219,7 @@ impl Sockets {
 }
 
 /// Sends bytes without delay, and notices within seconds when the peer's host is gone.
-fn settle(stream: &TcpStream) {
+fn set_socket_options(stream: &TcpStream) {
     use rustix::net::sockopt;
     let _ = stream.set_nodelay(true);
     // A kernel without these options still serves.
@@ -229,37 +230,37 @@ fn settle(stream: &TcpStream) {
 }
 
 /// Pauses after a failed accept: without descriptors, trying again at once would only occupy a core.
-async fn rest(error: std::io::Error) {
+async fn pause_after(error: std::io::Error) {
     tracing::warn!(%error, "a connection could not be accepted; raise `ulimit -n`?");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 /// Bounds of connections before and after their verdict.
 pub struct Gate {
-    unverified: Queue<Origin>,
+    unverified: Queue<PeerOrigin>,
     control: Arc<Admission<TenantId>>,
 }
 
 /// Origin of a connection before its hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Origin {
+enum PeerOrigin {
     Address(IpAddr),
     User(u32),
 }
 
 impl Gate {
-    pub fn new(most_unverified: usize, most_control: usize) -> Arc<Self> {
-        let control = Admission::new(most_control, (most_control * 3).div_ceil(4));
-        Self::over(most_unverified, Arc::new(control))
+    pub fn new(max_unverified: usize, max_control: usize) -> Arc<Self> {
+        let control = Admission::new(max_control, (max_control * 3).div_ceil(4));
+        Self::with_control(max_unverified, Arc::new(control))
     }
 
     /// Another gate with its own bound before the verdict, and a shared one after it.
-    fn beside(&self, most_unverified: usize) -> Arc<Self> {
-        Self::over(most_unverified, Arc::clone(&self.control))
+    fn with_own_bound(&self, max_unverified: usize) -> Arc<Self> {
+        Self::with_control(max_unverified, Arc::clone(&self.control))
     }
 
-    fn over(most_unverified: usize, control: Arc<Admission<TenantId>>) -> Arc<Self> {
-        let places = || Admission::new(most_unverified, most_unverified.div_ceil(2));
+    fn with_control(max_unverified: usize, control: Arc<Admission<TenantId>>) -> Arc<Self> {
+        let places = || Admission::new(max_unverified, max_unverified.div_ceil(2));
         let unverified = Queue::new(places(), places());
         Arc::new(Self { unverified, control })
     }
@@ -271,18 +272,18 @@ impl Gate {
                 Ok((stream, _)) => {
                     // A peer that is gone already has no credentials.
                     let Ok(peer) = stream.peer_cred() else { continue };
-                    self.admit(node, Origin::User(peer.uid()), Connection::Unix(stream));
+                    self.admit(node, PeerOrigin::User(peer.uid()), Connection::Unix(stream));
                 }
-                Err(error) => rest(error).await,
+                Err(error) => pause_after(error).await,
             }
         }
     }
 
-    fn admit(self: &Arc<Self>, node: &Arc<Node>, origin: Origin, connection: Connection) {
+    fn admit(self: &Arc<Self>, node: &Arc<Node>, origin: PeerOrigin, connection: Connection) {
         let (node, gate) = (node.clone(), self.clone());
-        node.clone().background(async move {
+        node.clone().tasks.spawn_until_closing(async move {
             let pause = || tokio::time::sleep(QUEUE_PAUSE);
-            let Some(place) = gate.unverified.enter(origin, QUEUE_LOOKS, pause).await else {
+            let Some(place) = gate.unverified.enter(origin, QUEUE_CHECKS, pause).await else {
                 return;
             };
             let mut connection = connection;
@@ -291,10 +292,10 @@ impl Gate {
                 Ok(Ok(())) => {}
                 _ => return,
             }
-            let hello = match judge(&node, &bytes) {
+            let hello = match verify_hello(&node, &bytes) {
                 Ok(hello) => hello,
                 Err(failure) => {
-                    let _ = connection.answer(&token::refuse(&failure)).await;
+                    let _ = connection.send_verdict(&token::refuse(&failure)).await;
                     return;
                 }
             };
@@ -309,7 +310,7 @@ impl Gate {
                     let text =
                         "too many control connections are open, of this tenant or of all; close some or try later";
                     let _ = connection
-                        .answer(&token::refuse(&Failure::new(Code::NoCapacity, text)))
+                        .send_verdict(&token::refuse(&Failure::new(Code::NoCapacity, text)))
                         .await;
                 }
             }
@@ -318,40 +319,38 @@ impl Gate {
 }
 
 /// Verifies a hello. Returns an error if this node may not serve it.
-fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
+fn verify_hello(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
     let mut hello = Hello::read_from_bytes(bytes).map_err(|_| {
         Failure::new(
             Code::ProtocolViolation,
             "malformed hello; the peer is not a Dayfly client",
         )
     })?;
-    let run = node.lease_or_memory(&hello.token).ok();
-    let is_proven = run.as_ref().is_some_and(|run| run.is_proven(&hello.token));
-    let trusted = node.trusted();
+    let lease = node.live_or_recent_lease(&hello.token).ok();
+    let is_verified = lease.as_ref().is_some_and(|lease| lease.is_verified(&hello.token));
+    let trusted = node.trusted.all();
     let now_ms = clock::wall_ms();
     let tolerance_ms = node.options.skew_tolerance.as_millis() as u64;
     // Verify without the lock: a signature takes as long as some thousand look-ups.
-    let judged = token::check_hello(&hello, is_proven, now_ms, tolerance_ms, &node.address.id, &trusted);
-    match judged {
+    let verified = token::check_hello(&hello, is_verified, now_ms, tolerance_ms, &node.address.id, &trusted);
+    match verified {
         // The manager sends its keys when the node registers.
-        Err(TokenError::UnknownIssuer { .. }) if node.waits_for_its_manager() => {
+        Err(TokenError::UnknownIssuer { .. }) if node.is_waiting_for_manager() => {
             return Err(Failure::new(
                 Code::Unreachable,
-                "the node was started just now and has not reached its manager, whose leases it takes; try again",
+                "the node has just started and has not reached its manager yet; try again",
             ));
         }
-        judged => judged?,
+        verified => verified?,
     }
-    let mut window = node.window.lock().unwrap_or_else(PoisonError::into_inner);
-    window.accept(&hello, now_ms)?;
-    drop(window);
-    if let Some(run) = run {
-        if !is_proven {
-            run.prove(&hello.token);
+    node.accept_hello(&hello, now_ms)?;
+    if let Some(lease) = lease {
+        if !is_verified {
+            lease.set_verified_token(&hello.token);
         }
         if hello.purpose == purpose::CHANNEL {
             // The holder of a part counts workers from the part's first one.
-            let part = run.part_of(&hello.token.holder)?;
+            let part = lease.part_of(&hello.token.holder)?;
             hello.worker.set(hello.worker.get().saturating_add(part.workers.start));
         }
     }

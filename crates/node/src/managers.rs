@@ -56,7 +56,7 @@ impl Managers {
     }
 
     /// The current manager.
-    pub fn now(&self) -> &ManagerAddress {
+    pub fn current(&self) -> &ManagerAddress {
         &self.all[self.now]
     }
 
@@ -72,24 +72,24 @@ impl Managers {
     }
 
     /// Records that the current manager has registered the node, and its list of managers.
-    pub fn learn(&mut self, told: Vec<ManagerAddress>) {
+    pub fn update(&mut self, listed: Vec<ManagerAddress>) {
         self.tried = 0;
-        if told.is_empty() {
+        if listed.is_empty() {
             return;
         }
-        let present = self.now().clone();
-        let mut told = told;
+        let present = self.current().clone();
+        let mut listed = listed;
         // Each node has its own order, so that the nodes of a dead manager spread over the others.
         let turn = random::<1>().map_or(0, |bytes| usize::from(bytes[0]));
-        let count = told.len();
-        told.rotate_left(turn % count);
+        let count = listed.len();
+        listed.rotate_left(turn % count);
         // Keep the name by which it was reached, since that works.
-        told.insert(0, present);
+        listed.insert(0, present);
         self.now = 0;
-        self.set(told);
+        self.set(listed);
         let written = serde_json::to_vec(&self.all).map_err(std::io::Error::other);
         if let Err(error) = written.and_then(|json| private::write(&self.path, &json)) {
-            tracing::warn!(%error, "the other managers are known until this node ends, and not longer");
+            tracing::warn!(%error, "the list of managers cannot be stored; this node forgets it when it ends");
         }
     }
 }
@@ -119,19 +119,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut managers = Managers::of(&link("a"), directory.path());
         assert!(managers.next(), "one alone is always the last");
-        assert_eq!(managers.now(), &at("a"));
-        managers.learn(vec![at("b"), at("a"), at("c")]);
-        assert_eq!(managers.now(), &at("a"));
+        assert_eq!(managers.current(), &at("a"));
+        managers.update(vec![at("b"), at("a"), at("c")]);
+        assert_eq!(managers.current(), &at("a"));
         for _ in 0..3 {
-            let mut seen = vec![managers.now().ca_pem.clone()];
+            let mut seen = vec![managers.current().ca_pem.clone()];
             while !managers.next() {
-                seen.push(managers.now().ca_pem.clone());
+                seen.push(managers.current().ca_pem.clone());
             }
             seen.sort();
             assert_eq!(seen, ["a", "b", "c"]);
         }
         let again = Managers::of(&link("b"), directory.path());
-        assert_eq!((again.now(), again.all.len()), (&at("b"), 3));
+        assert_eq!((again.current(), again.all.len()), (&at("b"), 3));
         let elsewhere = Managers::of(&link("z"), directory.path());
         assert_eq!(elsewhere.all, [at("z")], "another site's managers");
     }

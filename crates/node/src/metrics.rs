@@ -22,7 +22,7 @@ use prometheus_client::registry::{Registry, Unit};
 use tokio::net::TcpListener;
 
 use crate::NodeError;
-use crate::node::{Connection, Node};
+use crate::node::{LinkState, Node};
 
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -32,7 +32,7 @@ struct Part {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct What {
+struct TimeKind {
     what: &'static str,
 }
 
@@ -52,13 +52,13 @@ pub async fn serve(node: Arc<Node>, listener: TcpListener) {
     if let Ok(address) = listener.local_addr() {
         tracing::info!(url = format!("http://{address}/metrics"), "metrics");
     }
-    let router = Router::new().route("/metrics", get(answer)).with_state(node);
+    let router = Router::new().route("/metrics", get(respond)).with_state(node);
     if let Err(error) = axum::serve(listener, router).await {
         tracing::warn!(%error, "metrics are no longer served");
     }
 }
 
-async fn answer(Shared(node): Shared<Arc<Node>>) -> Response {
+async fn respond(Shared(node): Shared<Arc<Node>>) -> Response {
     match text(&node) {
         Ok(text) => ([(CONTENT_TYPE, FORMAT)], text).into_response(),
         Err(fmt::Error) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -72,9 +72,9 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         registry.register(name, help, gauge);
     };
-    let (capacity, free) = (node.capacity(), node.free());
-    let connected = *node.connection.borrow() == Connection::Up;
-    gauge("leases", "Leases that live", node.live_leases() as u64);
+    let (capacity, free) = (node.leases.capacity(), node.leases.free());
+    let connected = *node.connection.borrow() == LinkState::Up;
+    gauge("leases", "Leases that live", node.leases.count() as u64);
     gauge(
         "parked_executors",
         "Executors that wait for a lease",
@@ -88,12 +88,12 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
     gauge(
         "places",
         "Calls of warm workers that may run at once",
-        node.places.count().into(),
+        node.core_slots.count().into(),
     );
     gauge(
         "places_held",
         "Of them, those that do",
-        node.places.holders().len() as u64,
+        node.core_slots.holders().len() as u64,
     );
     type Amount = fn(&Capacity) -> u64;
     let amounts: [(&str, &str, Amount); 4] = [
@@ -110,7 +110,7 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
         }
         registry.register(name, help, family);
     }
-    let used = node.used();
+    let used = node.leases.usage();
     for (name, help, value) in [
         ("calls", "Calls since the node started", used.calls),
         ("failed_calls", "Of them, those that failed", used.failures),
@@ -119,18 +119,18 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
         counter.inc_by(value);
         registry.register(name, help, counter);
     }
-    let time = Family::<What, Counter<f64, AtomicU64>>::default();
+    let time = Family::<TimeKind, Counter<f64, AtomicU64>>::default();
     for (what, us) in [
         ("allocated", used.allocated_us),
         ("computing", used.computing_us),
         ("polling", used.polling_us),
     ] {
-        time.get_or_create(&What { what }).inc_by(us as f64 * 1e-6);
+        time.get_or_create(&TimeKind { what }).inc_by(us as f64 * 1e-6);
     }
     registry.register_with_unit("usage", "Time of workers since the node started", Unit::Seconds, time);
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
-    histogram(&mut text, "dayfly_node_call", "Time in calls", &node.durations())?;
+    histogram(&mut text, "dayfly_node_call", "Time in calls", &node.leases.durations())?;
     encode_eof(&mut text)?;
     Ok(text)
 }

@@ -78,7 +78,7 @@ pub struct Options {
     /// Tolerated difference between clocks.
     pub skew_tolerance: Duration,
     /// Most remembered hellos of all tenants together, so that none opens two connections.
-    pub most_hellos: usize,
+    pub max_hellos: usize,
     /// How long a call that runs when its lease expires may go on.
     pub grace: Duration,
     /// How long a grant may stay unused.
@@ -146,7 +146,7 @@ impl Options {
             fabrics: Vec::new(),
             on_fabrics: Vec::new(),
             skew_tolerance: Duration::from_millis(dayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
-            most_hellos: dayfly_lease::replay::DEFAULT_CAPACITY,
+            max_hellos: dayfly_lease::replay::DEFAULT_CAPACITY,
             grace: Duration::from_secs(1),
             start_by: Duration::from_millis(dayfly_lease::state::DEFAULT_START_BY_MS),
             output: Output::Log,

@@ -9,25 +9,25 @@ use dayfly_protocol::node_api::{Piece, Printer, Stream};
 use tokio::sync::watch;
 
 /// Bytes that are kept of a live lease: the last ones.
-const KEPT_BYTES: usize = 256 << 10;
-/// Bytes that are kept of an ended lease, as long as its calls' fates.
-const LEFT_BYTES: usize = 16 << 10;
+const LIVE_BYTES: usize = 256 << 10;
+/// Bytes that are kept of an ended lease, for as long as the states of its channels.
+const ENDED_BYTES: usize = 16 << 10;
 /// Bytes in one response; encoding doubles them.
-const ANSWER_BYTES: usize = 128 << 10;
+const MAX_RESPONSE_BYTES: usize = 128 << 10;
 /// Largest piece in bytes; pieces are dropped as a whole.
-const PIECE_BYTES: usize = 4 << 10;
+const MAX_PIECE_BYTES: usize = 4 << 10;
 
 /// The end of the output.
 #[derive(Debug)]
-pub struct Printed {
-    kept: Mutex<Kept>,
+pub struct OutputBuffer {
+    buffered: Mutex<Buffered>,
     /// Bytes of output in total.
     count: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    pieces: VecDeque<Part>,
+struct Buffered {
+    pieces: VecDeque<OutputPart>,
     bytes: usize,
     /// Number of the first kept byte, counted over all output.
     first: u64,
@@ -35,13 +35,13 @@ struct Kept {
 
 /// Output on one stream by one call.
 #[derive(Debug)]
-struct Part {
+struct OutputPart {
     stream: Stream,
     by: Option<Printer>,
     bytes: Vec<u8>,
 }
 
-impl Kept {
+impl Buffered {
     fn trim(&mut self, most: usize) {
         while self.bytes > most
             && let Some(part) = self.pieces.pop_front()
@@ -52,62 +52,64 @@ impl Kept {
     }
 }
 
-impl Default for Printed {
+impl Default for OutputBuffer {
     fn default() -> Self {
         Self {
-            kept: Mutex::default(),
+            buffered: Mutex::default(),
             count: watch::channel(0).0,
         }
     }
 }
 
-impl Printed {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+impl OutputBuffer {
+    fn buffered(&self) -> MutexGuard<'_, Buffered> {
+        self.buffered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds output, with its call if that is known.
     pub fn add(&self, stream: Stream, by: Option<Printer>, bytes: &[u8]) {
-        let mut kept = self.kept();
-        match kept.pieces.back_mut() {
-            Some(last) if last.stream == stream && last.by == by && last.bytes.len() + bytes.len() <= PIECE_BYTES => {
+        let mut buffered = self.buffered();
+        match buffered.pieces.back_mut() {
+            Some(last)
+                if last.stream == stream && last.by == by && last.bytes.len() + bytes.len() <= MAX_PIECE_BYTES =>
+            {
                 last.bytes.extend(bytes);
             }
-            _ => kept.pieces.push_back(Part {
+            _ => buffered.pieces.push_back(OutputPart {
                 stream,
                 by,
                 bytes: bytes.to_vec(),
             }),
         }
-        kept.bytes += bytes.len();
-        kept.trim(KEPT_BYTES);
+        buffered.bytes += bytes.len();
+        buffered.trim(LIVE_BYTES);
         self.count.send_modify(|count| *count += bytes.len() as u64);
     }
 
     /// Continues another executor's output, which this one replaces.
-    pub fn follow(&self, before: &Self) {
-        let mut before = std::mem::take(&mut *before.kept());
-        let mut kept = self.kept();
+    pub fn prepend(&self, before: &Self) {
+        let mut before = std::mem::take(&mut *before.buffered());
+        let mut buffered = self.buffered();
         let printed = before.first + before.bytes as u64;
-        before.pieces.append(&mut kept.pieces);
-        before.bytes += kept.bytes;
-        *kept = before;
-        kept.trim(KEPT_BYTES);
+        before.pieces.append(&mut buffered.pieces);
+        before.bytes += buffered.bytes;
+        *buffered = before;
+        buffered.trim(LIVE_BYTES);
         self.count.send_modify(|count| *count += printed);
     }
 
     /// Reduces the kept output after the lease's end.
     pub fn close(&self) {
-        self.kept().trim(LEFT_BYTES);
+        self.buffered().trim(ENDED_BYTES);
     }
 
     /// Output from byte `from` on, as far as it is kept and fits in a response, and the number of its first byte.
     pub fn read(&self, from: u64) -> (u64, Vec<Piece>) {
-        let kept = self.kept();
-        let start = from.clamp(kept.first, kept.first + kept.bytes as u64);
-        let (mut skip, mut room) = ((start - kept.first) as usize, ANSWER_BYTES);
+        let buffered = self.buffered();
+        let start = from.clamp(buffered.first, buffered.first + buffered.bytes as u64);
+        let (mut skip, mut room) = ((start - buffered.first) as usize, MAX_RESPONSE_BYTES);
         let mut pieces = Vec::new();
-        for part in &kept.pieces {
+        for part in &buffered.pieces {
             let Some(wanted) = part.bytes.get(skip..).filter(|wanted| !wanted.is_empty()) else {
                 skip -= part.bytes.len();
                 continue;
@@ -129,8 +131,8 @@ impl Printed {
 
     /// The last `most` bytes, as text.
     pub fn last(&self, most: usize) -> String {
-        let kept = self.kept();
-        let all: Vec<u8> = kept.pieces.iter().flat_map(|part| &part.bytes).copied().collect();
+        let buffered = self.buffered();
+        let all: Vec<u8> = buffered.pieces.iter().flat_map(|part| &part.bytes).copied().collect();
         let last = &all[all.len().saturating_sub(most)..];
         String::from_utf8_lossy(last).trim().to_owned()
     }
@@ -153,54 +155,54 @@ mod tests {
 
     #[test]
     fn output_is_read_in_order_from_any_offset() {
-        let printed = Printed::default();
-        printed.add(Stream::Out, None, b"one ");
-        printed.add(Stream::Out, None, b"two ");
-        printed.add(Stream::Err, None, b"three");
-        let (from, pieces) = printed.read(0);
+        let output = OutputBuffer::default();
+        output.add(Stream::Out, None, b"one ");
+        output.add(Stream::Out, None, b"two ");
+        output.add(Stream::Err, None, b"three");
+        let (from, pieces) = output.read(0);
         assert_eq!((from, text(&pieces).as_str()), (0, "one two three"));
         assert_eq!(
             pieces.iter().map(|piece| piece.stream).collect::<Vec<_>>(),
             [Stream::Out, Stream::Err]
         );
         for from in 0..=13 {
-            assert_eq!(text(&printed.read(from).1), &"one two three"[from as usize..]);
+            assert_eq!(text(&output.read(from).1), &"one two three"[from as usize..]);
         }
-        assert_eq!(printed.read(99), (13, Vec::new()));
-        assert_eq!(printed.last(5), "three");
+        assert_eq!(output.read(99), (13, Vec::new()));
+        assert_eq!(output.last(5), "three");
     }
 
     #[test]
     fn excess_output_is_dropped_from_its_beginning() {
-        let printed = Printed::default();
-        for _ in 0..KEPT_BYTES / 1000 + 100 {
-            printed.add(Stream::Out, None, &[b'x'; 1000]);
+        let output = OutputBuffer::default();
+        for _ in 0..LIVE_BYTES / 1000 + 100 {
+            output.add(Stream::Out, None, &[b'x'; 1000]);
         }
-        let all = ((KEPT_BYTES / 1000 + 100) * 1000) as u64;
+        let all = ((LIVE_BYTES / 1000 + 100) * 1000) as u64;
         let (mut from, mut read) = (0, 0);
         loop {
-            let (start, pieces) = printed.read(from);
+            let (start, pieces) = output.read(from);
             let length = text(&pieces).len();
             if length == 0 {
                 break;
             }
-            assert!(length <= ANSWER_BYTES);
+            assert!(length <= MAX_RESPONSE_BYTES);
             assert!(from == 0 || start == from, "nothing is missing in the middle");
             read += length;
             from = start + length as u64;
         }
         assert_eq!(from, all);
-        assert!(read <= KEPT_BYTES && read > KEPT_BYTES - 2 * PIECE_BYTES, "{read}");
-        printed.close();
-        assert!(text(&printed.read(0).1).len() <= LEFT_BYTES);
+        assert!(read <= LIVE_BYTES && read > LIVE_BYTES - 2 * MAX_PIECE_BYTES, "{read}");
+        output.close();
+        assert!(text(&output.read(0).1).len() <= ENDED_BYTES);
     }
 
     #[test]
     fn output_of_next_executor_follows_earlier_output() {
-        let (first, second) = (Printed::default(), Printed::default());
+        let (first, second) = (OutputBuffer::default(), OutputBuffer::default());
         first.add(Stream::Out, None, b"before ");
         second.add(Stream::Out, None, b"after");
-        second.follow(&first);
+        second.prepend(&first);
         second.add(Stream::Out, None, b"wards");
         assert_eq!(text(&second.read(0).1), "before afterwards");
         assert_eq!(second.read(7).0, 7);
@@ -208,15 +210,15 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_reader_is_woken_by_new_output() {
-        let printed = std::sync::Arc::new(Printed::default());
-        printed.add(Stream::Out, None, b"old");
+        let output = std::sync::Arc::new(OutputBuffer::default());
+        output.add(Stream::Out, None, b"old");
         let waiting = tokio::spawn({
-            let printed = printed.clone();
-            async move { printed.wait(3, Duration::from_secs(20)).await }
+            let output = output.clone();
+            async move { output.wait(3, Duration::from_secs(20)).await }
         });
         tokio::task::yield_now().await;
-        printed.add(Stream::Err, None, b"new");
+        output.add(Stream::Err, None, b"new");
         waiting.await.unwrap();
-        assert_eq!(text(&printed.read(3).1), "new");
+        assert_eq!(text(&output.read(3).1), "new");
     }
 }

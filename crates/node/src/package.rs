@@ -10,14 +10,14 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_sandbox::isolation::Shown;
 use dayfly_sandbox::tool::Tool;
 
-use crate::executors::Guests;
+use crate::executors::ExternalProgram;
 
 /// Path of the package inside an image.
 pub const PYTHON_DIR: &str = "/dayfly/python";
 /// Modules that executors import beside the interpreter's own library.
 const MODULES: [&str; 2] = ["dayfly", "cloudpickle"];
 /// Prints the modules' directories, without running the modules.
-const LOOK: &str = "import sys, importlib.util as u\n\
+const FIND_MODULES: &str = "import sys, importlib.util as u\n\
     for name in sys.argv[1:]:\n    print(u.find_spec(name).submodule_search_locations[0])";
 /// Limit for the interpreter's start.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -35,13 +35,13 @@ impl Packages {
         if let Some(shown) = known.get(python) {
             return Ok(shown.clone());
         }
-        let shown = look(python)?;
+        let shown = find_modules(python)?;
         known.insert(python.into(), shown.clone());
         Ok(shown)
     }
 }
 
-fn look(python: &Path) -> Result<Vec<Shown>, Failure> {
+fn find_modules(python: &Path) -> Result<Vec<Shown>, Failure> {
     let without = |why: &dyn std::fmt::Display| {
         let text = format!(
             "the Python package that images are shown was not found with `{}`: {why}; start the node with --python PATH of an \
@@ -56,8 +56,8 @@ fn look(python: &Path) -> Result<Vec<Shown>, Failure> {
         limit: LIMIT,
         stop: &never,
     };
-    let _guests = Guests::arrive();
-    let said = tool.words(&[&["-P", "-c", LOOK], MODULES.as_slice()].concat());
+    let _external = ExternalProgram::begin();
+    let said = tool.words(&[&["-P", "-c", FIND_MODULES], MODULES.as_slice()].concat());
     let said = said.map_err(|error| without(&error))?;
     let shown = said.lines().zip(MODULES).map(|(from, name)| {
         Ok(Shown {

@@ -8,12 +8,12 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_sandbox::isolation::Shown;
 
 use crate::Options;
-use crate::environments::Built;
-use crate::executors::{Kind, Language, Opening};
+use crate::environments::BuiltEnvironment;
+use crate::executors::{ExecutorKind, HostAccess, Language};
 use crate::images::Image;
 use crate::package::PYTHON_DIR;
 use crate::runtimes;
-use crate::trust::Rights;
+use crate::trust::Permissions;
 
 /// Path of the executor of shared libraries inside an image.
 pub const EXECUTOR: &str = "/dayfly/bin/dayfly-executor";
@@ -32,11 +32,11 @@ pub struct Container {
 pub fn kind(
     request: &LeaseRequest,
     sandbox: Sandbox,
-    rights: Rights<'_>,
+    permissions: Permissions<'_>,
     options: &Options,
     container: Option<Container>,
-    built: Option<Arc<Built>>,
-) -> Result<Kind, Failure> {
+    built: Option<Arc<BuiltEnvironment>>,
+) -> Result<ExecutorKind, Failure> {
     if sandbox != Sandbox::Container && request.image.is_some() {
         return Err(Failure::new(
             Code::InvalidRequest,
@@ -55,9 +55,9 @@ pub fn kind(
     }
     if sandbox == Sandbox::Process {
         return match request.files.is_empty() && !request.network {
-            true => Ok(Kind {
+            true => Ok(ExecutorKind {
                 language: language(&request.runtime, &options.pythons, |_| true, built)?,
-                opening: None,
+                host_access: None,
             }),
             false => Err(Failure::new(
                 Code::InvalidRequest,
@@ -65,10 +65,10 @@ pub fn kind(
             )),
         };
     }
-    let readable = |path: &Path| granted(path, rights, false).is_ok();
+    let readable = |path: &Path| granted(path, permissions, false).is_ok();
     let mut language = match &container {
         // A function imports from the image.
-        Some(_) => within(request),
+        Some(_) => language_in_image(request),
         None => language(&request.runtime, &options.pythons, readable, built)?,
     };
     if container.is_none()
@@ -81,7 +81,7 @@ pub fn kind(
             .cloned()
             .collect();
     }
-    if request.network && !rights.shares_network() {
+    if request.network && !permissions.shares_network() {
         return Err(refused(
             "the lease asks for the host's network, which this node shares with no isolated worker",
         ));
@@ -89,7 +89,7 @@ pub fn kind(
     let mut shown = Vec::new();
     for file in &request.files {
         let what = if file.writable { "writable" } else { "readable" };
-        let from = granted(Path::new(&file.path), rights, file.writable)
+        let from = granted(Path::new(&file.path), permissions, file.writable)
             .map_err(|why| refused(&format!("the lease asks for `{}` to be {what}: {why}", file.path)))?;
         shown.push(Shown {
             path: file.path.clone().into(),
@@ -99,12 +99,12 @@ pub fn kind(
     }
     let (image, own) = match container {
         Some(Container { image, own }) => (Some(image), own),
-        None => (None, needed_by(&language, options)),
+        None => (None, interpreter_paths(&language, options)),
     };
     shown.extend(own);
-    Ok(Kind {
+    Ok(ExecutorKind {
         language,
-        opening: Some(Opening {
+        host_access: Some(HostAccess {
             shown,
             network: request.network,
             image,
@@ -117,7 +117,7 @@ fn language(
     runtime: &Runtime,
     pythons: &[PathBuf],
     sees: impl Fn(&Path) -> bool,
-    built: Option<Arc<Built>>,
+    built: Option<Arc<BuiltEnvironment>>,
 ) -> Result<Language, Failure> {
     let language = runtimes::language(runtime, pythons, sees)?;
     Ok(match (language, built) {
@@ -132,7 +132,7 @@ fn language(
 
 /// The language runtime in an image: an interpreter of the client's version, or any, which then reports its version. It
 /// sees the part of the client's module path that the lease shows.
-fn within(request: &LeaseRequest) -> Language {
+fn language_in_image(request: &LeaseRequest) -> Language {
     match &request.runtime {
         Runtime::Native => Language::Native,
         Runtime::Python { version, path, .. } => {
@@ -151,11 +151,11 @@ fn within(request: &LeaseRequest) -> Language {
 
 /// The kind of parked executors for leases without special requests; `None` for containers, whose image is unknown in
 /// advance.
-pub fn usual(language: Language, options: &Options) -> Option<Kind> {
+pub fn default_kind(language: Language, options: &Options) -> Option<ExecutorKind> {
     let first = options.sandboxes.first()?;
-    (*first != Sandbox::Container).then(|| Kind {
-        opening: (*first == Sandbox::Isolated).then(|| Opening {
-            shown: needed_by(&language, options),
+    (*first != Sandbox::Container).then(|| ExecutorKind {
+        host_access: (*first == Sandbox::Isolated).then(|| HostAccess {
+            shown: interpreter_paths(&language, options),
             network: false,
             image: None,
         }),
@@ -171,20 +171,20 @@ fn refused(text: &str) -> Failure {
 }
 
 /// The real path of `path`, if it is below one that the node's owner named.
-fn granted(path: &Path, rights: Rights<'_>, writable: bool) -> Result<PathBuf, String> {
+fn granted(path: &Path, permissions: Permissions<'_>, writable: bool) -> Result<PathBuf, String> {
     let is_plain = path.is_absolute() && path.components().all(|part| !matches!(part, Component::ParentDir));
     if !is_plain {
         return Err("a host path is absolute and has no `..`".into());
     }
     let real = path.canonicalize().map_err(|error| error.to_string())?;
-    match rights.shows(&real, writable) {
+    match permissions.shows(&real, writable) {
         true => Ok(real),
         false => Err("this node does not show it".into()),
     }
 }
 
 /// Directories that an interpreter needs. The node's owner named the interpreter, or permits its reading.
-fn needed_by(language: &Language, options: &Options) -> Vec<Shown> {
+fn interpreter_paths(language: &Language, options: &Options) -> Vec<Shown> {
     let Language::Python {
         executable,
         path,
@@ -231,24 +231,24 @@ mod tests {
     use dayfly_protocol::api::{HostPath, Mode};
     use dayfly_protocol::ids::{PublicKey, TenantId};
 
-    fn rights(options: &Options) -> Rights<'_> {
-        Rights::of(options, TenantId([0; 16]), &Origin::Node)
+    fn permissions(options: &Options) -> Permissions<'_> {
+        Permissions::of(options, TenantId([0; 16]), &Origin::Node)
     }
 
     fn level(request: &LeaseRequest, options: &Options) -> Result<Sandbox, Failure> {
-        rights(options).level(request, None)
+        permissions(options).level(request, None)
     }
 
     fn kind(
         request: &LeaseRequest,
         options: &Options,
         container: Option<Container>,
-        built: Option<Arc<Built>>,
-    ) -> Result<Kind, Failure> {
+        built: Option<Arc<BuiltEnvironment>>,
+    ) -> Result<ExecutorKind, Failure> {
         super::kind(
             request,
             level(request, options)?,
-            rights(options),
+            permissions(options),
             options,
             container,
             built,
@@ -281,11 +281,16 @@ mod tests {
         assert!(
             kind(&request(None), &isolated_first, None, None)
                 .unwrap()
-                .opening
+                .host_access
                 .is_some()
         );
         let process = request(Some(Sandbox::Process));
-        assert!(kind(&process, &isolated_first, None, None).unwrap().opening.is_none());
+        assert!(
+            kind(&process, &isolated_first, None, None)
+                .unwrap()
+                .host_access
+                .is_none()
+        );
         let failure = kind(&process, &options(&[Sandbox::Isolated]), None, None).unwrap_err();
         assert!(failure.message.contains("`process`") && failure.message.contains("`isolated`"));
     }
@@ -303,7 +308,7 @@ mod tests {
         let ask = |files| LeaseRequest { files, ..request(None) };
         let shown = kind(&ask(vec![file(&open, false)]), &options, None, None)
             .unwrap()
-            .opening
+            .host_access
             .unwrap()
             .shown;
         assert_eq!(shown[0].path, open);
@@ -329,10 +334,10 @@ mod tests {
             environment: None,
         };
         let mut options = options(&[Sandbox::Isolated]);
-        assert_eq!(needed_by(&language, &options)[0].from, root);
+        assert_eq!(interpreter_paths(&language, &options)[0].from, root);
         options.state_dir = root.join("state");
         std::fs::create_dir(&options.state_dir).unwrap();
-        assert!(needed_by(&language, &options).is_empty());
+        assert!(interpreter_paths(&language, &options).is_empty());
     }
 
     #[test]
@@ -349,7 +354,13 @@ mod tests {
                 .contains("network")
         );
         options.share_network = true;
-        assert!(kind(&asking, &options, None, None).unwrap().opening.unwrap().network);
+        assert!(
+            kind(&asking, &options, None, None)
+                .unwrap()
+                .host_access
+                .unwrap()
+                .network
+        );
     }
 
     #[test]
@@ -371,8 +382,8 @@ mod tests {
         let all = options(&Sandbox::ALL);
         assert_eq!(level(&of_image(None), &all).unwrap(), Sandbox::Container);
         let kind = |request: &LeaseRequest, container| kind(request, &all, container, None);
-        let opening = kind(&of_image(None), container()).unwrap().opening.unwrap();
-        assert_eq!(opening.image.unwrap().described, "tool@sha256:00");
+        let host_access = kind(&of_image(None), container()).unwrap().host_access.unwrap();
+        assert_eq!(host_access.image.unwrap().described, "tool@sha256:00");
         for other in [Sandbox::Process, Sandbox::Isolated] {
             let failure = kind(&of_image(Some(other)), None).unwrap_err();
             assert!(
@@ -403,14 +414,17 @@ mod tests {
             path: path.iter().map(ToString::to_string).collect(),
             environment: None,
         };
-        assert_eq!(within(&python("3.12.4", Vec::new())), of("python3.12", &[PYTHON_DIR]));
+        assert_eq!(
+            language_in_image(&python("3.12.4", Vec::new())),
+            of("python3.12", &[PYTHON_DIR])
+        );
         let shown = vec![file(Path::new("/data/project"), false)];
         assert_eq!(
-            within(&python("3.12.4", shown)),
+            language_in_image(&python("3.12.4", shown)),
             of("python3.12", &[PYTHON_DIR, "/data/project/src"])
         );
         for hostile in ["../../bin/sh", "3/x.1", "", "3.1\0"] {
-            let Language::Python { executable, .. } = within(&python(hostile, Vec::new())) else {
+            let Language::Python { executable, .. } = language_in_image(&python(hostile, Vec::new())) else {
                 panic!("a Python was due");
             };
             assert!(executable.components().count() == 1, "{}", executable.display());

@@ -10,13 +10,13 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_sandbox::{Program, Spawner};
 use tracing::Instrument;
 
-use crate::enclosures::{Enclosure, Enclosures};
-use crate::executors::{Executor, Kind, Language, READY_DEADLINE};
+use crate::executor_sandbox::{ExecutorSandbox, SandboxFactory};
+use crate::executors::{Executor, ExecutorKind, Language, READY_DEADLINE};
 use crate::policy::EXECUTOR;
 use crate::{Options, Output};
 
 /// Time after which parked executors of an unused kind are ended.
-const SHELF_LIFE: Duration = Duration::from_secs(300);
+const MAX_PARKED_TIME: Duration = Duration::from_secs(300);
 /// Pause before a parked executor is replaced: starting a process would slow the cold start that took it, which lasts
 /// some milliseconds.
 const REFILL_PAUSE: Duration = Duration::from_millis(100);
@@ -24,7 +24,7 @@ const REFILL_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PARKED: usize = 32;
 
 #[derive(Debug)]
-struct Shelf {
+struct ParkedExecutors {
     parked: Vec<Executor>,
     starting: usize,
     used: Instant,
@@ -36,26 +36,26 @@ struct Shelf {
 #[derive(Debug)]
 pub struct Pool {
     spawner: Arc<Spawner>,
-    enclosures: Enclosures,
+    sandboxes: SandboxFactory,
     native: PathBuf,
     warm_native: usize,
     warm_python: usize,
     output: Output,
-    shelves: Mutex<HashMap<Kind, Shelf>>,
+    parked_by_kind: Mutex<HashMap<ExecutorKind, ParkedExecutors>>,
     closed: std::sync::atomic::AtomicBool,
 }
 
 impl Pool {
     /// An empty pool; [`Pool::keep_warm`] fills it.
-    pub fn new(spawner: Spawner, enclosures: Enclosures, options: &Options) -> Arc<Self> {
+    pub fn new(spawner: Spawner, sandboxes: SandboxFactory, options: &Options) -> Arc<Self> {
         Arc::new(Self {
             spawner: Arc::new(spawner),
-            enclosures,
+            sandboxes,
             native: options.executor_path(),
             warm_native: options.warm_native,
             warm_python: options.warm_python,
             output: options.output,
-            shelves: Mutex::default(),
+            parked_by_kind: Mutex::default(),
             closed: false.into(),
         })
     }
@@ -65,12 +65,12 @@ impl Pool {
         &self.spawner
     }
 
-    fn shelves(&self) -> std::sync::MutexGuard<'_, HashMap<Kind, Shelf>> {
-        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    fn parked_by_kind(&self) -> std::sync::MutexGuard<'_, HashMap<ExecutorKind, ParkedExecutors>> {
+        self.parked_by_kind.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn start(&self, kind: &Kind) -> Result<Executor, Failure> {
-        let (program, enclosure) = self.program(kind).map_err(|error| {
+    async fn start(&self, kind: &ExecutorKind) -> Result<Executor, Failure> {
+        let (program, sandbox) = self.program(kind).map_err(|error| {
             Failure::new(
                 Code::ExecutorFailed,
                 format!(
@@ -79,15 +79,15 @@ impl Pool {
             )
         })?;
         let step = dayfly_telemetry::span!("start an executor", "dayfly.sandbox" = kind.sandbox().name());
-        let starting = Executor::start(self.spawner.clone(), program, enclosure, self.output);
+        let starting = Executor::start(self.spawner.clone(), program, sandbox, self.output);
         starting.instrument(step).await
     }
 
-    fn program(&self, kind: &Kind) -> std::io::Result<(Program, Option<Enclosure>)> {
-        let (enclosure, isolation) = match &kind.opening {
-            Some(opening) => {
-                let (enclosure, isolation) = self.enclosures.make(opening)?;
-                (Some(enclosure), Some(isolation))
+    fn program(&self, kind: &ExecutorKind) -> std::io::Result<(Program, Option<ExecutorSandbox>)> {
+        let (sandbox, isolation) = match &kind.host_access {
+            Some(host_access) => {
+                let (sandbox, isolation) = self.sandboxes.make(host_access)?;
+                (Some(sandbox), Some(isolation))
             }
             None => (None, None),
         };
@@ -96,7 +96,10 @@ impl Pool {
             OsString::from(dayfly_fabric::clock::RATE_VARIABLE),
             Some(dayfly_fabric::clock::ticks_per_us().to_string().into()),
         );
-        let image = kind.opening.as_ref().and_then(|opening| opening.image.as_ref());
+        let image = kind
+            .host_access
+            .as_ref()
+            .and_then(|host_access| host_access.image.as_ref());
         let variables = image.map(|image| image.environment.as_slice()).unwrap_or_default();
         let mut environment: Vec<(OsString, Option<OsString>)> = variables
             .iter()
@@ -139,28 +142,28 @@ impl Pool {
                 }
             }
         };
-        Ok((program, enclosure))
+        Ok((program, sandbox))
     }
 
     /// Takes a parked executor, if one is ready. It is replaced a little later.
-    pub fn take_parked(self: &Arc<Self>, kind: &Kind) -> Option<Executor> {
+    pub fn take_parked(self: &Arc<Self>, kind: &ExecutorKind) -> Option<Executor> {
         let parked = {
-            let mut shelves = self.shelves();
-            let shelf = shelves.entry(kind.clone()).or_insert_with(|| Shelf {
+            let mut parked_by_kind = self.parked_by_kind();
+            let entry = parked_by_kind.entry(kind.clone()).or_insert_with(|| ParkedExecutors {
                 parked: Vec::new(),
                 starting: 0,
                 used: Instant::now(),
                 permanent: false,
             });
-            shelf.used = Instant::now();
-            std::iter::from_fn(|| shelf.parked.pop()).find(Executor::is_alive)
+            entry.used = Instant::now();
+            std::iter::from_fn(|| entry.parked.pop()).find(Executor::is_alive)
         };
         self.refill(kind, REFILL_PAUSE);
         parked
     }
 
     /// Takes a parked executor, or starts a new one.
-    pub async fn take(self: &Arc<Self>, kind: &Kind) -> Result<Executor, Failure> {
+    pub async fn take(self: &Arc<Self>, kind: &ExecutorKind) -> Result<Executor, Failure> {
         match self.take_parked(kind) {
             Some(executor) => Ok(executor),
             None => self.start(kind).await,
@@ -168,10 +171,10 @@ impl Pool {
     }
 
     /// Keeps executors of this kind parked from now on.
-    pub fn keep_warm(self: &Arc<Self>, kind: Kind) {
-        self.shelves()
+    pub fn keep_warm(self: &Arc<Self>, kind: ExecutorKind) {
+        self.parked_by_kind()
             .entry(kind.clone())
-            .or_insert_with(|| Shelf {
+            .or_insert_with(|| ParkedExecutors {
                 parked: Vec::new(),
                 starting: 0,
                 used: Instant::now(),
@@ -182,19 +185,24 @@ impl Pool {
     }
 
     /// Starts the missing executors of a kind in the background, after a pause.
-    fn refill(self: &Arc<Self>, kind: &Kind, pause: Duration) {
+    fn refill(self: &Arc<Self>, kind: &ExecutorKind, pause: Duration) {
         let wanted = match kind.language {
             Language::Native => self.warm_native,
             Language::Python { .. } => self.warm_python,
         };
-        let mut shelves = self.shelves();
-        let total: usize = shelves.values().map(|shelf| shelf.parked.len() + shelf.starting).sum();
-        let Some(shelf) = shelves.get_mut(kind) else { return };
+        let mut parked_by_kind = self.parked_by_kind();
+        let total: usize = parked_by_kind
+            .values()
+            .map(|entry| entry.parked.len() + entry.starting)
+            .sum();
+        let Some(entry) = parked_by_kind.get_mut(kind) else {
+            return;
+        };
         let missing = wanted
-            .saturating_sub(shelf.parked.len() + shelf.starting)
+            .saturating_sub(entry.parked.len() + entry.starting)
             .min(MAX_PARKED.saturating_sub(total));
-        shelf.starting += missing;
-        drop(shelves);
+        entry.starting += missing;
+        drop(parked_by_kind);
         for _ in 0..missing {
             let (pool, kind) = (self.clone(), kind.clone());
             tokio::spawn(async move {
@@ -203,13 +211,15 @@ impl Pool {
                     false => Some(pool.start(&kind).await),
                     true => None,
                 };
-                let mut shelves = pool.shelves();
-                let Some(shelf) = shelves.get_mut(&kind) else { return };
-                shelf.starting -= 1;
+                let mut parked_by_kind = pool.parked_by_kind();
+                let Some(entry) = parked_by_kind.get_mut(&kind) else {
+                    return;
+                };
+                entry.starting -= 1;
                 match started {
                     None => {}
                     // Park it even while the pool closes: closing ends parked executors until nothing is starting.
-                    Some(Ok(executor)) => shelf.parked.push(executor),
+                    Some(Ok(executor)) => entry.parked.push(executor),
                     // The next lease of this kind gets the error.
                     Some(Err(error)) => tracing::debug!(%error, "no executor could be parked"),
                 }
@@ -220,27 +230,27 @@ impl Pool {
     /// Ends parked executors of unused kinds, and forgets dead ones. Call it about once a minute.
     pub fn tidy(&self) {
         let mut ended = Vec::new();
-        let mut shelves = self.shelves();
-        shelves.retain(|_, shelf| {
-            shelf.parked.retain(Executor::is_alive);
-            let stale = !shelf.permanent && shelf.used.elapsed() > SHELF_LIFE && shelf.starting == 0;
+        let mut parked_by_kind = self.parked_by_kind();
+        parked_by_kind.retain(|_, entry| {
+            entry.parked.retain(Executor::is_alive);
+            let stale = !entry.permanent && entry.used.elapsed() > MAX_PARKED_TIME && entry.starting == 0;
             if stale {
-                ended.append(&mut shelf.parked);
+                ended.append(&mut entry.parked);
             }
             !stale
         });
-        drop(shelves);
+        drop(parked_by_kind);
     }
 
     /// Number of parked executors.
     pub fn parked(&self) -> usize {
-        self.shelves().values().map(|shelf| shelf.parked.len()).sum()
+        self.parked_by_kind().values().map(|entry| entry.parked.len()).sum()
     }
 
     /// Parks executors again, first of the kinds that are always kept warm.
     pub fn open(self: &Arc<Self>) {
         self.closed.store(false, std::sync::atomic::Ordering::Release);
-        let kinds: Vec<Kind> = self.shelves().keys().cloned().collect();
+        let kinds: Vec<ExecutorKind> = self.parked_by_kind().keys().cloned().collect();
         for kind in kinds {
             self.refill(&kind, Duration::ZERO);
         }
@@ -252,10 +262,13 @@ impl Pool {
         let deadline = Instant::now() + READY_DEADLINE;
         loop {
             let (parked, starting): (Vec<_>, usize) = {
-                let mut shelves = self.shelves();
-                let starting = shelves.values().map(|shelf| shelf.starting).sum();
+                let mut parked_by_kind = self.parked_by_kind();
+                let starting = parked_by_kind.values().map(|entry| entry.starting).sum();
                 (
-                    shelves.values_mut().flat_map(|shelf| shelf.parked.drain(..)).collect(),
+                    parked_by_kind
+                        .values_mut()
+                        .flat_map(|entry| entry.parked.drain(..))
+                        .collect(),
                     starting,
                 )
             };

@@ -41,7 +41,7 @@ pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> 
             let named = || {
                 pythons
                     .iter()
-                    .find(|python| name_says(python, version))
+                    .find(|python| name_matches(python, version))
                     .or(pythons.first())
             };
             let executable = theirs.or_else(|| named().cloned()).ok_or_else(|| {
@@ -69,7 +69,7 @@ pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> 
 }
 
 /// Whether an interpreter's name, such as `python3.12`, matches a version, such as `3.12.1`.
-fn name_says(python: &Path, version: &str) -> bool {
+fn name_matches(python: &Path, version: &str) -> bool {
     let name = python.file_name().unwrap_or_default().to_string_lossy();
     name.strip_prefix("python").is_some_and(|named| named == minor(version))
 }

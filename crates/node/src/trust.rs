@@ -23,12 +23,12 @@ pub enum Trust {
 
 /// What one tenant's leases may have on this node.
 #[derive(Debug, Clone, Copy)]
-pub struct Rights<'a> {
+pub struct Permissions<'a> {
     options: &'a Options,
     is_trusted: bool,
 }
 
-impl<'a> Rights<'a> {
+impl<'a> Permissions<'a> {
     /// The rights of a tenant's lease with this origin.
     pub fn of(options: &'a Options, tenant: TenantId, origin: &Origin) -> Self {
         let is_trusted = match (&options.trust, origin) {
@@ -103,7 +103,7 @@ impl<'a> Rights<'a> {
 
 /// The node's permitted levels and their tenants, for its manager.
 pub fn sandboxes(options: &Options) -> NodeSandboxes {
-    let of = |is_trusted| Rights { options, is_trusted }.sandboxes();
+    let of = |is_trusted| Permissions { options, is_trusted }.sandboxes();
     let (owners, of_others) = match &options.trust {
         Trust::Owners(owners) => (owners.clone(), of(false)),
         Trust::AllTenants => (Vec::new(), of(true)),
@@ -144,7 +144,7 @@ mod tests {
         named: Option<Sandbox>,
         default: Option<Sandbox>,
     ) -> Result<Sandbox, Code> {
-        let level = Rights::of(options, tenant, &Origin::Manager(1)).level(&request(named), default);
+        let level = Permissions::of(options, tenant, &Origin::Manager(1)).level(&request(named), default);
         level.map_err(|failure| failure.code)
     }
 
@@ -181,8 +181,8 @@ mod tests {
     fn whole_host_is_shown_only_to_its_owner() {
         let mut options = options(&Sandbox::ALL, Trust::Owners(vec![OWNER]));
         options.shows_owner_all = true;
-        let rights = |tenant| Rights::of(&options, tenant, &Origin::Manager(1));
-        assert!(rights(OWNER).shows(Path::new("/home"), true) && rights(OWNER).shares_network());
-        assert!(!rights(OTHER).shows(Path::new("/home"), false) && !rights(OTHER).shares_network());
+        let permissions = |tenant| Permissions::of(&options, tenant, &Origin::Manager(1));
+        assert!(permissions(OWNER).shows(Path::new("/home"), true) && permissions(OWNER).shares_network());
+        assert!(!permissions(OTHER).shows(Path::new("/home"), false) && !permissions(OTHER).shares_network());
     }
 }

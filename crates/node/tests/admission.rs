@@ -117,7 +117,7 @@ async fn invalid_tokens_are_refused_with_their_reason() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hello_flood_is_charged_to_its_lease() {
-    let site = Site::with(|options| options.most_hellos = 32).await;
+    let site = Site::with(|options| options.max_hellos = 32).await;
     let grant = site.lease(|_| {}).await.unwrap();
     let key = std::fs::read(site.dir.path().join("state/node.key")).unwrap();
     let flooding = Claims {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use dayfly_client::Client;
 use dayfly_command::Global;
-use dayfly_endpoint::connection::{self, State};
+use dayfly_endpoint::connection::{self, ConnectionState};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
 use dayfly_protocol::endpoints::{AccountRequest, NewEndpoint};
@@ -87,7 +87,7 @@ pub async fn serve(
         ended,
     };
     tokio::select! {
-        _ = channels.state.wait_for(|state| *state != State::Connecting) => {}
+        _ = channels.state.wait_for(|state| *state != ConnectionState::Connecting) => {}
         _ = ending.told() => return Ok(()),
     }
     output::announce(&match global.json {

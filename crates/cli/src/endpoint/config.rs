@@ -236,7 +236,7 @@ impl Config {
     }
 
     /// Returns the maximum number of concurrent workers.
-    pub fn most_workers(&self) -> u16 {
+    pub fn max_workers(&self) -> u16 {
         let most = self.terms().workers.saturating_mul(self.blocks.max);
         u16::try_from(most).unwrap_or(u16::MAX)
     }
@@ -275,7 +275,7 @@ mod tests {
         )
         .expect("a configuration");
         assert_eq!(config.blocks.walltime, Duration::from_secs(5_400));
-        assert_eq!((config.terms().workers, config.most_workers()), (16, 64));
+        assert_eq!((config.terms().workers, config.max_workers()), (16, 64));
         assert_eq!(config.provider.options["partition"].as_str(), Some("idle"));
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dayfly_client::Client;
 use dayfly_command::Global;
-use dayfly_endpoint::connection::{self, State};
+use dayfly_endpoint::connection::{self, ConnectionState};
 use dayfly_endpoint::{Dispatcher, ElasticNodes, Invitations, blocks};
 use dayfly_manager::Manager;
 use dayfly_protocol::api::{Connection, Sandbox};
@@ -73,7 +73,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         invitations: Some(invites(&manager, config.is_shared())),
         runtime_check: nodes::suits(&config),
         contents: Arc::new(contents.map_err(|error| error.0)?),
-        most_workers: config.most_workers(),
+        max_workers: config.max_workers(),
         idle: IDLE.min(config.blocks.idle),
     };
     let dispatcher = Dispatcher::start(options, channels.incoming, channels.outgoing.clone())?;
@@ -104,7 +104,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
     let mut seen = channels.state;
     // The starting process waits for success or for the error.
     tokio::select! {
-        _ = seen.wait_for(|state| *state != State::Connecting) => {}
+        _ = seen.wait_for(|state| *state != ConnectionState::Connecting) => {}
         _ = ending.told() => {}
     }
     output::announce(&match global.json {

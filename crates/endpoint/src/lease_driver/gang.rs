@@ -7,35 +7,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dayfly_client::{
-    CallError, CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Outcome, Output, Pool, Printed, Reader,
-    WorkerIndex,
+    CallError, CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Outcome, Pool, Printed, Reader, WorkerIndex,
 };
 use dayfly_protocol::api::RendezvousAddress;
 use dayfly_protocol::dispatch::{Attempt, FromDispatcher, Program, TaskOutput};
-use dayfly_protocol::encoding::{CALL_OF_RANK, JSON_RESULT, RANK_RESULTS, join};
+use dayfly_protocol::encoding::{CALL_OF_RANK, join};
 use dayfly_protocol::ids::{self, NodeId};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{LOOK, LeaseDriver, REMEMBERED, channels, drive_until_retired, is_over, output, report_of, was_begun};
+use super::rank_outcomes::outcome_of_ranks;
+use super::{
+    DRIVE_LIMIT, LeaseDriver, MAX_ENDED, channels, drive_until_retired, is_over, output, report_of, was_begun,
+};
 use crate::contents::{Fetched, inline_inputs};
 use crate::worker_set::{Task, WorkerSet};
 
 /// How long one of several pools is driven before the next one.
-const TURN: Duration = Duration::from_millis(2);
+const TURN_LIMIT: Duration = Duration::from_millis(2);
 /// Time for the other ranks to end by themselves after one has failed.
-const GRACE: Duration = Duration::from_secs(5);
+const FAILURE_GRACE: Duration = Duration::from_secs(5);
 /// Limit of one group operation in a task without walltime.
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Time for all ranks to arrive after the first: a function may do something else before.
-const PATIENCE: Duration = Duration::from_secs(600);
+const ARRIVAL_LIMIT: Duration = Duration::from_secs(600);
 /// Microseconds that a waiting rank polls before it sleeps.
 const SPIN_US: u64 = 500;
-/// Marks a pickled exception as the one that ranks raise when another rank has left.
-const GROUP_ERROR: &[u8] = b"GroupError";
 
 /// A part of a gang: its ranks on one node.
-struct Part {
+struct GangPart {
     lease: Lease,
     pool: Pool,
     printed: Mutex<Option<Reader>>,
@@ -45,7 +45,7 @@ struct Part {
 type Place = (usize, CallId);
 
 /// A task that all ranks have.
-struct Running {
+struct RunningTask {
     task: Task,
     /// Memory of its arguments.
     _room: Option<OwnedSemaphorePermit>,
@@ -62,15 +62,15 @@ struct Running {
 }
 
 #[derive(Default)]
-struct State {
+struct GangState {
     /// For each part, the functions that its pool knows.
     functions: Vec<HashMap<ids::FunctionId, FunctionId>>,
-    running: Option<Running>,
+    running: Option<RunningTask>,
     /// The last calls that ended: their output may arrive later.
     ended: VecDeque<(Place, Attempt)>,
 }
 
-impl State {
+impl GangState {
     /// The execution of a call, also shortly after its end.
     fn attempt(&self, place: Place) -> Option<Attempt> {
         let running = self
@@ -87,11 +87,11 @@ impl State {
 
 /// The leases of a gang, and the task that its ranks have.
 pub struct GangDriver {
-    parts: Vec<Part>,
+    parts: Vec<GangPart>,
     /// Part and worker of each rank.
     ranks: Vec<(usize, WorkerIndex)>,
     rendezvous: RendezvousAddress,
-    state: Mutex<State>,
+    state: Mutex<GangState>,
     retired: AtomicBool,
     /// Whether its channels were closed, even with running calls.
     closed: AtomicBool,
@@ -103,14 +103,14 @@ impl GangDriver {
         let part = |lease: Lease| {
             let pool = channels(&lease)?;
             let printed = Mutex::new(Some(lease.printed()?));
-            Ok(Part { lease, pool, printed })
+            Ok(GangPart { lease, pool, printed })
         };
-        let parts: Vec<Part> = leases.into_iter().map(part).collect::<Result<_, Error>>()?;
+        let parts: Vec<GangPart> = leases.into_iter().map(part).collect::<Result<_, Error>>()?;
         let ranks = parts.iter().enumerate();
         let ranks = ranks.flat_map(|(at, part)| (0..part.lease.workers()).map(move |worker| (at, WorkerIndex(worker))));
-        let state = State {
+        let state = GangState {
             functions: parts.iter().map(|_| HashMap::new()).collect(),
-            ..State::default()
+            ..GangState::default()
         };
         Ok(Self {
             ranks: ranks.collect(),
@@ -122,14 +122,14 @@ impl GangDriver {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GangState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls all ranks. After an error no rank was called.
-    fn call(&self, state: &mut State, task: &Task, arguments: &[u8]) -> Result<Called, Error> {
+    fn call(&self, state: &mut GangState, task: &Task, arguments: &[u8]) -> Result<SubmittedCalls, Error> {
         let group = self.invitation(task)?;
-        let mut called = Called::default();
+        let mut called = SubmittedCalls::default();
         for (rank, (at, worker)) in self.ranks.iter().enumerate() {
             let submitted = self.submit(state, task, *at, *worker, &[arguments, &group.of(rank)]);
             match submitted {
@@ -146,7 +146,7 @@ impl GangDriver {
 
     fn submit(
         &self,
-        state: &mut State,
+        state: &mut GangState,
         task: &Task,
         at: usize,
         worker: WorkerIndex,
@@ -173,15 +173,15 @@ impl GangDriver {
         part.pool.submit(function, input, options)
     }
 
-    fn invitation(&self, task: &Task) -> Result<Group, Error> {
+    fn invitation(&self, task: &Task) -> Result<Invitation, Error> {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
         let longest = match task.assigned.walltime_ms {
-            0 => LONGEST,
+            0 => DEFAULT_DEADLINE,
             walltime_ms => Duration::from_millis(walltime_ms.into()),
         };
         let attempt = task.assigned.attempt;
-        Ok(Group(json!({
+        Ok(Invitation(json!({
             "rendezvous": self.rendezvous.address,
             "key": self.rendezvous.key,
             "voucher": self.rendezvous.voucher,
@@ -189,7 +189,7 @@ impl GangDriver {
             "secret": secret.map(|byte| format!("{byte:02x}")).concat(),
             "size": self.ranks.len(),
             "spin_us": SPIN_US,
-            "patience_s": PATIENCE.as_secs(),
+            "patience_s": ARRIVAL_LIMIT.as_secs(),
             "deadline_s": longest.as_secs() + 1,
         })))
     }
@@ -197,12 +197,12 @@ impl GangDriver {
     /// Handles the end of a rank.
     fn on_ended(&self, place: Place) {
         let mut state = self.state();
-        let State { running, ended, .. } = &mut *state;
+        let GangState { running, ended, .. } = &mut *state;
         let Some(running) = running else { return };
         let Some(rank) = running.calls.remove(&place) else {
             return;
         };
-        if ended.len() >= REMEMBERED.max(self.ranks.len()) {
+        if ended.len() >= MAX_ENDED.max(self.ranks.len()) {
             ended.pop_front();
         }
         ended.push_back((place, running.task.assigned.attempt));
@@ -211,21 +211,21 @@ impl GangDriver {
     }
 
     /// Takes the task when all ranks have ended.
-    fn done(&self) -> Option<Running> {
+    fn take_finished(&self) -> Option<RunningTask> {
         let mut state = self.state();
         state.running.take_if(|running| running.calls.is_empty())
     }
 
-    /// Ends the other ranks [`GRACE`] after one has failed, and reports long executions as running.
+    /// Ends the other ranks [`FAILURE_GRACE`] after one has failed, and reports long executions as running.
     fn check_ranks(&self, worker_set: &Arc<WorkerSet>) {
         let mut state = self.state();
         let Some(running) = &mut state.running else { return };
-        if !running.ends && running.failed_at.is_some_and(|at| at.elapsed() >= GRACE) {
+        if !running.ends && running.failed_at.is_some_and(|at| at.elapsed() >= FAILURE_GRACE) {
             running.ends = true;
             self.end(running);
         }
         let is_sent = |(at, call): &Place| self.parts[*at].pool.is_sent(*call);
-        if !running.is_reported && running.since.elapsed() >= LOOK && running.calls.keys().any(is_sent) {
+        if !running.is_reported && running.since.elapsed() >= DRIVE_LIMIT && running.calls.keys().any(is_sent) {
             running.is_reported = true;
             let attempt = running.task.assigned.attempt;
             drop(state);
@@ -234,7 +234,7 @@ impl GangDriver {
     }
 
     /// Ends the ranks that have not ended.
-    fn end(&self, running: &Running) {
+    fn end(&self, running: &RunningTask) {
         for (at, call) in running.calls.keys() {
             let pool = &self.parts[*at].pool;
             if !pool.cancel(*call)
@@ -261,7 +261,7 @@ impl GangDriver {
     }
 
     /// Reports the outcome of a task.
-    fn conclude(self: &Arc<Self>, worker_set: &Arc<WorkerSet>, running: Running) {
+    fn report_outcome(self: &Arc<Self>, worker_set: &Arc<WorkerSet>, running: RunningTask) {
         let driver: Arc<dyn LeaseDriver> = Arc::clone(self) as _;
         let took_us = u64::try_from(running.since.elapsed().as_micros()).unwrap_or(u64::MAX);
         let begun = running.was_begun() || self.closed.load(Ordering::Relaxed);
@@ -285,9 +285,9 @@ impl GangDriver {
 }
 
 /// The invitation to a group, without the rank.
-struct Group(serde_json::Value);
+struct Invitation(serde_json::Value);
 
-impl Group {
+impl Invitation {
     fn of(&self, rank: usize) -> Vec<u8> {
         let mut invitation = self.0.clone();
         invitation["rank"] = rank.into();
@@ -296,12 +296,12 @@ impl Group {
 }
 
 #[derive(Default)]
-struct Called {
+struct SubmittedCalls {
     calls: HashMap<Place, usize>,
     failed: Vec<(usize, CallError)>,
 }
 
-impl Running {
+impl RunningTask {
     fn on_outcome(&mut self, rank: usize, outcome: Outcome) {
         if outcome.is_err() {
             self.failed_at.get_or_insert_with(Instant::now);
@@ -315,40 +315,6 @@ impl Running {
             Ok(_) => true,
             Err(error) => was_begun(error),
         })
-    }
-}
-
-/// Outcome of a task from those of its ranks in order of their ends: their results, or the failure that caused the
-/// others.
-fn outcome_of_ranks(mut ended: Vec<(usize, Outcome)>) -> Outcome {
-    let is_own = |outcome: &Outcome| outcome.as_ref().is_err_and(|error| !is_caused_by_another_rank(error));
-    let first = ended.iter().position(|(_, outcome)| is_own(outcome));
-    if let Some(at) = first.or_else(|| ended.iter().position(|(_, outcome)| outcome.is_err())) {
-        return ended.swap_remove(at).1;
-    }
-    ended.sort_by_key(|(rank, _)| *rank);
-    let outputs: Vec<Output> = ended.into_iter().filter_map(|(_, outcome)| outcome.ok()).collect();
-    let answers: Vec<&[u8]> = outputs.iter().map(Output::as_slice).collect();
-    Ok(Output::Small(join_results(&answers)))
-}
-
-/// Whether a rank failed because another had left.
-fn is_caused_by_another_rank(error: &CallError) -> bool {
-    error
-        .payload
-        .windows(GROUP_ERROR.len())
-        .any(|window| window == GROUP_ERROR)
-}
-
-/// Joins the results of all ranks: a JSON list, if all of them are JSON.
-fn join_results(answers: &[&[u8]]) -> Vec<u8> {
-    let text = |answer: &&[u8]| match answer.split_last() {
-        Some((&JSON_RESULT, text)) => Some(text.to_vec()),
-        _ => None,
-    };
-    match answers.iter().map(text).collect::<Option<Vec<_>>>() {
-        Some(texts) => [b"[".as_slice(), &texts.join(&b','), b"]", &[JSON_RESULT]].concat(),
-        None => join(answers, RANK_RESULTS),
     }
 }
 
@@ -396,8 +362,8 @@ impl LeaseDriver for GangDriver {
             .ok_or_else(unread)
             .and_then(|bytes| self.call(&mut state, &task, &bytes));
         match called {
-            Ok(Called { calls, failed }) => {
-                let mut running = Running {
+            Ok(SubmittedCalls { calls, failed }) => {
+                let mut running = RunningTask {
                     task,
                     _room: room,
                     since: Instant::now(),
@@ -414,7 +380,7 @@ impl LeaseDriver for GangDriver {
                 None
             }
             Err(error) => {
-                tracing::info!(%error, "a gang takes no more tasks");
+                tracing::info!(%error, "a gang accepts no more tasks");
                 Some(task)
             }
         }
@@ -422,7 +388,7 @@ impl LeaseDriver for GangDriver {
 
     fn cancel(&self, wanted: &HashSet<Attempt>) {
         let mut state = self.state();
-        let hit = |running: &&mut Running| wanted.contains(&running.task.assigned.attempt);
+        let hit = |running: &&mut RunningTask| wanted.contains(&running.task.assigned.attempt);
         if let Some(running) = state.running.as_mut().filter(hit) {
             running.ends = true;
             self.end(running);
@@ -444,75 +410,23 @@ impl LeaseDriver for GangDriver {
         }
         let turn = || {
             let turn = match (self.running(), self.parts.len()) {
-                (0, parts) => LOOK / u32::try_from(parts).unwrap_or(u32::MAX),
-                (_, 1) => LOOK,
-                _ => TURN,
+                (0, parts) => DRIVE_LIMIT / u32::try_from(parts).unwrap_or(u32::MAX),
+                (_, 1) => DRIVE_LIMIT,
+                _ => TURN_LIMIT,
             };
             for (at, part) in self.parts.iter().enumerate() {
                 for call in part.pool.drive(turn) {
                     self.on_ended((at, call));
                 }
             }
-            let done = self.done();
+            let done = self.take_finished();
             let ended = done.is_some();
             if let Some(running) = done {
-                self.conclude(worker_set, running);
+                self.report_outcome(worker_set, running);
             }
             ended
         };
         let leases = || self.parts.iter().map(|part| &part.lease).collect();
         drive_until_retired(&driver, worker_set, leases, turn, || self.check_ranks(worker_set));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use dayfly_client::Status;
-    use dayfly_protocol::encoding::parts;
-    use dayfly_protocol::error::Failure;
-
-    use super::*;
-
-    fn well(answer: &[u8]) -> Outcome {
-        Ok(Output::Small(answer.to_vec()))
-    }
-
-    fn raised(payload: &[u8]) -> Outcome {
-        Err(CallError {
-            failure: Failure::new(Code::FunctionError, String::from_utf8_lossy(payload)),
-            status: Some(Status::PythonException),
-            payload: payload.to_vec(),
-        })
-    }
-
-    fn bytes(outcome: Outcome) -> Vec<u8> {
-        outcome.unwrap().into_bytes()
-    }
-
-    #[test]
-    fn results_are_in_rank_order() {
-        let all = bytes(outcome_of_ranks(vec![
-            (2, well(b"c")),
-            (0, well(b"a")),
-            (1, well(b"b")),
-        ]));
-        assert_eq!(parts(&all).unwrap(), [b"a", b"b", b"c"]);
-        assert_eq!(all.last(), Some(&RANK_RESULTS));
-    }
-
-    #[test]
-    fn json_results_become_one_json_list() {
-        let answer = |text: &str| well(&[text.as_bytes(), &[JSON_RESULT]].concat());
-        let all = bytes(outcome_of_ranks(vec![(1, answer("{\"a\":2}")), (0, answer("1"))]));
-        assert_eq!(all, [b"[1,{\"a\":2}]".as_slice(), &[JSON_RESULT]].concat());
-    }
-
-    #[test]
-    fn own_failure_of_a_rank_is_the_cause() {
-        let alone = || raised(b"dayfly._errors GroupError");
-        let cause = outcome_of_ranks(vec![(0, alone()), (3, raised(b"mine")), (1, well(b"a")), (2, alone())]);
-        assert_eq!(cause.unwrap_err().payload, b"mine");
-        let cause = outcome_of_ranks(vec![(0, well(b"a")), (1, alone())]);
-        assert_eq!(cause.unwrap_err().code(), Code::FunctionError);
     }
 }

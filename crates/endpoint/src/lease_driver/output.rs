@@ -39,7 +39,7 @@ pub fn forward<T: Send + Sync + 'static>(
                     Duration::from_secs(1) * u32::try_from(bytes).unwrap_or(u32::MAX) / MAX_BYTES_PER_S
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "what tasks print is not heard now");
+                    tracing::debug!(%error, "the output of tasks cannot be read now");
                     RETRY_PAUSE
                 }
             };
@@ -49,6 +49,6 @@ pub fn forward<T: Send + Sync + 'static>(
     };
     let thread = std::thread::Builder::new().name("dayfly-output".into());
     if let Err(error) = thread.spawn(listening) {
-        tracing::error!(%error, "no thread to read what tasks print");
+        tracing::error!(%error, "no thread to read the output of tasks");
     }
 }

@@ -11,11 +11,11 @@ use dayfly_protocol::ids::NodeId;
 use dayfly_scheduling::{BusyTime, Cost, accepts_more};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{LOOK, LeaseDriver, REMEMBERED, channels, drive_until_retired, is_over, output, report_of};
+use super::{DRIVE_LIMIT, LeaseDriver, MAX_ENDED, channels, drive_until_retired, is_over, output, report_of};
 use crate::contents::{Fetched, inline_inputs};
 use crate::worker_set::{Task, WorkerSet};
 
-struct Running {
+struct RunningCall {
     task: Task,
     /// Memory of its arguments.
     _room: Option<OwnedSemaphorePermit>,
@@ -27,11 +27,11 @@ struct Running {
 
 #[derive(Default)]
 struct Calls {
-    running: HashMap<CallId, Running>,
-    functions: HashMap<dayfly_protocol::ids::FunctionId, Known>,
+    running: HashMap<CallId, RunningCall>,
+    functions: HashMap<dayfly_protocol::ids::FunctionId, KnownFunction>,
     /// Expected duration of everything that runs, in microseconds.
     ahead_us: u64,
-    /// BusyTime time of its workers.
+    /// Busy time of its workers.
     busy_time: BusyTime,
     /// The last calls that ended: their output may arrive later.
     ended: VecDeque<(CallId, Attempt)>,
@@ -49,7 +49,7 @@ impl Calls {
 }
 
 /// A function that this driver's pool knows.
-struct Known {
+struct KnownFunction {
     function: FunctionId,
     cost: Cost,
 }
@@ -87,12 +87,12 @@ impl SingleDriver {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn learn(&self, calls: &mut Calls, program: &Program) -> Result<(FunctionId, u64), Error> {
+    fn register_function(&self, calls: &mut Calls, program: &Program) -> Result<(FunctionId, u64), Error> {
         let hash = self.lease.put_code(&program.code)?;
         let function = self.pool.register(hash, program.form.clone())?;
         let cost = Cost::default();
         let expected_us = cost.expected_us();
-        calls.functions.insert(program.id, Known { function, cost });
+        calls.functions.insert(program.id, KnownFunction { function, cost });
         Ok((function, expected_us))
     }
 
@@ -132,7 +132,7 @@ impl SingleDriver {
                 continue;
             };
             calls.ahead_us = calls.ahead_us.saturating_sub(running.expected_us);
-            if calls.ended.len() == REMEMBERED {
+            if calls.ended.len() == MAX_ENDED {
                 calls.ended.pop_front();
             }
             calls.ended.push_back((*call, running.task.assigned.attempt));
@@ -165,7 +165,7 @@ impl SingleDriver {
     fn report_running(&self, worker_set: &Arc<WorkerSet>) {
         let mut calls = self.calls();
         let long = calls.running.iter_mut().filter(|(call, running)| {
-            !running.is_reported && running.since.elapsed() >= LOOK && self.pool.is_sent(**call)
+            !running.is_reported && running.since.elapsed() >= DRIVE_LIMIT && self.pool.is_sent(**call)
         });
         let attempts: Vec<_> = long
             .map(|(_, running)| {
@@ -225,7 +225,7 @@ impl LeaseDriver for SingleDriver {
         };
         let function = match calls.functions.get(&task.program.id) {
             Some(known) => Ok((known.function, known.cost.expected_us())),
-            None => self.learn(&mut calls, &task.program),
+            None => self.register_function(&mut calls, &task.program),
         };
         let call = function.and_then(|(function, expected_us)| {
             let (bytes, room) = match task.fetched.take() {
@@ -239,7 +239,7 @@ impl LeaseDriver for SingleDriver {
         });
         match call {
             Ok((call, room, expected_us)) => {
-                let running = Running {
+                let running = RunningCall {
                     task,
                     _room: room,
                     since: Instant::now(),
@@ -251,7 +251,7 @@ impl LeaseDriver for SingleDriver {
                 None
             }
             Err(error) => {
-                tracing::info!(%error, "a lease takes no more tasks");
+                tracing::info!(%error, "a lease accepts no more tasks");
                 Some(task)
             }
         }
@@ -267,7 +267,7 @@ impl LeaseDriver for SingleDriver {
             if !self.pool.cancel(*call)
                 && let Err(error) = self.pool.kill(*call)
             {
-                tracing::warn!(%error, "a task that is cancelled cannot be ended");
+                tracing::warn!(%error, "a cancelled task cannot be ended");
             }
         }
     }
@@ -292,7 +292,7 @@ impl LeaseDriver for SingleDriver {
             );
         }
         let turn = || {
-            let ended = self.pool.drive(LOOK);
+            let ended = self.pool.drive(DRIVE_LIMIT);
             if ended.is_empty() {
                 return false;
             }

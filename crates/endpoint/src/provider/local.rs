@@ -24,18 +24,18 @@ pub struct Local {
 
 /// A process of a job: its id, and its start time, since an id may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Process {
+struct JobProcess {
     pid: u32,
     begun: u64,
 }
 
-impl std::fmt::Display for Process {
+impl std::fmt::Display for JobProcess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}@{}", self.pid, self.begun)
     }
 }
 
-impl FromStr for Process {
+impl FromStr for JobProcess {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -47,7 +47,7 @@ impl FromStr for Process {
     }
 }
 
-impl Process {
+impl JobProcess {
     /// The process that has this id now; `None` if it has ended.
     fn now(pid: u32) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -61,12 +61,12 @@ impl Process {
         Some(Self { pid, begun })
     }
 
-    fn is_there(self) -> bool {
+    fn is_running(self) -> bool {
         Self::now(self.pid) == Some(self)
     }
 
     fn terminate(self) {
-        if self.is_there()
+        if self.is_running()
             && let Some(group) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
         {
             // It may have ended meanwhile.
@@ -76,7 +76,7 @@ impl Process {
 }
 
 /// The processes in a job's id.
-fn processes(job: &str) -> impl Iterator<Item = Process> {
+fn processes(job: &str) -> impl Iterator<Item = JobProcess> {
     job.split(',').filter_map(|process| process.parse().ok())
 }
 
@@ -89,7 +89,7 @@ impl Local {
         }
     }
 
-    fn start(&mut self, job: &Job, rank: u32) -> std::io::Result<Process> {
+    fn start(&mut self, job: &Job, rank: u32) -> std::io::Result<JobProcess> {
         let path = self.directory.join(format!("{}.out", job.name));
         let output = File::options().create(true).append(true).open(path)?;
         let mut command = Command::new("/bin/sh");
@@ -104,7 +104,7 @@ impl Local {
         let child = umask::hand_back(&mut command).spawn()?;
         let pid = child.id();
         // The id of an unreaped child cannot be reused.
-        let process = Process::now(pid).unwrap_or(Process { pid, begun: 0 });
+        let process = JobProcess::now(pid).unwrap_or(JobProcess { pid, begun: 0 });
         self.children.insert(pid, child);
         Ok(process)
     }
@@ -112,7 +112,7 @@ impl Local {
 
 impl Provider for Local {
     fn submit(&mut self, job: &Job) -> Result<String, ProviderError> {
-        let mut started: Vec<Process> = Vec::new();
+        let mut started: Vec<JobProcess> = Vec::new();
         for rank in 0..job.nodes {
             match self.start(job, rank) {
                 Ok(process) => started.push(process),
@@ -122,7 +122,7 @@ impl Provider for Local {
                 }
             }
         }
-        let names: Vec<String> = started.iter().map(Process::to_string).collect();
+        let names: Vec<String> = started.iter().map(JobProcess::to_string).collect();
         Ok(names.join(","))
     }
 
@@ -137,7 +137,7 @@ impl Provider for Local {
             Err(_) => false,
         });
         let state = |job: &String| {
-            if processes(job).any(Process::is_there) {
+            if processes(job).any(JobProcess::is_running) {
                 return JobState::Live(BlockState::Running, String::new());
             }
             let words: Vec<_> = processes(job)
@@ -149,7 +149,9 @@ impl Provider for Local {
     }
 
     fn cancel(&mut self, jobs: &[String]) -> Result<(), ProviderError> {
-        jobs.iter().flat_map(|job| processes(job)).for_each(Process::terminate);
+        jobs.iter()
+            .flat_map(|job| processes(job))
+            .for_each(JobProcess::terminate);
         Ok(())
     }
 }

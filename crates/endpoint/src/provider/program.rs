@@ -16,26 +16,26 @@ use serde_json::{Value, json};
 use super::{Job, JobState, Provider, ProviderError};
 
 /// Limit for a response. The batch system waits for its own controller; the program gives up earlier.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
+const RESPONSE_DEADLINE: Duration = Duration::from_secs(120);
 
 /// A provider program. It is started on demand, and again after it ended.
 #[derive(Debug)]
 pub struct Program {
     command: Vec<String>,
     greeting: Value,
-    running: Option<Running>,
+    running: Option<RunningProgram>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningProgram {
     child: Child,
-    questions: ChildStdin,
-    answers: Receiver<String>,
+    requests: ChildStdin,
+    responses: Receiver<String>,
     /// Why jobs would have been refused when the program started. It can report on other jobs all the same.
     trouble: Option<String>,
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         // The program has no state: submitted jobs go on.
         let _ = self.child.kill();
@@ -46,12 +46,12 @@ impl Drop for Running {
 /// A response; one of these fields is set.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Answer {
+struct Response {
     ready: Option<Value>,
     /// Why jobs would be refused now.
     trouble: Option<String>,
     job: Option<String>,
-    jobs: Option<HashMap<String, Status>>,
+    jobs: Option<HashMap<String, JobStatus>>,
     cancelled: Option<Value>,
     /// The batch system's refusal.
     refused: Option<String>,
@@ -59,7 +59,7 @@ struct Answer {
     failed: Option<String>,
 }
 
-impl Answer {
+impl Response {
     fn checked(self) -> Result<Self, ProviderError> {
         match (self.refused, self.failed) {
             (Some(words), _) => Err(ProviderError::Refused(words)),
@@ -74,7 +74,7 @@ impl Answer {
 }
 
 #[derive(Deserialize)]
-struct Status {
+struct JobStatus {
     state: Phase,
     #[serde(default)]
     words: String,
@@ -106,25 +106,25 @@ impl Program {
         }
     }
 
-    fn running(&mut self) -> Result<&mut Running, ProviderError> {
+    fn running(&mut self) -> Result<&mut RunningProgram, ProviderError> {
         if self.running.is_none() {
             let mut running = self.start()?;
-            let answer = ask(&mut running, &self.greeting)?;
-            if let Some(words) = answer.failed {
+            let response = exchange(&mut running, &self.greeting)?;
+            if let Some(words) = response.failed {
                 return Err(ProviderError::Refused(words));
             }
-            let answer = answer.checked()?;
-            expected(answer.ready)?;
-            running.trouble = answer.trouble;
+            let response = response.checked()?;
+            expected(response.ready)?;
+            running.trouble = response.trouble;
             self.running = Some(running);
         }
         let none = || ProviderError::Unreachable("it did not start".into());
         self.running.as_mut().ok_or_else(none)
     }
 
-    fn start(&self) -> Result<Running, ProviderError> {
+    fn start(&self) -> Result<RunningProgram, ProviderError> {
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(ProviderError::Unreachable("there is no program to ask it by".into()));
+            return Err(ProviderError::Unreachable("no provider program is configured".into()));
         };
         let failed = |what: &str| ProviderError::Unreachable(format!("{program}: {what}"));
         let mut command = Command::new(program);
@@ -132,10 +132,10 @@ impl Program {
         let mut child = umask::hand_back(&mut command)
             .spawn()
             .map_err(|error| failed(&format!("it cannot be started: {error}")))?;
-        let (Some(questions), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        let (Some(requests), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(failed("it has no standard input or output"));
         };
-        let (sender, answers) = channel();
+        let (sender, responses) = channel();
         let read = move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 if sender.send(line).is_err() {
@@ -144,19 +144,19 @@ impl Program {
             }
         };
         let thread = std::thread::Builder::new().name("dayfly-provider".into()).spawn(read);
-        let running = Running {
+        let running = RunningProgram {
             child,
-            questions,
-            answers,
+            requests,
+            responses,
             trouble: None,
         };
-        thread.map_err(|error| failed(&format!("no thread to hear it: {error}")))?;
+        thread.map_err(|error| failed(&format!("no thread to read its output: {error}")))?;
         Ok(running)
     }
 
-    fn ask(&mut self, question: &Value) -> Result<Answer, ProviderError> {
-        match ask(self.running()?, question) {
-            Ok(answer) => answer.checked(),
+    fn request(&mut self, request: &Value) -> Result<Response, ProviderError> {
+        match exchange(self.running()?, request) {
+            Ok(response) => response.checked(),
             Err(trouble) => {
                 // A late response would be taken for the response to the next request.
                 self.running = None;
@@ -166,23 +166,23 @@ impl Program {
     }
 }
 
-fn ask(running: &mut Running, question: &Value) -> Result<Answer, ProviderError> {
-    let gone = |error: &dyn std::fmt::Display| ProviderError::Unreachable(format!("its program is gone: {error}"));
-    let line = format!("{question}\n");
-    let written = running.questions.write_all(line.as_bytes());
+fn exchange(running: &mut RunningProgram, request: &Value) -> Result<Response, ProviderError> {
+    let gone = |error: &dyn std::fmt::Display| ProviderError::Unreachable(format!("its program has ended: {error}"));
+    let line = format!("{request}\n");
+    let written = running.requests.write_all(line.as_bytes());
     written
-        .and_then(|()| running.questions.flush())
+        .and_then(|()| running.requests.flush())
         .map_err(|error| gone(&error))?;
-    let answer = running
-        .answers
-        .recv_timeout(ANSWER_DEADLINE)
+    let response = running
+        .responses
+        .recv_timeout(RESPONSE_DEADLINE)
         .map_err(|error| gone(&error))?;
-    serde_json::from_str(&answer)
-        .map_err(|error| ProviderError::Unreachable(format!("its program said what nobody understands: {error}")))
+    serde_json::from_str(&response)
+        .map_err(|error| ProviderError::Unreachable(format!("its program sent an invalid response: {error}")))
 }
 
-fn expected<T>(answer: Option<T>) -> Result<T, ProviderError> {
-    answer.ok_or_else(|| ProviderError::Unreachable("its program answered another question".into()))
+fn expected<T>(response: Option<T>) -> Result<T, ProviderError> {
+    response.ok_or_else(|| ProviderError::Unreachable("its program responded to another request".into()))
 }
 
 impl Provider for Program {
@@ -193,23 +193,23 @@ impl Provider for Program {
             nodes,
             walltime_s,
         } = job;
-        let question =
+        let request =
             json!({ "submit": { "name": name, "command": command, "nodes": nodes, "walltime_s": walltime_s } });
-        expected(self.ask(&question)?.job)
+        expected(self.request(&request)?.job)
     }
 
     fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, ProviderError> {
-        let told = expected(self.ask(&json!({ "status": jobs }))?.jobs)?;
-        let state = |Status { state, words }| match state {
+        let states = expected(self.request(&json!({ "status": jobs }))?.jobs)?;
+        let state = |JobStatus { state, words }| match state {
             Phase::Pending => JobState::Live(BlockState::Pending, words),
             Phase::Running => JobState::Live(BlockState::Running, words),
             Phase::Ended => JobState::Ended(words),
         };
-        Ok(told.into_iter().map(|(job, status)| (job, state(status))).collect())
+        Ok(states.into_iter().map(|(job, status)| (job, state(status))).collect())
     }
 
     fn cancel(&mut self, jobs: &[String]) -> Result<(), ProviderError> {
-        expected(self.ask(&json!({ "cancel": jobs }))?.cancelled).map(drop)
+        expected(self.request(&json!({ "cancel": jobs }))?.cancelled).map(drop)
     }
 }
 
@@ -218,14 +218,14 @@ mod tests {
     use super::*;
 
     /// A provider program with these responses, one for each request.
-    fn saying(words: &[&str]) -> Program {
+    fn program_with_responses(words: &[&str]) -> Program {
         let script: String = words.iter().map(|word| format!("read q; echo '{word}'\n")).collect();
         Program::new(vec!["/bin/sh".into(), "-c".into(), script], json!({}))
     }
 
     #[test]
     fn refusal_keeps_the_batch_systems_message() {
-        let mut program = saying(&[
+        let mut program = program_with_responses(&[
             r#"{"ready":"x","parsl":"1"}"#,
             r#"{"refused":"sbatch: no such partition"}"#,
         ]);
@@ -241,23 +241,23 @@ mod tests {
 
     #[test]
     fn program_is_restarted_after_end_or_invalid_response() {
-        let mut program = saying(&[r#"{"ready":"x"}"#, "no JSON"]);
+        let mut program = program_with_responses(&[r#"{"ready":"x"}"#, "no JSON"]);
         for _ in 0..2 {
             let Err(ProviderError::Unreachable(words)) = program.status(&[]) else {
                 panic!("an answer");
             };
-            assert!(words.contains("nobody understands"), "{words}");
+            assert!(words.contains("invalid response"), "{words}");
         }
-        let mut program = saying(&[r#"{"failed":"no Parsl here"}"#]);
+        let mut program = program_with_responses(&[r#"{"failed":"no Parsl here"}"#]);
         assert_eq!(program.check(), Err(ProviderError::Refused("no Parsl here".into())));
     }
 
     #[test]
     fn states_are_reported_by_job() {
         let states = r#"{"jobs":{"1":{"state":"pending","words":"Resources"},"2":{"state":"ended"}}}"#;
-        let mut program = saying(&[r#"{"ready":"x"}"#, states]);
-        let told = program.status(&["1".into(), "2".into()]).expect("states");
-        assert_eq!(told["1"], JobState::Live(BlockState::Pending, "Resources".into()));
-        assert_eq!(told["2"], JobState::Ended(String::new()));
+        let mut program = program_with_responses(&[r#"{"ready":"x"}"#, states]);
+        let states = program.status(&["1".into(), "2".into()]).expect("states");
+        assert_eq!(states["1"], JobState::Live(BlockState::Pending, "Resources".into()));
+        assert_eq!(states["2"], JobState::Ended(String::new()));
     }
 }

@@ -104,7 +104,7 @@ fn failed(directory: &str, error: &io::Error) -> Failure {
         ),
         ErrorKind::NotADirectory => (Code::InvalidRequest, "it is no directory; name one"),
         ErrorKind::InvalidData => (Code::InvalidRequest, "rename that file, or it is left out"),
-        _ => (Code::StoreFailed, "see what the file system says"),
+        _ => (Code::StoreFailed, "see the error of the file system"),
     };
     Failure::new(code, format!("looking into {directory} failed: {advice} ({error})"))
 }
@@ -150,7 +150,7 @@ impl FileSource {
     /// Lists the matching files that arrived since the watch counts. Blocks.
     pub fn list(&self, runtime: &Runtime) -> Result<Listing, Failure> {
         let Some(objects) = &self.objects else {
-            return self.walk();
+            return self.list_directories();
         };
         let listed = runtime.block_on(objects.listed("", MAX_ENTRIES))?;
         let found = listed
@@ -172,7 +172,7 @@ impl FileSource {
     }
 
     /// Lists regular files. Symbolic links are left out: they may lead anywhere and form cycles.
-    fn walk(&self) -> Result<Listing, Failure> {
+    fn list_directories(&self) -> Result<Listing, Failure> {
         let root = &self.root;
         let mut listing = Listing::default();
         let mut entries = 0;

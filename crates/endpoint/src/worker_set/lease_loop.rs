@@ -26,7 +26,7 @@ struct Refusal {
 
 impl Refusal {
     /// A refusal that no worker set could resolve by giving up room.
-    fn of_none(text: &str) -> Self {
+    fn without_room(text: &str) -> Self {
         Self {
             error: Error::new(Code::NoCapacity, text),
             is_full: false,
@@ -56,7 +56,7 @@ impl WorkerSet {
             let is_held = self.shared.fair_share.has_leases();
             let opened = match wanted {
                 Some(wanted) => self.open(wanted, needed),
-                None => Err(Refusal::of_none("other worker sets get workers first")),
+                None => Err(Refusal::without_room("other worker sets get workers first")),
             };
             match opened {
                 Ok(driver) => {
@@ -128,7 +128,7 @@ impl WorkerSet {
             };
             return opened.map_err(Refusal::from);
         };
-        let mut refusal = Refusal::of_none("no node remains for as long as the task may take; one was requested");
+        let mut refusal = Refusal::without_room("no node remains for as long as the task may take; one was requested");
         if self.key.ranks > 0 {
             let among = elastic_nodes.nodes_lasting(needed);
             return match among.is_empty() {
@@ -136,7 +136,7 @@ impl WorkerSet {
                 // The site as a whole has enough room; that was checked before.
                 false => self.open_gang(workers, among).map_err(|error| match error.code() {
                     Code::TooLarge => {
-                        Refusal::of_none("the present nodes have no room for all ranks; more were requested")
+                        Refusal::without_room("the present nodes have no room for all ranks; more were requested")
                     }
                     _ => error.into(),
                 }),

@@ -63,8 +63,8 @@ impl TaskQueue {
         self.fetching.remove(&attempt)
     }
 
-    /// Removes the next task for a driver whose node remains for `remaining`: the first that fits, unless the driver does
-    /// not accept it.
+    /// Removes the next task for a driver whose node remains for `remaining`: the first that fits, unless the driver
+    /// does not accept it.
     pub fn next_for(&mut self, driver: &dyn LeaseDriver, remaining: Option<Duration>) -> Option<Task> {
         let fits = |task: &Task| {
             let needed = Duration::from_millis(task.assigned.walltime_ms.into());

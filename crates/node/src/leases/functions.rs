@@ -17,42 +17,40 @@ pub(super) fn entry(all: &mut BTreeMap<String, FunctionUsage>, name: Option<Stri
     })
 }
 
-impl Run {
-    /// Usage by function, at most `believed` in total.
-    pub(super) fn functions_of(&self, inner: &Inner, believed: &Usage) -> Vec<FunctionUsage> {
-        use dayfly_fabric::clock::{ticks, us_of_ticks};
-        let mut all = inner.lost.clone();
-        for (slot, meter) in inner.slots.iter().zip(&self.meters) {
-            for (name, counted) in meter.functions() {
-                let sum = entry(&mut all, name);
-                sum.computing_us = sum.computing_us.saturating_add(us_of_ticks(counted.computing));
-                sum.calls = sum.calls.saturating_add(counted.calls);
-                sum.failures = sum.failures.saturating_add(counted.failures);
-            }
-            let reading = meter.read();
-            if slot.up
-                && reading.is_running()
-                && let Some(place) = reading.account.function()
-            {
-                let sum = entry(&mut all, meter.function_name(place));
-                let running = us_of_ticks(ticks().saturating_sub(reading.start_ticks));
-                sum.computing_us = sum.computing_us.saturating_add(running);
-            }
+/// Usage by function, at most `believed` in total.
+pub(super) fn functions_of(state: &LeaseData, meters: &[Meter], believed: &Usage) -> Vec<FunctionUsage> {
+    use dayfly_fabric::clock::{ticks, us_of_ticks};
+    let mut all = state.lost.clone();
+    for (slot, meter) in state.slots.iter().zip(meters) {
+        for (name, counted) in meter.functions() {
+            let sum = entry(&mut all, name);
+            sum.computing_us = sum.computing_us.saturating_add(us_of_ticks(counted.computing));
+            sum.calls = sum.calls.saturating_add(counted.calls);
+            sum.failures = sum.failures.saturating_add(counted.failures);
         }
-        let mut left = *believed;
-        let within = |used: u64, left: &mut u64| {
-            let used = used.min(*left);
-            *left -= used;
-            used
-        };
-        let cut = |function: FunctionUsage| FunctionUsage {
-            computing_us: within(function.computing_us, &mut left.computing_us),
-            calls: within(function.calls, &mut left.calls),
-            failures: within(function.failures, &mut left.failures),
-            ..function
-        };
-        all.into_values().map(cut).collect()
+        let reading = meter.read();
+        if slot.is_up()
+            && reading.is_running()
+            && let Some(place) = reading.account.function()
+        {
+            let sum = entry(&mut all, meter.function_name(place));
+            let running = us_of_ticks(ticks().saturating_sub(reading.start_ticks));
+            sum.computing_us = sum.computing_us.saturating_add(running);
+        }
     }
+    let mut left = *believed;
+    let within = |used: u64, left: &mut u64| {
+        let used = used.min(*left);
+        *left -= used;
+        used
+    };
+    let cut = |function: FunctionUsage| FunctionUsage {
+        computing_us: within(function.computing_us, &mut left.computing_us),
+        calls: within(function.calls, &mut left.calls),
+        failures: within(function.failures, &mut left.failures),
+        ..function
+    };
+    all.into_values().map(cut).collect()
 }
 
 #[cfg(test)]

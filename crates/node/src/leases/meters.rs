@@ -1,7 +1,6 @@
-//! Time limits of a lease, and its workers' meters.
+//! Time limits and usage of a lease. This `impl` reads the workers' meters, and ends what takes too long.
 
 use dayfly_protocol::durations::DURATION_BUCKETS;
-use dayfly_protocol::slot::has_begun;
 
 use super::*;
 
@@ -18,6 +17,17 @@ const ASLEEP_TICK: Duration = Duration::from_millis(50);
 /// The same without an open channel.
 const IDLE_TICK: Duration = Duration::from_millis(250);
 
+/// What a lease's supervisor has to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Tick {
+    /// Tick again after this time.
+    Again(Duration),
+    /// Kill the executor, which does not follow its orders.
+    Stuck,
+    /// The lease has ended.
+    Over,
+}
+
 /// Number of calls by duration.
 pub type Durations = [u64; DURATION_BUCKETS];
 
@@ -28,46 +38,42 @@ pub fn add_durations(sum: &mut Durations, more: &Durations) {
     }
 }
 
-impl Run {
+impl NodeLease {
     /// Applies the time limits. Returns what the supervisor has to do.
     pub fn tick(&self) -> Tick {
         let now = clock::now_ms();
         let ticks = dayfly_fabric::clock::ticks();
-        let mut inner = self.inner();
-        Self::expire_delegations(&mut inner, now);
-        let Inner {
+        let mut state = self.lock();
+        Self::expire_delegations(&mut state, now);
+        let LeaseData {
             life, slots, control, ..
-        } = &mut *inner;
+        } = &mut *state;
         let (mut busy, mut awake, mut stuck) = (false, false, false);
         for (index, slot) in slots.iter_mut().enumerate() {
-            let Some(channel) = &mut slot.channel else { continue };
             let reading = self.meters[index].read();
-            let gone = channel.gone;
-            let doomed = reading.is_running() && channel.doomed.remove(&reading.started);
-            channel.doomed.retain(|sequence| !has_begun(reading.started, *sequence));
+            let Some(channel) = slot.channel_mut() else { continue };
+            let is_cancelled = channel.take_cancelled(reading.started, reading.is_running());
             busy |= reading.is_running();
-            awake |= reading.awake || reading.is_running() || !channel.doomed.is_empty();
-            if doomed {
+            awake |= reading.awake || reading.is_running() || channel.has_cancelled();
+            let orphaned = channel.orphaned(ORPHAN_GRACE).filter(|_| reading.is_running());
+            if is_cancelled {
                 slot.kill(control.as_ref(), index, End::Cancelled);
             } else if reading.is_overdue(ticks) {
                 slot.kill(control.as_ref(), index, End::Deadline);
-            } else if let Some((since, end)) = gone
-                && reading.is_running()
-                && since.elapsed() > ORPHAN_GRACE
-            {
+            } else if let Some(end) = orphaned {
                 slot.kill(control.as_ref(), index, end);
             }
-            stuck |= slot.kill.is_some_and(|(_, since)| since.elapsed() > KILL_DEADLINE);
+            stuck |= slot.is_kill_overdue(KILL_DEADLINE);
         }
         match life.tick(now, busy) {
             Some(dayfly_lease::Step::End(_)) => return Tick::Over,
-            Some(dayfly_lease::Step::Drain { .. }) => self.begin_draining(&mut inner),
+            Some(dayfly_lease::Step::Drain { .. }) => self.begin_draining(&mut state),
             None => {}
         }
-        if inner.life.is_draining() {
-            self.drain(&mut inner);
+        if state.life.is_draining() {
+            self.drain(&mut state);
         }
-        let life = &inner.life;
+        let life = &state.life;
         if !life.state().is_live() {
             return Tick::Over;
         }
@@ -80,7 +86,7 @@ impl Run {
             (false, 1..) => ASLEEP_TICK,
             (false, 0) => IDLE_TICK,
         };
-        let next_at = [life.next_at(), inner.delegations.next_at()]
+        let next_at = [life.next_at(), state.delegations.next_at()]
             .into_iter()
             .flatten()
             .min();
@@ -89,64 +95,64 @@ impl Run {
     }
 
     /// Begins the end of a lease whose time is over: notes the running calls, and ends the channels without one.
-    pub(super) fn begin_draining(&self, inner: &mut Inner) {
-        for (slot, meter) in inner.slots.iter_mut().zip(&self.meters) {
+    pub(super) fn begin_draining(&self, state: &mut LeaseData) {
+        for (slot, meter) in state.slots.iter_mut().zip(&self.meters) {
             let reading = meter.read();
-            slot.finishing = reading.is_running().then_some(reading.started);
+            slot.set_finishing(reading.is_running().then_some(reading.started));
         }
-        self.drain(inner);
+        self.drain(state);
     }
 
     /// Ends the channels whose noted call has ended, even if another call has begun on them, which is too late.
-    fn drain(&self, inner: &mut Inner) {
-        let end = match inner.life.ends_as() {
+    fn drain(&self, state: &mut LeaseData) {
+        let end = match state.life.ends_as() {
             LeaseState::Revoked => End::Revoked,
             _ => End::Expired,
         };
-        for index in 0..inner.slots.len() {
+        for index in 0..state.slots.len() {
             let reading = self.meters[index].read();
-            let finishes = reading.is_running() && inner.slots[index].finishing == Some(reading.started);
-            if !finishes && inner.slots[index].channel.is_some() {
-                self.end_channel(inner, index, end);
+            let finishes = reading.is_running() && state.slots[index].is_finishing(reading.started);
+            if !finishes && state.slots[index].channel().is_some() {
+                self.end_channel(state, index, end);
             }
         }
     }
 
     /// Plausible usage so far.
     pub fn usage(&self) -> Usage {
-        self.usage_of(&mut self.inner())
+        self.usage_of(&mut self.lock())
     }
 
     /// Usage, if it has grown since the last call of this function.
     pub fn new_usage(&self) -> Option<Metered> {
-        let mut inner = self.inner();
-        let metered = self.metered_of(&mut inner);
-        (metered != inner.journaled).then(|| {
-            inner.journaled.clone_from(&metered);
+        let mut state = self.lock();
+        let metered = self.metered_of(&mut state);
+        (metered != state.journaled).then(|| {
+            state.journaled.clone_from(&metered);
             metered
         })
     }
 
     /// Usage so far, in total and by function.
     pub fn metered(&self) -> Metered {
-        self.metered_of(&mut self.inner())
+        self.metered_of(&mut self.lock())
     }
 
-    fn metered_of(&self, inner: &mut Inner) -> Metered {
-        let usage = self.usage_of(inner);
+    fn metered_of(&self, state: &mut LeaseData) -> Metered {
+        let usage = self.usage_of(state);
         Metered {
             usage,
-            functions: self.functions_of(inner, &usage),
+            functions: functions::functions_of(state, &self.meters, &usage),
         }
     }
 
-    fn usage_of(&self, inner: &mut Inner) -> Usage {
+    fn usage_of(&self, state: &mut LeaseData) -> Usage {
         use dayfly_fabric::clock::{ticks, us_of_ticks};
-        let wall_us = inner.life.allocated_ms(clock::now_ms()) * 1000;
+        let wall_us = state.life.allocated_ms(clock::now_ms()) * 1000;
         let mut total = Usage::default();
-        for (slot, meter) in inner.slots.iter_mut().zip(&self.meters) {
+        for (slot, meter) in state.slots.iter_mut().zip(&self.meters) {
             let reading = meter.read();
-            let running = slot.up && reading.is_running();
+            let running = slot.is_up() && reading.is_running();
             let running = if running {
                 ticks().saturating_sub(reading.start_ticks)
             } else {
@@ -160,8 +166,7 @@ impl Run {
                 calls: counted.calls,
                 failures: counted.failures,
             };
-            slot.believed = billing::clamp(billing::add(claimed, slot.lost), slot.believed, wall_us);
-            total = billing::add(total, slot.believed);
+            total = billing::add(total, slot.update_usage(claimed, wall_us));
         }
         total
     }
@@ -176,7 +181,7 @@ impl Run {
     }
 
     pub fn view(&self) -> LeaseView {
-        let mut inner = self.inner();
+        let mut state = self.lock();
         LeaseView {
             lease: self.id(),
             tenant: self.granted.tenant,
@@ -185,11 +190,11 @@ impl Run {
             workers: self.granted.reservation.workers,
             cores: self.granted.reservation.cores.clone(),
             memory_bytes: self.granted.reservation.memory_bytes,
-            state: inner.life.state(),
-            remaining_ms: inner.life.remaining_ms(clock::now_ms()),
-            channels: inner.life.channels(),
-            pids: inner.slots.iter().map(|slot| slot.pid).collect(),
-            usage: self.usage_of(&mut inner),
+            state: state.life.state(),
+            remaining_ms: state.life.remaining_ms(clock::now_ms()),
+            channels: state.life.channels(),
+            pids: state.slots.iter().map(WorkerSlot::pid).collect(),
+            usage: self.usage_of(&mut state),
         }
     }
 }

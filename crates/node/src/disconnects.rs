@@ -8,12 +8,12 @@ use dayfly_protocol::ids::ChannelId;
 use rustix::event::epoll;
 use tokio::io::unix::AsyncFd;
 
-use crate::leases::Run;
-use crate::readable;
+use crate::descriptor_watch;
+use crate::leases::NodeLease;
 
-/// Watched sockets. A socket leaves when all its copies are closed, or by [`Hangups::forget`].
+/// Watched sockets. A socket leaves when all its copies are closed, or by [`DisconnectWatch::forget`].
 #[derive(Debug)]
-pub struct Hangups {
+pub struct DisconnectWatch {
     epoll: AsyncFd<OwnedFd>,
     watched: Mutex<Watched>,
 }
@@ -21,15 +21,15 @@ pub struct Hangups {
 #[derive(Debug, Default)]
 struct Watched {
     next: u64,
-    by_key: HashMap<u64, (Weak<Run>, ChannelId)>,
+    by_key: HashMap<u64, (Weak<NodeLease>, ChannelId)>,
 }
 
-impl Hangups {
+impl DisconnectWatch {
     /// Watches no socket yet.
     pub fn new() -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self {
-            epoll: readable::watch(epoll)?,
+            epoll: descriptor_watch::watch(epoll)?,
             watched: Mutex::default(),
         })
     }
@@ -38,14 +38,14 @@ impl Hangups {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Informs `run` when the peer of this channel's socket is gone. Returns a key for [`Hangups::forget`].
-    pub fn watch(&self, socket: impl AsFd, run: &Arc<Run>, channel: ChannelId) -> std::io::Result<u64> {
+    /// Informs `lease` when the peer of this channel's socket is gone. Returns a key for [`DisconnectWatch::forget`].
+    pub fn watch(&self, socket: impl AsFd, lease: &Arc<NodeLease>, channel: ChannelId) -> std::io::Result<u64> {
         let mut watched = self.watched();
         watched.next += 1;
         let key = watched.next;
         let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
         epoll::add(self.epoll.get_ref(), socket, epoll::EventData::new_u64(key), flags)?;
-        watched.by_key.insert(key, (Arc::downgrade(run), channel));
+        watched.by_key.insert(key, (Arc::downgrade(lease), channel));
         Ok(key)
     }
 
@@ -73,16 +73,16 @@ impl Hangups {
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "hang-ups can no longer be noticed");
+                    tracing::error!(%error, "disconnected clients can no longer be noticed");
                     return;
                 }
             }
             for event in events {
                 let found = self.watched().by_key.get(&event.data.u64()).cloned();
-                if let Some((run, channel)) = found
-                    && let Some(run) = run.upgrade()
+                if let Some((lease, channel)) = found
+                    && let Some(lease) = lease.upgrade()
                 {
-                    run.client_gone(channel);
+                    lease.on_client_gone(channel);
                 }
             }
         }

@@ -1,8 +1,7 @@
-//! Leases that this node grants under allowances.
+//! Leases that a node grants under allowances. This `impl` is apart, since leases of the manager need none of it.
 
-use dayfly_lease::allowance::{cap_of, within_cap};
-use dayfly_lease::quota::Held;
-use dayfly_lease::{Reservation, token};
+use dayfly_lease::allowance::cap_of;
+use dayfly_lease::token;
 use dayfly_protocol::hello::Hello;
 use dayfly_protocol::node_api::DirectStart;
 
@@ -33,8 +32,8 @@ impl Node {
                     ));
                 }
                 default_sandbox = Some(sandbox_under(allowance, request.wanted_sandbox())?);
-                Origin::Allowance(Arc::new(Direct {
-                    allowance: id,
+                Origin::Allowance(Arc::new(PresentedAllowance {
+                    id,
                     cap: cap_of(allowance),
                     hello: *hello,
                 }))
@@ -42,79 +41,39 @@ impl Node {
         };
         let id = LeaseId(random()?);
         let start_by = self.options.start_by;
-        let wanted = Wanted {
+        let wanted = RequestedLease {
             request,
             default_sandbox,
         };
-        let run = self
+        let lease = self
             .take_lease(id, allowance.tenant, origin, wanted, start_by, patience)
             .await?;
         // Inform the manager at once.
-        self.news.notify_one();
-        Ok(self.grant(&run))
-    }
-
-    /// Handles a message that nothing more may start under an allowance for `for_ms` milliseconds; 0 lifts that.
-    pub(crate) fn exhausted(&self, allowance: AllowanceId, for_ms: u64) {
-        let mut books = self.books();
-        match for_ms {
-            0 => books.exhausted.remove(&allowance),
-            _ => books
-                .exhausted
-                .insert(allowance, clock::wall_ms().saturating_add(for_ms)),
-        };
+        self.report_due.notify_one();
+        Ok(self.grant(&lease))
     }
 
     /// Journals that a lease is about to start.
-    pub(super) fn journal_start(&self, run: &Run, until_ms: u64) -> Result<(), Failure> {
-        let Granted {
+    pub(super) fn journal_start(&self, lease: &NodeLease, until_ms: u64) -> Result<(), Failure> {
+        let GrantedTerms {
             origin,
             request,
             reservation,
             ..
-        } = &run.granted;
-        let start = origin.direct().map(|direct| DirectStart {
-            hello: hex::encode(direct.hello.as_bytes()),
+        } = &lease.granted;
+        let start = origin.allowance().map(|allowance| DirectStart {
+            hello: hex::encode(allowance.hello.as_bytes()),
             holder: request.holder,
             workers: reservation.workers,
             cores_per_worker: request.cores_per_worker,
             mode: reservation.mode,
-            sandbox: run.sandbox(),
-            image: run.image(),
+            sandbox: lease.sandbox(),
+            image: lease.image(),
             memory_bytes: reservation.memory_bytes,
             duration_ms: request.duration_ms,
             started_at_ms: clock::wall_ms(),
         });
-        self.journal.start(run.id(), until_ms, origin.is_managed(), start)
-    }
-}
-
-impl Books {
-    /// Returns an error unless a lease with this reservation may be held under an allowance.
-    pub(super) fn permits(
-        &self,
-        direct: &Direct,
-        request: &LeaseRequest,
-        reservation: &Reservation,
-    ) -> Result<(), Failure> {
-        if self.exhausted.contains_key(&direct.allowance) {
-            return Err(Failure::new(
-                Code::QuotaExceeded,
-                "this allowance is used up, on all nodes together; release a lease, or ask for a larger one",
-            ));
-        }
-        if request.gpus_per_worker > 0 {
-            let text = "the lease asks for GPUs, which an allowance does not cover; lease from the manager";
-            return Err(Failure::new(Code::InvalidRequest, text));
-        }
-        let under_it = self.leases.values().filter(|run| {
-            let other = run.granted.origin.direct();
-            other.is_some_and(|other| other.allowance == direct.allowance)
-        });
-        let held = under_it.fold(Held::default(), |sum, run| sum.plus(run.held()));
-        let cores = request.cores_per_worker.max(1);
-        let wanted = Held::by_one(reservation.workers, cores, reservation.memory_bytes);
-        within_cap(&direct.cap, &held, &wanted)
+        self.journal.start(lease.id(), until_ms, origin.is_managed(), start)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What this node signs: grants of its leases, and the allowance to lease.
+//! The tokens that a node signs: grants of its leases, and its allowance. This `impl` has all uses of the node's key.
 
 use dayfly_sandbox::isolation::CODE_DIR;
 
@@ -8,33 +8,28 @@ use super::*;
 const ALLOWANCE_MS: u64 = 366 * 24 * 3_600_000;
 
 impl Node {
-    /// Keys that may sign tokens for this node.
-    pub(crate) fn trusted(&self) -> Vec<PublicKey> {
-        self.trusted.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     fn start_by_ms(&self) -> u64 {
         self.options.start_by.as_millis() as u64
     }
 
     /// A signed grant of a lease on this node.
-    pub(crate) fn grant(&self, run: &Run) -> Grant {
-        let workers = run.granted.reservation.workers;
-        self.grant_to(run, run.holder(), workers, run.remaining_ms())
+    pub(crate) fn grant(&self, lease: &NodeLease) -> Grant {
+        let workers = lease.granted.reservation.workers;
+        self.grant_to(lease, lease.holder(), workers, lease.remaining_ms())
     }
 
     /// A signed grant of some workers of a lease, for this key and duration. The node itself knows which workers.
-    pub(crate) fn grant_to(&self, run: &Run, holder: PublicKey, workers: u16, duration_ms: u64) -> Grant {
+    pub(crate) fn grant_to(&self, lease: &NodeLease, holder: PublicKey, workers: u16, duration_ms: u64) -> Grant {
         let now_ms = clock::wall_ms();
-        let granted = &run.granted;
+        let granted = &lease.granted;
         let expires_at_ms = now_ms.saturating_add(duration_ms).saturating_add(self.start_by_ms());
-        run.promised(expires_at_ms.saturating_add(2 * self.options.skew_tolerance.as_millis() as u64));
+        lease.extend_token_end(expires_at_ms.saturating_add(2 * self.options.skew_tolerance.as_millis() as u64));
         let token = Claims {
             workers,
             cores: granted.request.cores_per_worker,
             memory_bytes: granted.reservation.memory_bytes,
-            sandbox: run.sandbox(),
-            lease: Some(run.id()),
+            sandbox: lease.sandbox(),
+            lease: Some(lease.id()),
             tenant: granted.tenant,
             node: self.address.id,
             holder,
@@ -45,13 +40,13 @@ impl Node {
         }
         .sign(&self.key);
         Grant {
-            lease: run.id(),
+            lease: lease.id(),
             token: hex::encode(token.as_bytes()),
             node: self.address.clone(),
             workers,
             mode: granted.reservation.mode,
-            sandbox: run.sandbox(),
-            image: run.image(),
+            sandbox: lease.sandbox(),
+            image: lease.image(),
             memory_bytes: granted.reservation.memory_bytes,
             duration_ms,
             expires_at_ms,
@@ -62,33 +57,33 @@ impl Node {
     /// Delegates a part of `by`'s workers to another key.
     pub(crate) fn delegate(
         &self,
-        run: &Run,
+        lease: &NodeLease,
         by: &PublicKey,
         to: PublicKey,
         first: u16,
         workers: u16,
         duration_ms: u64,
     ) -> Result<Grant, Failure> {
-        let part = run.delegate(by, to, first, workers, duration_ms)?;
+        let part = lease.delegate(by, to, first, workers, duration_ms)?;
         let until_ms = part.until_ms.unwrap_or(u64::MAX).saturating_sub(clock::now_ms());
-        Ok(self.grant_to(run, to, workers, until_ms.min(run.remaining_ms())))
+        Ok(self.grant_to(lease, to, workers, until_ms.min(lease.remaining_ms())))
     }
 
     /// Shows this node's socket to a lease's workers. Returns its path there.
-    pub(crate) fn show_itself_to(self: &Arc<Self>, run: &Run) -> std::io::Result<String> {
-        if run.sandbox() == Sandbox::Process {
+    pub(crate) fn open_sandbox_socket(self: &Arc<Self>, lease: &NodeLease) -> std::io::Result<String> {
+        if lease.sandbox() == Sandbox::Process {
             return Ok(self.options.unix_path().display().to_string());
         }
-        if let Some(dir) = run.wants_door() {
-            let door = door::open(self, &dir)?;
-            run.keep_door(&dir, door);
+        if let Some(dir) = lease.request_socket() {
+            let socket = sandbox_socket::open(self, &dir)?;
+            lease.set_socket(&dir, socket);
         }
-        Ok(format!("{CODE_DIR}/{}", door::DOOR))
+        Ok(format!("{CODE_DIR}/{}", sandbox_socket::SOCKET_NAME))
     }
 
     pub(super) fn allowance(&self, holder: PublicKey) -> Token {
         let now_ms = clock::wall_ms();
-        let capacity = self.books().ledger.capacity();
+        let capacity = self.leases.capacity();
         Claims {
             workers: capacity.workers.max(capacity.cores),
             cores: capacity.cores,

@@ -1,4 +1,4 @@
-//! Enclosures of isolated executors: a directory and a control group for each.
+//! Sandboxes of isolated executors: a directory and a control group for each.
 
 use std::fs::Permissions;
 use std::os::fd::OwnedFd;
@@ -13,15 +13,15 @@ use dayfly_sandbox::isolation::Base;
 use dayfly_sandbox::{Isolation, isolation};
 
 use crate::connector;
-use crate::executors::Opening;
+use crate::executors::HostAccess;
 
 /// Most processes and threads of an isolated executor without a control group to count them. The lease is unknown when
 /// this is set, so it suits the largest one.
 const MAX_TASKS: u32 = 4096;
 
-/// Makes enclosures.
+/// Makes sandboxes.
 #[derive(Debug)]
-pub struct Enclosures {
+pub struct SandboxFactory {
     dir: PathBuf,
     name: String,
     scratch_bytes: u64,
@@ -30,7 +30,7 @@ pub struct Enclosures {
     settings: OnceLock<PathBuf>,
 }
 
-impl Enclosures {
+impl SandboxFactory {
     /// `name` is unique among the nodes of this host. Removes what an earlier process of the node left in `dir`.
     pub fn new(dir: PathBuf, name: String, scratch_bytes: u64) -> std::io::Result<Self> {
         match std::fs::remove_dir_all(&dir) {
@@ -78,14 +78,14 @@ impl Enclosures {
             .ok_or_else(|| std::io::Error::other("there are no settings for sandboxes"))
     }
 
-    /// Makes an enclosure, and the isolation for its executor.
-    pub fn make(&self, opening: &Opening) -> std::io::Result<(Enclosure, Isolation)> {
+    /// Makes a sandbox, and the isolation for its executor.
+    pub fn make(&self, host_access: &HostAccess) -> std::io::Result<(ExecutorSandbox, Isolation)> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let group = Arc::new(self.hierarchies().group(&format!("sandbox-{number}"))?);
         let code = self.dir.join(format!("code-{number}"));
         make_open(&code)?;
         // Made in advance, like everything here: a lease with a parked executor does not wait for it.
-        let calls = match opening.network {
+        let connector_socket = match host_access.network {
             true => None,
             false => Some(connector::listen(&code)?),
         };
@@ -93,14 +93,14 @@ impl Enclosures {
         let isolation = Isolation {
             stage: self.dir.join("stage"),
             code: code.clone(),
-            base: match &opening.image {
+            base: match &host_access.image {
                 Some(image) => Base::Image(image.root.clone()),
                 None => Base::Host {
                     settings: self.settings()?.to_path_buf(),
                 },
             },
-            shown: opening.shown.clone(),
-            network: opening.network,
+            shown: host_access.shown.clone(),
+            network: host_access.network,
             scratch_bytes: self.scratch_bytes,
             most_tasks: if missing.contains(&Controller::Pids) {
                 MAX_TASKS
@@ -111,28 +111,28 @@ impl Enclosures {
             group: Some(group.clone()),
         };
         let bounds_memory = !missing.contains(&Controller::Memory);
-        let enclosure = Enclosure {
+        let sandbox = ExecutorSandbox {
             group,
             code,
-            calls,
+            connector_socket,
             bounds_memory,
         };
-        Ok((enclosure, isolation))
+        Ok((sandbox, isolation))
     }
 }
 
-/// The enclosure of one executor. Dropping it ends the processes left in it.
+/// The sandbox of one executor. Dropping it ends the processes left in it.
 #[derive(Debug)]
-pub struct Enclosure {
+pub struct ExecutorSandbox {
     group: Arc<Group>,
     code: PathBuf,
     /// The connector's socket, if the sandbox has no network.
-    calls: Option<OwnedFd>,
+    connector_socket: Option<OwnedFd>,
     /// Whether the memory of all its processes together can be limited.
     pub bounds_memory: bool,
 }
 
-impl Enclosure {
+impl ExecutorSandbox {
     /// Sets the limits of its lease.
     pub fn limit(&self, limits: &Limits) -> std::io::Result<()> {
         self.group.limit(limits)
@@ -149,8 +149,8 @@ impl Enclosure {
     }
 
     /// The connector's socket, if the sandbox needs one.
-    pub fn calls(&self) -> Option<&OwnedFd> {
-        self.calls.as_ref()
+    pub fn connector_socket(&self) -> Option<&OwnedFd> {
+        self.connector_socket.as_ref()
     }
 
     /// The host's directory that it sees at [`isolation::CODE_DIR`].
@@ -166,16 +166,16 @@ fn make_open(dir: &Path) -> std::io::Result<()> {
     std::fs::set_permissions(dir, Permissions::from_mode(0o755))
 }
 
-/// Shows a piece of the node's stored code to an enclosure's workers.
-pub fn show_code(kept: &Path, enclosure: &Path, hash: &CodeHash) -> std::io::Result<()> {
+/// Shows a piece of the node's stored code to a sandbox's workers.
+pub fn show_code(kept: &Path, sandbox: &Path, hash: &CodeHash) -> std::io::Result<()> {
     let name = hash.to_string();
-    match std::fs::hard_link(kept.join(&name), enclosure.join(&name)) {
+    match std::fs::hard_link(kept.join(&name), sandbox.join(&name)) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
     }
 }
 
-impl Drop for Enclosure {
+impl Drop for ExecutorSandbox {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.code);
     }

@@ -1,4 +1,5 @@
-//! The cores that warm workers share: their number, and the check that no worker takes more than one call needs.
+//! The slots for calls on the cores that warm workers share. This `impl` sets their number and ends workers that hold
+//! more than one.
 
 use std::collections::HashMap;
 
@@ -9,36 +10,36 @@ use super::*;
 
 /// Interval of the check. A worker that takes too many only slows others down: calls that were rejected for a while run
 /// all the same.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Node {
     /// Sets the number of shared cores.
-    pub(super) fn share(&self, cores: usize) {
+    pub(super) fn set_core_slots(&self, cores: usize) {
         let calls = u32::from(self.options.calls_per_core);
-        self.places.set(calls.saturating_mul(cores as u32));
+        self.core_slots.set(calls.saturating_mul(cores as u32));
     }
 
     /// Ends workers that hold more than they may. Runs without end.
-    pub(super) async fn guard_places(&self) {
+    pub(super) async fn guard_core_slots(&self) {
         loop {
-            tokio::time::sleep(LOOK).await;
-            self.look_at_places();
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            self.check_core_slots();
         }
     }
 
     /// Ends workers that hold more than one place, or hold one while they sleep.
-    fn look_at_places(&self) {
+    fn check_core_slots(&self) {
         let held = self.holders();
         if held.is_empty() {
             return;
         }
-        let runs: Vec<_> = self.books().leases.values().cloned().collect();
+        let leases = self.leases.live();
         for (process, places) in held {
-            let Some((run, worker)) = runs.iter().find_map(|run| Some((run, run.worker_of(process)?))) else {
+            let Some((lease, worker)) = leases.iter().find_map(|lease| Some((lease, lease.worker_of(process)?))) else {
                 // A process that a worker started: no other process has the file.
                 tracing::warn!(
                     process,
-                    "a process that is no worker held cores that are shared, and was ended"
+                    "ended a process that held a slot of the shared cores and is not a worker"
                 );
                 if let Some(process) = Pid::from_raw(process as i32) {
                     let _ = rustix::process::kill_process(process, Signal::KILL);
@@ -48,12 +49,12 @@ impl Node {
             // An honest worker releases its place before its meter shows sleep, and claims one after its meter shows
             // that it is awake.
             let sleeps_with_it = || {
-                let calls = run.calls_before_sleep(worker);
-                calls.is_some() && self.holders().contains_key(&process) && run.calls_before_sleep(worker) == calls
+                let calls = lease.calls_before_sleep(worker);
+                calls.is_some() && self.holders().contains_key(&process) && lease.calls_before_sleep(worker) == calls
             };
             if places > 1 || sleeps_with_it() {
-                self.incident(run, format!("kept {places} of the shared cores from others"));
-                run.kill_worker(worker, End::Violation);
+                self.incident(lease, format!("held {places} slots of the shared cores"));
+                lease.kill_worker(worker, End::Violation);
             }
         }
     }
@@ -61,7 +62,7 @@ impl Node {
     /// Processes that hold places, with their numbers of places.
     fn holders(&self) -> HashMap<u32, usize> {
         let mut held = HashMap::new();
-        for process in self.places.holders() {
+        for process in self.core_slots.holders() {
             *held.entry(process).or_default() += 1;
         }
         held

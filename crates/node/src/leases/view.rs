@@ -1,0 +1,30 @@
+//! The public state of a lease.
+
+use dayfly_protocol::api::{LeaseState, Mode, Sandbox, Usage};
+use dayfly_protocol::ids::{LeaseId, TenantId};
+
+/// A row of `dayfly top`.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct LeaseView {
+    pub lease: LeaseId,
+    /// The tenant that pays.
+    pub tenant: TenantId,
+    /// Whether workers are hot or warm.
+    pub mode: Mode,
+    /// Isolation of its workers.
+    pub sandbox: Sandbox,
+    /// Number of workers.
+    pub workers: u16,
+    /// Cores that the lease owns.
+    pub cores: Vec<u16>,
+    pub memory_bytes: u64,
+    /// Name of the state, as in [`dayfly_lease::State`].
+    pub state: LeaseState,
+    pub remaining_ms: u64,
+    /// Number of open channels.
+    pub channels: u32,
+    /// Process ids of its workers; 0 for one that is being replaced.
+    pub pids: Vec<u32>,
+    /// Usage so far.
+    pub usage: Usage,
+}

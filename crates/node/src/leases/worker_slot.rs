@@ -1,0 +1,270 @@
+//! One worker of a lease: its process, its channel, and its usage.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use dayfly_fabric::shm::ChannelMemory;
+use dayfly_lease::billing;
+use dayfly_protocol::api::Usage;
+use dayfly_protocol::executor::ToExecutor;
+use dayfly_protocol::ids::{ChannelId, Incarnation, PublicKey, WorkerIndex};
+use dayfly_protocol::node_api::End;
+use dayfly_protocol::slot::{MAX_SLOTS, has_begun};
+
+use crate::executors::ControlSocket;
+
+/// Most cancelled calls that are remembered for each channel until they begin: the most slots of a ring.
+const MAX_CANCELLED: usize = MAX_SLOTS as usize;
+
+/// The place of a worker. Its process is replaced when it ends.
+#[derive(Debug, Default)]
+pub(super) struct WorkerSlot {
+    /// The executor's count, plus all incarnations under executors before it.
+    incarnation: u32,
+    base: u32,
+    /// 0 while there is no process.
+    pid: u32,
+    process: Option<OwnedFd>,
+    is_up: bool,
+    /// Why and when the node had it killed.
+    kill: Option<(End, Instant)>,
+    /// The call that ran when the lease's time was over, and may finish.
+    finishing: Option<u32>,
+    channel: Option<Channel>,
+    /// Usage that its dead incarnations did not record.
+    lost: Usage,
+    /// Plausible usage so far.
+    usage: Usage,
+}
+
+impl WorkerSlot {
+    /// Continues the count of incarnations under a new executor.
+    pub fn continue_count(&mut self) {
+        self.base = self.incarnation;
+        self.kill = None;
+    }
+
+    /// Records the start of a process.
+    pub fn start(&mut self, incarnation: Incarnation, pid: u32, process: Option<OwnedFd>) {
+        self.incarnation = self.base.saturating_add(incarnation.0);
+        self.pid = pid;
+        self.process = process;
+        self.is_up = true;
+        self.kill = None;
+    }
+
+    /// Records the end of its process. Returns the process's group if it was running.
+    pub fn stop(&mut self) -> Option<u32> {
+        let group = self.running_pid();
+        self.is_up = false;
+        self.pid = 0;
+        self.process = None;
+        group
+    }
+
+    /// Requests the executor to kill its process, once.
+    pub fn kill(&mut self, control: Option<&ControlSocket>, index: usize, end: End) {
+        if self.kill.is_some() || !self.is_up {
+            return;
+        }
+        self.kill = Some((end, Instant::now()));
+        if let Some(control) = control {
+            let worker = WorkerIndex(index as u16);
+            // If the executor cannot take it, it is stuck or dead, and either is noticed.
+            let _ = control.send(&ToExecutor::Kill { worker }, &[]);
+        }
+    }
+
+    /// The reason for which the node had it killed.
+    pub fn planned_end(&self) -> Option<End> {
+        self.kill.map(|(end, _)| end)
+    }
+
+    /// Whether the executor has not killed it for this time.
+    pub fn is_kill_overdue(&self, limit: Duration) -> bool {
+        self.kill.is_some_and(|(_, since)| since.elapsed() > limit)
+    }
+
+    /// Whether it has a process.
+    pub fn is_up(&self) -> bool {
+        self.is_up
+    }
+
+    /// Process id; 0 while it is replaced.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Process id, if there is a process.
+    pub fn running_pid(&self) -> Option<u32> {
+        self.is_up.then_some(self.pid)
+    }
+
+    /// The process, if it is known.
+    pub fn process(&self) -> Option<&OwnedFd> {
+        self.process.as_ref()
+    }
+
+    /// Number of its process.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation(self.incarnation)
+    }
+
+    /// The open channel.
+    pub fn channel(&self) -> Option<&Channel> {
+        self.channel.as_ref()
+    }
+
+    /// The open channel.
+    pub fn channel_mut(&mut self) -> Option<&mut Channel> {
+        self.channel.as_mut()
+    }
+
+    /// Adds a channel.
+    pub fn set_channel(&mut self, channel: Channel) {
+        self.channel = Some(channel);
+    }
+
+    /// Removes the channel.
+    pub fn take_channel(&mut self) -> Option<Channel> {
+        self.channel.take()
+    }
+
+    /// Records the call that may finish after the lease's time.
+    pub fn set_finishing(&mut self, call: Option<u32>) {
+        self.finishing = call;
+    }
+
+    /// Whether this call may finish after the lease's time.
+    pub fn is_finishing(&self, call: u32) -> bool {
+        self.finishing == Some(call)
+    }
+
+    /// Charges a call whose worker died.
+    pub fn add_lost_call(&mut self, computing_us: u64) {
+        self.lost.computing_us += computing_us;
+        self.lost.calls += 1;
+        self.lost.failures += 1;
+    }
+
+    /// Computes the plausible usage from the claim of the process; `wall_us` is the lease's time so far.
+    pub fn update_usage(&mut self, claimed: Usage, wall_us: u64) -> Usage {
+        self.usage = billing::clamp(billing::add(claimed, self.lost), self.usage, wall_us);
+        self.usage
+    }
+}
+
+/// An open channel.
+#[derive(Debug)]
+pub(super) struct Channel {
+    id: ChannelId,
+    /// Key of the client that opened it.
+    holder: PublicKey,
+    memory: Option<ChannelMemory>,
+    socket: OwnedFd,
+    /// Key of the socket in the [`DisconnectWatch`](crate::disconnects::DisconnectWatch).
+    watch_key: u64,
+    /// Calls that were cancelled before they began.
+    cancelled: BTreeSet<u32>,
+    /// Since when its client is gone, and why.
+    client_gone: Option<(Instant, End)>,
+}
+
+impl Channel {
+    /// A channel whose client is present.
+    pub fn new(
+        id: ChannelId,
+        holder: PublicKey,
+        memory: Option<ChannelMemory>,
+        socket: OwnedFd,
+        watch_key: u64,
+    ) -> Self {
+        Self {
+            id,
+            holder,
+            memory,
+            socket,
+            watch_key,
+            cancelled: BTreeSet::new(),
+            client_gone: None,
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> ChannelId {
+        self.id
+    }
+
+    /// Key of the client that opened it.
+    pub fn holder(&self) -> &PublicKey {
+        &self.holder
+    }
+
+    /// The shared memory, if it has some.
+    pub fn memory(&self) -> Option<&ChannelMemory> {
+        self.memory.as_ref()
+    }
+
+    /// The socket, and its key in the watch.
+    pub fn socket(&self) -> (&OwnedFd, u64) {
+        (&self.socket, self.watch_key)
+    }
+
+    /// Records that its client is gone, or should be, and informs the worker.
+    pub fn mark_client_gone(&mut self, end: End) {
+        self.client_gone = Some((Instant::now(), end));
+        match &self.memory {
+            Some(memory) => memory.close(end),
+            // The socket reports nothing if the network to its client was cut, so shut it down.
+            None => {
+                let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+            }
+        }
+    }
+
+    /// Why the client is gone; `None` while it is present.
+    pub fn client_end(&self) -> Option<End> {
+        self.client_gone.map(|(_, end)| end)
+    }
+
+    /// Why the client is gone, if it has been for this time.
+    pub fn orphaned(&self, grace: Duration) -> Option<End> {
+        let (since, end) = self.client_gone?;
+        (since.elapsed() > grace).then_some(end)
+    }
+
+    /// Whether the kernel has noticed that the client closed its end.
+    pub fn is_disconnected(&self) -> bool {
+        is_disconnected(&self.socket)
+    }
+
+    /// Remembers a cancelled call that has not begun. An honest client cancels at most as many calls as a ring has
+    /// slots; the first of any more is dropped.
+    pub fn cancel(&mut self, sequence: u32) {
+        if self.cancelled.len() >= MAX_CANCELLED {
+            self.cancelled.pop_first();
+        }
+        self.cancelled.insert(sequence);
+    }
+
+    /// Whether the call that runs was cancelled. Forgets the calls that have begun before.
+    pub fn take_cancelled(&mut self, started: u32, is_running: bool) -> bool {
+        let was_cancelled = is_running && self.cancelled.remove(&started);
+        self.cancelled.retain(|sequence| !has_begun(started, *sequence));
+        was_cancelled
+    }
+
+    /// Whether any cancelled call has not begun.
+    pub fn has_cancelled(&self) -> bool {
+        !self.cancelled.is_empty()
+    }
+}
+
+/// Whether the kernel has noticed that the peer of a socket closed its end.
+pub(super) fn is_disconnected(socket: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut waiting = [PollFd::new(socket, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut waiting, Some(&now)), Ok(1..))
+}

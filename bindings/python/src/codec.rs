@@ -1,6 +1,6 @@
 //! Encoding of Python values: pickle protocol 5 with out-of-band buffers.
 //!
-//! The last byte of a payload is its form ([`form`] in a request, [`answer`] in a response). A plain payload is a
+//! The last byte of a payload is its form ([`form`] in a request, [`result_form`] in a response). A plain payload is a
 //! pickle and that byte. If [`BUFFERS`] is set in it, the payload is
 //!
 //! ```text
@@ -43,7 +43,7 @@ pub mod form {
 }
 
 /// Forms of a response's payload.
-pub mod answer {
+pub mod result_form {
     /// The result.
     pub const VALUE: u8 = 0;
     /// Empty: the result is `None`.
@@ -219,19 +219,19 @@ impl Codec {
     pub fn decode_small<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         let Some((last, content)) = payload.split_last() else {
             return Err(PyValueError::new_err(
-                "an empty answer; client and worker run different versions of dayfly",
+                "an empty result; client and worker run different versions of dayfly",
             ));
         };
         match *last {
-            answer::NONE => Ok(py.None().into_bound(py)),
-            answer::BYTES => Ok(PyBytes::new(py, content).into_any()),
-            answer::OF_RANKS => {
+            result_form::NONE => Ok(py.None().into_bound(py)),
+            result_form::BYTES => Ok(PyBytes::new(py, content).into_any()),
+            result_form::OF_RANKS => {
                 let parts =
-                    parts(payload).ok_or_else(|| PyValueError::new_err("the answers of the ranks are broken"))?;
-                let answers = parts.into_iter().map(|part| self.decode_small(py, part));
-                Ok(PyList::new(py, answers.collect::<PyResult<Vec<_>>>()?)?.into_any())
+                    parts(payload).ok_or_else(|| PyValueError::new_err("the results of the ranks are malformed"))?;
+                let results = parts.into_iter().map(|part| self.decode_small(py, part));
+                Ok(PyList::new(py, results.collect::<PyResult<Vec<_>>>()?)?.into_any())
             }
-            answer::JSON => py.import("json")?.call_method1("loads", (PyBytes::new(py, content),)),
+            result_form::JSON => py.import("json")?.call_method1("loads", (PyBytes::new(py, content),)),
             _ => self.decode_copied(py, payload),
         }
     }

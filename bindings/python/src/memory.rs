@@ -336,7 +336,7 @@ impl Memory {
         let Some(count) = elements(list(array.shape).unwrap_or(&[]), list(array.strides)) else {
             return Err(refuse(
                 py,
-                "this tensor does not lie in memory in one piece; use what its method `contiguous` answers",
+                "this tensor does not lie in memory in one piece; use the result of its method `contiguous`",
             ));
         };
         let element = array.element;
@@ -387,7 +387,9 @@ impl Tensor {
                 return Ok(Self::Unversioned(of.cast()));
             }
         }
-        Err(PyBufferError::new_err("its __dlpack__ answers no capsule of DLPack"))
+        Err(PyBufferError::new_err(
+            "its __dlpack__ does not return a capsule of DLPack",
+        ))
     }
 }
 

@@ -223,7 +223,11 @@ impl Pool {
         let call = self.submit(py, function, arguments, keywords, options)?;
         match call.outcome(py, None, true)? {
             Some(outcome) => self.result(py, outcome),
-            None => Err(raise(py, Code::Internal, "the outcome of a call was taken by nobody")),
+            None => Err(raise(
+                py,
+                Code::Internal,
+                "a call ended without an outcome; report this",
+            )),
         }
     }
 

@@ -16,7 +16,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3::{ffi, intern};
 
 use crate::block::{Block, Memory};
-use crate::codec::{BUFFERS, Codec, Encoded, answer, form};
+use crate::codec::{BUFFERS, Codec, Encoded, form, result_form};
 use crate::foreign::Foreign;
 
 /// Runs functions in this interpreter, and functions of shared libraries.
@@ -108,10 +108,10 @@ impl PythonRuntime {
             let worker = self.worker.bind(py);
             let loaded = worker.call_method1("load_source", (PyBytes::new(py, &source), entry));
             loaded.map(Bound::unbind).map_err(|error| {
-                let said = error.to_string();
+                let message = error.to_string();
                 let text = worker.call_method1("describe_exception", (error.into_value(py),));
                 let text = text.and_then(|text| text.extract::<String>());
-                text.unwrap_or_else(|_| format!("the function's source cannot be run here: {said}"))
+                text.unwrap_or_else(|_| format!("the function's source cannot be run here: {message}"))
             })
         })
     }
@@ -171,7 +171,7 @@ impl PythonRuntime {
             self.codec.decode_buffers(py, taken)?
         };
         let done = self.apply(py, function, last & !BUFFERS, argument);
-        let done = done.and_then(|(result, kind)| self.answer(py, &result, kind, call));
+        let done = done.and_then(|(result, kind)| self.put_result(py, &result, kind, call));
         if let Some(block) = block
             // SAFETY: the object is alive, and the count is only compared.
             && unsafe { ffi::Py_REFCNT(block.as_ptr()) } > 1
@@ -259,9 +259,9 @@ impl PythonRuntime {
         asked: &[u8],
     ) -> Result<Bound<'py, PyBytes>, Fault> {
         let worker = self.worker.bind(py);
-        let answered = worker.call_method1("call_json", (function, PyBytes::new(py, asked)));
-        match answered {
-            Ok(answered) => Ok(answered.cast_into::<PyBytes>().map_err(PyErr::from)?),
+        let called = worker.call_method1("call_json", (function, PyBytes::new(py, asked)));
+        match called {
+            Ok(result) => Ok(result.cast_into::<PyBytes>().map_err(PyErr::from)?),
             // A caller in JSON cannot unpickle an exception.
             Err(error) => {
                 // The exception keeps its traceback in this form.
@@ -274,12 +274,12 @@ impl PythonRuntime {
     /// Stores a function's result as the output.
     fn give(&self, py: Python<'_>, done: &Done<'_>, call: &mut Call<'_>) -> Result<(), Fault> {
         match done {
-            Done::Value(result, kind) => self.answer(py, result, *kind, call),
+            Done::Value(result, kind) => self.put_result(py, result, *kind, call),
             Done::Json(text) => {
                 let bytes = text.as_bytes();
                 put(call, bytes.len() + 1, |place| {
                     place[..bytes.len()].copy_from_slice(bytes);
-                    place[bytes.len()] = answer::JSON;
+                    place[bytes.len()] = result_form::JSON;
                 })
             }
         }
@@ -313,18 +313,24 @@ impl PythonRuntime {
                 return Err(pyo3::exceptions::PyValueError::new_err(text).into());
             }
         };
-        Ok((result, answer::VALUE))
+        Ok((result, result_form::VALUE))
     }
 
-    fn answer(&self, py: Python<'_>, result: &Bound<'_, PyAny>, kind: u8, call: &mut Call<'_>) -> Result<(), Fault> {
-        if result.is_none() && kind == answer::VALUE {
-            return put(call, 1, |place| place[0] = answer::NONE);
+    fn put_result(
+        &self,
+        py: Python<'_>,
+        result: &Bound<'_, PyAny>,
+        kind: u8,
+        call: &mut Call<'_>,
+    ) -> Result<(), Fault> {
+        if result.is_none() && kind == result_form::VALUE {
+            return put(call, 1, |place| place[0] = result_form::NONE);
         }
         if let Ok(bytes) = result.cast_exact::<PyBytes>() {
             let bytes = bytes.as_bytes();
             return put(call, bytes.len() + 1, |place| {
                 place[..bytes.len()].copy_from_slice(bytes);
-                place[bytes.len()] = answer::BYTES;
+                place[bytes.len()] = result_form::BYTES;
             });
         }
         let encoded: Encoded<'_> = self.codec.encode(py, result)?;

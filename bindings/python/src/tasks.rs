@@ -135,7 +135,7 @@ impl Tasks {
         let status = loop {
             match py.detach(|| tasks.register(&registration, SLICE)) {
                 Err(error) if ClientTasks::passes(&error) && Instant::now() < until => py.check_signals()?,
-                answer => break answer.map_err(|error| from_error(py, &error))?,
+                registered => break registered.map_err(|error| from_error(py, &error))?,
             }
         };
         serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
@@ -267,7 +267,7 @@ pub struct Task {
 }
 
 impl Task {
-    fn answer<'py>(
+    fn to_python<'py>(
         &self,
         py: Python<'py>,
         outcome: Result<Option<TaskOutcome>, dayfly_client::Error>,
@@ -309,7 +309,7 @@ impl Task {
             let slice = left.unwrap_or(SLICE).min(SLICE);
             let outcome = py.detach(|| own.wait(self.id, slice));
             if !matches!(outcome, Ok(None)) || left.is_some_and(|left| left <= slice) {
-                return self.answer(py, outcome, raw, tasks);
+                return self.to_python(py, outcome, raw, tasks);
             }
             py.check_signals()?;
         }
@@ -321,7 +321,7 @@ impl Task {
         let own = self.tasks.get(py)?;
         // A large result is fetched now, without the interpreter lock.
         let outcome = py.detach(|| own.wait(self.id, Duration::ZERO));
-        self.answer(py, outcome, raw, tasks)
+        self.to_python(py, outcome, raw, tasks)
     }
 
     /// Returns whether the task was sent to the manager and has not ended.

@@ -71,7 +71,7 @@ impl Call {
         }
     }
 
-    fn answer<'py>(
+    fn to_python<'py>(
         &self,
         py: Python<'py>,
         outcome: Option<Outcome>,
@@ -117,14 +117,14 @@ impl Call {
     #[pyo3(signature = (pool, limit = None, raw = false))]
     fn wait<'py>(&self, py: Python<'py>, pool: &Pool, limit: Option<f64>, raw: bool) -> PyResult<Bound<'py, PyAny>> {
         let outcome = self.outcome(py, deadline(limit)?, true)?;
-        self.answer(py, outcome, raw, pool)
+        self.to_python(py, outcome, raw, pool)
     }
 
     /// As `wait`, without waiting.
     #[pyo3(signature = (pool, raw = false))]
     fn take<'py>(&self, py: Python<'py>, pool: &Pool, raw: bool) -> PyResult<Bound<'py, PyAny>> {
         let outcome = self.outcome(py, None, false)?;
-        self.answer(py, outcome, raw, pool)
+        self.to_python(py, outcome, raw, pool)
     }
 
     /// Returns whether the call has ended.

@@ -157,9 +157,9 @@ def event_source(
 ) -> dict[str, Any]:
     """Returns the event source in the form of the API's ``EventSource``.
 
-    >>> source_of(timer="30 6 * * 1-5", zone="Europe/Berlin")
+    >>> event_source(timer="30 6 * * 1-5", zone="Europe/Berlin")
     {'kind': 'timer', 'cron': '30 6 * * 1-5', 'zone': 'Europe/Berlin', 'catch_up': True}
-    >>> source_of(webhook=True)
+    >>> event_source(webhook=True)
     {'kind': 'webhook'}
     """
     given = {"timer=": timer is not None, "files=": files is not None, "webhook=True": webhook}

@@ -145,6 +145,25 @@ def _members(of: griffe.Class) -> Iterator[list[str]]:
             yield _attribute(name, target, "attribute")
 
 
+def _is_internal(found: griffe.Class) -> bool:
+    """Returns whether no public module of the package has this class."""
+    package = found.package
+    modules = [package, *(module for name, module in package.modules.items() if not name.startswith("_"))]
+    return all(found.name not in public_names(module) for module in modules)
+
+
+def _public_bases(found: griffe.Class) -> Iterator[str]:
+    """Yields the bases of a class as in its source. The public bases of an internal base take its place."""
+    resolved = {base.name: base for base in found.resolved_bases}
+    for base in found.bases:
+        text = str(base)
+        target = resolved.get(text.rpartition(".")[2])
+        if isinstance(target, griffe.Class) and target.package is found.package and _is_internal(target):
+            yield from _public_bases(target)
+        elif not text.startswith(("Generic", "Protocol", "_")):
+            yield text
+
+
 def _class(name: str, found: griffe.Class) -> list[str]:
     text = found.docstring.value if found.docstring else ""
     is_made_elsewhere = any(words in text for words in ("Created by", "Returned by"))
@@ -154,7 +173,7 @@ def _class(name: str, found: griffe.Class) -> list[str]:
         init = init.final_target if init.is_alias else init
         assert isinstance(init, griffe.Function)
         head += signature(init).partition(" -> ")[0]
-    bases = [str(base) for base in found.bases if not str(base).startswith(("Generic", "Protocol", "_"))]
+    bases = list(_public_bases(found))
     content = [f"Bases: {', '.join(f'`{base}`' for base in bases)}", ""] if bases else []
     content += [*description(found), ""]
     for member in _members(found):

@@ -279,7 +279,7 @@ def test_unshared_endpoint_serves_only_its_owner(manager: Daemon, endpoint: Make
             alice.batch(endpoint="here").submit(abs, -1).result(20)
         assert [one["name"] for one in alice.endpoints()] == []
         # Nor is its name hers to take, or its token hers to have.
-        assert "another tenant's" in here.of(state / "alice", token).refusal("setup")
+        assert "belongs to another tenant" in here.of(state / "alice", token).refusal("setup")
         shared = endpoint("--share-with", "alice", name="shared")
         assert alice.batch(endpoint="shared").submit(abs, -2).result(40) == 2
         assert shared.seen["shared_with"] == ["alice"]

@@ -66,7 +66,7 @@ def test_team_members_use_what_their_team_shares(manager: Manager, client: dayfl
         assert [team["name"] for team in alice.teams()] == ["astro"]
         assert bob.teams() == []
         # It is its owner's to change, and nobody else's.
-        with pytest.raises(dayfly.Error, match="another tenant's"):
+        with pytest.raises(dayfly.Error, match="belongs to another tenant"):
             alice.team("astro", ["alice", "bob"])
         client.team("astro", ["bob"])
         assert bob.run(bob.function(function.id), 5).result(30) == 10
@@ -76,7 +76,7 @@ def test_team_members_use_what_their_team_shares(manager: Manager, client: dayfl
         with pytest.raises(dayfly.Error, match="there is no team"):
             bob.register(double, share=["team:bio"])
         manager.daemon.cli("team", "remove", "astro")
-        with pytest.raises(dayfly.Error, match="another tenant's"):
+        with pytest.raises(dayfly.Error, match="belongs to another tenant"):
             alice.team("astro", ["alice"])
         with pytest.raises(dayfly.Error, match="there is no function"):
             bob.function(function.id)

@@ -157,7 +157,7 @@ def test_impossible_dependencies_are_refused_with_a_reason(executor: dayfly.Exec
     nobody, first, second = "0" * 32, "1" * 32, "2" * 32
     assert "no task 0000" in refused({"after": [nobody]})
     assert "does not precede it" in refused({"id": first, "after": [second]}, {"id": second, "after": [first]})
-    assert "only pickled Python functions take the results" in refused({"call": {"arguments": [1, 2]}, "after": [], "with_answers": True})
+    assert "results of other tasks" in refused({"call": {"arguments": [1, 2]}, "after": [], "with_answers": True})
 
 
 def test_programs_without_python_name_dependencies(executor: dayfly.Executor, client: dayfly.Client) -> None:

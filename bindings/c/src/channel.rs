@@ -84,7 +84,7 @@ impl dfly_channel {
         let output = self.channel.output();
         let status = match completion.status {
             status if status == Status::Ok as u16 => dfly_status::DFLY_OK,
-            status => CallError::answered(status, &[]).code().into(),
+            status => CallError::from_response(status, &[]).code().into(),
         };
         dfly_completion {
             sequence: completion.sequence,

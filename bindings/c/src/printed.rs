@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::time::Duration;
 
-use dayfly_client::{Printed, Reader, Stream};
+use dayfly_client::{OutputReader, Stream, WorkerOutput};
 
 use crate::handle::{Birth, Handle, get, get_mut, give, put, put_required, take};
 use crate::lease::dfly_lease;
@@ -19,9 +19,9 @@ pub const DFLY_STREAM_ERR: u32 = 2;
 /// can read for one minute after the lease has ended. One thread at a time may use it.
 pub struct dfly_printed {
     birth: Birth,
-    reader: Reader,
+    reader: OutputReader,
     /// Pieces that were read from the node and not yet returned to the program.
-    ahead: VecDeque<Printed>,
+    ahead: VecDeque<WorkerOutput>,
 }
 
 impl Handle for dfly_printed {
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn dfly_printed_open(lease: *const dfly_lease, printed: *m
             give(printed, || {
                 Ok(dfly_printed {
                     birth: Birth::now(),
-                    reader: get(lease)?.lease.printed()?,
+                    reader: get(lease)?.lease.output()?,
                     ahead: VecDeque::new(),
                 })
             })

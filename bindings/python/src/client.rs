@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use dayfly_client::{
     AllowanceOptions, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease,
-    LeaseOptions, Mode, Placement, PoolOptions, Printed as ClientPrinted, Reader, Runtime, Sandbox, Stream,
-    TasksOptions, Transport,
+    LeaseOptions, Mode, OutputReader, Placement, PoolOptions, Runtime, Sandbox, Stream, TasksOptions, Transport,
+    WorkerOutput,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -378,7 +378,7 @@ impl Lease {
     /// Returns a reader of the workers' output.
     fn printed(&self, py: Python<'_>) -> PyResult<Printed> {
         let inner = self.inner.get(py)?;
-        let reader = py.detach(|| inner.printed()).map_err(|error| from_error(py, &error))?;
+        let reader = py.detach(|| inner.output()).map_err(|error| from_error(py, &error))?;
         Ok(Printed {
             reader: Guarded::new(Mutex::new(reader)),
         })
@@ -394,7 +394,7 @@ impl Lease {
 /// Reader of the output of a lease's workers, from the beginning of the lease.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Printed {
-    reader: Guarded<Mutex<Reader>>,
+    reader: Guarded<Mutex<OutputReader>>,
 }
 
 #[pymethods]
@@ -405,7 +405,7 @@ impl Printed {
         let (reader, wait) = (self.reader.get(py)?, seconds(wait, "wait")?);
         let printed = py.detach(|| reader.lock().unwrap_or_else(PoisonError::into_inner).next(wait));
         let printed = printed.map_err(|error| from_error(py, &error))?;
-        let piece = |piece: ClientPrinted| (piece.stream == Stream::Err, PyBytes::new(py, &piece.bytes));
+        let piece = |piece: WorkerOutput| (piece.stream == Stream::Err, PyBytes::new(py, &piece.bytes));
         Ok(printed.into_iter().map(piece).collect())
     }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use dayfly_protocol::error::Failure;
-use dayfly_storage::{Blocking, Place};
+use dayfly_storage::{BlockingObjects, StoreUrl};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -11,13 +11,17 @@ use crate::errors::raise;
 /// Objects by name, in a bucket or a directory.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Objects {
-    place: Place,
+    place: StoreUrl,
 }
 
 impl Objects {
     /// Opens the store for each call: calls are rare, and an open connection would not survive a fork.
-    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Blocking) -> Result<T, Failure> + Send) -> PyResult<T> {
-        py.detach(|| call(&Blocking::open(&self.place)?))
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&BlockingObjects) -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| call(&BlockingObjects::open(&self.place)?))
             .map_err(|failure| raise(py, failure.code, &failure.message))
     }
 }
@@ -26,7 +30,7 @@ impl Objects {
 impl Objects {
     #[new]
     fn new(py: Python<'_>, url: &str) -> PyResult<Self> {
-        let place = Place::parse(url).map_err(|failure| raise(py, failure.code, &failure.message))?;
+        let place = StoreUrl::parse(url).map_err(|failure| raise(py, failure.code, &failure.message))?;
         Ok(Self { place })
     }
 
@@ -60,6 +64,6 @@ impl Objects {
 /// Deletes the objects that the ranks of a group left in a store.
 #[pyfunction]
 pub fn clear_store(py: Python<'_>, url: &str, group: &str) -> PyResult<()> {
-    py.detach(|| dayfly_comm::stored::clear(&Place::parse(url)?, group))
+    py.detach(|| dayfly_comm::stored::clear(&StoreUrl::parse(url)?, group))
         .map_err(|failure| raise(py, failure.code, &failure.message))
 }

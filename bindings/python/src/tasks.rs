@@ -134,7 +134,7 @@ impl Tasks {
         let until = Instant::now() + ClientTasks::PATIENCE;
         let status = loop {
             match py.detach(|| tasks.register(&registration, SLICE)) {
-                Err(error) if ClientTasks::passes(&error) && Instant::now() < until => py.check_signals()?,
+                Err(error) if ClientTasks::is_temporary(&error) && Instant::now() < until => py.check_signals()?,
                 registered => break registered.map_err(|error| from_error(py, &error))?,
             }
         };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dayfly_client::{Client, MANAGER_VARIABLE, default_state_dir, former};
+use dayfly_client::{Client, MANAGER_VARIABLE, default_state_dir, find_manager, former_name};
 use dayfly_command::Global;
 use dayfly_protocol::error::{Code, Failure};
 
@@ -10,9 +10,9 @@ use dayfly_protocol::error::{Code, Failure};
 pub fn state_dir(named: Option<&Path>) -> Result<PathBuf, Failure> {
     if named.is_none()
         && let Some(usual) = default_state_dir()
-        && let Some(former) = former::beside(&usual)
+        && let Some(former) = former_name::beside(&usual)
     {
-        return Err(Failure::new(Code::StoreFailed, former::told(&former, &usual)));
+        return Err(Failure::new(Code::StoreFailed, former_name::message(&former, &usual)));
     }
     let dir = named.map(Path::to_owned).or_else(default_state_dir).ok_or_else(|| {
         Failure::new(
@@ -30,18 +30,11 @@ pub fn state_dir(named: Option<&Path>) -> Result<PathBuf, Failure> {
 
 /// Returns the client of the configured manager or of the one that this user runs; `None` without one.
 pub fn find(global: &Global) -> Result<Option<Client>, Failure> {
-    let named = std::env::var_os(MANAGER_VARIABLE).is_some_and(|value| !value.is_empty());
-    let has_manager = |dir: &Path| dir.join("connection.json").exists();
-    let running = || {
-        default_state_dir()
-            .is_some_and(|dir| has_manager(&dir) || former::beside(&dir).is_some_and(|dir| has_manager(&dir)))
-    };
-    if global.manager.is_none() && !named && !running() {
-        return Ok(None);
-    }
-    Client::connect(global.manager.as_deref())
-        .map(Some)
-        .map_err(|error| error.0)
+    let found = find_manager(global.manager.as_deref()).and_then(|found| {
+        let client = |connection| Client::manager_at(&connection);
+        found.map(client).transpose()
+    });
+    found.map_err(|error| error.0)
 }
 
 /// As [`find`], but errors without a manager.

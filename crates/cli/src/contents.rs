@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use dayfly_manager::Options;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 
 use crate::values;
 
@@ -38,7 +38,7 @@ pub struct ContentArguments {
 
 impl ContentArguments {
     pub fn apply(&self, options: &mut Options) -> Result<(), Failure> {
-        options.contents = self.contents.as_deref().map(Place::parse).transpose()?;
+        options.contents = self.contents.as_deref().map(StoreUrl::parse).transpose()?;
         options.most_content_bytes = self.most_contents;
         options.keep_audit = self.keep_audit;
         options.most_audit_bytes = self.most_audit;

@@ -300,7 +300,7 @@ fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
     let (grant, seed) = read(&wanted.lease)?;
     let client = connect::manager(global)?;
     let lease = client.lease_granted(grant, seed).map_err(|error| error.0)?;
-    let mut reader = lease.printed().map_err(|error| error.0)?;
+    let mut reader = lease.output().map_err(|error| error.0)?;
     let mut printer = output::Printer::new(global.json, wanted.raw);
     let (wait, mut missed) = (if wanted.follow { FOLLOW } else { Duration::ZERO }, 0);
     loop {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use dayfly_client::{default_state_dir, former};
+use dayfly_client::{default_state_dir, former_name};
 use dayfly_command::Global;
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::error::{Code, Failure};
@@ -103,8 +103,8 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 fn usual_place(manager: &str) -> Result<PathBuf, Failure> {
     let refused = |why: String| Failure::new(Code::InvalidRequest, format!("{why}; name a file by --output"));
     let dir = default_state_dir().ok_or_else(|| refused("there is no home directory to keep it in".into()))?;
-    if let Some(former) = former::beside(&dir) {
-        return Err(refused(former::told(&former, &dir)));
+    if let Some(former) = former_name::beside(&dir) {
+        return Err(refused(former_name::message(&former, &dir)));
     }
     let path = dir.join("connection.json");
     let kept = std::fs::read(&path)

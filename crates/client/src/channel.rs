@@ -1,35 +1,26 @@
 //! One channel to one worker, used by one thread at a time.
 
+mod open;
+mod verdict;
+mod wait;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_fabric::{
-    Allocator, AnyLink, Buffer, FabricLink, Link, LinkError, Meta, Payload, Received, StreamLink, Transport, shm, tls,
-};
-use dayfly_lease::token;
+use dayfly_fabric::{Allocator, AnyLink, Buffer, Link, LinkError, Meta, Payload, Received, Transport};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::executor::{Form, LoadFunction};
-use dayfly_protocol::hello::{options as hello_options, transport as wire_transport};
 use dayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, Incarnation, WorkerIndex};
-use dayfly_protocol::node_api::{ChannelStatus, End, Request};
-use dayfly_protocol::slot::{Geometry, Status, has_begun};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use dayfly_protocol::node_api::{ChannelStatus, Request};
+use dayfly_protocol::slot::{Geometry, Status};
 
 use crate::error::{CallError, Error};
 use crate::keepalive::Keepalive;
 use crate::lease::Lease;
-use crate::node;
-use crate::opening::Opening;
 
-/// Empty polls of shared memory between two reads of the clock: less than a microsecond.
-const POLLS_PER_LOOK: u32 = 256;
-/// Empty polls of a stream between two reads of the clock. Each is a system call.
-const STREAM_POLLS_PER_LOOK: u32 = 2;
-/// Longest sleep without a wake-up before the channel is polled again.
-const SLEEP_LIMIT: Duration = Duration::from_millis(100);
-/// Interval at which a waiting thread checks that the node is alive.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+pub(crate) use verdict::verdict_on;
+
 /// Longest time that the node may take to notice a worker's death.
 const FATE_LIMIT: Duration = Duration::from_secs(3);
 
@@ -108,95 +99,6 @@ pub struct Completion {
 }
 
 impl Channel {
-    /// Requests a channel from the lease's node and waits until it is open or `opening` is ended.
-    pub(crate) fn open(
-        lease: &Lease,
-        worker: WorkerIndex,
-        options: &ChannelOptions,
-        opening: &Opening,
-    ) -> Result<Self, Error> {
-        let geometry = options
-            .geometry
-            .check()
-            .map_err(|error| Error::new(Code::InvalidRequest, error.to_string()))?;
-        let inner = &lease.inner;
-        let transport = options.transport.unwrap_or_else(|| node::best_transport(&inner.node));
-        let wire = match transport {
-            Transport::Shm => wire_transport::SHM,
-            Transport::Tcp => wire_transport::TCP,
-            Transport::Tls => wire_transport::TLS,
-            Transport::Libfabric(_) => wire_transport::LIBFABRIC,
-            Transport::Inproc => return Err(Error::new(Code::TransportRefused, "inproc reaches no other process")),
-        };
-        let set = if options.spin.is_none() {
-            hello_options::CLIENT_NEVER_SLEEPS
-        } else {
-            0
-        };
-        let hello = token::Opening::Channel {
-            worker,
-            transport: wire,
-            geometry,
-            options: set,
-        };
-        let id = node::random_channel()?;
-        let mut socket = node::connect(&inner.node, transport == Transport::Shm)?;
-        opening.asks(&socket)?;
-        let (verdict, file) = node::open(&inner.node, &mut socket, hello, &inner.token(), &inner.holder, id)?;
-        let never_sleeps = u32::from(verdict.options.get()) & hello_options::WORKER_NEVER_SLEEPS != 0;
-        let (link, control) = match transport {
-            Transport::Shm => {
-                let file = file.ok_or_else(|| {
-                    Error::new(
-                        Code::ProtocolViolation,
-                        "the node accepted a shared-memory channel and sent no memory",
-                    )
-                })?;
-                (
-                    AnyLink::Mapped(shm::client(file, geometry, never_sleeps)?),
-                    Some(socket.into_fd()),
-                )
-            }
-            Transport::Tls | Transport::Libfabric(_) => {
-                let identity = tls::Identity {
-                    pkcs8: inner.holder.to_pkcs8(),
-                    public: inner.holder.public(),
-                };
-                let session = tls::client(&identity, &verdict.executor_key)
-                    .map_err(|error| Error::new(Code::Unauthorized, format!("TLS cannot be set up: {error}")))?;
-                let (socket, spins) = (socket.into_fd(), options.spin.is_none());
-                let link = match transport {
-                    Transport::Libfabric(wanted) => {
-                        AnyLink::Fabric(Box::new(FabricLink::client(socket, session, geometry, wanted, spins)?))
-                    }
-                    _ => AnyLink::Stream(Box::new(StreamLink::tls(socket, session, geometry)?)),
-                };
-                (link, None)
-            }
-            Transport::Tcp | Transport::Inproc => (
-                AnyLink::Stream(Box::new(StreamLink::tcp(socket.into_fd(), geometry)?)),
-                None,
-            ),
-        };
-        let keepalive = inner.keepalive(transport == Transport::Shm)?;
-        if let (Some(watch), Some(socket)) = (&keepalive, link.socket()) {
-            watch.guard(socket);
-        }
-        opening.opened()?;
-        Ok(Self {
-            link,
-            lease: lease.clone(),
-            id,
-            worker,
-            incarnation: Incarnation(verdict.incarnation.get()),
-            worker_pid: verdict.worker_pid.get(),
-            spin: options.spin,
-            outstanding: 0,
-            control,
-            keepalive,
-        })
-    }
-
     /// The transport in use.
     pub fn transport(&self) -> Transport {
         self.link.transport()
@@ -329,7 +231,7 @@ impl Channel {
         if completion.status == Status::Ok as u16 {
             return Ok(Reply { channel: self });
         }
-        let error = CallError::answered(completion.status, self.link.current().input);
+        let error = CallError::from_response(completion.status, self.link.current().input);
         self.link.done();
         Err(error)
     }
@@ -371,7 +273,7 @@ impl Channel {
         self.outstanding += 1;
     }
 
-    /// As [`Channel::submit`], with a buffer of this channel. The channel keeps it until the call has its response.
+    /// As [`Channel::submit`], with a buffer of this channel. The channel keeps it until the response arrives.
     pub fn submit_buffer(
         &mut self,
         function: FunctionIndex,
@@ -407,22 +309,6 @@ impl Channel {
         }))
     }
 
-    /// Waits at most `limit` for the next completion. Returns an error if no call is outstanding.
-    pub fn wait(&mut self, limit: Duration) -> Result<Completion, CallError> {
-        let oldest = self.outstanding;
-        if oldest == 0 {
-            return Err(CallError::new(Code::InvalidRequest, "no call is outstanding"));
-        }
-        match self.spin_or_sleep(Some(Instant::now() + limit)) {
-            Ok(Some(completion)) => Ok(completion),
-            Ok(None) => Err(CallError::new(
-                Code::TimedOut,
-                format!("no completion within {} ms", limit.as_millis()),
-            )),
-            Err(error) => Err(self.broken(error, 0)),
-        }
-    }
-
     /// Output of the last completion.
     #[inline]
     pub fn output(&mut self) -> &[u8] {
@@ -438,68 +324,6 @@ impl Channel {
     #[inline]
     pub fn done(&mut self) {
         self.link.done();
-    }
-
-    #[inline]
-    fn receive(&mut self, sequence: u32) -> Result<Completion, CallError> {
-        match self.spin_or_sleep(None) {
-            Ok(Some(completion)) if completion.sequence == sequence => Ok(completion),
-            Ok(_) => Err(CallError::new(Code::ProtocolViolation, "an answer to another call")),
-            Err(error) => Err(self.broken(error, sequence)),
-        }
-    }
-
-    #[inline]
-    fn spin_or_sleep(&mut self, until: Option<Instant>) -> Result<Option<Completion>, LinkError> {
-        for _ in 0..self.polls_per_look() {
-            if let Some(completion) = self.poll()? {
-                return Ok(Some(completion));
-            }
-        }
-        self.wait_longer(until)
-    }
-
-    #[inline]
-    fn polls_per_look(&self) -> u32 {
-        match &self.link {
-            AnyLink::Mapped(_) => POLLS_PER_LOOK,
-            AnyLink::Stream(_) | AnyLink::Fabric(_) => STREAM_POLLS_PER_LOOK,
-        }
-    }
-
-    #[cold]
-    fn wait_longer(&mut self, until: Option<Instant>) -> Result<Option<Completion>, LinkError> {
-        let since = Instant::now();
-        let mut looked_after = Duration::ZERO;
-        loop {
-            for _ in 0..self.polls_per_look() {
-                if let Some(completion) = self.poll()? {
-                    return Ok(Some(completion));
-                }
-            }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(None);
-            }
-            if since.elapsed() >= looked_after + LOOK_EVERY {
-                looked_after = since.elapsed();
-                self.check_node()?;
-            }
-            if self.spin.is_some_and(|spin| since.elapsed() >= spin) {
-                self.link.wait(left.unwrap_or(SLEEP_LIMIT).min(SLEEP_LIMIT))?;
-            }
-        }
-    }
-
-    /// Returns an error if the node closed the connection. A node that died sends no reason.
-    pub(crate) fn check_node(&self) -> Result<(), LinkError> {
-        let Some(control) = &self.control else { return Ok(()) };
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut waiting = [PollFd::new(control, PollFlags::IN | PollFlags::RDHUP)];
-        match rustix::event::poll(&mut waiting, Some(&now)) {
-            Ok(1..) => Err(LinkError::PeerGone),
-            _ => Ok(()),
-        }
     }
 
     /// Returns an error if the channel's node is lost.
@@ -541,7 +365,7 @@ impl Channel {
                 // The node is unreachable too.
                 Err(unknown) => CallError::new(
                     Code::MaybeExecuted,
-                    format!("the channel broke ({error}) and its node cannot say whether the call ran: {unknown}"),
+                    format!("the channel broke ({error}), and its node cannot report whether the call ran: {unknown}"),
                 ),
             },
             other => other.into(),
@@ -557,64 +381,6 @@ impl Drop for Channel {
         for socket in sockets {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
-    }
-}
-
-/// The error of call `sequence` on a channel with this fate.
-pub(crate) fn verdict_on(fate: &ChannelStatus, sequence: u32) -> CallError {
-    let worker = fate.worker.0;
-    let cause = match fate.end {
-        None => "its channel broke".to_owned(),
-        Some(End::Exited { status }) => format!("its function ended the process with exit status {status}"),
-        Some(End::Signalled { signal }) => {
-            format!("its process crashed with signal {signal} ({})", signal_name(signal))
-        }
-        Some(End::OutOfMemory) => {
-            "its lease's memory was used up; lease with more memory, or work on less at a time".to_owned()
-        }
-        Some(End::Deadline) => "a call ran past its deadline".to_owned(),
-        Some(End::Cancelled) => "a running call was cancelled".to_owned(),
-        Some(End::ExecutorDied) => "its executor was killed".to_owned(),
-        Some(End::Expired) => "the lease expired; renew it in time, or lease for longer".to_owned(),
-        Some(End::Released) => "the lease was released".to_owned(),
-        Some(End::Revoked) => "the lease was revoked by an operator".to_owned(),
-        Some(End::DelegationRevoked) => "its part of the lease was taken back by whoever delegated it".to_owned(),
-        Some(End::ClientGone) => "the node saw this client go away".to_owned(),
-        Some(End::Violation) => "its node saw it violate the protocol, or take what belongs to others".to_owned(),
-    };
-    if !has_begun(fate.started, sequence) {
-        let code = match fate.end {
-            Some(End::Expired) => Code::LeaseExpired,
-            Some(End::Released | End::Revoked | End::DelegationRevoked) => Code::LeaseEnded,
-            _ => Code::NotExecuted,
-        };
-        return CallError::new(
-            code,
-            format!("worker {worker} ended before it began this call: {cause}. It was not executed"),
-        );
-    }
-    let was_running = fate.started == sequence && fate.finished != sequence;
-    let code = match fate.end {
-        Some(End::Deadline) if was_running => Code::DeadlineExceeded,
-        Some(End::Cancelled) if was_running => Code::Cancelled,
-        _ => Code::MaybeExecuted,
-    };
-    CallError::new(
-        code,
-        format!("worker {worker} ended during this call: {cause}. It may have been executed, in part or whole"),
-    )
-}
-
-fn signal_name(signal: i32) -> &'static str {
-    match signal {
-        libc::SIGSEGV => "SIGSEGV: memory that is not the function's to touch, such as output beyond its room",
-        libc::SIGABRT => "SIGABRT",
-        libc::SIGFPE => "SIGFPE: arithmetic such as a division by zero",
-        libc::SIGILL => "SIGILL",
-        libc::SIGBUS => "SIGBUS",
-        libc::SIGKILL => "SIGKILL: killed from outside, perhaps for want of memory",
-        libc::SIGTERM => "SIGTERM",
-        _ => "see `man 7 signal`",
     }
 }
 

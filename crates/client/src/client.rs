@@ -19,20 +19,21 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zerocopy::FromBytes;
 
+use crate::allowance::{AllowanceClient, AllowanceOptions};
 use crate::contents::{Contents, HeldContents};
-use crate::direct::{AllowanceOptions, Direct};
-use crate::embedded::{Embedded, getrandom_into};
+use crate::embedded_manager::EmbeddedManager;
 use crate::keepalive::Keepalives;
 use crate::lease::{Lease, LeaseOptions};
 use crate::manager::ManagerClient;
 use crate::node::{Control, unexpected};
+use crate::random::fill_random;
 use crate::tasks::{Tasks, TasksOptions};
-use crate::{Error, discover};
+use crate::{Error, discovery};
 
 /// Interval at which a node without room is asked again; a node does not report that it has room.
 const ROOM_TICK: Duration = Duration::from_millis(20);
 
-/// The right to lease from one node without a manager, as the node writes it to `allowance.json`.
+/// The right to lease from one node without a manager. The node writes it to `allowance.json`.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Node {
     /// The signed allowance, in hexadecimal.
@@ -48,7 +49,7 @@ pub(crate) enum Source {
     Manager(Arc<ManagerClient>),
     Node(Box<Node>),
     /// Nodes, under an allowance of their manager.
-    Direct(Box<Direct>),
+    Allowance(Box<AllowanceClient>),
     /// A delegated part of another client's lease.
     Part,
 }
@@ -56,7 +57,7 @@ pub(crate) enum Source {
 struct Inner {
     // Declared before `embedded`: connections close before the processes at their other end are stopped.
     source: Arc<Source>,
-    embedded: Mutex<Option<Embedded>>,
+    embedded: Mutex<Option<EmbeddedManager>>,
     /// Code that nodes have, to avoid sending it or asking about it twice.
     known_code: Mutex<HashSet<(NodeId, CodeHash)>>,
     holder: OnceLock<SigningKey>,
@@ -74,7 +75,7 @@ impl Client {
     /// environment variable `DAYFLY_MANAGER` names, the manager that this user runs. If there is none, starts an
     /// embedded manager, which ends with the last clone of this client or with this process.
     pub fn connect(path: Option<&Path>) -> Result<Self, Error> {
-        match discover::find(path)? {
+        match discovery::find_manager(path)? {
             Some(connection) => Self::over(Source::Manager(Arc::new(ManagerClient::new(&connection)?)), None),
             None => Self::embedded(None),
         }
@@ -82,7 +83,7 @@ impl Client {
 
     /// As [`Client::connect`]; an embedded manager is started with the `dayfly` at `binary`, if given.
     pub fn connect_or_start(path: Option<&Path>, binary: Option<&Path>) -> Result<Self, Error> {
-        match discover::find(path)? {
+        match discovery::find_manager(path)? {
             Some(connection) => Self::manager_at(&connection),
             None => Self::embedded(binary),
         }
@@ -96,7 +97,7 @@ impl Client {
     /// Starts an embedded manager and node, whatever is configured. `binary` is the path of `dayfly`; `None` looks
     /// beside this program and in PATH.
     pub fn embedded(binary: Option<&Path>) -> Result<Self, Error> {
-        let (embedded, connection) = Embedded::start(binary)?;
+        let (embedded, connection) = EmbeddedManager::start(binary)?;
         Self::over(
             Source::Manager(Arc::new(ManagerClient::new(&connection)?)),
             Some(embedded),
@@ -116,7 +117,7 @@ impl Client {
         Self::over(Source::Node(Box::new(node)), None)
     }
 
-    pub(crate) fn over(source: Source, embedded: Option<Embedded>) -> Result<Self, Error> {
+    pub(crate) fn over(source: Source, embedded: Option<EmbeddedManager>) -> Result<Self, Error> {
         Ok(Self {
             inner: Arc::new(Inner {
                 source: Arc::new(source),
@@ -136,15 +137,15 @@ impl Client {
         &self.inner.keepalives
     }
 
-    fn embedded_manager(&self) -> MutexGuard<'_, Option<Embedded>> {
+    fn embedded_manager(&self) -> MutexGuard<'_, Option<EmbeddedManager>> {
         self.inner.embedded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends an embedded manager with all its leases, or gives an allowance back, even if clones of this client or
     /// leases remain.
     pub fn stop(&self) {
-        if let Source::Direct(direct) = &*self.inner.source {
-            direct.stop();
+        if let Source::Allowance(allowance) = &*self.inner.source {
+            allowance.stop();
         }
         drop(self.embedded_manager().take());
     }
@@ -162,7 +163,7 @@ impl Client {
             }
             Source::Manager(manager) => format!("manager at {}", manager.url()),
             Source::Node(node) => format!("node {}", node.node.name),
-            Source::Direct(direct) => format!("nodes of the manager at {}", direct.manager().url()),
+            Source::Allowance(allowance) => format!("nodes of the manager at {}", allowance.manager().url()),
             Source::Part => "a part of a lease".into(),
         }
     }
@@ -173,7 +174,7 @@ impl Client {
             Source::Manager(manager) => Tasks::open(Arc::clone(manager), options),
             _ => Err(Error::new(
                 Code::InvalidRequest,
-                "durable tasks are a manager's; connect to one instead of a node",
+                "durable tasks need a manager; connect to one instead of a node",
             )),
         }
     }
@@ -206,7 +207,7 @@ impl Client {
     pub fn lease(&self, options: LeaseOptions) -> Result<Lease, Error> {
         let holder = self.holder()?;
         let mut request = options.request(holder.public());
-        let grant = self.in_time(options.wait, |wait_ms| {
+        let grant = self.until_room(options.wait, |wait_ms| {
             request.wait_ms = wait_ms;
             self.ask_for(&request, options.traceparent.as_deref())
         })?;
@@ -236,7 +237,7 @@ impl Client {
             placement,
             among,
         };
-        let grants = self.in_time(options.wait, |wait_ms| {
+        let grants = self.until_room(options.wait, |wait_ms| {
             request.lease.wait_ms = wait_ms;
             manager.gang(&request, options.traceparent.as_deref())
         })?;
@@ -247,7 +248,7 @@ impl Client {
     }
 
     /// Repeats `ask` until there is room or `wait` is over. `ask` receives the milliseconds that a manager may wait.
-    fn in_time<T>(&self, wait: Duration, mut ask: impl FnMut(u64) -> Result<T, Error>) -> Result<T, Error> {
+    fn until_room<T>(&self, wait: Duration, mut ask: impl FnMut(u64) -> Result<T, Error>) -> Result<T, Error> {
         let until = Instant::now() + wait;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -272,13 +273,13 @@ impl Client {
                 let mut control = Control::open(&node.node, &parse_token(&node.token)?, &node.key()?)?;
                 match control.ask(&Request::Lease(Box::new(request.clone())))? {
                     Response::Granted(grant) => Ok(*grant),
-                    other => Err(unexpected("a lease", &other)),
+                    other => Err(unexpected("a request for a lease", &other)),
                 }
             }
-            Source::Direct(direct) => direct.lease(request, Duration::from_millis(request.wait_ms)),
+            Source::Allowance(allowance) => allowance.lease(request, Duration::from_millis(request.wait_ms)),
             Source::Part => Err(Error::new(
                 Code::InvalidRequest,
-                "a part of a lease leases nothing; delegate a part of it",
+                "a delegated part of a lease cannot lease workers; delegate a part of it",
             )),
         }
     }
@@ -287,8 +288,8 @@ impl Client {
     /// The allowance ends with the last clone of that client; leases go on.
     pub fn allowance(&self, options: &AllowanceOptions) -> Result<Self, Error> {
         let manager = Arc::clone(self.manager()?);
-        let direct = Direct::allow(self.clone(), manager, options, self.holder()?)?;
-        let client = Self::over(Source::Direct(Box::new(direct)), None)?;
+        let allowance = AllowanceClient::allow(self.clone(), manager, options, self.holder()?)?;
+        let client = Self::over(Source::Allowance(Box::new(allowance)), None)?;
         // Use one key for the allowance and the leases under it.
         let _ = client.inner.holder.set(self.holder()?);
         Ok(client)
@@ -305,7 +306,7 @@ impl Client {
     fn holder(&self) -> Result<SigningKey, Error> {
         if self.inner.holder.get().is_none() {
             let mut seed = [0; 32];
-            getrandom_into(&mut seed)?;
+            fill_random(&mut seed)?;
             // If two threads get here at once, the first key is kept.
             let _ = self.inner.holder.set(SigningKey::from_seed(seed));
         }
@@ -316,10 +317,10 @@ impl Client {
     fn manager(&self) -> Result<&Arc<ManagerClient>, Error> {
         match &*self.inner.source {
             Source::Manager(manager) => Ok(manager),
-            Source::Direct(direct) => Ok(direct.manager()),
+            Source::Allowance(allowance) => Ok(allowance.manager()),
             Source::Node(_) | Source::Part => Err(Error::new(
                 Code::InvalidRequest,
-                "this client uses a node directly; only a manager can answer that",
+                "this client uses a node directly, and the request needs a manager; connect to one",
             )),
         }
     }
@@ -409,6 +410,6 @@ pub(crate) fn parse_token(text: &str) -> Result<Token, Error> {
 fn no_contents() -> Error {
     Error::new(
         Code::InvalidRequest,
-        "contents are a manager's; connect to one instead of a node",
+        "the content store needs a manager; connect to one instead of a node",
     )
 }

@@ -1,4 +1,5 @@
-//! Parts of a lease for others: a function that calls functions, or another process.
+//! Delegations, and the part of [`Lease`] that makes them: some workers for a function that calls functions, or for
+//! another process.
 //!
 //! A delegation is a grant of some workers of a lease under a key of its own. Its holder can use those workers until it
 //! ends, and delegate a part of them. The holder can neither renew nor release the lease. A delegation travels as text;
@@ -17,8 +18,8 @@ use dayfly_protocol::node_api::{Request, Response};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Source, parse_seed};
-use crate::embedded::getrandom_into;
 use crate::node::{is_local, unexpected};
+use crate::random::fill_random;
 use crate::{Client, Error, Lease};
 
 /// A part of a lease, and the key to use it.
@@ -52,7 +53,7 @@ impl Delegation {
 
     /// Parses the output of [`Delegation::to_text`].
     pub fn from_text(text: &str) -> Result<Self, Error> {
-        let unusable = |error| Error::new(Code::InvalidRequest, format!("this is no delegation: {error}"));
+        let unusable = |error| Error::new(Code::InvalidRequest, format!("this is not a delegation: {error}"));
         serde_json::from_str(text).map_err(unusable)
     }
 
@@ -94,7 +95,7 @@ impl Lease {
         users: Option<&Lease>,
     ) -> Result<Delegation, Error> {
         let mut seed = [0; 32];
-        getrandom_into(&mut seed)?;
+        fill_random(&mut seed)?;
         let socket = users.map(Lease::show_node).transpose()?;
         let request = Request::Delegate {
             holder: SigningKey::from_seed(seed).public(),
@@ -108,7 +109,7 @@ impl Lease {
                 seed: hex::encode(seed),
                 socket,
             }),
-            other => Err(unexpected("a delegation", &other)),
+            other => Err(unexpected("a request for a delegation", &other)),
         }
     }
 
@@ -128,7 +129,7 @@ impl Lease {
         }
         match self.inner.with_control(|control| control.ask(&Request::NodeSocket))? {
             Response::NodeSocket { path } => Ok(path),
-            other => Err(unexpected("the wish to show the node", &other)),
+            other => Err(unexpected("a request to show the node", &other)),
         }
     }
 }

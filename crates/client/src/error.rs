@@ -59,7 +59,7 @@ impl CallError {
         self.failure.code
     }
 
-    /// The error of a call that reached no worker, or whose worker is gone.
+    /// The error of a call that reached no worker, or whose worker has ended.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             failure: Failure::new(code, message),
@@ -69,11 +69,11 @@ impl CallError {
     }
 
     /// The error for a response with a status other than `Ok`.
-    pub fn answered(status_word: u16, payload: &[u8]) -> Self {
+    pub fn from_response(status_word: u16, payload: &[u8]) -> Self {
         let Some(status) = Status::from_wire(status_word) else {
             return Self::new(
                 Code::ProtocolViolation,
-                format!("the worker answered with an unknown status {status_word}"),
+                format!("the worker responded with an unknown status {status_word}"),
             );
         };
         let code = match status {

@@ -17,8 +17,8 @@ use sha2::{Digest, Sha256};
 use crate::client::{Source, parse_token};
 use crate::keepalive::Keepalive;
 use crate::node::{Control, best_transport, is_local, is_on_loopback, unexpected};
-use crate::opening::Opening;
-use crate::{Channel, ChannelOptions, Client, Error, Pool, PoolOptions, Reader};
+use crate::open_request::OpenRequest;
+use crate::{Channel, ChannelOptions, Client, Error, OutputReader, Pool, PoolOptions};
 
 /// What to lease.
 #[derive(Debug, Clone)]
@@ -159,7 +159,7 @@ impl Lease {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The grant as it is now, after renewals.
+    /// The current grant, with its renewals.
     pub fn grant(&self) -> Grant {
         lock(&self.inner.grant).clone()
     }
@@ -215,7 +215,7 @@ impl Lease {
 
     /// Opens a channel to one worker. Waits until the worker has started.
     pub fn channel(&self, worker: WorkerIndex, options: &ChannelOptions) -> Result<Channel, Error> {
-        Channel::open(self, worker, options, &Opening::default())
+        Channel::open(self, worker, options, &OpenRequest::default())
     }
 
     /// Opens a channel to every worker and returns a pool over them.
@@ -227,14 +227,14 @@ impl Lease {
     pub fn renew(&self, duration: Duration) -> Result<(), Error> {
         let grant = match &*self.inner.source {
             Source::Manager(manager) => manager.renew(self.id(), duration)?,
-            Source::Direct(direct) => direct.manager().renew(self.id(), duration)?,
+            Source::Allowance(allowance) => allowance.manager().renew(self.id(), duration)?,
             Source::Node(_) | Source::Part => {
                 let request = Request::Renew {
                     duration_ms: duration.as_millis() as u64,
                 };
                 match self.inner.with_control(|control| control.ask(&request))? {
                     Response::Renewed(grant) => *grant,
-                    other => return Err(unexpected("a renewal", &other)),
+                    other => return Err(unexpected("a request for a renewal", &other)),
                 }
             }
         };
@@ -244,10 +244,15 @@ impl Lease {
     }
 
     /// Reads the workers' output from the beginning, as far as the node keeps it: the last 256 KiB.
-    pub fn printed(&self) -> Result<Reader, Error> {
+    pub fn output(&self) -> Result<OutputReader, Error> {
         let node = self.inner.node.clone();
         let watch = self.inner.keepalive(is_local(&node))?;
-        Ok(Reader::new(node, self.inner.token(), self.inner.holder.clone(), watch))
+        Ok(OutputReader::new(
+            node,
+            self.inner.token(),
+            self.inner.holder.clone(),
+            watch,
+        ))
     }
 
     /// Gives the workers back. Channels and running calls end. Returns an error when neither the manager nor the node
@@ -303,7 +308,7 @@ impl Inner {
     pub(crate) fn fate(&self, channel: ChannelId) -> Result<ChannelStatus, Error> {
         match self.with_control(|control| control.ask(&Request::ChannelStatus { channel }))? {
             Response::ChannelStatus(fate) => Ok(fate),
-            other => Err(unexpected("a fate", &other)),
+            other => Err(unexpected("a request for a channel's fate", &other)),
         }
     }
 
@@ -324,10 +329,10 @@ impl Inner {
                 done => done,
             },
             Source::Node(_) => by_node(),
-            Source::Direct(direct) => match by_node() {
+            Source::Allowance(allowance) => match by_node() {
                 Err(gone) if gone.code() == Code::Unreachable => {
                     let lease = lock(&self.grant).lease;
-                    direct.manager().release(lease).map_err(|_| gone)
+                    allowance.manager().release(lease).map_err(|_| gone)
                 }
                 done => done,
             },

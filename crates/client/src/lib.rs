@@ -3,8 +3,8 @@
 //! A program uses workers in three steps. Each step is a type, and each costs less than the one before:
 //!
 //! 1. A [`Client`] knows one manager, or one node. [`Client::connect`] finds the manager by argument, environment or
-//!    state directory, and starts an embedded one if there is none. The client talks to it over HTTP, only to lease and
-//!    to ask.
+//!    state directory, and starts an embedded one if there is none. The client sends it HTTP requests for leases and
+//!    status only, never calls.
 //! 2. A [`Lease`] is the signed, time-limited right to some workers on one node. It uploads code ([`Lease::put_code`])
 //!    and opens channels. The node verifies the lease itself, so no call waits for the manager. A lease ends when its
 //!    time is over, when its last clone is dropped, or when the manager revokes it.
@@ -45,31 +45,33 @@
 //! call whose worker died is `not_executed` or `maybe_executed`; only calls with [`CallOptions::idempotent`] are
 //! retried after the latter.
 //!
-//! # Without a manager in the way
+//! # Without a manager
 //!
 //! [`Client::allowance`] leases directly from nodes, and [`Client::node`] uses one node without any manager.
 //! [`Lease::delegate`] passes some workers of a lease to another process or to a function.
 
+mod allowance;
 mod channel;
 mod client;
 mod contents;
 mod delegation;
-mod direct;
-mod discover;
-mod embedded;
+mod discovery;
+mod embedded_manager;
 mod error;
-pub mod former;
-mod here;
+pub mod former_name;
 mod keepalive;
 mod lease;
+mod local_socket;
 mod manager;
 mod node;
-mod opening;
+mod open_request;
 mod pool;
-mod printed;
+mod random;
 mod resolver;
 mod tasks;
+mod worker_output;
 
+pub use allowance::AllowanceOptions;
 pub use channel::{Channel, ChannelOptions, Completion, Reply};
 pub use client::{Client, Node};
 pub use contents::HeldContents;
@@ -83,10 +85,9 @@ pub use dayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
 pub use dayfly_protocol::node_api::Stream;
 pub use dayfly_protocol::slot::{Geometry, Status};
 pub use delegation::Delegation;
-pub use direct::AllowanceOptions;
-pub use discover::{MANAGER_VARIABLE, default_state_dir};
+pub use discovery::{MANAGER_VARIABLE, default_state_dir, find_manager};
 pub use error::{CallError, Error};
 pub use lease::{Lease, LeaseOptions};
 pub use pool::{CallId, CallOptions, FunctionId, Input, Outcome, Output, Pool, PoolOptions};
-pub use printed::{Printed, Reader};
 pub use tasks::{Tasks, TasksOptions, encoded};
+pub use worker_output::{OutputReader, WorkerOutput};

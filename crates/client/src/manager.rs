@@ -1,49 +1,32 @@
 //! The managers' HTTP API. A site may have several managers; any of them can serve a request.
 
+mod exchange;
+
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use dayfly_protocol::api::{
-    Allowance, AllowanceRequest, Connection, ErrorBody, GangRequest, Grant, LeaseRequest, LeaseStatus, MANAGERS_HEADER,
-    ManagerAddress, ManagerStatus, NodeStatus, Reclaimed, RenewRequest,
+    Allowance, AllowanceRequest, Connection, GangRequest, Grant, LeaseRequest, LeaseStatus, ManagerAddress,
+    ManagerStatus, NodeStatus, Reclaimed, RenewRequest,
 };
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
-use dayfly_protocol::tasks::MESSAGE_PACK;
-use dayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use ureq::Agent;
-use ureq::http::{HeaderValue, Method, Request};
-use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+use ureq::http::Method;
 
-use crate::resolver::Remembering;
-use crate::{Error, here};
+use crate::Error;
+use exchange::{Format, MAX_RESPONSE_BYTES, ManagerConnection, ManagerRequest, ManagerResponse, REQUEST_LIMIT};
 
-/// Limit of one request. Longer than a manager waits for its slowest node.
-const REQUEST_LIMIT: Duration = Duration::from_secs(30);
-/// Largest response.
-const MAX_ANSWER_BYTES: u64 = 1 << 30;
 /// Slowest network that is expected; sets the time for large bodies.
 const SLOW_BYTES_PER_S: u64 = 1 << 20;
-/// Idle connections that are kept.
-const IDLE_CONNECTIONS: usize = 12;
-/// Limit for connecting to a manager.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-
-/// One manager and its kept-alive connections.
-#[derive(Debug)]
-struct Endpoint {
-    agent: Agent,
-    address: ManagerAddress,
-}
 
 /// A site's managers, and the token that is valid at all of them.
 #[derive(Debug)]
 pub struct ManagerClient {
-    endpoints: RwLock<Vec<Arc<Endpoint>>>,
+    managers: RwLock<Vec<Arc<ManagerConnection>>>,
     /// Index of the manager that responded last.
     now: AtomicUsize,
     /// Version of the list of managers that is known.
@@ -53,184 +36,18 @@ pub struct ManagerClient {
     traceparent: Option<String>,
 }
 
-impl Endpoint {
-    fn new(address: ManagerAddress) -> Result<Self, Error> {
-        let ca = Certificate::from_pem(address.ca_pem.as_bytes()).map_err(|error| {
-            Error::new(
-                Code::InvalidRequest,
-                format!("the connection file holds no usable CA certificate: {error}"),
-            )
-        })?;
-        let tls = TlsConfig::builder()
-            .provider(TlsProvider::Rustls)
-            .root_certs(RootCerts::new_with_certs(&[ca]))
-            .build();
-        let config = Agent::config_builder()
-            .tls_config(tls)
-            .timeout_global(Some(REQUEST_LIMIT))
-            .timeout_connect(Some(CONNECT_LIMIT))
-            .http_status_as_error(false)
-            .proxy(None)
-            .max_idle_age(Duration::from_secs(60))
-            // One for each thread that stores long arguments, and some for other requests.
-            .max_idle_connections_per_host(IDLE_CONNECTIONS)
-            .max_idle_connections(IDLE_CONNECTIONS)
-            .build();
-        Ok(Self {
-            agent: Agent::with_parts(config, here::connector(&address.ca_pem), Remembering::default()),
-            address: ManagerAddress {
-                manager: address.manager.trim_end_matches('/').to_owned(),
-                ..address
-            },
-        })
-    }
-
-    fn failed(&self, error: ureq::Error) -> Error {
-        Error::new(
-            Code::Unreachable,
-            format!(
-                "the manager at {} does not answer: {error}. Is it running? `dayfly status` tells",
-                self.address.manager
-            ),
-        )
-    }
-
-    /// Sends a request. The outer error means that the manager sent no response.
-    fn ask(&self, question: &Question<'_>) -> Result<Answer, Error> {
-        let request = Request::builder()
-            .method(question.method.clone())
-            .uri(format!("{}{}", self.address.manager, question.path))
-            .header("authorization", question.authorization)
-            .header("content-type", question.format.content_type())
-            .header("accept", question.format.content_type())
-            .header(VERSION_HEADER, own_version());
-        let request = match question.traceparent.and_then(|text| HeaderValue::from_str(text).ok()) {
-            Some(traceparent) => request.header("traceparent", traceparent),
-            None => request,
-        };
-        let limit = Some(question.limit + question.longer);
-        let no_request = |error| Error::new(Code::InvalidRequest, format!("this is no request: {error}"));
-        let response = match &question.body {
-            Some(body) => {
-                let request = request.body(body.as_ref()).map_err(no_request)?;
-                let request = self.agent.configure_request(request).timeout_global(limit).build();
-                self.agent.run(request)
-            }
-            None => {
-                let request = request.body(()).map_err(no_request)?;
-                let request = self.agent.configure_request(request).timeout_global(limit).build();
-                self.agent.run(request)
-            }
-        };
-        let mut response = response.map_err(|error| self.failed(error))?;
-        let status = response.status().as_u16();
-        if let Some(theirs) = response.headers().get(VERSION_HEADER) {
-            let manager = format!("the manager at {}", self.address.manager);
-            let checked = check_version(theirs.to_str().unwrap_or_default(), &manager, "this program");
-            if let Err(failure) = checked {
-                let said = Err(Error(failure));
-                return Ok(Answer { said, version: None });
-            }
-        }
-        let version = response.headers().get(MANAGERS_HEADER);
-        let version = version.and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let length = response
-            .body()
-            .content_length()
-            .unwrap_or_default()
-            .min(question.most_bytes);
-        // Reserve the whole length at once: growing the vector could need twice the memory.
-        let mut body = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
-        // One byte more, because reading to the end asks for one more byte than there is.
-        let limit = question.most_bytes.saturating_add(1);
-        let reader = response.body_mut().with_config().limit(limit).reader();
-        std::io::copy(&mut { reader }, &mut body).map_err(|error| self.failed(error.into()))?;
-        if (200..300).contains(&status) {
-            return Ok(Answer {
-                said: Ok(body),
-                version,
-            });
-        }
-        let said = match serde_json::from_slice::<ErrorBody>(&body) {
-            Ok(body) => Err(Error(body.error)),
-            Err(_) => Err(Error::new(
-                Code::ProtocolViolation,
-                format!("{} answered with HTTP status {status}", self.address.manager),
-            )),
-        };
-        Ok(Answer { said, version })
-    }
-}
-
-/// A manager's response.
-struct Answer {
-    said: Result<Vec<u8>, Error>,
-    /// Version of the list of managers, if the site has several.
-    version: Option<String>,
-}
-
-/// Encoding of bodies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    Json,
-    MessagePack,
-    /// Raw bytes; the response is JSON.
-    Bytes,
-}
-
-impl Format {
-    fn content_type(self) -> &'static str {
-        match self {
-            Self::Json => "application/json",
-            Self::MessagePack => MESSAGE_PACK,
-            Self::Bytes => "application/octet-stream",
-        }
-    }
-
-    fn read<T: DeserializeOwned>(self, body: &[u8]) -> Result<T, Error> {
-        let read = match self {
-            Self::Json | Self::Bytes => {
-                serde_json::from_slice(if body.is_empty() { b"null" } else { body }).map_err(|e| e.to_string())
-            }
-            Self::MessagePack => rmp_serde::from_slice(body).map_err(|error| error.to_string()),
-        };
-        read.map_err(|why| {
-            Error::new(
-                Code::ProtocolViolation,
-                format!("the manager's answer makes no sense: {why}"),
-            )
-        })
-    }
-}
-
-/// A request to a manager.
-struct Question<'a> {
-    format: Format,
-    method: Method,
-    path: &'a str,
-    authorization: &'a str,
-    body: Option<Cow<'a, [u8]>>,
-    /// Time limit of the response, and the addition for large bodies.
-    limit: Duration,
-    longer: Duration,
-    /// Largest response, in bytes.
-    most_bytes: u64,
-    /// W3C `traceparent` of the step that the request belongs to.
-    traceparent: Option<&'a str>,
-}
-
 impl ManagerClient {
     pub fn new(connection: &Connection) -> Result<Self, Error> {
-        let first = Endpoint::new(ManagerAddress {
+        let first = ManagerConnection::new(ManagerAddress {
             manager: connection.manager.clone(),
             ca_pem: connection.ca_pem.clone(),
         })?;
-        let mut endpoints = vec![Arc::new(first)];
+        let mut managers = vec![Arc::new(first)];
         // A malformed address must not prevent the use of the others.
-        let others = connection.others.iter().cloned().map(Endpoint::new);
-        endpoints.extend(others.filter_map(Result::ok).map(Arc::new));
+        let others = connection.others.iter().cloned().map(ManagerConnection::new);
+        managers.extend(others.filter_map(Result::ok).map(Arc::new));
         Ok(Self {
-            endpoints: RwLock::new(endpoints),
+            managers: RwLock::new(managers),
             now: AtomicUsize::new(0),
             version: RwLock::default(),
             authorization: format!("Bearer {}", connection.token),
@@ -238,14 +55,14 @@ impl ManagerClient {
         })
     }
 
-    fn endpoints(&self) -> Vec<Arc<Endpoint>> {
-        self.endpoints.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn managers(&self) -> Vec<Arc<ManagerConnection>> {
+        self.managers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn url(&self) -> String {
-        let endpoints = self.endpoints();
-        let now = self.now.load(Ordering::Relaxed) % endpoints.len();
-        endpoints[now].address.manager.clone()
+        let managers = self.managers();
+        let now = self.now.load(Ordering::Relaxed) % managers.len();
+        managers[now].address.manager.clone()
     }
 
     fn ask<T: DeserializeOwned>(
@@ -254,69 +71,69 @@ impl ManagerClient {
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
-        longer: Duration,
+        extra_time: Duration,
     ) -> Result<T, Error> {
-        let said = self.ask_for(Question {
+        let result = self.ask_for(ManagerRequest {
             body: body.map(Cow::Owned),
-            longer,
-            ..self.question(format, method, path)
+            extra_time,
+            ..self.request(format, method, path)
         })?;
-        format.read(&said)
+        format.read(&result)
     }
 
-    fn question<'a>(&'a self, format: Format, method: Method, path: &'a str) -> Question<'a> {
-        Question {
+    fn request<'a>(&'a self, format: Format, method: Method, path: &'a str) -> ManagerRequest<'a> {
+        ManagerRequest {
             format,
             method,
             path,
             authorization: &self.authorization,
             body: None,
             limit: REQUEST_LIMIT,
-            longer: Duration::ZERO,
-            most_bytes: MAX_ANSWER_BYTES,
+            extra_time: Duration::ZERO,
+            most_bytes: MAX_RESPONSE_BYTES,
             traceparent: self.traceparent.as_deref(),
         }
     }
 
     /// `PUT path` with raw bytes.
     pub fn put_bytes<T: DeserializeOwned>(&self, path: &str, bytes: &[u8]) -> Result<T, Error> {
-        let said = self.ask_for(Question {
+        let result = self.ask_for(ManagerRequest {
             body: Some(Cow::Borrowed(bytes)),
-            longer: time_for(bytes.len() as u64),
-            ..self.question(Format::Bytes, Method::PUT, path)
+            extra_time: time_for(bytes.len() as u64),
+            ..self.request(Format::Bytes, Method::PUT, path)
         })?;
-        Format::Bytes.read(&said)
+        Format::Bytes.read(&result)
     }
 
     /// `GET path`; the response has at most `most_bytes` bytes.
     pub fn get_bytes(&self, path: &str, most_bytes: u64) -> Result<Vec<u8>, Error> {
-        self.ask_for(Question {
-            longer: time_for(most_bytes),
-            most_bytes: most_bytes.max(MAX_ANSWER_BYTES),
-            ..self.question(Format::Bytes, Method::GET, path)
+        self.ask_for(ManagerRequest {
+            extra_time: time_for(most_bytes),
+            most_bytes: most_bytes.max(MAX_RESPONSE_BYTES),
+            ..self.request(Format::Bytes, Method::GET, path)
         })
     }
 
     /// Sends a request to the manager that responded last, and to the others if it is unreachable or cannot write.
     /// Every request can be repeated: a lease whose grant was lost with a dying manager ends unused.
-    fn ask_for(&self, question: Question<'_>) -> Result<Vec<u8>, Error> {
-        let endpoints = self.endpoints();
+    fn ask_for(&self, request: ManagerRequest<'_>) -> Result<Vec<u8>, Error> {
+        let managers = self.managers();
         let first = self.now.load(Ordering::Relaxed);
         let mut failed = None;
-        for turn in 0..endpoints.len() {
-            let index = (first + turn) % endpoints.len();
-            let endpoint = &endpoints[index];
-            match endpoint.ask(&question) {
-                Ok(Answer { said: Err(error), .. }) if error.code() == Code::StoreFailed => {
+        for turn in 0..managers.len() {
+            let index = (first + turn) % managers.len();
+            let manager = &managers[index];
+            match manager.send(&request) {
+                Ok(ManagerResponse { result: Err(error), .. }) if error.code() == Code::StoreFailed => {
                     // The first error is the most likely one to help the user.
                     failed.get_or_insert(error);
                 }
-                Ok(Answer { said, version }) => {
+                Ok(ManagerResponse { result, version }) => {
                     if turn > 0 {
                         self.now.store(index, Ordering::Relaxed);
                     }
-                    self.learn(endpoint, version);
-                    return said;
+                    self.learn(manager, version);
+                    return result;
                 }
                 Err(error) => {
                     failed.get_or_insert(error);
@@ -327,40 +144,40 @@ impl ManagerClient {
     }
 
     /// Reads the list of managers if its version is a new one.
-    fn learn(&self, endpoint: &Arc<Endpoint>, version: Option<String>) {
+    fn learn(&self, manager: &Arc<ManagerConnection>, version: Option<String>) {
         let Some(version) = version else { return };
         if *self.version.read().unwrap_or_else(PoisonError::into_inner) == Some(version.clone()) {
             return;
         }
         // Store the version first, so that only one thread reads the list.
         *self.version.write().unwrap_or_else(PoisonError::into_inner) = Some(version);
-        let question = Question {
+        let request = ManagerRequest {
             traceparent: None,
-            ..self.question(Format::Json, Method::GET, "/v1/managers")
+            ..self.request(Format::Json, Method::GET, "/v1/managers")
         };
-        let said = endpoint.ask(&question).and_then(|answer| answer.said);
+        let result = manager.send(&request).and_then(|response| response.result);
         // After a failure the known managers remain; the next change triggers another attempt.
-        let Ok(managers) = said.and_then(|said| Format::Json.read::<Vec<ManagerStatus>>(&said)) else {
+        let Ok(managers) = result.and_then(|result| Format::Json.read::<Vec<ManagerStatus>>(&result)) else {
             return;
         };
-        let known = self.endpoints();
-        let mut all = vec![endpoint.clone()];
+        let known = self.managers();
+        let mut all = vec![manager.clone()];
         for manager in managers.into_iter().map(|status| status.address) {
             if all.iter().any(|one| one.address.manager == manager.manager) {
                 continue;
             }
             match known.iter().find(|one| one.address == manager) {
                 Some(one) => all.push(one.clone()),
-                None => all.extend(Endpoint::new(manager).ok().map(Arc::new)),
+                None => all.extend(ManagerConnection::new(manager).ok().map(Arc::new)),
             }
         }
-        *self.endpoints.write().unwrap_or_else(PoisonError::into_inner) = all;
+        *self.managers.write().unwrap_or_else(PoisonError::into_inner) = all;
         self.now.store(0, Ordering::Relaxed);
     }
 
-    /// `GET path`, in MessagePack. The response may take `longer` in addition to the usual limit.
-    pub fn get_packed<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
-        self.ask(Format::MessagePack, Method::GET, path, None, longer)
+    /// `GET path`, in MessagePack. The response may take `extra_time` in addition to the usual limit.
+    pub fn get_packed<T: DeserializeOwned>(&self, path: &str, extra_time: Duration) -> Result<T, Error> {
+        self.ask(Format::MessagePack, Method::GET, path, None, extra_time)
     }
 
     /// `POST path`, in MessagePack both ways.
@@ -376,13 +193,14 @@ impl ManagerClient {
         body: &impl Serialize,
     ) -> Result<T, Error> {
         let body = rmp_serde::to_vec_named(body);
-        let body = body.map_err(|error| Error::new(Code::InvalidRequest, format!("this is no request: {error}")))?;
-        let said = self.ask_for(Question {
+        let body =
+            body.map_err(|error| Error::new(Code::InvalidRequest, format!("the request cannot be encoded: {error}")))?;
+        let result = self.ask_for(ManagerRequest {
             body: Some(Cow::Owned(body)),
             limit,
-            ..self.question(Format::MessagePack, Method::POST, path)
+            ..self.request(Format::MessagePack, Method::POST, path)
         })?;
-        Format::MessagePack.read(&said)
+        Format::MessagePack.read(&result)
     }
 
     /// `GET path`, which returns JSON.
@@ -399,9 +217,9 @@ impl ManagerClient {
         &self,
         path: &str,
         body: &impl Serialize,
-        longer: Duration,
+        extra_time: Duration,
     ) -> Result<T, Error> {
-        self.ask(Format::Json, Method::POST, path, Some(json(body)?), longer)
+        self.ask(Format::Json, Method::POST, path, Some(json(body)?), extra_time)
     }
 
     /// `PUT path` with a JSON body.
@@ -409,9 +227,9 @@ impl ManagerClient {
         self.ask(Format::Json, Method::PUT, path, Some(json(body)?), Duration::ZERO)
     }
 
-    /// `DELETE path`. The response may take `longer` in addition to the usual limit.
-    pub fn delete<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
-        self.ask(Format::Json, Method::DELETE, path, None, longer)
+    /// `DELETE path`. The response may take `extra_time` in addition to the usual limit.
+    pub fn delete<T: DeserializeOwned>(&self, path: &str, extra_time: Duration) -> Result<T, Error> {
+        self.ask(Format::Json, Method::DELETE, path, None, extra_time)
     }
 
     /// `POST path` with a JSON body, for the step that `traceparent` names.
@@ -421,12 +239,12 @@ impl ManagerClient {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, Error> {
-        let said = self.ask_for(Question {
+        let result = self.ask_for(ManagerRequest {
             body: Some(Cow::Owned(json(body)?)),
             traceparent: traceparent.or(self.traceparent.as_deref()),
-            ..self.question(Format::Json, Method::POST, path)
+            ..self.request(Format::Json, Method::POST, path)
         })?;
-        Format::Json.read(&said)
+        Format::Json.read(&result)
     }
 
     pub fn lease(&self, request: &LeaseRequest, traceparent: Option<&str>) -> Result<Grant, Error> {
@@ -494,5 +312,6 @@ fn time_for(bytes: u64) -> Duration {
 }
 
 fn json(body: &impl Serialize) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(body).map_err(|error| Error::new(Code::InvalidRequest, format!("this is no request: {error}")))
+    serde_json::to_vec(body)
+        .map_err(|error| Error::new(Code::InvalidRequest, format!("the request cannot be encoded: {error}")))
 }

@@ -19,7 +19,7 @@ use rustls::{ClientConnection, StreamOwned};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Error;
-use crate::embedded::getrandom_into;
+use crate::random::fill_random;
 
 /// Limit for the node's verdict on a hello. A node allows an executor 10 s to start.
 const VERDICT_LIMIT: Duration = Duration::from_secs(15);
@@ -102,7 +102,7 @@ fn unreachable(node: &NodeAddress, error: impl std::fmt::Display) -> Error {
     Error::new(
         Code::Unreachable,
         format!(
-            "the node {} ({}) cannot be reached: {error}. `dayfly status` tells which nodes are up",
+            "the node {} ({}) cannot be reached: {error}. `dayfly status` lists the nodes",
             node.name, node.id
         ),
     )
@@ -173,7 +173,7 @@ pub fn connect(node: &NodeAddress, unix: bool) -> Result<Socket, Error> {
 /// A random channel id.
 pub fn random_channel() -> Result<ChannelId, Error> {
     let mut id = [0; 16];
-    getrandom_into(&mut id)?;
+    fill_random(&mut id)?;
     Ok(ChannelId(id))
 }
 
@@ -248,7 +248,10 @@ pub fn frame(request: &Request) -> Result<Vec<u8>, Error> {
 
 /// The error for a response of the wrong kind.
 pub fn unexpected(what: &str, response: &Response) -> Error {
-    Error::new(Code::ProtocolViolation, format!("{what} was answered by {response:?}"))
+    Error::new(
+        Code::ProtocolViolation,
+        format!("unexpected response to {what}: {response:?}"),
+    )
 }
 
 /// Framed requests to a node.
@@ -293,7 +296,7 @@ impl Control {
         if length > MAX_FRAME_BYTES {
             return Err(Error::new(
                 Code::ProtocolViolation,
-                format!("the node announced an answer of {length} bytes"),
+                format!("the node announced a response of {length} bytes"),
             ));
         }
         let mut json = vec![0; length as usize];
@@ -305,7 +308,7 @@ impl Control {
             Ok(response) => Ok(response),
             Err(error) => Err(Error::new(
                 Code::ProtocolViolation,
-                format!("the node's answer makes no sense: {error}"),
+                format!("the node's response cannot be decoded: {error}"),
             )),
         }
     }

@@ -4,16 +4,16 @@
 //! the driver: it polls the rings of all workers. Other waiting threads sleep until the driver finishes their calls or
 //! leaves the role to them. A sleeping driver holds no lock, so submitting never waits for it.
 
+mod call;
+mod delegation;
 mod dispatch;
-mod lending;
 mod repair;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use dayfly_fabric::{Allocator, Buffer, Received, sleep_any};
-use dayfly_protocol::blob::Blob;
+use dayfly_fabric::{Allocator, Buffer, sleep_any};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::executor::Form;
 use dayfly_protocol::ids::{CodeHash, WorkerIndex};
@@ -23,13 +23,7 @@ use crate::error::{CallError, Error};
 use crate::{ChannelOptions, Lease};
 use dispatch::Dispatch;
 
-/// Identifies a call of one pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CallId(pub u64);
-
-/// Identifies a function that is registered with one pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FunctionId(pub u32);
+pub use call::{CallId, CallOptions, FunctionId, Input, Outcome, Output};
 
 /// Retries, depth and channels of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -55,90 +49,6 @@ impl Default for PoolOptions {
     }
 }
 
-/// Limits and placement of one call.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CallOptions {
-    /// Execution limit in milliseconds, after which the worker is ended; 0 for no limit.
-    pub deadline_ms: u32,
-    /// Whether the call may be retried after it may have been executed.
-    pub idempotent: bool,
-    /// The only worker that may run it; `None` for any.
-    pub worker: Option<WorkerIndex>,
-    /// The incarnation of that worker whose state the call needs; with any other the call ends as `state_lost`.
-    pub incarnation: Option<u32>,
-    /// Whether [`Pool::drive`] reports the end of this call.
-    pub notify: bool,
-    /// Bytes to reserve for the output; 0 lets the worker choose. A C function receives the number as its capacity.
-    pub room: usize,
-}
-
-/// The input of a call.
-#[derive(Debug)]
-pub enum Input {
-    /// Owned bytes.
-    Bytes(Vec<u8>),
-    /// Shared bytes.
-    Blob(Blob),
-    /// A buffer from [`Pool::allocate`], and its length in use, in bytes.
-    Buffer(Buffer, usize),
-    /// As `Buffer`, but the caller keeps the buffer and can send it again. The caller sees what the function writes
-    /// into it.
-    Shared(Arc<Buffer>, usize),
-}
-
-impl Input {
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Blob(bytes) => bytes,
-            Self::Buffer(buffer, length) => &buffer.as_slice()[..*length],
-            Self::Shared(buffer, length) => &buffer.as_slice()[..*length],
-        }
-    }
-}
-
-impl From<&[u8]> for Input {
-    fn from(bytes: &[u8]) -> Self {
-        Self::Bytes(bytes.to_vec())
-    }
-}
-
-impl From<Vec<u8>> for Input {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self::Bytes(bytes)
-    }
-}
-
-/// The output of a call.
-#[derive(Debug)]
-pub enum Output {
-    /// Copied out of its slot.
-    Small(Vec<u8>),
-    /// Still in the memory that it was received in.
-    Large(Received),
-}
-
-impl Output {
-    /// The output's bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        match self {
-            Self::Small(bytes) => bytes,
-            Self::Large(received) => received.as_slice(),
-        }
-    }
-
-    /// Copies the bytes and frees the memory that they were received in.
-    pub fn into_bytes(self) -> Vec<u8> {
-        match self {
-            Self::Small(bytes) => bytes,
-            Self::Large(received) => received.as_slice().to_vec(),
-        }
-    }
-}
-
-/// Output or error of a call.
-pub type Outcome = Result<Output, CallError>;
-
 /// Spreads calls over the workers of a lease. Usable from any thread.
 pub struct Pool {
     inner: Arc<Inner>,
@@ -149,17 +59,17 @@ struct Inner {
     /// Notified when calls ended or the driver left.
     changed: Condvar,
     /// Threads that wait for the lock while the driver spins.
-    wanting: AtomicUsize,
+    lock_waiters: AtomicUsize,
     spin: Option<Duration>,
 }
 
 struct State {
     dispatch: Dispatch,
-    driving: bool,
+    is_driven: bool,
     waiting: usize,
     /// When a driver last checked the nodes. Drivers share it, because each may drive for less than the check's
     /// interval.
-    looked_at: Instant,
+    nodes_checked_at: Instant,
 }
 
 /// Longest sleep of a driver without a wake-up; also the time to notice a channel that was opened meanwhile.
@@ -174,9 +84,9 @@ impl Inner {
         if let Ok(state) = self.state.try_lock() {
             return state;
         }
-        self.wanting.fetch_add(1, Ordering::Relaxed);
+        self.lock_waiters.fetch_add(1, Ordering::Relaxed);
         let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        self.wanting.fetch_sub(1, Ordering::Relaxed);
+        self.lock_waiters.fetch_sub(1, Ordering::Relaxed);
         state
     }
 
@@ -197,11 +107,11 @@ impl Inner {
             let index = repair.index;
             let inner = Arc::downgrade(self);
             let started = std::thread::Builder::new().name("dayfly-repair".into()).spawn(move || {
-                let opened = repair.run(|fate| Self::tell(&inner, |dispatch| dispatch.on_fate(index, fate)));
-                Self::tell(&inner, |dispatch| dispatch.on_repaired(index, opened));
+                let opened = repair.run(|fate| Self::update(&inner, |dispatch| dispatch.on_fate(index, fate)));
+                Self::update(&inner, |dispatch| dispatch.on_repaired(index, opened));
             });
             if let Err(error) = started {
-                let failure = repair::impossible(&error);
+                let failure = repair::no_thread_error(&error);
                 state.dispatch.on_fate(index, &Err(failure.clone().into()));
                 state.dispatch.on_repaired(index, Err(failure));
             }
@@ -209,7 +119,7 @@ impl Inner {
     }
 
     /// Changes the dispatch from another thread, unless the pool is dropped, and wakes waiting threads.
-    fn tell(inner: &Weak<Self>, change: impl FnOnce(&mut Dispatch)) {
+    fn update(inner: &Weak<Self>, change: impl FnOnce(&mut Dispatch)) {
         if let Some(inner) = inner.upgrade() {
             change(&mut inner.lock().dispatch);
             inner.changed.notify_all();
@@ -223,7 +133,7 @@ impl Inner {
         limit: Duration,
         enough: impl Fn(&Dispatch) -> bool,
     ) -> MutexGuard<'a, State> {
-        state.driving = true;
+        state.is_driven = true;
         let since = Instant::now();
         let mut idle_since = since;
         'drive: loop {
@@ -242,7 +152,7 @@ impl Inner {
             for _ in 0..ROUNDS_PER_LOOK {
                 if state.dispatch.poll() {
                     idle_since = Instant::now();
-                    if state.dispatch.take_ended() > 0 && state.waiting > 0 {
+                    if state.dispatch.calls_mut().take_ended() > 0 && state.waiting > 0 {
                         self.changed.notify_all();
                     }
                     if enough(&state.dispatch) {
@@ -250,8 +160,8 @@ impl Inner {
                     }
                 }
             }
-            if state.looked_at.elapsed() >= SLEEP_LIMIT {
-                state.looked_at = Instant::now();
+            if state.nodes_checked_at.elapsed() >= SLEEP_LIMIT {
+                state.nodes_checked_at = Instant::now();
                 state.dispatch.check_nodes();
                 if enough(&state.dispatch) {
                     break;
@@ -260,7 +170,7 @@ impl Inner {
             if since.elapsed() >= limit {
                 break;
             }
-            if self.wanting.load(Ordering::Relaxed) > 0 {
+            if self.lock_waiters.load(Ordering::Relaxed) > 0 {
                 drop(state);
                 std::thread::yield_now();
                 state = self.lock();
@@ -279,7 +189,7 @@ impl Inner {
                 state = self.lock();
             }
         }
-        state.driving = false;
+        state.is_driven = false;
         if state.waiting > 0 {
             self.changed.notify_all();
         }
@@ -299,12 +209,12 @@ impl Pool {
         let inner = Inner {
             state: Mutex::new(State {
                 dispatch: Dispatch::open(lease, options)?,
-                driving: false,
+                is_driven: false,
                 waiting: 0,
-                looked_at: Instant::now(),
+                nodes_checked_at: Instant::now(),
             }),
             changed: Condvar::new(),
-            wanting: AtomicUsize::new(0),
+            lock_waiters: AtomicUsize::new(0),
             spin: options.channel.spin,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -320,7 +230,7 @@ impl Pool {
         let mut state = self.inner.lock();
         let id = state.dispatch.submit(function, input.into(), options)?;
         self.inner.begin_repairs(&mut state);
-        if !state.driving && state.dispatch.take_ended() > 0 && state.waiting > 0 {
+        if !state.is_driven && state.dispatch.calls_mut().take_ended() > 0 && state.waiting > 0 {
             self.inner.changed.notify_all();
         }
         Ok(id)
@@ -328,7 +238,7 @@ impl Pool {
 
     /// Whether the call has ended.
     pub fn is_done(&self, call: CallId) -> bool {
-        self.inner.lock().dispatch.is_done(call)
+        self.inner.lock().dispatch.calls().is_done(call)
     }
 
     /// Waits for a call and takes its outcome. Without a limit it waits until the call ends. A call that is unknown or
@@ -338,10 +248,10 @@ impl Pool {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut state = self.inner.lock();
         loop {
-            if let Some(outcome) = state.dispatch.take(call) {
+            if let Some(outcome) = state.dispatch.calls_mut().take(call) {
                 return outcome;
             }
-            if !state.dispatch.is_known(call) {
+            if !state.dispatch.calls().is_known(call) {
                 return Err(CallError::new(Code::NotFound, "this call's outcome was taken already"));
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -352,12 +262,12 @@ impl Pool {
                     format!("the call did not end within {millis} ms; it goes on"),
                 ));
             }
-            if state.driving {
+            if state.is_driven {
                 state = self.inner.wait_changed(state, left.unwrap_or(SLEEP_LIMIT));
             } else {
-                state = self
-                    .inner
-                    .drive_until(state, left.unwrap_or(SLEEP_LIMIT), |dispatch| dispatch.is_done(call));
+                state = self.inner.drive_until(state, left.unwrap_or(SLEEP_LIMIT), |dispatch| {
+                    dispatch.calls().is_done(call)
+                });
             }
         }
     }
@@ -374,15 +284,17 @@ impl Pool {
         let until = Instant::now() + limit;
         let mut state = self.inner.lock();
         loop {
-            let ended = state.dispatch.take_notices();
+            let ended = state.dispatch.calls_mut().take_notices();
             let left = until.saturating_duration_since(Instant::now());
             if !ended.is_empty() || left.is_zero() {
                 return ended;
             }
-            if state.driving {
+            if state.is_driven {
                 state = self.inner.wait_changed(state, left);
             } else {
-                state = self.inner.drive_until(state, left, Dispatch::has_notices);
+                state = self
+                    .inner
+                    .drive_until(state, left, |dispatch| dispatch.calls().has_notices());
             }
         }
     }
@@ -423,37 +335,37 @@ impl Pool {
     /// false while another thread drives.
     pub fn poll(&self) -> bool {
         let mut state = self.inner.lock();
-        if state.driving {
+        if state.is_driven {
             return false;
         }
-        let came = state.dispatch.poll();
+        let has_completions = state.dispatch.poll();
         self.inner.begin_repairs(&mut state);
-        if came && state.dispatch.take_ended() > 0 && state.waiting > 0 {
+        if has_completions && state.dispatch.calls_mut().take_ended() > 0 && state.waiting > 0 {
             self.inner.changed.notify_all();
         }
-        came
+        has_completions
     }
 
     /// Has [`Pool::drive`] report the end of this call; at once if it has ended.
     pub fn notify(&self, call: CallId) {
-        self.inner.lock().dispatch.notify(call);
+        self.inner.lock().dispatch.calls_mut().notify(call);
         self.inner.changed.notify_all();
     }
 
     /// Calls whose end [`Pool::drive`] has still to report.
     pub fn watched(&self) -> usize {
-        self.inner.lock().dispatch.watched()
+        self.inner.lock().dispatch.calls().watched()
     }
 
     /// Whether calls wait for a thread to drive: for room in a ring, or for their function to be loaded. Calls in the
     /// rings run without a driver.
-    pub fn needs_help(&self) -> bool {
-        self.inner.lock().dispatch.needs_help()
+    pub fn needs_driver(&self) -> bool {
+        self.inner.lock().dispatch.needs_driver()
     }
 
     /// Whether the call is sent to a worker and has not ended.
     pub fn is_sent(&self, call: CallId) -> bool {
-        self.inner.lock().dispatch.is_sent(call)
+        self.inner.lock().dispatch.calls().worker_of(call).is_some()
     }
 
     /// The call of this pool that printed, also shortly after its end. `None` without [`PoolOptions::remembers`].
@@ -463,12 +375,12 @@ impl Pool {
 
     /// Runs this call and drops its outcome.
     pub fn discard(&self, call: CallId) {
-        self.inner.lock().dispatch.discard(call);
+        self.inner.lock().dispatch.calls_mut().discard(call);
     }
 
     /// Calls that have not ended.
     pub fn pending(&self) -> usize {
-        self.inner.lock().dispatch.pending()
+        self.inner.lock().dispatch.calls().pending()
     }
 
     /// Allocates a buffer of `length` bytes that travels without a copy to the returned worker; name that worker in
@@ -493,7 +405,7 @@ impl Pool {
         self.inner.lock().dispatch.transport()
     }
 
-    /// Incarnation of each worker; 0 for a worker that is gone.
+    /// Incarnation of each worker; 0 for a worker without a channel.
     pub fn incarnations(&self) -> Vec<u32> {
         self.inner.lock().dispatch.incarnations()
     }

@@ -18,11 +18,11 @@ const GOOD_FOR: Duration = Duration::from_secs(30);
 
 /// Resolves one manager's name and caches the addresses.
 #[derive(Debug, Default)]
-pub struct Remembering {
+pub struct CachingResolver {
     known: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
 }
 
-impl Remembering {
+impl CachingResolver {
     fn filled(&self, addresses: &[SocketAddr]) -> ResolvedSocketAddrs {
         let mut resolved = self.empty();
         for address in addresses {
@@ -32,7 +32,7 @@ impl Remembering {
     }
 }
 
-impl Resolver for Remembering {
+impl Resolver for CachingResolver {
     fn resolve(&self, uri: &Uri, config: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
         let host = uri.host().unwrap_or_default();
         let host = host.trim_start_matches('[').trim_end_matches(']');

@@ -1,12 +1,13 @@
 //! Durable tasks: submitted in batches, followed by their tag.
 //!
 //! Two threads communicate with the manager, so submitting does not wait for it. One sends the tasks that were
-//! submitted since its last request, so requests grow with the load. The other keeps one request open, to which the
-//! manager responds as soon as tasks have ended. Further threads store long arguments ([`outbox`]). A thread that waits
-//! for a task sleeps until the task has ended. The client makes the task ids, so a request can be repeated when its
-//! response was lost.
+//! submitted since its last request, so requests grow with the load ([`outbox`]). The other keeps one request open, to
+//! which the manager responds as soon as tasks have ended ([`outcomes`]). Further threads store long arguments. A
+//! thread that waits for a task sleeps until the task has ended. The client makes the task ids, so a request can be
+//! repeated when its response was lost.
 
 mod outbox;
+mod outcomes;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,12 +17,12 @@ use dayfly_protocol::blob::Blob;
 use dayfly_protocol::error::{Code, Failure, Retry};
 use dayfly_protocol::functions::{FunctionRegistration, FunctionStatus};
 use dayfly_protocol::ids::{FunctionId, TaskId, time_first};
-use dayfly_protocol::tasks::{Cancellation, CancelledTasks, MAX_WAIT_MS, Outcomes, TaskOptions, TaskOutcome};
+use dayfly_protocol::tasks::{Cancellation, CancelledTasks, TaskOptions, TaskOutcome};
 
 use crate::Error;
 use crate::contents::Contents;
-use crate::embedded::getrandom_into;
 use crate::manager::ManagerClient;
+use crate::random::fill_random;
 use outbox::Outbox;
 
 /// How long an unreachable manager is retried before a submission or a registration fails.
@@ -32,9 +33,6 @@ const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 /// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(200);
-
-/// Most outcomes that are read one by one, because following a tag from its beginning may take long.
-const FEW: usize = 16;
 
 /// Tag and endpoint of submitted tasks.
 #[derive(Debug, Clone, Default)]
@@ -98,7 +96,7 @@ impl Tasks {
 
     pub(crate) fn open(manager: Arc<ManagerClient>, options: TasksOptions) -> Result<Self, Error> {
         let mut chance = [0; 16];
-        getrandom_into(&mut chance)?;
+        fill_random(&mut chance)?;
         let tag = options.tag.unwrap_or_else(|| hex::encode(chance));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
@@ -129,14 +127,14 @@ impl Tasks {
     }
 
     /// Registers a function with the manager. Idempotent: registering a function again returns the existing one.
-    /// Retries an unavailable manager for `limit`; see [`Tasks::passes`].
+    /// Retries an unavailable manager for `limit`; see [`Tasks::is_temporary`].
     pub fn register(&self, function: &FunctionRegistration, limit: Duration) -> Result<FunctionStatus, Error> {
         self.inner
-            .patiently(limit, || self.inner.manager.post_packed("/v1/functions", function))
+            .with_retries(limit, || self.inner.manager.post_packed("/v1/functions", function))
     }
 
     /// Whether the error is temporary, as while the manager restarts.
-    pub fn passes(error: &Error) -> bool {
+    pub fn is_temporary(error: &Error) -> bool {
         // A quota or a budget does not become free in a moment: tasks must end, or an administrator must raise it.
         error.retry() == Retry::Later && error.code() != Code::QuotaExceeded
     }
@@ -244,7 +242,7 @@ impl Tasks {
             Err(error) if error.retry() == Retry::Later => return false,
             Err(error) => {
                 let text = format!(
-                    "the task ended well, and its result cannot be read any more: {}",
+                    "the task succeeded, but its result can no longer be read: {}",
                     error.0.message
                 );
                 outcome.error = Some(Failure::new(error.code(), text));
@@ -352,7 +350,7 @@ impl Tasks {
         // The manager cannot cancel a task that it does not have.
         if !self.flush_while_accepted(patience) {
             let text = format!(
-                "the manager at {} accepted no task for {patience:?}, so that none was cancelled. Is it running? `dayfly status` tells",
+                "the manager at {} accepted no task for {patience:?}, so that none was cancelled. Is it running? Run `dayfly status`",
                 self.inner.manager.url()
             );
             return Err(Error::new(Code::Unreachable, text));
@@ -406,17 +404,6 @@ fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>, limit: Duration) 
 }
 
 impl Inner {
-    /// Stores outcomes and wakes the threads that wait for them.
-    fn end(&self, mut state: MutexGuard<'_, State>, outcomes: impl Iterator<Item = TaskOutcome>) {
-        state.end(outcomes);
-        let noticed = !state.notices.is_empty();
-        drop(state);
-        self.changed.notify_all();
-        if noticed {
-            self.noticed.notify_all();
-        }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -434,89 +421,13 @@ impl Inner {
     fn spawn(self: &Arc<Self>, name: &str, run: fn(&Self)) -> Result<(), Error> {
         let inner = Arc::clone(self);
         let started = std::thread::Builder::new().name(name.into()).spawn(move || run(&inner));
-        let impossible = |error| Error::new(Code::Internal, format!("no thread to talk to the manager: {error}"));
+        let impossible = |error| {
+            Error::new(
+                Code::Internal,
+                format!("no thread can be started for requests to the manager: {error}"),
+            )
+        };
         started.map(drop).map_err(impossible)
-    }
-
-    /// Reads outcomes that the following thread may have passed before they were wanted.
-    fn catch_up(&self, tasks: &[TaskId]) -> Result<(), Error> {
-        if tasks.len() <= FEW {
-            for task in tasks {
-                match self
-                    .manager
-                    .get_packed(&format!("/v1/tasks/{task}/outcome"), Duration::ZERO)
-                {
-                    Ok(outcome) => self.end(self.state(), std::iter::once(outcome)),
-                    Err(error) if error.code() == Code::TimedOut => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            return Ok(());
-        }
-        let mut after = 0;
-        loop {
-            let path = format!("/v1/outcomes?tag={}&after={after}", encoded(&self.tag));
-            let Outcomes { outcomes, next } = self.manager.get_packed(&path, Duration::ZERO)?;
-            if outcomes.is_empty() {
-                return Ok(());
-            }
-            after = next;
-            self.end(self.state(), outcomes.into_iter());
-        }
-    }
-
-    /// Reads outcomes while any task is waited for, until the session is closed.
-    fn follow(&self) {
-        let mut after = 0;
-        loop {
-            let mut state = self.state();
-            while state.waiting.is_empty() {
-                if state.closed {
-                    return;
-                }
-                state = wait(&self.submitted, state, RETRY);
-            }
-            if state.closed {
-                return;
-            }
-            drop(state);
-            let path = format!(
-                "/v1/outcomes?tag={}&after={after}&wait_ms={MAX_WAIT_MS}",
-                encoded(&self.tag)
-            );
-            let longer = Duration::from_millis(MAX_WAIT_MS);
-            match self.manager.get_packed::<Outcomes>(&path, longer) {
-                Ok(Outcomes { outcomes, next }) => {
-                    after = next;
-                    self.end(self.state(), outcomes.into_iter());
-                }
-                Err(_) => {
-                    // The manager may return; each waiting thread has its own limit, and the tasks are durable.
-                    let state = self.state();
-                    if state.closed {
-                        return;
-                    }
-                    drop(wait(&self.submitted, state, RETRY));
-                }
-            }
-        }
-    }
-}
-
-impl State {
-    fn end(&mut self, outcomes: impl Iterator<Item = TaskOutcome>) {
-        for outcome in outcomes {
-            // The outcome of another session with this tag, or a repeated one.
-            if !self.waiting.remove(&outcome.id) {
-                continue;
-            }
-            if self.watched.remove(&outcome.id) {
-                self.notices.push(outcome.id);
-            }
-            if !self.forgotten.remove(&outcome.id) {
-                self.ended.insert(outcome.id, outcome);
-            }
-        }
     }
 }
 
@@ -575,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelling_gives_up_on_a_silent_manager_soon() {
+    fn cancellation_at_silent_manager_fails_within_its_limits() {
         let (tasks, _silent) = tasks_of_a_silent_manager();
         let task = TaskId([1; 16]);
         let since = Instant::now();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dayfly_fabric::libfabric::Choice;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::Trust;
@@ -152,7 +152,7 @@ impl Invitation {
                 ^ self.fabric.as_ref().map_or(0, |fabric| digest(fabric.as_bytes()))
                 ^ if self.lazily { digest(b"lazily") } else { 0 },
             patience: Duration::from_secs(self.patience_s),
-            store: self.store.as_deref().map(Place::parse).transpose()?,
+            store: self.store.as_deref().map(StoreUrl::parse).transpose()?,
             channel: self.channel,
             lazily: self.lazily,
             ..JoinOptions::new(self.rendezvous.clone(), self.name.clone(), secret, self.size)

@@ -13,7 +13,7 @@ use dayfly_rendezvous::keys::{GroupKeys, new_identity, random, same_tag};
 use dayfly_rendezvous::messages::{
     Card, FromRank, Join, MAX_ADDRESSES, MAX_FROM_RANK, MAX_MISSING, Nat, Sealed, Seat, ToRank, VERSION,
 };
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::listeners::{Listeners, listen};
@@ -84,7 +84,7 @@ pub struct JoinOptions {
     /// different digests do not join.
     pub alike: u64,
     /// The store for pairs without another way; equal on all ranks.
-    pub store: Option<Place>,
+    pub store: Option<StoreUrl>,
     /// Channel between the ranks; equal on all ranks.
     pub channel: Channel,
     /// Whether two ranks connect when one first needs the other, instead of all at once; equal on all ranks. Ranks in a
@@ -384,7 +384,7 @@ fn enter(
             ..options.ways
         },
     };
-    let new = |place: &Place| Stored::new(place.clone(), &options.name, &run, seat.rank, seat.size, lost.clone());
+    let new = |place: &StoreUrl| Stored::new(place.clone(), &options.name, &run, seat.rank, seat.size, lost.clone());
     let stored = options.store.as_ref().map(new).map(Arc::new);
     Ok(Met {
         keys,

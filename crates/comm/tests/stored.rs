@@ -15,13 +15,13 @@ use dayfly_comm::road::Via;
 use dayfly_comm::{Channel, Communicator, Datatype, JoinOptions, Joined, Operation, Options, World};
 use dayfly_protocol::error::Code;
 use dayfly_rendezvous::server::Server;
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 use here::{join_all, options, server, wait_for_ranks, world};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tempfile::{TempDir, tempdir};
 
-fn place(directory: &Path) -> Place {
-    Place::parse(&format!("file://{}", directory.display())).unwrap()
+fn place(directory: &Path) -> StoreUrl {
+    StoreUrl::parse(&format!("file://{}", directory.display())).unwrap()
 }
 
 fn stored(server: &Server, name: &str, size: u32, directory: &Path) -> JoinOptions {

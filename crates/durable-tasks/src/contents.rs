@@ -13,7 +13,7 @@ use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, ContentUsage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{ContentHash, TenantId};
-use dayfly_storage::{Objects, Place, Reading, Writing};
+use dayfly_storage::{ObjectBytes, ObjectWriter, Objects, StoreUrl};
 use dayfly_store::system::{cautious_ms, now_ms};
 use dayfly_store::tasks::TaskStore;
 use futures_util::{Stream, StreamExt, TryStreamExt};
@@ -33,11 +33,11 @@ const CONCURRENT_DELETIONS: usize = 8;
 /// Bytes that are copied at once. A content that is kept in memory is copied whole.
 const PIECE_BYTES: usize = MAX_RECENT_EACH;
 
-/// Place, quota and retention of contents.
+/// Location, quota and retention of contents.
 #[derive(Debug, Clone)]
 pub struct ContentOptions {
     /// The directory or bucket.
-    pub place: Place,
+    pub place: StoreUrl,
     /// Quota of each tenant in bytes.
     pub most_bytes: u64,
     /// Retention of results after the ends of their tasks.
@@ -319,7 +319,7 @@ impl Contents {
     ///
     /// # Errors
     /// `NotFound`, and those of the stores.
-    pub async fn read(&self, tenant: TenantId, hash: ContentHash) -> Result<(u64, Reading), Failure> {
+    pub async fn read(&self, tenant: TenantId, hash: ContentHash) -> Result<(u64, ObjectBytes), Failure> {
         let recent = self.recent().contents.get(&(tenant, hash)).cloned();
         if let Some(bytes) = recent {
             return Ok((bytes.len() as u64, futures_util::stream::iter([Ok(bytes)]).boxed()));
@@ -387,7 +387,7 @@ async fn receive<E: std::fmt::Display>(
     bytes: &mut (impl Stream<Item = Result<Bytes, E>> + Unpin),
     hash: ContentHash,
     reserved: &mut Reserved<'_>,
-    writing: &mut Writing,
+    writing: &mut ObjectWriter,
 ) -> Result<(), Failure> {
     let mut hasher = blake3::Hasher::new();
     while let Some(piece) = bytes.next().await {
@@ -459,7 +459,7 @@ mod tests {
 
     fn contents(most_bytes: u64) -> (tempfile::TempDir, Contents) {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::parse(&format!("file://{}", directory.path().display())).unwrap();
+        let place = StoreUrl::parse(&format!("file://{}", directory.path().display())).unwrap();
         let store = Arc::new(SqliteTasks::open(None, None, false).unwrap());
         let options = ContentOptions {
             place,

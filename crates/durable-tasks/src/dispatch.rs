@@ -10,7 +10,7 @@ use dayfly_protocol::dispatch::{Program, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TaskId, TenantId};
 use dayfly_store::system::since_boot_ms;
-use dayfly_store::tasks::{FunctionRecord, Given, Tries};
+use dayfly_store::tasks::{FunctionRecord, TaskInputs, Tries};
 use tokio::sync::Notify;
 
 use crate::dependencies::deleted_result;
@@ -113,7 +113,7 @@ impl Tasks {
     }
 
     /// Records the attempts, and reads functions and inputs.
-    async fn prepare(&self, batch: &Batch) -> Result<(Vec<Program>, Vec<Given>), Failure> {
+    async fn prepare(&self, batch: &Batch) -> Result<(Vec<Program>, Vec<TaskInputs>), Failure> {
         let mut programs = Vec::with_capacity(batch.functions.len());
         for function in &batch.functions {
             programs.push(Program {
@@ -144,7 +144,7 @@ impl Tasks {
     }
 
     /// Stores the longer parts of inputs that are too long for one message. Returns inputs with references to them.
-    async fn store_parts(&self, task: TaskId, given: Given) -> Result<Given, Failure> {
+    async fn store_parts(&self, task: TaskId, given: TaskInputs) -> Result<TaskInputs, Failure> {
         let tenant = self.state().tasks.get(task).map(|live| live.tenant());
         let Some(tenant) = tenant else { return Ok(given) };
         let store = async |part: Payload| match part {
@@ -166,7 +166,7 @@ impl Tasks {
         };
         let stored = stored.await;
         match stored {
-            Ok(arguments) => Ok(Given {
+            Ok(arguments) => Ok(TaskInputs {
                 arguments,
                 answers: results,
                 ..given
@@ -176,20 +176,20 @@ impl Tasks {
                 if let Some(live) = self.state().tasks.get_mut(task) {
                     live.fail(failure);
                 }
-                Ok(Given::default())
+                Ok(TaskInputs::default())
             }
             Err(failure) => Err(failure),
         }
     }
 
-    fn hand_over(&self, id: EndpointId, batch: &Batch, programs: Vec<Program>, read: Vec<Given>) {
+    fn hand_over(&self, id: EndpointId, batch: &Batch, programs: Vec<Program>, read: Vec<TaskInputs>) {
         let mut state = self.state();
         let endpoint = state.endpoints.get(id);
         if !endpoint.is_some_and(|endpoint| endpoint.is_current(batch.connection)) {
             return state.put_batch_back(id, &batch.tasks);
         }
         let wanted = batch.writes.iter().filter(|(_, _, is_read)| *is_read);
-        for ((task, _, _), Given { arguments, answers, .. }) in wanted.zip(read) {
+        for ((task, _, _), TaskInputs { arguments, answers, .. }) in wanted.zip(read) {
             let count = answers.len();
             let results: Vec<_> = answers.into_iter().flatten().collect();
             if let Some(live) = state.tasks.get_mut(*task).filter(|_| results.len() < count) {

@@ -11,7 +11,7 @@ use dayfly_protocol::blob::Blob;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{FunctionId, TaskId, TenantId};
 use dayfly_store::system::{cautious_ms, now_ms};
-use dayfly_store::tasks::{FunctionRecord, Passed};
+use dayfly_store::tasks::{ExpiryStep, FunctionRecord};
 
 use crate::Tasks;
 use crate::code_cache::CodeCache;
@@ -147,7 +147,7 @@ impl TaskScan {
 
     /// Adds some of the tasks. Returns where to continue. After the last ones, returns the whole pass and begins
     /// another.
-    pub fn add(&mut self, passed: Passed, now_ms: u64) -> (Option<TaskId>, Option<Self>) {
+    pub fn add(&mut self, passed: ExpiryStep, now_ms: u64) -> (Option<TaskId>, Option<Self>) {
         self.named.extend(passed.functions);
         let whole = match passed.next {
             Some(_) => None,
@@ -316,14 +316,14 @@ mod tests {
         let id = |id: u8| FunctionId([id; 16]);
         state.functions.note_use(id(5), now_ms - DAY_MS);
         let mut scan = TaskScan::new(now_ms - 1);
-        let first = Passed {
+        let first = ExpiryStep {
             next: Some(TaskId([1; 16])),
             functions: vec![id(4)],
-            ..Passed::default()
+            ..ExpiryStep::default()
         };
         let (next, whole) = scan.add(first, now_ms);
         assert!(next.is_some() && whole.is_none());
-        let (_, whole) = scan.add(Passed::default(), now_ms);
+        let (_, whole) = scan.add(ExpiryStep::default(), now_ms);
         let whole = whole.expect("all of it");
         assert_eq!(state.unused_functions(&whole, now_ms), [id(1)]);
         assert!(scan.named.is_empty() && scan.begun_at_ms == now_ms);

@@ -86,8 +86,8 @@ pub(super) async fn run(tasks: Weak<Tasks>) {
                 let from = delete_from.unwrap_or(TaskId([0; 16]));
                 // If the store cannot write, the next round tries again.
                 delete_from = Some(from);
-                if let Ok(passed) = tasks.store.forget(before, from).wait().await {
-                    let printed = passed.printed.iter().map(|(tenant, bytes)| (*tenant, -(*bytes as i64)));
+                if let Ok(passed) = tasks.store.delete_expired(before, from).wait().await {
+                    let printed = passed.output_bytes.iter().map(|(tenant, bytes)| (*tenant, -(*bytes as i64)));
                     tasks.contents.count(printed);
                     let whole;
                     (delete_from, whole) = scan.add(passed, now_ms());
@@ -95,8 +95,8 @@ pub(super) async fn run(tasks: Weak<Tasks>) {
                         tasks.remove_unused_functions(whole).await;
                     }
                 }
-                let _ = tasks.store.forget_flows(before).wait().await;
-                let _ = tasks.store.forget_usage(usage::first_kept_day(today_ms)).wait().await;
+                let _ = tasks.store.delete_flows(before).wait().await;
+                let _ = tasks.store.delete_usage(usage::first_kept_day(today_ms)).wait().await;
             }
         }
     }

@@ -12,9 +12,9 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TaskId, TenantId};
 use dayfly_protocol::tasks::{TaskCounts, TaskOutcome, TaskTimes};
 use dayfly_scheduling::MAX_FAULTS;
-use dayfly_store::accounts::{Usage, UsageKey};
 use dayfly_store::system::{now_ms, since_boot_ms};
 use dayfly_store::tasks::EndedTask;
+use dayfly_store::teams::{Usage, UsageKey};
 use dayfly_store::{Pending, StoreError};
 use tokio::sync::mpsc;
 

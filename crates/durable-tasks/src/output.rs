@@ -16,7 +16,7 @@ use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::tasks::{OutputPiece, TaskOutputPage, TaskStatus};
 use dayfly_store::StoreError;
 use dayfly_store::system::now_ms;
-use dayfly_store::tasks::KeptOutput;
+use dayfly_store::tasks::StoredOutput;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -248,7 +248,7 @@ impl State {
     }
 
     /// Takes some of the unwritten output that is complete in memory. Drops what was evicted meanwhile.
-    fn take_unwritten(&mut self) -> Vec<KeptOutput> {
+    fn take_unwritten(&mut self) -> Vec<StoredOutput> {
         let endpoints = &self.endpoints;
         let is_known = |(endpoint, task): &(EndpointId, TaskId)| {
             let endpoint = endpoints.get(*endpoint);
@@ -264,7 +264,7 @@ impl State {
             self.output.unwritten.remove(&(endpoint, task));
             let output = self.endpoints.get(endpoint)?.outputs().known.get(&task)?;
             let (first, pieces) = output.read(0);
-            Some(KeptOutput {
+            Some(StoredOutput {
                 task,
                 endpoint,
                 first,
@@ -327,13 +327,13 @@ impl Tasks {
 
     /// Reads output from the store.
     async fn stored_output(&self, task: TaskId, from: u64) -> Result<Option<(u64, Vec<OutputPiece>)>, Failure> {
-        let stored = self.store.printed(task).wait().await?;
+        let stored = self.store.output(task).wait().await?;
         Ok(stored.map(|(first, pieces)| Output::of(first, pieces).read(from)))
     }
 
     /// Puts the output in the store before that in memory.
     async fn join_output(&self, endpoint: EndpointId, task: TaskId) -> Result<(), StoreError> {
-        let stored = self.store.printed(task).wait().await?;
+        let stored = self.store.output(task).wait().await?;
         if let Some(endpoint) = self.state().endpoints.get_mut(endpoint) {
             endpoint.outputs_mut().join(task, stored);
         }
@@ -353,7 +353,7 @@ impl Tasks {
                 return Ok(());
             }
             let again: Vec<_> = some.iter().map(|one| (one.endpoint, one.task)).collect();
-            let written = self.store.keep_printed(some, self.contents.full()).wait().await;
+            let written = self.store.keep_output(some, self.contents.full()).wait().await;
             let mut state = self.state();
             state.output.writing.clear();
             match written {

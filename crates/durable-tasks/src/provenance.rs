@@ -10,7 +10,7 @@ use dayfly_protocol::contents::Payload;
 use dayfly_protocol::encoding::RESULT_PRODUCERS;
 use dayfly_protocol::ids::{EndpointId, TenantId};
 use dayfly_protocol::tasks::{ResultOrigin, TaskOutcome};
-use dayfly_store::tasks::{FunctionRecord, Given};
+use dayfly_store::tasks::{FunctionRecord, TaskInputs};
 use sha2::{Digest, Sha256};
 
 use crate::endpoints::NOBODY;
@@ -58,7 +58,7 @@ impl Tasks {
     }
 
     /// Appends the foreign makers of the results that a task is given, if there are any.
-    pub(super) fn add_makers(&self, given: &mut Given) {
+    pub(super) fn add_makers(&self, given: &mut TaskInputs) {
         if given.answers.is_empty() {
             return;
         }

@@ -10,7 +10,7 @@ use dayfly_protocol::id_pattern::{IdPattern, MAX_CANDIDATES};
 use dayfly_protocol::ids::{EndpointId, TaskId, TenantId};
 use dayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus};
 use dayfly_store::system::since_boot_ms;
-use dayfly_store::tasks::{LOOK, Like, TaskQuery, TaskRecord};
+use dayfly_store::tasks::{IdQuery, LIST_STEP, TaskQuery, TaskRecord};
 
 use crate::function_names::name_of;
 use crate::live_tasks::{LiveTask, Stage};
@@ -18,7 +18,7 @@ use crate::state::State;
 use crate::{Tasks, Tenants};
 
 /// Number of stored tasks that are searched for the end of an id, the latest first. The store has no index of ends.
-const MAX_SEARCHED: u32 = 20 * LOOK;
+const MAX_SEARCHED: u32 = 20 * LIST_STEP;
 
 impl Tasks {
     /// The owner and the status of a task.
@@ -62,16 +62,16 @@ impl Tasks {
         let (low, high) = given.range();
         // Beginnings first, then ends.
         for (is_beginning, from, before) in [(true, low, high), (false, [0; 16], [0xff; 16])] {
-            let mut like = Like {
+            let mut like = IdQuery {
                 tenant,
                 digits: given.digits().into(),
                 from: TaskId(from),
                 before: TaskId(before),
             };
             let mut next = None;
-            for _ in 0..MAX_SEARCHED / LOOK {
+            for _ in 0..MAX_SEARCHED / LIST_STEP {
                 let more;
-                (more, next) = self.store.like(like.clone()).wait().await?;
+                (more, next) = self.store.find_ids(like.clone()).wait().await?;
                 found.extend(more);
                 match next.filter(|_| found.len() <= MAX_CANDIDATES) {
                     Some(next) => like.before = next,

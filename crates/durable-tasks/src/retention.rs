@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{TaskId, TenantId};
 use dayfly_protocol::tasks::{DeletedTasks, TaskDeletion};
-use dayfly_store::tasks::Gone;
+use dayfly_store::tasks::DeletedTask;
 
 use crate::Tasks;
 use crate::detached::run_detached;
@@ -90,10 +90,10 @@ impl Tasks {
         }
         let gone = self
             .store
-            .forget_these(tenant, going, needed.up_to, needed.tags.clone());
+            .delete_tasks(tenant, going, needed.up_to, needed.tags.clone());
         let gone = gone.wait().await?;
         done.forgotten += gone.len() as u64;
-        let printed: u64 = gone.iter().map(|gone| gone.printed_bytes).sum();
+        let printed: u64 = gone.iter().map(|gone| gone.output_bytes).sum();
         self.contents.count([(tenant, -(printed as i64))]);
         self.state().remove_deleted(tenant, gone);
         Ok(())
@@ -118,9 +118,9 @@ impl State {
     }
 
     /// Removes what memory has of tasks that the store has deleted.
-    fn remove_deleted(&mut self, tenant: TenantId, gone: Vec<Gone>) {
+    fn remove_deleted(&mut self, tenant: TenantId, gone: Vec<DeletedTask>) {
         let mut by_tag: HashMap<String, HashSet<TaskId>> = HashMap::new();
-        for Gone { id, tag, memo, .. } in gone {
+        for DeletedTask { id, tag, memo, .. } in gone {
             if let Some(key) = memo {
                 // The content of its result may be deleted too.
                 self.memo.remove(Key(key));

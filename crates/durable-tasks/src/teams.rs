@@ -8,7 +8,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TenantId;
 use dayfly_protocol::sharing::{MAX_MEMBERS, MAX_TEAMS, TEAM, Team, TeamSpec};
 use dayfly_protocol::tasks::MAX_NAME_BYTES;
-use dayfly_store::accounts::TeamRecord;
+use dayfly_store::teams::TeamRecord;
 
 use crate::Tasks;
 use crate::detached::run_detached;

@@ -14,7 +14,7 @@ use dayfly_protocol::tasks::{
     AcceptedTasks, Cancellation, CancelledTasks, DeletedTasks, TaskDeletion, TaskInput, TaskOptions, TaskOutcome,
     TaskState, TaskSubmission,
 };
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 use dayfly_store::SqliteTasks;
 use dayfly_store::tasks::FunctionRecord;
 
@@ -62,7 +62,7 @@ impl Site {
             }
         };
         let contents = ContentOptions {
-            place: Place::parse(&format!("file://{}", directory.display())).unwrap(),
+            place: StoreUrl::parse(&format!("file://{}", directory.display())).unwrap(),
             most_bytes: 1 << 30,
             retention: Duration::from_secs(7 * 24 * 3600),
         };

@@ -11,8 +11,8 @@ use dayfly_protocol::functions::Resources;
 use dayfly_protocol::ids::{EndpointId, TenantId};
 use dayfly_protocol::tasks::UsageLine;
 use dayfly_protocol::tenancy::Prices;
-use dayfly_store::accounts::{Usage, UsageKey};
 use dayfly_store::tasks::EndpointRecord;
+use dayfly_store::teams::{Usage, UsageKey};
 
 use crate::endpoints::LOCAL;
 use crate::state::State;

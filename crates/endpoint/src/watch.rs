@@ -209,7 +209,7 @@ mod tests {
     use std::path::Path;
 
     use dayfly_protocol::triggers::ObservedFile;
-    use dayfly_storage::{Objects, Place};
+    use dayfly_storage::{Objects, StoreUrl};
 
     use super::*;
 
@@ -403,7 +403,7 @@ mod tests {
         let source = watched.source.as_mut().unwrap();
         watched.of_bucket = true;
         source.root = "s3://bucket/in".into();
-        source.objects = Some(Objects::open(&Place::of_directory(directory.path()).unwrap()).unwrap());
+        source.objects = Some(Objects::open(&StoreUrl::of_directory(directory.path()).unwrap()).unwrap());
         let said = messages(&mut watched);
         let [
             FromDispatcher::Watching { trouble: None, .. },

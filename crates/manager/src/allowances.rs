@@ -19,7 +19,7 @@ use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, TenantId};
 use dayfly_protocol::node_api::DirectStart;
 use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::system::{now_ms, random};
-use dayfly_store::{Change, LeaseRecord, Note, StoreError};
+use dayfly_store::{Change, LeaseRecord, OwnedChange, StoreError};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cluster::{Account as TenantAccount, Cluster, millis};
@@ -370,7 +370,7 @@ impl Control {
             let cluster = self.cluster();
             record.bearer = cluster.current(record.bearer);
             let (epoch, change) = (cluster.epoch(node), Change::Offered(Box::new(record)));
-            self.journal.ask(Note { node, epoch, change })
+            self.journal.ask(OwnedChange { node, epoch, change })
         };
         match written.await {
             Ok(()) => self.cluster().tell_node(&node, ManagerMessage::Adopted { lease }),

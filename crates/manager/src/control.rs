@@ -12,7 +12,7 @@ use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_protocol::tenancy::{Role, TenantSpec};
 use dayfly_store::system::{now_ms, random};
-use dayfly_store::{As, Bearer, Change, LeaseRecord, News, Note, Store, hash};
+use dayfly_store::{Bearer, BearerKind, Change, LeaseRecord, OwnedChange, PeerUpdate, Store, hash};
 use dayfly_telemetry as telemetry;
 use tokio::sync::{Notify, broadcast, oneshot, watch};
 use tokio::time;
@@ -146,7 +146,7 @@ impl Control {
     /// A token with which a dispatcher beside the nodes leases on a tenant's behalf; known until this manager ends.
     pub async fn token_for_dispatcher(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
         self.know(tenant, name).await?;
-        let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, A_YEAR);
+        let (token, bearer) = fresh_bearer(BearerKind::Client(Role::User), tenant, None, A_YEAR);
         self.keep_bearer(bearer);
         Ok(token)
     }
@@ -168,7 +168,7 @@ impl Control {
     /// A token with which a tenant of another manager leases here itself; known until this manager ends.
     pub async fn token_for_guest(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
         self.know(tenant, name).await?;
-        let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, HALF_A_DAY);
+        let (token, bearer) = fresh_bearer(BearerKind::Client(Role::User), tenant, None, HALF_A_DAY);
         let now_ms = now_ms();
         self.cluster()
             .bearers
@@ -197,7 +197,7 @@ impl Control {
             _ => None,
         };
         if self.peers.are_possible() {
-            self.store.tell(vec![News::Event(event.clone(), tenant)]);
+            self.store.publish(vec![PeerUpdate::Event(event.clone(), tenant)]);
         }
         // Nobody may be watching.
         let _ = self.events.send(SiteEvent { event, tenant });
@@ -327,7 +327,7 @@ impl Control {
     /// Writes down a change of a lease on this node.
     pub fn note(&self, node: NodeId, change: Change) {
         let epoch = self.cluster().epoch(node);
-        self.journal.note(Note { node, epoch, change });
+        self.journal.note(OwnedChange { node, epoch, change });
     }
 
     /// The keys with which the managers over this store sign.
@@ -492,12 +492,12 @@ pub async fn keep_time(control: Arc<Control>) {
 }
 
 /// A new random token and the record of its hash.
-pub fn fresh_bearer(speaks: As, tenant: TenantId, node: Option<NodeId>, valid_for: Duration) -> (String, Bearer) {
+pub fn fresh_bearer(kind: BearerKind, tenant: TenantId, node: Option<NodeId>, valid_for: Duration) -> (String, Bearer) {
     let token = hex::encode(random::<32>());
     let expires_at_ms = now_ms().saturating_add(millis(valid_for));
     let bearer = Bearer {
         hash: hash(&token),
-        speaks,
+        kind,
         tenant,
         name: String::new(),
         read_only: false,

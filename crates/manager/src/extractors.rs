@@ -15,7 +15,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, NodeId, TenantId};
 use dayfly_protocol::tasks;
 use dayfly_protocol::tenancy::Role;
-use dayfly_store::{As, Bearer};
+use dayfly_store::{Bearer, BearerKind};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -140,9 +140,9 @@ impl FromRequestParts<Api> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
         let bearer = bearer(parts, control)?;
-        match bearer.speaks {
-            As::Client(role) => Ok(Self { bearer, role }),
-            As::Join | As::Node | As::Endpoint => Err(refuse(
+        match bearer.kind {
+            BearerKind::Client(role) => Ok(Self { bearer, role }),
+            BearerKind::Join | BearerKind::Node | BearerKind::Endpoint => Err(refuse(
                 Code::Unauthorized,
                 "this token is a node's or an endpoint's; use the one in connection.json",
             )),
@@ -155,7 +155,7 @@ impl FromRequestParts<Api> for NodeBearer {
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
         let bearer = bearer(parts, control)?;
-        if !matches!(bearer.speaks, As::Join | As::Node) {
+        if !matches!(bearer.kind, BearerKind::Join | BearerKind::Node) {
             return Err(refuse(
                 Code::Unauthorized,
                 "a node joins with a join token, not with a client's or an endpoint's",
@@ -178,7 +178,7 @@ impl FromRequestParts<Api> for EndpointBearer {
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
         let bearer = bearer(parts, control)?;
-        let named = (bearer.speaks == As::Endpoint).then(|| bearer.name.parse().ok());
+        let named = (bearer.kind == BearerKind::Endpoint).then(|| bearer.name.parse().ok());
         let hash = bearer.hash;
         named.flatten().map(|endpoint| Self { endpoint, hash }).ok_or_else(|| {
             refuse(

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
-use dayfly_store::{Note, Noted, Notes, StoreError};
+use dayfly_store::{ChangeResult, LeaseWriter, OwnedChange, StoreError};
 
 /// Between two attempts on a store that cannot write.
 const RETRY: Duration = Duration::from_millis(500);
@@ -19,7 +19,7 @@ const GROUP: usize = 256;
 
 struct Entry {
     /// None to only wait for what came before.
-    note: Option<Note>,
+    note: Option<OwnedChange>,
     /// Who waits for it, and takes it back when it fails.
     reply: Option<oneshot::Sender<Result<(), StoreError>>>,
 }
@@ -33,7 +33,7 @@ pub struct Journal {
 
 impl Journal {
     /// Starts the task that writes; it ends when the last handle is gone and all that waited is written or refused.
-    pub fn start(store: Arc<dyn Notes>) -> Self {
+    pub fn start(store: Arc<dyn LeaseWriter>) -> Self {
         let (entries, queue) = mpsc::unbounded_channel();
         let trouble = Arc::default();
         tokio::spawn(write(store, queue, Arc::clone(&trouble)));
@@ -46,7 +46,7 @@ impl Journal {
     }
 
     /// Is in the queue when this returns; the future waits for the write.
-    fn send(&self, note: Option<Note>) -> impl Future<Output = Result<(), StoreError>> + use<> {
+    fn send(&self, note: Option<OwnedChange>) -> impl Future<Output = Result<(), StoreError>> + use<> {
         let (reply, answer) = oneshot::channel();
         // The task only ends after the last sender, so that this cannot fail while anybody can call it.
         let _ = self.entries.send(Entry {
@@ -65,7 +65,7 @@ impl Journal {
     }
 
     /// Writes a change that has happened, whatever the store says now.
-    pub fn note(&self, note: Note) {
+    pub fn note(&self, note: OwnedChange) {
         let _ = self.entries.send(Entry {
             note: Some(note),
             reply: None,
@@ -73,24 +73,24 @@ impl Journal {
     }
 
     /// Writes changes that have happened, whatever the store says now.
-    pub fn note_all(&self, notes: Vec<Note>) {
+    pub fn note_all(&self, notes: Vec<OwnedChange>) {
         notes.into_iter().for_each(|note| self.note(note));
     }
 
     /// Writes a change that is to happen only if it is written. It has its place in the order when this returns, so that a caller
     /// that holds the cluster has it in the order in which the cluster changes.
-    pub fn ask(&self, note: Note) -> impl Future<Output = Result<(), StoreError>> + use<> {
+    pub fn ask(&self, note: OwnedChange) -> impl Future<Output = Result<(), StoreError>> + use<> {
         self.send(Some(note)).instrument(dayfly_telemetry::span!("write"))
     }
 }
 
 async fn write(
-    store: Arc<dyn Notes>,
+    store: Arc<dyn LeaseWriter>,
     mut queue: mpsc::UnboundedReceiver<Entry>,
     trouble: Arc<Mutex<Option<StoreError>>>,
 ) {
     let say = |what: Option<StoreError>| *trouble.lock().unwrap_or_else(PoisonError::into_inner) = what;
-    let mut backlog: VecDeque<Note> = VecDeque::new();
+    let mut backlog: VecDeque<OwnedChange> = VecDeque::new();
     let mut group = Vec::with_capacity(GROUP);
     let mut open = true;
     while open || !backlog.is_empty() {
@@ -98,7 +98,10 @@ async fn write(
             open = queue.recv_many(&mut group, GROUP).await > 0;
         } else {
             // While the store cannot write, only its own next attempt or the end of the queue is worth waiting for.
-            let retry = store.note(backlog.iter().take(GROUP).cloned().collect()).wait().await;
+            let retry = store
+                .change_leases(backlog.iter().take(GROUP).cloned().collect())
+                .wait()
+                .await;
             match retry {
                 Ok(_) => {
                     backlog.drain(..backlog.len().min(GROUP));
@@ -121,7 +124,7 @@ async fn write(
         }
         let written = if backlog.is_empty() {
             let notes = group.iter().filter_map(|entry| entry.note.clone()).collect();
-            store.note(notes).wait().await
+            store.change_leases(notes).wait().await
         } else {
             trouble
                 .lock()
@@ -138,9 +141,9 @@ async fn write(
             let noted = note.as_ref().and_then(|_| noted.next());
             match (reply, &failed) {
                 (Some(reply), None) => drop(reply.send(match noted {
-                    None | Some(Noted::Kept) => Ok(()),
-                    Some(Noted::Stale) => Err(StoreError::Stale),
-                    Some(Noted::Over(quota)) => Err(quota.into()),
+                    None | Some(ChangeResult::Kept) => Ok(()),
+                    Some(ChangeResult::Stale) => Err(StoreError::Stale),
+                    Some(ChangeResult::OverQuota(quota)) => Err(quota.into()),
                 })),
                 (Some(reply), Some(error)) => drop(reply.send(Err(error.clone()))),
                 // One that is stale is the new owner's business.
@@ -185,22 +188,22 @@ mod tests {
     #[derive(Default)]
     struct FakeDisk {
         roomy: AtomicBool,
-        written: Mutex<Vec<Note>>,
+        written: Mutex<Vec<OwnedChange>>,
     }
 
-    impl Notes for FakeDisk {
-        fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>> {
+    impl LeaseWriter for FakeDisk {
+        fn change_leases(&self, notes: Vec<OwnedChange>) -> Pending<Vec<ChangeResult>> {
             if !self.roomy.load(Ordering::SeqCst) {
                 return Pending::ready(Err(StoreError::Full));
             }
-            let all = vec![Noted::Kept; notes.len()];
+            let all = vec![ChangeResult::Kept; notes.len()];
             self.written.lock().unwrap().extend(notes);
             Pending::ready(Ok(all))
         }
     }
 
-    fn ended(n: u8) -> Note {
-        Note {
+    fn ended(n: u8) -> OwnedChange {
+        OwnedChange {
             node: NodeId([1; 16]),
             epoch: 1,
             change: Change::Ended {
@@ -214,7 +217,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_has_happened_waits_for_room_and_what_is_asked_is_refused_at_once() {
         let disk = Arc::new(FakeDisk::default());
-        let journal = Journal::start(Arc::clone(&disk) as Arc<dyn Notes>);
+        let journal = Journal::start(Arc::clone(&disk) as Arc<dyn LeaseWriter>);
         journal.note(ended(1));
         assert_eq!(journal.ask(ended(2)).await, Err(StoreError::Full));
         journal.note(ended(3));

@@ -17,7 +17,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId, time_first};
 use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::system::{now_ms, random};
-use dayfly_store::{Change, LeaseRecord, Note};
+use dayfly_store::{Change, LeaseRecord, OwnedChange};
 use dayfly_telemetry::traceparent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -273,7 +273,7 @@ impl Control {
             let cluster = self.cluster();
             record.bearer = cluster.current(record.bearer);
             let (epoch, change) = (cluster.epoch(node), Change::Offered(Box::new(record.clone())));
-            self.journal.ask(Note { node, epoch, change })
+            self.journal.ask(OwnedChange { node, epoch, change })
         };
         let (answer, written) = tokio::join!(self.ask(node, Some(record), offer), written);
         if let Err(failure) = answer {
@@ -430,7 +430,7 @@ impl Control {
             record.expires_at_ms = expires_at_ms;
             record.bearer = bearer;
             let record = record.clone();
-            // It has happened on the node, which alone counts: a store that cannot write now hears of it later. Noted in the order
+            // It has happened on the node, which alone counts: a store that cannot write now hears of it later. ChangeResult in the order
             // in which the cluster changes.
             self.journal.note_all(cluster.renewal(lease).into_iter().collect());
             record

@@ -3,7 +3,7 @@
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tenancy::{AuditEntry, NewToken};
 use dayfly_store::system::{now_ms, random};
-use dayfly_store::{As, Bearer, Leases, hash};
+use dayfly_store::{Bearer, BearerKind, RevokedLeases, hash};
 
 use crate::control::{Control, fresh_bearer};
 use crate::oidc::{Person, Provider};
@@ -50,7 +50,7 @@ impl Control {
             readable(&person.name),
             hex::encode(random::<4>())
         );
-        let (token, bearer) = fresh_bearer(As::Client(person.rule.role), tenant, None, provider.valid_for());
+        let (token, bearer) = fresh_bearer(BearerKind::Client(person.rule.role), tenant, None, provider.valid_for());
         let bearer = Bearer { name, ..bearer };
         let entry = AuditEntry {
             number: 0,
@@ -64,7 +64,7 @@ impl Control {
         self.store.audit(entry).wait().await?;
         for old in self.surplus_logins(&bearer, &mark) {
             // Nobody asked for its leases to end: they last as long as that login would have.
-            self.store.revoke(old, Leases::Keep).wait().await?;
+            self.store.revoke(old, RevokedLeases::Keep).wait().await?;
             self.rebind(old, None);
             self.cluster().bearers.remove(&old);
         }

@@ -14,12 +14,12 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
 use dayfly_protocol::tenancy::{Role, TenantSpec};
 use dayfly_rendezvous::server::{Bound, ServeOptions};
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::tasks::TaskStore;
 use dayfly_store::{
-    As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, SharedTasks, Snapshot, SqliteStore,
-    SqliteTasks, Store, hash,
+    Bearer, BearerKind, LOAD_DEADLINE, LeaseWriter, MemoryStore, PeerUpdate, PostgresStore, SharedTasks, Snapshot,
+    SqliteStore, SqliteTasks, Store, hash,
 };
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
@@ -154,9 +154,9 @@ impl Manager {
         for node in &mut snapshot.nodes {
             node.manager = node.manager.filter(|manager| *manager != me);
         }
-        let news = store.news();
+        let news = store.peer_updates();
         let cluster = Cluster::remembered(snapshot, Instant::now());
-        let journal = Journal::start(Arc::clone(&store) as Arc<dyn Notes>);
+        let journal = Journal::start(Arc::clone(&store) as Arc<dyn LeaseWriter>);
         let Identity { signing, ca_pem, tls } = identity;
         let control = Arc::new(Control::new(
             options,
@@ -192,7 +192,7 @@ impl Manager {
         // Nodes are told of all managers' keys when they register.
         let shared = control.say_present().await?;
         if shared {
-            control.store.tell(vec![News::Manager]);
+            control.store.publish(vec![PeerUpdate::Manager]);
             tokio::spawn(peers::keep_present(Arc::clone(&control), for_clients));
         }
         tokio::spawn(task_owner::keep_charging(Arc::clone(&control)));
@@ -243,7 +243,7 @@ fn content_options(options: &Options) -> Result<ContentOptions, Failure> {
                     let text = format!("{} cannot be made: {error}; check the disk", directory.display());
                     Failure::new(Code::StoreFailed, text)
                 })
-                .and_then(|directory| Place::of_directory(&directory))?
+                .and_then(|directory| StoreUrl::of_directory(&directory))?
         }
     };
     Ok(ContentOptions {
@@ -282,7 +282,7 @@ async fn own_token(
                 .or(named.map(|tenant| tenant.id))
                 .unwrap_or_else(|| TenantId(random()));
             let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
-            let (token, bearer) = fresh_bearer(As::Client(Role::Administrator), tenant, None, a_century);
+            let (token, bearer) = fresh_bearer(BearerKind::Client(Role::Administrator), tenant, None, a_century);
             let bearer = Bearer {
                 name: name.into(),
                 ..bearer
@@ -348,7 +348,7 @@ impl Control {
     /// A token with which one node may join.
     pub(crate) async fn join_token(&self, valid_for: Duration, owner: Option<TenantId>) -> Result<JoinToken, Failure> {
         // The manager keeps nothing of the owner: the node does, which decides what its owner's leases may have.
-        let (token, bearer) = fresh_bearer(As::Join, TenantId([0; 16]), None, valid_for);
+        let (token, bearer) = fresh_bearer(BearerKind::Join, TenantId([0; 16]), None, valid_for);
         self.store.keep(bearer.clone()).wait().await?;
         self.keep_bearer(bearer.clone());
         Ok(JoinToken {

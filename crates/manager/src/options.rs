@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dayfly_protocol::api::Sandbox;
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 
 use crate::oidc;
 
@@ -43,7 +43,7 @@ pub struct Options {
     /// Start although the store lacks what it had before.
     pub accept_loss: bool,
     /// Where long arguments and answers of tasks are kept; none for `contents` in the state directory.
-    pub contents: Option<Place>,
+    pub contents: Option<StoreUrl>,
     /// How many bytes of them each tenant may have.
     pub most_content_bytes: u64,
     /// How long tasks and their outcomes are kept after their end.

@@ -9,7 +9,7 @@ use dayfly_protocol::api::{Capacity, Connection, ManagerAddress, ManagerState, M
 use dayfly_protocol::ids::{NodeId, PublicKey};
 use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::system::now_ms;
-use dayfly_store::{Adopted, News, NodeRecord, Peer, Presence, Snapshot, TenantRecord};
+use dayfly_store::{AdoptedNodes, NodeRecord, Peer, PeerUpdate, Presence, Snapshot, TenantRecord};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, mpsc};
 
@@ -235,7 +235,7 @@ impl Control {
         let since_ms = now_ms().saturating_sub(SHOWN_MS);
         let adopted = self.store.adopt(dead, SILENT, since_ms);
         match adopted.wait().await {
-            Ok(Adopted { nodes, leases }) => {
+            Ok(AdoptedNodes { nodes, leases }) => {
                 if !nodes.is_empty() {
                     tracing::warn!(manager = %dead, nodes = nodes.len(), "it is silent: its nodes are this one's now");
                 }
@@ -268,24 +268,24 @@ impl Control {
         }
     }
 
-    fn on_news(self: &Arc<Self>, news: News) {
+    fn on_news(self: &Arc<Self>, news: PeerUpdate) {
         match news {
-            News::Manager => self.peers.new.notify_one(),
-            News::Tenant(record) => self.on_tenant(record),
-            News::Spent(tenant, spent) => self.on_charged(&[(tenant, spent)]),
-            News::Prices(prices) => self.cluster().prices = prices,
-            News::Bearer(bearer) => self.keep_bearer(bearer),
-            News::LeasesKept(hash) => self.rebind(hash, None),
-            News::Revoked(hash) => {
+            PeerUpdate::Manager => self.peers.new.notify_one(),
+            PeerUpdate::Tenant(record) => self.on_tenant(record),
+            PeerUpdate::Spent(tenant, spent) => self.on_charged(&[(tenant, spent)]),
+            PeerUpdate::Prices(prices) => self.cluster().prices = prices,
+            PeerUpdate::Bearer(bearer) => self.keep_bearer(bearer),
+            PeerUpdate::LeasesKept(hash) => self.rebind(hash, None),
+            PeerUpdate::Revoked(hash) => {
                 let control = Arc::clone(self);
                 // Its connections end now; its leases when their nodes say so.
                 self.cluster().bearers.remove(&hash);
                 tokio::spawn(async move { control.end_what_is_over().await });
             }
-            News::Node(record) => self.cluster().on_node(self.peers.me, record),
+            PeerUpdate::Node(record) => self.cluster().on_node(self.peers.me, record),
             // Nobody may be watching.
-            News::Event(event, tenant) => drop(self.events.send(SiteEvent { event, tenant })),
-            News::Everything(all) => {
+            PeerUpdate::Event(event, tenant) => drop(self.events.send(SiteEvent { event, tenant })),
+            PeerUpdate::Everything(all) => {
                 let tenants = self.cluster().on_everything(self.peers.me, *all);
                 tenants.into_iter().for_each(|record| self.on_tenant(record));
             }
@@ -450,7 +450,7 @@ fn rewrite(control: &Control, path: &std::path::Path) {
 }
 
 /// Hears what the others change, until this manager stops.
-pub async fn hear(control: Arc<Control>, mut news: mpsc::Receiver<News>) {
+pub async fn hear(control: Arc<Control>, mut news: mpsc::Receiver<PeerUpdate>) {
     let mut stopping = control.stopping.subscribe();
     loop {
         tokio::select! {
@@ -466,7 +466,7 @@ pub async fn hear(control: Arc<Control>, mut news: mpsc::Receiver<News>) {
 #[cfg(test)]
 mod tests {
     use dayfly_store::conformance::store::{self as conformance, LEASE, TENANT};
-    use dayfly_store::{As, Bearer, LeaseRecord};
+    use dayfly_store::{Bearer, BearerKind, LeaseRecord};
 
     use super::*;
 
@@ -476,7 +476,7 @@ mod tests {
     fn bearer(hash: [u8; 32]) -> Bearer {
         Bearer {
             hash,
-            speaks: As::Client(dayfly_protocol::tenancy::Role::User),
+            kind: BearerKind::Client(dayfly_protocol::tenancy::Role::User),
             tenant: TENANT,
             name: "laptop".into(),
             read_only: false,

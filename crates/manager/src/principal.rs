@@ -6,7 +6,7 @@ use dayfly_protocol::api::{Grant, LeaseState};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, TenantId};
 use dayfly_store::system::now_ms;
-use dayfly_store::{As, Bearer, Change, LeaseRecord, Note};
+use dayfly_store::{Bearer, BearerKind, Change, LeaseRecord, OwnedChange};
 use futures_util::future::join_all;
 
 use crate::cluster::Cluster;
@@ -53,10 +53,10 @@ pub fn with_notice(mut grant: Grant, asked_ms: u64) -> Grant {
 impl Cluster {
     /// Keeps a bearer. Leases and allowances of one that it replaces become its own. Returns what is to be noted.
     #[must_use]
-    pub fn keep(&mut self, bearer: Bearer) -> Vec<Note> {
-        let (hash, speaks) = (bearer.hash, bearer.speaks);
+    pub fn keep(&mut self, bearer: Bearer) -> Vec<OwnedChange> {
+        let (hash, kind) = (bearer.hash, bearer.kind);
         let replaced = self.bearers.keep(bearer);
-        if !matches!(speaks, As::Client(_)) {
+        if !matches!(kind, BearerKind::Client(_)) {
             return Vec::new();
         }
         replaced
@@ -68,7 +68,7 @@ impl Cluster {
     /// Leases and allowances that end with one bearer end with another one, or with none. Returns what is to be noted: the store
     /// does the same, but a change with the earlier bearer may reach it after that.
     #[must_use]
-    pub fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) -> Vec<Note> {
+    pub fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) -> Vec<OwnedChange> {
         self.allowances.rebind(from, to);
         self.rebound.push_back((from, to));
         if self.rebound.len() > MAX_REBOUND {
@@ -100,9 +100,9 @@ impl Cluster {
     }
 
     /// Tells the store what a lease ends with, and when.
-    pub fn renewal(&self, lease: LeaseId) -> Option<Note> {
+    pub fn renewal(&self, lease: LeaseId) -> Option<OwnedChange> {
         let record = self.leases.get(&lease)?;
-        Some(Note {
+        Some(OwnedChange {
             node: record.node,
             epoch: self.epoch(record.node),
             change: Change::Renewed {

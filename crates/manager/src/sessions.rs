@@ -16,7 +16,7 @@ use dayfly_protocol::node_api::HeldLease;
 use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
 use dayfly_protocol::version::RELEASE;
 use dayfly_store::system::now_ms;
-use dayfly_store::{As, Bearer, Change, LeaseRecord, Note, Registered};
+use dayfly_store::{Bearer, BearerKind, Change, LeaseRecord, NodeRegistration, OwnedChange};
 use tokio::sync::mpsc;
 
 use crate::cluster::{Empty, Node, Session, Waiting, millis};
@@ -175,20 +175,20 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
         if known.address.key != address.key {
             return Err(other_key(id));
         }
-        if bearer.speaks == As::Join && known.session.is_some() {
+        if bearer.kind == BearerKind::Join && known.session.is_some() {
             return refused(format!(
                 "node {id} is connected already; stop the other one, or use its credential"
             ));
         }
     }
-    match bearer.speaks {
-        As::Node if bearer.node == Some(id) => Ok(Admitted {
+    match bearer.kind {
+        BearerKind::Node if bearer.node == Some(id) => Ok(Admitted {
             credential: None,
             hash: bearer.hash,
         }),
-        As::Join => {
+        BearerKind::Join => {
             let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
-            let (token, credential) = fresh_bearer(As::Node, bearer.tenant, Some(id), a_century);
+            let (token, credential) = fresh_bearer(BearerKind::Node, bearer.tenant, Some(id), a_century);
             if !control
                 .store
                 .admit(bearer.hash, credential.clone(), now_ms())
@@ -212,7 +212,7 @@ impl Control {
     fn on_registered(
         &self,
         registration: Registration,
-        registered: Registered,
+        registered: NodeRegistration,
         outgoing: mpsc::Sender<ManagerMessage>,
     ) {
         let Registration {
@@ -223,7 +223,7 @@ impl Control {
             sandboxes,
         } = registration;
         let id = address.id;
-        let Registered {
+        let NodeRegistration {
             epoch,
             booked,
             reclaimed,
@@ -373,7 +373,7 @@ impl Control {
                             image: image.clone(),
                             sandbox,
                         };
-                        self.journal.note(Note {
+                        self.journal.note(OwnedChange {
                             node: id,
                             epoch,
                             change,
@@ -420,7 +420,7 @@ impl Control {
                 let expires_at_ms = record.expires_at_ms;
                 drop(cluster);
                 let change = Change::Active { lease, expires_at_ms };
-                self.journal.note(Note {
+                self.journal.note(OwnedChange {
                     node: id,
                     epoch,
                     change,

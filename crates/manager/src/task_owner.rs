@@ -197,7 +197,7 @@ impl Control {
             if known.is_none() {
                 let name = found.unwrap_or_else(random);
                 objects.put(CONTENTS_NAME, Bytes::copy_from_slice(&name)).await?;
-                store.contents_are(name).wait().await?;
+                store.set_contents(name).wait().await?;
             }
             Tasks::start(
                 Arc::clone(&store) as Arc<dyn TaskStore>,

@@ -14,7 +14,8 @@ use dayfly_protocol::tenancy::{
 use dayfly_protocol::text;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::{
-    AUDIT_STEP, As, AuditPage, AuditTrim, Bearer, BillQuery, LeaseRecord, Leases, TenantRecord, Trimmed,
+    AUDIT_STEP, AuditPage, AuditTrim, Bearer, BearerKind, BillQuery, LeaseRecord, RevokedLeases, TenantRecord,
+    TrimResult,
 };
 
 use crate::cluster::{Account, Cluster, millis};
@@ -164,7 +165,7 @@ impl Control {
         };
         let mut gone = 0;
         loop {
-            let Trimmed { entries, next } = self.store.trim_audit(trim).wait().await?;
+            let TrimResult { entries, next } = self.store.trim_audit(trim).wait().await?;
             gone += entries;
             match next {
                 Some(next) => trim.above = next,
@@ -277,7 +278,7 @@ impl Control {
             }
         };
         self.audit(caller, "token.create", &request.name, &request).await?;
-        let (token, bearer) = fresh_bearer(As::Client(request.role), tenant, None, valid_for);
+        let (token, bearer) = fresh_bearer(BearerKind::Client(request.role), tenant, None, valid_for);
         let bearer = Bearer {
             name: request.name,
             read_only: request.read_only,
@@ -316,7 +317,7 @@ impl Control {
         self: &Arc<Self>,
         caller: &Caller,
         id: &str,
-        leases: Leases,
+        leases: RevokedLeases,
     ) -> Result<RevokedToken, Failure> {
         let found = {
             let cluster = self.cluster();
@@ -348,13 +349,13 @@ impl Control {
             let elsewhere = control.leases_elsewhere().await?.iter().filter(its).count();
             let here = control.cluster().leases.values().filter(its).count();
             control.store.revoke(hash, leases).wait().await?;
-            if leases == Leases::Keep {
+            if leases == RevokedLeases::Keep {
                 control.rebind(hash, None);
             }
             let ended = control.on_revoked(hash).await;
             let (leases_ended, leases_kept) = match leases {
-                Leases::End => (here.min(ended) + elsewhere, 0),
-                Leases::Keep => (0, here + elsewhere),
+                RevokedLeases::End => (here.min(ended) + elsewhere, 0),
+                RevokedLeases::Keep => (0, here + elsewhere),
             };
             Ok(RevokedToken {
                 token: status,
@@ -489,7 +490,9 @@ impl Cluster {
     }
 
     fn token_status(&self, bearer: &Bearer) -> Option<TokenStatus> {
-        let As::Client(role) = bearer.speaks else { return None };
+        let BearerKind::Client(role) = bearer.kind else {
+            return None;
+        };
         Some(TokenStatus {
             id: token_id(bearer),
             tenant: self.tenants.get(&bearer.tenant)?.record.name.clone(),

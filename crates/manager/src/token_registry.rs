@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use dayfly_store::{As, Bearer};
+use dayfly_store::{Bearer, BearerKind};
 use tokio::sync::watch;
 
 use crate::control::GUEST;
@@ -58,12 +58,12 @@ impl TokenRegistry {
     /// Keeps a bearer; a client's or an endpoint's replaces its tenant's earlier one of the same name and a node's its earlier
     /// one, as in the store. Returns the hashes of those that it replaced.
     pub fn keep(&mut self, bearer: Bearer) -> Vec<[u8; 32]> {
-        let is_replaced = |other: &Bearer| match bearer.speaks {
-            As::Client(_) | As::Endpoint => {
-                other.speaks.is_like(bearer.speaks) && (other.tenant, &other.name) == (bearer.tenant, &bearer.name)
+        let is_replaced = |other: &Bearer| match bearer.kind {
+            BearerKind::Client(_) | BearerKind::Endpoint => {
+                other.kind.is_same_kind(bearer.kind) && (other.tenant, &other.name) == (bearer.tenant, &bearer.name)
             }
-            As::Node => other.speaks == As::Node && other.node == bearer.node,
-            As::Join => false,
+            BearerKind::Node => other.kind == BearerKind::Node && other.node == bearer.node,
+            BearerKind::Join => false,
         };
         let replaced = self
             .values()
@@ -107,7 +107,7 @@ impl TokenRegistry {
 
 /// Whether the store has this bearer: dispatchers beside the manager and guests have tokens that end with its process.
 pub fn is_stored(bearer: &Bearer) -> bool {
-    !matches!(bearer.speaks, As::Client(_)) || !(bearer.name.is_empty() || bearer.name.starts_with(GUEST))
+    !matches!(bearer.kind, BearerKind::Client(_)) || !(bearer.name.is_empty() || bearer.name.starts_with(GUEST))
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
     fn client(hash: u8, name: &str) -> Bearer {
         Bearer {
             hash: [hash; 32],
-            speaks: As::Client(Role::User),
+            kind: BearerKind::Client(Role::User),
             tenant: TenantId([1; 16]),
             name: name.into(),
             read_only: false,

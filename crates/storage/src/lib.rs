@@ -1,20 +1,22 @@
 //! Storage that several hosts share, for data without a shorter path between them: S3 object storage, a directory, or
 //! Redis.
 //!
-//! - [`Place`]: the location of a store as a URL, displayed without its secrets.
-//! - [`Objects`]: named objects in a bucket or a directory; [`Blocking`] is the same for programs without an async
+//! - [`StoreUrl`]: the URL of a store, displayed without its secrets.
+//! - [`Objects`]: named objects in a bucket or a directory; [`BlockingObjects`] is the same for programs without an async
 //!   runtime.
 //! - [`Streams`]: numbered entries in Redis.
 //!
 //! Every error is a [`dayfly_protocol::error::Failure`] that names the store and the operation. Every call has a time
 //! limit.
 
+mod blocking;
 mod objects;
-mod place;
+mod store_url;
 mod streams;
 
-pub use objects::{Blocking, Listed, Objects, Reading, Writing};
-pub use place::{Kind, Place};
+pub use blocking::BlockingObjects;
+pub use objects::{ObjectBytes, ObjectInfo, ObjectWriter, Objects};
+pub use store_url::{Kind, StoreUrl};
 pub use streams::{Entry, Reader, Streams};
 
 use std::time::Duration;
@@ -30,7 +32,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// `Internal` when the system has no file descriptors left.
-pub fn runtime(place: &Place) -> Result<tokio::runtime::Runtime, Failure> {
+pub fn runtime(url: &StoreUrl) -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| Failure::new(Code::Internal, format!("no runtime for the store {place}: {error}")))
+    runtime.map_err(|error| Failure::new(Code::Internal, format!("no runtime for the store {url}: {error}")))
 }

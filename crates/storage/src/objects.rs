@@ -1,33 +1,30 @@
 //! Named objects in a bucket or a directory.
 
+mod bucket;
+mod writer;
+
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use dayfly_protocol::error::{Code, Failure};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::client::HttpError;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{
-    BackoffConfig, ClientConfigKey, ClientOptions, Error, ObjectStore, ObjectStoreExt, RetryConfig, WriteMultipart,
-};
+use object_store::{Error, ObjectStore, ObjectStoreExt, WriteMultipart};
 
-use crate::place::{Kind, Place};
-use crate::{CONNECT, PATIENCE};
+use self::bucket::{MISSING_BUCKET, bucket, causes, full_text, is_network_error};
+use self::writer::feed;
+use crate::PATIENCE;
+use crate::store_url::{Kind, StoreUrl};
 
-/// Time limit of one request, including the transfer of its object.
-const REQUEST: Duration = Duration::from_secs(60);
-/// Most repetitions of a request within [`PATIENCE`].
-const RETRIES: usize = 8;
+pub use self::writer::ObjectWriter;
+
 /// Objects of more bytes are stored in parts concurrently. S3 accepts at most 5 GiB in one request.
 const PART_BYTES: usize = 32 << 20;
-/// Most parts in flight.
-const PARTS: usize = 4;
 /// Bytes of a piece of a large object that is read, and, in the next constant, the pieces requested ahead.
 const PIECE_BYTES: usize = 8 << 20;
 const PIECES: usize = 2;
@@ -36,7 +33,7 @@ const DELETIONS: usize = 16;
 
 /// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ObjectInfo {
     pub name: String,
     /// Length in bytes.
     pub bytes: u64,
@@ -51,7 +48,7 @@ pub struct Listed {
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
-    place: Place,
+    place: StoreUrl,
     directory: Option<PathBuf>,
 }
 
@@ -62,7 +59,7 @@ impl Objects {
     /// # Errors
     /// `NotFound` for a missing directory, `InvalidRequest` for an unsuitable place or contradictory environment
     /// variables.
-    pub fn open(place: &Place) -> Result<Self, Failure> {
+    pub fn open(place: &StoreUrl) -> Result<Self, Failure> {
         let wrong = |error: &dyn std::fmt::Display| {
             Failure::new(
                 Code::InvalidRequest,
@@ -99,7 +96,7 @@ impl Objects {
     }
 
     /// Location of the store.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &StoreUrl {
         &self.place
     }
 
@@ -143,15 +140,9 @@ impl Objects {
         feed(writing, parts.collect()).await?.finish().await.map(drop)
     }
 
-    /// Begins an object that is written in pieces. It becomes visible at [`Writing::finish`].
-    pub fn write(&self, name: &str) -> Writing {
-        Writing {
-            objects: self.clone(),
-            name: name.to_owned(),
-            begun: None,
-            held: Vec::new(),
-            held_bytes: 0,
-        }
+    /// Begins an object that is written in pieces. It becomes visible at [`ObjectWriter::finish`].
+    pub fn write(&self, name: &str) -> ObjectWriter {
+        ObjectWriter::new(self.clone(), name.to_owned())
     }
 
     /// Waits until a stored object is on the disk. A bucket confirms that itself.
@@ -182,11 +173,11 @@ impl Objects {
     }
 
     /// Returns an object's length and its bytes as a stream, or `None` if it does not exist.
-    pub async fn read(&self, name: &str) -> Result<Option<(u64, Reading)>, Failure> {
+    pub async fn read(&self, name: &str) -> Result<Option<(u64, ObjectBytes)>, Failure> {
         let path = self.path(name);
         let found = match self.store.get(&path).await {
             Ok(found) => found,
-            Err(Error::NotFound { source, .. }) if !source.to_string().contains(NO_BUCKET) => return Ok(None),
+            Err(Error::NotFound { source, .. }) if !source.to_string().contains(MISSING_BUCKET) => return Ok(None),
             Err(error) => return Err(self.failed("reading", name, error)),
         };
         let length = found.meta.size;
@@ -219,7 +210,7 @@ impl Objects {
         };
         match got {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(Error::NotFound { source, .. }) if !source.to_string().contains(NO_BUCKET) => Ok(None),
+            Err(Error::NotFound { source, .. }) if !source.to_string().contains(MISSING_BUCKET) => Ok(None),
             Err(error) => Err(self.failed("reading", name, error)),
         }
     }
@@ -234,7 +225,7 @@ impl Objects {
 
     /// Returns the names of all objects below `under` in order, relative to it.
     pub async fn list(&self, under: &str) -> Result<Vec<String>, Failure> {
-        let listed = self.listed(under, usize::MAX).await?;
+        let listed = self.list_info(under, usize::MAX).await?;
         Ok(listed.into_iter().map(|one| one.name).collect())
     }
 
@@ -242,7 +233,7 @@ impl Objects {
     ///
     /// # Errors
     /// Fails if there are more than `most` objects.
-    pub async fn listed(&self, under: &str, most: usize) -> Result<Vec<Listed>, Failure> {
+    pub async fn list_info(&self, under: &str, most: usize) -> Result<Vec<ObjectInfo>, Failure> {
         let root = self.path(under);
         let found = self.store.list(Some(&root)).take(most.saturating_add(1));
         let found: Vec<_> = found
@@ -265,7 +256,7 @@ impl Objects {
             // Storing the same bytes again counts as another state.
             let tag = found.e_tag.map(|tag| tag.trim_matches('"').to_owned());
             let tag = tag.unwrap_or_else(|| found.size.to_string());
-            Some(Listed {
+            Some(ObjectInfo {
                 name: below(&found.location)?,
                 bytes: found.size,
                 modified_at_ms,
@@ -303,9 +294,9 @@ impl Objects {
 
     fn failed(&self, doing: &str, name: &str, error: Error) -> Failure {
         let place = &self.place;
-        let text = all_of(&error);
+        let text = full_text(&error);
         // The cause of a failed listing appears only in the error's text.
-        let absent = matches!(error, Error::NotFound { .. }) || text.contains(NO_BUCKET);
+        let absent = matches!(error, Error::NotFound { .. }) || text.contains(MISSING_BUCKET);
         let refused = matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. })
             || text.contains("403 Forbidden")
             || text.contains("401 Unauthorized");
@@ -315,215 +306,33 @@ impl Objects {
                 Code::Forbidden,
                 "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do: put, get, list and delete objects there",
             ),
-            _ if is_of_the_network(&error) => (
+            _ if is_network_error(&error) => (
                 Code::Unreachable,
                 "check the address (AWS_ENDPOINT_URL) and the network",
             ),
-            _ => (Code::StoreFailed, "see what the store says"),
+            _ => (Code::StoreFailed, "see the store's message"),
         };
         Failure::new(code, format!("{doing} `{name}` in {place} failed: {advice} ({text})"))
     }
 }
 
 /// The bytes of an object, as a stream.
-pub type Reading = BoxStream<'static, Result<Bytes, Failure>>;
-
-/// An object that is being written. Dropping it before its end discards it, but only [`Writing::abort`] deletes the
-/// parts that a bucket already has.
-pub struct Writing {
-    objects: Objects,
-    name: String,
-    /// The upload, once the object is too long to be held in memory.
-    begun: Option<WriteMultipart>,
-    held: Vec<Bytes>,
-    held_bytes: usize,
-}
-
-impl Writing {
-    /// Appends bytes.
-    pub async fn write(&mut self, bytes: Bytes) -> Result<(), Failure> {
-        if self.begun.is_none() && self.held_bytes + bytes.len() <= PART_BYTES {
-            self.held_bytes += bytes.len();
-            self.held.push(bytes);
-            return Ok(());
-        }
-        let objects = self.objects.clone();
-        let failed = |error| objects.failed("storing", &self.name, error);
-        let writing = match self.begun.take() {
-            Some(writing) => writing,
-            None => {
-                let path = objects.path(&self.name);
-                let upload = objects.store.put_multipart(&path).await.map_err(failed)?;
-                WriteMultipart::new_with_chunk_size(upload, PART_BYTES)
-            }
-        };
-        let pieces = self.held.drain(..).chain([bytes]).collect();
-        self.begun = Some(feed(writing, pieces).await.map_err(failed)?);
-        Ok(())
-    }
-
-    /// Completes the object: it is now visible and durable. Returns its bytes if they were held in memory.
-    pub async fn finish(self) -> Result<Option<Bytes>, Failure> {
-        let held = match self.begun {
-            Some(writing) => {
-                let finished = writing.finish().await;
-                finished.map_err(|error| self.objects.failed("storing", &self.name, error))?;
-                None
-            }
-            None => {
-                let whole: Bytes = match &self.held[..] {
-                    [whole] => whole.clone(),
-                    pieces => pieces.concat().into(),
-                };
-                self.objects.put(&self.name, whole.clone()).await?;
-                Some(whole)
-            }
-        };
-        self.objects.sync(&self.name).await?;
-        Ok(held)
-    }
-
-    /// Discards the object.
-    pub async fn abort(self) {
-        if let Some(writing) = self.begun {
-            // A bucket would keep the parts of an incomplete object, and bill them.
-            let _ = writing.abort().await;
-        }
-    }
-}
-
-/// Adds pieces to an upload, as fast as its parts are sent.
-async fn feed(mut writing: WriteMultipart, pieces: Vec<Bytes>) -> Result<WriteMultipart, Error> {
-    for piece in pieces {
-        if let Err(error) = writing.wait_for_capacity(PARTS).await {
-            // A bucket would keep the parts of an incomplete object, and bill them.
-            let _ = writing.abort().await;
-            return Err(error);
-        }
-        writing.put(piece);
-    }
-    Ok(writing)
-}
-
-/// The error code of S3 for a missing bucket.
-const NO_BUCKET: &str = "NoSuchBucket";
-
-/// Returns an error and its chain of causes.
-fn causes<'a>(
-    error: &'a (dyn std::error::Error + 'static),
-) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
-    std::iter::successors(Some(error), |error| error.source())
-}
-
-/// Returns an error and its chain of causes in one line.
-fn all_of(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    for cause in causes(error).skip(1).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// Whether the request got no response.
-fn is_of_the_network(error: &(dyn std::error::Error + 'static)) -> bool {
-    causes(error).any(|cause| cause.is::<HttpError>())
-}
-
-fn bucket(place: &Place) -> Result<object_store::aws::AmazonS3, Failure> {
-    let wrong = |text: String| {
-        Failure::new(
-            Code::InvalidRequest,
-            format!("the store {place} cannot be opened: {text}"),
-        )
-    };
-    let builder = AmazonS3Builder::from_env();
-    let endpoint = builder
-        .get_config_value(&AmazonS3ConfigKey::Endpoint)
-        .unwrap_or_default();
-    let allowed = builder.get_config_value(&AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
-    let http = allowed.is_some_and(|text| matches!(text.as_str(), "true" | "1" | "yes" | "on"));
-    if endpoint.starts_with("http://") && !http {
-        return Err(wrong(format!(
-            "{endpoint} is not encrypted; set AWS_ALLOW_HTTP=true if that is meant, or name an https:// endpoint"
-        )));
-    }
-    let options = ClientOptions::new()
-        .with_allow_http(http)
-        // Without encryption there is nothing to check, and a bare container may have no certificates.
-        .with_no_system_certificates(endpoint.starts_with("http://"))
-        .with_connect_timeout(CONNECT)
-        .with_timeout(REQUEST);
-    let retry = RetryConfig {
-        backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(50),
-            max_backoff: Duration::from_secs(2),
-            base: 2.0,
-        },
-        max_retries: RETRIES,
-        retry_timeout: PATIENCE,
-    };
-    let name = place.parsed().host_str().unwrap_or_default();
-    // reqwest uses the process's default provider and panics if there is none. A program that installed another one
-    // keeps it.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let builder = builder
-        .with_bucket_name(name)
-        .with_client_options(options)
-        .with_retry(retry);
-    builder.build().map_err(|error| wrong(all_of(&error)))
-}
-
-/// [`Objects`] for a program without an async runtime. Every call blocks until it completes.
-#[derive(Debug)]
-pub struct Blocking {
-    runtime: tokio::runtime::Runtime,
-    objects: Objects,
-}
-
-impl Blocking {
-    /// Like [`Objects::open`].
-    pub fn open(place: &Place) -> Result<Self, Failure> {
-        let runtime = crate::runtime(place)?;
-        let objects = runtime.block_on(async { Objects::open(place) })?;
-        Ok(Self { runtime, objects })
-    }
-
-    /// Like [`Objects::put`].
-    pub fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
-        self.runtime.block_on(self.objects.put(name, bytes))
-    }
-
-    /// Like [`Objects::get`].
-    pub fn get(&self, name: &str) -> Result<Option<Bytes>, Failure> {
-        self.runtime.block_on(self.objects.get(name))
-    }
-
-    /// Like [`Objects::list`].
-    pub fn list(&self, under: &str) -> Result<Vec<String>, Failure> {
-        self.runtime.block_on(self.objects.list(under))
-    }
-
-    /// Like [`Objects::clear`].
-    pub fn clear(&self, under: &str) -> Result<(), Failure> {
-        self.runtime.block_on(self.objects.clear(under))
-    }
-}
+pub type ObjectBytes = BoxStream<'static, Result<Bytes, Failure>>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BlockingObjects;
 
-    fn here() -> (tempfile::TempDir, Blocking) {
+    fn here() -> (tempfile::TempDir, BlockingObjects) {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::parse(&format!("file://{}", directory.path().display())).unwrap();
-        let objects = Blocking::open(&place).unwrap();
+        let place = StoreUrl::parse(&format!("file://{}", directory.path().display())).unwrap();
+        let objects = BlockingObjects::open(&place).unwrap();
         (directory, objects)
     }
 
     #[test]
-    fn what_is_put_is_listed_and_got_until_it_is_cleared_and_then_nothing_is_left() {
+    fn cleared_prefix_leaves_no_objects_and_no_directory() {
         let (directory, objects) = here();
         objects.put("run/b/2", Bytes::from_static(b"two")).unwrap();
         objects.put("run/a", Bytes::from_static(b"one")).unwrap();
@@ -538,9 +347,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_has_its_length_and_a_version_that_changes_with_it_unless_there_is_too_much() {
+    fn listing_has_lengths_and_versions_within_its_limit() {
         let (_directory, objects) = here();
-        let listed = |most| objects.runtime.block_on(objects.objects.listed("run", most));
+        let listed = |most| objects.runtime.block_on(objects.objects.list_info("run", most));
         objects.put("run/b/2", Bytes::from_static(b"two")).unwrap();
         objects.put("run/a", Bytes::from_static(b"o")).unwrap();
         let before = listed(2).unwrap();
@@ -555,11 +364,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_where_another_deletes_the_last_object_is_stored_all_the_same() {
+    fn object_is_stored_while_its_directory_is_deleted() {
         let (directory, _) = here();
-        let place = Place::parse(&format!("file://{}", directory.path().display())).unwrap();
+        let place = StoreUrl::parse(&format!("file://{}", directory.path().display())).unwrap();
         let churn = |name: &str| {
-            let objects = Blocking::open(&place).unwrap();
+            let objects = BlockingObjects::open(&place).unwrap();
             let name = format!("run/lane/{name}");
             for _ in 0..3000 {
                 objects.put(&name, Bytes::from_static(b"x")).unwrap();
@@ -573,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_pieces_is_there_as_a_whole_once_it_is_finished_and_not_at_all_where_it_is_not() {
+    fn object_written_in_pieces_appears_when_finished() {
         let (directory, objects) = here();
         let piece = Bytes::from(vec![7; 5 << 20]);
         for pieces in [0, 1, 9] {
@@ -600,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_lead_out_of_the_store() {
+    fn object_name_cannot_leave_the_store() {
         let (directory, objects) = here();
         objects.put("../../escaped", Bytes::from_static(b"x")).unwrap();
         assert_eq!(objects.list("").unwrap().len(), 1);
@@ -609,9 +418,9 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_is_named() {
-        let place = Place::parse("file:///nonexistent/store").unwrap();
-        let failure = Blocking::open(&place).unwrap_err();
+    fn missing_directory_is_named() {
+        let place = StoreUrl::parse("file:///nonexistent/store").unwrap();
+        let failure = BlockingObjects::open(&place).unwrap_err();
         assert_eq!(failure.code, Code::NotFound);
         assert!(failure.message.contains("file:///nonexistent/store"), "{failure}");
     }

@@ -9,7 +9,7 @@ use redis::{AsyncConnectionConfig, Client, ErrorKind, Pipeline, RedisError, Serv
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::place::{Kind, Place};
+use crate::store_url::{Kind, StoreUrl};
 use crate::{CONNECT, PATIENCE};
 
 /// Time limit of one response, including all its entries.
@@ -47,13 +47,13 @@ pub struct Streams {
 #[derive(Debug)]
 struct Line {
     client: Client,
-    place: Place,
+    place: StoreUrl,
     connection: Mutex<Option<MultiplexedConnection>>,
 }
 
 impl Streams {
     /// Parses the address. Does not connect yet.
-    pub fn open(place: &Place) -> Result<Self, Failure> {
+    pub fn open(place: &StoreUrl) -> Result<Self, Failure> {
         Ok(Self {
             line: Line::new(place)?,
         })
@@ -159,9 +159,9 @@ impl Reader {
         for last in &self.last {
             commands.arg(format!("0-{last}"));
         }
-        let answer = self.line.ask("reading", &commands, never).await?.into_iter().next();
+        let response = self.line.ask("reading", &commands, never).await?.into_iter().next();
         let mut entries = Vec::new();
-        let found = match answer {
+        let found = match response {
             Some(Value::Nil) => return Ok(entries),
             Some(Value::Array(found)) => found,
             _ => return Err(self.line.strange()),
@@ -228,7 +228,7 @@ fn never(_: &RedisError) -> bool {
 }
 
 impl Line {
-    fn new(place: &Place) -> Result<Self, Failure> {
+    fn new(place: &StoreUrl) -> Result<Self, Failure> {
         let wrong = |text: &str| {
             Failure::new(
                 Code::InvalidRequest,
@@ -300,16 +300,13 @@ impl Line {
             ErrorKind::AuthenticationFailed => (Code::Forbidden, REFUSED),
             _ if refused => (Code::Forbidden, REFUSED),
             _ if is_passing(error) => (Code::Unreachable, "check its address and the network"),
-            _ => (Code::StoreFailed, "see what the store says"),
+            _ => (Code::StoreFailed, "see the store's message"),
         };
         Failure::new(code, format!("{doing} {} failed: {advice} ({text})", self.place))
     }
 
     fn strange(&self) -> Failure {
-        let text = format!(
-            "{} answers what no Redis server would; is the address right?",
-            self.place
-        );
+        let text = format!("{} does not respond like a Redis server; check the address", self.place);
         Failure::new(Code::ProtocolViolation, text)
     }
 }

@@ -8,10 +8,14 @@
 //! dayfly_store::store_tests!(open);
 //! ```
 
-pub mod accounts;
+pub mod accounting;
 pub mod flows;
+pub mod functions;
+pub mod retention;
 pub mod store;
+pub mod task_queries;
 pub mod tasks;
+pub mod teams;
 pub mod triggers;
 
 pub use crate::postgres::server::{Database, database as postgres_database};
@@ -24,6 +28,7 @@ pub use crate::postgres::server::{Database, database as postgres_database};
 macro_rules! store_tests {
     ($open:path) => {
         $crate::store_tests_of_store!($open);
+        $crate::store_tests_of_accounting!($open);
     };
 }
 
@@ -31,8 +36,11 @@ macro_rules! store_tests {
 #[macro_export]
 macro_rules! task_store_tests {
     ($open:path) => {
-        $crate::store_tests_of_accounts!($open);
+        $crate::store_tests_of_teams!($open);
         $crate::store_tests_of_flows!($open);
+        $crate::store_tests_of_functions!($open);
+        $crate::store_tests_of_retention!($open);
+        $crate::store_tests_of_task_queries!($open);
         $crate::store_tests_of_tasks!($open);
         $crate::store_tests_of_triggers!($open);
     };

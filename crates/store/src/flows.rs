@@ -45,5 +45,5 @@ pub trait FlowStore {
     fn flows(&self, tenant: TenantId, limit: u32) -> Pending<Vec<FlowRecord>>;
 
     /// Deletes flows that ended before this time.
-    fn forget_flows(&self, ended_before_ms: u64) -> Pending<()>;
+    fn delete_flows(&self, ended_before_ms: u64) -> Pending<()>;
 }

@@ -6,19 +6,24 @@
 //!
 //! A manager writes to a [`Store`], and its durable tasks to a [`TaskStore`](tasks::TaskStore). Both return a
 //! [`Pending`] at once. A single manager has a [`SqliteStore`] and [`SqliteTasks`], or a [`MemoryStore`]. Several
-//! managers share a [`PostgresStore`], and one of them at a time has the [`PostgresTasks`]. `mark` detects a database
-//! that lost data. With the feature `conformance`, `store_tests!` and `task_store_tests!` test another kind of store.
+//! managers share a [`PostgresStore`], and one of them at a time has the [`PostgresTasks`]. `commit_mark` detects a
+//! database that lost data. With the feature `conformance`, `store_tests!` and `task_store_tests!` test another kind of
+//! store.
 
-pub mod accounts;
-mod apply;
+mod audit;
+mod bearers;
+mod commit_mark;
+mod error;
 pub mod flows;
-mod mark;
+mod leases;
 mod memory;
-mod news;
+mod peers;
+mod pending;
 mod postgres;
 mod sqlite;
 pub mod system;
 pub mod tasks;
+pub mod teams;
 pub mod triggers;
 
 #[cfg(any(test, feature = "conformance"))]
@@ -26,21 +31,20 @@ pub mod conformance;
 
 use std::time::Duration;
 
-use dayfly_lease::Cost;
-use dayfly_lease::billing::merge;
-use dayfly_lease::quota::{Held, QuotaError};
-use dayfly_protocol::api::{
-    Capacity, FunctionUsage, LeaseState, MAX_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage,
-};
-use dayfly_protocol::error::{Code, Failure};
+use dayfly_lease::quota::Held;
+use dayfly_protocol::api::{Capacity, Metered, NodeAddress};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
-use dayfly_protocol::tenancy::{AuditEntry, Prices, Role, TenantSpec};
+use dayfly_protocol::tenancy::{AuditEntry, Prices, TenantSpec};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
+pub use audit::{AUDIT_ENTRY_BYTES, AUDIT_STEP, AuditPage, AuditTrim, TrimResult};
+pub use bearers::{Bearer, BearerKind, RevokedLeases, hash};
+pub use error::StoreError;
+pub use leases::{Change, ChangeResult, LeaseRecord, OwnedChange};
 pub use memory::MemoryStore;
-pub use news::{Adopted, News, Peer, Presence};
+pub use peers::{AdoptedNodes, Peer, PeerUpdate, Presence};
+pub use pending::Pending;
 pub use postgres::{PostgresStore, PostgresTasks, SharedTasks, TasksOwner};
 pub use sqlite::{SqliteStore, SqliteTasks};
 
@@ -48,215 +52,6 @@ pub use sqlite::{SqliteStore, SqliteTasks};
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// Time limit of loading everything. Some hundred thousand leases are loaded per second.
 pub const LOAD_DEADLINE: Duration = Duration::from_secs(60);
-
-/// Why the store failed. Nothing of the write was kept.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
-    /// The disk is full.
-    #[error("the store cannot write because its disk is full; free some space, nothing needs a restart")]
-    Full,
-    /// Another process has the store open.
-    #[error("the store {0} is in use by another manager; stop that one, or choose another state directory")]
-    InUse(String),
-    /// A later release wrote the store.
-    #[error("the store has schema {found} and this release knows {known}; start the release that wrote it")]
-    Schema {
-        /// Schema version of the store.
-        found: i64,
-        /// Schema version of this release.
-        known: i64,
-    },
-    /// The database has tables of this program's former name.
-    #[error(
-        "the database has tables of Mayfly, as Dayfly was called before; to go on with them, run \
-         `ALTER SCHEMA mayfly RENAME TO dayfly` in it"
-    )]
-    Former,
-    /// Any other error of the disk or the database.
-    #[error("the store failed: {0}; check its disk, or restore it from a backup")]
-    Broken(String),
-    /// The store lacks data that it had when it was last used.
-    #[error("{0}; restore the newest backup, or start once with `--accept-loss` to go on with what is there")]
-    Lost(String),
-    /// The store does not respond in time.
-    #[error("the store did not answer within {} s; check its disk, and the database if it is one", WRITE_DEADLINE.as_secs())]
-    Slow,
-    /// The database cannot be reached.
-    #[error("the database cannot be reached: {0}; check that it runs, and the address given with `--store`")]
-    Unreachable(String),
-    /// The database's address cannot be used.
-    #[error("the store `{address}` cannot be used: {why}")]
-    Address {
-        /// The address without its password.
-        address: String,
-        /// The reason.
-        why: String,
-    },
-    /// Another manager now owns the node.
-    #[error("the node belongs to another manager by now; ask again")]
-    Stale,
-    /// Another manager now has the tasks.
-    #[error("another manager has the tasks by now; ask again")]
-    Moved,
-    /// The leases of all managers together would exceed a quota.
-    #[error(transparent)]
-    Quota(#[from] QuotaError),
-}
-
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Self {
-        match error {
-            StoreError::Stale => Failure::new(Code::StaleEpoch, error.to_string()),
-            StoreError::Moved => Failure::new(Code::Unreachable, error.to_string()),
-            StoreError::Quota(quota) => quota.into(),
-            StoreError::Lost(_) => Failure::new(Code::StoreLost, error.to_string()),
-            other => Failure::new(Code::StoreFailed, other.to_string()),
-        }
-    }
-}
-
-/// A stored lease.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeaseRecord {
-    /// Id of the lease.
-    pub lease: LeaseId,
-    /// Tenant that pays.
-    pub tenant: TenantId,
-    /// Node of the lease.
-    pub node: NodeId,
-    /// The key that may use it.
-    pub holder: PublicKey,
-    /// State of the lease.
-    pub state: LeaseState,
-    /// Number of workers.
-    pub workers: u16,
-    /// Cores of each worker.
-    pub cores_per_worker: u16,
-    /// GPUs of each worker.
-    pub gpus_per_worker: u16,
-    pub mode: Mode,
-    /// Isolation of its workers.
-    pub sandbox: Sandbox,
-    /// Exact image of a container, as reported by its node.
-    pub image: Option<String>,
-    /// Memory of the whole lease in bytes.
-    pub memory_bytes: u64,
-    /// Length from first use or last renewal, in milliseconds.
-    pub duration_ms: u64,
-    /// Time of the grant, in milliseconds since the Unix epoch.
-    pub granted_at_ms: u64,
-    /// Expiry, in milliseconds since the Unix epoch; later by the start-by time while the lease is only granted.
-    pub expires_at_ms: u64,
-    /// End, in milliseconds since the Unix epoch; 0 while the lease is alive.
-    pub ended_at_ms: u64,
-    /// Booked usage.
-    pub usage: Usage,
-    /// Usage by function, as last reported by its node.
-    pub functions: Vec<FunctionUsage>,
-    /// Prices agreed at the time of the grant.
-    pub prices: Prices,
-    /// SHA-256 of the token that it was granted or last renewed with, and with which it ends; `None` if it does not end
-    /// with a token.
-    pub bearer: Option<[u8; 32]>,
-}
-
-impl LeaseRecord {
-    /// GPUs of all workers together.
-    pub fn gpus(&self) -> u16 {
-        self.workers.saturating_mul(self.gpus_per_worker)
-    }
-
-    /// Resources that the lease holds while it is alive.
-    pub fn held(&self) -> Held {
-        Held::by_one(self.workers, self.cores_per_worker, self.memory_bytes)
-    }
-
-    /// Books totals of usage. The latest totals determine the division among functions.
-    pub fn book(&mut self, used: Metered) {
-        self.usage = merge(self.usage, used.usage);
-        // A restarted node does not know the lease's functions.
-        if !used.functions.is_empty() {
-            self.functions = used.functions;
-            self.functions.truncate(MAX_FUNCTIONS);
-        }
-    }
-
-    /// Returns the cost so far.
-    pub fn cost(&self) -> Cost {
-        Cost::of(&self.prices, &self.usage, self.memory_bytes, self.workers)
-    }
-}
-
-/// A change of a lease. Changes are idempotent, and a change of an ended lease has no effect.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
-    /// Offered to its node, which may still refuse it.
-    Offered(Box<LeaseRecord>),
-    /// Accepted by its node.
-    Taken {
-        /// Id of the lease.
-        lease: LeaseId,
-        /// Mode that the node chose.
-        mode: Mode,
-        /// Exact image of a container.
-        image: Option<String>,
-        /// Isolation of its workers.
-        sandbox: Sandbox,
-    },
-    /// Refused by its node. The lease is deleted.
-    Refused {
-        /// Id of the lease.
-        lease: LeaseId,
-    },
-    /// Used for the first time.
-    Active {
-        /// Id of the lease.
-        lease: LeaseId,
-        /// New expiry, in milliseconds since the Unix epoch.
-        expires_at_ms: u64,
-    },
-    /// Renewed.
-    Renewed {
-        /// Id of the lease.
-        lease: LeaseId,
-        /// New length in milliseconds.
-        duration_ms: u64,
-        /// New expiry, in milliseconds since the Unix epoch.
-        expires_at_ms: u64,
-        /// SHA-256 of the token with which it ends from now on.
-        bearer: Option<[u8; 32]>,
-    },
-    /// Ended.
-    Ended {
-        /// Id of the lease.
-        lease: LeaseId,
-        /// Final state.
-        state: LeaseState,
-        /// Time of the end, in milliseconds since the Unix epoch.
-        at_ms: u64,
-    },
-}
-
-/// A change, made by the manager that owned the lease's node in this epoch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
-    /// The lease's node.
-    pub node: NodeId,
-    /// Epoch of the ownership. A note of an earlier epoch has no effect.
-    pub epoch: u64,
-    pub change: Change,
-}
-
-/// Result of a [`Note`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Noted {
-    /// The change is stored, or was stored before.
-    Kept,
-    /// Another manager owns the node. Nothing was changed.
-    Stale,
-    /// The lease was not stored, because its tenant already holds too much at other managers.
-    Over(QuotaError),
-}
 
 /// A stored node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -277,7 +72,7 @@ pub struct NodeRecord {
 
 /// State of a node that registers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Registered {
+pub struct NodeRegistration {
     /// New epoch, one more than the last.
     pub epoch: u64,
     /// Last booked number of its journal.
@@ -305,7 +100,7 @@ pub struct TenantRecord {
 
 /// Result of a booking.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Booked {
+pub struct BookingResult {
     /// Last booked number of the node's journal.
     pub sequence: u64,
     /// Tenants that this booking charged, with their total spending in billionths.
@@ -327,131 +122,6 @@ pub struct BillQuery {
     pub limit: u32,
 }
 
-/// Entries of the audit log that one step of trimming examines.
-pub const AUDIT_STEP: u32 = 10_000;
-/// Approximate bytes of an entry besides its subject and details.
-pub const AUDIT_ENTRY_BYTES: u64 = 100;
-
-/// One step of trimming the audit log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AuditTrim {
-    /// Examines entries with greater numbers.
-    pub above: u64,
-    /// Most entries to examine.
-    pub step: u32,
-    /// Deletes entries up to this number.
-    pub up_to: u64,
-    /// Deletes entries from before this time, in milliseconds since the Unix epoch.
-    pub before_ms: u64,
-}
-
-/// Result of one step of trimming the audit log.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Trimmed {
-    /// Number of deleted entries.
-    pub entries: u64,
-    /// Where the next step begins, if there may be more entries.
-    pub next: Option<u64>,
-}
-
-/// Selects entries of the audit log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AuditPage {
-    /// Entries with greater numbers than this.
-    pub above: u64,
-    /// Entries with smaller numbers than this: the last of them. `None` for the first entries after `above`.
-    pub before: Option<u64>,
-    /// Most entries.
-    pub limit: u32,
-}
-
-impl AuditPage {
-    /// Returns the upper bound within the range of a database's integers.
-    fn below(&self) -> i64 {
-        let most = i64::MAX as u64;
-        self.before.unwrap_or(most).min(most) as i64
-    }
-}
-
-/// The kind of a bearer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum As {
-    /// A person or a program that uses the HTTP API.
-    Client(Role),
-    /// A future node, once.
-    Join,
-    /// The node that the bearer is bound to.
-    Node,
-    /// The dispatcher of the endpoint whose id is the bearer's name.
-    Endpoint,
-}
-
-impl As {
-    /// Whether a new bearer of this kind replaces the earlier one with the same kind, tenant and name.
-    pub fn is_named(self) -> bool {
-        matches!(self, Self::Client(_) | Self::Endpoint)
-    }
-
-    /// Whether both are of the same kind, regardless of their roles.
-    pub fn is_like(self, other: Self) -> bool {
-        std::mem::discriminant(&self) == std::mem::discriminant(&other)
-    }
-
-    /// The kind's name in the store.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Client(role) => role.name(),
-            Self::Join => "join",
-            Self::Node => "node",
-            Self::Endpoint => "endpoint",
-        }
-    }
-
-    /// Parses [`As::name`].
-    fn from_name(name: &str) -> Self {
-        match name {
-            "join" => Self::Join,
-            "endpoint" => Self::Endpoint,
-            other => Role::from_name(other).map_or(Self::Node, Self::Client),
-        }
-    }
-}
-
-/// Returns the SHA-256 of a text. A store contains only this of a token. A token is 256 random bits, so its plain hash
-/// cannot be reversed.
-pub fn hash(text: &str) -> [u8; 32] {
-    Sha256::digest(text).into()
-}
-
-/// A bearer token. The store contains only its SHA-256.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bearer {
-    /// SHA-256 of the token.
-    pub hash: [u8; 32],
-    /// Kind of the bearer.
-    pub speaks: As,
-    /// Tenant of the bearer.
-    pub tenant: TenantId,
-    /// Purpose, for display. A client's token replaces the tenant's earlier one with the same name, and an endpoint's
-    /// token replaces that endpoint's earlier one.
-    pub name: String,
-    /// Whether the bearer may only read.
-    pub read_only: bool,
-    /// The node that it is bound to, or that used it.
-    pub node: Option<NodeId>,
-    /// Expiry, in milliseconds since the Unix epoch.
-    pub expires_at_ms: u64,
-}
-
-/// What happens to the leases of a revoked token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leases {
-    /// They end.
-    End,
-    /// They continue to their own expiry.
-    Keep,
-}
-
 /// State that a manager loads when it starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -467,65 +137,35 @@ pub struct Snapshot {
     pub prices: Prices,
 }
 
-/// A write in progress.
-#[derive(Debug)]
-pub struct Pending<T>(oneshot::Receiver<Result<T, StoreError>>);
-
-impl<T> Pending<T> {
-    /// Returns a write that has completed or failed.
-    pub fn ready(result: Result<T, StoreError>) -> Self {
-        let (sender, receiver) = oneshot::channel();
-        // The receiver exists, so sending cannot fail.
-        let _ = sender.send(result);
-        Self(receiver)
-    }
-
-    /// Waits until the write is durable or has failed. After the time limit, with [`StoreError::Slow`], it may still
-    /// become durable.
-    pub async fn wait(self) -> Result<T, StoreError> {
-        self.within(WRITE_DEADLINE).await
-    }
-
-    /// Like [`Pending::wait`], with another time limit.
-    pub async fn within(self, deadline: Duration) -> Result<T, StoreError> {
-        match tokio::time::timeout(deadline, self.0).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(StoreError::Broken("its writer has stopped".into())),
-            Err(_) => Err(StoreError::Slow),
-        }
-    }
-}
-
-impl<T> From<oneshot::Receiver<Result<T, StoreError>>> for Pending<T> {
-    /// Returns a write whose result the store sends. It fails if the sender is dropped.
-    fn from(result: oneshot::Receiver<Result<T, StoreError>>) -> Self {
-        Self(result)
-    }
-}
-
-/// A store of lease changes.
-pub trait Notes: Send + Sync + 'static {
-    /// Stores changes of leases in this order, all or none, except those that are [`Noted::Stale`] or [`Noted::Over`].
-    fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>>;
+/// Writes changes of leases.
+pub trait LeaseWriter: Send + Sync + 'static {
+    /// Stores changes of leases in this order, all or none, except those that are [`ChangeResult::Stale`] or
+    /// [`ChangeResult::OverQuota`].
+    fn change_leases(&self, changes: Vec<OwnedChange>) -> Pending<Vec<ChangeResult>>;
 }
 
 /// Durable state of a manager. Writes take effect in the order of the calls. Each is kept completely or not at all.
 ///
 /// Some stores serve several managers at once. The other managers receive one manager's changes of tenants, bearers,
-/// prices and nodes as [`News`]. Only the owner of a node keeps its leases in memory, and the next owner loads them.
-/// The methods for several managers do nothing for a single one.
-pub trait Store: Notes {
+/// prices and nodes as [`PeerUpdate`]. Only the owner of a node keeps its leases in memory, and the next owner loads
+/// them. The methods for several managers do nothing for a single one.
+pub trait Store: LeaseWriter {
     /// Loads everything except leases that ended before this time.
     fn load(&self, ended_after_ms: u64) -> Pending<Snapshot>;
 
     /// Registers a node: stores its address and owner, and returns its new epoch. Returns `None` if it is known with
     /// another key. Includes its leases that ended after this time, if it comes from another manager.
-    fn register(&self, address: NodeAddress, capacity: Capacity, ended_after_ms: u64) -> Pending<Option<Registered>>;
+    fn register(
+        &self,
+        address: NodeAddress,
+        capacity: Capacity,
+        ended_after_ms: u64,
+    ) -> Pending<Option<NodeRegistration>>;
 
     /// Books totals of this node's leases under a number of its journal, durably. Returns the last booked number. A
     /// number that is not greater was booked before and changes nothing, whichever manager sends it. The cost of the
     /// leases is added to their tenants' spending in the same transaction.
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked>;
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<BookingResult>;
 
     /// Charges tenants for their tasks, durably. Idempotent: amounts are growing totals, and a total that was already
     /// charged changes nothing. Returns the tenants that were charged.
@@ -538,9 +178,9 @@ pub trait Store: Notes {
     /// its leases.
     fn keep(&self, bearer: Bearer) -> Pending<()>;
 
-    /// Deletes a bearer, durably. With [`Leases::Keep`], its leases no longer end with a token; otherwise the owners of
-    /// their nodes end them.
-    fn revoke(&self, hash: [u8; 32], leases: Leases) -> Pending<()>;
+    /// Deletes a bearer, durably. With [`RevokedLeases::Keep`], its leases no longer end with a token; otherwise the
+    /// owners of their nodes end them.
+    fn revoke(&self, hash: [u8; 32], leases: RevokedLeases) -> Pending<()>;
 
     /// Stores a tenant's limits under its name, durably, with the id `new` if the name is new. Does not change its
     /// spending.
@@ -563,7 +203,7 @@ pub trait Store: Notes {
     fn audit_surplus(&self, most_bytes: u64) -> Pending<u64>;
 
     /// Performs one step of trimming the audit log.
-    fn trim_audit(&self, trim: AuditTrim) -> Pending<Trimmed>;
+    fn trim_audit(&self, trim: AuditTrim) -> Pending<TrimResult>;
 
     /// Uses up a join token for a node and stores that node's only credential, durably. Returns false if the token does
     /// not exist, has expired, or was used by another node. The same node may repeat the call, because its response may
@@ -577,15 +217,15 @@ pub trait Store: Notes {
     }
 
     /// Takes over the nodes of a manager that has been silent for `_silent`, and returns them.
-    fn adopt(&self, _from: PublicKey, _silent: Duration, _ended_after_ms: u64) -> Pending<Adopted> {
-        Pending::ready(Ok(Adopted::default()))
+    fn adopt(&self, _from: PublicKey, _silent: Duration, _ended_after_ms: u64) -> Pending<AdoptedNodes> {
+        Pending::ready(Ok(AdoptedNodes::default()))
     }
 
-    /// Sends news to the other managers.
-    fn tell(&self, _news: Vec<News>) {}
+    /// Sends updates to the other managers.
+    fn publish(&self, _updates: Vec<PeerUpdate>) {}
 
     /// Returns a receiver of the other managers' changes from now on. It can be taken once.
-    fn news(&self) -> Option<mpsc::Receiver<News>> {
+    fn peer_updates(&self) -> Option<mpsc::Receiver<PeerUpdate>> {
         None
     }
 

@@ -1,15 +1,16 @@
 //! A store in PostgreSQL that several managers share.
 //!
-//! Each manager has three connections: one that writes, one that reads, and one that receives notifications. [`books`]
-//! implements grants and bookings; the other operations are rare and simple.
+//! Each manager has three connections: one that writes, one that reads, and one that receives notifications.
+//! [`lease_batch`] implements grants and bookings; the other operations are rare and simple.
 
-mod backlog;
-mod books;
+mod commit_mark;
 mod connect;
 mod faults;
+mod lease_batch;
 mod listener;
-mod mark;
+mod nodes;
 mod reader;
+mod retry_queue;
 mod rows;
 mod schema;
 mod tasks;
@@ -34,18 +35,19 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use self::books::{Done, Entry};
-use self::connect::{Address, Link};
+use self::connect::{Address, Session};
 use self::faults::Fault;
+use self::lease_batch::{Entry, EntryResult};
 use self::listener::NOTIFY;
 use self::reader::Reader;
-use self::rows::{json, lease_columns, node_columns, signed, tenant_columns};
-use self::writer::{Action, What, Write};
-use super::{
-    AUDIT_ENTRY_BYTES, Adopted, As, AuditPage, AuditTrim, Bearer, BillQuery, Booked, LeaseRecord, Leases, News, Note,
-    Noted, Notes, Peer, Pending, Presence, Registered, Snapshot, Store, StoreError, TenantRecord, Trimmed,
-};
+use self::rows::{json, node_columns, signed, tenant_columns};
+use self::writer::{Action, Write, WriteKind};
 use crate::system::random;
+use crate::{
+    AUDIT_ENTRY_BYTES, AdoptedNodes, AuditPage, AuditTrim, Bearer, BearerKind, BillQuery, BookingResult, ChangeResult,
+    LeaseRecord, LeaseWriter, NodeRegistration, OwnedChange, Peer, PeerUpdate, Pending, Presence, RevokedLeases,
+    Snapshot, Store, StoreError, TenantRecord, TrimResult,
+};
 
 pub use self::tasks::{PostgresTasks, SharedTasks, TasksOwner};
 
@@ -54,15 +56,15 @@ const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LAST_WAIT: Duration = Duration::from_secs(1);
 /// Time limit of a transaction. The server's own limit for a statement is slightly shorter.
 const STATEMENT_DEADLINE: Duration = Duration::from_secs(9);
-/// Most news that wait for the manager.
-const MAX_NEWS: usize = 4_096;
+/// Most updates that wait for the manager.
+const MAX_UPDATES: usize = 4_096;
 
 /// A store in a database. Dropping it closes its connections.
 pub struct PostgresStore {
     me: PublicKey,
     writes: mpsc::UnboundedSender<Write>,
     reader: Reader,
-    news: Mutex<Option<mpsc::Receiver<News>>>,
+    updates: Mutex<Option<mpsc::Receiver<PeerUpdate>>>,
     listener: JoinHandle<()>,
     name: String,
     counting: Option<JoinHandle<()>>,
@@ -75,16 +77,16 @@ impl PostgresStore {
         reader::check(&address).await?;
         tracing::info!(database = address.describe(), "connected");
         let (writes, queue) = mpsc::unbounded_channel();
-        let (told, news) = mpsc::channel(MAX_NEWS);
+        let (sender, updates) = mpsc::channel(MAX_UPDATES);
         // The task ends when all requested writes are done.
         tokio::spawn(writer::write(address.clone(), me, queue));
         Ok(Self {
             me,
             writes,
             reader: Reader::new(address.clone()),
-            news: Mutex::new(Some(news)),
+            updates: Mutex::new(Some(updates)),
             name: address.describe(),
-            listener: tokio::spawn(listener::listen(address, me, told)),
+            listener: tokio::spawn(listener::listen(address, me, sender)),
             counting: None,
         })
     }
@@ -92,12 +94,12 @@ impl PostgresStore {
     /// Refuses a database that is older than, or different from, the one that this state directory knows, unless
     /// `accept_loss` is set.
     pub async fn compare(&mut self, state_dir: &Path, accept_loss: bool) -> Result<(), StoreError> {
-        let mark = mark::compare(&self.reader, self.name.clone(), state_dir, accept_loss).await?;
-        self.counting = Some(tokio::spawn(mark::keep(self.reader.clone(), mark)));
+        let mark = commit_mark::compare(&self.reader, self.name.clone(), state_dir, accept_loss).await?;
+        self.counting = Some(tokio::spawn(commit_mark::keep(self.reader.clone(), mark)));
         Ok(())
     }
 
-    fn push(&self, what: What) {
+    fn push(&self, what: WriteKind) {
         // If the writer has ended, the reply is dropped with the write, and the caller gets an error.
         let _ = self.writes.send(Write {
             since: Instant::now(),
@@ -106,28 +108,28 @@ impl PostgresStore {
     }
 
     /// Queues an entry that is decided here and written together with others.
-    fn together<T: Send + 'static>(&self, entry: Entry, read: fn(Done) -> Option<T>) -> Pending<T> {
+    fn write_batched<T: Send + 'static>(&self, entry: Entry, read: fn(EntryResult) -> Option<T>) -> Pending<T> {
         let (reply, done) = oneshot::channel();
-        self.push(What::Together(entry, reply));
-        let (answer, receiver) = oneshot::channel();
+        self.push(WriteKind::Batched(entry, reply));
+        let (sender, receiver) = oneshot::channel();
         tokio::spawn(async move {
-            let wrong = || StoreError::Broken("a write was answered by another's answer".into());
+            let wrong = || StoreError::Broken("a write got the result of another write".into());
             let done = match done.await {
                 Ok(done) => done.and_then(|done| read(done).ok_or_else(wrong)),
                 Err(_) => Err(StoreError::Broken("its writer has stopped".into())),
             };
-            let _ = answer.send(done);
+            let _ = sender.send(done);
         });
         Pending(receiver)
     }
 
-    fn alone<T, F>(&self, action: F) -> Pending<T>
+    fn write_separately<T, F>(&self, action: F) -> Pending<T>
     where
         T: Send + 'static,
-        F: for<'a> Fn(&'a Link) -> BoxFuture<'a, Result<T, Fault>> + Send + 'static,
+        F: for<'a> Fn(&'a Session) -> BoxFuture<'a, Result<T, Fault>> + Send + 'static,
     {
         let (reply, receiver) = oneshot::channel();
-        self.push(What::Alone(Box::new(Action {
+        self.push(WriteKind::Separate(Box::new(Action {
             action,
             outcome: None,
             reply,
@@ -145,145 +147,40 @@ impl Drop for PostgresStore {
     }
 }
 
-/// Sends news to the other managers when this transaction commits.
-async fn tell(link: &Link, me: PublicKey, news: &[News]) -> Result<(), Fault> {
-    for payload in listener::payloads(me, news) {
-        link.execute(NOTIFY, &[&payload]).await?;
+/// Sends updates to the other managers when this transaction commits.
+async fn publish(session: &Session, me: PublicKey, updates: &[PeerUpdate]) -> Result<(), Fault> {
+    for payload in listener::payloads(me, updates) {
+        session.execute(NOTIFY, &[&payload]).await?;
     }
     Ok(())
 }
 
-async fn keep(link: &Link, bearer: &Bearer) -> Result<(), Fault> {
+async fn keep(session: &Session, bearer: &Bearer) -> Result<(), Fault> {
     let node = bearer.node.map(|node| node.0.to_vec());
-    link.execute(
-        "INSERT INTO bearers (hash, role, tenant, node, expires_at_ms, name, read_only)
+    session
+        .execute(
+            "INSERT INTO bearers (hash, role, tenant, node, expires_at_ms, name, read_only)
          VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (hash) DO UPDATE SET role = excluded.role,
          tenant = excluded.tenant, node = excluded.node, expires_at_ms = excluded.expires_at_ms, name = excluded.name,
          read_only = excluded.read_only",
-        &[
-            &bearer.hash.as_slice(),
-            &bearer.speaks.name(),
-            &bearer.tenant.0.as_slice(),
-            &node,
-            &signed(bearer.expires_at_ms),
-            &bearer.name,
-            &bearer.read_only,
-        ],
-    )
-    .await?;
+            &[
+                &bearer.hash.as_slice(),
+                &bearer.kind.name(),
+                &bearer.tenant.0.as_slice(),
+                &node,
+                &signed(bearer.expires_at_ms),
+                &bearer.name,
+                &bearer.read_only,
+            ],
+        )
+        .await?;
     Ok(())
 }
 
-async fn register(
-    link: &Link,
-    me: PublicKey,
-    address: &NodeAddress,
-    capacity: Capacity,
-    ended_after_ms: u64,
-) -> Result<Option<Registered>, Fault> {
-    let id = address.id.0.as_slice();
-    let owner = me.0.as_slice();
-    // The row exists and is locked until the transaction ends, even if other managers want it.
-    let sql = "INSERT INTO nodes (id, key, address, capacity, epoch, manager) VALUES ($1, $2, $3, $4, 0, $5)
-        ON CONFLICT (id) DO NOTHING";
-    let (key, json_address) = (address.key.0.as_slice(), json(address));
-    let capacity = json(&capacity);
-    let is_new = link
-        .execute(sql, &[&id, &key, &json_address, &capacity, &owner])
-        .await?
-        > 0;
-    let known = link
-        .query("SELECT key, manager FROM nodes WHERE id = $1 FOR UPDATE", &[&id])
-        .await?;
-    let Some(known) = known.first() else { return Ok(None) };
-    if rows::bytes(known, 0)? != address.key.0 {
-        return Ok(None);
-    }
-    let moved = !is_new && rows::bytes(known, 1)? != me.0;
-    let sql = concat!(
-        "UPDATE nodes SET address = $2, capacity = $3, manager = $4, epoch = epoch + 1 WHERE id = $1 RETURNING ",
-        node_columns!()
-    );
-    let updated = link.query(sql, &[&id, &json_address, &capacity, &owner]).await?;
-    let Some(row) = updated.first() else { return Ok(None) };
-    let record = rows::node(row)?;
-    let leases = match moved {
-        true => {
-            let sql = concat!(
-                "SELECT ",
-                lease_columns!(),
-                " FROM leases WHERE node = $1 AND (ended_at_ms = 0 OR ended_at_ms >= $2)"
-            );
-            let found = link.query(sql, &[&id, &signed(ended_after_ms)]).await?;
-            Some(found.iter().map(rows::lease).collect::<Result<_, _>>()?)
-        }
-        false => None,
-    };
-    tell(link, me, &[News::Node(record.clone())]).await?;
-    Ok(Some(Registered {
-        epoch: record.epoch,
-        booked: record.booked,
-        reclaimed: record.reclaimed,
-        leases,
-    }))
-}
-
-async fn adopt(link: &Link, me: PublicKey, from: PublicKey, silent: Duration, since_ms: u64) -> Result<Adopted, Fault> {
-    let silent_ms = signed(u64::try_from(silent.as_millis()).unwrap_or(u64::MAX));
-    let sql = concat!(
-        "UPDATE nodes SET manager = $1, epoch = epoch + 1 WHERE manager = $2 AND NOT EXISTS (SELECT FROM managers
-        WHERE key = $2 AND seen > now() - $3::BIGINT * INTERVAL '1 millisecond') RETURNING ",
-        node_columns!()
-    );
-    let adopted = link
-        .query(sql, &[&me.0.as_slice(), &from.0.as_slice(), &silent_ms])
-        .await?;
-    let nodes = adopted.iter().map(rows::node).collect::<Result<Vec<_>, _>>()?;
-    if nodes.is_empty() {
-        return Ok(Adopted::default());
-    }
-    let ids: Vec<Vec<u8>> = nodes.iter().map(|node| node.address.id.0.to_vec()).collect();
-    let sql = concat!(
-        "SELECT ",
-        lease_columns!(),
-        " FROM leases WHERE node = ANY($1) AND (ended_at_ms = 0 OR ended_at_ms >= $2)"
-    );
-    let found = link.query(sql, &[&ids, &signed(since_ms)]).await?;
-    let leases = found.iter().map(rows::lease).collect::<Result<_, _>>()?;
-    let news: Vec<News> = nodes.iter().cloned().map(News::Node).collect();
-    tell(link, me, &news).await?;
-    Ok(Adopted { nodes, leases })
-}
-
-async fn present(link: &Link, me: PublicKey, said: &Presence) -> Result<Vec<Peer>, Fault> {
-    link.execute(
-        "INSERT INTO managers (key, url, ca_pem, free, seen) VALUES ($1, $2, $3, $4, now())
-         ON CONFLICT (key) DO UPDATE SET url = $2, ca_pem = $3, free = $4, seen = now()",
-        &[&me.0.as_slice(), &said.url, &said.ca_pem, &json(&said.free)],
-    )
-    .await?;
-    let sql =
-        "SELECT key, url, ca_pem, free, greatest(0, 1000 * extract(epoch FROM now() - seen))::BIGINT FROM managers
-        WHERE key <> $1 ORDER BY key";
-    let found = link.query(sql, &[&me.0.as_slice()]).await?;
-    let peer = |row: &tokio_postgres::Row| {
-        Ok(Peer {
-            key: PublicKey(rows::bytes(row, 0)?),
-            presence: Presence {
-                url: row.try_get(1)?,
-                ca_pem: row.try_get(2)?,
-                free: rows::parsed(row, 3)?,
-            },
-            silent_ms: rows::unsigned(row, 4)?,
-        })
-    };
-    found.iter().map(peer).collect()
-}
-
-impl Notes for PostgresStore {
-    fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>> {
-        self.together(Entry::Notes(notes), |done| match done {
-            Done::Noted(noted) => Some(noted),
+impl LeaseWriter for PostgresStore {
+    fn change_leases(&self, changes: Vec<OwnedChange>) -> Pending<Vec<ChangeResult>> {
+        self.write_batched(Entry::Changes(changes), |done| match done {
+            EntryResult::Changed(results) => Some(results),
             _ => None,
         })
     }
@@ -293,20 +190,25 @@ impl Store for PostgresStore {
     fn load(&self, ended_after_ms: u64) -> Pending<Snapshot> {
         let me = self.me;
         self.reader
-            .read(move |link| async move { reader::read_all(&link, me, ended_after_ms).await }.boxed())
+            .read(move |session| async move { reader::read_all(&session, me, ended_after_ms).await }.boxed())
     }
 
-    fn register(&self, address: NodeAddress, capacity: Capacity, ended_after_ms: u64) -> Pending<Option<Registered>> {
+    fn register(
+        &self,
+        address: NodeAddress,
+        capacity: Capacity,
+        ended_after_ms: u64,
+    ) -> Pending<Option<NodeRegistration>> {
         let me = self.me;
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             let address = address.clone();
-            async move { register(link, me, &address, capacity, ended_after_ms).await }.boxed()
+            async move { nodes::register(session, me, &address, capacity, ended_after_ms).await }.boxed()
         })
     }
 
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked> {
-        self.together(Entry::Book(node, sequence, totals), |done| match done {
-            Done::Booked(booked) => Some(booked),
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<BookingResult> {
+        self.write_batched(Entry::Book(node, sequence, totals), |done| match done {
+            EntryResult::Charged(booked) => Some(booked),
             _ => None,
         })
     }
@@ -315,7 +217,7 @@ impl Store for PostgresStore {
         let me = self.me;
         // In the order in which bookings lock them.
         totals.sort_unstable();
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             let totals = totals.clone();
             async move {
                 let sql = concat!(
@@ -325,11 +227,11 @@ impl Store for PostgresStore {
                 );
                 let mut charged = Vec::new();
                 for (tenant, total) in totals {
-                    let found = link.query(sql, &[&tenant.0.as_slice(), &signed(total)]).await?;
+                    let found = session.query(sql, &[&tenant.0.as_slice(), &signed(total)]).await?;
                     charged.extend(found.first().map(rows::tenant).transpose()?);
                 }
-                let news: Vec<News> = charged.iter().cloned().map(News::Tenant).collect();
-                tell(link, me, &news).await?;
+                let updates: Vec<PeerUpdate> = charged.iter().cloned().map(PeerUpdate::Tenant).collect();
+                publish(session, me, &updates).await?;
                 Ok(charged)
             }
             .boxed()
@@ -338,15 +240,15 @@ impl Store for PostgresStore {
 
     fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()> {
         let me = self.me;
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             async move {
                 let sql = concat!(
                     "UPDATE nodes SET reclaimed = $2 WHERE id = $1 RETURNING ",
                     node_columns!()
                 );
-                let updated = link.query(sql, &[&node.0.as_slice(), &reclaimed]).await?;
+                let updated = session.query(sql, &[&node.0.as_slice(), &reclaimed]).await?;
                 match updated.first() {
-                    Some(row) => tell(link, me, &[News::Node(rows::node(row)?)]).await,
+                    Some(row) => publish(session, me, &[PeerUpdate::Node(rows::node(row)?)]).await,
                     None => Ok(()),
                 }
             }
@@ -356,41 +258,44 @@ impl Store for PostgresStore {
 
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         let me = self.me;
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             let bearer = bearer.clone();
             async move {
-                if bearer.speaks.is_named() {
+                if bearer.kind.is_named() {
                     let sql = "DELETE FROM bearers WHERE tenant = $1 AND name = $2 AND role NOT IN ('join', 'node')
                                AND (role = 'endpoint') = $3 RETURNING hash";
-                    let of_endpoint = bearer.speaks == As::Endpoint;
-                    let replaced = link
+                    let of_endpoint = bearer.kind == BearerKind::Endpoint;
+                    let replaced = session
                         .query(sql, &[&bearer.tenant.0.as_slice(), &bearer.name, &of_endpoint])
                         .await?;
                     for row in &replaced {
                         let from: [u8; 32] = rows::bytes(row, 0)?;
-                        link.execute(rows::REBIND_LEASES, &[&from.as_slice(), &bearer.hash.as_slice()])
+                        session
+                            .execute(rows::REBIND_LEASES, &[&from.as_slice(), &bearer.hash.as_slice()])
                             .await?;
                     }
                 }
-                keep(link, &bearer).await?;
-                tell(link, me, &[News::Bearer(bearer)]).await
+                keep(session, &bearer).await?;
+                publish(session, me, &[PeerUpdate::Bearer(bearer)]).await
             }
             .boxed()
         })
     }
 
-    fn revoke(&self, hash: [u8; 32], leases: Leases) -> Pending<()> {
+    fn revoke(&self, hash: [u8; 32], leases: RevokedLeases) -> Pending<()> {
         let me = self.me;
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             async move {
-                link.execute("DELETE FROM bearers WHERE hash = $1", &[&hash.as_slice()])
+                session
+                    .execute("DELETE FROM bearers WHERE hash = $1", &[&hash.as_slice()])
                     .await?;
-                if leases == Leases::End {
-                    return tell(link, me, &[News::Revoked(hash)]).await;
+                if leases == RevokedLeases::End {
+                    return publish(session, me, &[PeerUpdate::Revoked(hash)]).await;
                 }
-                link.execute(rows::REBIND_LEASES, &[&hash.as_slice(), &None::<Vec<u8>>])
+                session
+                    .execute(rows::REBIND_LEASES, &[&hash.as_slice(), &None::<Vec<u8>>])
                     .await?;
-                tell(link, me, &[News::LeasesKept(hash), News::Revoked(hash)]).await
+                publish(session, me, &[PeerUpdate::LeasesKept(hash), PeerUpdate::Revoked(hash)]).await
             }
             .boxed()
         })
@@ -398,7 +303,7 @@ impl Store for PostgresStore {
 
     fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord> {
         let me = self.me;
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             let name = name.clone();
             async move {
                 let sql = concat!(
@@ -406,10 +311,10 @@ impl Store for PostgresStore {
                     ON CONFLICT (name) DO UPDATE SET spec = $3 RETURNING ",
                     tenant_columns!()
                 );
-                let kept = link.query(sql, &[&new.0.as_slice(), &name, &json(&spec)]).await?;
+                let kept = session.query(sql, &[&new.0.as_slice(), &name, &json(&spec)]).await?;
                 let missing = || Fault::Refused(StoreError::Broken("a tenant was not kept".into()));
                 let record = rows::tenant(kept.first().ok_or_else(missing)?)?;
-                tell(link, me, &[News::Tenant(record.clone())]).await?;
+                publish(session, me, &[PeerUpdate::Tenant(record.clone())]).await?;
                 Ok(record)
             }
             .boxed()
@@ -418,11 +323,11 @@ impl Store for PostgresStore {
 
     fn prices(&self, prices: Prices) -> Pending<()> {
         let me = self.me;
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             async move {
                 let sql = "INSERT INTO site (prices) VALUES ($1) ON CONFLICT (one) DO UPDATE SET prices = $1";
-                link.execute(sql, &[&json(&prices)]).await?;
-                tell(link, me, &[News::Prices(prices)]).await
+                session.execute(sql, &[&json(&prices)]).await?;
+                publish(session, me, &[PeerUpdate::Prices(prices)]).await
             }
             .boxed()
         })
@@ -430,29 +335,30 @@ impl Store for PostgresStore {
 
     fn bill(&self, query: BillQuery) -> Pending<Vec<LeaseRecord>> {
         self.reader
-            .read(move |link| async move { reader::bill(&link, query).await }.boxed())
+            .read(move |session| async move { reader::bill(&session, query).await }.boxed())
     }
 
     fn audit(&self, entry: AuditEntry) -> Pending<()> {
         // Distinguishes a repetition from another entry with the same content.
         let written: [u8; 16] = random();
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             let entry = entry.clone();
             async move {
-                link.execute(
-                    "INSERT INTO audit (written, at_ms, tenant, token, action, subject, details)
+                session
+                    .execute(
+                        "INSERT INTO audit (written, at_ms, tenant, token, action, subject, details)
                      VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (written) DO NOTHING",
-                    &[
-                        &written.as_slice(),
-                        &signed(entry.at_ms),
-                        &entry.tenant.0.as_slice(),
-                        &entry.token,
-                        &entry.action,
-                        &entry.subject,
-                        &entry.details,
-                    ],
-                )
-                .await?;
+                        &[
+                            &written.as_slice(),
+                            &signed(entry.at_ms),
+                            &entry.tenant.0.as_slice(),
+                            &entry.token,
+                            &entry.action,
+                            &entry.subject,
+                            &entry.details,
+                        ],
+                    )
+                    .await?;
                 Ok(())
             }
             .boxed()
@@ -461,39 +367,39 @@ impl Store for PostgresStore {
 
     fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>> {
         self.reader
-            .read(move |link| async move { reader::audited(&link, page).await }.boxed())
+            .read(move |session| async move { reader::audited(&session, page).await }.boxed())
     }
 
     fn audit_surplus(&self, most_bytes: u64) -> Pending<u64> {
         // The sum follows the index, so rows behind the first wanted one are not read.
         const SURPLUS: &str = "SELECT number FROM (SELECT number, sum(octet_length(subject) + octet_length(details) + $2::BIGINT)
             OVER (ORDER BY number DESC) AS total FROM audit) AS sums WHERE total > $1::BIGINT ORDER BY number DESC LIMIT 1";
-        self.reader.read(move |link| {
+        self.reader.read(move |session| {
             async move {
                 let bounds = (signed(most_bytes), signed(AUDIT_ENTRY_BYTES));
-                let found = link.query(SURPLUS, &[&bounds.0, &bounds.1]).await?;
+                let found = session.query(SURPLUS, &[&bounds.0, &bounds.1]).await?;
                 found.first().map_or(Ok(0), |row| rows::unsigned(row, 0))
             }
             .boxed()
         })
     }
 
-    fn trim_audit(&self, trim: AuditTrim) -> Pending<Trimmed> {
-        const LOOK: &str =
+    fn trim_audit(&self, trim: AuditTrim) -> Pending<TrimResult> {
+        const LIST_STEP: &str =
             "SELECT count(*), max(number) FROM (SELECT number FROM audit WHERE number > $1 ORDER BY number LIMIT $2)
             AS looked_at";
         const TRIM: &str = "DELETE FROM audit WHERE number > $1 AND number <= $2 AND (number <= $3 OR at_ms < $4)";
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             async move {
                 let (above, step) = (signed(trim.above), i64::from(trim.step));
-                let found = link.query(LOOK, &[&above, &step]).await?;
+                let found = session.query(LIST_STEP, &[&above, &step]).await?;
                 let Some(row) = found.first() else {
-                    return Ok(Trimmed::default());
+                    return Ok(TrimResult::default());
                 };
                 let (looked_at, last): (i64, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
                 let (up_to, before_ms) = (signed(trim.up_to), signed(trim.before_ms));
-                Ok(Trimmed {
-                    entries: link.execute(TRIM, &[&above, &last, &up_to, &before_ms]).await?,
+                Ok(TrimResult {
+                    entries: session.execute(TRIM, &[&above, &last, &up_to, &before_ms]).await?,
                     next: last.filter(|_| looked_at == step).map(i64::unsigned_abs),
                 })
             }
@@ -503,60 +409,63 @@ impl Store for PostgresStore {
 
     fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool> {
         let me = self.me;
-        self.alone(move |link| {
+        self.write_separately(move |session| {
             let credential = credential.clone();
             async move {
                 let node = credential.node.map(|node| node.0.to_vec());
                 let sql = "UPDATE bearers SET node = $2 WHERE hash = $1 AND role = 'join' AND expires_at_ms > $3
                     AND (node IS NULL OR node = $2)";
-                let used = link
+                let used = session
                     .execute(sql, &[&join_hash.as_slice(), &node, &signed(now_ms)])
                     .await?;
                 if used == 0 {
                     return Ok(false);
                 }
-                link.execute("DELETE FROM bearers WHERE role = 'node' AND node = $1", &[&node])
+                session
+                    .execute("DELETE FROM bearers WHERE role = 'node' AND node = $1", &[&node])
                     .await?;
-                keep(link, &credential).await?;
-                tell(link, me, &[News::Bearer(credential)]).await?;
+                keep(session, &credential).await?;
+                publish(session, me, &[PeerUpdate::Bearer(credential)]).await?;
                 Ok(true)
             }
             .boxed()
         })
     }
 
-    fn present(&self, said: Presence) -> Option<Pending<Vec<Peer>>> {
+    fn present(&self, presence: Presence) -> Option<Pending<Vec<Peer>>> {
         let me = self.me;
-        Some(self.alone(move |link| {
-            let said = said.clone();
-            async move { present(link, me, &said).await }.boxed()
+        Some(self.write_separately(move |session| {
+            let presence = presence.clone();
+            async move { nodes::present(session, me, &presence).await }.boxed()
         }))
     }
 
-    fn adopt(&self, from: PublicKey, silent: Duration, ended_after_ms: u64) -> Pending<Adopted> {
+    fn adopt(&self, from: PublicKey, silent: Duration, ended_after_ms: u64) -> Pending<AdoptedNodes> {
         let me = self.me;
-        self.alone(move |link| async move { adopt(link, me, from, silent, ended_after_ms).await }.boxed())
+        self.write_separately(move |session| {
+            async move { nodes::adopt(session, me, from, silent, ended_after_ms).await }.boxed()
+        })
     }
 
-    fn tell(&self, news: Vec<News>) {
+    fn publish(&self, updates: Vec<PeerUpdate>) {
         let (reply, _) = oneshot::channel();
-        self.push(What::Together(Entry::Tell(news), reply));
+        self.push(WriteKind::Batched(Entry::Publish(updates), reply));
     }
 
-    fn news(&self) -> Option<mpsc::Receiver<News>> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn peer_updates(&self) -> Option<mpsc::Receiver<PeerUpdate>> {
+        self.updates.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn others(&self, lease: Option<LeaseId>, ended_after_ms: u64) -> Pending<Vec<LeaseRecord>> {
         let me = self.me;
         self.reader
-            .read(move |link| async move { reader::others(&link, me, lease, ended_after_ms).await }.boxed())
+            .read(move |session| async move { reader::others(&session, me, lease, ended_after_ms).await }.boxed())
     }
 
     fn held(&self) -> Option<Pending<Vec<(TenantId, Held)>>> {
         Some(
             self.reader
-                .read(move |link| async move { reader::held(&link).await }.boxed()),
+                .read(move |session| async move { reader::held(&session).await }.boxed()),
         )
     }
 }

@@ -10,7 +10,8 @@ pub fn now_ms() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Returns the milliseconds since this machine was booted, including suspended time. Setting the clock does not change it.
+/// Returns the milliseconds since this machine was booted, including suspended time. Setting the clock does not change
+/// it.
 pub fn since_boot_ms() -> u64 {
     let since = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(since.tv_sec * 1_000 + since.tv_nsec / 1_000_000).unwrap_or_default()
@@ -21,8 +22,8 @@ pub fn booted_at_ms() -> u64 {
     now_ms().saturating_sub(since_boot_ms())
 }
 
-/// Returns the wall clock, or what it would be if nobody had set it since this process first called this, whichever is
-/// earlier. Retention uses it: a clock that is set ahead must not remove anything too soon.
+/// Returns the wall clock, in milliseconds since the Unix epoch, but never later than it would be had it not been set
+/// since the first call. Retention uses it: setting the clock ahead must not delete anything too soon.
 pub fn cautious_ms() -> u64 {
     static BOOTED_AT_MS: LazyLock<u64> = LazyLock::new(booted_at_ms);
     now_ms().min(*BOOTED_AT_MS + since_boot_ms())

@@ -12,18 +12,18 @@ use dayfly_protocol::tasks::{OutputPiece, ResultOrigin, TaskCounts, TaskOutcome}
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
-use super::accounts::{SharingStore, Usage, UsageKey};
 use super::flows::FlowStore;
+use super::teams::{TeamStore, Usage, UsageKey};
 use super::triggers::TriggerStore;
 
 /// Target size of one page of outcomes in bytes. A single larger outcome is still returned.
 pub const PAGE_BYTES: usize = 8 << 20;
 
 /// Tasks that one step of a list examines.
-pub const LOOK: u32 = 10_000;
+pub const LIST_STEP: u32 = 10_000;
 /// Tasks that one step of counting examines. It is smaller because the store reads a task's times after its result,
 /// which may be long.
-pub const TALLIED: u32 = 1_000;
+pub const TALLY_STEP: u32 = 1_000;
 
 /// Properties of a function, without its code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ pub struct AccountOf {
 
 /// The columns of an endpoint that are stored as JSON.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct KeptEndpoint {
+pub(crate) struct StoredEndpoint {
     #[serde(flatten)]
     spec: EndpointSpec,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -101,16 +101,16 @@ pub(crate) struct KeptEndpoint {
 
 impl EndpointRecord {
     /// Returns the part that is stored as JSON.
-    pub(crate) fn kept(&self) -> KeptEndpoint {
-        KeptEndpoint {
+    pub(crate) fn stored(&self) -> StoredEndpoint {
+        StoredEndpoint {
             spec: self.spec.clone(),
             of: self.of,
         }
     }
 
     /// Assembles a record from its columns.
-    pub(crate) fn of_kept(id: EndpointId, name: String, tenant: TenantId, kept: KeptEndpoint) -> Self {
-        let KeptEndpoint { spec, of } = kept;
+    pub(crate) fn from_stored(id: EndpointId, name: String, tenant: TenantId, stored: StoredEndpoint) -> Self {
+        let StoredEndpoint { spec, of } = stored;
         Self {
             id,
             name,
@@ -156,7 +156,7 @@ pub struct TaskSpec {
 
 /// Inputs of an execution.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Given {
+pub struct TaskInputs {
     /// Arguments of the function.
     pub arguments: Payload,
     /// Results of the dependencies, if they are passed; `None` for a task that was deleted.
@@ -165,7 +165,7 @@ pub struct Given {
     pub ran: Vec<Option<ResultOrigin>>,
 }
 
-impl Given {
+impl TaskInputs {
     /// Inline bytes of all inputs.
     pub fn inline_bytes(&self) -> usize {
         let parts = self.answers.iter().flatten().chain([&self.arguments]);
@@ -246,7 +246,7 @@ pub struct TaskQuery {
     /// Tasks that run one of these functions.
     pub functions: Option<Vec<FunctionId>>,
     /// Ended tasks with such an outcome.
-    pub ended: Option<How>,
+    pub ended: Option<OutcomeFilter>,
     /// Earlier tasks than this one, the last of the previous page.
     pub before: Option<TaskId>,
     /// Most tasks.
@@ -255,7 +255,7 @@ pub struct TaskQuery {
 
 /// Selects task ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Like {
+pub struct IdQuery {
     /// Tasks of this tenant.
     pub tenant: Option<TenantId>,
     /// Digits with which the ids begin or end.
@@ -268,7 +268,7 @@ pub struct Like {
 
 /// The last part of a task's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptOutput {
+pub struct StoredOutput {
     /// Id of the task.
     pub task: TaskId,
     /// The endpoint that ran it.
@@ -279,14 +279,14 @@ pub struct KeptOutput {
     pub pieces: Vec<OutputPiece>,
 }
 
-impl KeptOutput {
+impl StoredOutput {
     /// Returns the pieces encoded for one column.
     pub(crate) fn packed(&self) -> Vec<u8> {
         // MessagePack can encode any bytes.
         rmp_serde::to_vec_named(&self.pieces).unwrap_or_default()
     }
 
-    /// Decodes [`KeptOutput::packed`]. Returns nothing if it is malformed.
+    /// Decodes [`StoredOutput::packed`]. Returns nothing if it is malformed.
     pub(crate) fn unpacked(column: &[u8]) -> Vec<OutputPiece> {
         rmp_serde::from_slice(column).unwrap_or_default()
     }
@@ -294,25 +294,25 @@ impl KeptOutput {
 
 /// Result of one step of deleting old tasks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Passed {
+pub struct ExpiryStep {
     /// Where the next step begins, if there may be more tasks.
     pub next: Option<TaskId>,
     /// Functions of all examined tasks, each once.
     pub functions: Vec<FunctionId>,
     /// Bytes of deleted output, by tenant.
-    pub printed: Vec<(TenantId, u64)>,
+    pub output_bytes: Vec<(TenantId, u64)>,
 }
 
 /// A task that was deleted at its owner's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gone {
+pub struct DeletedTask {
     /// Id of the task.
     pub id: TaskId,
     pub tag: String,
     /// See [`TaskSpec::memo`].
     pub memo: Option<[u8; 32]>,
     /// Bytes of deleted output.
-    pub printed_bytes: u64,
+    pub output_bytes: u64,
 }
 
 /// A result that other tasks may use.
@@ -327,11 +327,11 @@ pub struct Memoized {
 
 /// Outcomes that a query selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum OutcomeFilter {
     /// Any outcome.
-    Somehow,
+    Any,
     /// Success.
-    Well,
+    Succeeded,
     /// Failure.
     Failed,
 }
@@ -363,14 +363,14 @@ pub struct TaskSnapshot {
     /// Bytes in the content store, by tenant.
     pub contents: Vec<(TenantId, u64)>,
     /// Bytes of stored output, by tenant.
-    pub printed: Vec<(TenantId, u64)>,
+    pub output_bytes: Vec<(TenantId, u64)>,
     /// Total cost of tasks in billionths, by tenant.
     pub costs: Vec<(TenantId, u64)>,
 }
 
 /// Durable state of functions and tasks. Writes take effect in the order of the calls. Each is kept completely or not
 /// at all.
-pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'static {
+pub trait TaskStore: TriggerStore + FlowStore + TeamStore + Send + Sync + 'static {
     /// Releases the tasks to another manager. Every later write is [refused](super::StoreError::Moved).
     fn release(&self) -> Pending<()> {
         Pending::ready(Ok(()))
@@ -405,7 +405,7 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     fn enqueue(&self, tasks: Vec<NewTask>) -> Pending<Vec<bool>>;
 
     /// Records executions that are about to begin. Returns the inputs of those whose flag is set.
-    fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<Given>>;
+    fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<TaskInputs>>;
 
     /// Returns how tasks ended; `None` for unfinished and unknown ones.
     fn endings(&self, tasks: Vec<TaskId>) -> Pending<Vec<Option<Ending>>>;
@@ -416,10 +416,10 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     /// Stores the output of ended tasks and replaces earlier output. Ignores tasks of other endpoints than the one
     /// named, and those of the tenants in `full`, which have too much output. Returns the change in stored bytes by
     /// tenant.
-    fn keep_printed(&self, printed: Vec<KeptOutput>, full: Vec<TenantId>) -> Pending<Vec<(TenantId, i64)>>;
+    fn keep_output(&self, outputs: Vec<StoredOutput>, full: Vec<TenantId>) -> Pending<Vec<(TenantId, i64)>>;
 
     /// Returns the stored output of a task: the offset of its first byte, and the pieces.
-    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<OutputPiece>)>>;
+    fn output(&self, task: TaskId) -> Pending<Option<(u64, Vec<OutputPiece>)>>;
 
     /// Returns outcomes of a tenant's tag with numbers above `after`, in order.
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>>;
@@ -430,15 +430,15 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     /// Returns a task.
     fn task(&self, task: TaskId) -> Pending<Option<TaskRecord>>;
 
-    /// Returns the ids that begin or end as given, among the next [`LOOK`] tasks before `before`, and where the next
-    /// step begins.
-    fn like(&self, like: Like) -> Pending<(Vec<TaskId>, Option<TaskId>)>;
+    /// Returns the ids that begin or end as given, among the next [`LIST_STEP`] tasks before `before`, and where the
+    /// next step begins.
+    fn find_ids(&self, wanted: IdQuery) -> Pending<(Vec<TaskId>, Option<TaskId>)>;
 
-    /// Returns tasks, latest first. Examines about [`LOOK`] tasks, so that no write waits long.
+    /// Returns tasks, latest first. Examines about [`LIST_STEP`] tasks, so that no write waits long.
     fn tasks(&self, query: TaskQuery) -> Pending<TaskPage>;
 
     /// Counts the outcomes of a tenant's tag with numbers above `after` and up to `up_to`, with failures and times.
-    /// Counts [`TALLIED`] at a time, and returns the last number if there are more.
+    /// Counts [`TALLY_STEP`] at a time, and returns the last number if there are more.
     fn tally(&self, tenant: TenantId, tag: String, after: u64, up_to: u64) -> Pending<(TaskCounts, Option<u64>)>;
 
     /// Records that a tenant's content is stored. Returns whether it is new.
@@ -455,14 +455,20 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     fn drop_contents(&self, contents: Vec<(TenantId, Content)>) -> Pending<()>;
 
     /// Deletes tasks that ended before this time, a limited number at a time, beginning after `from`.
-    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Passed>;
+    fn delete_expired(&self, ended_before_ms: u64, from: TaskId) -> Pending<ExpiryStep>;
 
     /// Returns ended tasks of a tenant's tag with numbers above `after` and up to `up_to`, in order; at most `most`.
     fn ended(&self, tenant: TenantId, tag: String, after: u64, up_to: u64, most: u32) -> Pending<Vec<(u64, TaskId)>>;
 
     /// Deletes those of `tasks` that belong to the tenant and ended with numbers up to `up_to`, except tasks with the
     /// tags in `but`.
-    fn forget_these(&self, tenant: TenantId, tasks: Vec<TaskId>, up_to: u64, but: Vec<String>) -> Pending<Vec<Gone>>;
+    fn delete_tasks(
+        &self,
+        tenant: TenantId,
+        tasks: Vec<TaskId>,
+        up_to: u64,
+        but: Vec<String>,
+    ) -> Pending<Vec<DeletedTask>>;
 
     /// Returns reusable results of tasks that succeeded since this time, latest first, within the limits on number and
     /// bytes.

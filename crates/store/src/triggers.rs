@@ -58,7 +58,7 @@ pub struct EventRecord {
 }
 
 /// An event's number, the time of its first report, and whether it is new.
-pub type Numbered = (u64, u64, bool);
+pub type NumberedEvent = (u64, u64, bool);
 
 /// Durable state of triggers. Writes take effect in the order of the calls. Each is kept completely or not at all.
 pub trait TriggerStore {
@@ -80,7 +80,7 @@ pub trait TriggerStore {
         events: Vec<NewEvent>,
         done_until_ms: Option<u64>,
         most: u64,
-    ) -> Pending<Vec<Numbered>>;
+    ) -> Pending<Vec<NumberedEvent>>;
 
     /// Returns the first waiting events, a limited number at a time.
     fn waiting_events(&self, trigger: TriggerId) -> Pending<Vec<EventRecord>>;

@@ -37,7 +37,7 @@ impl Shared {
 
     /// Wakes the helper if it sleeps and a call needs it.
     pub fn call_helper(&self, needed: bool) {
-        if self.parked.load(Ordering::SeqCst) && (needed || self.pool.needs_help()) {
+        if self.parked.load(Ordering::SeqCst) && (needed || self.pool.needs_driver()) {
             self.wake();
         }
     }
@@ -58,7 +58,7 @@ impl Shared {
     fn park(&self) {
         let Ok(guard) = self.lock.lock() else { return };
         self.parked.store(true, Ordering::SeqCst);
-        let is_needed = || self.closed.load(Ordering::SeqCst) || self.pool.needs_help() || self.pool.watched() > 0;
+        let is_needed = || self.closed.load(Ordering::SeqCst) || self.pool.needs_driver() || self.pool.watched() > 0;
         if is_needed() {
             self.parked.store(false, Ordering::SeqCst);
             return;
@@ -86,7 +86,7 @@ impl Shared {
                 continue;
             }
             self.pool.poll();
-            if self.pool.needs_help() {
+            if self.pool.needs_driver() {
                 idle_since = Instant::now();
             }
             if idle_since.elapsed() > LINGER {

@@ -11,7 +11,7 @@ use dayfly_comm::stored::pause;
 use dayfly_comm::table::Table as Algorithms;
 use dayfly_comm::{Channel, JoinOptions, Options, World, join};
 use dayfly_rendezvous::server::{ServeOptions, Server};
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 use serde::Serialize;
 
 use super::{Op, Pace, Result, complete, failed, forked, measure, median};
@@ -38,7 +38,7 @@ pub struct Plan {
     /// Number of ranks.
     pub ranks: usize,
     /// The store.
-    pub place: Place,
+    pub place: StoreUrl,
     /// Rounds. Each round measures both ways.
     pub rounds: usize,
     /// Bytes of each message, or of each rank's part.

@@ -1,32 +1,37 @@
-//! Assigns calls to workers, and handles the death of a worker. Used under the pool's lock.
+//! Assignment of calls to workers, under the pool's lock.
 
-mod calls;
-mod lending;
+mod call_table;
 mod outcomes;
+mod requests;
+mod worker;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleeper};
+use dayfly_fabric::{Allocator, Link, LinkError, Payload, Received, Sleeper};
 use dayfly_protocol::error::{Code, Retry};
 use dayfly_protocol::executor::Form;
 use dayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
 use dayfly_protocol::node_api::ChannelStatus;
 use dayfly_protocol::slot::Status;
 
-use super::repair::{Broken, Repair, verdict};
-use super::{CallId, CallOptions, FunctionId, Input, Outcome, Output, PoolOptions};
+use super::repair::{BrokenChannel, Repair, verdict};
+use super::{CallId, CallOptions, FunctionId, Input, Output, PoolOptions};
 use crate::channel::{Channel, Completion, load_request, read_index};
 use crate::delegation::Delegation;
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
-use crate::opening::Opening;
+use crate::open_request::OpenRequest;
+use call_table::{CallTable, PendingCall};
+use worker::{LoadState, Worker};
+
+pub use worker::{InFlight, SentCall};
 
 /// Work to queue at a worker, in nanoseconds: enough to bridge the caller's pauses, and so little that no worker idles
 /// while another has a queue.
-const WAITING_NS: f64 = 200_000.0;
+const QUEUED_WORK_NS: f64 = 200_000.0;
 /// How long a call that was rejected for want of a core is tried on other workers; then it runs and shares a core.
 const MAX_REJECTED_TIME: Duration = Duration::from_millis(1);
 /// First rest of a worker that rejected a call; each further rejection doubles it.
@@ -35,138 +40,48 @@ const MAX_DOUBLINGS: u32 = 7;
 /// Calls that are remembered for each worker: more than may be outstanding, to include calls that ended.
 const REMEMBERED: usize = 256;
 /// A worker with long calls has one more waiting, so that it does not idle between two.
-const SMALLEST_DEPTH: usize = 2;
+const MIN_DEPTH: usize = 2;
 
-enum Call {
-    /// In the queue, parked at a worker, or sent and kept for a retry.
-    Waiting(Box<Pending>),
-    /// Sent to the worker with this index.
-    Sent(usize),
-    Ended(Outcome),
-    /// Its outcome will be dropped.
-    Forgotten,
-}
-
-struct Pending {
-    function: FunctionId,
-    input: Input,
-    options: CallOptions,
-    tries: u8,
-    /// When it was first rejected for want of a core.
-    rejected: Option<Instant>,
-}
-
-/// An outstanding message to a worker.
-pub enum InFlight {
-    Load(FunctionId),
-    Call(Sent),
-}
-
-/// A call that was sent.
-pub struct Sent {
-    pub id: CallId,
-    function: FunctionId,
-    /// Kept if the call may be retried and the input is bytes.
-    input: Option<Input>,
-    options: CallOptions,
-    tries: u8,
-    rejected: Option<Instant>,
-}
-
-enum Loaded {
-    Asked,
-    Ready(FunctionIndex),
-    Failed(CallError),
-}
-
-struct Worker {
-    channel: Option<Channel>,
-    in_flight: VecDeque<(u32, InFlight)>,
-    /// The last calls on its channel, if the pool remembers them.
-    recent: VecDeque<(u32, CallId)>,
-    loaded: HashMap<FunctionId, Loaded>,
-    /// Buffers for the outputs of outstanding calls, by sequence number.
-    rooms: VecDeque<(u32, Buffer)>,
-    /// Calls that wait until this worker has loaded their function.
-    parked: VecDeque<CallId>,
-    /// Moving average of the time between two completions while busy, in nanoseconds.
-    pace_ns: f64,
-    last: Option<Instant>,
-    /// Calls whose end its repair decides.
-    broken: Option<Broken>,
-    /// Why it is gone for good.
-    gone: Option<CallError>,
-    /// Whether the worker is delegated, or set aside for a delegation.
-    lent: bool,
-    /// Rejections in a row for want of a core, and the end of the rest that follows.
-    rejections: u32,
-    rests_until: Option<Instant>,
-}
-
+/// The calls, workers and functions of a pool.
 pub struct Dispatch {
     lease: Lease,
     options: PoolOptions,
     workers: Vec<Worker>,
     functions: Vec<(CodeHash, Form)>,
-    calls: HashMap<CallId, Call>,
-    queue: VecDeque<CallId>,
+    calls: CallTable,
+    /// Repairs that the pool has still to start.
     repairs: Vec<Repair>,
     /// Delegations, and the workers of each.
-    lent: Vec<(Delegation, Range<u16>)>,
-    notices: Vec<CallId>,
-    notify: std::collections::HashSet<CallId>,
-    /// Calls whose outcomes are dropped.
-    discarded: std::collections::HashSet<CallId>,
-    /// Calls to be killed, which are not sent again.
-    killed: std::collections::HashSet<CallId>,
-    next_call: u64,
-    ended: usize,
-    pending: usize,
+    delegations: Vec<(Delegation, Range<u16>)>,
     /// Whether workers may reject calls for want of a core, and another worker may have a core.
-    rejectable: bool,
+    is_rejectable: bool,
     /// When the first rest of a worker ends.
-    next_try: Option<Instant>,
+    first_rest_end: Option<Instant>,
 }
 
 impl Dispatch {
+    /// Opens a channel to every worker of the lease.
     pub fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
-        let mut workers = Vec::new();
-        for index in 0..lease.workers() {
-            workers.push(Worker {
-                channel: Some(lease.channel(WorkerIndex(index), &options.channel)?),
-                in_flight: VecDeque::new(),
-                recent: VecDeque::new(),
-                loaded: HashMap::new(),
-                rooms: VecDeque::new(),
-                parked: VecDeque::new(),
-                pace_ns: WAITING_NS,
-                last: None,
-                broken: None,
-                gone: None,
-                lent: false,
-                rejections: 0,
-                rests_until: None,
-            });
-        }
+        let open = |index| lease.channel(WorkerIndex(index), &options.channel).map(Worker::new);
         Ok(Self {
             lease: lease.clone(),
             options,
-            workers,
+            workers: (0..lease.workers()).map(open).collect::<Result<_, _>>()?,
             functions: Vec::new(),
-            calls: HashMap::new(),
-            queue: VecDeque::new(),
+            calls: CallTable::default(),
             repairs: Vec::new(),
-            lent: Vec::new(),
-            notices: Vec::new(),
-            notify: std::collections::HashSet::new(),
-            discarded: std::collections::HashSet::new(),
-            killed: std::collections::HashSet::new(),
-            next_call: 1,
-            ended: 0,
-            pending: 0,
-            rejectable: !lease.is_hot() && lease.workers() > 1,
-            next_try: None,
+            delegations: Vec::new(),
+            is_rejectable: !lease.is_hot() && lease.workers() > 1,
+            first_rest_end: None,
         })
+    }
+
+    pub fn calls(&self) -> &CallTable {
+        &self.calls
+    }
+
+    pub fn calls_mut(&mut self) -> &mut CallTable {
+        &mut self.calls
     }
 
     pub fn register(&mut self, hash: CodeHash, form: Form) -> Result<FunctionId, Error> {
@@ -197,30 +112,24 @@ impl Dispatch {
                 format!("this lease has {} workers", self.workers.len()),
             ));
         }
-        let id = CallId(self.next_call);
-        self.next_call += 1;
-        self.pending += 1;
-        if options.notify {
-            self.notify.insert(id);
-        }
-        let pending = Box::new(Pending {
+        let id = self.calls.add(options.notify);
+        let call = Box::new(PendingCall {
             function,
             input,
             options,
-            tries: 0,
-            rejected: None,
+            retries: 0,
+            first_rejection: None,
         });
-        if self.queue.is_empty()
+        if self.calls.is_queue_empty()
             && let Some(worker) = self.choose(&options, false)
         {
-            self.assign(worker, id, pending);
+            self.assign(worker, id, call);
         } else {
-            self.calls.insert(id, Call::Waiting(pending));
-            self.queue.push_back(id);
+            self.calls.push_back(id, call);
             // The submitter polls: ended calls make room for queued ones.
-            if !self.poll() && self.is_hopeless(&options) {
+            if !self.poll() && self.has_no_worker_for(&options) {
                 // No completion would ever trigger another attempt.
-                self.feed();
+                self.assign_queued();
             }
         }
         Ok(id)
@@ -229,69 +138,68 @@ impl Dispatch {
     fn depth(&self, worker: &Worker) -> usize {
         let slots = self.options.channel.geometry.slots as usize;
         let depth = match self.options.depth {
-            0 => (WAITING_NS / worker.pace_ns.max(1.0)) as usize,
+            0 => (QUEUED_WORK_NS / worker.pace_ns.max(1.0)) as usize,
             fixed => fixed as usize,
         };
-        depth.clamp(SMALLEST_DEPTH.min(slots), slots)
+        depth.clamp(MIN_DEPTH.min(slots), slots)
     }
 
     /// The worker with the fewest calls that may take this one. A resting worker gets only calls that must run or that
     /// name it.
     fn choose(&self, options: &CallOptions, must_run: bool) -> Option<usize> {
-        let load = |worker: &Worker| worker.in_flight.len() + worker.parked.len();
         self.workers
             .iter()
             .enumerate()
             .filter(|(index, worker)| {
                 worker.channel.is_some()
-                    && !worker.lent
+                    && !worker.is_delegated
                     && options.worker.is_none_or(|wanted| wanted.0 as usize == *index)
-                    && load(worker) < self.depth(worker)
+                    && worker.load() < self.depth(worker)
                     && (must_run || worker.rests_until.is_none() || options.worker.is_some())
             })
-            .min_by_key(|(_, worker)| (worker.rests_until.is_some(), load(worker)))
+            .min_by_key(|(_, worker)| (worker.rests_until.is_some(), worker.load()))
             .map(|(index, _)| index)
     }
 
     /// Gives a call to a worker: sends it, or parks it until the worker has loaded its function.
-    fn assign(&mut self, index: usize, id: CallId, pending: Box<Pending>) {
+    fn assign(&mut self, index: usize, id: CallId, call: Box<PendingCall>) {
         let worker = &mut self.workers[index];
-        if let (Some(wanted), Some(channel)) = (pending.options.incarnation, &worker.channel)
+        if let (Some(wanted), Some(channel)) = (call.options.incarnation, &worker.channel)
             && channel.incarnation().0 != wanted
         {
             let found = channel.incarnation().0;
             let text = format!(
                 "the call depends on incarnation {wanted} of worker {index}, which has been replaced by {found}"
             );
-            return self.end(id, Err(CallError::new(Code::StateLost, text)));
+            return self.calls.end(id, Err(CallError::new(Code::StateLost, text)));
         }
-        match worker.loaded.get(&pending.function) {
-            Some(Loaded::Ready(function)) => {
+        match worker.loaded.get(&call.function) {
+            Some(LoadState::Ready(function)) => {
                 let function = *function;
-                self.send(index, id, function, pending);
+                self.send(index, id, function, call);
             }
-            Some(Loaded::Failed(error)) => {
+            Some(LoadState::Failed(error)) => {
                 let error = error.clone();
-                self.end(id, Err(error));
+                self.calls.end(id, Err(error));
             }
-            Some(Loaded::Asked) => {
+            Some(LoadState::Requested) => {
                 worker.parked.push_back(id);
-                self.calls.insert(id, Call::Waiting(pending));
+                self.calls.park(id, call);
             }
             None => {
-                let function = pending.function;
+                let function = call.function;
                 worker.parked.push_back(id);
-                self.calls.insert(id, Call::Waiting(pending));
-                self.ask_to_load(index, function);
+                self.calls.park(id, call);
+                self.request_load(index, function);
             }
         }
     }
 
-    fn ask_to_load(&mut self, index: usize, function: FunctionId) {
+    fn request_load(&mut self, index: usize, function: FunctionId) {
         let (hash, form) = &self.functions[function.0 as usize];
         let worker = &mut self.workers[index];
         let Some(channel) = &mut worker.channel else { return };
-        worker.loaded.insert(function, Loaded::Asked);
+        worker.loaded.insert(function, LoadState::Requested);
         channel.link().set_rejectable(false);
         let sent = load_request(*hash, form).and_then(|request| channel.submit(FunctionIndex::LOAD, &request, 0));
         match sent {
@@ -300,35 +208,34 @@ impl Dispatch {
         }
     }
 
-    fn send(&mut self, index: usize, id: CallId, function: FunctionIndex, pending: Box<Pending>) {
+    fn send(&mut self, index: usize, id: CallId, function: FunctionIndex, call: Box<PendingCall>) {
         let worker = &mut self.workers[index];
         let Some(channel) = &mut worker.channel else {
-            self.calls.insert(id, Call::Waiting(pending));
-            return self.queue.push_front(id);
+            return self.calls.push_front(id, call);
         };
-        let Pending {
+        let PendingCall {
             function: function_id,
             input,
             options,
-            tries,
-            rejected,
-        } = *pending;
+            retries,
+            first_rejection,
+        } = *call;
         if worker.in_flight.is_empty() {
-            worker.last = Some(Instant::now());
+            worker.last_completion = Some(Instant::now());
         }
         let inline = input.as_slice().len() <= channel.inline_bytes();
         let mut room = match options.room {
             0 => None,
             length => match channel.allocate(length) {
                 Ok(buffer) => Some(buffer),
-                Err(error) => return self.end(id, Err(error.into())),
+                Err(error) => return self.calls.end(id, Err(error.into())),
             },
         };
         let place = room.as_mut().map(|buffer| channel.link().room(buffer));
-        if self.rejectable {
+        if self.is_rejectable {
             let leaves = matches!(input, Input::Buffer(..)) && (!inline || place.is_some()) && !options.idempotent;
             let elsewhere = !leaves && options.worker.is_none() && options.incarnation.is_none();
-            channel.link().set_rejectable(elsewhere && !must_run(rejected));
+            channel.link().set_rejectable(elsewhere && !must_run(first_rejection));
         }
         let (sent, kept) = match input {
             Input::Buffer(buffer, length) if !inline || place.is_some() => {
@@ -376,40 +283,18 @@ impl Dispatch {
                 }
                 worker.in_flight.push_back((
                     sequence,
-                    InFlight::Call(Sent {
+                    InFlight::Call(SentCall {
                         id,
                         function: function_id,
                         input: kept,
                         options,
-                        tries,
-                        rejected,
+                        retries,
+                        first_rejection,
                     }),
                 ));
-                self.calls.insert(id, Call::Sent(index));
+                self.calls.sent(id, index);
             }
-            Err(error) => self.end(id, Err(error)),
-        }
-    }
-
-    fn end(&mut self, id: CallId, outcome: Outcome) {
-        self.pending = self.pending.saturating_sub(1);
-        self.ended += 1;
-        if !self.killed.is_empty() {
-            self.killed.remove(&id);
-        }
-        if self.notify.remove(&id) {
-            self.notices.push(id);
-        }
-        match self.calls.get(&id) {
-            _ if !self.discarded.is_empty() && self.discarded.remove(&id) => {
-                self.calls.remove(&id);
-            }
-            Some(Call::Forgotten) => {
-                self.calls.remove(&id);
-            }
-            _ => {
-                self.calls.insert(id, Call::Ended(outcome));
-            }
+            Err(error) => self.calls.end(id, Err(error)),
         }
     }
 
@@ -437,14 +322,14 @@ impl Dispatch {
             }
         }
         if came || self.end_rests() {
-            self.feed();
+            self.assign_queued();
         }
         came
     }
 
     /// Ends rests that are over. Returns whether there were any.
     fn end_rests(&mut self) -> bool {
-        let Some(next) = self.next_try else { return false };
+        let Some(next) = self.first_rest_end else { return false };
         let now = Instant::now();
         if now < next {
             return false;
@@ -452,13 +337,13 @@ impl Dispatch {
         for worker in &mut self.workers {
             worker.rests_until.take_if(|until| *until <= now);
         }
-        self.next_try = self.workers.iter().filter_map(|worker| worker.rests_until).min();
+        self.first_rest_end = self.workers.iter().filter_map(|worker| worker.rests_until).min();
         true
     }
 
     /// Time until the first rest ends.
     pub fn patience(&self) -> Duration {
-        self.next_try
+        self.first_rest_end
             .map_or(Duration::MAX, |next| next.saturating_duration_since(Instant::now()))
     }
 
@@ -475,22 +360,22 @@ impl Dispatch {
     }
 
     /// Sends queued calls to workers with room.
-    fn feed(&mut self) {
+    fn assign_queued(&mut self) {
         let mut stuck = VecDeque::new();
-        while let Some(id) = self.queue.pop_front() {
-            let Some(Call::Waiting(pending)) = self.calls.get(&id) else {
+        while let Some(id) = self.calls.pop_front() {
+            let Some(call) = self.calls.waiting(id) else {
                 continue;
             };
-            let options = pending.options;
-            match self.choose(&options, must_run(pending.rejected)) {
+            let options = call.options;
+            match self.choose(&options, must_run(call.first_rejection)) {
                 Some(worker) => {
-                    if let Some(Call::Waiting(pending)) = self.calls.remove(&id) {
-                        self.assign(worker, id, pending);
+                    if let Some(call) = self.calls.take_waiting(id) {
+                        self.assign(worker, id, call);
                     }
                 }
-                None if self.is_hopeless(&options) => {
-                    let error = self.why_hopeless(&options);
-                    self.end(id, Err(error));
+                None if self.has_no_worker_for(&options) => {
+                    let error = self.no_worker_error(&options);
+                    self.calls.end(id, Err(error));
                 }
                 None => {
                     stuck.push_back(id);
@@ -502,30 +387,32 @@ impl Dispatch {
             }
         }
         while let Some(id) = stuck.pop_back() {
-            self.queue.push_front(id);
+            self.calls.unpark(id);
         }
     }
 
-    fn is_hopeless(&self, options: &CallOptions) -> bool {
+    /// Whether no worker will ever be able to run a call with these options.
+    fn has_no_worker_for(&self, options: &CallOptions) -> bool {
         let mut able = self
             .workers
             .iter()
             .enumerate()
             .filter(|(index, _)| options.worker.is_none_or(|w| w.0 as usize == *index));
-        able.all(|(_, worker)| worker.gone.is_some() || worker.lent)
+        able.all(|(_, worker)| !worker.is_available())
     }
 
-    fn why_hopeless(&self, options: &CallOptions) -> CallError {
+    /// Returns why no worker can run a call with these options.
+    fn no_worker_error(&self, options: &CallOptions) -> CallError {
         let index = options.worker.map_or(0, |worker| worker.0 as usize);
-        let gone = match self.workers.get(index) {
-            Some(worker) if worker.lent => Some(lending::delegated(options.worker)),
-            worker => worker.and_then(|worker| worker.gone.clone()),
+        let error = match self.workers.get(index) {
+            Some(worker) if worker.is_delegated => Some(requests::delegated(options.worker)),
+            worker => worker.and_then(|worker| worker.final_error.clone()),
         };
-        gone.unwrap_or_else(|| CallError::new(Code::Unreachable, "no worker is left"))
+        error.unwrap_or_else(|| CallError::new(Code::Unreachable, "no worker is left"))
     }
 }
 
 /// Whether a call that was first rejected at this time must no longer be rejected.
-fn must_run(rejected: Option<Instant>) -> bool {
-    rejected.is_some_and(|first| first.elapsed() >= MAX_REJECTED_TIME)
+fn must_run(first_rejection: Option<Instant>) -> bool {
+    first_rejection.is_some_and(|first| first.elapsed() >= MAX_REJECTED_TIME)
 }

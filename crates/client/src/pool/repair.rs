@@ -1,7 +1,7 @@
 //! Repair of a broken channel: asks the node for the fate of its calls, and opens a new channel.
 //!
-//! Opening takes as long as a worker takes to start. Therefore a repair has a thread of its own and does not hold the
-//! pool's lock; the other workers go on. Callers receive the verdict before the new channel is open.
+//! Opening takes as long as a worker takes to start. Therefore a repair has a thread of its own and does not hold
+//! the pool's lock; the other workers go on. Callers receive the verdict before the new channel is open.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,25 +17,25 @@ use super::dispatch::InFlight;
 use crate::channel::{Channel, ChannelOptions, verdict_on};
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
-use crate::opening::Opening;
+use crate::open_request::OpenRequest;
 
 /// How long to wait for a worker that is still in a call, after its node was cut off or a delegation was taken back.
 /// The node ends that call after 10 s.
 const OLD_CALL_LIMIT: Duration = Duration::from_secs(12);
-const OLD_CALL_LOOK: Duration = Duration::from_millis(50);
+const OLD_CALL_RETRY: Duration = Duration::from_millis(50);
 
 /// Calls whose end the repair decides.
-pub struct Broken {
+pub struct BrokenChannel {
     pub error: LinkError,
     pub in_flight: VecDeque<(u32, InFlight)>,
     pub parked: VecDeque<CallId>,
-    pub opening: Arc<Opening>,
+    pub open_request: Arc<OpenRequest>,
 }
 
-impl Drop for Broken {
-    /// Ends the opening of a new channel, if it is still under way.
+impl Drop for BrokenChannel {
+    /// Cancels the opening of a new channel.
     fn drop(&mut self) {
-        self.opening.end();
+        self.open_request.cancel();
     }
 }
 
@@ -45,46 +45,46 @@ pub struct Repair {
     pub channel: Option<Channel>,
     pub lease: Lease,
     pub options: ChannelOptions,
-    pub opening: Arc<Opening>,
+    pub open_request: Arc<OpenRequest>,
 }
 
 /// The error when no thread can be started for a repair.
-pub fn impossible(error: &std::io::Error) -> CallError {
+pub fn no_thread_error(error: &std::io::Error) -> CallError {
     let text = format!("the channel broke, and no thread can be started to open another: {error}");
     CallError::new(Code::OutOfMemory, text)
 }
 
 impl Repair {
-    /// Asks for the fate of the old channel, passes it to `tell`, and opens a new channel.
-    pub fn run(self, tell: impl FnOnce(&Result<ChannelStatus, Error>)) -> Result<Channel, CallError> {
+    /// Asks for the fate of the old channel, passes it to `report`, and opens a new channel.
+    pub fn run(self, report: impl FnOnce(&Result<ChannelStatus, Error>)) -> Result<Channel, CallError> {
         let Self {
             index,
             channel,
             lease,
             options,
-            opening,
+            open_request,
         } = self;
-        let mut patience = OLD_CALL_LIMIT;
+        let mut wait_limit = OLD_CALL_LIMIT;
         if let Some(channel) = channel {
             let fate = channel.fate();
             let (id, lost) = (channel.id(), channel.check_lost());
             drop(channel);
-            tell(&fate);
+            report(&fate);
             if lost.is_err() {
                 // The node may be back, and may not have noticed that the old channel ended.
                 lease.inner.close(id).map_err(CallError::from)?;
             } else {
-                patience = Duration::ZERO;
+                wait_limit = Duration::ZERO;
             }
-            if let Some(error) = fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
+            if let Some(error) = fate.as_ref().ok().and_then(|fate| fate.end).and_then(lease_end_error) {
                 return Err(error);
             }
         }
-        let until = Instant::now() + patience;
+        let until = Instant::now() + wait_limit;
         loop {
-            match Channel::open(&lease, WorkerIndex(index as u16), &options, &opening) {
+            match Channel::open(&lease, WorkerIndex(index as u16), &options, &open_request) {
                 Err(error) if error.code() == Code::WorkerBusy && Instant::now() < until => {
-                    std::thread::sleep(OLD_CALL_LOOK);
+                    std::thread::sleep(OLD_CALL_RETRY);
                 }
                 opened => return opened.map_err(CallError::from),
             }
@@ -93,7 +93,7 @@ impl Repair {
 }
 
 /// The error if the lease itself has ended; `None` if a new channel can be opened.
-fn over(end: End) -> Option<CallError> {
+fn lease_end_error(end: End) -> Option<CallError> {
     let (code, text) = match end {
         End::Expired => (
             Code::LeaseExpired,
@@ -103,7 +103,7 @@ fn over(end: End) -> Option<CallError> {
         End::Revoked => (Code::LeaseEnded, "the lease was revoked by an operator; lease again"),
         End::DelegationRevoked => (
             Code::LeaseEnded,
-            "this part of the lease was taken back by whoever delegated it; ask for another one",
+            "the delegator took this part of the lease back; ask for another one",
         ),
         _ => return None,
     };
@@ -116,7 +116,7 @@ pub fn verdict(fate: &Result<ChannelStatus, Error>, sequence: u32, error: &LinkE
         Ok(fate) => verdict_on(fate, sequence),
         Err(unknown) => CallError::new(
             Code::MaybeExecuted,
-            format!("the channel broke ({error}) and its node cannot say whether the call ran: {unknown}"),
+            format!("the channel broke ({error}), and its node cannot report whether the call ran: {unknown}"),
         ),
     }
 }

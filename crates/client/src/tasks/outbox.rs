@@ -1,4 +1,5 @@
-//! Submitted tasks that are not sent yet, in order. Long arguments are stored before their task is sent.
+//! Submitted tasks that are not sent yet, and the part of the [session](super::Inner) that sends them, in order. Long
+//! arguments are stored before their task is sent.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,12 +24,12 @@ const MAX_UNSENT: usize = 200_000;
 /// Most bytes of unsent arguments; a single task may exceed this.
 const MAX_UNSENT_BYTES: usize = 256 << 20;
 
-/// How the arguments of a task travel.
-enum Way {
+/// Where the arguments of a task are.
+enum Arguments {
     /// In the task's request.
-    Along,
+    Inline,
     /// Into the content store, before the task is sent.
-    Apart,
+    ToStore,
     /// They are in the content store.
     Stored(Content),
     /// They cannot be stored.
@@ -42,14 +43,14 @@ struct Unsent {
     arguments: Blob,
     /// Tasks whose results are inputs of this one.
     after: Vec<TaskId>,
-    way: Way,
+    place: Arguments,
     /// Whether they were stored before and were missing when the manager received the task.
-    again: bool,
+    is_repeated: bool,
 }
 
 impl Unsent {
     fn is_ready(&self) -> bool {
-        !matches!(self.way, Way::Apart)
+        !matches!(self.place, Arguments::ToStore)
     }
 }
 
@@ -80,7 +81,7 @@ impl Outbox {
         self.unsent.len() >= MAX_UNSENT || too_long
     }
 
-    /// Appends a task. Returns whether its arguments have to be stored first.
+    /// Appends a task. Returns whether its arguments must be stored first.
     pub fn push(
         &mut self,
         id: TaskId,
@@ -100,8 +101,8 @@ impl Outbox {
             options,
             arguments,
             after,
-            way: if is_long { Way::Apart } else { Way::Along },
-            again: false,
+            place: if is_long { Arguments::ToStore } else { Arguments::Inline },
+            is_repeated: false,
         });
         is_long
     }
@@ -121,17 +122,17 @@ impl Outbox {
     /// the first one. `None` if the first is not ready.
     fn next(&self, tag: &str, endpoint: Option<&String>) -> Option<Result<TaskSubmission, (TaskId, Error)>> {
         let first = self.unsent.front().filter(|unsent| unsent.is_ready())?;
-        if let Way::Refused(error) = &first.way {
+        if let Arguments::Refused(error) = &first.place {
             return Some(Err((first.id, error.clone())));
         }
         let (mut tasks, mut bytes) = (Vec::new(), 0);
         for unsent in self.unsent.iter().take(MAX_AT_ONCE) {
             let is_same = unsent.function == first.function
                 && (Arc::ptr_eq(&unsent.options, &first.options) || unsent.options == first.options);
-            let (arguments, content) = match &unsent.way {
-                Way::Along => (unsent.arguments.clone(), None),
-                Way::Stored(content) => (Blob::default(), Some(*content)),
-                Way::Apart | Way::Refused(_) => break,
+            let (arguments, content) = match &unsent.place {
+                Arguments::Inline => (unsent.arguments.clone(), None),
+                Arguments::Stored(content) => (Blob::default(), Some(*content)),
+                Arguments::ToStore | Arguments::Refused(_) => break,
             };
             bytes += arguments.len();
             if !is_same || (bytes > MAX_BYTES && !tasks.is_empty()) {
@@ -169,8 +170,8 @@ impl Outbox {
     fn store_again(&mut self, count: usize) -> bool {
         let mut any = false;
         for unsent in self.unsent.iter_mut().take(count) {
-            if matches!(unsent.way, Way::Stored(_)) && !std::mem::replace(&mut unsent.again, true) {
-                unsent.way = Way::Apart;
+            if matches!(unsent.place, Arguments::Stored(_)) && !std::mem::replace(&mut unsent.is_repeated, true) {
+                unsent.place = Arguments::ToStore;
                 self.to_store.push_back(unsent.id);
                 any = true;
             }
@@ -220,7 +221,7 @@ impl Inner {
     fn send_some(&self, submission: &TaskSubmission) {
         let count = submission.tasks.len();
         let accepted: Result<AcceptedTasks, Error> =
-            self.patiently(PATIENCE, || self.manager.post_packed("/v1/tasks", submission));
+            self.with_retries(PATIENCE, || self.manager.post_packed("/v1/tasks", submission));
         let mut state = self.state();
         if accepted.as_ref().is_err_and(|error| error.code() == Code::NotFound) && state.outbox.store_again(count) {
             self.contents.forget();
@@ -251,9 +252,9 @@ impl Inner {
                 state = wait(&self.to_store, state, RETRY);
             };
             drop(state);
-            let stored = self.patiently(PATIENCE, || self.contents.store(&arguments));
+            let stored = self.with_retries(PATIENCE, || self.contents.store(&arguments));
             if let Some(unsent) = self.state().outbox.get(id) {
-                unsent.way = stored.map_or_else(Way::Refused, Way::Stored);
+                unsent.place = stored.map_or_else(Arguments::Refused, Arguments::Stored);
             }
             self.submitted.notify_all();
         }
@@ -261,18 +262,18 @@ impl Inner {
 
     /// Repeats a request until it succeeds, fails for good, or `limit` is over. Sending tasks or bytes twice has no
     /// effect.
-    pub(super) fn patiently<T>(&self, limit: Duration, ask: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    pub(super) fn with_retries<T>(&self, limit: Duration, ask: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
         let since = Instant::now();
         loop {
             match ask() {
-                Err(error) if Tasks::passes(&error) && since.elapsed() < limit => {
+                Err(error) if Tasks::is_temporary(&error) && since.elapsed() < limit => {
                     let state = self.state();
                     if state.closed {
                         return Err(error);
                     }
                     drop(wait(&self.submitted, state, RETRY));
                 }
-                answer => return answer,
+                result => return result,
             }
         }
     }

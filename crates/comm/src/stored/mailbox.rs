@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dayfly_protocol::error::Failure;
-use dayfly_storage::{Kind, Objects, Place, Streams};
+use dayfly_storage::{Kind, Objects, StoreUrl, Streams};
 
 /// Shortest pause between two looks for a missing object: about the store's response time. `None` for a store that
 /// reports new entries.
@@ -43,7 +43,7 @@ enum Store {
 
 impl Mailbox {
     /// Opens the mailbox, without a request to the store.
-    pub fn open(place: &Place, run: String) -> Result<Self, Failure> {
+    pub fn open(place: &StoreUrl, run: String) -> Result<Self, Failure> {
         let store = match place.kind() {
             Kind::Redis => Store::Streams(Arc::new(Streams::open(place)?)),
             Kind::S3 | Kind::File => Store::Objects(Objects::open(place)?),
@@ -138,7 +138,7 @@ impl Mailbox {
 }
 
 /// Deletes what the runs of a group left in a store. That is nothing unless all their ranks were killed.
-pub fn clear(place: &Place, group: &str) -> Result<(), Failure> {
+pub fn clear(place: &StoreUrl, group: &str) -> Result<(), Failure> {
     let stem = super::stem(group);
     dayfly_storage::runtime(place)?.block_on(async {
         match place.kind() {

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dayfly_protocol::error::Failure;
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::road::Lost;
@@ -80,7 +80,7 @@ impl Shared {
 /// The store of a rank, for pairs without another way or for all pairs.
 pub struct Stored {
     shared: Arc<Shared>,
-    place: Place,
+    place: StoreUrl,
     run: String,
     size: u32,
     pump: Mutex<Option<Pump>>,
@@ -112,7 +112,7 @@ pub fn stem(group: &str) -> String {
 
 impl Stored {
     /// The store of a rank in a run. Sends no request before the first road.
-    pub fn new(place: Place, group: &str, run: &[u8; 16], rank: u32, size: u32, lost: Arc<Lost>) -> Self {
+    pub fn new(place: StoreUrl, group: &str, run: &[u8; 16], rank: u32, size: u32, lost: Arc<Lost>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 rank,
@@ -160,7 +160,7 @@ impl Stored {
 }
 
 impl Pump {
-    fn start(shared: Arc<Shared>, place: &Place, run: &str, size: u32) -> io::Result<Self> {
+    fn start(shared: Arc<Shared>, place: &StoreUrl, run: &str, size: u32) -> io::Result<Self> {
         let (commands, received) = unbounded_channel();
         let (tell, ended) = std::sync::mpsc::channel();
         let (place, run) = (place.clone(), run.to_owned());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_storage::Place;
+use dayfly_storage::StoreUrl;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -30,7 +30,7 @@ pub enum Command {
 pub type Arrival = (u64, Bytes);
 
 /// Runs until the rank leaves or the store fails.
-pub fn run(shared: &Arc<Shared>, place: &Place, run: String, size: u32, commands: UnboundedReceiver<Command>) {
+pub fn run(shared: &Arc<Shared>, place: &StoreUrl, run: String, size: u32, commands: UnboundedReceiver<Command>) {
     let runtime = match dayfly_storage::runtime(place) {
         Ok(runtime) => runtime,
         Err(failure) => return shared.fail(&failure),
@@ -48,7 +48,7 @@ pub fn run(shared: &Arc<Shared>, place: &Place, run: String, size: u32, commands
 
 async fn serve(
     shared: &Arc<Shared>,
-    place: &Place,
+    place: &StoreUrl,
     run: String,
     size: u32,
     mut commands: UnboundedReceiver<Command>,

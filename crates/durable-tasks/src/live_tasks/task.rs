@@ -8,9 +8,9 @@ use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{EndpointId, TaskId, TenantId};
 use dayfly_protocol::tasks::{ResultOrigin, TaskState, TaskTimes};
 use dayfly_scheduling::{RetryState, next_wait};
-use dayfly_store::accounts::UsageKey;
 use dayfly_store::system::booted_at_ms;
 use dayfly_store::tasks::{FunctionRecord, TaskSpec, Tries};
+use dayfly_store::teams::UsageKey;
 
 use crate::contents::Inline;
 use crate::dependencies::Dependencies;

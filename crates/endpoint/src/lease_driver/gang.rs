@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dayfly_client::{
-    CallError, CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Outcome, Pool, Printed, Reader, WorkerIndex,
+    CallError, CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Outcome, OutputReader, Pool, WorkerIndex,
+    WorkerOutput,
 };
 use dayfly_protocol::api::RendezvousAddress;
 use dayfly_protocol::dispatch::{Attempt, FromDispatcher, Program, TaskOutput};
@@ -38,7 +39,7 @@ const SPIN_US: u64 = 500;
 struct GangPart {
     lease: Lease,
     pool: Pool,
-    printed: Mutex<Option<Reader>>,
+    printed: Mutex<Option<OutputReader>>,
 }
 
 /// Index of a part, and its call.
@@ -102,7 +103,7 @@ impl GangDriver {
     pub fn open(leases: Vec<Lease>, rendezvous: RendezvousAddress) -> Result<Self, Error> {
         let part = |lease: Lease| {
             let pool = channels(&lease)?;
-            let printed = Mutex::new(Some(lease.printed()?));
+            let printed = Mutex::new(Some(lease.output()?));
             Ok(GangPart { lease, pool, printed })
         };
         let parts: Vec<GangPart> = leases.into_iter().map(part).collect::<Result<_, Error>>()?;
@@ -246,7 +247,7 @@ impl GangDriver {
     }
 
     /// Attributes output of a part to executions. Other output is dropped.
-    fn printed_by(&self, at: usize, pieces: Vec<Printed>) -> Vec<TaskOutput> {
+    fn printed_by(&self, at: usize, pieces: Vec<WorkerOutput>) -> Vec<TaskOutput> {
         let pool = &self.parts[at].pool;
         let called: Vec<_> = pieces.iter().map(|piece| pool.printer(piece.by?)).collect();
         let state = self.state();

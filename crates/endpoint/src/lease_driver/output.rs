@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dayfly_client::{Printed, Reader};
+use dayfly_client::{OutputReader, WorkerOutput};
 use dayfly_protocol::dispatch::{FromDispatcher, TaskOutput};
 
 use crate::dispatcher_state::DispatcherState;
@@ -18,9 +18,9 @@ const MAX_BYTES_PER_S: u32 = 256 << 10;
 /// Passes workers' output on while their driver exists; `whose` attributes it to executions.
 pub fn forward<T: Send + Sync + 'static>(
     driver: Weak<T>,
-    mut printed: Reader,
+    mut printed: OutputReader,
     shared: Arc<DispatcherState>,
-    whose: impl Fn(&T, Vec<Printed>) -> Vec<TaskOutput> + Send + 'static,
+    whose: impl Fn(&T, Vec<WorkerOutput>) -> Vec<TaskOutput> + Send + 'static,
 ) {
     let listening = move || {
         loop {

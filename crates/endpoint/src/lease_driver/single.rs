@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dayfly_client::{CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Output, Pool, Printed, Reader};
+use dayfly_client::{
+    CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Output, OutputReader, Pool, WorkerOutput,
+};
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, Program, TaskOutput};
 use dayfly_protocol::ids::NodeId;
 use dayfly_scheduling::{BusyTime, Cost, accepts_more};
@@ -59,7 +61,7 @@ pub struct SingleDriver {
     lease: Lease,
     pool: Pool,
     /// Output of its workers, until a reader takes it.
-    printed: Mutex<Option<Reader>>,
+    printed: Mutex<Option<OutputReader>>,
     calls: Mutex<Calls>,
     begun: Instant,
     retired: AtomicBool,
@@ -71,7 +73,7 @@ impl SingleDriver {
     /// Opens a channel to each worker.
     pub fn open(lease: Lease) -> Result<Self, Error> {
         let pool = channels(&lease)?;
-        let printed = lease.printed()?;
+        let printed = lease.output()?;
         Ok(Self {
             printed: Mutex::new(Some(printed)),
             lease,
@@ -97,7 +99,7 @@ impl SingleDriver {
     }
 
     /// Attributes output to executions. Other output is dropped.
-    fn printed_by(&self, pieces: Vec<Printed>) -> Vec<TaskOutput> {
+    fn printed_by(&self, pieces: Vec<WorkerOutput>) -> Vec<TaskOutput> {
         let called: Vec<_> = pieces.iter().map(|piece| self.pool.printer(piece.by?)).collect();
         let calls = self.calls();
         let known = pieces.into_iter().zip(called).filter_map(|(piece, call)| {

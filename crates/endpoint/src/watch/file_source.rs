@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::triggers::{ObservedFile, Watch};
-use dayfly_storage::{Objects, Place};
+use dayfly_storage::{Objects, StoreUrl};
 use globset::{GlobBuilder, GlobMatcher};
 use tokio::runtime::Runtime;
 
@@ -128,7 +128,7 @@ impl FileSource {
     pub fn of(watch: &Watch, given: SystemTime) -> Result<Self, Failure> {
         let place = &watch.place;
         let (objects, grain_ms) = if is_bucket(place) {
-            (Some(Objects::open(&Place::parse(place)?)?), GRAIN_OF_BUCKETS_MS)
+            (Some(Objects::open(&StoreUrl::parse(place)?)?), GRAIN_OF_BUCKETS_MS)
         } else if place.starts_with('/') {
             (None, GRAIN_MS)
         } else {
@@ -152,7 +152,7 @@ impl FileSource {
         let Some(objects) = &self.objects else {
             return self.list_directories();
         };
-        let listed = runtime.block_on(objects.listed("", MAX_ENTRIES))?;
+        let listed = runtime.block_on(objects.list_info("", MAX_ENTRIES))?;
         let found = listed
             .into_iter()
             .filter(|one| self.pattern.matches(&one.name))

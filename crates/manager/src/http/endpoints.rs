@@ -17,7 +17,7 @@ use dayfly_protocol::ids::TenantId;
 use dayfly_protocol::sharing::MAX_SHARING_BODY_BYTES;
 use dayfly_protocol::tenancy::Role;
 use dayfly_store::tasks::EndpointRecord;
-use dayfly_store::{As, Bearer, Leases};
+use dayfly_store::{Bearer, BearerKind, RevokedLeases};
 
 use super::Api;
 use super::tasks::submitter;
@@ -100,7 +100,7 @@ pub(crate) async fn create_account(
 
 /// An endpoint of a tenant's, with a new token.
 async fn with_token(control: &Control, tenant: TenantId, status: EndpointStatus) -> Result<NewEndpoint, Failure> {
-    let (token, bearer) = fresh_bearer(As::Endpoint, tenant, None, A_CENTURY);
+    let (token, bearer) = fresh_bearer(BearerKind::Endpoint, tenant, None, A_CENTURY);
     let bearer = Bearer {
         name: status.id.to_string(),
         ..bearer
@@ -133,7 +133,7 @@ pub(crate) async fn remove_endpoint(
         for hash in bearers_of(&control, tenant, &id.to_string()) {
             control
                 .store
-                .revoke(hash, Leases::End)
+                .revoke(hash, RevokedLeases::End)
                 .wait()
                 .await
                 .map_err(Failure::from)?;
@@ -162,7 +162,7 @@ pub(crate) async fn invite(
 
 fn bearers_of(control: &Control, tenant: TenantId, name: &str) -> Vec<[u8; 32]> {
     let cluster = control.cluster();
-    let its = |bearer: &&Bearer| bearer.speaks == As::Endpoint && bearer.tenant == tenant && bearer.name == name;
+    let its = |bearer: &&Bearer| bearer.kind == BearerKind::Endpoint && bearer.tenant == tenant && bearer.name == name;
     cluster.bearers.values().filter(its).map(|bearer| bearer.hash).collect()
 }
 

@@ -21,7 +21,7 @@ use dayfly_protocol::tasks::{
     TaskDeletion, TaskOutcome, TaskOutputPage, TaskState, TaskStatus, TaskSubmission,
 };
 use dayfly_protocol::tenancy::Role;
-use dayfly_store::tasks::{FunctionRecord, How, TaskQuery};
+use dayfly_store::tasks::{FunctionRecord, OutcomeFilter, TaskQuery};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -256,9 +256,9 @@ pub(crate) async fn list_tasks(
         Some(wanted) => Some(functions_named(&control, &caller, wanted, asked.everybody)?),
     };
     let ended = match (asked.failed, asked.state) {
-        (Some(true), _) => Some(How::Failed),
-        (Some(false), _) => Some(How::Well),
-        (None, Some(TaskState::Done)) => Some(How::Somehow),
+        (Some(true), _) => Some(OutcomeFilter::Failed),
+        (Some(false), _) => Some(OutcomeFilter::Succeeded),
+        (None, Some(TaskState::Done)) => Some(OutcomeFilter::Any),
         (None, _) => None,
     };
     let live = asked.state.filter(|state| *state != TaskState::Done);

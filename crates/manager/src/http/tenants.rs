@@ -10,7 +10,7 @@ use dayfly_protocol::ids::LeaseId;
 use dayfly_protocol::tenancy::{
     AuditEntry, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
-use dayfly_store::{AuditPage, BillQuery, Leases};
+use dayfly_store::{AuditPage, BillQuery, RevokedLeases};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -79,8 +79,8 @@ pub(crate) async fn revoke_token(
 ) -> Result<Json<RevokedToken>, Refusal> {
     caller.changes_as(Role::User)?;
     let leases = match asked(query)?.keep_leases {
-        true => Leases::Keep,
-        false => Leases::End,
+        true => RevokedLeases::Keep,
+        false => RevokedLeases::End,
     };
     Ok(Json(control.revoke_token(&caller, &named(path)?, leases).await?))
 }

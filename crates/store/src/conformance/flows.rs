@@ -25,7 +25,7 @@ fn flow(id: u8) -> FlowRecord {
     }
 }
 
-pub async fn a_flow_is_kept_once_ends_once_and_is_forgotten_after_its_end(store: &dyn TaskStore) {
+pub async fn flow_is_stored_once_and_expires_after_ending(store: &dyn TaskStore) {
     assert_eq!(store.keep_flow(flow(1)).wait().await, Ok((flow(1), true)));
     let other = FlowRecord {
         id: FlowId([1; 16]),
@@ -65,7 +65,7 @@ pub async fn a_flow_is_kept_once_ends_once_and_is_forgotten_after_its_end(store:
     ];
     assert_eq!(shown.collect::<Vec<_>>(), expected);
     assert_eq!(store.flows(TenantId([2; 16]), 9).wait().await, Ok(vec![]));
-    store.forget_flows(10).wait().await.unwrap();
+    store.delete_flows(10).wait().await.unwrap();
     assert_eq!(store.flow(FlowId([1; 16])).wait().await, Ok(None));
 }
 
@@ -73,10 +73,6 @@ pub async fn a_flow_is_kept_once_ends_once_and_is_forgotten_after_its_end(store:
 #[macro_export]
 macro_rules! store_tests_of_flows {
     ($open:path) => {
-        $crate::conformance_tests!(
-            $open,
-            flows,
-            a_flow_is_kept_once_ends_once_and_is_forgotten_after_its_end
-        );
+        $crate::conformance_tests!($open, flows, flow_is_stored_once_and_expires_after_ending);
     };
 }

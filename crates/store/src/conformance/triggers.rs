@@ -43,7 +43,7 @@ fn event(key: &str) -> NewEvent {
     }
 }
 
-pub async fn a_trigger_that_is_made_anew_keeps_its_id_its_age_and_its_history(store: &dyn TaskStore) {
+pub async fn recreated_trigger_keeps_id_age_and_history(store: &dyn TaskStore) {
     assert_eq!(store.trigger(trigger(7, "a")).wait().await, Ok(trigger(7, "a")));
     store.keep_events(ID, vec![event("x")], None, 100).wait().await.unwrap();
     let changed = store.trigger(trigger(8, "a")).wait().await.unwrap();
@@ -60,7 +60,7 @@ pub async fn a_trigger_that_is_made_anew_keeps_its_id_its_age_and_its_history(st
     );
 }
 
-pub async fn an_event_is_known_by_its_key_waits_and_is_settled_once(store: &dyn TaskStore) {
+pub async fn event_is_stored_once_by_key_and_settled(store: &dyn TaskStore) {
     store.trigger(trigger(7, "a")).wait().await.unwrap();
     let kept = store.keep_events(ID, vec![event("x"), event("y"), event("x")], Some(40), 100);
     assert_eq!(
@@ -107,8 +107,8 @@ macro_rules! store_tests_of_triggers {
         $crate::conformance_tests!(
             $open,
             triggers,
-            a_trigger_that_is_made_anew_keeps_its_id_its_age_and_its_history,
-            an_event_is_known_by_its_key_waits_and_is_settled_once
+            recreated_trigger_keeps_id_age_and_history,
+            event_is_stored_once_by_key_and_settled
         );
     };
 }

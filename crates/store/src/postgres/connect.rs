@@ -40,7 +40,7 @@ impl Address {
     pub fn parse(url: &str) -> Result<Self, StoreError> {
         // An error message must not contain the password.
         let unusable = |why: String| StoreError::Address {
-            address: without_secret(url),
+            address: without_password(url),
             why,
         };
         let (url, root) = take_parameter(url, "sslrootcert");
@@ -59,8 +59,8 @@ impl Address {
             .keepalives_idle(SILENT)
             // Of several servers, choose the one that accepts writes.
             .target_session_attrs(TargetSessionAttrs::ReadWrite);
-        let is_far = config.get_hosts().iter().any(is_far);
-        if !is_far && config.get_ssl_mode() != SslMode::Require {
+        let is_remote = config.get_hosts().iter().any(is_remote);
+        if !is_remote && config.get_ssl_mode() != SslMode::Require {
             config.ssl_mode(SslMode::Disable);
             return Ok(Self { config, tls: None });
         }
@@ -93,7 +93,7 @@ impl Address {
     }
 }
 
-fn without_secret(url: &str) -> String {
+fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return "(not a URL)".into();
     };
@@ -102,7 +102,7 @@ fn without_secret(url: &str) -> String {
     format!("{scheme}://{host}")
 }
 
-fn is_far(host: &Host) -> bool {
+fn is_remote(host: &Host) -> bool {
     match host {
         Host::Unix(_) => false,
         Host::Tcp(name) => {
@@ -122,7 +122,7 @@ fn take_parameter(url: &str, name: &str) -> (String, Option<String>) {
         .split('&')
         .filter(|part| match part.split_once('=') {
             Some((key, value)) if key == name => {
-                taken = Some(decoded(value));
+                taken = Some(percent_decoded(value));
                 false
             }
             _ => !part.is_empty(),
@@ -137,7 +137,7 @@ fn take_parameter(url: &str, name: &str) -> (String, Option<String>) {
 }
 
 /// Decodes percent-encoding.
-fn decoded(text: &str) -> String {
+fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
@@ -177,28 +177,28 @@ fn tls(root: &Path) -> Result<MakeRustlsConnect, String> {
 }
 
 /// An open session. Each statement is prepared once.
-pub struct Link {
+pub struct Session {
     client: Client,
     prepared: Mutex<HashMap<&'static str, Statement>>,
 }
 
 /// Receives the notifications of the other managers.
-pub type Heard = mpsc::UnboundedSender<String>;
+pub type Notifications = mpsc::UnboundedSender<String>;
 
-impl Link {
+impl Session {
     /// Opens a session, after which the tables have this release's schema.
-    pub async fn open(address: &Address, heard: Option<Heard>) -> Result<Self, Fault> {
+    pub async fn open(address: &Address, notifications: Option<Notifications>) -> Result<Self, Fault> {
         let opening = async {
             let client = match &address.tls {
                 None => {
                     let (client, connection) = address.config.connect(NoTls).await.map_err(|error| fault(&error))?;
-                    drive(connection, heard);
+                    drive(connection, notifications);
                     client
                 }
                 Some(tls) => {
                     let connected = address.config.connect(tls.clone()).await;
                     let (client, connection) = connected.map_err(|error| fault(&error))?;
-                    drive(connection, heard);
+                    drive(connection, notifications);
                     client
                 }
             };
@@ -211,7 +211,7 @@ impl Link {
         };
         match tokio::time::timeout(CONNECT_DEADLINE * 2, opening).await {
             Ok(opened) => opened,
-            Err(_) => Err(Fault::Lost("it does not answer".into())),
+            Err(_) => Err(Fault::Lost("it does not respond".into())),
         }
     }
 
@@ -262,7 +262,7 @@ impl Link {
 }
 
 /// Drives a connection until it ends.
-fn drive<S, T>(mut connection: Connection<S, T>, heard: Option<Heard>)
+fn drive<S, T>(mut connection: Connection<S, T>, notifications: Option<Notifications>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -271,9 +271,9 @@ where
         while let Some(message) = std::future::poll_fn(|context| connection.poll_message(context)).await {
             match message {
                 Ok(AsyncMessage::Notification(notification)) => {
-                    if let Some(heard) = &heard {
+                    if let Some(notifications) = &notifications {
                         // The receiver may be closed. The connection then ends with its client.
-                        let _ = heard.send(notification.payload().to_owned());
+                        let _ = notifications.send(notification.payload().to_owned());
                     }
                 }
                 Ok(_) => {}
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clear_text_is_for_sockets_and_the_loopback() {
+    fn clear_text_is_refused_beyond_the_loopback() {
         for near in [
             "postgresql://a@localhost/dayfly",
             "postgresql://a@127.0.0.1:5433/dayfly",
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_is_taken_out_of_an_address() {
+    fn parameter_is_removed_from_address() {
         let (url, taken) = take_parameter("postgresql://h/d?a=1&sslrootcert=/x%2Fy&b=2", "sslrootcert");
         assert_eq!(
             (url.as_str(), taken.as_deref()),

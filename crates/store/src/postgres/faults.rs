@@ -19,7 +19,7 @@ pub enum Fault {
 
 impl Fault {
     /// Returns the error for a caller that stops waiting.
-    pub fn told(&self) -> StoreError {
+    pub fn to_error(&self) -> StoreError {
         match self {
             Self::Lost(why) => StoreError::Unreachable(why.clone()),
             Self::Again(why) => StoreError::Broken(why.clone()),
@@ -36,13 +36,13 @@ impl From<Error> for Fault {
 
 /// Classifies an error.
 pub fn fault(error: &Error) -> Fault {
-    let Some(said) = error.as_db_error() else {
+    let Some(reported) = error.as_db_error() else {
         // The cause is more useful: "error connecting to server" alone explains nothing.
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         return Fault::Lost(cause);
     };
-    let code = said.code();
-    let text = said.message().to_owned();
+    let code = reported.code();
+    let text = reported.message().to_owned();
     match code {
         &SqlState::DISK_FULL => Fault::Refused(StoreError::Full),
         &SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::LOCK_NOT_AVAILABLE => {

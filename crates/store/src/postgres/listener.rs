@@ -1,5 +1,5 @@
-//! News between managers as database notifications, which are delivered when their transaction commits, in the order of
-//! the commits. A manager that reconnects reads the full state.
+//! Updates between managers as database notifications, which are delivered when their transaction commits, in the order
+//! of the commits. A manager that reconnects reads the full state.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use dayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::connect::{Address, Link};
+use super::connect::{Address, Session};
 use super::faults::Fault;
 use super::reader::read_all;
 use super::{FIRST_WAIT, LAST_WAIT};
-use crate::News;
+use crate::PeerUpdate;
 
 /// Sends a notification.
 pub const NOTIFY: &str = "SELECT pg_notify('dayfly', $1)";
@@ -23,19 +23,19 @@ const PULSE: Duration = Duration::from_secs(5);
 #[derive(Serialize, Deserialize)]
 struct Payload {
     from: PublicKey,
-    /// `None` if the news are too long; the receiver then reads the full state.
-    news: Option<Vec<News>>,
+    /// `None` if the updates are too long; the receiver then reads the full state.
+    updates: Option<Vec<PeerUpdate>>,
 }
 
-/// Returns the notifications for the news, in order.
-pub fn payloads(from: PublicKey, news: &[News]) -> Vec<String> {
-    let written = |news: Option<&[News]>| {
-        let news = news.map(<[News]>::to_vec);
+/// Returns the notifications for the updates, in order.
+pub fn payloads(from: PublicKey, updates: &[PeerUpdate]) -> Vec<String> {
+    let written = |updates: Option<&[PeerUpdate]>| {
+        let updates = updates.map(<[PeerUpdate]>::to_vec);
         // These types can always be serialized.
-        serde_json::to_string(&Payload { from, news }).unwrap_or_default()
+        serde_json::to_string(&Payload { from, updates }).unwrap_or_default()
     };
     let mut all = Vec::new();
-    let mut rest = news;
+    let mut rest = updates;
     while !rest.is_empty() {
         let mut many = rest.len();
         let mut payload = written(Some(rest));
@@ -52,15 +52,15 @@ pub fn payloads(from: PublicKey, news: &[News]) -> Vec<String> {
     all
 }
 
-/// Receives notifications until the receiver of the news is closed.
-pub async fn listen(address: Address, me: PublicKey, news: mpsc::Sender<News>) {
+/// Receives notifications until the receiver of the updates is closed.
+pub async fn listen(address: Address, me: PublicKey, updates: mpsc::Sender<PeerUpdate>) {
     let mut wait = FIRST_WAIT;
-    while !news.is_closed() {
+    while !updates.is_closed() {
         let begun = tokio::time::Instant::now();
-        let Err(fault) = hear(&address, me, &news).await else {
+        let Err(fault) = receive(&address, me, &updates).await else {
             return;
         };
-        tracing::warn!(why = %fault.told(), "news of the other managers are not heard");
+        tracing::warn!(why = %fault.to_error(), "changes of the other managers are not received");
         if begun.elapsed() > LAST_WAIT {
             wait = FIRST_WAIT;
         }
@@ -70,27 +70,27 @@ pub async fn listen(address: Address, me: PublicKey, news: mpsc::Sender<News>) {
 }
 
 /// Receives notifications over one connection until it ends.
-async fn hear(address: &Address, me: PublicKey, news: &mpsc::Sender<News>) -> Result<(), Fault> {
-    let (heard, mut payloads) = mpsc::unbounded_channel();
-    let link = Link::open(address, Some(heard)).await?;
-    link.batch("LISTEN dayfly").await?;
+async fn receive(address: &Address, me: PublicKey, updates: &mpsc::Sender<PeerUpdate>) -> Result<(), Fault> {
+    let (notifications, mut payloads) = mpsc::unbounded_channel();
+    let session = Session::open(address, Some(notifications)).await?;
+    session.batch("LISTEN dayfly").await?;
     // From here on no notification is missed. Read the state from before.
     let mut everything = true;
     loop {
         if std::mem::take(&mut everything) {
             // Of leases, include the live ones, because their bearers may have changed too.
-            let snapshot = read_all(&link, me, u64::MAX).await?;
-            if news.send(News::Everything(Box::new(snapshot))).await.is_err() {
+            let snapshot = read_all(&session, me, u64::MAX).await?;
+            if updates.send(PeerUpdate::Everything(Box::new(snapshot))).await.is_err() {
                 return Ok(());
             }
         }
         let payload = match tokio::time::timeout(PULSE, payloads.recv()).await {
             Ok(Some(payload)) => payload,
             Ok(None) => return Err(Fault::Lost("the connection ended".into())),
-            Err(_) if news.is_closed() => return Ok(()),
+            Err(_) if updates.is_closed() => return Ok(()),
             Err(_) => {
-                let pulse = tokio::time::timeout(PULSE, link.batch("SELECT 1")).await;
-                pulse.map_err(|_| Fault::Lost("it does not answer".into()))??;
+                let pulse = tokio::time::timeout(PULSE, session.batch("SELECT 1")).await;
+                pulse.map_err(|_| Fault::Lost("it does not respond".into()))??;
                 continue;
             }
         };
@@ -99,14 +99,17 @@ async fn hear(address: &Address, me: PublicKey, news: &mpsc::Sender<News>) -> Re
             everything = true;
             continue;
         };
-        // Include this manager's own news in commit order, because the state read above may be older. Omit only its own
-        // events.
+        // Include this manager's own updates in commit order, because the state read above may be older. Omit only its
+        // own events.
         let own = payload.from == me;
-        match payload.news {
+        match payload.updates {
             None => everything = true,
             Some(all) => {
-                for one in all.into_iter().filter(|one| !own || !matches!(one, News::Event(..))) {
-                    if news.send(one).await.is_err() {
+                for one in all
+                    .into_iter()
+                    .filter(|one| !own || !matches!(one, PeerUpdate::Event(..)))
+                {
+                    if updates.send(one).await.is_err() {
                         return Ok(());
                     }
                 }
@@ -122,21 +125,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn news_are_sent_in_order_in_payloads_that_are_short_enough() {
+    fn updates_are_split_into_short_payloads_in_order() {
         let me = PublicKey([1; 32]);
-        let news: Vec<News> = (0..1_000).map(|n| News::Spent(TenantId([7; 16]), n)).collect();
-        let payloads = payloads(me, &news);
+        let updates: Vec<PeerUpdate> = (0..1_000).map(|n| PeerUpdate::Spent(TenantId([7; 16]), n)).collect();
+        let payloads = payloads(me, &updates);
         assert!(payloads.len() > 1 && payloads.iter().all(|payload| payload.len() <= MAX_BYTES));
         let heard = payloads
             .iter()
             .map(|payload| serde_json::from_str::<Payload>(payload).unwrap());
-        let heard: Vec<News> = heard.flat_map(|payload| payload.news.unwrap()).collect();
-        assert_eq!(heard, news);
+        let heard: Vec<PeerUpdate> = heard.flat_map(|payload| payload.updates.unwrap()).collect();
+        assert_eq!(heard, updates);
     }
 
     #[test]
-    fn what_is_too_long_is_read_by_everybody_instead() {
-        let long = News::Event(
+    fn too_long_update_makes_receivers_reload() {
+        let long = PeerUpdate::Event(
             dayfly_protocol::api::Event::NodeSuspended {
                 node: dayfly_protocol::ids::NodeId([1; 16]),
                 for_ms: 1,
@@ -146,6 +149,6 @@ mod tests {
         );
         let payloads = payloads(PublicKey([1; 32]), &[long]);
         assert_eq!(payloads.len(), 1);
-        assert!(serde_json::from_str::<Payload>(&payloads[0]).unwrap().news.is_none());
+        assert!(serde_json::from_str::<Payload>(&payloads[0]).unwrap().updates.is_none());
     }
 }

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::Instant;
 
-use super::connect::{Address, Link};
+use super::connect::{Address, Session};
 use super::faults::Fault;
 use super::rows::{self, lease_columns, node_columns, signed, tenant_columns};
 use super::{FIRST_WAIT, STATEMENT_DEADLINE};
@@ -19,7 +19,7 @@ use crate::{AuditPage, BillQuery, LeaseRecord, Pending, Snapshot, StoreError, WR
 #[derive(Clone)]
 pub struct Reader {
     address: Address,
-    link: Arc<Mutex<Option<Arc<Link>>>>,
+    session: Arc<Mutex<Option<Arc<Session>>>>,
 }
 
 impl Reader {
@@ -27,52 +27,52 @@ impl Reader {
     pub fn new(address: Address) -> Self {
         Self {
             address,
-            link: Arc::default(),
+            session: Arc::default(),
         }
     }
 
     /// Runs a read. Opens a new connection if the last one was lost.
     pub fn read<T: Send + 'static>(
         &self,
-        read: impl Fn(Arc<Link>) -> BoxFuture<'static, Result<T, Fault>> + Send + Sync + 'static,
+        read: impl Fn(Arc<Session>) -> BoxFuture<'static, Result<T, Fault>> + Send + Sync + 'static,
     ) -> Pending<T> {
         let (reply, receiver) = oneshot::channel();
         let reader = self.clone();
         tokio::spawn(async move {
             let until = Instant::now() + WRITE_DEADLINE;
-            let answer = loop {
+            let result = loop {
                 match reader.attempt(&read).await {
                     Ok(done) => break Ok(done),
                     Err(Fault::Refused(error)) => break Err(error),
-                    Err(fault) if Instant::now() >= until || reply.is_closed() => break Err(fault.told()),
+                    Err(fault) if Instant::now() >= until || reply.is_closed() => break Err(fault.to_error()),
                     Err(_) => tokio::time::sleep(FIRST_WAIT).await,
                 }
             };
             // The caller may have stopped waiting.
-            let _ = reply.send(answer);
+            let _ = reply.send(result);
         });
         Pending(receiver)
     }
 
     async fn attempt<T>(
         &self,
-        read: &(impl Fn(Arc<Link>) -> BoxFuture<'static, Result<T, Fault>> + Sync),
+        read: &(impl Fn(Arc<Session>) -> BoxFuture<'static, Result<T, Fault>> + Sync),
     ) -> Result<T, Fault> {
-        let link = {
-            let mut kept = self.link.lock().await;
-            match kept.as_ref().filter(|link| !link.is_closed()) {
-                Some(link) => link.clone(),
+        let session = {
+            let mut kept = self.session.lock().await;
+            match kept.as_ref().filter(|session| !session.is_closed()) {
+                Some(session) => session.clone(),
                 None => {
-                    let link = Arc::new(Link::open(&self.address, None).await?);
-                    *kept = Some(link.clone());
-                    link
+                    let session = Arc::new(Session::open(&self.address, None).await?);
+                    *kept = Some(session.clone());
+                    session
                 }
             }
         };
-        let done = tokio::time::timeout(STATEMENT_DEADLINE, read(link)).await;
-        let done = done.unwrap_or_else(|_| Err(Fault::Lost("it does not answer".into())));
+        let done = tokio::time::timeout(STATEMENT_DEADLINE, read(session)).await;
+        let done = done.unwrap_or_else(|_| Err(Fault::Lost("it does not respond".into())));
         if matches!(done, Err(Fault::Lost(_))) {
-            *self.link.lock().await = None;
+            *self.session.lock().await = None;
         }
         done
     }
@@ -80,13 +80,13 @@ impl Reader {
 
 /// Returns the state that a manager keeps in memory, including leases of its nodes that are alive or ended after this
 /// time.
-pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: u64) -> Result<Snapshot, Fault> {
-    let nodes = link
+pub async fn read_all(session: &Session, me: PublicKey, ended_after_ms: u64) -> Result<Snapshot, Fault> {
+    let nodes = session
         .query(concat!("SELECT ", node_columns!(), " FROM nodes"), &[])
         .await?;
     let sql = "SELECT hash, role, tenant, node, expires_at_ms, name, read_only FROM bearers";
-    let bearers = link.query(sql, &[]).await?;
-    // Read leases after bearers. A lease may then name a bearer that later news announce, but never one that was
+    let bearers = session.query(sql, &[]).await?;
+    // Read leases after bearers. A lease may then name a bearer that later updates announce, but never one that was
     // already replaced.
     let sql = concat!(
         "SELECT ",
@@ -95,11 +95,11 @@ pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: u64) -> Result
         AND node IN (SELECT id FROM nodes WHERE manager = $2)"
     );
     let since_ms = signed(ended_after_ms);
-    let leases = link.query(sql, &[&since_ms, &me.0.as_slice()]).await?;
-    let tenants = link
+    let leases = session.query(sql, &[&since_ms, &me.0.as_slice()]).await?;
+    let tenants = session
         .query(concat!("SELECT ", tenant_columns!(), " FROM tenants"), &[])
         .await?;
-    let prices = link.query("SELECT prices FROM site", &[]).await?;
+    let prices = session.query("SELECT prices FROM site", &[]).await?;
     Ok(Snapshot {
         nodes: nodes.iter().map(rows::node).collect::<Result<_, _>>()?,
         leases: leases.iter().map(rows::lease).collect::<Result<_, _>>()?,
@@ -113,7 +113,7 @@ pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: u64) -> Result
 }
 
 /// Implements [`crate::Store::bill`].
-pub async fn bill(link: &Link, query: BillQuery) -> Result<Vec<LeaseRecord>, Fault> {
+pub async fn bill(session: &Session, query: BillQuery) -> Result<Vec<LeaseRecord>, Fault> {
     let (after_ms, after) = query.after.unwrap_or((0, LeaseId([0; 16])));
     let tenant = query.tenant.map(|tenant| tenant.0.to_vec());
     let sql = concat!(
@@ -123,7 +123,7 @@ pub async fn bill(link: &Link, query: BillQuery) -> Result<Vec<LeaseRecord>, Fau
         AND (ended_at_ms = 0 OR ended_at_ms >= $4) AND ($5::BYTEA IS NULL OR tenant = $5)
         ORDER BY granted_at_ms, id LIMIT $6"
     );
-    let found = link
+    let found = session
         .query(
             sql,
             &[
@@ -140,7 +140,7 @@ pub async fn bill(link: &Link, query: BillQuery) -> Result<Vec<LeaseRecord>, Fau
 }
 
 /// Implements [`crate::Store::audited`].
-pub async fn audited(link: &Link, page: AuditPage) -> Result<Vec<AuditEntry>, Fault> {
+pub async fn audited(session: &Session, page: AuditPage) -> Result<Vec<AuditEntry>, Fault> {
     // Earlier releases had no length limits.
     macro_rules! entries {
         () => {
@@ -153,7 +153,7 @@ pub async fn audited(link: &Link, page: AuditPage) -> Result<Vec<AuditEntry>, Fa
         Some(_) => concat!("SELECT * FROM (", entries!(), " DESC LIMIT $3) AS last ORDER BY number"),
     };
     let (above, below, limit) = (signed(page.above), page.below(), i64::from(page.limit));
-    let found = link.query(sql, &[&above, &below, &limit]).await?;
+    let found = session.query(sql, &[&above, &below, &limit]).await?;
     let entry = |row: &tokio_postgres::Row| {
         Ok(AuditEntry {
             number: rows::unsigned(row, 0)?,
@@ -170,7 +170,7 @@ pub async fn audited(link: &Link, page: AuditPage) -> Result<Vec<AuditEntry>, Fa
 
 /// Implements [`crate::Store::others`].
 pub async fn others(
-    link: &Link,
+    session: &Session,
     me: PublicKey,
     lease: Option<LeaseId>,
     ended_after_ms: u64,
@@ -180,7 +180,7 @@ pub async fn others(
     let found = match lease {
         Some(lease) => {
             let sql = concat!("SELECT ", lease_columns!(), " FROM leases WHERE id = $1");
-            link.query(sql, &[&lease.0.as_slice()]).await?
+            session.query(sql, &[&lease.0.as_slice()]).await?
         }
         None => {
             let sql = concat!(
@@ -189,21 +189,24 @@ pub async fn others(
                 " FROM leases WHERE (ended_at_ms = 0 OR ended_at_ms >= $1)
                 AND node NOT IN (SELECT id FROM nodes WHERE manager = $2)"
             );
-            link.query(sql, &[&since_ms, &me]).await?
+            session.query(sql, &[&since_ms, &me]).await?
         }
     };
     found.iter().map(rows::lease).collect()
 }
 
 /// Implements [`crate::Store::held`].
-pub async fn held(link: &Link) -> Result<Vec<(TenantId, Held)>, Fault> {
+pub async fn held(session: &Session) -> Result<Vec<(TenantId, Held)>, Fault> {
     let sql = "SELECT id, leases, workers, cores, memory_bytes FROM tenants";
-    let found = link.query(sql, &[]).await?;
+    let found = session.query(sql, &[]).await?;
     let one = |row: &tokio_postgres::Row| Ok((TenantId(rows::bytes(row, 0)?), rows::held(row, 1)?));
     found.iter().map(one).collect()
 }
 
 /// Checks that the database responds and has this program's tables.
 pub async fn check(address: &Address) -> Result<(), StoreError> {
-    Link::open(address, None).await.map(drop).map_err(|fault| fault.told())
+    Session::open(address, None)
+        .await
+        .map(drop)
+        .map_err(|fault| fault.to_error())
 }

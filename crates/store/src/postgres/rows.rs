@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::faults::Fault;
-use crate::{As, Bearer, LeaseRecord, NodeRecord, StoreError, TenantRecord};
+use crate::{Bearer, BearerKind, LeaseRecord, NodeRecord, StoreError, TenantRecord};
 
 /// Owned parameters of a statement.
 pub type Params = Vec<Box<dyn ToSql + Sync + Send>>;
@@ -220,7 +220,7 @@ pub fn bearer(row: &Row) -> Result<Bearer, Fault> {
     };
     Ok(Bearer {
         hash: bytes(row, 0)?,
-        speaks: As::from_name(row.try_get(1)?),
+        kind: BearerKind::from_name(row.try_get(1)?),
         tenant: TenantId(bytes(row, 2)?),
         node,
         expires_at_ms: unsigned(row, 4)?,

@@ -3,7 +3,7 @@
 use tokio_postgres::Client;
 
 use super::faults::Fault;
-use super::{mark, tasks};
+use super::{commit_mark, tasks};
 use crate::StoreError;
 
 /// Version of these tables.
@@ -62,23 +62,23 @@ CREATE TABLE dayfly.audit (
 /// Statements that upgrade tables from each version to the next, beginning with the first.
 const UPGRADES: [&str; 12] = [
     "ALTER TABLE dayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE dayfly.version SET version = 2;",
-    concat!(tasks::tables!(), "UPDATE dayfly.version SET version = 3;"),
+    concat!(tasks::schema::tables!(), "UPDATE dayfly.version SET version = 3;"),
     "ALTER TABLE dayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE dayfly.version SET version = 4;",
     concat!(
         "ALTER TABLE dayfly.tenants ADD COLUMN spent_on_tasks BIGINT NOT NULL DEFAULT 0;",
-        tasks::costs!(),
+        tasks::schema::costs!(),
         "UPDATE dayfly.version SET version = 5;"
     ),
-    concat!(tasks::times!(), "UPDATE dayfly.version SET version = 6;"),
-    concat!(tasks::waits!(), "UPDATE dayfly.version SET version = 7;"),
-    concat!(tasks::memos!(), "UPDATE dayfly.version SET version = 8;"),
-    concat!(tasks::failed!(), "UPDATE dayfly.version SET version = 9;"),
+    concat!(tasks::schema::times!(), "UPDATE dayfly.version SET version = 6;"),
+    concat!(tasks::schema::waits!(), "UPDATE dayfly.version SET version = 7;"),
+    concat!(tasks::schema::memos!(), "UPDATE dayfly.version SET version = 8;"),
+    concat!(tasks::schema::failed!(), "UPDATE dayfly.version SET version = 9;"),
     "ALTER TABLE dayfly.leases ADD COLUMN bearer BYTEA;
     CREATE INDEX leases_by_bearer ON dayfly.leases (bearer) WHERE ended_at_ms = 0;
     UPDATE dayfly.version SET version = 10;",
-    concat!(mark::mark_table!(), "UPDATE dayfly.version SET version = 11;"),
-    concat!(tasks::exceptions!(), "UPDATE dayfly.version SET version = 12;"),
-    concat!(tasks::printed!(), "UPDATE dayfly.version SET version = 13;"),
+    concat!(commit_mark::mark_table!(), "UPDATE dayfly.version SET version = 11;"),
+    concat!(tasks::schema::exceptions!(), "UPDATE dayfly.version SET version = 12;"),
+    concat!(tasks::schema::output!(), "UPDATE dayfly.version SET version = 13;"),
 ];
 
 /// Creates missing tables and upgrades those of an earlier release. Does not change those of a later one.
@@ -98,15 +98,15 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
         None => {
             let tables = [
                 TABLES,
-                tasks::tables!(),
-                tasks::costs!(),
-                tasks::times!(),
-                tasks::waits!(),
-                tasks::memos!(),
-                tasks::failed!(),
-                mark::mark_table!(),
-                tasks::exceptions!(),
-                tasks::printed!(),
+                tasks::schema::tables!(),
+                tasks::schema::costs!(),
+                tasks::schema::times!(),
+                tasks::schema::waits!(),
+                tasks::schema::memos!(),
+                tasks::schema::failed!(),
+                commit_mark::mark_table!(),
+                tasks::schema::exceptions!(),
+                tasks::schema::output!(),
             ]
             .concat();
             client.batch_execute(&tables).await.map_err(Fault::from)

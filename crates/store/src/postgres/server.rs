@@ -16,7 +16,7 @@ use crate::StoreError;
 /// A server. It stops and its directory is removed when its standard input closes, at the latest with this process.
 pub struct Server {
     script: Child,
-    answers: BufReader<std::process::ChildStdout>,
+    responses: BufReader<std::process::ChildStdout>,
     /// Directory of its socket.
     pub directory: String,
 }
@@ -32,27 +32,27 @@ impl Server {
             .stderr(Stdio::inherit())
             .spawn()
             .map_err(|error| error.to_string())?;
-        let mut answers = BufReader::new(script.stdout.take().ok_or("no output")?);
+        let mut responses = BufReader::new(script.stdout.take().ok_or("no output")?);
         let mut directory = String::new();
-        answers.read_line(&mut directory).map_err(|error| error.to_string())?;
+        responses.read_line(&mut directory).map_err(|error| error.to_string())?;
         if directory.is_empty() {
             let _ = script.wait();
-            return Err("scripts/postgres says why".into());
+            return Err("scripts/postgres printed the reason".into());
         }
         Ok(Self {
             script,
-            answers,
+            responses,
             directory: directory.trim().into(),
         })
     }
 
     /// Sends the command `stop`, `kill` or `start` to the server's script.
-    pub fn tell(&mut self, what: &str) {
+    pub fn send(&mut self, what: &str) {
         let input = self.script.stdin.as_mut().unwrap();
         writeln!(input, "{what}").unwrap();
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer).unwrap();
-        assert_eq!(answer.trim(), what);
+        let mut response = String::new();
+        self.responses.read_line(&mut response).unwrap();
+        assert_eq!(response.trim(), what);
     }
 }
 

@@ -4,13 +4,16 @@
 //! names the owner, with an epoch that grows with each change. Every write of tasks also updates that row, so that a
 //! manager that was stopped or cut off writes nothing after another one has taken over.
 
-mod books;
 mod contents;
 mod flows;
-mod forgetting;
-mod looking;
+mod operations;
+mod queries;
 mod queue;
-mod sharing;
+mod retention;
+pub(super) mod schema;
+mod task_rows;
+mod task_store;
+mod teams;
 mod triggers;
 
 use std::time::Duration;
@@ -24,137 +27,12 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use self::queue::{Command, Epoch, Kind};
-use super::connect::{Address, Link};
+use super::connect::{Address, Session};
 use super::faults::Fault;
 use super::reader::Reader;
 use super::rows::{self, signed};
-use super::writer::{Alone, answer};
+use super::writer::{Job, send_result};
 use crate::{Pending, StoreError};
-
-/// The tables of tasks, created after all others.
-macro_rules! tables {
-    () => {
-        "
-CREATE TABLE dayfly.tasks_owner (
-    one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), manager BYTEA, epoch BIGINT NOT NULL DEFAULT 0,
-    written BIGINT NOT NULL DEFAULT 0, contents BYTEA
-) WITH (fillfactor = 20);
-INSERT INTO dayfly.tasks_owner DEFAULT VALUES;
-CREATE TABLE dayfly.functions (
-    id BYTEA PRIMARY KEY, tenant BYTEA NOT NULL, name BYTEA, version BIGINT NOT NULL, hash BYTEA NOT NULL, spec TEXT NOT NULL,
-    registered_at_ms BIGINT NOT NULL, code BYTEA NOT NULL
-);
-CREATE UNIQUE INDEX functions_by_name ON dayfly.functions (tenant, name, version) WHERE name IS NOT NULL;
-CREATE TABLE dayfly.endpoints (id BYTEA PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant BYTEA NOT NULL, spec TEXT NOT NULL,
-    instance BYTEA);
-CREATE TABLE dayfly.tasks (
-    id BYTEA PRIMARY KEY, tenant BYTEA NOT NULL, function BYTEA NOT NULL, endpoint BYTEA NOT NULL, tag BYTEA NOT NULL,
-    priority BIGINT NOT NULL, walltime_ms BIGINT NOT NULL, repeatable BOOLEAN NOT NULL, deadline_at_ms BIGINT NOT NULL,
-    submitted_at_ms BIGINT NOT NULL, attempts BIGINT NOT NULL, retries_left BIGINT NOT NULL, faults BIGINT NOT NULL,
-    number BIGINT, started_at_ms BIGINT NOT NULL DEFAULT 0, ended_at_ms BIGINT NOT NULL DEFAULT 0,
-    code BIGINT, message BYTEA, raised BOOLEAN NOT NULL DEFAULT false, arguments BYTEA, answer BYTEA,
-    arguments_content BYTEA, answer_content BYTEA, after BYTEA, with_answers BOOLEAN NOT NULL DEFAULT false
-);
-ALTER TABLE dayfly.tasks ALTER COLUMN arguments SET STORAGE EXTERNAL, ALTER COLUMN answer SET STORAGE EXTERNAL;
-CREATE UNIQUE INDEX tasks_by_end ON dayfly.tasks (tenant, tag, number) WHERE number IS NOT NULL;
-CREATE INDEX tasks_by_arguments ON dayfly.tasks (tenant, arguments_content) WHERE arguments_content IS NOT NULL;
-CREATE INDEX tasks_by_answer ON dayfly.tasks (tenant, answer_content) WHERE answer_content IS NOT NULL;
-CREATE TABLE dayfly.contents (
-    tenant BYTEA NOT NULL, content BYTEA NOT NULL, bytes BIGINT NOT NULL, used_at_ms BIGINT NOT NULL,
-    going BOOLEAN NOT NULL DEFAULT false, PRIMARY KEY (tenant, content)
-);
-CREATE INDEX contents_by_use ON dayfly.contents (used_at_ms);
-CREATE TABLE dayfly.triggers (
-    id BYTEA PRIMARY KEY, tenant BYTEA NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, watched_at BYTEA, token BYTEA NOT NULL,
-    created_at_ms BIGINT NOT NULL, expires_at_ms BIGINT NOT NULL, done_until_ms BIGINT NOT NULL,
-    events BIGINT NOT NULL DEFAULT 0, started BIGINT NOT NULL DEFAULT 0, refused BIGINT NOT NULL DEFAULT 0,
-    UNIQUE (tenant, name)
-);
-CREATE TABLE dayfly.events (
-    trigger_id BYTEA NOT NULL, number BIGINT NOT NULL, key BYTEA NOT NULL, at_ms BIGINT NOT NULL, event TEXT NOT NULL,
-    state BIGINT NOT NULL DEFAULT 0, error TEXT, PRIMARY KEY (trigger_id, number), UNIQUE (trigger_id, key)
-);
-CREATE INDEX events_waiting ON dayfly.events (trigger_id, number) WHERE state = 0;
-CREATE TABLE dayfly.flows (
-    id BYTEA PRIMARY KEY, tenant BYTEA NOT NULL, name BYTEA NOT NULL, request TEXT NOT NULL, error TEXT,
-    steps TEXT NOT NULL DEFAULT '[]', started_at_ms BIGINT NOT NULL, ended_at_ms BIGINT NOT NULL DEFAULT 0
-);
-CREATE INDEX flows_by_tenant ON dayfly.flows (tenant, started_at_ms);
-CREATE INDEX flows_by_end ON dayfly.flows (ended_at_ms);
-CREATE TABLE dayfly.teams (name TEXT PRIMARY KEY, owner BYTEA NOT NULL, spec TEXT NOT NULL, removed BOOLEAN NOT NULL);
-CREATE TABLE dayfly.usage (
-    day BIGINT NOT NULL, tenant BYTEA NOT NULL, function BYTEA NOT NULL, endpoint BYTEA NOT NULL, tasks BIGINT NOT NULL,
-    failed BIGINT NOT NULL, took_us BIGINT NOT NULL, PRIMARY KEY (day, tenant, function, endpoint)
-);
-"
-    };
-}
-pub(super) use tables;
-
-/// Upgrade: adds the cost of tasks.
-macro_rules! costs {
-    () => {
-        "
-ALTER TABLE dayfly.usage ADD COLUMN cost BIGINT NOT NULL DEFAULT 0;
-CREATE TABLE dayfly.costs (tenant BYTEA PRIMARY KEY, total BIGINT NOT NULL);
-"
-    };
-}
-pub(super) use costs;
-
-/// Upgrade: adds the times at which tasks entered their states.
-macro_rules! times {
-    () => {
-        "
-ALTER TABLE dayfly.tasks ADD COLUMN waiting_at_ms BIGINT NOT NULL DEFAULT 0,
-    ADD COLUMN environment_at_ms BIGINT NOT NULL DEFAULT 0;
-"
-    };
-}
-pub(super) use times;
-
-/// Upgrade: adds the delay between a task's executions.
-macro_rules! waits {
-    () => {
-        "ALTER TABLE dayfly.tasks ADD COLUMN retry_wait_ms BIGINT NOT NULL DEFAULT 0;"
-    };
-}
-pub(super) use waits;
-
-/// Upgrade: adds the hash of memoized tasks.
-macro_rules! memos {
-    () => {
-        "
-ALTER TABLE dayfly.tasks ADD COLUMN memo BYTEA;
-CREATE INDEX tasks_by_memo ON dayfly.tasks (number) WHERE memo IS NOT NULL AND number IS NOT NULL;
-"
-    };
-}
-pub(super) use memos;
-
-/// Upgrade: adds an index of failed tasks.
-macro_rules! failed {
-    () => {
-        "CREATE INDEX tasks_failed ON dayfly.tasks (id) WHERE code IS NOT NULL;"
-    };
-}
-pub(super) use failed;
-
-/// Upgrade: adds functions' exceptions as text.
-macro_rules! exceptions {
-    () => {
-        "ALTER TABLE dayfly.tasks ADD COLUMN exception TEXT;"
-    };
-}
-pub(super) use exceptions;
-
-/// Upgrade: adds the output of tasks.
-macro_rules! printed {
-    () => {
-        "CREATE TABLE dayfly.printed (task BYTEA PRIMARY KEY, first BIGINT NOT NULL, pieces BYTEA NOT NULL);"
-    };
-}
-pub(super) use printed;
 
 /// The owner of the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,8 +65,8 @@ impl SharedTasks {
 
     /// Returns the current owner.
     pub fn owner(&self) -> Pending<TasksOwner> {
-        let owner = |link: std::sync::Arc<Link>| async move {
-            let found = link
+        let owner = |session: std::sync::Arc<Session>| async move {
+            let found = session
                 .query("SELECT manager, epoch, contents FROM tasks_owner", &[])
                 .await?;
             let row = found.first().ok_or_else(missing)?;
@@ -198,7 +76,7 @@ impl SharedTasks {
                 contents: optional(row, 2)?,
             })
         };
-        self.reader.read(move |link| owner(link).boxed())
+        self.reader.read(move |session| owner(session).boxed())
     }
 
     /// Takes over the tasks for this manager. Returns `None` if another owner was active within `silent`, or if the
@@ -215,10 +93,10 @@ impl SharedTasks {
         let me = self.me;
         let silent_ms = signed(u64::try_from(silent.as_millis()).unwrap_or(u64::MAX));
         // A repetition after a lost connection takes over again. The returned epoch is the valid one.
-        let taken = self.reader.read(move |link| {
+        let taken = self.reader.read(move |session| {
             async move {
                 let contents = contents.as_ref().map(|name| name.as_slice());
-                let taken = link.query(TAKE, &[&me.0.as_slice(), &contents, &silent_ms]).await?;
+                let taken = session.query(TAKE, &[&me.0.as_slice(), &contents, &silent_ms]).await?;
                 taken.first().map(|row| rows::unsigned(row, 0)).transpose()
             }
             .boxed()
@@ -240,19 +118,19 @@ pub struct PostgresTasks {
 }
 
 /// Work with an input over a connection.
-type Work<I, T> = for<'a> fn(&'a Link, &'a I) -> BoxFuture<'a, Result<T, Fault>>;
+type Work<I, T> = for<'a> fn(&'a Session, &'a I) -> BoxFuture<'a, Result<T, Fault>>;
 
-struct Job<I, T> {
+struct InputJob<I, T> {
     input: I,
     work: Work<I, T>,
     outcome: Option<T>,
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<I: Send + Sync, T: Send> Alone for Job<I, T> {
-    fn run<'a>(&'a mut self, link: &'a Link) -> BoxFuture<'a, Result<(), Fault>> {
+impl<I: Send + Sync, T: Send> Job for InputJob<I, T> {
+    fn run<'a>(&'a mut self, session: &'a Session) -> BoxFuture<'a, Result<(), Fault>> {
         async {
-            self.outcome = Some((self.work)(link, &self.input).await?);
+            self.outcome = Some((self.work)(session, &self.input).await?);
             Ok(())
         }
         .boxed()
@@ -260,7 +138,7 @@ impl<I: Send + Sync, T: Send> Alone for Job<I, T> {
 
     fn finish(self: Box<Self>, result: Result<(), StoreError>) {
         let Self { outcome, reply, .. } = *self;
-        answer(reply, result, outcome);
+        send_result(reply, result, outcome);
     }
 }
 
@@ -271,10 +149,11 @@ impl PostgresTasks {
     }
 
     /// Sets the content store of the tasks' long payloads.
-    pub fn contents_are(&self, name: [u8; 16]) -> Pending<()> {
-        self.write(name, |link, name| {
+    pub fn set_contents(&self, name: [u8; 16]) -> Pending<()> {
+        self.write(name, |session, name| {
             async {
-                link.execute("UPDATE tasks_owner SET contents = $1", &[&name.as_slice()])
+                session
+                    .execute("UPDATE tasks_owner SET contents = $1", &[&name.as_slice()])
                     .await?;
                 Ok(())
             }
@@ -284,7 +163,7 @@ impl PostgresTasks {
 
     fn push<I: Send + Sync + 'static, T: Send + 'static>(&self, kind: Kind, input: I, work: Work<I, T>) -> Pending<T> {
         let (reply, receiver) = oneshot::channel();
-        let job = Job {
+        let job = InputJob {
             input,
             work,
             outcome: None,
@@ -342,7 +221,7 @@ fn failure(row: &Row, column: usize) -> Result<Option<Failure>, Fault> {
 }
 
 /// Decodes an optional failure as JSON.
-fn told(row: &Row, column: usize) -> Result<Option<Failure>, Fault> {
+fn json_failure(row: &Row, column: usize) -> Result<Option<Failure>, Fault> {
     match row.try_get::<_, Option<&str>>(column)? {
         Some(_) => rows::parsed(row, column).map(Some),
         None => Ok(None),

@@ -35,16 +35,18 @@ mod conformance {
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-async fn heard(news: &mut mpsc::Receiver<News>, wanted: impl Fn(&News) -> bool) -> News {
+async fn received(updates: &mut mpsc::Receiver<PeerUpdate>, wanted: impl Fn(&PeerUpdate) -> bool) -> PeerUpdate {
     let search = async {
         loop {
-            let one = news.recv().await.expect("news go on");
+            let one = updates.recv().await.expect("the updates continue");
             if wanted(&one) {
                 return one;
             }
         }
     };
-    tokio::time::timeout(PATIENCE, search).await.expect("the news in time")
+    tokio::time::timeout(PATIENCE, search)
+        .await
+        .expect("the updates in time")
 }
 
 fn offered() -> Change {
@@ -52,13 +54,13 @@ fn offered() -> Change {
 }
 
 #[tokio::test]
-async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them() {
+async fn earlier_tables_are_upgraded_once_and_keep_rows() {
     let Some(database) = database() else { return };
     let store = database.store(1).await;
     assert_eq!(register(&store, address(1)).await, 1);
     assert_eq!(
-        store.note(under(1, vec![offered()])).wait().await,
-        Ok(vec![Noted::Kept])
+        store.change_leases(under(1, vec![offered()])).wait().await,
+        Ok(vec![ChangeResult::Kept])
     );
     drop(store);
     let earlier = "ALTER TABLE dayfly.leases DROP COLUMN functions; ALTER TABLE dayfly.leases DROP COLUMN bearer;
@@ -83,11 +85,14 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
 }
 
 #[tokio::test]
-async fn a_node_that_moves_takes_its_leases_along_and_its_last_manager_changes_nothing_more() {
+async fn moved_node_keeps_leases_and_refuses_former_manager() {
     let Some(database) = database() else { return };
     let (a, b) = (database.store(1).await, database.store(2).await);
     assert_eq!(register(&a, address(1)).await, 1);
-    assert_eq!(a.note(under(1, vec![offered()])).wait().await, Ok(vec![Noted::Kept]));
+    assert_eq!(
+        a.change_leases(under(1, vec![offered()])).wait().await,
+        Ok(vec![ChangeResult::Kept])
+    );
     let moved = b.register(address(2), CAPACITY, 0).wait().await.unwrap().unwrap();
     assert_eq!((moved.epoch, moved.leases), (2, Some(vec![record()])));
     let ended = Change::Ended {
@@ -96,10 +101,13 @@ async fn a_node_that_moves_takes_its_leases_along_and_its_last_manager_changes_n
         at_ms: 5,
     };
     assert_eq!(
-        a.note(under(1, vec![ended.clone()])).wait().await,
-        Ok(vec![Noted::Stale])
+        a.change_leases(under(1, vec![ended.clone()])).wait().await,
+        Ok(vec![ChangeResult::Stale])
     );
-    assert_eq!(b.note(under(2, vec![ended])).wait().await, Ok(vec![Noted::Kept]));
+    assert_eq!(
+        b.change_leases(under(2, vec![ended])).wait().await,
+        Ok(vec![ChangeResult::Kept])
+    );
     // The manager that keeps the node knows its leases from memory.
     let again = b.register(address(2), CAPACITY, 0).wait().await.unwrap().unwrap();
     assert_eq!((again.epoch, again.leases), (3, None));
@@ -107,7 +115,7 @@ async fn a_node_that_moves_takes_its_leases_along_and_its_last_manager_changes_n
 }
 
 #[tokio::test]
-async fn an_entry_that_two_managers_bring_is_charged_once() {
+async fn entry_booked_by_two_managers_is_charged_once() {
     let Some(database) = database() else { return };
     let (a, b) = (database.store(1).await, database.store(2).await);
     register(&a, address(1)).await;
@@ -115,7 +123,7 @@ async fn an_entry_that_two_managers_bring_is_charged_once() {
         .wait()
         .await
         .unwrap();
-    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    a.change_leases(under(1, vec![offered()])).wait().await.unwrap();
     register(&b, address(1)).await;
     // The acknowledgement was lost: the node repeats the booking to the next manager while the first one is still
     // writing it.
@@ -133,7 +141,7 @@ async fn an_entry_that_two_managers_bring_is_charged_once() {
 }
 
 #[tokio::test]
-async fn a_quota_holds_over_all_managers_however_many_ask_at_once() {
+async fn quota_holds_over_managers_under_concurrent_requests() {
     let Some(database) = database() else { return };
     let (a, b) = (database.store(1).await, database.store(2).await);
     let spec = TenantSpec {
@@ -159,15 +167,15 @@ async fn a_quota_holds_over_all_managers_however_many_ask_at_once() {
             node,
             ..record()
         }));
-        store.note(vec![Note { node, epoch: 1, change }]).wait()
+        store.change_leases(vec![OwnedChange { node, epoch: 1, change }]).wait()
     };
     let asked = (0..30).flat_map(|n| [offer(&a, 1, 100 + n), offer(&b, 2, 200 + n)]);
     let answers = futures_util::future::join_all(asked).await;
-    let kept = |answer: &Result<Vec<Noted>, StoreError>| answer.as_ref().unwrap()[0] == Noted::Kept;
+    let kept = |answer: &Result<Vec<ChangeResult>, StoreError>| answer.as_ref().unwrap()[0] == ChangeResult::Kept;
     assert_eq!(answers.iter().filter(|answer| kept(answer)).count(), 10);
     let over = answers
         .iter()
-        .filter(|answer| matches!(answer.as_ref().unwrap()[0], Noted::Over(_)));
+        .filter(|answer| matches!(answer.as_ref().unwrap()[0], ChangeResult::OverQuota(_)));
     assert_eq!(over.count(), 50);
     let held = a.held().unwrap().wait().await.unwrap();
     assert_eq!((held[0].1.leases, held[0].1.workers), (10, 20));
@@ -186,63 +194,68 @@ async fn a_quota_holds_over_all_managers_however_many_ask_at_once() {
     };
     let change = Change::Refused { lease: first.lease };
     let node = first.node;
-    let note = Note { node, epoch: 1, change };
-    assert_eq!(holder.note(vec![note]).wait().await, Ok(vec![Noted::Kept]));
-    assert_eq!(offer(other.0, other.1, 250).await, Ok(vec![Noted::Kept]));
-    assert!(matches!(offer(&a, 1, 150).await.unwrap()[0], Noted::Over(_)));
+    let owned = OwnedChange { node, epoch: 1, change };
+    assert_eq!(
+        holder.change_leases(vec![owned]).wait().await,
+        Ok(vec![ChangeResult::Kept])
+    );
+    assert_eq!(offer(other.0, other.1, 250).await, Ok(vec![ChangeResult::Kept]));
+    assert!(matches!(
+        offer(&a, 1, 150).await.unwrap()[0],
+        ChangeResult::OverQuota(_)
+    ));
 }
 
 #[tokio::test]
-async fn managers_hear_what_the_others_change() {
+async fn managers_receive_changes_of_other_managers() {
     let Some(database) = database() else { return };
     let (a, b) = (database.store(1).await, database.store(2).await);
-    let mut news = b.news().expect("taken once");
-    assert!(b.news().is_none());
-    heard(&mut news, |news| matches!(news, News::Everything(_))).await;
+    let mut updates = b.peer_updates().expect("taken once");
+    assert!(b.peer_updates().is_none());
+    received(&mut updates, |updates| matches!(updates, PeerUpdate::Everything(_))).await;
     let tenant = a
         .tenant(TENANT, "astro".into(), TenantSpec::default())
         .wait()
         .await
         .unwrap();
-    heard(&mut news, |news| *news == News::Tenant(tenant.clone())).await;
+    received(&mut updates, |updates| *updates == PeerUpdate::Tenant(tenant.clone())).await;
     let laptop = client(7, "laptop");
     a.keep(laptop.clone()).wait().await.unwrap();
-    heard(&mut news, |news| *news == News::Bearer(laptop.clone())).await;
-    a.revoke(laptop.hash, Leases::End).wait().await.unwrap();
-    heard(&mut news, |news| *news == News::Revoked(laptop.hash)).await;
+    received(&mut updates, |updates| *updates == PeerUpdate::Bearer(laptop.clone())).await;
+    a.revoke(laptop.hash, RevokedLeases::End).wait().await.unwrap();
+    received(&mut updates, |updates| *updates == PeerUpdate::Revoked(laptop.hash)).await;
     register(&a, address(1)).await;
-    let owned =
-        |news: &News| matches!(news, News::Node(node) if node.manager == Some(PublicKey([1; 32])) && node.epoch == 1);
-    heard(&mut news, owned).await;
-    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    let owned = |updates: &PeerUpdate| matches!(updates, PeerUpdate::Node(node) if node.manager == Some(PublicKey([1; 32])) && node.epoch == 1);
+    received(&mut updates, owned).await;
+    a.change_leases(under(1, vec![offered()])).wait().await.unwrap();
     a.book(NODE, 1, vec![(LEASE, used(10, 1).into())]).wait().await.unwrap();
-    heard(&mut news, |news| *news == News::Spent(TENANT, 10)).await;
-    let event = News::Event(dayfly_protocol::api::Event::NodeUp { node: NODE }, Some(TENANT));
-    Store::tell(&a, vec![event.clone()]);
-    heard(&mut news, |news| *news == event).await;
+    received(&mut updates, |updates| *updates == PeerUpdate::Spent(TENANT, 10)).await;
+    let event = PeerUpdate::Event(dayfly_protocol::api::Event::NodeUp { node: NODE }, Some(TENANT));
+    Store::publish(&a, vec![event.clone()]);
+    received(&mut updates, |updates| *updates == event).await;
 }
 
 #[tokio::test]
-async fn who_listens_anew_reads_what_live_leases_end_with() {
+async fn reconnected_listener_reads_bearers_of_live_leases() {
     let Some(database) = database() else { return };
     let a = database.store(1).await;
     let (old, new) = (client(1, "laptop"), client(2, "laptop"));
     a.keep(old).wait().await.unwrap();
     register(&a, address(1)).await;
-    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    a.change_leases(under(1, vec![offered()])).wait().await.unwrap();
     a.keep(new.clone()).wait().await.unwrap();
     drop(a);
     let a = database.store(1).await;
-    let mut news = a.news().expect("taken once");
-    let has_new = |news: &News| match news {
-        News::Everything(all) => all.leases.len() == 1 && all.leases[0].bearer == Some(new.hash),
+    let mut updates = a.peer_updates().expect("taken once");
+    let has_new = |updates: &PeerUpdate| match updates {
+        PeerUpdate::Everything(all) => all.leases.len() == 1 && all.leases[0].bearer == Some(new.hash),
         _ => false,
     };
-    heard(&mut news, has_new).await;
+    received(&mut updates, has_new).await;
 }
 
 #[tokio::test]
-async fn the_nodes_of_a_silent_manager_are_adopted_once() {
+async fn nodes_of_silent_manager_are_adopted_once() {
     let Some(database) = database() else { return };
     let (a, b, c) = (
         database.store(1).await,
@@ -259,9 +272,9 @@ async fn the_nodes_of_a_silent_manager_are_adopted_once() {
     let seen = peers(&b, 2).await.unwrap();
     assert_eq!((seen.len(), &seen[0].presence), (1, &presence(1)));
     register(&a, address(1)).await;
-    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    a.change_leases(under(1, vec![offered()])).wait().await.unwrap();
     let adopt = |store: &PostgresStore, silent| store.adopt(PublicKey([1; 32]), silent, 0).wait();
-    assert_eq!(adopt(&b, PATIENCE).await, Ok(Adopted::default()), "it lives");
+    assert_eq!(adopt(&b, PATIENCE).await, Ok(AdoptedNodes::default()), "it lives");
     // A database's clock advances between two transactions.
     let (first, second) = tokio::join!(adopt(&b, Duration::ZERO), adopt(&c, Duration::ZERO));
     let (first, second) = (first.unwrap(), second.unwrap());
@@ -269,30 +282,32 @@ async fn the_nodes_of_a_silent_manager_are_adopted_once() {
     let heir = if first.nodes.is_empty() { second } else { first };
     assert_eq!((heir.nodes[0].epoch, heir.leases), (2, vec![record()]));
     assert_eq!(
-        a.note(under(1, vec![Change::Refused { lease: LEASE }])).wait().await,
-        Ok(vec![Noted::Stale])
+        a.change_leases(under(1, vec![Change::Refused { lease: LEASE }]))
+            .wait()
+            .await,
+        Ok(vec![ChangeResult::Stale])
     );
 }
 
 #[tokio::test]
-async fn a_server_that_restarts_costs_time_and_nothing_else() {
+async fn restarted_server_loses_and_repeats_no_write() {
     let Ok(mut server) = Server::start(&[]) else { return };
     let database = super::server::Database::on(&server);
     let (a, b) = (database.store(1).await, database.store(2).await);
-    let mut news = b.news().unwrap();
+    let mut updates = b.peer_updates().unwrap();
     register(&a, address(1)).await;
     a.tenant(TENANT, "astro".into(), TenantSpec::default())
         .wait()
         .await
         .unwrap();
-    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    a.change_leases(under(1, vec![offered()])).wait().await.unwrap();
     for (round, how) in ["stop", "kill", "stop", "kill"].into_iter().enumerate() {
         let sequence = 10 * round as u64;
         let booked: Vec<_> = (1..=5)
             .map(|n| a.book(NODE, sequence + n, vec![(LEASE, used(10 * (sequence + n), 1).into())]))
             .collect();
         let down = tokio::task::spawn_blocking(move || {
-            server.tell(how);
+            server.send(how);
             server
         });
         let later: Vec<_> = (6..=10)
@@ -309,16 +324,16 @@ async fn a_server_that_restarts_costs_time_and_nothing_else() {
             details: String::new(),
         };
         let audit = a.audit(entry);
-        server.tell("start");
+        server.send("start");
         for pending in booked.into_iter().chain(later) {
             pending.wait().await.unwrap();
         }
         audit.wait().await.unwrap();
         let total = 10 * (sequence + 10);
         assert_eq!(load(&a).await.tenants[0].spent, total);
-        heard(&mut news, |news| match news {
-            News::Spent(_, spent) => *spent == total,
-            News::Everything(all) => all.tenants.first().is_some_and(|tenant| tenant.spent == total),
+        received(&mut updates, |updates| match updates {
+            PeerUpdate::Spent(_, spent) => *spent == total,
+            PeerUpdate::Everything(all) => all.tenants.first().is_some_and(|tenant| tenant.spent == total),
             _ => false,
         })
         .await;
@@ -336,14 +351,14 @@ async fn a_server_that_restarts_costs_time_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_database_that_stays_away_is_told_by_the_deadline() {
+async fn unreachable_database_is_reported_by_the_deadline() {
     let Ok(mut server) = Server::start(&[]) else { return };
     let database = super::server::Database::on(&server);
     let a = database.store(1).await;
     register(&a, address(1)).await;
-    server.tell("stop");
+    server.send("stop");
     let begun = std::time::Instant::now();
-    let (written, read) = tokio::join!(a.keep(bearer(1, As::Join, None)).wait(), a.load(0).wait());
+    let (written, read) = tokio::join!(a.keep(bearer(1, BearerKind::Join, None)).wait(), a.load(0).wait());
     assert!(
         matches!(written, Err(StoreError::Unreachable(_) | StoreError::Slow)),
         "{written:?}"
@@ -355,17 +370,17 @@ async fn a_database_that_stays_away_is_told_by_the_deadline() {
     assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
     let none = PostgresStore::open(&database.url, PublicKey([2; 32])).await.err();
     assert!(matches!(none, Some(StoreError::Unreachable(_))), "{none:?}");
-    server.tell("start");
-    a.keep(bearer(2, As::Join, None)).wait().await.unwrap();
+    server.send("start");
+    a.keep(bearer(2, BearerKind::Join, None)).wait().await.unwrap();
     let kept: Vec<[u8; 32]> = load(&a).await.bearers.iter().map(|bearer| bearer.hash).collect();
     assert_eq!(kept, [[2; 32]], "what was given up was not written later");
 }
 
 #[tokio::test]
-async fn tables_of_a_later_release_are_left_alone() {
+async fn tables_of_later_release_are_refused() {
     let Some(database) = database() else { return };
     let a = database.store(1).await;
-    a.alone(|link| async move { Ok(link.batch("UPDATE version SET version = 99").await?) }.boxed())
+    a.write_separately(|session| async move { Ok(session.batch("UPDATE version SET version = 99").await?) }.boxed())
         .wait()
         .await
         .unwrap();
@@ -380,7 +395,7 @@ async fn tables_of_a_later_release_are_left_alone() {
 }
 
 #[tokio::test]
-async fn managers_that_start_at_once_over_an_empty_database_make_one_set_of_tables() {
+async fn managers_starting_at_once_create_tables_once() {
     let Some(database) = database() else { return };
     let stores = futures_util::future::join_all((1..=8).map(|n| database.store(n))).await;
     let named = stores.iter().enumerate().map(|(n, store)| {
@@ -396,19 +411,19 @@ async fn managers_that_start_at_once_over_an_empty_database_make_one_set_of_tabl
 }
 
 #[tokio::test]
-async fn whoever_lost_the_tasks_writes_nothing_more_and_they_go_on_with_the_next() {
+async fn former_task_owner_writes_nothing_after_takeover() {
     let Some(database) = database() else { return };
     let (a, b) = (database.shared_tasks(1), database.shared_tasks(2));
     let alive = database.store(1).await;
-    let said = || Presence {
+    let presence = || Presence {
         url: "https://a".into(),
         ca_pem: String::new(),
         free: CAPACITY,
     };
-    alive.present(said()).unwrap().wait().await.unwrap();
+    alive.present(presence()).unwrap().wait().await.unwrap();
     assert_eq!(b.owner().wait().await.unwrap().manager, None);
     let first = a.take(None, PATIENCE).await.unwrap().expect("nobody has them");
-    first.contents_are([7; 16]).wait().await.unwrap();
+    first.set_contents([7; 16]).wait().await.unwrap();
     first.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
     first.end(vec![ended(1, 1, None)], Vec::new()).wait().await.unwrap();
     // It is alive and has the tasks.
@@ -438,7 +453,7 @@ async fn whoever_lost_the_tasks_writes_nothing_more_and_they_go_on_with_the_next
 }
 
 #[tokio::test]
-async fn a_server_that_dies_under_tasks_loses_none_and_none_is_written_twice() {
+async fn killed_server_loses_and_repeats_no_task() {
     let Ok(mut server) = Server::start(&[]) else { return };
     let database = super::server::Database::on(&server);
     let tasks = std::sync::Arc::new(database.tasks(1).await);
@@ -457,12 +472,12 @@ async fn a_server_that_dies_under_tasks_loses_none_and_none_is_written_twice() {
         .collect();
     for how in ["kill", "stop", "kill"] {
         tokio::time::sleep(Duration::from_millis(30)).await;
-        let told = tokio::task::spawn_blocking(move || {
-            server.tell(how);
-            server.tell("start");
+        let restarted = tokio::task::spawn_blocking(move || {
+            server.send(how);
+            server.send("start");
             server
         });
-        server = told.await.unwrap();
+        server = restarted.await.unwrap();
     }
     for writer in writers {
         writer.await.unwrap();
@@ -471,7 +486,7 @@ async fn a_server_that_dies_under_tasks_loses_none_and_none_is_written_twice() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_written_fails_alone() {
+async fn refused_write_fails_without_its_group() {
     let Some(database) = database() else { return };
     let tasks = database.tasks(1).await;
     // PostgreSQL's texts cannot contain a zero byte. Names of endpoints are checked before.
@@ -491,20 +506,20 @@ async fn what_cannot_be_written_fails_alone() {
 }
 
 #[tokio::test]
-async fn tables_of_the_former_name_are_refused_with_the_command_that_moves_them() {
+async fn tables_of_former_name_are_refused_with_command() {
     let Some(database) = database() else { return };
     drop(database.store(1).await);
     database.execute("ALTER SCHEMA dayfly RENAME TO mayfly").await;
     let refused = database.try_store(1).await.err().unwrap();
     assert_eq!(refused, StoreError::Former);
-    let told = refused.to_string();
-    let command = told.split('`').nth(1).unwrap();
+    let message = refused.to_string();
+    let command = message.split('`').nth(1).unwrap();
     database.execute(command).await;
     drop(database.store(1).await);
 }
 
 #[tokio::test]
-async fn database_that_is_older_or_another_is_refused() {
+async fn older_or_other_database_is_refused() {
     let Some(database) = database() else { return };
     let directory = tempfile::tempdir().unwrap();
     let open = async |accept_loss| database.store(1).await.compare(directory.path(), accept_loss).await;

@@ -10,10 +10,10 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::backlog::{self, Backlog};
-use super::books::{self, Done, Entry};
-use super::connect::{Address, Link};
+use super::connect::{Address, Session};
 use super::faults::Fault;
+use super::lease_batch::{self, Entry, EntryResult};
+use super::retry_queue::{self, RetryQueue};
 use super::{LAST_WAIT, STATEMENT_DEADLINE};
 use crate::{StoreError, WRITE_DEADLINE};
 
@@ -21,9 +21,9 @@ use crate::{StoreError, WRITE_DEADLINE};
 const GROUP: usize = 256;
 
 /// A write that runs in a transaction opened by the caller.
-pub trait Alone: Send {
+pub trait Job: Send {
     /// Runs the write. May be called again.
-    fn run<'a>(&'a mut self, link: &'a Link) -> BoxFuture<'a, Result<(), Fault>>;
+    fn run<'a>(&'a mut self, session: &'a Session) -> BoxFuture<'a, Result<(), Fault>>;
     /// Sends the result to the caller.
     fn finish(self: Box<Self>, result: Result<(), StoreError>);
 }
@@ -35,13 +35,13 @@ pub struct Action<T, F> {
     pub reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<T, F> Alone for Action<T, F>
+impl<T, F> Job for Action<T, F>
 where
     T: Send,
-    F: for<'a> Fn(&'a Link) -> BoxFuture<'a, Result<T, Fault>> + Send,
+    F: for<'a> Fn(&'a Session) -> BoxFuture<'a, Result<T, Fault>> + Send,
 {
-    fn run<'a>(&'a mut self, link: &'a Link) -> BoxFuture<'a, Result<(), Fault>> {
-        let running = (self.action)(link);
+    fn run<'a>(&'a mut self, session: &'a Session) -> BoxFuture<'a, Result<(), Fault>> {
+        let running = (self.action)(session);
         Box::pin(async {
             self.outcome = Some(running.await?);
             Ok(())
@@ -50,37 +50,41 @@ where
 
     fn finish(self: Box<Self>, result: Result<(), StoreError>) {
         let Self { outcome, reply, .. } = *self;
-        answer(reply, result, outcome);
+        send_result(reply, result, outcome);
     }
 }
 
 /// Sends the result to the caller.
-pub fn answer<T>(reply: oneshot::Sender<Result<T, StoreError>>, result: Result<(), StoreError>, outcome: Option<T>) {
+pub fn send_result<T>(
+    reply: oneshot::Sender<Result<T, StoreError>>,
+    result: Result<(), StoreError>,
+    outcome: Option<T>,
+) {
     let missing = || StoreError::Broken("a write was not run".into());
     // The caller may have stopped waiting. The write is valid all the same.
     let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
 }
 
 /// The content of a write.
-pub enum What {
+pub enum WriteKind {
     /// An entry of a common transaction.
-    Together(Entry, oneshot::Sender<Result<Done, StoreError>>),
+    Batched(Entry, oneshot::Sender<Result<EntryResult, StoreError>>),
     /// A write in a separate transaction.
-    Alone(Box<dyn Alone>),
+    Separate(Box<dyn Job>),
 }
 
 /// A queued write.
 pub struct Write {
     /// When it was queued.
     pub since: Instant,
-    pub what: What,
+    pub what: WriteKind,
 }
 
-impl What {
+impl WriteKind {
     fn fail(self, error: StoreError) {
         match self {
-            Self::Together(_, reply) => drop(reply.send(Err(error))),
-            Self::Alone(alone) => alone.finish(Err(error)),
+            Self::Batched(_, reply) => drop(reply.send(Err(error))),
+            Self::Separate(alone) => alone.finish(Err(error)),
         }
     }
 }
@@ -90,21 +94,21 @@ pub async fn write(address: Address, me: PublicKey, asked: mpsc::UnboundedReceiv
     let writes = Writes {
         address,
         me,
-        link: None,
+        session: None,
         waiting: VecDeque::new(),
     };
-    backlog::work(writes, asked).await;
+    retry_queue::run(writes, asked).await;
 }
 
 /// Queued writes and their connection.
 struct Writes {
     address: Address,
     me: PublicKey,
-    link: Option<Link>,
+    session: Option<Session>,
     waiting: VecDeque<Write>,
 }
 
-impl Backlog<Write> for Writes {
+impl RetryQueue<Write> for Writes {
     fn push(&mut self, one: Write) {
         self.waiting.push_back(one);
     }
@@ -117,12 +121,12 @@ impl Backlog<Write> for Writes {
         let Self {
             address,
             me,
-            link,
+            session,
             waiting,
         } = self;
-        let link = match link {
+        let session = match session {
             Some(open) if !open.is_closed() => open,
-            other => match Link::open(address, None).await {
+            other => match Session::open(address, None).await {
                 Ok(open) => other.insert(open),
                 Err(Fault::Refused(error)) => {
                     // Retrying cannot help: the password is wrong, or the tables are of another release.
@@ -137,11 +141,11 @@ impl Backlog<Write> for Writes {
         while let Some(first) = waiting.pop_front() {
             let Write { since, what } = first;
             match what {
-                What::Alone(mut alone) => {
-                    let result = in_time(link, async {
-                        link.batch("BEGIN").await?;
-                        alone.run(link).await?;
-                        Ok(link.batch("COMMIT").await?)
+                WriteKind::Separate(mut alone) => {
+                    let result = within_deadline(session, async {
+                        session.batch("BEGIN").await?;
+                        alone.run(session).await?;
+                        Ok(session.batch("COMMIT").await?)
                     });
                     let result = result.await;
                     match result {
@@ -150,20 +154,20 @@ impl Backlog<Write> for Writes {
                         Err(fault) => {
                             waiting.push_front(Write {
                                 since,
-                                what: What::Alone(alone),
+                                what: WriteKind::Separate(alone),
                             });
                             return Err(fault);
                         }
                     }
                 }
-                What::Together(entry, reply) => {
+                WriteKind::Batched(entry, reply) => {
                     let mut group = vec![entry];
                     let mut replies = vec![(since, reply)];
                     while group.len() < GROUP
                         && let Some(next) = waiting.pop_front()
                     {
                         match next.what {
-                            What::Together(entry, reply) => {
+                            WriteKind::Batched(entry, reply) => {
                                 group.push(entry);
                                 replies.push((next.since, reply));
                             }
@@ -176,44 +180,44 @@ impl Backlog<Write> for Writes {
                             }
                         }
                     }
-                    together(link, *me, group, replies, waiting).await?;
+                    write_group(session, *me, group, replies, waiting).await?;
                 }
             }
         }
         Ok(())
     }
 
-    fn lose(&mut self, why: &str) {
+    fn on_lost(&mut self, why: &str) {
         tracing::warn!(
             database = self.address.describe(),
             why,
             "the connection to the database is lost"
         );
-        self.link = None;
+        self.session = None;
     }
 
-    fn give_up_late(&mut self, fault: &Fault) {
+    fn fail_late(&mut self, fault: &Fault) {
         let now = Instant::now();
         let is_late = |write: &Write| now.duration_since(write.since) + LAST_WAIT > WRITE_DEADLINE;
         while self.waiting.front().is_some_and(is_late) {
             if let Some(write) = self.waiting.pop_front() {
-                write.what.fail(fault.told());
+                write.what.fail(fault.to_error());
             }
         }
     }
 }
 
 /// When an entry was queued, and where its result goes.
-type Waiting = (Instant, oneshot::Sender<Result<Done, StoreError>>);
+type Waiting = (Instant, oneshot::Sender<Result<EntryResult, StoreError>>);
 
-async fn together(
-    link: &Link,
+async fn write_group(
+    session: &Session,
     me: PublicKey,
     group: Vec<Entry>,
     replies: Vec<Waiting>,
     waiting: &mut VecDeque<Write>,
 ) -> Result<(), Fault> {
-    match in_time(link, books::write(link, me, &group)).await {
+    match within_deadline(session, lease_batch::write(session, me, &group)).await {
         Ok(done) => {
             for (done, (_, reply)) in done.into_iter().zip(replies) {
                 let _ = reply.send(Ok(done));
@@ -226,7 +230,7 @@ async fn together(
             while let Some((entry, reply)) = rest.pop_front() {
                 let (since, reply) = reply;
                 let one = std::slice::from_ref(&entry);
-                match in_time(link, books::write(link, me, one)).await {
+                match within_deadline(session, lease_batch::write(session, me, one)).await {
                     Ok(done) => drop(
                         reply.send(
                             done.into_iter()
@@ -261,17 +265,17 @@ fn put_back(waiting: &mut VecDeque<Write>, mut rest: VecDeque<(Entry, Waiting)>)
     while let Some((entry, (since, reply))) = rest.pop_back() {
         waiting.push_front(Write {
             since,
-            what: What::Together(entry, reply),
+            what: WriteKind::Batched(entry, reply),
         });
     }
 }
 
 /// Runs a transaction within its time limit. Rolls back a failed one.
-pub async fn in_time<T>(link: &Link, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+pub async fn within_deadline<T>(session: &Session, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let done = tokio::time::timeout(STATEMENT_DEADLINE, work).await;
-    let result = done.unwrap_or_else(|_| Err(Fault::Lost("it does not answer".into())));
+    let result = done.unwrap_or_else(|_| Err(Fault::Lost("it does not respond".into())));
     if let Err(Fault::Again(_) | Fault::Refused(_)) = &result {
-        link.batch("ROLLBACK").await?;
+        session.batch("ROLLBACK").await?;
     }
     result
 }

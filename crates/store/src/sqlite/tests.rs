@@ -1,11 +1,13 @@
 //! Tests of properties that only SQLite has: its file.
 
+use dayfly_protocol::api::Sandbox;
 use dayfly_protocol::tenancy::Role;
 use tempfile::TempDir;
 
 use super::*;
+use crate::Change;
 use crate::conformance::store::{
-    LEASE, address, bearer, booked, load, noted, only_lease, record, register, under, used,
+    LEASE, address, bearer, booked, changed, load, only_lease, record, register, under, used,
 };
 
 mod conformance {
@@ -30,13 +32,13 @@ fn open(directory: &Path) -> SqliteStore {
 }
 
 #[tokio::test]
-async fn a_file_that_is_opened_again_has_everything() {
+async fn reopened_file_has_everything() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     register(&store, address(1)).await;
-    noted(&store, vec![Change::Offered(Box::new(record()))]).await;
+    changed(&store, vec![Change::Offered(Box::new(record()))]).await;
     store
-        .keep(bearer(1, As::Client(Role::Administrator), None))
+        .keep(bearer(1, BearerKind::Client(Role::Administrator), None))
         .wait()
         .await
         .unwrap();
@@ -47,7 +49,7 @@ async fn a_file_that_is_opened_again_has_everything() {
 }
 
 #[tokio::test]
-async fn a_second_manager_is_kept_away_from_the_file() {
+async fn file_refuses_a_second_manager() {
     let directory = tempfile::tempdir().unwrap();
     let _first = open(directory.path());
     let second = SqliteStore::open(&directory.path().join("manager.db"), None, false);
@@ -55,7 +57,7 @@ async fn a_second_manager_is_kept_away_from_the_file() {
 }
 
 #[tokio::test]
-async fn a_file_of_a_later_release_is_left_alone() {
+async fn file_of_later_release_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("manager.db");
     let other = rusqlite::Connection::open(&path).unwrap();
@@ -68,13 +70,13 @@ async fn a_file_of_a_later_release_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_holds() {
+async fn file_of_earlier_release_is_upgraded_and_keeps_rows() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("manager.db");
     let store = SqliteStore::open(&path, None, false).unwrap();
     register(&store, address(1)).await;
-    noted(&store, vec![Change::Offered(Box::new(record()))]).await;
-    let operator = bearer(1, As::Client(Role::Administrator), None);
+    changed(&store, vec![Change::Offered(Box::new(record()))]).await;
+    let operator = bearer(1, BearerKind::Client(Role::Administrator), None);
     store.keep(operator).wait().await.unwrap();
     drop(store);
     // The first release had no isolation levels, and one operator instead of tenants.
@@ -97,13 +99,13 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
     assert_eq!(only_lease(&store).await, expected);
     let operator = Bearer {
         name: "connection.json".into(),
-        ..bearer(1, As::Client(Role::Administrator), None)
+        ..bearer(1, BearerKind::Client(Role::Administrator), None)
     };
     assert_eq!(load(&store).await.bearers, vec![operator]);
 }
 
 #[tokio::test]
-async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
+async fn full_disk_keeps_no_partial_write_and_recovers() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("manager.db");
     let store = SqliteStore::open(&path, Some(24), false).unwrap();
@@ -119,7 +121,7 @@ async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
     let mut written = 0;
     let error = loop {
         let pair = vec![granted(written), granted(written + 1)];
-        match store.note(under(1, pair)).wait().await {
+        match store.change_leases(under(1, pair)).wait().await {
             Ok(_) => written += 2,
             Err(error) => break error,
         }
@@ -130,5 +132,5 @@ async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
     drop(store);
     let roomy = SqliteStore::open(&path, Some(1_000), false).unwrap();
     assert_eq!(load(&roomy).await.leases.len() as u32, written);
-    noted(&roomy, vec![granted(written)]).await;
+    changed(&roomy, vec![granted(written)]).await;
 }

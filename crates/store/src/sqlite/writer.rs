@@ -14,8 +14,8 @@ use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 
-use super::mark;
-use crate::mark::Mark;
+use super::commit_mark;
+use crate::commit_mark::CommitMark;
 use crate::system::now_ms;
 use crate::{Pending, StoreError};
 
@@ -106,7 +106,7 @@ impl Writer {
             true => None,
             false => {
                 keep_private(path)?;
-                Some(mark::read(path, accept_loss)?)
+                Some(commit_mark::read(path, accept_loss)?)
             }
         };
         let connection = connect(path, most_pages).map_err(|error| match kind(&error) {
@@ -117,7 +117,7 @@ impl Writer {
             .pragma_query_value(None, "user_version", |row| row.get(0))
             .map_err(|e| failed(&e))?;
         if let Some(known) = &known {
-            mark::check(known, &connection, found == 0)?;
+            commit_mark::check(known, &connection, found == 0)?;
         }
         let version = schema.version();
         match found {
@@ -131,7 +131,7 @@ impl Writer {
             found => return Err(StoreError::Schema { found, known: version }),
         }
         let mark = known
-            .map(|known| mark::compare(known, &connection, found == 0))
+            .map(|known| commit_mark::compare(known, &connection, found == 0))
             .transpose()?;
         let (commands, queue) = channel();
         let writer = std::thread::Builder::new()
@@ -248,7 +248,7 @@ fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection>
 }
 
 /// Checkpointing of the write-ahead log. It occupies the disk for some milliseconds, for which every writer waits. It
-/// is therefore done when nobody writes, or else rarely.
+/// is therefore done while no write waits, and otherwise rarely.
 #[derive(Default)]
 struct Log {
     writes: usize,
@@ -284,7 +284,7 @@ impl Log {
     }
 }
 
-fn write_groups(mut connection: Connection, mut mark: Option<Mark>, queue: &Receiver<Command>) {
+fn write_groups(mut connection: Connection, mut mark: Option<CommitMark>, queue: &Receiver<Command>) {
     let mut log = Log::default();
     let mut syncing = false;
     while let Some(first) = log.next(&connection, queue) {
@@ -325,7 +325,7 @@ fn write_groups(mut connection: Connection, mut mark: Option<Mark>, queue: &Rece
 /// Commits a group of writes together. `syncing` is whether the last commit was synced to the disk.
 fn commit(
     connection: &mut Connection,
-    mark: &mut Option<Mark>,
+    mark: &mut Option<CommitMark>,
     group: &mut [Box<dyn Job>],
     syncing: &mut bool,
 ) -> rusqlite::Result<()> {
@@ -342,7 +342,7 @@ fn commit(
         return transaction.commit();
     };
     let (commits, at_ms) = (mark.commits() + 1, now_ms());
-    mark::count(&transaction, commits, at_ms)?;
+    commit_mark::count(&transaction, commits, at_ms)?;
     transaction.commit()?;
     mark.reached(commits, at_ms);
     Ok(())

@@ -7,7 +7,7 @@ use dayfly_comm::cost::Prices;
 use dayfly_comm::table::{Table, Tables};
 use dayfly_command::bench::{CommArguments, CommOp, CommTransport, Language, PriceOf};
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_storage::{Kind, Place};
+use dayfly_storage::{Kind, StoreUrl};
 
 use crate::{failure, print};
 
@@ -87,7 +87,7 @@ fn prices(said: &[(PriceOf, f64)]) -> Option<Prices> {
 fn stored_plan(options: &CommArguments, kind: Kind) -> Result<comm::stored::Plan, Failure> {
     let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
     let store = options.store.as_deref();
-    let place = Place::parse(store.ok_or_else(|| wrong("name the store by --store URL".into()))?)?;
+    let place = StoreUrl::parse(store.ok_or_else(|| wrong("name the store by --store URL".into()))?)?;
     if place.kind() != kind {
         return Err(wrong(format!("{place} is not what --transport says")));
     }

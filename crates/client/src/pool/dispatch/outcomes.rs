@@ -1,4 +1,4 @@
-//! The ends of calls: outputs, rejections, and deaths of workers.
+//! The part of [`Dispatch`] that ends calls: outputs, rejections, and broken channels with their repair.
 
 use super::*;
 
@@ -20,10 +20,10 @@ impl Dispatch {
         if worker.rejections > 0 {
             (worker.rejections, worker.rests_until) = (0, None);
         }
-        if let Some(last) = worker.last {
+        if let Some(last) = worker.last_completion {
             let now = Instant::now();
             worker.pace_ns += ((now - last).as_nanos() as f64 - worker.pace_ns) / 8.0;
-            worker.last = Some(now);
+            worker.last_completion = Some(now);
         }
         let Some((expected, in_flight)) = worker.in_flight.pop_front() else {
             return;
@@ -46,7 +46,7 @@ impl Dispatch {
                 },
             })
         } else {
-            Err(CallError::answered(status, channel.output()))
+            Err(CallError::from_response(status, channel.output()))
         };
         channel.done();
         match in_flight {
@@ -59,31 +59,31 @@ impl Dispatch {
             }
             InFlight::Call(sent) => match outcome {
                 Err(error) if error.code().retry() == Retry::Elsewhere => self.retry(sent, error),
-                outcome => self.end(sent.id, outcome),
+                outcome => self.calls.end(sent.id, outcome),
             },
         }
     }
 
-    /// A worker found no core for a call: tries the call on another worker.
+    /// Handles a call for which the worker found no core: another worker gets it.
     fn on_rejected(&mut self, index: usize) {
         let worker = &mut self.workers[index];
         let Some(channel) = &mut worker.channel else { return };
-        let error = CallError::answered(Status::Rejected as u16, channel.output());
+        let error = CallError::from_response(Status::Rejected as u16, channel.output());
         channel.done();
         let now = Instant::now();
         let rest = FIRST_REST * (1 << worker.rejections.min(MAX_DOUBLINGS));
         worker.rejections += 1;
         worker.rests_until = Some(now + rest);
-        self.next_try = Some(self.next_try.map_or(now + rest, |next| next.min(now + rest)));
+        self.first_rest_end = Some(self.first_rest_end.map_or(now + rest, |next| next.min(now + rest)));
         match worker.in_flight.pop_front() {
             Some((sequence, InFlight::Call(mut sent))) => {
                 if worker.rooms.front().is_some_and(|(wanted, _)| *wanted == sequence) {
                     worker.rooms.pop_front();
                 }
-                sent.rejected.get_or_insert(now);
-                match must_run(sent.rejected) {
-                    // Does not count as a try: nothing was executed.
-                    false => self.again(sent, error),
+                sent.first_rejection.get_or_insert(now);
+                match must_run(sent.first_rejection) {
+                    // Does not count as a retry: nothing was executed.
+                    false => self.requeue(sent, error),
                     true => self.retry(sent, error),
                 }
             }
@@ -94,61 +94,61 @@ impl Dispatch {
 
     pub(super) fn on_loaded(&mut self, index: usize, function: FunctionId, result: Result<FunctionIndex, CallError>) {
         let loaded = match result {
-            Ok(function) => Loaded::Ready(function),
-            Err(error) => Loaded::Failed(error),
+            Ok(function) => LoadState::Ready(function),
+            Err(error) => LoadState::Failed(error),
         };
         let worker = &mut self.workers[index];
         worker.loaded.insert(function, loaded);
         for id in std::mem::take(&mut worker.parked) {
-            match self.calls.remove(&id) {
-                Some(Call::Waiting(pending)) if pending.function == function => self.assign(index, id, pending),
-                Some(other) => {
-                    self.calls.insert(id, other);
-                    self.workers[index].parked.push_back(id);
+            match self.calls.waiting(id).map(|call| call.function == function) {
+                Some(true) => {
+                    if let Some(call) = self.calls.take_waiting(id) {
+                        self.assign(index, id, call);
+                    }
                 }
+                Some(false) => self.workers[index].parked.push_back(id),
                 None => {}
             }
         }
     }
 
-    fn retry(&mut self, mut sent: Sent, error: CallError) {
-        if sent.input.is_some() && sent.tries < self.options.retries && sent.options.incarnation.is_none() {
-            sent.tries += 1;
-            self.again(sent, error);
+    fn retry(&mut self, mut sent: SentCall, error: CallError) {
+        if sent.input.is_some() && sent.retries < self.options.retries && sent.options.incarnation.is_none() {
+            sent.retries += 1;
+            self.requeue(sent, error);
         } else {
-            self.end(sent.id, Err(error));
+            self.calls.end(sent.id, Err(error));
         }
     }
 
     /// Puts a sent call back into the queue, unless its outcome is not wanted.
-    fn again(&mut self, sent: Sent, error: CallError) {
-        let Sent {
+    fn requeue(&mut self, sent: SentCall, error: CallError) {
+        let SentCall {
             id,
             function,
             input: Some(input),
             options,
-            tries,
-            rejected,
+            retries,
+            first_rejection,
         } = sent
         else {
-            return self.end(sent.id, Err(error));
+            return self.calls.end(sent.id, Err(error));
         };
-        if matches!(self.calls.get(&id), Some(Call::Forgotten)) {
-            return self.end(id, Err(error));
+        if self.calls.is_forgotten(id) {
+            return self.calls.end(id, Err(error));
         }
-        if self.killed.contains(&id) {
+        if self.calls.is_killed(id) {
             let text = format!("the call was killed, and is not tried again after this: {error}");
-            return self.end(id, Err(CallError::new(Code::Cancelled, text)));
+            return self.calls.end(id, Err(CallError::new(Code::Cancelled, text)));
         }
-        let pending = Box::new(Pending {
+        let call = PendingCall {
             function,
             input,
             options,
-            tries,
-            rejected,
-        });
-        self.calls.insert(id, Call::Waiting(pending));
-        self.queue.push_front(id);
+            retries,
+            first_rejection,
+        };
+        self.calls.push_front(id, Box::new(call));
     }
 
     /// Marks a channel as broken. Its calls wait for the verdict of a [`Repair`], which the pool runs.
@@ -157,19 +157,19 @@ impl Dispatch {
         let Some(channel) = worker.channel.take() else { return };
         worker.loaded.clear();
         worker.rooms.clear();
-        let opening = Arc::<Opening>::default();
-        worker.broken = Some(Broken {
+        let open_request = Arc::<OpenRequest>::default();
+        worker.broken = Some(BrokenChannel {
             error,
             in_flight: std::mem::take(&mut worker.in_flight),
             parked: std::mem::take(&mut worker.parked),
-            opening: Arc::clone(&opening),
+            open_request: Arc::clone(&open_request),
         });
         self.repairs.push(Repair {
             index,
             channel: Some(channel),
             lease: self.lease.clone(),
             options: self.options.channel,
-            opening,
+            open_request,
         });
     }
 
@@ -202,16 +202,16 @@ impl Dispatch {
             if again {
                 self.retry(sent, failure);
             } else {
-                self.end(sent.id, Err(failure));
+                self.calls.end(sent.id, Err(failure));
             }
         }
         for id in parked.into_iter().rev() {
-            self.queue.push_front(id);
+            self.calls.unpark(id);
         }
-        self.feed();
+        self.assign_queued();
     }
 
-    /// Takes the worker back with its new channel, or marks it as gone.
+    /// Takes the worker back with its new channel, or records why it is lost.
     pub fn on_repaired(&mut self, index: usize, opened: Result<Channel, CallError>) {
         let worker = &mut self.workers[index];
         // The new channel is unused after a disconnect.
@@ -220,15 +220,15 @@ impl Dispatch {
         }
         match opened {
             // Delegated meanwhile: dropping the channel frees the worker for the delegation's holder.
-            Ok(_) if worker.lent => {}
+            Ok(_) if worker.is_delegated => {}
             Ok(channel) => {
                 // Sequence numbers begin again.
                 worker.recent.clear();
                 worker.channel = Some(channel);
             }
-            Err(error) => worker.gone = Some(error),
+            Err(error) => worker.final_error = Some(error),
         }
-        self.feed();
+        self.assign_queued();
     }
 
     /// Whether any worker is being repaired.

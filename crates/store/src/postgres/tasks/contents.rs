@@ -5,29 +5,30 @@ use std::collections::HashMap;
 use dayfly_protocol::contents::Content;
 use dayfly_protocol::ids::{ContentHash, TenantId};
 
-use crate::postgres::connect::Link;
+use crate::postgres::connect::Session;
 use crate::postgres::faults::Fault;
 use crate::postgres::rows::{self, signed};
 
 /// Unused contents processed in one step.
-const UNUSED: i64 = 500;
+const UNUSED_STEP: i64 = 500;
 
 /// Records that a content is stored. Returns whether it is new.
-pub async fn keep(link: &Link, tenant: TenantId, content: Content, now_ms: u64) -> Result<bool, Fault> {
+pub async fn keep(session: &Session, tenant: TenantId, content: Content, now_ms: u64) -> Result<bool, Fault> {
     let (tenant, hash, now_ms) = (tenant.0.as_slice(), content.hash.0.as_slice(), signed(now_ms));
     let sql = "UPDATE contents SET used_at_ms = $3, going = false WHERE tenant = $1 AND content = $2";
-    if link.execute(sql, &[&tenant, &hash, &now_ms]).await? > 0 {
+    if session.execute(sql, &[&tenant, &hash, &now_ms]).await? > 0 {
         return Ok(false);
     }
     let sql = "INSERT INTO contents (tenant, content, bytes, used_at_ms) VALUES ($1, $2, $3, $4)";
-    link.execute(sql, &[&tenant, &hash, &signed(content.bytes), &now_ms])
+    session
+        .execute(sql, &[&tenant, &hash, &signed(content.bytes), &now_ms])
         .await?;
     Ok(true)
 }
 
 /// Returns contents that are about to be used.
 pub async fn used(
-    link: &Link,
+    session: &Session,
     tenant: TenantId,
     hashes: &[ContentHash],
     now_ms: u64,
@@ -35,7 +36,9 @@ pub async fn used(
     let all: Vec<&[u8]> = hashes.iter().map(|hash| hash.0.as_slice()).collect();
     let sql = "UPDATE contents SET used_at_ms = $3 WHERE tenant = $1 AND content = ANY($2) AND NOT going
         RETURNING content, bytes";
-    let found = link.query(sql, &[&tenant.0.as_slice(), &all, &signed(now_ms)]).await?;
+    let found = session
+        .query(sql, &[&tenant.0.as_slice(), &all, &signed(now_ms)])
+        .await?;
     let bytes = |row: &tokio_postgres::Row| Ok((ContentHash(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
     let known = found.iter().map(bytes).collect::<Result<HashMap<_, _>, Fault>>()?;
     let content = |hash: &ContentHash| {
@@ -48,13 +51,13 @@ pub async fn used(
 }
 
 /// Returns unused contents. From now on they are unknown.
-pub async fn unused(link: &Link, since_ms: u64) -> Result<Vec<(TenantId, Content)>, Fault> {
+pub async fn unused(session: &Session, since_ms: u64) -> Result<Vec<(TenantId, Content)>, Fault> {
     let sql = "UPDATE contents SET going = true WHERE (tenant, content) IN
         (SELECT tenant, content FROM contents AS c WHERE going OR (used_at_ms < $1
          AND NOT EXISTS (SELECT FROM tasks WHERE tasks.tenant = c.tenant AND arguments_content = c.content)
          AND NOT EXISTS (SELECT FROM tasks WHERE tasks.tenant = c.tenant AND answer_content = c.content)) LIMIT $2)
         RETURNING tenant, content, bytes";
-    let found = link.query(sql, &[&signed(since_ms), &UNUSED]).await?;
+    let found = session.query(sql, &[&signed(since_ms), &UNUSED_STEP]).await?;
     let one = |row: &tokio_postgres::Row| {
         let content = Content {
             hash: ContentHash(rows::bytes(row, 1)?),
@@ -66,11 +69,11 @@ pub async fn unused(link: &Link, since_ms: u64) -> Result<Vec<(TenantId, Content
 }
 
 /// Deletes unused contents.
-pub async fn forget(link: &Link, contents: &[(TenantId, Content)]) -> Result<(), Fault> {
+pub async fn delete(session: &Session, contents: &[(TenantId, Content)]) -> Result<(), Fault> {
     let tenants: Vec<&[u8]> = contents.iter().map(|(tenant, _)| tenant.0.as_slice()).collect();
     let hashes: Vec<&[u8]> = contents.iter().map(|(_, content)| content.hash.0.as_slice()).collect();
     let sql = "DELETE FROM contents USING unnest($1::BYTEA[], $2::BYTEA[]) AS old (tenant, content)
         WHERE contents.tenant = old.tenant AND contents.content = old.content AND going";
-    link.execute(sql, &[&tenants, &hashes]).await?;
+    session.execute(sql, &[&tenants, &hashes]).await?;
     Ok(())
 }

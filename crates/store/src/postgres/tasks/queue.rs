@@ -13,11 +13,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::super::LAST_WAIT;
-use super::super::backlog::{self, Backlog};
-use super::super::connect::{Address, Link};
+use super::super::connect::{Address, Session};
 use super::super::faults::Fault;
+use super::super::retry_queue::{self, RetryQueue};
 use super::super::rows::signed;
-use super::super::writer::{Alone, in_time};
+use super::super::writer::{Job, within_deadline};
 use crate::system::random;
 use crate::{LOAD_DEADLINE, StoreError, WRITE_DEADLINE};
 
@@ -48,13 +48,13 @@ pub struct Command {
     pub since: Instant,
     pub kind: Kind,
     /// The work.
-    pub job: Box<dyn Alone>,
+    pub job: Box<dyn Job>,
 }
 
 struct Queue {
     address: Address,
     epoch: Epoch,
-    link: Option<Link>,
+    session: Option<Session>,
     waiting: VecDeque<Command>,
     /// A transaction that may have been committed: its number, and how many of the first waiting commands it contains.
     doubt: Option<(i64, usize)>,
@@ -67,15 +67,15 @@ pub async fn run(address: Address, epoch: Epoch, commands: mpsc::UnboundedReceiv
     let queue = Queue {
         address,
         epoch,
-        link: None,
+        session: None,
         waiting: VecDeque::new(),
         doubt: None,
         over: false,
     };
-    backlog::work(queue, commands).await;
+    retry_queue::run(queue, commands).await;
 }
 
-impl Backlog<Command> for Queue {
+impl RetryQueue<Command> for Queue {
     fn push(&mut self, one: Command) {
         self.waiting.push_back(one);
     }
@@ -85,9 +85,9 @@ impl Backlog<Command> for Queue {
     }
 
     async fn attempt(&mut self) -> Result<(), Fault> {
-        if self.link.as_ref().is_none_or(Link::is_closed) {
+        if self.session.as_ref().is_none_or(Session::is_closed) {
             match open(&self.address).await {
-                Ok(open) => self.link = Some(open),
+                Ok(open) => self.session = Some(open),
                 Err(Fault::Refused(error)) => {
                     // Retrying cannot help: the password is wrong, or the tables are of another release.
                     return self.finish(self.waiting.len(), &Err(error));
@@ -95,7 +95,7 @@ impl Backlog<Command> for Queue {
                 Err(fault) => return Err(fault),
             }
         }
-        let Some(link) = &self.link else { return Ok(()) };
+        let Some(session) = &self.session else { return Ok(()) };
         let kind = |command: &Command| command.kind;
         match self.waiting.front().map(kind) {
             None => Ok(()),
@@ -112,20 +112,20 @@ impl Backlog<Command> for Queue {
                     return Ok(());
                 };
                 let done = match kind {
-                    Kind::Load => load(link, first.job.run(link)).await,
-                    _ => in_time(link, first.job.run(link)).await,
+                    Kind::Load => load(session, first.job.run(session)).await,
+                    _ => within_deadline(session, first.job.run(session)).await,
                 };
                 self.settle(1, done)
             }
         }
     }
 
-    fn lose(&mut self, why: &str) {
+    fn on_lost(&mut self, why: &str) {
         tracing::warn!(why, "the connection to the tasks in the database is lost");
-        self.link = None;
+        self.session = None;
     }
 
-    fn give_up_late(&mut self, fault: &Fault) {
+    fn fail_late(&mut self, fault: &Fault) {
         let now = Instant::now();
         while let Some(first) = self.waiting.front() {
             let patience = match first.kind {
@@ -138,7 +138,7 @@ impl Backlog<Command> for Queue {
             // It may have been committed. A repetition by the caller finds that it is known.
             self.doubt = None;
             if let Some(late) = self.waiting.pop_front() {
-                late.job.finish(Err(fault.told()));
+                late.job.finish(Err(fault.to_error()));
             }
         }
     }
@@ -150,9 +150,9 @@ impl Queue {
         let doubt = self.doubt.take();
         // Use the number of the transaction in doubt: the write is done if either of the two commits.
         let number = doubt.map_or_else(|| i64::from_ne_bytes(random()), |(number, _)| number);
-        let Some(link) = &self.link else { return Ok(()) };
+        let Some(session) = &self.session else { return Ok(()) };
         let group = self.waiting.iter_mut().take(count);
-        let written = in_time(link, transaction(link, self.epoch, doubt, group, number)).await;
+        let written = within_deadline(session, transaction(session, self.epoch, doubt, group, number)).await;
         match written {
             Ok(Written::Kept) => self.finish(count, &Ok(())),
             Ok(Written::Stale) => {
@@ -198,10 +198,10 @@ impl Queue {
 /// There is an index for every frequent query.
 const PLANS: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
 
-async fn open(address: &Address) -> Result<Link, Fault> {
-    let link = Link::open(address, None).await?;
-    link.batch(PLANS).await?;
-    Ok(link)
+async fn open(address: &Address) -> Result<Session, Fault> {
+    let session = Session::open(address, None).await?;
+    session.batch(PLANS).await?;
+    Ok(session)
 }
 
 enum Written {
@@ -211,7 +211,7 @@ enum Written {
 
 /// Runs one transaction. If the transaction in doubt was committed, does nothing.
 async fn transaction(
-    link: &Link,
+    session: &Session,
     epoch: Epoch,
     doubt: Option<(i64, usize)>,
     group: impl Iterator<Item = &mut Command>,
@@ -219,58 +219,60 @@ async fn transaction(
 ) -> Result<Written, Fault> {
     if let Some((earlier, _)) = doubt {
         // Wait for it if it is being committed now.
-        link.batch("BEGIN").await?;
-        let found = link.query("SELECT written FROM tasks_owner FOR UPDATE", &[]).await?;
+        session.batch("BEGIN").await?;
+        let found = session.query("SELECT written FROM tasks_owner FOR UPDATE", &[]).await?;
         let stands = found.first().map(|row| row.try_get::<_, i64>(0)).transpose()? == Some(earlier);
-        link.batch("ROLLBACK").await?;
+        session.batch("ROLLBACK").await?;
         if stands {
             return Ok(Written::Kept);
         }
     }
     const OWN: &str = "UPDATE tasks_owner SET written = $1 WHERE manager = $2 AND epoch = $3";
-    let begin = async { link.batch("BEGIN").await.map_err(Fault::from) };
+    let begin = async { session.batch("BEGIN").await.map_err(Fault::from) };
     let (manager, under) = (epoch.me.0.as_slice(), signed(epoch.number));
     let own = async {
-        let changed = link.execute(OWN, &[&number, &manager, &under]).await;
+        let changed = session.execute(OWN, &[&number, &manager, &under]).await;
         changed.map_err(Fault::from)
     };
     let jobs = async {
         for command in group {
-            command.job.run(link).await?;
+            command.job.run(session).await?;
         }
         Ok(())
     };
     // Sent one after the other, without waiting for the earlier responses.
     let ((), owned, ()) = try_join3(begin, own, jobs).await?;
     if owned == 0 {
-        link.batch("ROLLBACK").await?;
+        session.batch("ROLLBACK").await?;
         return Ok(Written::Stale);
     }
-    link.batch("COMMIT").await?;
+    session.batch("COMMIT").await?;
     Ok(Written::Kept)
 }
 
 /// Runs a read that may return much data.
-async fn load(link: &Link, job: impl Future<Output = Result<(), Fault>>) -> Result<(), Fault> {
+async fn load(session: &Session, job: impl Future<Output = Result<(), Fault>>) -> Result<(), Fault> {
     let reading = async {
-        link.batch("BEGIN READ ONLY; SET LOCAL statement_timeout = '60s'")
+        session
+            .batch("BEGIN READ ONLY; SET LOCAL statement_timeout = '60s'")
             .await?;
         job.await?;
-        Ok(link.batch("COMMIT").await?)
+        Ok(session.batch("COMMIT").await?)
     };
     let done = tokio::time::timeout(LOAD_DEADLINE, reading).await;
-    let done = done.unwrap_or_else(|_| Err(Fault::Lost("it does not answer".into())));
+    let done = done.unwrap_or_else(|_| Err(Fault::Lost("it does not respond".into())));
     if let Err(Fault::Again(_) | Fault::Refused(_)) = &done {
-        link.batch("ROLLBACK").await?;
+        session.batch("ROLLBACK").await?;
     }
     done
 }
 
 impl Epoch {
     /// Releases the ownership of the tasks.
-    pub async fn give_up(link: &Link, epoch: &Self) -> Result<(), Fault> {
+    pub async fn give_up(session: &Session, epoch: &Self) -> Result<(), Fault> {
         let sql = "UPDATE tasks_owner SET manager = NULL WHERE manager = $1 AND epoch = $2";
-        link.execute(sql, &[&epoch.me.0.as_slice(), &signed(epoch.number)])
+        session
+            .execute(sql, &[&epoch.me.0.as_slice(), &signed(epoch.number)])
             .await?;
         Ok(())
     }

@@ -8,13 +8,13 @@ use dayfly_protocol::triggers::EventState;
 use futures_util::FutureExt;
 use tokio_postgres::Row;
 
-use super::{PostgresTasks, missing, optional, text, told};
+use super::{PostgresTasks, json_failure, missing, optional, text};
 use crate::Pending;
-use crate::postgres::connect::Link;
+use crate::postgres::connect::Session;
 use crate::postgres::faults::Fault;
 use crate::postgres::rows::{self, json, signed};
 use crate::tasks::PAGE_BYTES;
-use crate::triggers::{EventRecord, NewEvent, Numbered, TriggerRecord, TriggerStore};
+use crate::triggers::{EventRecord, NewEvent, NumberedEvent, TriggerRecord, TriggerStore};
 
 /// Most waiting events in one page.
 const WAITING: i64 = 1_000;
@@ -47,11 +47,11 @@ macro_rules! events {
 
 impl TriggerStore for PostgresTasks {
     fn triggers(&self) -> Pending<Vec<(TriggerRecord, u64)>> {
-        self.read((), |link, ()| {
+        self.read((), |session, ()| {
             async {
                 const ALL: &str =
                     trigger!(", (SELECT count(*) FROM events WHERE trigger_id = id AND state = 0) FROM triggers");
-                let found = link.query(ALL, &[]).await?;
+                let found = session.query(ALL, &[]).await?;
                 let one = |row: &Row| Ok((trigger_of(row)?, rows::unsigned(row, 11)?));
                 found.iter().map(one).collect()
             }
@@ -60,15 +60,17 @@ impl TriggerStore for PostgresTasks {
     }
 
     fn trigger(&self, trigger: TriggerRecord) -> Pending<TriggerRecord> {
-        self.write(trigger, |link, trigger| set(link, trigger).boxed())
+        self.write(trigger, |session, trigger| set(session, trigger).boxed())
     }
 
     fn remove_trigger(&self, trigger: TriggerId) -> Pending<()> {
-        self.write(trigger, |link, trigger| {
+        self.write(trigger, |session, trigger| {
             async {
                 let id = trigger.0.as_slice();
-                link.execute("DELETE FROM events WHERE trigger_id = $1", &[&id]).await?;
-                link.execute("DELETE FROM triggers WHERE id = $1", &[&id]).await?;
+                session
+                    .execute("DELETE FROM events WHERE trigger_id = $1", &[&id])
+                    .await?;
+                session.execute("DELETE FROM triggers WHERE id = $1", &[&id]).await?;
                 Ok(())
             }
             .boxed()
@@ -81,19 +83,19 @@ impl TriggerStore for PostgresTasks {
         events: Vec<NewEvent>,
         done_until_ms: Option<u64>,
         most: u64,
-    ) -> Pending<Vec<Numbered>> {
+    ) -> Pending<Vec<NumberedEvent>> {
         let given = (trigger, events, done_until_ms, most);
-        self.write(given, |link, (trigger, events, done_until_ms, most)| {
-            keep(link, *trigger, events, *done_until_ms, *most).boxed()
+        self.write(given, |session, (trigger, events, done_until_ms, most)| {
+            keep(session, *trigger, events, *done_until_ms, *most).boxed()
         })
     }
 
     fn waiting_events(&self, trigger: TriggerId) -> Pending<Vec<EventRecord>> {
-        self.read(trigger, |link, trigger| {
+        self.read(trigger, |session, trigger| {
             async {
                 const WAIT: &str = events!("state = 0", "ASC");
                 let most = PAGE_BYTES as i64;
-                let found = link.query(WAIT, &[&trigger.0.as_slice(), &WAITING, &most]).await?;
+                let found = session.query(WAIT, &[&trigger.0.as_slice(), &WAITING, &most]).await?;
                 found.iter().map(event_of).collect()
             }
             .boxed()
@@ -101,7 +103,7 @@ impl TriggerStore for PostgresTasks {
     }
 
     fn settle_events(&self, trigger: TriggerId, numbers: Vec<u64>, refusal: Option<Failure>) -> Pending<()> {
-        self.write((trigger, numbers, refusal), |link, (trigger, numbers, refusal)| {
+        self.write((trigger, numbers, refusal), |session, (trigger, numbers, refusal)| {
             async {
                 const SETTLE: &str = "WITH settled AS (UPDATE events SET state = $3, error = $4
                     WHERE trigger_id = $1 AND number = ANY($2) AND state = 0 RETURNING number)
@@ -110,7 +112,7 @@ impl TriggerStore for PostgresTasks {
                 let state: i64 = if refusal.is_none() { 1 } else { 2 };
                 let error = refusal.as_ref().map(json);
                 let numbers: Vec<i64> = numbers.iter().map(|number| signed(*number)).collect();
-                link.execute(SETTLE, &[&trigger.0.as_slice(), &numbers, &state, &error])
+                session.execute(SETTLE, &[&trigger.0.as_slice(), &numbers, &state, &error])
                     .await?;
                 Ok(())
             }
@@ -119,11 +121,11 @@ impl TriggerStore for PostgresTasks {
     }
 
     fn events(&self, trigger: TriggerId, before: u64, limit: u32) -> Pending<Vec<EventRecord>> {
-        self.read((trigger, before, limit), |link, (trigger, before, limit)| {
+        self.read((trigger, before, limit), |session, (trigger, before, limit)| {
             async {
                 const PAGE: &str = events!("number < $4", "DESC");
                 let (limit, most) = (i64::from(*limit), PAGE_BYTES as i64);
-                let found = link
+                let found = session
                     .query(PAGE, &[&trigger.0.as_slice(), &limit, &most, &signed(*before)])
                     .await?;
                 found.iter().map(event_of).collect()
@@ -133,52 +135,55 @@ impl TriggerStore for PostgresTasks {
     }
 }
 
-async fn set(link: &Link, trigger: &TriggerRecord) -> Result<TriggerRecord, Fault> {
+async fn set(session: &Session, trigger: &TriggerRecord) -> Result<TriggerRecord, Fault> {
     const SET: &str =
         "INSERT INTO triggers (id, tenant, name, spec, watched_at, token, created_at_ms, expires_at_ms, done_until_ms)
         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (tenant, name) DO UPDATE SET spec = $4, watched_at = $5,
         token = $6, expires_at_ms = $8, done_until_ms = $9";
     let tenant = trigger.tenant.0.as_slice();
     let watched_at = trigger.watched_at.as_ref().map(|endpoint| endpoint.0.as_slice());
-    link.execute(
-        SET,
-        &[
-            &trigger.id.0.as_slice(),
-            &tenant,
-            &trigger.name,
-            &json(&trigger.spec),
-            &watched_at,
-            &trigger.token.as_slice(),
-            &signed(trigger.created_at_ms),
-            &signed(trigger.expires_at_ms),
-            &signed(trigger.done_until_ms),
-        ],
-    )
-    .await?;
+    session
+        .execute(
+            SET,
+            &[
+                &trigger.id.0.as_slice(),
+                &tenant,
+                &trigger.name,
+                &json(&trigger.spec),
+                &watched_at,
+                &trigger.token.as_slice(),
+                &signed(trigger.created_at_ms),
+                &signed(trigger.expires_at_ms),
+                &signed(trigger.done_until_ms),
+            ],
+        )
+        .await?;
     const KEPT: &str = trigger!(" FROM triggers WHERE tenant = $1 AND name = $2");
-    let kept = link.query(KEPT, &[&tenant, &trigger.name]).await?;
+    let kept = session.query(KEPT, &[&tenant, &trigger.name]).await?;
     trigger_of(kept.first().ok_or_else(missing)?)
 }
 
 async fn keep(
-    link: &Link,
+    session: &Session,
     trigger: TriggerId,
     events: &[NewEvent],
     done_until_ms: Option<u64>,
     most: u64,
-) -> Result<Vec<Numbered>, Fault> {
+) -> Result<Vec<NumberedEvent>, Fault> {
     let id = trigger.0.as_slice();
-    let counted = link.query("SELECT events FROM triggers WHERE id = $1", &[&id]).await?;
+    let counted = session
+        .query("SELECT events FROM triggers WHERE id = $1", &[&id])
+        .await?;
     let Some(counted) = counted.first() else {
         return Ok(Vec::new());
     };
     let mut last = rows::unsigned(counted, 0)?;
     let keys: Vec<&[u8]> = events.iter().map(|event| event.key.as_bytes()).collect();
     let sql = "SELECT key, number, at_ms FROM events WHERE trigger_id = $1 AND key = ANY($2)";
-    let found = link.query(sql, &[&id, &keys]).await?;
+    let found = session.query(sql, &[&id, &keys]).await?;
     let known = |row: &Row| Ok((text(row, 0)?, (rows::unsigned(row, 1)?, rows::unsigned(row, 2)?)));
     let mut known = found.iter().map(known).collect::<Result<HashMap<_, _>, Fault>>()?;
-    let mut numbered: Vec<Numbered> = Vec::with_capacity(events.len());
+    let mut numbered: Vec<NumberedEvent> = Vec::with_capacity(events.len());
     let mut new = Vec::new();
     for event in events {
         if let Some((number, at_ms)) = known.get(&event.key) {
@@ -196,14 +201,17 @@ async fn keep(
         let numbers: Vec<i64> = new.iter().map(|(number, _)| signed(*number)).collect();
         let keys: Vec<&[u8]> = new.iter().map(|(_, event)| event.key.as_bytes()).collect();
         let times: Vec<i64> = new.iter().map(|(_, event)| signed(event.at_ms)).collect();
-        let said: Vec<&str> = new.iter().map(|(_, event)| event.event.as_str()).collect();
-        link.execute(INSERT, &[&id, &numbers, &keys, &times, &said]).await?;
+        let descriptions: Vec<&str> = new.iter().map(|(_, event)| event.event.as_str()).collect();
+        session
+            .execute(INSERT, &[&id, &numbers, &keys, &times, &descriptions])
+            .await?;
     }
     let sql = "UPDATE triggers SET events = $2, done_until_ms = coalesce($3, done_until_ms) WHERE id = $1";
-    link.execute(sql, &[&id, &signed(last), &done_until_ms.map(signed)])
+    session
+        .execute(sql, &[&id, &signed(last), &done_until_ms.map(signed)])
         .await?;
     let sql = "DELETE FROM events WHERE trigger_id = $1 AND number <= $2 AND state > 0";
-    link.execute(sql, &[&id, &signed(last.saturating_sub(most))]).await?;
+    session.execute(sql, &[&id, &signed(last.saturating_sub(most))]).await?;
     Ok(numbered)
 }
 
@@ -234,6 +242,6 @@ fn event_of(row: &Row) -> Result<EventRecord, Fault> {
             event: row.try_get(3)?,
         },
         state: state.copied().unwrap_or(EventState::Refused),
-        error: told(row, 5)?,
+        error: json_failure(row, 5)?,
     })
 }

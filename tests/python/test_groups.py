@@ -250,9 +250,9 @@ def test_killed_rank_is_reported_and_others_continue(client, tmp_path):
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
 def test_lazily_connected_ranks_support_all_operations(client, sandbox):
-    lazily = {"client": client, "sandbox": sandbox, "lazily": True, "timeout": 60}
-    assert dayfly.run(buffers, ranks=3, args=(1000,), **lazily) == [0, 1, 2]
-    assert dayfly.run(objects, ranks=4, **lazily) == ["done"] * 4
+    options = {"client": client, "sandbox": sandbox, "lazy_connect": True, "timeout": 60}
+    assert dayfly.run(buffers, ranks=3, args=(1000,), **options) == [0, 1, 2]
+    assert dayfly.run(objects, ranks=4, **options) == ["done"] * 4
 
 
 def test_lazy_ranks_have_only_needed_connections(client):
@@ -263,13 +263,13 @@ def test_lazy_ranks_have_only_needed_connections(client):
             comm.sendrecv(comm.rank, 1 - comm.rank)
         return before, comm.ways
 
-    found = dayfly.run(work, ranks=3, client=client, timeout=60, lazily=True)
+    found = dayfly.run(work, ranks=3, client=client, timeout=60, lazy_connect=True)
     assert [before for before, _ in found] == [[None] * 3] * 3
     assert [after for _, after in found] == [[None, "local", None], ["local", None, None], [None] * 3]
 
 
 def test_rank_killed_before_its_first_contact_is_reported(client, tmp_path):
-    lose_one_of(4, tmp_path, client, met=False, lazily=True)
+    lose_one_of(4, tmp_path, client, met=False, lazy_connect=True)
 
 
 def test_process_without_group_has_one_rank():

@@ -516,7 +516,7 @@ typedef struct dfly_group_options {
     const char *fabric;
     // 1 to connect two ranks when one first needs the other; 0 to connect all ranks at the start. It must be equal on
     // all ranks.
-    uint32_t lazily;
+    uint32_t lazy_connect;
 } dfly_group_options;
 
 // Reduction operation defined by the program: combines `count` elements of `left` and `right` into `right` (`right =

@@ -3,43 +3,20 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use dayfly_client::{
-    CallError, Channel, ChannelOptions, Code, Completion, Error, FunctionIndex, Geometry, Status, WorkerIndex,
-};
+use dayfly_client::{CallError, Channel, Code, Completion, Error, FunctionIndex, Status, WorkerIndex};
 
 use crate::buffer::dfly_buffer;
-use crate::handle::{Birth, Handle, bytes, get, get_mut, give, optional_text, options, put, put_required, take};
-use crate::lease::{DFLY_FOR_EVER, dfly_code, dfly_lease, function, transport, transport_number};
+use crate::channel_options::{channel_options, dfly_channel_options};
+use crate::handle::{Birth, Handle, bytes, get, get_mut, give, options, put, put_required, take};
+use crate::lease::{DFLY_FOR_EVER, dfly_code, dfly_lease, function, transport_number};
 use crate::status::{dfly_status, guard, misuse, value};
-
-/// Options of a channel. Initialise with `dfly_channel_options_init`, then set fields.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct dfly_channel_options {
-    /// Set by `dfly_channel_options_init`.
-    pub size: usize,
-    /// DFLY_TRANSPORT_BEST, _SHM, _TCP, _TLS or _LIBFABRIC.
-    pub transport: u32,
-    /// Number of slots of each ring, a power of two. It limits the outstanding calls.
-    pub slots: u32,
-    /// Size of a slot in bytes, a multiple of 128. Larger payloads use bulk memory.
-    pub stride_bytes: u32,
-    /// How long a wait polls before it sleeps, in microseconds. DFLY_FOR_EVER means that it never sleeps, which spares
-    /// the worker a memory fence.
-    pub spin_us: u32,
-    /// Address space for bulk payloads in each direction, in bytes, a multiple of 4096.
-    pub bulk_bytes: u64,
-    /// For DFLY_TRANSPORT_LIBFABRIC: a provider, or a provider and a domain such as `verbs/mlx5_0`. NULL for the first
-    /// that the node offers.
-    pub fabric: *const c_char,
-}
 
 /// A channel to one worker. One thread at a time may use it.
 pub struct dfly_channel {
     birth: Birth,
     pub(crate) channel: Channel,
     /// A completion was returned, and its slot is not free yet.
-    told: bool,
+    has_untaken_output: bool,
     /// An output that did not fit into the caller's memory.
     kept: Option<Vec<u8>>,
     /// Name of the transport.
@@ -69,18 +46,18 @@ pub struct dfly_completion {
 impl dfly_channel {
     /// Frees the slot of the last completion that was returned.
     #[inline]
-    fn settle(&mut self) {
-        if self.told {
+    fn free_last_slot(&mut self) {
+        if self.has_untaken_output {
             self.channel.done();
-            self.told = false;
+            self.has_untaken_output = false;
         }
         if self.kept.is_some() {
             self.kept = None;
         }
     }
 
-    fn tell(&mut self, completion: Completion) -> dfly_completion {
-        self.told = true;
+    fn report(&mut self, completion: Completion) -> dfly_completion {
+        self.has_untaken_output = true;
         let output = self.channel.output();
         let status = match completion.status {
             status if status == Status::Ok as u16 => dfly_status::DFLY_OK,
@@ -92,38 +69,6 @@ impl dfly_channel {
             output: output.as_ptr().cast(),
             length: output.len(),
         }
-    }
-}
-
-pub(crate) fn channel_options(options: Option<dfly_channel_options>) -> Result<ChannelOptions, Error> {
-    let Some(options) = options else {
-        return Ok(ChannelOptions::default());
-    };
-    let slots = u16::try_from(options.slots).map_err(|_| misuse(format!("{} slots are too many", options.slots)))?;
-    let spin = Duration::from_micros(options.spin_us.into());
-    // SAFETY: the caller of this library promises a C string where the field is not null.
-    let fabric = unsafe { optional_text(options.fabric, "the fabric") }?;
-    Ok(ChannelOptions {
-        transport: transport(options.transport, fabric)?,
-        geometry: Geometry {
-            slots,
-            stride_bytes: options.stride_bytes,
-            bulk_bytes: options.bulk_bytes,
-        },
-        spin: (options.spin_us != DFLY_FOR_EVER).then_some(spin),
-    })
-}
-
-pub(crate) fn default_channel_options() -> dfly_channel_options {
-    let defaults = ChannelOptions::default();
-    dfly_channel_options {
-        size: size_of::<dfly_channel_options>(),
-        transport: defaults.transport.map_or(0, transport_number),
-        slots: defaults.geometry.slots.into(),
-        stride_bytes: defaults.geometry.stride_bytes,
-        spin_us: defaults.spin.map_or(DFLY_FOR_EVER, |spin| spin.as_micros() as u32),
-        bulk_bytes: defaults.geometry.bulk_bytes,
-        fabric: std::ptr::null(),
     }
 }
 
@@ -161,16 +106,6 @@ fn too_small(length: usize, room: usize) -> Error {
     )
 }
 
-/// Sets every option to its default. `options` must not be NULL.
-///
-/// # Safety
-/// `options` is NULL or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_channel_options_init(options: *mut dfly_channel_options) -> dfly_status {
-    // SAFETY: as the caller promises.
-    guard(|| Ok(unsafe { put_required(options, "the place for options", default_channel_options()) }?))
-}
-
 /// Opens a channel to worker number `worker`, counted from 0. `options` may be NULL for the defaults. `channel`
 /// receives the channel; free it with `dfly_channel_free`. Errors: DFLY_WORKER_BUSY if another channel to the worker is
 /// open, DFLY_TRANSPORT_REFUSED.
@@ -197,7 +132,7 @@ pub unsafe extern "C" fn dfly_channel_open(
                     // The names of transports contain no NUL.
                     transport: CString::new(channel.transport().to_string()).unwrap_or_default(),
                     channel,
-                    told: false,
+                    has_untaken_output: false,
                     kept: None,
                 })
             })
@@ -222,7 +157,7 @@ pub unsafe extern "C" fn dfly_channel_load(
     guard(|| {
         // SAFETY: as the caller promises.
         let (channel, (hash, form)) = unsafe { (get_mut(channel)?, function(code, symbol, form)?) };
-        channel.settle();
+        channel.free_last_slot();
         let loaded = channel.channel.load(hash, &form)?;
         // SAFETY: as the caller promises.
         Ok(unsafe { put_required(index, "the place for the function's index", loaded.0) }?)
@@ -252,7 +187,7 @@ pub unsafe extern "C" fn dfly_channel_call(
     guard(|| {
         // SAFETY: as the caller promises.
         let (channel, input) = unsafe { (get_mut(channel)?, bytes(input, input_length)?) };
-        channel.settle();
+        channel.free_last_slot();
         let reply = channel
             .channel
             .call_within(FunctionIndex(function), input, deadline_ms)?;
@@ -289,7 +224,7 @@ pub unsafe extern "C" fn dfly_channel_call_into(
         // SAFETY: as the caller promises, and the buffers are distinct.
         let (channel, input, output) = unsafe { (get_mut(channel)?, get(input)?, get_mut(output)?) };
         input.check(input_length)?;
-        channel.settle();
+        channel.free_last_slot();
         let function = FunctionIndex(function);
         let output = &mut output.buffer;
         let length = channel
@@ -319,7 +254,7 @@ pub unsafe extern "C" fn dfly_channel_submit(
     guard(|| {
         // SAFETY: as the caller promises.
         let (channel, input) = unsafe { (get_mut(channel)?, bytes(input, input_length)?) };
-        channel.settle();
+        channel.free_last_slot();
         let number = channel.channel.submit(FunctionIndex(function), input, deadline_ms)?;
         // SAFETY: as the caller promises.
         unsafe { put(sequence, number) };
@@ -346,7 +281,7 @@ pub unsafe extern "C" fn dfly_channel_submit_buffer(
         input.check(input_length)?;
         // SAFETY: as the caller promises.
         let channel = unsafe { get_mut(channel) }?;
-        channel.settle();
+        channel.free_last_slot();
         let function = FunctionIndex(function);
         let number = channel
             .channel
@@ -374,7 +309,7 @@ pub unsafe extern "C" fn dfly_channel_poll(
         if completion.is_null() || came.is_null() {
             return Err(misuse("the place for the completion, or for whether it came, is NULL").into());
         }
-        channel.settle();
+        channel.free_last_slot();
         let next = match channel.channel.poll() {
             // The wait below finds the error again, and asks the node why the worker ended.
             Err(_) if channel.channel.outstanding() > 0 => Some(channel.channel.wait(Duration::ZERO)?),
@@ -384,7 +319,7 @@ pub unsafe extern "C" fn dfly_channel_poll(
         unsafe { came.write(next.is_some()) };
         if let Some(next) = next {
             // SAFETY: as the caller promises.
-            unsafe { completion.write(channel.tell(next)) };
+            unsafe { completion.write(channel.report(next)) };
         }
         Ok(())
     })
@@ -407,7 +342,7 @@ pub unsafe extern "C" fn dfly_channel_wait(
         if completion.is_null() {
             return Err(misuse("the place for the completion is NULL").into());
         }
-        channel.settle();
+        channel.free_last_slot();
         let next = loop {
             match channel.channel.wait(Duration::from_millis(timeout_ms.into())) {
                 Err(error) if error.code() == Code::TimedOut && timeout_ms == DFLY_FOR_EVER => {}
@@ -415,7 +350,7 @@ pub unsafe extern "C" fn dfly_channel_wait(
             }
         };
         // SAFETY: as the caller promises.
-        unsafe { completion.write(channel.tell(next)) };
+        unsafe { completion.write(channel.report(next)) };
         Ok(())
     })
 }
@@ -437,7 +372,7 @@ pub unsafe extern "C" fn dfly_channel_output(
         let channel = unsafe { get_mut(channel) }?;
         let bytes = match &channel.kept {
             Some(kept) => kept.as_slice(),
-            None if channel.told => channel.channel.output(),
+            None if channel.has_untaken_output => channel.channel.output(),
             None => return Err(CallError::new(Code::NotFound, "no output waits on this channel")),
         };
         // SAFETY: as the caller promises.
@@ -458,7 +393,7 @@ pub unsafe extern "C" fn dfly_channel_output(
 pub unsafe extern "C" fn dfly_channel_done(channel: *mut dfly_channel) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
-        unsafe { get_mut(channel) }?.settle();
+        unsafe { get_mut(channel) }?.free_last_slot();
         Ok(())
     })
 }

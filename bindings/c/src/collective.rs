@@ -1,4 +1,4 @@
-//! Collective operations of a group.
+//! Collective operations of a group: barrier and data movement. Reductions are in [`reduction`].
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -46,24 +46,42 @@ impl Work {
     }
 }
 
-/// Runs a collective: to completion, or in the background if `request` is not null.
-macro_rules! collect {
-    ($group:ident, $request:ident, $work:expr, $now:ident or $later:ident, |$of:ident| ($($argument:expr),*)) => {{
-        let mut work: Work = $work;
-        if $request.is_null() {
-            let $of = &mut work;
-            $group.place.communicator.$now($($argument),*).map_err(Error)?;
-        } else {
-            // SAFETY: a place for a pointer, as the caller promises.
-            unsafe {
-                give($request, || {
-                    dfly_request::start($group, work, |scope, $of| scope.$later($($argument),*))
-                })
-            }?;
-        }
-        Ok(())
-    }};
+/// The body of a collective's function: prepares its memory, then runs it to completion with `$now`, or in the background
+/// with `$later` if `$request` is not null. `$work` may use the checked `$group` and `$datatype`.
+macro_rules! collective {
+    (
+        $group:ident,
+        $datatype:ident,
+        $request:ident,
+        $now:ident or $later:ident,
+        |$of:ident| ($($argument:expr),*),
+        $work:expr
+    ) => {
+        guard(|| {
+            // SAFETY: as the caller promises.
+            let $group = unsafe { get($group) }?;
+            let $datatype = datatype($datatype)?;
+            let mut work: Work = $work;
+            if $request.is_null() {
+                let $of = &mut work;
+                $group.place.communicator.$now($($argument),*).map_err(Error)?;
+            } else {
+                // SAFETY: a place for a pointer, as the caller promises.
+                unsafe {
+                    give($request, || {
+                        dfly_request::start($group, work, |scope, $of| scope.$later($($argument),*))
+                    })
+                }?;
+            }
+            Ok(())
+        })
+    };
 }
+
+mod reduction;
+
+#[cfg(test)]
+pub use reduction::*;
 
 /// Returns the byte range of each rank's block. Without displacements the blocks are contiguous.
 ///
@@ -124,8 +142,8 @@ impl dfly_group {
     }
 }
 
-const OWN: &str = "what this rank gives";
-const INTO: &str = "the room for the result";
+const OWN: &str = "the input of this rank";
+const INTO: &str = "the memory for the result";
 
 /// Blocks until all ranks have called it. `request` may be NULL.
 ///
@@ -158,12 +176,9 @@ pub unsafe extern "C" fn dfly_group_bcast(
     root: u32,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let data = Memory::of(data, count, self::datatype(datatype)?, "the buffer")?;
-        let work = Work::new(Memory::NONE, data);
-        collect!(group, request, work, bcast or ibcast, |work| (work.into.bytes_mut(), root))
+    collective!(group, datatype, request, bcast or ibcast, |work| (work.into.bytes_mut(), root), {
+        let data = Memory::of(data, count, datatype, "the buffer")?;
+        Work::new(Memory::NONE, data)
     })
 }
 
@@ -183,20 +198,12 @@ pub unsafe extern "C" fn dfly_group_gather(
     root: u32,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
+    collective!(group, datatype, request, gather or igather, |work| (work.own.bytes(), work.into.bytes_mut(), root), {
         let into = match group.is_root(root) {
             true => group.all(into, count, datatype, INTO)?,
             false => Memory::NONE,
         };
-        let work = Work::new(Memory::of(own, count, datatype, OWN)?, into);
-        collect!(group, request, work, gather or igather, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut(),
-            root
-        ))
+        Work::new(Memory::of(own, count, datatype, OWN)?, into)
     })
 }
 
@@ -219,26 +226,17 @@ pub unsafe extern "C" fn dfly_group_gatherv(
     root: u32,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
+    collective!(group, datatype, request, gatherv or igatherv, |work| (work.own.bytes(), work.into.bytes_mut(), &work.received, root), {
         let received = match group.is_root(root) {
             // SAFETY: as the caller promises.
             true => unsafe { blocks(group, counts, displacements, datatype) }?,
             false => Vec::new(),
         };
         let into = around(into, &received, INTO)?;
-        let work = Work {
+        Work {
             received,
             ..Work::new(Memory::of(own, count, datatype, OWN)?, into)
-        };
-        collect!(group, request, work, gatherv or igatherv, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut(),
-            &work.received,
-            root
-        ))
+        }
     })
 }
 
@@ -258,20 +256,12 @@ pub unsafe extern "C" fn dfly_group_scatter(
     root: u32,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
+    collective!(group, datatype, request, scatter or iscatter, |work| (work.own.bytes(), work.into.bytes_mut(), root), {
         let all = match group.is_root(root) {
             true => group.all(all, count, datatype, OWN)?,
             false => Memory::NONE,
         };
-        let work = Work::new(all, Memory::of(into, count, datatype, INTO)?);
-        collect!(group, request, work, scatter or iscatter, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut(),
-            root
-        ))
+        Work::new(all, Memory::of(into, count, datatype, INTO)?)
     })
 }
 
@@ -295,26 +285,17 @@ pub unsafe extern "C" fn dfly_group_scatterv(
     root: u32,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
+    collective!(group, datatype, request, scatterv or iscatterv, |work| (work.own.bytes(), &work.sent, work.into.bytes_mut(), root), {
         let sent = match group.is_root(root) {
             // SAFETY: as the caller promises.
             true => unsafe { blocks(group, counts, displacements, datatype) }?,
             false => Vec::new(),
         };
         let all = around(all, &sent, OWN)?;
-        let work = Work {
+        Work {
             sent,
             ..Work::new(all, Memory::of(into, count, datatype, INTO)?)
-        };
-        collect!(group, request, work, scatterv or iscatterv, |work| (
-            work.own.bytes(),
-            &work.sent,
-            work.into.bytes_mut(),
-            root
-        ))
+        }
     })
 }
 
@@ -332,16 +313,9 @@ pub unsafe extern "C" fn dfly_group_allgather(
     into: *mut c_void,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
+    collective!(group, datatype, request, allgather or iallgather, |work| (work.own.bytes(), work.into.bytes_mut()), {
         let into = group.all(into, count, datatype, INTO)?;
-        let work = Work::new(Memory::of(own, count, datatype, OWN)?, into);
-        collect!(group, request, work, allgather or iallgather, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut()
-        ))
+        Work::new(Memory::of(own, count, datatype, OWN)?, into)
     })
 }
 
@@ -362,22 +336,14 @@ pub unsafe extern "C" fn dfly_group_allgatherv(
     displacements: *const usize,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
+    collective!(group, datatype, request, allgatherv or iallgatherv, |work| (work.own.bytes(), work.into.bytes_mut(), &work.received), {
         // SAFETY: as the caller promises.
         let received = unsafe { blocks(group, counts, displacements, datatype) }?;
         let into = around(into, &received, INTO)?;
-        let work = Work {
+        Work {
             received,
             ..Work::new(Memory::of(own, count, datatype, OWN)?, into)
-        };
-        collect!(group, request, work, allgatherv or iallgatherv, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut(),
-            &work.received
-        ))
+        }
     })
 }
 
@@ -396,16 +362,9 @@ pub unsafe extern "C" fn dfly_group_alltoall(
     datatype: u32,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
+    collective!(group, datatype, request, alltoall or ialltoall, |work| (work.own.bytes(), work.into.bytes_mut()), {
         let into = group.all(into, count, datatype, INTO)?;
-        let work = Work::new(group.all(own, count, datatype, OWN)?, into);
-        collect!(group, request, work, alltoall or ialltoall, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut()
-        ))
+        Work::new(group.all(own, count, datatype, OWN)?, into)
     })
 }
 
@@ -428,10 +387,7 @@ pub unsafe extern "C" fn dfly_group_alltoallv(
     datatype: u32,
     request: *mut *mut dfly_request,
 ) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
+    collective!(group, datatype, request, alltoallv or ialltoallv, |work| (work.own.bytes(), &work.sent, work.into.bytes_mut(), &work.received), {
         // SAFETY: as the caller promises.
         let (sent, received) = unsafe {
             (
@@ -440,186 +396,10 @@ pub unsafe extern "C" fn dfly_group_alltoallv(
             )
         };
         let (own, into) = (around(own, &sent, OWN)?, around(into, &received, INTO)?);
-        let work = Work {
+        Work {
             sent,
             received,
             ..Work::new(own, into)
-        };
-        collect!(group, request, work, alltoallv or ialltoallv, |work| (
-            work.own.bytes(),
-            &work.sent,
-            work.into.bytes_mut(),
-            &work.received
-        ))
-    })
-}
-
-/// Reduces the elements of all ranks to the root. `into` is used at the root only and may be NULL elsewhere. `request`
-/// may be NULL.
-///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is NULL or
-/// writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_group_reduce(
-    group: *const dfly_group,
-    own: *const c_void,
-    into: *mut c_void,
-    count: usize,
-    datatype: u32,
-    operation: u32,
-    root: u32,
-    request: *mut *mut dfly_request,
-) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
-        let own = Memory::of(own, count, datatype, OWN)?;
-        let into = if group.is_root(root) {
-            let mut into = Memory::of(into, count, datatype, INTO)?;
-            into.fill_from(&own);
-            into
-        } else {
-            // Other ranks reduce in temporary memory.
-            own.copied()
-        };
-        let work = Work::new(Memory::NONE, into).reducing(operation)?;
-        collect!(group, request, work, reduce or ireduce, |work| (
-            work.into.bytes_mut(),
-            datatype,
-            &work.operation,
-            root
-        ))
-    })
-}
-
-/// Reduces the elements of all ranks to all ranks. `request` may be NULL.
-///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or
-/// writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_group_allreduce(
-    group: *const dfly_group,
-    own: *const c_void,
-    into: *mut c_void,
-    count: usize,
-    datatype: u32,
-    operation: u32,
-    request: *mut *mut dfly_request,
-) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
-        let into = Memory::of(into, count, datatype, INTO)?;
-        let work = Work::new(Memory::of(own, count, datatype, OWN)?, into).reducing(operation)?;
-        collect!(group, request, work, allreduce or iallreduce, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut(),
-            datatype,
-            &work.operation
-        ))
-    })
-}
-
-/// Reduces the elements of all ranks; rank i receives `counts[i]` elements of the result. `counts` must be equal on all
-/// ranks. `request` may be NULL.
-///
-/// # Safety
-/// `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up to, `into`
-/// to room for this rank's, `request` is NULL or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_group_reduce_scatter(
-    group: *const dfly_group,
-    own: *const c_void,
-    into: *mut c_void,
-    counts: *const usize,
-    datatype: u32,
-    operation: u32,
-    request: *mut *mut dfly_request,
-) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
-        // SAFETY: as the caller promises.
-        let blocks = unsafe { blocks(group, counts, std::ptr::null(), datatype) }?;
-        let counts: Vec<usize> = blocks.iter().map(Range::len).collect();
-        let due = counts[group.place.communicator.rank() as usize];
-        let into = Memory::of(into, due, Datatype::Bytes, INTO)?;
-        let work = Work {
-            counts,
-            ..Work::new(around(own, &blocks, OWN)?, into).reducing(operation)?
-        };
-        collect!(group, request, work, reduce_scatter or ireduce_scatter, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut(),
-            &work.counts,
-            datatype,
-            &work.operation
-        ))
-    })
-}
-
-/// Inclusive prefix reduction: reduces the elements of ranks 0 to this rank. `request` may be NULL.
-///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or
-/// writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_group_scan(
-    group: *const dfly_group,
-    own: *const c_void,
-    into: *mut c_void,
-    count: usize,
-    datatype: u32,
-    operation: u32,
-    request: *mut *mut dfly_request,
-) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
-        let mut into = Memory::of(into, count, datatype, INTO)?;
-        into.fill_from(&Memory::of(own, count, datatype, OWN)?);
-        let work = Work::new(Memory::NONE, into).reducing(operation)?;
-        collect!(group, request, work, scan or iscan, |work| (
-            work.into.bytes_mut(),
-            datatype,
-            &work.operation
-        ))
-    })
-}
-
-/// Exclusive prefix reduction: reduces the elements of the ranks before this one. `into` of rank 0 is not changed.
-/// `request` may be NULL.
-///
-/// # Safety
-/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or
-/// writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_group_exscan(
-    group: *const dfly_group,
-    own: *const c_void,
-    into: *mut c_void,
-    count: usize,
-    datatype: u32,
-    operation: u32,
-    request: *mut *mut dfly_request,
-) -> dfly_status {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let group = unsafe { get(group) }?;
-        let datatype = self::datatype(datatype)?;
-        let into = Memory::of(into, count, datatype, INTO)?;
-        let work = Work::new(Memory::of(own, count, datatype, OWN)?, into).reducing(operation)?;
-        collect!(group, request, work, exscan or iexscan, |work| (
-            work.own.bytes(),
-            work.into.bytes_mut(),
-            datatype,
-            &work.operation
-        ))
+        }
     })
 }

@@ -4,8 +4,8 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use dayfly_client::Error;
+use dayfly_comm::LostRanks;
 use dayfly_comm::membership::Membership;
-use dayfly_comm::road::Lost;
 use dayfly_comm::{Channel, Communicator, Invitation, Options, World};
 
 use crate::handle::{Birth, Handle, get, give, optional_text, options, put_required, take, text};
@@ -61,7 +61,7 @@ pub struct dfly_group_options {
     pub fabric: *const c_char,
     /// 1 to connect two ranks when one first needs the other; 0 to connect all ranks at the start. It must be equal on
     /// all ranks.
-    pub lazily: u32,
+    pub lazy_connect: u32,
 }
 
 /// State that all communicators of a rank share.
@@ -115,7 +115,7 @@ impl dfly_group {
     }
 
     fn alone() -> Result<Self, Error> {
-        let alone = Communicator::form(0, 1, vec![None], Arc::new(Lost::default()), Options::default())?;
+        let alone = Communicator::form(0, 1, vec![None], Arc::new(LostRanks::default()), Options::default())?;
         Ok(Self::new(alone, None))
     }
 
@@ -158,7 +158,7 @@ unsafe fn invitation(options: &dfly_group_options) -> Result<Invitation, Error> 
         spin_us: (options.spin_us != DFLY_FOR_EVER).then_some(options.spin_us.into()),
         tables: None,
         fabric: fabric.map(Into::into),
-        lazily: options.lazily != 0,
+        lazy_connect: options.lazy_connect != 0,
         store: store.map(Into::into),
         channel: channel.map_or(Ok(Channel::Direct), Channel::from_name)?,
     })
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn dfly_group_options_init(options: *mut dfly_group_option
         store: std::ptr::null(),
         channel: std::ptr::null(),
         fabric: std::ptr::null(),
-        lazily: 0,
+        lazy_connect: 0,
     };
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))

@@ -8,6 +8,7 @@
 mod allowance;
 mod buffer;
 mod channel;
+mod channel_options;
 mod client;
 mod collective;
 mod delegation;
@@ -18,6 +19,7 @@ mod memory;
 mod message;
 mod operation;
 mod pool;
+mod pool_options;
 mod printed;
 mod request;
 mod status;

@@ -5,44 +5,15 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use dayfly_client::{CallId, CallOptions, Error, FunctionId, Outcome, Output, Pool, PoolOptions, WorkerIndex};
+use dayfly_client::{CallId, CallOptions, FunctionId, Outcome, Output, Pool, PoolOptions};
 
 use crate::buffer::dfly_buffer;
-use crate::channel::{channel_options, default_channel_options, deliver, dfly_channel_options};
+use crate::channel::deliver;
+use crate::channel_options::channel_options;
 use crate::handle::{Birth, Handle, bytes, get, give, options, put, put_required, take};
 use crate::lease::{dfly_code, dfly_lease, function};
+use crate::pool_options::{call_options, dfly_call_options, dfly_pool_options, small};
 use crate::status::{dfly_status, guard, misuse, value};
-
-/// Any worker, in `dfly_call_options`.
-pub const DFLY_ANY_WORKER: u32 = 4294967295;
-
-/// Options of a pool. Initialise with `dfly_pool_options_init`, then set fields.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct dfly_pool_options {
-    /// Set by `dfly_pool_options_init`.
-    pub size: usize,
-    /// Options of the pool's channels.
-    pub channel: dfly_channel_options,
-    /// How often a call is retried on another worker, if it was not executed or is idempotent. Default: 3.
-    pub retries: u32,
-    /// Maximum number of outstanding calls per worker. Default: 0, derived from measured times.
-    pub depth: u32,
-}
-
-/// Options of a call. Initialise with `dfly_call_options_init`, then set fields.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct dfly_call_options {
-    /// Set by `dfly_call_options_init`.
-    pub size: usize,
-    /// Limit of the execution time in milliseconds, after which the worker is stopped. Default: 0, no limit.
-    pub deadline_ms: u32,
-    /// Not 0 if running the call twice does no harm; it is then retried if its worker dies during the call. Default: 0.
-    pub idempotent: u32,
-    /// The only worker that may run the call. Default: DFLY_ANY_WORKER.
-    pub worker: u32,
-}
 
 /// Called when a call ends, with its status, the text of its error (or ""), and its output. All are valid during the
 /// callback only. It runs in the thread that called `dfly_pool_drive` or `dfly_pool_free`. It may use the pool but must
@@ -66,7 +37,7 @@ struct Callback {
 unsafe impl Send for Callback {}
 
 impl Callback {
-    fn tell(self, outcome: Outcome) {
+    fn run(self, outcome: Outcome) {
         let (status, message, output) = match &outcome {
             Ok(output) => (dfly_status::DFLY_OK, CString::default(), output.as_slice()),
             Err(error) => {
@@ -118,62 +89,6 @@ impl Handle for dfly_output {
     fn birth(&self) -> Birth {
         self.birth
     }
-}
-
-fn small(number: u32, what: &str) -> Result<u16, Error> {
-    u16::try_from(number).map_err(|_| misuse(format!("{number} {what}: at most {}", u16::MAX)))
-}
-
-/// # Safety
-/// `options` points to options or memory of that size, unless it is null.
-unsafe fn call_options(options: *const dfly_call_options) -> Result<CallOptions, Error> {
-    // SAFETY: as the caller promises.
-    let Some(options) = unsafe { self::options(options, "dfly_call_options") }? else {
-        return Ok(CallOptions::default());
-    };
-    let worker = match options.worker {
-        DFLY_ANY_WORKER => None,
-        number => Some(WorkerIndex(small(number, "as the number of a worker")?)),
-    };
-    Ok(CallOptions {
-        deadline_ms: options.deadline_ms,
-        idempotent: options.idempotent != 0,
-        worker,
-        ..CallOptions::default()
-    })
-}
-
-/// Sets every option to its default. `options` must not be NULL.
-///
-/// # Safety
-/// `options` is NULL or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_pool_options_init(options: *mut dfly_pool_options) -> dfly_status {
-    let defaults = PoolOptions::default();
-    let defaults = dfly_pool_options {
-        size: size_of::<dfly_pool_options>(),
-        channel: default_channel_options(),
-        retries: defaults.retries.into(),
-        depth: defaults.depth.into(),
-    };
-    // SAFETY: as the caller promises.
-    guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
-}
-
-/// Sets every option to its default. `options` must not be NULL.
-///
-/// # Safety
-/// `options` is NULL or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_call_options_init(options: *mut dfly_call_options) -> dfly_status {
-    let defaults = dfly_call_options {
-        size: size_of::<dfly_call_options>(),
-        deadline_ms: 0,
-        idempotent: 0,
-        worker: DFLY_ANY_WORKER,
-    };
-    // SAFETY: as the caller promises.
-    guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
 }
 
 /// Opens a channel to every worker of a lease. `options` may be NULL for the defaults. `pool` receives the pool; free
@@ -351,7 +266,7 @@ pub unsafe extern "C" fn dfly_pool_drive(pool: *const dfly_pool, timeout_ms: u32
         for call in calls {
             let callback = pool.callbacks().remove(&call);
             match callback {
-                Some(callback) => callback.tell(pool.pool.wait(call, Some(Duration::ZERO))),
+                Some(callback) => callback.run(pool.pool.wait(call, Some(Duration::ZERO))),
                 None => pool.pool.forget(call),
             }
         }
@@ -550,7 +465,7 @@ pub unsafe extern "C" fn dfly_pool_free(pool: *mut dfly_pool) {
         let callbacks = std::mem::take(&mut *pool.callbacks());
         for callback in callbacks.into_values() {
             let closed = dayfly_client::CallError::new(dayfly_client::Code::Cancelled, "the pool was closed");
-            callback.tell(Err(closed));
+            callback.run(Err(closed));
         }
         Ok(())
     });

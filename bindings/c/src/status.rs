@@ -177,7 +177,9 @@ fn remedy(code: Code) -> &'static CStr {
     match code {
         Code::InvalidRequest => c"Read the message: it names what is wrong and what is allowed.",
         Code::NotFound => c"Check the name: `dayfly status` lists leases and nodes, `nm -D library.so` the symbols.",
-        Code::Unauthorized => c"Lease again; if all is refused, check that client and manager are one installation.",
+        Code::Unauthorized => {
+            c"Lease again; if every lease is refused, check that client and manager belong to one installation."
+        }
         Code::LeaseExpired => c"Lease for longer, or renew with dfly_lease_renew before the end.",
         Code::LeaseEnded => c"Lease again.",
         Code::NoCapacity => c"Wait, ask for fewer workers or less memory, or add a node.",
@@ -186,7 +188,7 @@ fn remedy(code: Code) -> &'static CStr {
         Code::PythonMismatch => c"Run the same Python and cloudpickle on both sides.",
         Code::ExecutorFailed => c"Read the node's log, or standard error of an embedded manager.",
         Code::WorkerBusy => c"Close the other channel, or use another worker.",
-        Code::Replayed => c"Try again; if it stays, set the clocks of client and node right.",
+        Code::Replayed => c"Try again; if the error persists, set the clocks of client and node right.",
         Code::TransportRefused => c"Let Dayfly choose: DFLY_TRANSPORT_BEST.",
         Code::LoadFailed => {
             c"Check that the library is built for the node, links, and exports the symbol as extern \"C\"."
@@ -200,13 +202,15 @@ fn remedy(code: Code) -> &'static CStr {
         Code::Rejected => c"Take completions first, or use another worker.",
         Code::StateLost => c"Set the state up again in the new worker.",
         Code::Unreachable => c"Check that manager and node run: `dayfly status`.",
-        Code::TimedOut => c"Wait again: what was waited for goes on.",
-        Code::StoreFailed => c"Make room on the manager's disk.",
+        Code::TimedOut => c"Wait again: the operation continues.",
+        Code::StoreFailed => c"Free space on the manager's disk.",
         Code::AddressInUse => c"Choose another address, or end what uses it.",
         Code::StaleEpoch => c"Lease again.",
         Code::Cancelled => c"Nothing to do.",
         Code::PayloadTooLarge => c"Send less at once, or open the channel with more bulk_bytes.",
-        Code::ProtocolViolation => c"Install the same version of Dayfly on both sides; if it stays, report it.",
+        Code::ProtocolViolation => {
+            c"Install the same version of Dayfly on both sides; if the error persists, report it."
+        }
         Code::Internal => c"Report it with the message.",
         Code::UnknownFunction => c"Resolve the function on this channel or pool first.",
         Code::OutOfMemory => c"Free buffers and outputs, or lease more memory.",
@@ -217,7 +221,7 @@ fn remedy(code: Code) -> &'static CStr {
         Code::Mismatch => c"Have all ranks call the same operations in the same order, with arguments that fit.",
         Code::Truncated => c"Receive into a larger buffer, or probe for the length first.",
         Code::EnvironmentBuilding => c"Ask again in a moment, or wait for a place.",
-        Code::EnvironmentFailed => c"Mend the requirements as the message says.",
+        Code::EnvironmentFailed => c"Correct the requirements as the message states.",
         Code::Ambiguous => c"Give more digits of the id.",
         Code::ResultUnreadable => c"Install what the message names where results are fetched, or return plain values.",
         Code::StateExposed => c"Choose a directory for Dayfly alone, or close this one with chmod 700.",

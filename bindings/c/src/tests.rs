@@ -17,6 +17,7 @@ use crate::lease::*;
 use crate::message::*;
 use crate::operation::*;
 use crate::pool::*;
+use crate::pool_options::*;
 use crate::printed::*;
 use crate::request::*;
 use crate::status::*;
@@ -45,7 +46,9 @@ fn header() -> String {
         "printed",
         "allowance",
         "buffer",
+        "channel_options",
         "channel",
+        "pool_options",
         "pool",
         "delegation",
         "group",
@@ -53,6 +56,7 @@ fn header() -> String {
         "request",
         "message",
         "collective",
+        "collective/reduction",
     ] {
         builder = builder.with_src(here.join(format!("src/{name}.rs")));
     }
@@ -95,7 +99,7 @@ fn header() -> String {
 }
 
 #[test]
-fn the_committed_header_is_the_one_that_the_code_gives() {
+fn committed_header_matches_the_code() {
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/dayfly.h");
     let header = header();
     if std::env::var_os("DAYFLY_REGENERATE").is_some() {
@@ -110,7 +114,7 @@ fn the_committed_header_is_the_one_that_the_code_gives() {
 }
 
 #[test]
-fn every_code_of_the_protocol_is_a_status_with_name_and_remedy() {
+fn every_protocol_code_has_status_name_and_remedy() {
     assert_eq!(Code::ALL.len(), dfly_status::ERRORS.len());
     for (code, status) in Code::ALL.iter().zip(dfly_status::ERRORS) {
         assert_eq!(*code as i32, status as i32);
@@ -136,7 +140,7 @@ fn every_code_of_the_protocol_is_a_status_with_name_and_remedy() {
 }
 
 #[test]
-fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
+fn null_handle_or_result_is_an_error() {
     let mut client = null_mut();
     let mut lease = null_mut();
     let mut channel = null_mut();
@@ -234,7 +238,7 @@ fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
 }
 
 #[test]
-fn options_that_nobody_initialised_are_refused_before_anything_is_read_from_them() {
+fn uninitialised_options_are_refused_unread() {
     let options = std::mem::MaybeUninit::<dfly_lease_options>::zeroed();
     // SAFETY: memory of the right size, and only its first word is read.
     let result = unsafe { crate::handle::options(options.as_ptr(), "dfly_lease_options") };
@@ -250,7 +254,7 @@ fn options_that_nobody_initialised_are_refused_before_anything_is_read_from_them
 }
 
 #[test]
-fn a_manager_that_is_not_there_is_told_with_its_path() {
+fn missing_manager_is_reported_with_its_path() {
     let mut client = null_mut();
     // SAFETY: a C string and a place.
     let status = unsafe { dfly_client_connect(c"/nowhere/at/all".as_ptr(), &mut client) };
@@ -260,14 +264,14 @@ fn a_manager_that_is_not_there_is_told_with_its_path() {
 }
 
 #[test]
-fn a_panic_becomes_an_internal_error() {
+fn panic_becomes_internal_error() {
     let status = guard(|| panic!("out of cheese"));
     assert_eq!(status, dfly_status::DFLY_INTERNAL);
     assert!(message().contains("out of cheese"));
 }
 
 #[test]
-fn messages_belong_to_the_thread_that_made_the_error() {
+fn error_messages_are_per_thread() {
     // SAFETY: NULL is an error.
     refused(unsafe { dfly_lease_release(null()) }, "lease is NULL");
     let other = std::thread::spawn(message).join().unwrap();
@@ -276,7 +280,7 @@ fn messages_belong_to_the_thread_that_made_the_error() {
 }
 
 #[test]
-fn a_group_that_is_null_is_an_error_in_every_function() {
+fn null_group_is_an_error_in_every_function() {
     let mut group = null_mut();
     let mut request = null_mut();
     let mut message = dfly_message {
@@ -341,7 +345,7 @@ fn a_group_that_is_null_is_an_error_in_every_function() {
 }
 
 #[test]
-fn datatypes_and_operations_of_c_are_those_of_groups() {
+fn c_datatypes_and_operations_match_the_crate() {
     use dayfly_comm::Datatype;
 
     for (number, known) in (0..).zip(Datatype::ALL) {
@@ -357,7 +361,7 @@ fn datatypes_and_operations_of_c_are_those_of_groups() {
 }
 
 #[test]
-fn what_is_read_is_copied_where_it_overlaps_with_what_is_written() {
+fn overlapping_input_is_copied() {
     use dayfly_comm::Datatype;
 
     use crate::memory::Memory;

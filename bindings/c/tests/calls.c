@@ -23,7 +23,7 @@ static uint16_t load(dfly_channel *channel, const char *symbol, uint32_t form) {
     return index;
 }
 
-static void small_and_large_payloads_come_back(void) {
+static void small_and_large_payloads_are_returned(void) {
     dfly_channel *channel = open_channel();
     uint16_t echo = load(channel, "echo", DFLY_FORM_CHECKED);
     const size_t sizes[] = {0, 1, 48, 64, 1000, 1008, 1009, 100000, 5000000};
@@ -39,7 +39,7 @@ static void small_and_large_payloads_come_back(void) {
     dfly_channel_free(channel);
 }
 
-static void an_output_that_does_not_fit_is_kept(void) {
+static void output_that_does_not_fit_is_kept(void) {
     dfly_channel *channel = open_channel();
     uint16_t echo = load(channel, "echo", DFLY_FORM_CHECKED);
     char small[4];
@@ -55,7 +55,7 @@ static void an_output_that_does_not_fit_is_kept(void) {
     dfly_channel_free(channel);
 }
 
-static void buffers_travel_without_a_copy(void) {
+static void buffers_are_passed_without_a_copy(void) {
     dfly_channel *channel = open_channel();
     uint16_t echo = load(channel, "echo", DFLY_FORM_CHECKED);
     dfly_buffer *in, *out;
@@ -79,7 +79,7 @@ static void buffers_travel_without_a_copy(void) {
     dfly_buffer_free(out);
 }
 
-static void calls_in_flight_are_answered_in_order(void) {
+static void outstanding_calls_complete_in_order(void) {
     dfly_channel *channel = open_channel();
     uint16_t echo = load(channel, "echo", DFLY_FORM_CHECKED);
     uint32_t numbers[64], sequence;
@@ -108,7 +108,7 @@ static void calls_in_flight_are_answered_in_order(void) {
     dfly_channel_free(channel);
 }
 
-static void errors_of_functions_have_their_text(void) {
+static void function_errors_keep_their_text(void) {
     dfly_channel *channel = open_channel();
     char out[8];
     size_t length;
@@ -135,7 +135,7 @@ static void errors_of_functions_have_their_text(void) {
     dfly_channel_free(channel);
 }
 
-static void a_worker_that_dies_is_replaced(const char *symbol, uint32_t form, uint32_t deadline_ms, dfly_status status,
+static void dead_worker_is_replaced(const char *symbol, uint32_t form, uint32_t deadline_ms, dfly_status status,
                                            const char *words) {
     dfly_channel *channel = open_channel();
     char out[8];
@@ -146,7 +146,7 @@ static void a_worker_that_dies_is_replaced(const char *symbol, uint32_t form, ui
     dfly_channel_free(channel);
 }
 
-static void a_function_sees_its_deadline(void) {
+static void function_reads_its_deadline(void) {
     dfly_channel *channel = open_channel();
     uint64_t us;
     size_t length;
@@ -164,7 +164,7 @@ static void on_end(void *user, dfly_status status, const char *message, const vo
     told++;
 }
 
-static void pools_wait_call_cancel_and_tell(void) {
+static void pool_waits_calls_cancels_and_notifies(void) {
     dfly_pool *pool;
     uint32_t echo, missing;
     uint64_t call;
@@ -205,7 +205,7 @@ static void pools_wait_call_cancel_and_tell(void) {
     dfly_pool_free(pool);
 }
 
-static void a_forked_child_is_refused_and_harms_nobody(void) {
+static void forked_child_is_refused(void) {
     dfly_channel *channel = open_channel();
     uint16_t echo = load(channel, "echo", DFLY_FORM_CHECKED);
     char out[4];
@@ -224,7 +224,7 @@ static void a_forked_child_is_refused_and_harms_nobody(void) {
     dfly_channel_free(channel);
 }
 
-static void a_lease_that_cannot_be_says_why(void) {
+static void impossible_lease_gives_its_reason(void) {
     dfly_lease *other;
     dfly_channel *channel;
     dfly_lease_options options;
@@ -245,7 +245,7 @@ static void a_lease_that_cannot_be_says_why(void) {
     dfly_channel_free(first);
 }
 
-static void leases_come_straight_from_nodes_as_far_as_is_allowed(void) {
+static void direct_lease_respects_its_allowance(void) {
     dfly_client *direct;
     dfly_lease *first, *second;
     dfly_allowance_options allowance;
@@ -277,20 +277,20 @@ int main(int argc, char **argv) {
     options.mode = DFLY_MODE_WARM;
     OK(dfly_lease_open(client, &options, &lease));
     OK(dfly_lease_load_library(lease, argv[1], &code));
-    small_and_large_payloads_come_back();
-    an_output_that_does_not_fit_is_kept();
-    buffers_travel_without_a_copy();
-    calls_in_flight_are_answered_in_order();
-    errors_of_functions_have_their_text();
-    a_function_sees_its_deadline();
-    a_worker_that_dies_is_replaced("crash", DFLY_FORM_CHECKED, 0, DFLY_MAYBE_EXECUTED, "SIGSEGV");
-    a_worker_that_dies_is_replaced("overrun", DFLY_FORM_PLAIN, 0, DFLY_MAYBE_EXECUTED, "SIGSEGV");
-    a_worker_that_dies_is_replaced("leave", DFLY_FORM_CHECKED, 0, DFLY_MAYBE_EXECUTED, "status 3");
-    a_worker_that_dies_is_replaced("forever", DFLY_FORM_CHECKED, 50, DFLY_DEADLINE_EXCEEDED, "deadline");
-    pools_wait_call_cancel_and_tell();
-    a_forked_child_is_refused_and_harms_nobody();
-    a_lease_that_cannot_be_says_why();
-    leases_come_straight_from_nodes_as_far_as_is_allowed();
+    small_and_large_payloads_are_returned();
+    output_that_does_not_fit_is_kept();
+    buffers_are_passed_without_a_copy();
+    outstanding_calls_complete_in_order();
+    function_errors_keep_their_text();
+    function_reads_its_deadline();
+    dead_worker_is_replaced("crash", DFLY_FORM_CHECKED, 0, DFLY_MAYBE_EXECUTED, "SIGSEGV");
+    dead_worker_is_replaced("overrun", DFLY_FORM_PLAIN, 0, DFLY_MAYBE_EXECUTED, "SIGSEGV");
+    dead_worker_is_replaced("leave", DFLY_FORM_CHECKED, 0, DFLY_MAYBE_EXECUTED, "status 3");
+    dead_worker_is_replaced("forever", DFLY_FORM_CHECKED, 50, DFLY_DEADLINE_EXCEEDED, "deadline");
+    pool_waits_calls_cancels_and_notifies();
+    forked_child_is_refused();
+    impossible_lease_gives_its_reason();
+    direct_lease_respects_its_allowance();
     OK(dfly_lease_release(lease));
     dfly_channel *channel;
     TRUE(dfly_channel_open(lease, 0, NULL, &channel) != DFLY_OK);

@@ -31,7 +31,7 @@ static double total(uint32_t ranks, size_t i) {
     return sum;
 }
 
-static void reductions_combine_what_all_ranks_have(void) {
+static void reductions_combine_all_ranks(void) {
     const size_t counts[] = {0, 1, 7, 1000, MOST};
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         size_t count = counts[c];
@@ -83,7 +83,7 @@ static void reduce_scatter_gives_each_rank_its_part(void) {
     free(counts), free(own), free(into);
 }
 
-static void every_datatype_has_its_size_and_adds_up(void) {
+static void every_datatype_has_its_size_and_sum(void) {
     int8_t i8 = 1;
     int16_t i16 = -2;
     int32_t i32 = 3;
@@ -128,7 +128,7 @@ static void every_datatype_has_its_size_and_adds_up(void) {
     TRUE(f32[0] == (float)n && f32[1] == 2 * (float)n && f64[0] == n && f64[1] == -3 * n);
 }
 
-static void the_largest_value_is_told_with_its_place(void) {
+static void max_at_returns_value_and_index(void) {
     struct {
         double value;
         int64_t place;
@@ -162,7 +162,7 @@ static void longest(void *user, const void *left, void *right, size_t count, uin
     }
 }
 
-static void operations_of_the_programs_own_are_called(void) {
+static void user_operations_are_called(void) {
     uint32_t product, farthest;
     int32_t called;
     OK(dfly_operation_create(multiply, &used, false, &product));
@@ -200,7 +200,7 @@ static void operations_of_the_programs_own_are_called(void) {
     OK(dfly_operation_free(farthest));
 }
 
-static void blocks_of_one_length_go_where_they_belong(void) {
+static void equal_blocks_are_placed(void) {
     enum { EACH = 5 };
     double *all = malloc(size * EACH * sizeof *all), own[EACH];
     for (uint32_t root = 0; root < size; root++) {
@@ -241,7 +241,7 @@ static void blocks_of_one_length_go_where_they_belong(void) {
     free(all);
 }
 
-static void blocks_of_any_length_go_where_they_belong(void) {
+static void unequal_blocks_are_placed(void) {
     size_t *counts = malloc(size * sizeof *counts), *places = malloc(size * sizeof *places), whole = 0;
     for (uint32_t r = 0; r < size; r++) {
         counts[r] = r + 1;
@@ -324,7 +324,7 @@ static void messages_arrive_in_order_by_source_and_tag(void) {
     OK(dfly_group_barrier(group, NULL));
 }
 
-static void what_goes_on_in_the_background_ends(void) {
+static void background_operations_complete(void) {
     uint32_t next = (rank + 1) % size, last = (rank + size - 1) % size;
     double *out = elements(MOST), *in = calloc(MOST, sizeof *in), sum = rank, all = 0;
     dfly_request *requests[4];
@@ -415,7 +415,7 @@ static void parts_of_a_group_are_groups(void) {
     dfly_group_free(part), dfly_group_free(none), dfly_group_free(copy);
 }
 
-static void misuse_is_an_error_and_harms_nothing(void) {
+static void misuse_is_an_error(void) {
     double out[2] = {1, 2}, in[2];
     size_t huge[1] = {SIZE_MAX};
     dfly_request *request = (dfly_request *)&request;
@@ -528,17 +528,17 @@ int main(int argc, char **argv) {
         TRUE(sum == (size - 1) * (size - 2) / 2);
         dfly_group_free(rest);
     } else {
-        reductions_combine_what_all_ranks_have();
+        reductions_combine_all_ranks();
         reduce_scatter_gives_each_rank_its_part();
-        every_datatype_has_its_size_and_adds_up();
-        the_largest_value_is_told_with_its_place();
-        operations_of_the_programs_own_are_called();
-        blocks_of_one_length_go_where_they_belong();
-        blocks_of_any_length_go_where_they_belong();
+        every_datatype_has_its_size_and_sum();
+        max_at_returns_value_and_index();
+        user_operations_are_called();
+        equal_blocks_are_placed();
+        unequal_blocks_are_placed();
         messages_arrive_in_order_by_source_and_tag();
-        what_goes_on_in_the_background_ends();
+        background_operations_complete();
         parts_of_a_group_are_groups();
-        misuse_is_an_error_and_harms_nothing();
+        misuse_is_an_error();
     }
     dfly_group_free(group);
     printf("all held on %u of %u\n", rank, size);

@@ -84,7 +84,7 @@ void datatypes_are_deduced(const dayfly::group &group) {
     HOLDS(group.allreduce(dayfly::with_place<std::int64_t>{7, group.rank()}, operation::min_at).place == 0);
 }
 
-void buffers_are_whatever_has_elements_in_a_row(const dayfly::group &group) {
+void contiguous_containers_are_buffers(const dayfly::group &group) {
     const std::uint32_t next = (group.rank() + 1) % group.size();
     const std::uint32_t last = (group.rank() + group.size() - 1) % group.size();
     double array[3] = {1.0 * group.rank(), 2, 3}, came[5];
@@ -109,7 +109,7 @@ void buffers_are_whatever_has_elements_in_a_row(const dayfly::group &group) {
     group.barrier();
 }
 
-void collectives_move_what_they_should(const dayfly::group &group) {
+void collectives_move_the_expected_elements(const dayfly::group &group) {
     const std::uint32_t rank = group.rank(), size = group.size(), root = size - 1;
     const std::vector<double> own = elements(rank, 5);
     std::vector<double> all, part(5), sums = total(size, 5);
@@ -235,7 +235,7 @@ void requests_end_and_can_be_cancelled(const dayfly::group &group) {
     HOLDS(in == elements(last, in.size()));
 }
 
-void every_collective_goes_on_in_the_background_too(const dayfly::group &group) {
+void every_collective_runs_in_the_background(const dayfly::group &group) {
     const std::vector<std::size_t> ones(group.size(), 1);
     const std::vector<double> own = elements(group.rank(), group.size());
     const double one = own[0];
@@ -351,11 +351,11 @@ int main(int argc, char **argv) try {
         die(group);
     } else {
         datatypes_are_deduced(group);
-        buffers_are_whatever_has_elements_in_a_row(group);
-        collectives_move_what_they_should(group);
+        contiguous_containers_are_buffers(group);
+        collectives_move_the_expected_elements(group);
         functions_are_operations(group);
         requests_end_and_can_be_cancelled(group);
-        every_collective_goes_on_in_the_background_too(group);
+        every_collective_runs_in_the_background(group);
         parts_are_groups(group);
         misuse_is_thrown(group);
     }

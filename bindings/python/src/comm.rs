@@ -8,8 +8,10 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use dayfly_comm::membership::Membership;
-use dayfly_comm::road::{Lost, Road, Via};
-use dayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, Operation, Options, World};
+use dayfly_comm::{
+    ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, LostRanks, Operation, Options, PeerConnection,
+    Route, World,
+};
 use dayfly_protocol::error::Failure;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -119,7 +121,7 @@ impl Communicator {
     /// Returns a group of one rank.
     #[staticmethod]
     fn alone(py: Python<'_>) -> PyResult<Self> {
-        let formed = Inner::form(0, 1, vec![None], Arc::new(Lost::default()), Options::default());
+        let formed = Inner::form(0, 1, vec![None], Arc::new(LostRanks::default()), Options::default());
         Ok(Self {
             inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
             hosts: vec![0],
@@ -132,21 +134,27 @@ impl Communicator {
     /// processes of one host or over a trusted network.
     #[staticmethod]
     fn over(py: Python<'_>, rank: u32, sockets: Vec<RawFd>, remote: bool) -> PyResult<Self> {
-        let road = |socket: RawFd| {
+        let connection = |socket: RawFd| {
             // SAFETY: the caller transfers ownership of the descriptor.
             let owned = (socket >= 0).then(|| unsafe { OwnedFd::from_raw_fd(socket) })?;
             Some(match remote {
-                true => Road::Remote {
+                true => PeerConnection::Remote {
                     socket: owned.into(),
                     session: None,
-                    via: Via::Direct,
+                    route: Route::Direct,
                 },
-                false => Road::Local(owned.into()),
+                false => PeerConnection::Local(owned.into()),
             })
         };
         let size = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
-        let roads: Vec<Option<Road>> = sockets.into_iter().map(road).collect();
-        let formed = Inner::form(rank, size, roads, Arc::new(Lost::default()), Options::default());
+        let connections: Vec<Option<PeerConnection>> = sockets.into_iter().map(connection).collect();
+        let formed = Inner::form(
+            rank,
+            size,
+            connections,
+            Arc::new(LostRanks::default()),
+            Options::default(),
+        );
         Ok(Self {
             inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
             hosts: if remote {
@@ -187,7 +195,7 @@ impl Communicator {
     #[getter]
     fn ways(&self, py: Python<'_>) -> PyResult<Vec<Option<&'static str>>> {
         self.with(py, |inner| {
-            Ok(inner.ways().into_iter().map(|way| way.map(Via::name)).collect())
+            Ok(inner.routes().into_iter().map(|way| way.map(Route::name)).collect())
         })
     }
 

@@ -64,6 +64,6 @@ impl Objects {
 /// Deletes the objects that the ranks of a group left in a store.
 #[pyfunction]
 pub fn clear_store(py: Python<'_>, url: &str, group: &str) -> PyResult<()> {
-    py.detach(|| dayfly_comm::stored::clear(&StoreUrl::parse(url)?, group))
+    py.detach(|| dayfly_comm::store_route::clear(&StoreUrl::parse(url)?, group))
         .map_err(|failure| raise(py, failure.code, &failure.message))
 }

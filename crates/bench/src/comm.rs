@@ -13,8 +13,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_comm::road::{Lost, Road, Via};
 use dayfly_comm::{Communicator, Datatype, Operation, Options};
+use dayfly_comm::{LostRanks, PeerConnection, Route};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -217,9 +217,9 @@ fn failed(what: impl std::fmt::Display) -> Error {
     Error::Subject(what.to_string())
 }
 
-/// For each rank its roads.
-fn roads(ranks: usize, tcp: bool) -> Result<Vec<Vec<Option<Road>>>> {
-    let mut all: Vec<Vec<Option<Road>>> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
+/// For each rank its connections.
+fn connections(ranks: usize, tcp: bool) -> Result<Vec<Vec<Option<PeerConnection>>>> {
+    let mut all: Vec<Vec<Option<PeerConnection>>> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
     for pair in 0..ranks * ranks {
         let (low, high) = (pair / ranks, pair % ranks);
         if low < high {
@@ -230,7 +230,7 @@ fn roads(ranks: usize, tcp: bool) -> Result<Vec<Vec<Option<Road>>>> {
                 (remote(one), remote(listener.accept().map_err(Error::os("accept"))?.0))
             } else {
                 let (one, other) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
-                (Road::Local(one), Road::Local(other))
+                (PeerConnection::Local(one), PeerConnection::Local(other))
             };
             all[low][high] = Some(one);
             all[high][low] = Some(other);
@@ -239,11 +239,11 @@ fn roads(ranks: usize, tcp: bool) -> Result<Vec<Vec<Option<Road>>>> {
     Ok(all)
 }
 
-fn remote(socket: TcpStream) -> Road {
-    Road::Remote {
+fn remote(socket: TcpStream) -> PeerConnection {
+    PeerConnection::Remote {
         socket,
         session: None,
-        via: Via::Direct,
+        route: Route::Direct,
     }
 }
 
@@ -317,13 +317,13 @@ fn agree(comm: &Communicator, value: usize) -> Result<usize> {
 
 /// Runs each rank in its own process. Returns rank 0's times.
 pub(crate) fn ours(plan: &Plan) -> Result<Vec<f64>> {
-    let mut roads = roads(plan.ranks, plan.tcp)?;
+    let mut connections = connections(plan.ranks, plan.tcp)?;
     // Moved, so that the parent's copies close too: a rank must notice that its peers have ended.
     let found = forked(plan.ranks, move |rank| {
         pin(rank);
-        let own = std::mem::take(&mut roads[rank]);
-        roads.clear();
-        let lost = Arc::new(Lost::default());
+        let own = std::mem::take(&mut connections[rank]);
+        connections.clear();
+        let lost = Arc::new(LostRanks::default());
         let options = Options {
             table: plan.table,
             ..Options::default()
@@ -379,14 +379,14 @@ fn die_with(parent: u32) {
 /// Runs each rank in its own interpreter, which inherits its sockets.
 fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>> {
     let mut children = Vec::new();
-    for (rank, roads) in roads(plan.ranks, plan.tcp)?.into_iter().enumerate() {
-        let socket = |road: &Option<Road>| match road {
-            Some(Road::Local(socket) | Road::Carried { socket, .. }) => socket.as_raw_fd(),
-            Some(Road::Remote { socket, .. }) => socket.as_raw_fd(),
-            Some(Road::Stored { socket, .. }) => socket.as_raw_fd(),
+    for (rank, connections) in connections(plan.ranks, plan.tcp)?.into_iter().enumerate() {
+        let socket = |connection: &Option<PeerConnection>| match connection {
+            Some(PeerConnection::Local(socket) | PeerConnection::Carried { socket, .. }) => socket.as_raw_fd(),
+            Some(PeerConnection::Remote { socket, .. }) => socket.as_raw_fd(),
+            Some(PeerConnection::Stored { socket, .. }) => socket.as_raw_fd(),
             None => -1,
         };
-        let sockets: Vec<RawFd> = roads.iter().map(socket).collect();
+        let sockets: Vec<RawFd> = connections.iter().map(socket).collect();
         let words: Vec<String> = sockets.iter().map(ToString::to_string).collect();
         let transport = if plan.tcp { "tcp" } else { "shm" };
         let mut command = Command::new(python);
@@ -406,7 +406,7 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
         unsafe { command.pre_exec(inherit) };
         children.push(command.spawn().map_err(Error::os("start Python"))?);
         // Only the rank keeps them open, so that the others notice its end.
-        drop(roads);
+        drop(connections);
     }
     let mut results = Vec::new();
     for (number, child) in children.into_iter().enumerate() {

@@ -60,7 +60,7 @@ pub struct Arguments {
     fabric: Option<String>,
     /// Connect two ranks when one first needs the other, instead of all ranks at the start
     #[arg(long)]
-    lazily: bool,
+    lazy_connect: bool,
     /// Isolation of the ranks [default: the site's default]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Option<Level>,
@@ -156,7 +156,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
         command.arg("--sandbox").arg(Sandbox::from(sandbox).name());
     }
     let switches = [
-        ("--lazily", arguments.lazily),
+        ("--lazy-connect", arguments.lazy_connect),
         ("--network", arguments.network),
         ("--no-label", arguments.no_label),
         ("--json", global.json),

@@ -26,7 +26,7 @@ pub fn copy(from: &[u8], into: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn long_and_short_blocks_are_copied_whole() {
+    fn blocks_of_every_length_are_copied_whole() {
         for length in [0, 1, 65_535, 65_536, 100_001] {
             let from: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
             let mut into = vec![0; length];

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::stored::OBJECT_BYTES;
+use crate::store_route::OBJECT_BYTES;
 use crate::table::Table;
 
 /// Seconds of a month, as stores bill it: 730 hours.

@@ -44,7 +44,7 @@ fn at(operation: Operation, ranks: u32, bytes: u64, channel: &Measured, prices: 
 
 proptest! {
     #[test]
-    fn slower_channels_and_higher_prices_never_make_an_operation_better(
+    fn slower_or_dearer_channel_never_improves_an_operation(
         operation in operation(), ranks in 1u32..5000, bytes in 0u64..1 << 36, factor in 1.0f64..100.0,
     ) {
         let usual = at(operation, ranks, bytes, &BUCKET, &PRICES);
@@ -65,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn more_bytes_never_take_less_time_with_one_algorithm(operation in operation(), ranks in 2u32..200, bytes in 0u64..1 << 30) {
+    fn more_bytes_never_take_less_time(operation in operation(), ranks in 2u32..200, bytes in 0u64..1 << 30) {
         let table = Table { bcast_scatter: usize::MAX, allgather_ring: usize::MAX, alltoall_pairwise: usize::MAX,
             allreduce_halving: usize::MAX, ..Table::default() };
         let take = |bytes| predict(operation, ranks, bytes, &table, &BUCKET, &PRICES);
@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_chosen_is_no_worse_than_anything_else(
+    fn chosen_channel_is_no_worse_than_others(
         found in prop::collection::vec((0.0f64..100.0, 0.0f64..100.0), 0..8), limit in 0u64..100,
     ) {
         let found: Vec<Prediction> =
@@ -99,7 +99,7 @@ proptest! {
 }
 
 #[test]
-fn a_message_takes_its_latency_and_the_time_of_its_bytes() {
+fn message_time_is_latency_plus_transfer() {
     let found = at(Operation::Pingpong, 2, 100_000_000, &BUCKET, &Prices::default());
     assert!((found.seconds - (2.0 * 0.020 + 2.0)).abs() < 1e-9);
     // 100 MB are 24 objects of 4 MiB.
@@ -110,7 +110,7 @@ fn a_message_takes_its_latency_and_the_time_of_its_bytes() {
 }
 
 #[test]
-fn a_tree_has_as_many_rounds_as_its_ranks_have_bits() {
+fn tree_rounds_are_log2_of_ranks() {
     let rounds = |operation, ranks| at(operation, ranks, 8, &BUCKET, &PRICES).seconds / BUCKET.latency_s;
     for (ranks, steps) in [(2, 1.0), (3, 2.0), (8, 3.0), (64, 6.0)] {
         assert!((rounds(Operation::Barrier, ranks) - steps).abs() < 1e-6, "{ranks}");
@@ -120,13 +120,13 @@ fn a_tree_has_as_many_rounds_as_its_ranks_have_bits() {
 }
 
 #[test]
-fn a_group_of_one_takes_and_pays_nothing() {
+fn group_of_one_costs_nothing() {
     let found = at(Operation::Allreduce, 1, 1 << 20, &BUCKET, &PRICES);
     assert_eq!((found.seconds, found.puts, found.price), (0.0, 0.0, 0.0));
 }
 
 #[test]
-fn waiting_ranks_make_cheap_requests_dear() {
+fn waiting_ranks_add_to_the_cost() {
     let free = Prices {
         rank_hour: 10.0,
         ..Prices::default()

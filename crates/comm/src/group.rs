@@ -7,19 +7,19 @@ use dayfly_fabric::libfabric::Choice;
 use dayfly_protocol::error::{Code, Failure};
 
 use crate::collective::Hosts;
-use crate::engine::{Core, Engine, Record};
+use crate::connect_queue::ConnectQueue;
+use crate::engine::{CommunicatorRecord, Engine, SharedEngine};
 use crate::options::Options;
-use crate::road::{Lost, Road, Via};
-use crate::switchboard::Switchboard;
 use crate::table::Table;
-use crate::wire::{Greeting, Link, StreamLink};
+use crate::wire::{PeerTransport, ShmHandshake, StreamTransport};
+use crate::{LostRanks, PeerConnection, Route};
 
 /// A group of ranks, seen from one of them. Any thread may use it; one thread at a time has it and others wait.
 ///
 /// Dropping the last communicator of a rank announces to the others that it leaves.
 #[derive(Debug)]
 pub struct Communicator {
-    pub(crate) core: Arc<Core>,
+    pub(crate) engine: Arc<SharedEngine>,
     /// Index of its record in the engine.
     pub(crate) record: usize,
     pub(crate) context: u32,
@@ -34,49 +34,56 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Forms a communicator of all ranks from a road to each other rank (`None` for this one). All ranks must call it.
+    /// Forms a communicator of all ranks from a connection to each other rank (`None` for this one). All ranks must
+    /// call it.
     ///
     /// # Errors
-    /// When another rank sends no greeting within the options' deadline, has another version, or the system is out of
+    /// When another rank sends no handshake within the options' deadline, has another version, or the system is out of
     /// memory or descriptors.
     pub fn form(
         rank: u32,
         size: u32,
-        roads: Vec<Option<Road>>,
-        lost: Arc<Lost>,
+        connections: Vec<Option<PeerConnection>>,
+        lost: Arc<LostRanks>,
         options: Options,
     ) -> Result<Self, Failure> {
-        if rank >= size || roads.len() != size as usize {
+        if rank >= size || connections.len() != size as usize {
             return Err(Failure::new(
                 Code::InvalidRequest,
-                format!("rank {rank} of {size} with {} roads is no group", roads.len()),
+                format!(
+                    "rank {rank} of {size} with {} connections is no group",
+                    connections.len()
+                ),
             ));
         }
         let until = Instant::now() + options.deadline;
         let sleeps = options.spin.is_some();
-        let vias = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
-        let mut links: Vec<Option<Link>> = Vec::with_capacity(roads.len());
+        let routes = connections
+            .iter()
+            .map(|connection| connection.as_ref().map(PeerConnection::route))
+            .collect();
+        let mut transports: Vec<Option<PeerTransport>> = Vec::with_capacity(connections.len());
         let (mut greetings, mut remote) = (Vec::new(), Vec::new());
-        for (peer, road) in (0..).zip(roads) {
-            if matches!(road, Some(Road::Remote { .. })) {
+        for (peer, connection) in (0..).zip(connections) {
+            if matches!(connection, Some(PeerConnection::Remote { .. })) {
                 remote.push(peer);
             }
-            links.push(match road {
+            transports.push(match connection {
                 None => None,
-                Some(Road::Local(socket)) => {
-                    greetings.push((peer, Greeting::send(rank, peer, socket, sleeps)?));
+                Some(PeerConnection::Local(socket)) => {
+                    greetings.push((peer, ShmHandshake::send(rank, peer, socket, sleeps)?));
                     None
                 }
-                Some(road) => Some(Link::Stream(stream(peer, road)?)),
+                Some(connection) => Some(PeerTransport::Stream(stream(peer, connection)?)),
             });
         }
         if let Some(fabric) = options.fabric {
-            over_fabric(&mut links, &remote, fabric)?;
+            over_fabric(&mut transports, &remote, fabric)?;
         }
-        for (peer, greeting) in greetings {
-            links[peer as usize] = Some(Link::Shm(greeting.finish(until)?));
+        for (peer, handshake) in greetings {
+            transports[peer as usize] = Some(PeerTransport::Shm(handshake.finish(until)?));
         }
-        Ok(Self::over(Engine::new(rank, links, vias, lost, options)?))
+        Ok(Self::over(Engine::new(rank, transports, routes, lost, options)?))
     }
 
     /// Forms a communicator of all ranks, in which two ranks connect when one first needs the other. All ranks must
@@ -87,14 +94,14 @@ impl Communicator {
     pub fn form_lazily(
         rank: u32,
         size: u32,
-        board: Arc<Switchboard>,
-        lost: Arc<Lost>,
+        queue: Arc<ConnectQueue>,
+        lost: Arc<LostRanks>,
         options: Options,
     ) -> Result<Self, Failure> {
-        let links = (0..size).map(|_| None).collect();
-        let vias = vec![None; size as usize];
-        let mut engine = Engine::new(rank, links, vias, lost, options)?;
-        engine.connect_lazily(board);
+        let transports = (0..size).map(|_| None).collect();
+        let routes = vec![None; size as usize];
+        let mut engine = Engine::new(rank, transports, routes, lost, options)?;
+        engine.connect_lazily(queue);
         Ok(Self::over(engine))
     }
 
@@ -103,7 +110,9 @@ impl Communicator {
         let hosts_of_all: Arc<[u32]> = engine.options.hosts.as_slice().into();
         let context = engine.next_context;
         engine.next_context += 1;
-        engine.records.push(Record::new(context, members.clone()));
+        engine
+            .communicators
+            .push(CommunicatorRecord::new(context, members.clone()));
         Self {
             record: 0,
             context,
@@ -112,20 +121,20 @@ impl Communicator {
             hosts_of_all,
             members,
             table: engine.options.table,
-            core: Arc::new(Core::new(engine)),
+            engine: Arc::new(SharedEngine::new(engine)),
         }
     }
 
     /// How the bytes to each rank travel; `None` for this rank, and for ranks that are not connected yet.
-    pub fn ways(&self) -> Vec<Option<Via>> {
-        let mut held = self.core.hold();
-        let engine = held.engine();
-        self.members.iter().map(|member| engine.via(*member)).collect()
+    pub fn routes(&self) -> Vec<Option<Route>> {
+        let mut guard = self.engine.lock();
+        let engine = guard.engine();
+        self.members.iter().map(|member| engine.route(*member)).collect()
     }
 
     /// The libfabric provider for a rank of the whole group; `None` if the bytes do not go over libfabric.
     pub fn fabric(&self, rank: u32) -> Option<Choice> {
-        self.core.hold().engine().fabric(rank)
+        self.engine.lock().engine().fabric(rank)
     }
 
     /// This rank in the communicator, from 0.
@@ -144,51 +153,57 @@ impl Communicator {
     }
 }
 
-/// A link over the byte stream of a road.
-fn stream(peer: u32, road: Road) -> Result<StreamLink, Failure> {
-    match road {
-        Road::Remote { socket, session, .. } => StreamLink::new(peer, socket, session),
-        Road::Stored { socket, session } => StreamLink::stored(peer, socket, session),
-        Road::Carried { socket, near, .. } => StreamLink::carried(peer, socket, near),
-        Road::Local(socket) => StreamLink::carried(peer, socket, true),
+/// A transport over the byte stream of a connection.
+fn stream(peer: u32, connection: PeerConnection) -> Result<StreamTransport, Failure> {
+    match connection {
+        PeerConnection::Remote { socket, session, .. } => StreamTransport::new(peer, socket, session),
+        PeerConnection::Stored { socket, session } => StreamTransport::stored(peer, socket, session),
+        PeerConnection::Carried { socket, near, .. } => StreamTransport::carried(peer, socket, near),
+        PeerConnection::Local(socket) => StreamTransport::carried(peer, socket, true),
     }
 }
 
-/// Makes a link over a new road. The other rank does the same.
-pub(crate) fn link(rank: u32, peer: u32, road: Road, options: &Options, until: Instant) -> Result<Link, Failure> {
-    match road {
-        Road::Local(socket) => {
-            let greeting = Greeting::send(rank, peer, socket, options.spin.is_some())?;
-            greeting.finish(until).map(Link::Shm)
+/// Makes a transport over a new connection. The other rank does the same.
+pub(crate) fn open_transport(
+    rank: u32,
+    peer: u32,
+    connection: PeerConnection,
+    options: &Options,
+    until: Instant,
+) -> Result<PeerTransport, Failure> {
+    match connection {
+        PeerConnection::Local(socket) => {
+            let handshake = ShmHandshake::send(rank, peer, socket, options.spin.is_some())?;
+            handshake.finish(until).map(PeerTransport::Shm)
         }
-        Road::Remote { .. } => {
-            let link = stream(peer, road)?;
-            let link = match options.fabric {
-                Some(fabric) => link.over_fabric(fabric)?,
-                None => link,
+        PeerConnection::Remote { .. } => {
+            let transport = stream(peer, connection)?;
+            let transport = match options.fabric {
+                Some(fabric) => transport.over_fabric(fabric)?,
+                None => transport,
             };
-            Ok(Link::Stream(link))
+            Ok(PeerTransport::Stream(transport))
         }
-        road => stream(peer, road).map(Link::Stream),
+        connection => stream(peer, connection).map(PeerTransport::Stream),
     }
 }
 
-/// Moves the links to these ranks to libfabric, where both ends have it; all at once, since each waits for its other
-/// end.
-fn over_fabric(links: &mut [Option<Link>], remote: &[u32], fabric: Choice) -> Result<(), Failure> {
-    let change = |link| match link {
-        Some(Link::Stream(link)) => link.over_fabric(fabric).map(Link::Stream).map(Some),
+/// Moves the transports to these ranks to libfabric, where both ends have it; all at once, since each waits for its
+/// other end.
+fn over_fabric(transports: &mut [Option<PeerTransport>], remote: &[u32], fabric: Choice) -> Result<(), Failure> {
+    let change = |transport| match transport {
+        Some(PeerTransport::Stream(transport)) => transport.over_fabric(fabric).map(PeerTransport::Stream).map(Some),
         other => Ok(other),
     };
     std::thread::scope(|scope| {
         let mut changing = Vec::with_capacity(remote.len());
         for peer in remote {
-            let link = links[*peer as usize].take();
-            changing.push((*peer, scope.spawn(move || change(link))));
+            let transport = transports[*peer as usize].take();
+            changing.push((*peer, scope.spawn(move || change(transport))));
         }
         for (peer, changed) in changing {
             let changed = changed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            links[peer as usize] = changed?;
+            transports[peer as usize] = changed?;
         }
         Ok(())
     })
@@ -196,8 +211,8 @@ fn over_fabric(links: &mut [Option<Link>], remote: &[u32], fabric: Choice) -> Re
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let mut held = self.core.hold();
-        if let Some(record) = held.engine().records.get_mut(self.record) {
+        let mut guard = self.engine.lock();
+        if let Some(record) = guard.engine().communicators.get_mut(self.record) {
             record.open = false;
         }
     }

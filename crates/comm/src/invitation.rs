@@ -61,7 +61,7 @@ pub struct Invitation {
     /// Equal on all ranks. Requires `trust_fabric`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<String>,
-    /// URL of a store for pairs without another way, or for all pairs: `s3://bucket/prefix`, `redis://host:port`,
+    /// URL of a store for pairs without another route, or for all pairs: `s3://bucket/prefix`, `redis://host:port`,
     /// `rediss://`, `file:///directory`. Equal on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
@@ -70,7 +70,7 @@ pub struct Invitation {
     pub channel: Channel,
     /// Whether two ranks connect when one first needs the other, instead of all at once; equal on all ranks.
     #[serde(default)]
-    pub lazily: bool,
+    pub lazy_connect: bool,
 }
 
 fn half_a_minute() -> u64 {
@@ -148,13 +148,13 @@ impl Invitation {
             } else {
                 Trust::Nobody
             },
-            alike: self.tables.as_ref().map_or(0, Tables::digest)
+            settings_digest: self.tables.as_ref().map_or(0, Tables::digest)
                 ^ self.fabric.as_ref().map_or(0, |fabric| digest(fabric.as_bytes()))
-                ^ if self.lazily { digest(b"lazily") } else { 0 },
+                ^ if self.lazy_connect { digest(b"lazy_connect") } else { 0 },
             patience: Duration::from_secs(self.patience_s),
             store: self.store.as_deref().map(StoreUrl::parse).transpose()?,
             channel: self.channel,
-            lazily: self.lazily,
+            lazy_connect: self.lazy_connect,
             ..JoinOptions::new(self.rendezvous.clone(), self.name.clone(), secret, self.size)
         })
     }
@@ -197,8 +197,8 @@ impl World {
         let Joined {
             rank,
             size,
-            roads,
-            board,
+            connections,
+            queue,
             only_stored,
             hosts,
             lost,
@@ -210,9 +210,9 @@ impl World {
             hosts: if only_stored { Vec::new() } else { hosts.clone() },
             ..options
         };
-        let communicator = match board {
-            Some(board) => Communicator::form_lazily(rank, size, board, lost, options)?,
-            None => Communicator::form(rank, size, roads, lost, options)?,
+        let communicator = match queue {
+            Some(queue) => Communicator::form_lazily(rank, size, queue, lost, options)?,
+            None => Communicator::form(rank, size, connections, lost, options)?,
         };
         Ok(Self {
             communicator,
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_invitation_says_no_more_than_is_needed_and_nothing_that_is_unknown() {
+    fn invitation_omits_defaults_and_rejects_unknown_fields() {
         let short = r#"{"rendezvous":"127.0.0.1:7","name":"n","secret":"00","size":2}"#;
         let read = Invitation::from_json(short).unwrap();
         assert_eq!((read.rank, read.patience_s, read.spin_us), (None, 30, None));

@@ -36,12 +36,13 @@
 //!
 //! [`join`](join()) leads from a name and a secret to connections. It has these parts:
 //!
-//! - [`connect`] tries the ways between each two ranks: shared memory within a host, TCP, TCP through NATs by
-//!   simultaneous open, a relay, and a store ([`stored`]). Both ends prove that they know the group's secret, and
+//! - [`connect`] tries the routes between each two ranks: shared memory within a host, TCP, TCP through NATs by
+//!   simultaneous open, a relay, and a store ([`store_route`]). Both ends prove that they know the group's secret, and
 //!   encrypt what leaves a host unless the network is trusted.
-//! - [`road`] is the result: one authenticated connection for each pair of ranks, and the list of lost ranks.
+//! - [`PeerConnection`] is the result: one authenticated connection for each pair of ranks, with its [`Route`];
+//!   [`LostRanks`] lists the lost ranks.
 //! - [`membership`] sends heartbeats to the rendezvous ([`dayfly_rendezvous`]) and receives losses.
-//! - [`switchboard`] connects two ranks only when one first needs the other, if the group connects lazily.
+//! - [`connect_queue`] holds the requests to connect two ranks, if the group connects on demand.
 //! - [`connector`] joins for ranks in a sandbox without a network, and carries their bytes.
 //!
 //! [`cost`] predicts time and price of an operation over each channel.
@@ -51,30 +52,35 @@ pub mod connector;
 pub mod cost;
 pub mod invitation;
 pub mod join;
+mod lost_ranks;
 pub mod membership;
-pub mod road;
-pub mod stored;
+mod peer_connection;
+mod route;
+pub mod store_route;
 
-mod book;
 mod collective;
+pub mod connect_queue;
 mod copy;
 pub mod datatype;
 mod engine;
 mod group;
+mod matching;
 mod message;
 mod nonblocking;
 pub mod operation;
 pub mod options;
 mod shrink;
-pub mod switchboard;
 pub mod table;
 mod wire;
 
-pub use book::{ANY_SOURCE, ANY_TAG, Status};
 pub use datatype::Datatype;
 pub use group::Communicator;
 pub use invitation::{GROUP_VARIABLE, Invitation, World};
 pub use join::{Channel, JoinOptions, Joined, join};
+pub use lost_ranks::LostRanks;
+pub use matching::{ANY_SOURCE, ANY_TAG, Status};
 pub use nonblocking::{Request, Scope};
 pub use operation::Operation;
 pub use options::Options;
+pub use peer_connection::PeerConnection;
+pub use route::Route;

@@ -6,13 +6,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::client::RendezvousClient;
 use dayfly_rendezvous::messages::ToRank;
 use dayfly_rendezvous::socket::timespec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use crate::road::Lost;
-use crate::stored::Stored;
+use crate::LostRanks;
+use crate::store_route::StoreRoute;
 
 /// Longest wait of the thread.
 const LONG: Duration = Duration::from_secs(60);
@@ -22,11 +22,11 @@ const STACK: usize = 512 << 10;
 /// A rank's place in its group. Dropping it leaves the group; the others treat that as the end of the rank's work, not
 /// as a loss.
 ///
-/// If the rendezvous fails, the group goes on; then a lost rank is noticed only by its broken roads.
+/// If the rendezvous fails, the group goes on; then a lost rank is noticed only by its broken connections.
 #[derive(Debug)]
 pub struct Membership {
     /// Ends before the rank leaves: while sent bytes are being stored, it reports losses.
-    stored: Option<Arc<Stored>>,
+    stored: Option<Arc<StoreRoute>>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     /// The process that started the thread. A forked child has neither the thread nor a place in the group.
@@ -34,19 +34,23 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Keeps a connection and adds reported losses to `lost`. Also keeps the store of the roads.
-    pub(crate) fn keep(contact: Contact, lost: Arc<Lost>, stored: Option<Arc<Stored>>) -> Result<Self, Failure> {
-        Ok(Self::attended(move |stopped| attend(contact, &lost, stopped))?.with_store(stored))
+    /// Keeps a connection and adds reported losses to `lost`. Also keeps the store of the connections.
+    pub(crate) fn keep(
+        rendezvous: RendezvousClient,
+        lost: Arc<LostRanks>,
+        stored: Option<Arc<StoreRoute>>,
+    ) -> Result<Self, Failure> {
+        Ok(Self::start(move |stopped| keep_alive(rendezvous, &lost, stopped))?.with_store(stored))
     }
 
-    /// Sets the store of the roads.
-    pub(crate) fn with_store(mut self, stored: Option<Arc<Stored>>) -> Self {
+    /// Sets the store of the connections.
+    pub(crate) fn with_store(mut self, stored: Option<Arc<StoreRoute>>) -> Self {
         self.stored = stored;
         self
     }
 
-    /// Runs `attend` in a thread. Its descriptor becomes readable when the membership is dropped.
-    pub(crate) fn attended(attend: impl FnOnce(&OwnedFd) + Send + 'static) -> Result<Self, Failure> {
+    /// Runs `work` in a thread. Its descriptor becomes readable when the membership is dropped.
+    pub(crate) fn start(work: impl FnOnce(&OwnedFd) + Send + 'static) -> Result<Self, Failure> {
         let failed = |error| {
             Failure::new(
                 Code::Internal,
@@ -59,7 +63,7 @@ impl Membership {
         let thread = std::thread::Builder::new()
             .name("heartbeat".into())
             .stack_size(STACK)
-            .spawn(move || attend(&stopped))
+            .spawn(move || work(&stopped))
             .map_err(failed)?;
         Ok(Self {
             stored: None,
@@ -87,33 +91,36 @@ impl Drop for Membership {
 }
 
 /// Keeps the connection until the rank leaves or the rendezvous fails.
-pub(crate) fn attend(mut contact: Contact, lost: &Lost, stop: &OwnedFd) {
+pub(crate) fn keep_alive(mut rendezvous: RendezvousClient, lost: &LostRanks, stop: &OwnedFd) {
     loop {
-        let sound = contact.pump();
+        let sound = rendezvous.pump();
         // Messages from before its end count.
-        while let Ok(Some(message)) = contact.take() {
+        while let Ok(Some(message)) = rendezvous.take() {
             if let ToRank::Lost { rank, reason } = message {
                 lost.add_gone(rank, reason);
             }
         }
-        if sound.is_err() || contact.has_ended() {
+        if sound.is_err() || rendezvous.has_ended() {
             return;
         }
-        let wake = contact
+        let wake = rendezvous
             .next_ping()
             .map_or(LONG, |at| at.saturating_duration_since(Instant::now()));
-        let flags = if contact.wants_write() {
+        let flags = if rendezvous.wants_write() {
             PollFlags::IN | PollFlags::OUT
         } else {
             PollFlags::IN
         };
-        let mut polled = [PollFd::new(contact.socket(), flags), PollFd::new(stop, PollFlags::IN)];
+        let mut polled = [
+            PollFd::new(rendezvous.socket(), flags),
+            PollFd::new(stop, PollFlags::IN),
+        ];
         match poll(&mut polled, Some(&timespec(wake))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
         if !polled[1].revents().is_empty() {
-            contact.leave(None);
+            rendezvous.leave(None);
             return;
         }
     }

@@ -2,15 +2,15 @@
 
 use dayfly_protocol::error::{Code, Failure};
 
-use crate::book::{ANY_SOURCE, ANY_TAG, Status};
-use crate::engine::{Address, Held, Patience, Started};
+use crate::engine::{EngineGuard, Started, WaitState};
 use crate::group::Communicator;
+use crate::matching::{ANY_SOURCE, ANY_TAG, MatchKey, Status};
 
 impl Communicator {
     /// The address of a user's message.
     #[inline]
-    fn address(&self, tag: u32) -> Address {
-        Address {
+    fn address(&self, tag: u32) -> MatchKey {
+        MatchKey {
             context: self.context,
             tag,
             call: 0,
@@ -37,12 +37,12 @@ impl Communicator {
         }
     }
 
-    pub(crate) fn send_address(&self, to: u32, tag: u32) -> Result<(u32, Address), Failure> {
+    pub(crate) fn send_key(&self, to: u32, tag: u32) -> Result<(u32, MatchKey), Failure> {
         check_tag(tag)?;
         Ok((self.world(to)?, self.address(tag)))
     }
 
-    pub(crate) fn receive_address(&self, from: u32, tag: u32) -> Result<(u32, Address), Failure> {
+    pub(crate) fn receive_key(&self, from: u32, tag: u32) -> Result<(u32, MatchKey), Failure> {
         Ok((self.world_or_any(from)?, self.address(tag)))
     }
 
@@ -58,18 +58,18 @@ impl Communicator {
 
     /// Waits for a request.
     #[inline]
-    fn finish(held: &mut Held<'_>, started: Started, what: &'static str) -> Result<Status, Failure> {
+    fn finish(guard: &mut EngineGuard<'_>, started: Started, what: &'static str) -> Result<Status, Failure> {
         let id = match started {
             Started::Done(status) => return Ok(status),
             Started::Pending(id) => id,
         };
-        let mut patience = Patience::new(what);
+        let mut wait_state = WaitState::new(what);
         loop {
-            if let Some(outcome) = held.engine().book.take(id) {
+            if let Some(outcome) = guard.engine().matching.take(id) {
                 return outcome;
             }
-            if let Err(failure) = held.step(&mut patience) {
-                held.engine().cancel(id);
+            if let Err(failure) = guard.step(&mut wait_state) {
+                guard.engine().cancel(id);
                 return Err(failure);
             }
         }
@@ -84,10 +84,10 @@ impl Communicator {
     pub fn send(&self, bytes: &[u8], to: u32, tag: u32) -> Result<(), Failure> {
         let to = self.world(to)?;
         check_tag(tag)?;
-        let mut held = self.core.hold();
+        let mut guard = self.engine.lock();
         // SAFETY: the bytes are borrowed until the request has ended.
-        let started = unsafe { held.engine().send(to, self.address(tag), bytes.as_ptr(), bytes.len()) }?;
-        Self::finish(&mut held, started, "send").map(|_| ())
+        let started = unsafe { guard.engine().send(to, self.address(tag), bytes.as_ptr(), bytes.len()) }?;
+        Self::finish(&mut guard, started, "send").map(|_| ())
     }
 
     /// Receives a message from one rank or [`ANY_SOURCE`], with one tag or [`ANY_TAG`].
@@ -98,13 +98,14 @@ impl Communicator {
     #[inline]
     pub fn recv(&self, into: &mut [u8], from: u32, tag: u32) -> Result<Status, Failure> {
         let from = self.world_or_any(from)?;
-        let mut held = self.core.hold();
+        let mut guard = self.engine.lock();
         // SAFETY: the memory is borrowed until the request has ended.
         let started = unsafe {
-            held.engine()
+            guard
+                .engine()
                 .receive(from, self.address(tag), into.as_mut_ptr(), into.len())
         }?;
-        Self::finish(&mut held, started, "recv").map(|status| self.localise(status))
+        Self::finish(&mut guard, started, "recv").map(|status| self.localise(status))
     }
 
     /// Sends one message and receives another at the same time, so ranks can exchange in a cycle without deadlock.
@@ -119,31 +120,33 @@ impl Communicator {
     ) -> Result<Status, Failure> {
         let (to, from) = (self.world(to)?, self.world_or_any(from)?);
         check_tag(send_tag)?;
-        let mut held = self.core.hold();
+        let mut guard = self.engine.lock();
         // SAFETY: both are borrowed until the requests have ended.
         let receiving = unsafe {
-            held.engine()
+            guard
+                .engine()
                 .receive(from, self.address(receive_tag), into.as_mut_ptr(), into.len())
         }?;
         // SAFETY: as above.
         let sending = unsafe {
-            held.engine()
+            guard
+                .engine()
                 .send(to, self.address(send_tag), bytes.as_ptr(), bytes.len())
         };
         let received = match sending {
             Ok(sending) => {
-                let received = Self::finish(&mut held, receiving, "sendrecv");
+                let received = Self::finish(&mut guard, receiving, "sendrecv");
                 match (&received, sending) {
-                    (Err(_), Started::Pending(id)) => held.engine().cancel(id),
+                    (Err(_), Started::Pending(id)) => guard.engine().cancel(id),
                     (_, sending) => {
-                        Self::finish(&mut held, sending, "sendrecv")?;
+                        Self::finish(&mut guard, sending, "sendrecv")?;
                     }
                 }
                 received
             }
             Err(failure) => {
                 if let Started::Pending(id) = receiving {
-                    held.engine().cancel(id);
+                    guard.engine().cancel(id);
                 }
                 Err(failure)
             }
@@ -154,25 +157,25 @@ impl Communicator {
     /// Waits for a message that such a receive would match, without receiving it.
     pub fn probe(&self, from: u32, tag: u32) -> Result<Status, Failure> {
         let from = self.world_or_any(from)?;
-        let mut held = self.core.hold();
-        let mut patience = Patience::new("probe");
+        let mut guard = self.engine.lock();
+        let mut wait_state = WaitState::new("probe");
         loop {
-            if let Some(status) = held.engine().book.probe(from, self.context, tag) {
+            if let Some(status) = guard.engine().matching.probe(from, self.context, tag) {
                 return Ok(self.localise(status));
             }
-            held.engine().check_hope(from, self.address(tag))?;
-            held.step(&mut patience)?;
+            guard.engine().check_can_arrive(from, self.address(tag))?;
+            guard.step(&mut wait_state)?;
         }
     }
 
     /// As [`Communicator::probe`], without waiting; `None` if no such message has arrived.
     pub fn iprobe(&self, from: u32, tag: u32) -> Result<Option<Status>, Failure> {
         let from = self.world_or_any(from)?;
-        let mut held = self.core.hold();
-        held.engine().progress();
-        let found = held.engine().book.probe(from, self.context, tag);
+        let mut guard = self.engine.lock();
+        guard.engine().progress();
+        let found = guard.engine().matching.probe(from, self.context, tag);
         if found.is_none() {
-            held.engine().check_hope(from, self.address(tag))?;
+            guard.engine().check_can_arrive(from, self.address(tag))?;
         }
         Ok(found.map(|status| self.localise(status)))
     }

@@ -11,17 +11,17 @@ use std::task::{Context, Poll, Waker};
 
 use dayfly_protocol::error::{Code, Failure};
 
-use crate::book::{RequestId, Status};
 use crate::collective::{Algorithm, Plan, Run};
 use crate::datatype::Datatype;
-use crate::engine::{Held, Patience, Started};
+use crate::engine::{EngineGuard, Started, WaitState};
 use crate::group::Communicator;
+use crate::matching::{RequestId, Status};
 use crate::operation::Operation;
 
 type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
 /// A background collective.
-enum Task {
+enum Background {
     Running(Running),
     Over(Result<(), Failure>),
     Vacant,
@@ -29,16 +29,16 @@ enum Task {
 
 /// All background collectives of a rank.
 #[derive(Default)]
-pub struct Tasks {
-    all: Vec<Task>,
+pub struct BackgroundCollectives {
+    all: Vec<Background>,
     /// The engine's number of completions when they were polled last.
     seen: u64,
     running: usize,
 }
 
-impl std::fmt::Debug for Tasks {
+impl std::fmt::Debug for BackgroundCollectives {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tasks")
+        f.debug_struct("BackgroundCollectives")
             .field("running", &self.running)
             .finish_non_exhaustive()
     }
@@ -48,15 +48,15 @@ fn poll(running: &mut Running) -> Poll<Result<(), Failure>> {
     running.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-impl Tasks {
-    /// Polls the collectives that may progress. The engine must be held.
+impl BackgroundCollectives {
+    /// Polls the collectives that may progress. The engine must be locked.
     #[cold]
     pub fn poll(&mut self) {
         for task in &mut self.all {
-            if let Task::Running(running) = task
+            if let Background::Running(running) = task
                 && let Poll::Ready(outcome) = poll(running)
             {
-                *task = Task::Over(outcome);
+                *task = Background::Over(outcome);
                 self.running -= 1;
             }
         }
@@ -70,13 +70,13 @@ impl Tasks {
 
     fn add(&mut self, mut running: Running) -> usize {
         let task = match poll(&mut running) {
-            Poll::Ready(outcome) => Task::Over(outcome),
+            Poll::Ready(outcome) => Background::Over(outcome),
             Poll::Pending => {
                 self.running += 1;
-                Task::Running(running)
+                Background::Running(running)
             }
         };
-        match self.all.iter().position(|task| matches!(task, Task::Vacant)) {
+        match self.all.iter().position(|task| matches!(task, Background::Vacant)) {
             Some(at) => {
                 self.all[at] = task;
                 at
@@ -91,8 +91,8 @@ impl Tasks {
     /// Takes the outcome of a collective that has ended.
     fn take(&mut self, at: usize) -> Option<Result<(), Failure>> {
         let task = self.all.get_mut(at)?;
-        match std::mem::replace(task, Task::Vacant) {
-            Task::Over(outcome) => Some(outcome),
+        match std::mem::replace(task, Background::Vacant) {
+            Background::Over(outcome) => Some(outcome),
             other => {
                 *task = other;
                 None
@@ -100,10 +100,10 @@ impl Tasks {
         }
     }
 
-    /// Cancels a collective. The engine must be held.
+    /// Cancels a collective. The engine must be locked.
     fn cancel(&mut self, at: usize) {
         if let Some(task) = self.all.get_mut(at)
-            && let Task::Running(_) = std::mem::replace(task, Task::Vacant)
+            && let Background::Running(_) = std::mem::replace(task, Background::Vacant)
         {
             self.running -= 1;
         }
@@ -179,32 +179,32 @@ impl<'env> Scope<'env> {
 
     /// Starts a send.
     pub fn isend(&self, bytes: &'env [u8], to: u32, tag: u32) -> Result<Request, Failure> {
-        let (to, address) = self.comm.send_address(to, tag)?;
-        let mut held = self.comm.core.hold();
+        let (to, key) = self.comm.send_key(to, tag)?;
+        let mut guard = self.comm.engine.lock();
         // SAFETY: the bytes are borrowed for 'env, and the scope cancels unfinished operations before its end.
-        let started = unsafe { held.engine().send(to, address, bytes.as_ptr(), bytes.len()) }?;
+        let started = unsafe { guard.engine().send(to, key, bytes.as_ptr(), bytes.len()) }?;
         Ok(self.started(started))
     }
 
     /// Starts a receive.
     pub fn irecv(&self, into: &'env mut [u8], from: u32, tag: u32) -> Result<Request, Failure> {
-        let (from, address) = self.comm.receive_address(from, tag)?;
-        let mut held = self.comm.core.hold();
+        let (from, key) = self.comm.receive_key(from, tag)?;
+        let mut guard = self.comm.engine.lock();
         // SAFETY: as for `isend`.
-        let started = unsafe { held.engine().receive(from, address, into.as_mut_ptr(), into.len()) }?;
+        let started = unsafe { guard.engine().receive(from, key, into.as_mut_ptr(), into.len()) }?;
         Ok(self.started(started))
     }
 
     fn start<A: Algorithm<'env>>(&self, plan: Result<Plan<A>, Failure>) -> Result<Request, Failure> {
         let Plan { call, run, .. } = plan?;
         let comm = self.comm;
-        let mut held = comm.core.hold();
-        let address = held.engine().begin(comm.record, call)?;
-        let own = Run::new(&comm.core, &comm.members, comm.rank as usize, address);
+        let mut guard = comm.engine.lock();
+        let key = guard.engine().begin(comm.record, call)?;
+        let own = Run::new(&comm.engine, &comm.members, comm.rank as usize, key);
         let running: Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'env>> = Box::pin(run(own));
         // SAFETY: the scope drops it before 'env ends.
         let running: Running = unsafe { std::mem::transmute(running) };
-        Ok(self.add(Handle::Task(held.tasks().add(running))))
+        Ok(self.add(Handle::Task(guard.background().add(running))))
     }
 
     /// As [`Communicator::barrier`].
@@ -336,7 +336,7 @@ impl<'env> Scope<'env> {
     }
 
     /// Takes the outcome of an operation that has ended.
-    fn take(&self, held: &mut Held<'_>, request: Request) -> Option<Result<Status, Failure>> {
+    fn take(&self, guard: &mut EngineGuard<'_>, request: Request) -> Option<Result<Status, Failure>> {
         let mut handles = self.handles.borrow_mut();
         let slot = handles.get_mut(request.0);
         let Some(Some(handle)) = slot else {
@@ -347,8 +347,12 @@ impl<'env> Scope<'env> {
         };
         let outcome = match *handle {
             Handle::Over(status) => Ok(status),
-            Handle::Message(id) => held.engine().book.take(id)?.map(|status| self.comm.localise(status)),
-            Handle::Task(at) => held.tasks().take(at)?.map(|()| Status::default()),
+            Handle::Message(id) => guard
+                .engine()
+                .matching
+                .take(id)?
+                .map(|status| self.comm.localise(status)),
+            Handle::Task(at) => guard.background().take(at)?.map(|()| Status::default()),
         };
         handles[request.0] = None;
         Some(outcome)
@@ -356,34 +360,34 @@ impl<'env> Scope<'env> {
 
     /// Moves bytes. Returns the status of an operation if it has ended, and its error if it failed.
     pub fn test(&self, request: Request) -> Result<Option<Status>, Failure> {
-        let mut held = self.comm.core.hold();
-        held.nudge();
-        self.take(&mut held, request).transpose()
+        let mut guard = self.comm.engine.lock();
+        guard.progress();
+        self.take(&mut guard, request).transpose()
     }
 
     /// Waits for an operation.
     pub fn wait(&self, request: Request) -> Result<Status, Failure> {
-        let mut held = self.comm.core.hold();
-        let mut patience = Patience::new("wait");
+        let mut guard = self.comm.engine.lock();
+        let mut wait_state = WaitState::new("wait");
         loop {
-            if let Some(outcome) = self.take(&mut held, request) {
+            if let Some(outcome) = self.take(&mut guard, request) {
                 return outcome;
             }
-            held.step(&mut patience)?;
+            guard.step(&mut wait_state)?;
         }
     }
 
     /// Waits for one of several operations. Returns its index in `requests` and its status.
     pub fn wait_any(&self, requests: &[Request]) -> Result<(usize, Status), Failure> {
-        let mut held = self.comm.core.hold();
-        let mut patience = Patience::new("wait_any");
+        let mut guard = self.comm.engine.lock();
+        let mut wait_state = WaitState::new("wait_any");
         loop {
             for (at, request) in requests.iter().enumerate() {
-                if let Some(outcome) = self.take(&mut held, *request) {
+                if let Some(outcome) = self.take(&mut guard, *request) {
                     return outcome.map(|status| (at, status));
                 }
             }
-            held.step(&mut patience)?;
+            guard.step(&mut wait_state)?;
         }
     }
 
@@ -400,11 +404,11 @@ impl<'env> Scope<'env> {
 
     /// Cancels an operation. The contents of its memory are undefined afterwards.
     pub fn cancel(&self, request: Request) {
-        let mut held = self.comm.core.hold();
+        let mut guard = self.comm.engine.lock();
         let handle = self.handles.borrow_mut().get_mut(request.0).and_then(Option::take);
         match handle {
-            Some(Handle::Message(id)) => held.engine().cancel(id),
-            Some(Handle::Task(at)) => held.tasks().cancel(at),
+            Some(Handle::Message(id)) => guard.engine().cancel(id),
+            Some(Handle::Task(at)) => guard.background().cancel(at),
             Some(Handle::Over(_)) | None => {}
         }
     }

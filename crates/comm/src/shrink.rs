@@ -6,10 +6,10 @@ use std::sync::Arc;
 use dayfly_protocol::error::{Code, Failure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::book::{ANY_SOURCE, Body};
 use crate::collective::{Call, Hosts, Kind, Plan, allgather};
-use crate::engine::{Engine, Patience, Record};
+use crate::engine::{CommunicatorRecord, Engine, WaitState};
 use crate::group::Communicator;
+use crate::matching::{ANY_SOURCE, Body};
 use crate::wire::envelope::{Envelope, kind};
 use crate::wire::{Outgoing, Payload};
 
@@ -19,7 +19,7 @@ const AGREEMENT: u32 = 1 << 30;
 /// A rank's arguments of a split.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Wish {
+struct SplitRequest {
     key: i64,
     color: u32,
     /// 0 if the rank wants no communicator.
@@ -30,14 +30,14 @@ struct Wish {
 
 /// Messages of a shrink, as words of four bytes.
 #[derive(Debug)]
-enum Word {
+enum ShrinkMessage {
     /// A rank reports the losses that it knows to the leader.
     Report { context: u32, lost: Vec<u32> },
     /// The leader's decision, which every receiver forwards to all.
     Decision { context: u32, left: Vec<u32> },
 }
 
-impl Word {
+impl ShrinkMessage {
     fn to_bytes(&self) -> Vec<u8> {
         let (kind, context, ranks) = match self {
             Self::Report { context, lost } => (0, context, lost),
@@ -77,9 +77,9 @@ impl Communicator {
             ));
         };
         let members: Arc<[u32]> = members.into();
-        let record = engine.add_record(Record::new(context, members.clone()));
+        let record = engine.add_record(CommunicatorRecord::new(context, members.clone()));
         Ok(Self {
-            core: self.core.clone(),
+            engine: self.engine.clone(),
             record,
             context,
             rank: rank as u32,
@@ -97,12 +97,12 @@ impl Communicator {
     /// As every collective.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>, Failure> {
         let context = {
-            let mut held = self.core.hold();
-            let engine = held.engine();
+            let mut guard = self.engine.lock();
+            let engine = guard.engine();
             engine.next_context += 1;
             engine.next_context - 1
         };
-        let own = Wish {
+        let own = SplitRequest {
             key,
             color: color.unwrap_or(0),
             wanted: color.is_some().into(),
@@ -116,8 +116,8 @@ impl Communicator {
             allgather(run, bytes, into, table)
         }))?;
         let context = all.iter().map(|wish| wish.context).max().unwrap_or(context);
-        let mut held = self.core.hold();
-        let engine = held.engine();
+        let mut guard = self.engine.lock();
+        let engine = guard.engine();
         engine.next_context = engine.next_context.max(context + 1);
         let Some(color) = color else {
             return Ok(None);
@@ -158,32 +158,38 @@ impl Communicator {
     /// [`Code::TimedOut`] when a rank that is not lost does not take part; [`Code::RankLost`] when the others consider
     /// this rank lost.
     pub fn shrink(&self) -> Result<Self, Failure> {
-        let mut held = self.core.hold();
+        let mut guard = self.engine.lock();
         let own = self.members[self.rank as usize];
-        let tag = held.engine().begin_agreement(self.record);
-        let mut context = held.engine().next_context;
-        held.engine().next_context += 1;
-        let mut heard: BTreeSet<u32> = BTreeSet::from([own]);
+        let tag = guard.engine().begin_agreement(self.record);
+        let mut context = guard.engine().next_context;
+        guard.engine().next_context += 1;
+        let mut reported: BTreeSet<u32> = BTreeSet::from([own]);
         let mut lost: BTreeSet<u32> = BTreeSet::new();
-        let mut told = None;
-        let mut patience = Patience::new("shrink");
+        let mut reported_to = None;
+        let mut wait_state = WaitState::new("shrink");
         loop {
-            let engine = held.engine();
-            engine.look_for_trouble();
-            while let Some((source, message)) = engine.book.take_unexpected(ANY_SOURCE, self.context | AGREEMENT, tag) {
+            let engine = guard.engine();
+            engine.check_for_failures();
+            while let Some((source, message)) =
+                engine
+                    .matching
+                    .take_unexpected(ANY_SOURCE, self.context | AGREEMENT, tag)
+            {
                 let Body::Bytes(bytes) = message.body else {
                     continue;
                 };
-                match Word::from_bytes(&bytes) {
-                    Some(Word::Report {
+                match ShrinkMessage::from_bytes(&bytes) {
+                    Some(ShrinkMessage::Report {
                         context: theirs,
                         lost: also,
                     }) => {
-                        heard.insert(source);
+                        reported.insert(source);
                         lost.extend(also);
                         context = context.max(theirs);
                     }
-                    Some(Word::Decision { context, left }) => return self.decide(held.engine(), tag, context, left),
+                    Some(ShrinkMessage::Decision { context, left }) => {
+                        return self.decide(guard.engine(), tag, context, left);
+                    }
                     None => {}
                 }
             }
@@ -195,37 +201,37 @@ impl Communicator {
                 .filter(|member| !lost.contains(member))
                 .collect();
             match left.first() {
-                Some(leader) if *leader == own && left.iter().all(|member| heard.contains(member)) => {
+                Some(leader) if *leader == own && left.iter().all(|member| reported.contains(member)) => {
                     return self.decide(engine, tag, context, left);
                 }
-                Some(leader) if *leader != own && told != Some(*leader) => {
-                    told = Some(*leader);
-                    let report = Word::Report {
+                Some(leader) if *leader != own && reported_to != Some(*leader) => {
+                    reported_to = Some(*leader);
+                    let report = ShrinkMessage::Report {
                         context,
                         lost: lost.iter().copied().collect(),
                     };
-                    self.say(engine, tag, *leader, &report);
+                    self.send_shrink(engine, tag, *leader, &report);
                 }
                 _ => {}
             }
-            held.step(&mut patience)?;
+            guard.step(&mut wait_state)?;
         }
     }
 
     fn decide(&self, engine: &mut Engine, tag: u32, context: u32, left: Vec<u32>) -> Result<Self, Failure> {
         let own = self.members[self.rank as usize];
-        let decision = Word::Decision {
+        let decision = ShrinkMessage::Decision {
             context,
             left: left.clone(),
         };
         for member in left.iter().filter(|member| **member != own) {
-            self.say(engine, tag, *member, &decision);
+            self.send_shrink(engine, tag, *member, &decision);
         }
         self.part(engine, context, left)
     }
 
-    fn say(&self, engine: &mut Engine, tag: u32, to: u32, word: &Word) {
-        let bytes = word.to_bytes();
+    fn send_shrink(&self, engine: &mut Engine, tag: u32, to: u32, message: &ShrinkMessage) {
+        let bytes = message.to_bytes();
         let envelope = Envelope {
             kind: kind::EAGER,
             context: self.context | AGREEMENT,

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_the_nearest_number_of_ranks_below_counts() {
+    fn table_with_most_ranks_not_above_is_used() {
         let table = |allreduce_halving| Table {
             allreduce_halving,
             ..Table::default()
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_read_as_they_are_written_and_nothing_else_is() {
+    fn tables_round_trip_and_reject_other_input() {
         let tables = Tables(BTreeMap::from([(
             4,
             Table {

@@ -1,10 +1,10 @@
 //! Compares every collective with a result that one process computes from all inputs.
 
-mod threads;
+mod thread_group;
 
 use dayfly_comm::{Datatype, Operation, Options};
 use proptest::prelude::*;
-use threads::{Net, group, options, pattern};
+use thread_group::{Net, group, options, pattern};
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {
@@ -44,7 +44,7 @@ proptest! {
     #![proptest_config(config(48))]
 
     #[test]
-    fn blocks_arrive_where_they_belong(
+    fn equal_blocks_arrive_at_their_places(
         size in 1u32..=9, hosts in hosts(), net in net(), length in length(), root in 0u32..9, seed: u64,
     ) {
         let root = root % size;
@@ -80,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn blocks_of_any_length_arrive_where_they_belong(
+    fn unequal_blocks_arrive_at_their_places(
         net in net(),
         lengths in prop::collection::vec(0usize..3000, 1..9),
         scale in prop_oneof![3 => Just(1usize), 1 => Just(40)],
@@ -130,7 +130,7 @@ proptest! {
     }
 
     #[test]
-    fn reductions_compute_what_one_process_computes(
+    fn reductions_match_a_single_process(
         size in 1u32..=9,
         hosts in hosts(),
         net in net(),

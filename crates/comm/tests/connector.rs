@@ -1,8 +1,8 @@
 //! Ranks without a network that join through a connector: they are full ranks, and the connector bounds them.
 
 mod common;
-#[path = "common/here.rs"]
-mod here;
+#[path = "common/local_group.rs"]
+mod local_group;
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, exchange, vias};
-use dayfly_comm::connect::plan::Ways;
-use dayfly_comm::connector::{Orders, join_through, serve};
-use dayfly_comm::road::{Road, Via};
+use common::{PATIENCE, exchange, routes};
+use dayfly_comm::connect::plan::RouteOptions;
+use dayfly_comm::connector::{ConnectorConfig, join_through, serve};
 use dayfly_comm::{Datatype, Invitation, JoinOptions, Operation, World};
+use dayfly_comm::{PeerConnection, Route};
 use dayfly_lease::SigningKey;
 use dayfly_lease::rendezvous::vouch;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_rendezvous::server::Server;
-use here::{join_all, options, server, wait_for_ranks, world};
+use local_group::{join_all, options, server, wait_for_ranks, world};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 /// A connector on a thread; dropping it ends the connector.
@@ -44,13 +44,13 @@ impl Connector {
         rustix::net::listen(&listener, 256).unwrap();
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        let orders = Orders {
+        let config = ConnectorConfig {
             managers: vec![manager().public()],
-            places: Vec::new(),
-            most,
+            permitted: Vec::new(),
+            max_groups: most,
             user: None,
         };
-        let thread = std::thread::spawn(move || serve(&listener, orders, theirs.as_fd()).unwrap());
+        let thread = std::thread::spawn(move || serve(&listener, config, theirs.as_fd()).unwrap());
         Self {
             path,
             until: Some(ours),
@@ -134,7 +134,7 @@ fn compute(worlds: &[World]) {
 }
 
 #[test]
-fn ranks_of_one_connector_share_memory_and_leave_in_order() {
+fn ranks_of_one_connector_share_memory() {
     let (server, connector) = (server(), Connector::start(8));
     let through = [Some(connector.path.as_path()); 3];
     let ranks = worlds(&server, "near", &through);
@@ -145,35 +145,38 @@ fn ranks_of_one_connector_share_memory_and_leave_in_order() {
 }
 
 #[test]
-fn what_a_connector_carries_is_what_was_sent() {
+fn connector_forwards_bytes_unchanged() {
     let server = server();
     let connector = Connector::start(8);
     let within = invitation(&server, "carried", 0, 2);
     let outside = JoinOptions {
         rank: Some(1),
         secret: hex::decode(&within.secret).unwrap(),
-        ways: Ways {
+        routes: RouteOptions {
             local: false,
-            ..Ways::default()
+            ..RouteOptions::default()
         },
         ..options(&server, "carried", 2)
     };
     let outside = std::thread::spawn(move || join_all(&[outside]).pop());
     let within = join_through(&connector.path, &within).unwrap();
-    let mut roads = [within, outside.join().unwrap().unwrap().unwrap()];
-    assert!(matches!(roads[0].roads[1], Some(Road::Carried { .. })));
+    let mut connections = [within, outside.join().unwrap().unwrap().unwrap()];
+    assert!(matches!(
+        connections[0].connections[1],
+        Some(PeerConnection::Carried { .. })
+    ));
     // Never over the loopback interface: by an address of the host, or by the relay if it has none.
-    let [(_, via)] = vias(&roads)[..] else {
+    let [(_, route)] = routes(&connections)[..] else {
         panic!("one pair");
     };
-    assert!(matches!(via, Via::Direct | Via::Relay), "{via:?}");
-    exchange(&mut roads);
-    compute(&roads.map(|joined| World::form(joined, dayfly_comm::Options::default()).unwrap()));
+    assert!(matches!(route, Route::Direct | Route::Relay), "{route:?}");
+    exchange(&mut connections);
+    compute(&connections.map(|joined| World::form(joined, dayfly_comm::Options::default()).unwrap()));
     wait_for_ranks(&server, 0);
 }
 
 #[test]
-fn ranks_within_and_ranks_outside_are_of_one_group() {
+fn sandboxed_and_ordinary_ranks_form_one_group() {
     let server = server();
     let connectors = [Connector::start(8), Connector::start(8)];
     let through = [
@@ -195,7 +198,7 @@ fn fails(connector: &Connector, change: impl FnOnce(&mut Invitation)) -> Failure
 }
 
 #[test]
-fn another_rendezvous_than_a_managers_is_refused_and_not_dialled() {
+fn unvouched_rendezvous_is_refused_without_dialling() {
     let connector = Connector::start(8);
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     other.set_nonblocking(true).unwrap();
@@ -224,7 +227,7 @@ fn answer(socket: &OwnedFd) -> String {
 }
 
 #[test]
-fn garbage_is_answered_with_a_refusal_and_the_next_rank_is_served() {
+fn malformed_request_is_refused_and_next_rank_served() {
     let (server, connector) = (server(), Connector::start(64));
     let huge = vec![b'['; 100_000];
     for words in [&b"garbage"[..], b"{}", b"{\"is\":\"leave\"}", &[0xff; 5000], &huge] {
@@ -245,7 +248,7 @@ fn garbage_is_answered_with_a_refusal_and_the_next_rank_is_served() {
 }
 
 #[test]
-fn whoever_asks_ten_thousand_times_is_served_a_few_times_and_told_so() {
+fn excess_joins_are_refused_with_the_limit() {
     let (server, connector) = (server(), Connector::start(4));
     let mut served = Vec::new();
     for _ in 0..10_000 {
@@ -273,7 +276,7 @@ fn whoever_asks_ten_thousand_times_is_served_a_few_times_and_told_so() {
 }
 
 #[test]
-fn a_rank_that_dies_while_the_group_forms_is_missed_at_once() {
+fn rank_killed_while_forming_is_reported_at_once() {
     let (server, connector) = (server(), Connector::start(8));
     let socket = connector.call(PATIENCE);
     let asked = serde_json::json!({"is": "join", "version": 1, "invitation": invitation(&server, "early", 1, 3)});
@@ -294,7 +297,7 @@ fn a_rank_that_dies_while_the_group_forms_is_missed_at_once() {
 }
 
 #[test]
-fn a_rank_that_dies_or_falls_silent_afterwards_is_lost_by_name() {
+fn dead_or_silent_sandboxed_rank_is_named() {
     let (server, connector) = (server(), Connector::start(8));
     for (name, dies) in [("dies", true), ("silent", false)] {
         let path = connector.path.as_path();

@@ -1,13 +1,13 @@
 //! Ranks that exchange over libfabric's software providers, and ranks that cannot.
 
-mod threads;
+mod thread_group;
 
 use std::time::Duration;
 
 use dayfly_comm::{Communicator, Datatype, Operation, Options};
 use dayfly_fabric::libfabric::Choice;
 use dayfly_fabric::libfabric::ffi::Library;
-use threads::{Net, group, options, pattern};
+use thread_group::{Net, group, options, pattern};
 
 /// Why libfabric is missing here; `None` if it is present.
 fn absent() -> Option<String> {
@@ -56,7 +56,7 @@ fn work(comm: &Communicator) {
 }
 
 #[test]
-fn messages_and_collectives_go_over_libfabric_polling_and_asleep() {
+fn libfabric_carries_messages_polling_and_sleeping() {
     if let Some(why) = absent() {
         return eprintln!("left out: {why}");
     }
@@ -71,7 +71,7 @@ fn messages_and_collectives_go_over_libfabric_polling_and_asleep() {
 }
 
 #[test]
-fn ranks_without_such_a_fabric_and_those_of_one_host_have_what_they_had() {
+fn ranks_without_the_fabric_keep_their_connection() {
     for (net, fabric) in [(Net::Tcp, "no-such-provider"), (Net::Shm, "tcp")] {
         group(3, net, over(fabric, None), |comm| {
             assert!((0..3).all(|peer| comm.fabric(peer).is_none()));
@@ -81,7 +81,7 @@ fn ranks_without_such_a_fabric_and_those_of_one_host_have_what_they_had() {
 }
 
 #[test]
-fn a_rank_that_leaves_early_is_lost_to_who_still_needs_it() {
+fn early_leaver_is_lost_to_ranks_needing_it() {
     if let Some(why) = absent() {
         return eprintln!("left out: {why}");
     }

@@ -1,6 +1,6 @@
 //! Ranks that call different collectives, and ranks that die.
 
-mod threads;
+mod thread_group;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_comm::road::{Lost, Road, Via};
 use dayfly_comm::{Communicator, Datatype, Operation};
+use dayfly_comm::{LostRanks, PeerConnection, Route};
 use dayfly_protocol::error::{Code, Failure};
-use threads::{Net, group, options, pattern, roads};
+use thread_group::{Net, connections, group, options, pattern};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 
@@ -44,7 +44,7 @@ fn expect_mismatch(size: u32, calls: [&str; 2], run: impl Fn(&Communicator) -> R
 }
 
 #[test]
-fn ranks_that_call_different_collectives_hear_what_both_called() {
+fn different_collectives_are_reported_with_both_calls() {
     expect_mismatch(
         2,
         ["rank 0 called barrier", "rank 1 called bcast of 8 bytes with root 0"],
@@ -64,7 +64,7 @@ fn ranks_that_call_different_collectives_hear_what_both_called() {
 }
 
 #[test]
-fn ranks_with_different_roots_hear_of_it_although_nobody_sends() {
+fn different_roots_are_reported_without_any_send() {
     expect_mismatch(
         2,
         [
@@ -76,7 +76,7 @@ fn ranks_with_different_roots_hear_of_it_although_nobody_sends() {
 }
 
 #[test]
-fn ranks_with_different_lengths_types_or_operations_hear_of_it() {
+fn different_lengths_types_or_operations_are_reported() {
     expect_mismatch(
         3,
         ["allgather of 8 bytes", "rank 1 called allgather of 16 bytes"],
@@ -104,7 +104,7 @@ fn ranks_with_different_lengths_types_or_operations_hear_of_it() {
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_errors_before_anything_is_sent() {
+fn invalid_arguments_fail_before_sending() {
     group(2, Net::Shm, options(), |comm| {
         let codes = [
             comm.bcast(&mut [0; 8], 2),
@@ -123,7 +123,7 @@ fn arguments_that_make_no_sense_are_errors_before_anything_is_sent() {
 }
 
 #[test]
-fn a_rank_that_leaves_is_missed_by_those_alone_that_need_it() {
+fn left_rank_fails_only_operations_needing_it() {
     for net in NETS {
         group(3, net, options(), |comm| {
             if comm.rank() == 0 {
@@ -191,30 +191,30 @@ fn operate(comm: &Communicator, operation: &str, bytes: usize) -> Result<(), Fai
 /// code, continues without the lost ranks, and lives until it is ended.
 #[test]
 #[ignore = "run by other tests, in processes of their own"]
-fn a_rank_in_a_process_of_its_own() {
+fn rank_in_child_process() {
     let Ok(text) = std::env::var("TEST_RANK") else {
         return;
     };
     let mut words = text.split(' ');
     let (operation, bytes, rank) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
     let (bytes, rank): (usize, u32) = (bytes.parse().unwrap(), rank.parse().unwrap());
-    let roads: Vec<Option<Road>> = words
+    let connections: Vec<Option<PeerConnection>> = words
         .map(|word| {
             let (net, descriptor) = word.split_once(':')?;
             // SAFETY: the parent left us this descriptor for this purpose.
             let socket = unsafe { OwnedFd::from_raw_fd(descriptor.parse().unwrap()) };
             Some(match net {
-                "shm" => Road::Local(socket.into()),
-                _ => Road::Remote {
+                "shm" => PeerConnection::Local(socket.into()),
+                _ => PeerConnection::Remote {
                     socket: socket.into(),
                     session: None,
-                    via: Via::Direct,
+                    route: Route::Direct,
                 },
             })
         })
         .collect();
-    let size = roads.len() as u32;
-    let comm = Communicator::form(rank, size, roads, Arc::new(Lost::default()), options()).unwrap();
+    let size = connections.len() as u32;
+    let comm = Communicator::form(rank, size, connections, Arc::new(LostRanks::default()), options()).unwrap();
     let mut count = 0;
     let failure = loop {
         if let Err(failure) = operate(&comm, operation, bytes) {
@@ -239,13 +239,15 @@ fn a_rank_in_a_process_of_its_own() {
 struct Rank(Child, BufReader<std::process::ChildStderr>);
 
 impl Rank {
-    fn start(operation: &str, bytes: usize, rank: usize, roads: Vec<Option<Road>>) -> Self {
-        let sockets: Vec<Option<(&str, OwnedFd)>> = roads
+    fn start(operation: &str, bytes: usize, rank: usize, connections: Vec<Option<PeerConnection>>) -> Self {
+        let sockets: Vec<Option<(&str, OwnedFd)>> = connections
             .into_iter()
-            .map(|road| match road? {
-                Road::Local(socket) => Some(("shm", socket.into())),
-                Road::Remote { socket, .. } => Some(("tcp", socket.into())),
-                Road::Carried { .. } | Road::Stored { .. } => unreachable!("these ranks have sockets of their own"),
+            .map(|connection| match connection? {
+                PeerConnection::Local(socket) => Some(("shm", socket.into())),
+                PeerConnection::Remote { socket, .. } => Some(("tcp", socket.into())),
+                PeerConnection::Carried { .. } | PeerConnection::Stored { .. } => {
+                    unreachable!("these ranks have sockets of their own")
+                }
             })
             .collect();
         let mut text = format!("{operation} {bytes} {rank}");
@@ -258,7 +260,7 @@ impl Rank {
         let inherited: Vec<i32> = sockets.iter().flatten().map(|(_, socket)| socket.as_raw_fd()).collect();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--exact", "a_rank_in_a_process_of_its_own", "--ignored", "--nocapture"])
+            .args(["--exact", "rank_in_child_process", "--ignored", "--nocapture"])
             .env("TEST_RANK", text)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -294,10 +296,10 @@ impl Drop for Rank {
 /// Kills a rank while all are busy: the others are informed within seconds on the busiest machine, and continue without
 /// it.
 fn kill_one(net: Net, size: u32, operation: &str, bytes: usize, victim: usize) {
-    let mut ranks: Vec<Rank> = roads(size, net)
+    let mut ranks: Vec<Rank> = connections(size, net)
         .into_iter()
         .enumerate()
-        .map(|(rank, roads)| Rank::start(operation, bytes, rank, roads))
+        .map(|(rank, connections)| Rank::start(operation, bytes, rank, connections))
         .collect();
     for rank in &mut ranks {
         assert_eq!(rank.line().trim(), "running", "{net:?} {operation}");
@@ -324,7 +326,7 @@ fn kill_one(net: Net, size: u32, operation: &str, bytes: usize, victim: usize) {
 }
 
 #[test]
-fn a_rank_killed_in_any_collective_is_named_to_the_others_which_go_on_without_it() {
+fn rank_killed_in_collective_is_named_and_shrunk() {
     for (number, operation) in OPERATIONS.iter().enumerate() {
         kill_one(Net::Shm, 4, operation, [64, 400_000][number % 2], number % 4);
         kill_one(Net::Shm, 4, operation, [400_000, 64][number % 2], (number + 1) % 4);
@@ -333,7 +335,7 @@ fn a_rank_killed_in_any_collective_is_named_to_the_others_which_go_on_without_it
 }
 
 #[test]
-fn a_rank_killed_while_messages_are_exchanged_is_named_to_its_partner() {
+fn rank_killed_during_messages_is_named() {
     for net in NETS {
         for bytes in [64, 50_000, 3 << 20] {
             kill_one(net, 2, "sendrecv", bytes, 1);

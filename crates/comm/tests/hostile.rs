@@ -1,22 +1,22 @@
 //! Malformed and hostile clients of the rendezvous, which must not affect the others.
 
 mod common;
-#[path = "common/here.rs"]
-mod here;
+#[path = "common/local_group.rs"]
+mod local_group;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, SECRET, at, exchange, serve, vias};
+use common::{PATIENCE, SECRET, at, exchange, routes, serve};
 use dayfly_comm::{JoinOptions, join};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::PublicKey;
-use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::client::RendezvousClient;
 use dayfly_rendezvous::keys::GroupKeys;
 use dayfly_rendezvous::messages::{FromRank, Join, Sealed, ToRank, VERSION};
 use dayfly_rendezvous::server::{ServeOptions, Server};
-use here::{join_all, options, server, wait_for_ranks, world};
+use local_group::{join_all, options, server, wait_for_ranks, world};
 
 /// Reads until the other end closes.
 fn until_closed(mut socket: &TcpStream) -> Duration {
@@ -33,7 +33,7 @@ fn until_closed(mut socket: &TcpStream) -> Duration {
 }
 
 #[test]
-fn silent_and_babbling_callers_are_dropped_and_keep_nobody_waiting() {
+fn silent_and_malformed_clients_are_dropped() {
     let server = serve(ServeOptions {
         patience: Duration::from_millis(700),
         ..ServeOptions::default()
@@ -55,7 +55,7 @@ fn silent_and_babbling_callers_are_dropped_and_keep_nobody_waiting() {
     .map(call)
     .into();
     let mut ranks = world(&at(address, "unmoved", 8));
-    assert_eq!(vias(&ranks).len(), 28);
+    assert_eq!(routes(&ranks).len(), 28);
     exchange(&mut ranks);
     for socket in silent.iter().chain(&half) {
         assert!(until_closed(socket) < Duration::from_secs(5));
@@ -63,12 +63,12 @@ fn silent_and_babbling_callers_are_dropped_and_keep_nobody_waiting() {
 }
 
 #[test]
-fn whoever_joins_and_then_falls_silent_is_lost_within_a_heartbeat() {
+fn silent_rank_is_lost_within_a_heartbeat() {
     let server = server();
     let keys = GroupKeys::new("silent", "", SECRET).unwrap();
     let deadline = Instant::now() + PATIENCE;
     let mut silent = contact(&server.addresses()[0].to_string(), &keys);
-    silent.say(&joining("silent", 3, Some(2))).unwrap();
+    silent.send(&joining("silent", 3, Some(2))).unwrap();
     assert!(matches!(silent.wait(deadline), Ok(Some(ToRank::Seat { .. }))));
     let begun = Instant::now();
     let failure = join(&JoinOptions {
@@ -86,8 +86,8 @@ fn whoever_joins_and_then_falls_silent_is_lost_within_a_heartbeat() {
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
-fn contact(server: &str, keys: &GroupKeys) -> Contact {
-    Contact::open(server, None, keys, Instant::now() + PATIENCE).unwrap()
+fn contact(server: &str, keys: &GroupKeys) -> RendezvousClient {
+    RendezvousClient::open(server, None, keys, Instant::now() + PATIENCE).unwrap()
 }
 
 fn joining(name: &str, size: u32, rank: Option<u32>) -> FromRank {
@@ -101,7 +101,7 @@ fn joining(name: &str, size: u32, rank: Option<u32>) -> FromRank {
 }
 
 #[test]
-fn a_foreign_secret_is_refused_and_the_group_forms_without_it() {
+fn rank_with_another_secret_is_refused() {
     let server = server();
     let right = options(&server, "guarded", 2);
     let first = {
@@ -116,7 +116,7 @@ fn a_foreign_secret_is_refused_and_the_group_forms_without_it() {
     let failure = join(&wrong).unwrap_err();
     assert_eq!(failure.code, Code::Unauthorized);
     assert!(
-        failure.message.contains("`guarded` already, with another secret"),
+        failure.message.contains("`guarded` already exists with another secret"),
         "{failure}"
     );
     let second = join(&right).unwrap();
@@ -124,7 +124,7 @@ fn a_foreign_secret_is_refused_and_the_group_forms_without_it() {
 }
 
 #[test]
-fn two_runs_of_one_name_form_side_by_side() {
+fn two_runs_of_one_name_form_concurrently() {
     let server = server();
     let mut all = Vec::new();
     for run in ["monday", "tuesday"] {
@@ -143,7 +143,7 @@ fn two_runs_of_one_name_form_side_by_side() {
 }
 
 #[test]
-fn a_stale_rank_and_a_number_taken_twice_are_told_so() {
+fn stale_and_duplicate_ranks_are_refused() {
     let server = server();
     let options = JoinOptions {
         run: "first".into(),
@@ -152,13 +152,13 @@ fn a_stale_rank_and_a_number_taken_twice_are_told_so() {
     let ranks = world(&options);
     let failure = join(&options).unwrap_err();
     assert!(
-        failure.message.contains("left over from a former run, or one too many"),
+        failure.message.contains("surplus or left over from an earlier run"),
         "{failure}"
     );
     drop(ranks);
     let failure = join(&options).unwrap_err();
     assert!(
-        failure.message.contains("run `first` of group `job` is over"),
+        failure.message.contains("run `first` of group `job` has ended"),
         "{failure}"
     );
     let again = JoinOptions {
@@ -170,14 +170,14 @@ fn a_stale_rank_and_a_number_taken_twice_are_told_so() {
     let failures: Vec<_> = results.iter().filter_map(|result| result.as_ref().err()).collect();
     assert_eq!(failures.len(), 1, "{failures:?}");
     assert!(
-        failures[0].message.contains("rank 1 of group `job` is here already")
+        failures[0].message.contains("rank 1 of group `job` has already joined")
             || failures[0].message.contains("has all its 2 ranks"),
         "{failures:?}"
     );
 }
 
 #[test]
-fn a_rendezvous_with_another_key_than_the_pinned_is_not_spoken_to() {
+fn rendezvous_with_unpinned_key_is_refused() {
     let server = server();
     let pinned = JoinOptions {
         server_key: Some(server.key()),
@@ -193,13 +193,13 @@ fn a_rendezvous_with_another_key_than_the_pinned_is_not_spoken_to() {
 }
 
 #[test]
-fn what_a_member_without_the_groups_inner_key_says_of_itself_is_refused() {
+fn card_without_the_groups_key_is_refused() {
     let server = server();
     // The key that admits it belongs to the name; the key among ranks belongs to the run.
     let keys = GroupKeys::new("sealed", "other run", SECRET).unwrap();
     let deadline = Instant::now() + PATIENCE;
     let mut forger = contact(&server.addresses()[0].to_string(), &keys);
-    forger.say(&joining("sealed", 2, Some(1))).unwrap();
+    forger.send(&joining("sealed", 2, Some(1))).unwrap();
     let Ok(Some(ToRank::Seat { seat, .. })) = forger.wait(deadline) else {
         panic!("no seat");
     };
@@ -213,20 +213,20 @@ fn what_a_member_without_the_groups_inner_key_says_of_itself_is_refused() {
     let nonce: [u8; 16] = hex::decode(&seat.nonce).unwrap().try_into().unwrap();
     let card = "{}".to_owned();
     let mac = hex::encode(keys.seal_card(&nonce, 1, 2, &card));
-    forger.say(&FromRank::Card(Sealed { card, mac })).unwrap();
+    forger.send(&FromRank::Card(Sealed { card, mac })).unwrap();
     assert!(matches!(forger.wait(deadline), Ok(Some(ToRank::World { .. }))));
     let failure = honest.join().unwrap().unwrap_err();
     assert_eq!(failure.code, Code::Unauthorized);
     assert!(
         failure
             .message
-            .contains("what is said of rank 1 was not said by a rank with the group's secret"),
+            .contains("the card of rank 1 was not made with this group's secret"),
         "{failure}"
     );
 }
 
 #[test]
-fn a_thousand_ranks_can_wait_and_the_last_one_sets_them_going() {
+fn group_of_a_thousand_ranks_forms() {
     // One thread keeps all of them alive, which takes time.
     let patient = ServeOptions {
         heartbeat: PATIENCE,
@@ -237,10 +237,10 @@ fn a_thousand_ranks_can_wait_and_the_last_one_sets_them_going() {
     let address = server.addresses()[0].to_string();
     let size = 1000;
     let begun = Instant::now();
-    let mut waiting: Vec<Contact> = Vec::new();
+    let mut waiting: Vec<RendezvousClient> = Vec::new();
     for rank in 0..size {
         let mut contact = contact(&address, &keys);
-        contact.say(&joining("many", size, Some(rank))).unwrap();
+        contact.send(&joining("many", size, Some(rank))).unwrap();
         contact.pump().unwrap();
         waiting.push(contact);
         // One thread keeps all of them alive.
@@ -270,14 +270,14 @@ fn a_thousand_ranks_can_wait_and_the_last_one_sets_them_going() {
     println!("{size} ranks: {} ms", begun.elapsed().as_millis());
 }
 
-fn seated(contact: &mut Contact, message: &ToRank) {
+fn seated(contact: &mut RendezvousClient, message: &ToRank) {
     if let ToRank::Seat { heartbeat_ms, .. } = message {
         contact.keep_alive(Duration::from_millis(*heartbeat_ms));
         let card = Sealed {
             card: "x".repeat(300),
             mac: "y".repeat(64),
         };
-        contact.say(&FromRank::Card(card)).unwrap();
+        contact.send(&FromRank::Card(card)).unwrap();
         contact.pump().unwrap();
     }
 }

@@ -1,22 +1,22 @@
 //! What remains when groups have ended. The only test in its process, because it counts the process's resources.
 
 mod common;
-#[path = "common/here.rs"]
-mod here;
+#[path = "common/local_group.rs"]
+mod local_group;
 
 use std::time::{Duration, Instant};
 
-use common::{exchange, vias};
-use here::{options, server, wait_for_ranks, world};
+use common::{exchange, routes};
+use local_group::{options, server, wait_for_ranks, world};
 
 #[test]
-fn one_hundred_worlds_one_after_another_leave_nothing_behind() {
+fn hundred_groups_in_sequence_leak_nothing() {
     let server = server();
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     let round = || {
         let mut ranks = world(&options(&server, "again", 3));
         exchange(&mut ranks);
-        assert_eq!(vias(&ranks).len(), 3);
+        assert_eq!(routes(&ranks).len(), 3);
         drop(ranks);
         wait_for_ranks(&server, 0);
     };

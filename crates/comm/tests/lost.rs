@@ -1,19 +1,19 @@
 //! Ranks that are killed or stopped, and how soon the others notice.
 
 mod common;
-#[path = "common/here.rs"]
-mod here;
+#[path = "common/local_group.rs"]
+mod local_group;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, vias};
-use dayfly_comm::connect::plan::Ways;
+use common::{PATIENCE, routes};
+use dayfly_comm::connect::plan::RouteOptions;
 use dayfly_comm::{JoinOptions, Joined};
 use dayfly_protocol::error::Code;
 use dayfly_rendezvous::server::{ServeOptions, Server, serve};
-use here::{join_all, options, server};
+use local_group::{join_all, options, server};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Variable for a rank in its own process: address, name, and whether it connects.
@@ -21,7 +21,7 @@ const TASK: &str = "DAYFLY_TEST_RANK";
 
 /// Not a test: the program of a [`Victim`].
 #[test]
-fn a_rank_of_its_own() {
+fn child_process_rank() {
     let Ok(task) = std::env::var(TASK) else {
         return;
     };
@@ -33,7 +33,7 @@ fn a_rank_of_its_own() {
         ..common::at(server.parse().unwrap(), name, 3)
     };
     if connects == "no" {
-        options.ways = Ways::none();
+        options.routes = RouteOptions::none();
     }
     let joined = dayfly_comm::join(&options).unwrap();
     println!("joined as rank {} of {}", joined.rank, joined.size);
@@ -45,7 +45,7 @@ const SERVE: &str = "DAYFLY_TEST_SERVE";
 
 /// Not a test: a rendezvous as a program runs it.
 #[test]
-fn a_rendezvous_of_its_own() {
+fn child_process_rendezvous() {
     if std::env::var(SERVE).is_ok() {
         serve(ServeOptions::default(), |key, addresses| {
             println!("\nserves {} {key}", addresses[0])
@@ -55,9 +55,9 @@ fn a_rendezvous_of_its_own() {
 }
 
 #[test]
-fn a_rendezvous_serves_until_it_is_asked_to_end() {
+fn rendezvous_serves_until_terminated() {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_rendezvous_of_its_own", "--nocapture"])
+        .args(["--exact", "child_process_rendezvous", "--nocapture"])
         .env(SERVE, "1")
         .stdout(Stdio::piped())
         .spawn();
@@ -70,7 +70,7 @@ fn a_rendezvous_serves_until_it_is_asked_to_end() {
         server_key: Some(key.parse().unwrap()),
         ..common::at(address.parse().unwrap(), "served", 3)
     };
-    common::exchange(&mut here::world(&options));
+    common::exchange(&mut local_group::world(&options));
     process.signal(Signal::TERM);
     assert!(process.0.wait().unwrap().success());
 }
@@ -81,7 +81,7 @@ struct Victim(Child);
 impl Victim {
     fn start(server: &Server, name: &str, connects: &str) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_rank_of_its_own", "--nocapture"])
+            .args(["--exact", "child_process_rank", "--nocapture"])
             .env(TASK, format!("{} {name} {connects}", server.addresses()[0]))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -135,7 +135,7 @@ fn hears(ranks: &[Joined], within: Duration) -> Duration {
 }
 
 #[test]
-fn a_rank_killed_after_all_are_connected_is_lost_by_name_within_a_heartbeat() {
+fn killed_rank_is_named_within_a_heartbeat() {
     let server = server();
     let mut victim = Victim::start(&server, "after", "yes");
     let ranks: Vec<Joined> = join_all(&two(&server, "after"))
@@ -155,7 +155,7 @@ fn a_rank_killed_after_all_are_connected_is_lost_by_name_within_a_heartbeat() {
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_lost_within_a_heartbeat_too() {
+fn stopped_rank_is_lost_within_a_heartbeat() {
     let server = server();
     let mut victim = Victim::start(&server, "stopped", "yes");
     let ranks: Vec<Joined> = join_all(&two(&server, "stopped"))
@@ -174,14 +174,14 @@ fn a_rank_that_is_stopped_is_lost_within_a_heartbeat_too() {
 }
 
 #[test]
-fn a_rank_killed_while_all_wait_or_connect_ends_the_others_by_its_name() {
+fn rank_killed_while_joining_is_named_to_all() {
     // It has no way to the others, so it never finishes connecting; without one of them, all wait.
     for (name, others) in [("connecting", 2), ("waiting", 1)] {
         let server = server();
         let ranks: Vec<JoinOptions> = two(&server, name)[..others].to_vec();
         let victim = Victim::start(&server, name, "no");
         let joining = std::thread::spawn(move || join_all(&ranks));
-        here::wait_for_ranks(&server, others + 1);
+        local_group::wait_for_ranks(&server, others + 1);
         victim.signal(Signal::KILL);
         let begun = Instant::now();
         for result in joining.join().unwrap() {
@@ -196,30 +196,30 @@ fn a_rank_killed_while_all_wait_or_connect_ends_the_others_by_its_name() {
 }
 
 #[test]
-fn a_rank_that_leaves_is_no_loss_and_a_rendezvous_that_ends_takes_no_group_with_it() {
+fn leaving_rank_or_ended_rendezvous_is_no_loss() {
     let server = server();
-    let mut ranks = here::world(&options(&server, "lasting", 3));
+    let mut ranks = local_group::world(&options(&server, "lasting", 3));
     drop(ranks.pop());
     drop(server);
-    assert_eq!(vias(&ranks).len(), 1);
+    assert_eq!(routes(&ranks).len(), 1);
     let begun = Instant::now();
     common::exchange(&mut without_last(ranks));
     assert!(begun.elapsed() < PATIENCE);
 }
 
-/// Ranks without their roads to the last one, which has left.
+/// Ranks without their connections to the last one, which has left.
 fn without_last(mut ranks: Vec<Joined>) -> Vec<Joined> {
     for rank in &mut ranks {
         assert_eq!(rank.lost.count(), 0);
-        rank.roads.pop();
+        rank.connections.pop();
     }
     ranks
 }
 
 #[test]
-fn a_process_that_a_rank_forked_off_does_not_leave_the_group_for_it() {
+fn forked_child_does_not_leave_the_group() {
     let server = server();
-    let mut ranks = here::world(&options(&server, "forked", 2));
+    let mut ranks = local_group::world(&options(&server, "forked", 2));
     // SAFETY: the child only drops its values, and ends without the test's other threads.
     let child = unsafe { libc::fork() };
     if child == 0 {

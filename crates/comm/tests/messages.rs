@@ -1,15 +1,15 @@
 //! Point-to-point messages.
 
-mod threads;
+mod thread_group;
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use dayfly_comm::road::{Road, Via};
 use dayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, Operation, Options};
+use dayfly_comm::{PeerConnection, Route};
 use dayfly_fabric::tls::{self, Identity};
 use dayfly_protocol::error::Code;
-use threads::{Net, group, options, over, pattern, roads_by};
+use thread_group::{Net, connections_by, group, options, over, pattern};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 
@@ -17,7 +17,7 @@ const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 const LENGTHS: [usize; 9] = [0, 8, 96, 97, 5000, 32 << 10, (64 << 10) + 1, 300_000, 3 << 20];
 
 #[test]
-fn messages_of_one_rank_arrive_in_order_whatever_their_length() {
+fn messages_of_any_length_arrive_in_order() {
     for net in NETS {
         group(2, net, options(), |comm| {
             for (number, length) in LENGTHS.iter().cycle().take(40).enumerate() {
@@ -36,7 +36,7 @@ fn messages_of_one_rank_arrive_in_order_whatever_their_length() {
 }
 
 #[test]
-fn messages_wait_until_their_tag_is_wanted() {
+fn messages_wait_for_a_receive_of_their_tag() {
     for net in NETS {
         group(2, net, options(), |comm| {
             if comm.rank() == 0 {
@@ -59,7 +59,7 @@ fn messages_wait_until_their_tag_is_wanted() {
 }
 
 #[test]
-fn both_sides_may_send_first() {
+fn both_ranks_may_send_before_receiving() {
     for net in NETS {
         group(2, net, options(), |comm| {
             let other = 1 - comm.rank();
@@ -81,7 +81,7 @@ fn both_sides_may_send_first() {
 }
 
 #[test]
-fn any_source_gets_each_ranks_messages_in_order() {
+fn any_source_receives_each_rank_in_order() {
     for net in NETS {
         group(5, net, options(), |comm| {
             if comm.rank() > 0 {
@@ -103,7 +103,7 @@ fn any_source_gets_each_ranks_messages_in_order() {
 }
 
 #[test]
-fn a_message_longer_than_its_room_is_an_error_of_its_receiver_alone() {
+fn truncated_message_fails_only_its_receiver() {
     for net in NETS {
         for length in LENGTHS.into_iter().skip(1) {
             group(2, net, options(), |comm| {
@@ -128,7 +128,7 @@ fn a_message_longer_than_its_room_is_an_error_of_its_receiver_alone() {
 }
 
 #[test]
-fn a_probe_tells_what_a_receive_would_get() {
+fn probe_returns_the_next_receives_status() {
     for net in NETS {
         group(2, net, options(), |comm| {
             if comm.rank() == 0 {
@@ -148,7 +148,7 @@ fn a_probe_tells_what_a_receive_would_get() {
 }
 
 #[test]
-fn a_rank_can_send_to_itself() {
+fn rank_can_send_to_itself() {
     group(1, Net::Shm, options(), |comm| {
         comm.send(b"self", 0, 3).unwrap();
         let mut into = [0; 4];
@@ -158,7 +158,7 @@ fn a_rank_can_send_to_itself() {
 }
 
 #[test]
-fn what_goes_on_in_the_background_moves_while_something_else_is_waited_for() {
+fn background_operations_progress_during_other_waits() {
     for net in NETS {
         group(3, net, options(), |comm| {
             let rank = comm.rank();
@@ -190,7 +190,7 @@ fn what_goes_on_in_the_background_moves_while_something_else_is_waited_for() {
 }
 
 #[test]
-fn a_wait_ends_at_its_limit_and_the_message_can_still_be_received() {
+fn timed_out_wait_leaves_the_message_receivable() {
     for net in NETS {
         let (late, lates) = channel();
         let lates = std::sync::Mutex::new(lates);
@@ -202,7 +202,7 @@ fn a_wait_ends_at_its_limit_and_the_message_can_still_be_received() {
             // Formed with a long deadline, used with a short one.
             drop(comm);
         });
-        over(threads::roads(2, net), Options { ..short }, |comm| {
+        over(thread_group::connections(2, net), Options { ..short }, |comm| {
             if comm.rank() == 0 {
                 lates.lock().unwrap().recv().unwrap();
                 comm.send(&[4; 10], 1, 1).unwrap();
@@ -220,7 +220,7 @@ fn a_wait_ends_at_its_limit_and_the_message_can_still_be_received() {
 }
 
 #[test]
-fn ranks_that_sleep_while_they_wait_are_woken() {
+fn sleeping_ranks_are_woken_by_messages() {
     for net in NETS {
         let sleepy = Options {
             spin: Some(Duration::ZERO),
@@ -242,7 +242,7 @@ fn ranks_that_sleep_while_they_wait_are_woken() {
 }
 
 #[test]
-fn communicators_do_not_hear_each_other() {
+fn communicators_do_not_match_each_others_messages() {
     for net in NETS {
         group(5, net, options(), |comm| {
             let twin = comm.dup().unwrap();
@@ -279,7 +279,7 @@ fn communicators_do_not_hear_each_other() {
 }
 
 #[test]
-fn two_threads_of_a_rank_can_wait_at_the_same_time() {
+fn two_threads_of_a_rank_wait_concurrently() {
     for net in NETS {
         group(2, net, options(), |comm| {
             let twin = comm.dup().unwrap();
@@ -312,7 +312,7 @@ fn identity(seed: u8) -> Identity {
 }
 
 /// Two ends of a connection with a TLS session after its handshake.
-fn encrypted() -> (Road, Road) {
+fn encrypted() -> (PeerConnection, PeerConnection) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut other = listener.accept().unwrap().0;
@@ -323,17 +323,17 @@ fn encrypted() -> (Road, Road) {
         scope.spawn(|| server_session.complete_io(&mut other).unwrap());
         client_session.complete_io(&mut one).unwrap();
     });
-    let road = |socket, session| Road::Remote {
+    let connection = |socket, session| PeerConnection::Remote {
         socket,
         session: Some(Box::new(session)),
-        via: Via::Direct,
+        route: Route::Direct,
     };
-    (road(one, client_session), road(other, server_session))
+    (connection(one, client_session), connection(other, server_session))
 }
 
 #[test]
 fn messages_and_collectives_pass_through_tls() {
-    over(roads_by(3, |_, _| encrypted()), options(), |comm| {
+    over(connections_by(3, |_, _| encrypted()), options(), |comm| {
         let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
         for length in LENGTHS {
             let bytes = pattern(comm.rank().into(), length);
@@ -349,7 +349,7 @@ fn messages_and_collectives_pass_through_tls() {
 
 #[test]
 #[ignore = "needs 5 GiB of memory and some seconds"]
-fn soak_a_message_beyond_two_gibibytes_arrives_whole() {
+fn soak_message_above_two_gibibytes_arrives_whole() {
     const LENGTH: usize = (2 << 30) + 12_345;
     for net in NETS {
         group(2, net, options(), |comm| {

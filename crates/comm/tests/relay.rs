@@ -1,20 +1,20 @@
 //! Throughput of the relay, compared with a direct connection in the same run.
 
 mod common;
-#[path = "common/here.rs"]
-mod here;
+#[path = "common/local_group.rs"]
+mod local_group;
 #[path = "common/rate.rs"]
 mod rate;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use common::{PATIENCE, exchange, vias};
+use common::{PATIENCE, exchange, routes};
 use dayfly_comm::JoinOptions;
+use dayfly_comm::Route;
 use dayfly_comm::connect::Trust;
-use dayfly_comm::connect::plan::Ways;
-use dayfly_comm::road::Via;
-use here::{options, server, wait_for_ranks, world};
+use dayfly_comm::connect::plan::RouteOptions;
+use local_group::{options, server, wait_for_ranks, world};
 use rate::{shares, socket};
 
 fn plain() -> (TcpStream, TcpStream) {
@@ -24,44 +24,44 @@ fn plain() -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn what_is_relayed_comes_at_a_rate_worth_having() {
+fn relay_reaches_a_share_of_direct_throughput() {
     let server = server();
     let options = JoinOptions {
-        ways: Ways {
+        routes: RouteOptions {
             relay: true,
-            ..Ways::none()
+            ..RouteOptions::none()
         },
         // Without this, TLS would be measured.
         trust: Trust::Fabric,
         ..options(&server, "rate", 2)
     };
     let mut ranks = world(&options);
-    assert_eq!(vias(&ranks)[0].1, Via::Relay);
+    assert_eq!(routes(&ranks)[0].1, Route::Relay);
     exchange(&mut ranks);
     let (near, far) = plain();
-    let roads = (socket(&ranks[0].roads[1]), socket(&ranks[1].roads[0]));
-    let shares = shares((&near, &far), roads);
+    let connections = (socket(&ranks[0].connections[1]), socket(&ranks[1].connections[0]));
+    let shares = shares((&near, &far), connections);
     // Detects a relay that copies byte by byte; benchmarks measure the actual throughput.
     assert!(shares[shares.len() - 1] > 0.2, "{shares:?}");
 }
 
 #[test]
-fn the_end_of_one_half_is_the_end_of_the_other() {
+fn closing_one_relay_half_closes_the_other() {
     let server = server();
     let options = JoinOptions {
-        ways: Ways {
+        routes: RouteOptions {
             relay: true,
-            ..Ways::none()
+            ..RouteOptions::none()
         },
         trust: Trust::Fabric,
         ..options(&server, "half", 2)
     };
     let mut ranks = world(&options);
     let last = ranks.pop().unwrap();
-    let mut left = socket(&ranks[0].roads[1]);
+    let mut left = socket(&ranks[0].connections[1]);
     // One direction may end while the other continues.
     left.shutdown(std::net::Shutdown::Write).unwrap();
-    let mut right = socket(&last.roads[0]);
+    let mut right = socket(&last.connections[0]);
     right.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(right.read(&mut [0; 1]).unwrap(), 0);
     right.write_all(b"still here").unwrap();

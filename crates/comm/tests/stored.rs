@@ -1,22 +1,22 @@
 //! Ranks that exchange through a store, here a directory; tests/test_stores.py uses servers.
 
 mod common;
-#[path = "common/here.rs"]
-mod here;
+#[path = "common/local_group.rs"]
+mod local_group;
 
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, exchange, vias};
+use common::{PATIENCE, exchange, routes};
+use dayfly_comm::Route;
 use dayfly_comm::connect::Trust;
-use dayfly_comm::connect::plan::Ways;
-use dayfly_comm::road::Via;
+use dayfly_comm::connect::plan::RouteOptions;
 use dayfly_comm::{Channel, Communicator, Datatype, JoinOptions, Joined, Operation, Options, World};
 use dayfly_protocol::error::Code;
 use dayfly_rendezvous::server::Server;
 use dayfly_storage::StoreUrl;
-use here::{join_all, options, server, wait_for_ranks, world};
+use local_group::{join_all, options, server, wait_for_ranks, world};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tempfile::{TempDir, tempdir};
 
@@ -79,7 +79,7 @@ fn over<T: Send>(ranks: Vec<Joined>, run: impl Fn(&Communicator) -> T + Sync) ->
 }
 
 #[test]
-fn all_of_a_run_passes_the_store_and_nothing_stays_there() {
+fn run_over_the_store_leaves_nothing_there() {
     let (server, store) = (server(), tempdir().unwrap());
     for trust in [Trust::Nobody, Trust::Fabric] {
         let options = JoinOptions {
@@ -87,7 +87,7 @@ fn all_of_a_run_passes_the_store_and_nothing_stays_there() {
             ..stored(&server, "all", 4, store.path())
         };
         let mut ranks = world(&options);
-        assert!(vias(&ranks).iter().all(|(_, via)| *via == Via::Stored));
+        assert!(routes(&ranks).iter().all(|(_, route)| *route == Route::Stored));
         exchange(&mut ranks);
         drop_together(ranks);
         assert_eq!(files(store.path()), Vec::<PathBuf>::new());
@@ -105,7 +105,7 @@ fn drop_together(ranks: Vec<Joined>) {
 }
 
 #[test]
-fn collectives_and_messages_longer_than_the_window_arrive_whole() {
+fn stored_messages_longer_than_the_window_arrive_whole() {
     let (server, store) = (server(), tempdir().unwrap());
     let ranks = world(&stored(&server, "whole", 3, store.path()));
     over(ranks, |comm| {
@@ -120,7 +120,7 @@ fn collectives_and_messages_longer_than_the_window_arrive_whole() {
             .collect();
         assert_eq!(sum, expected);
         // Both directions at once, beyond the store's window.
-        let length = usize::try_from(dayfly_comm::stored::WINDOW).unwrap() + 12_345;
+        let length = usize::try_from(dayfly_comm::store_route::WINDOW).unwrap() + 12_345;
         let out = vec![me as u8 + 1; length];
         let mut into = vec![0; length];
         let (next, before) = ((me + 1) % size, (me + size - 1) % size);
@@ -140,32 +140,32 @@ fn collectives_and_messages_longer_than_the_window_arrive_whole() {
 }
 
 #[test]
-fn a_store_is_the_last_resort_of_ranks_that_have_no_other_way() {
+fn store_connects_ranks_without_another_route() {
     let (server, store) = (server(), tempdir().unwrap());
     let options = JoinOptions {
         store: Some(place(store.path())),
-        ways: Ways {
+        routes: RouteOptions {
             stored_after: Duration::from_millis(100),
-            ..Ways::none()
+            ..RouteOptions::none()
         },
         ..options(&server, "last", 2)
     };
     let mut ranks = world(&options);
-    assert_eq!(vias(&ranks)[0].1, Via::Stored);
+    assert_eq!(routes(&ranks)[0].1, Route::Stored);
     exchange(&mut ranks);
     drop_together(ranks);
     let options = JoinOptions {
-        ways: Ways::default(),
+        routes: RouteOptions::default(),
         ..options
     };
     let ranks = world(&options);
-    assert_eq!(vias(&ranks)[0].1, Via::Local);
+    assert_eq!(routes(&ranks)[0].1, Route::Local);
     drop_together(ranks);
     assert_eq!(files(store.path()), Vec::<PathBuf>::new());
 }
 
 #[test]
-fn who_leaves_early_is_missed_and_leaves_nothing_behind() {
+fn early_leaver_over_store_is_reported_and_cleaned() {
     let (server, store) = (server(), tempdir().unwrap());
     let ranks = world(&stored(&server, "early", 2, store.path()));
     over(ranks, |comm| {
@@ -183,7 +183,7 @@ fn who_leaves_early_is_missed_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_named_at_once() {
+fn missing_store_directory_is_named_at_once() {
     let server = server();
     let begun = Instant::now();
     for outcome in join_all(&vec![stored(&server, "none", 2, Path::new("/nonexistent/store")); 2]) {
@@ -196,7 +196,7 @@ fn a_directory_that_is_not_there_is_named_at_once() {
 }
 
 #[test]
-fn ranks_with_different_stores_are_told_which() {
+fn ranks_with_different_stores_are_refused_naming_them() {
     let (server, one, other) = (server(), tempdir().unwrap(), tempdir().unwrap());
     let options = [&one, &other].map(|directory| stored(&server, "different", 2, directory.path()));
     for outcome in join_all(&options) {
@@ -208,7 +208,7 @@ fn ranks_with_different_stores_are_told_which() {
 }
 
 #[test]
-fn a_channel_without_its_store_is_refused() {
+fn stored_channel_without_store_is_refused() {
     let server = server();
     let options = JoinOptions {
         channel: Channel::Stored,
@@ -247,7 +247,7 @@ fn hears(name: &str, forged: impl Fn(u64) -> Vec<u8> + Sync) -> String {
 }
 
 #[test]
-fn what_no_rank_has_stored_is_refused() {
+fn foreign_object_in_a_queue_is_refused() {
     let heard = hears("foreign", |_| {
         b"not an object of ours, but one of the same name".to_vec()
     });
@@ -255,7 +255,7 @@ fn what_no_rank_has_stored_is_refused() {
 }
 
 #[test]
-fn an_object_with_the_right_number_and_other_bytes_is_refused_by_tls() {
+fn forged_object_is_refused_by_tls() {
     let heard = hears("tampered", |number| {
         let mut object = b"DFST\x01\0\0\0".to_vec();
         object.extend_from_slice(&number.to_le_bytes());
@@ -269,7 +269,7 @@ fn an_object_with_the_right_number_and_other_bytes_is_refused_by_tls() {
 }
 
 #[test]
-fn what_else_lies_in_the_store_stays_as_it_is() {
+fn other_objects_in_the_store_are_kept() {
     let (server, store) = (server(), tempdir().unwrap());
     let (ranks, run) = world_at(&stored(&server, "others", 2, store.path()), &store);
     let notes = run.join("notes.txt");
@@ -281,6 +281,6 @@ fn what_else_lies_in_the_store_stays_as_it_is() {
         comm.barrier().unwrap();
     });
     assert_eq!(files(store.path()), [notes]);
-    dayfly_comm::stored::clear(&place(store.path()), "others").unwrap();
+    dayfly_comm::store_route::clear(&place(store.path()), "others").unwrap();
     assert_eq!(files(store.path()), Vec::<PathBuf>::new());
 }

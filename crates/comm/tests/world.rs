@@ -1,48 +1,48 @@
 //! Groups on one host: how they form, and why some do not.
 
 mod common;
-#[path = "common/here.rs"]
-mod here;
+#[path = "common/local_group.rs"]
+mod local_group;
 
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, exchange, vias};
+use common::{PATIENCE, exchange, routes};
+use dayfly_comm::Route;
 use dayfly_comm::connect::Trust;
-use dayfly_comm::connect::plan::Ways;
-use dayfly_comm::road::Via;
+use dayfly_comm::connect::plan::RouteOptions;
 use dayfly_comm::{JoinOptions, join};
 use dayfly_protocol::error::Code;
-use here::{join_all, options, server, wait_for_ranks, world};
+use local_group::{join_all, options, server, wait_for_ranks, world};
 
 #[test]
-fn ranks_of_one_host_meet_over_its_sockets() {
+fn ranks_of_one_host_use_local_sockets() {
     let server = server();
     let mut ranks = world(&options(&server, "local", 5));
-    assert!(vias(&ranks).iter().all(|(_, via)| *via == Via::Local));
+    assert!(routes(&ranks).iter().all(|(_, route)| *route == Route::Local));
     assert!(ranks.iter().all(|rank| rank.hosts == [0; 5]));
     exchange(&mut ranks);
 }
 
 #[test]
-fn each_way_alone_connects_all() {
+fn each_route_alone_connects_all_ranks() {
     let server = server();
-    let direct = Ways {
+    let direct = RouteOptions {
         direct: true,
-        ..Ways::none()
+        ..RouteOptions::none()
     };
-    let relay = Ways {
+    let relay = RouteOptions {
         relay: true,
-        ..Ways::none()
+        ..RouteOptions::none()
     };
-    for (name, ways, via) in [("direct", direct, Via::Direct), ("relay", relay, Via::Relay)] {
+    for (name, routes, route) in [("direct", direct, Route::Direct), ("relay", relay, Route::Relay)] {
         for trust in [Trust::Nobody, Trust::Fabric] {
             let options = JoinOptions {
-                ways,
+                routes,
                 trust,
                 ..options(&server, name, 4)
             };
             let mut ranks = world(&options);
-            assert!(vias(&ranks).iter().all(|(_, found)| *found == via), "{name}");
+            assert!(routes(&ranks).iter().all(|(_, found)| *found == route), "{name}");
             exchange(&mut ranks);
             drop(ranks);
         }
@@ -50,11 +50,11 @@ fn each_way_alone_connects_all() {
 }
 
 #[test]
-fn ranks_that_were_told_otherwise_than_others_do_not_join() {
+fn ranks_with_different_settings_do_not_join() {
     let server = server();
     let options = options(&server, "unlike", 2);
     let other = JoinOptions {
-        alike: 7,
+        settings_digest: 7,
         ..options.clone()
     };
     for failure in join_all(&[options, other]).into_iter().map(Result::unwrap_err) {
@@ -64,22 +64,22 @@ fn ranks_that_were_told_otherwise_than_others_do_not_join() {
 }
 
 #[test]
-fn a_group_of_one_needs_nobody() {
+fn group_of_one_forms_alone() {
     let server = server();
     let joined = join(&options(&server, "alone", 1)).unwrap();
-    assert_eq!((joined.rank, joined.size, joined.roads.len()), (0, 1, 1));
+    assert_eq!((joined.rank, joined.size, joined.connections.len()), (0, 1, 1));
     assert_eq!(server.counts(), (1, 1));
     drop(joined);
     wait_for_ranks(&server, 0);
 }
 
 #[test]
-fn sixty_four_ranks_are_connected_within_a_second_over_tcp() {
+fn sixty_four_tcp_ranks_connect_within_a_second() {
     let server = server();
     let options = JoinOptions {
-        ways: Ways {
+        routes: RouteOptions {
             direct: true,
-            ..Ways::none()
+            ..RouteOptions::none()
         },
         ..options(&server, "tcp", 64)
     };
@@ -93,7 +93,7 @@ fn sixty_four_ranks_are_connected_within_a_second_over_tcp() {
 }
 
 #[test]
-fn a_world_that_is_never_complete_ends_with_the_names_of_those_who_did_not_come() {
+fn incomplete_group_times_out_naming_missing_ranks() {
     let server = server();
     let options = JoinOptions {
         patience: Duration::from_millis(1500),
@@ -116,10 +116,10 @@ fn a_world_that_is_never_complete_ends_with_the_names_of_those_who_did_not_come(
 }
 
 #[test]
-fn a_pair_that_cannot_connect_is_named_with_what_was_tried() {
+fn unconnected_pair_is_reported_with_its_attempts() {
     let server = server();
     let options = JoinOptions {
-        ways: Ways::none(),
+        routes: RouteOptions::none(),
         patience: Duration::from_secs(1),
         ..options(&server, "apart", 2)
     };

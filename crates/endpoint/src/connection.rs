@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dayfly_link::{Patience, Socket};
+use dayfly_manager_connection::{Backoff, Socket};
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::ManagerAddress;
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, MAX_FRAME_BYTES, ToDispatcher};
@@ -70,9 +70,9 @@ impl std::fmt::Display for ConnectionState {
 #[derive(Debug, thiserror::Error)]
 enum Disconnect {
     #[error("{0}; set the endpoint up anew")]
-    Unauthorized(dayfly_link::Error),
+    Unauthorized(dayfly_manager_connection::Error),
     #[error("{0}")]
-    Connecting(dayfly_link::Error),
+    Connecting(dayfly_manager_connection::Error),
     #[error("the manager refused this endpoint: {0}")]
     Refused(Failure),
     #[error("the manager broke the protocol: {0}")]
@@ -233,7 +233,7 @@ impl ConnectionLoop {
     }
 
     async fn run(self, mut outgoing: UnboundedReceiver<FromDispatcher>) {
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         loop {
             let lost = match self.connect().await {
                 Ok(socket) => {
@@ -241,7 +241,7 @@ impl ConnectionLoop {
                     let lost = self.exchange(socket, &mut outgoing).await;
                     // Do not retry at once after an immediate refusal.
                     if begun.elapsed() > CONNECT_DEADLINE || !matches!(lost, Disconnect::Refused(_)) {
-                        patience.renew();
+                        backoff.reset();
                     }
                     // Outcomes that were sent shortly before the end are in doubt; later ones are appended.
                     let ended = self.delivery().ended();
@@ -255,7 +255,7 @@ impl ConnectionLoop {
             if matches!(lost, Disconnect::Stopping) {
                 return;
             }
-            let wait = patience.wait();
+            let wait = backoff.next_wait();
             let manager = self.manager().manager;
             // If there are several managers, try the next.
             self.managers().rotate_left(1);
@@ -313,10 +313,10 @@ impl ConnectionLoop {
 
     async fn connect(&self) -> Result<Socket, Disconnect> {
         let manager = self.manager();
-        let connecting = dayfly_link::connect(&manager, PATH, &self.token, MAX_FRAME_BYTES);
+        let connecting = dayfly_manager_connection::connect(&manager, PATH, &self.token, MAX_FRAME_BYTES);
         match tokio::time::timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(socket)) => Ok(socket),
-            Ok(Err(error @ dayfly_link::Error::Unauthorized)) => Err(Disconnect::Unauthorized(error)),
+            Ok(Err(error @ dayfly_manager_connection::Error::Unauthorized)) => Err(Disconnect::Unauthorized(error)),
             Ok(Err(error)) => Err(Disconnect::Connecting(error)),
             Err(_) => Err(Disconnect::TimedOut),
         }

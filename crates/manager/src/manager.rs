@@ -13,7 +13,7 @@ use dayfly_protocol::api::{Connection, JoinToken, NodeStatus, RendezvousAddress}
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
 use dayfly_protocol::tenancy::{Role, TenantSpec};
-use dayfly_rendezvous::server::{Bound, ServeOptions};
+use dayfly_rendezvous::server::{BoundServer, ServeOptions};
 use dayfly_storage::StoreUrl;
 use dayfly_store::system::{now_ms, random};
 use dayfly_store::tasks::TaskStore;
@@ -117,9 +117,9 @@ impl Manager {
         let address = taken.local_addr().map_err(listening)?;
         let url = url_of(address, &options.names);
         // Beside the API, on a port of its own: what is spoken there is not HTTP, and no token is shown.
-        let meeting = Bound::new(ServeOptions {
+        let meeting = BoundServer::new(ServeOptions {
             listen: vec![SocketAddr::new(address.ip(), 0)],
-            most_connections: room.rendezvous,
+            max_connections: room.rendezvous,
             ..ServeOptions::default()
         });
         let meeting = meeting.await.map_err(|failure| Error::Rendezvous(failure.message))?;

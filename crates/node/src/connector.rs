@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dayfly_comm::connector::{Orders, SOCKET};
+use dayfly_comm::connector::{ConnectorConfig, SOCKET};
 use dayfly_fabric::descriptors;
 use dayfly_protocol::ids::LeaseId;
 use dayfly_protocol::node_api::Stream;
@@ -163,14 +163,14 @@ impl ConnectorProcess {
         if let Some(group) = lease.group.upgrade() {
             group.admit(self.pid)?;
         }
-        let orders = Orders {
+        let config = ConnectorConfig {
             managers: node.trusted.all(),
-            places: node.options.rendezvous.clone(),
-            most: lease.max_groups,
+            permitted: node.options.rendezvous.clone(),
+            max_groups: lease.max_groups,
             user: rustix::process::geteuid().is_root().then_some(HELPER_USER),
         };
-        let orders = serde_json::to_vec(&orders)?;
-        descriptors::send(&self.control, &orders, &[listener.as_fd()]).map(drop)
+        let config = serde_json::to_vec(&config)?;
+        descriptors::send(&self.control, &config, &[listener.as_fd()]).map(drop)
     }
 
     /// Waits until it has ended by itself.

@@ -6,7 +6,7 @@ mod report;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dayfly_link::{self as link, Patience, Socket};
+use dayfly_manager_connection::{self as manager_connection, Backoff, Socket};
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::node_api::HeldLease;
@@ -41,7 +41,7 @@ const MAX_RESPONSES: usize = 256;
 #[derive(Debug, thiserror::Error)]
 enum Disconnect {
     #[error("{0}")]
-    Connecting(link::Error),
+    Connecting(manager_connection::Error),
     #[error("this node has neither a credential nor a join token; make one with `dayfly manager join-token`")]
     NoCredential,
     #[error("the manager does not accept this node's credential or join token; give it a fresh join token")]
@@ -65,7 +65,7 @@ enum Disconnect {
 /// Stays connected until the node closes and the manager knows how its leases ended.
 pub async fn serve(node: Arc<Node>, link: ManagerLink) {
     let mut closing = node.tasks.closing();
-    let mut patience = Patience::default();
+    let mut backoff = Backoff::default();
     let mut managers = Managers::of(&link, &node.options.state_dir);
     loop {
         let mut registered = false;
@@ -78,14 +78,14 @@ pub async fn serve(node: Arc<Node>, link: ManagerLink) {
             return;
         }
         if registered {
-            patience.renew();
+            backoff.reset();
         }
         let manager = managers.current().manager.clone();
         if !managers.next() {
             tracing::warn!(manager, %reason, next = managers.current().manager, "not connected to the manager");
             continue;
         }
-        let wait = patience.wait();
+        let wait = backoff.next_wait();
         tracing::warn!(manager, %reason, retry_ms = wait.as_millis() as u64, "not connected to the manager");
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
@@ -138,9 +138,9 @@ async fn register(
 ) -> Result<(Socket, u64, Duration), Disconnect> {
     let mut reason = Disconnect::NoCredential;
     for bearer in credentials(node, link) {
-        let mut socket = match link::connect(managers.current(), PATH, &bearer, MAX_MESSAGE_BYTES).await {
+        let mut socket = match manager_connection::connect(managers.current(), PATH, &bearer, MAX_MESSAGE_BYTES).await {
             Ok(socket) => socket,
-            Err(link::Error::Unauthorized) => {
+            Err(manager_connection::Error::Unauthorized) => {
                 reason = Disconnect::Unauthorized;
                 continue;
             }

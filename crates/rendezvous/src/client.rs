@@ -25,7 +25,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A TLS connection to the rendezvous.
-pub struct Contact {
+pub struct RendezvousClient {
     socket: TcpStream,
     session: ClientConnection,
     received: Vec<u8>,
@@ -33,14 +33,14 @@ pub struct Contact {
     local: SocketAddr,
     heartbeat: Option<Duration>,
     pinged: Instant,
-    heard: Instant,
+    last_received: Instant,
     ended: bool,
     /// A socket of the process that this rank acts for. When its other end closes, the connection fails.
-    asker: Option<OwnedFd>,
+    requester: Option<OwnedFd>,
 }
 
 /// Interval at which that process is checked.
-const LOOK: Duration = Duration::from_millis(250);
+const REQUESTER_CHECK: Duration = Duration::from_millis(250);
 
 fn has_hung_up(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
@@ -73,7 +73,7 @@ fn connected(server: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
     Ok(socket)
 }
 
-impl Contact {
+impl RendezvousClient {
     /// Connects to the first of the server's addresses that accepts, and authenticates with the group's key. With
     /// `pinned`, only a server with that key is accepted.
     pub fn open(
@@ -85,7 +85,7 @@ impl Contact {
         let addresses = server.to_socket_addrs().map_err(|error| {
             Failure::new(
                 Code::InvalidRequest,
-                format!("`{server}` is no address of a rendezvous (host:port): {error}"),
+                format!("`{server}` is not the address of a rendezvous (host:port): {error}"),
             )
         })?;
         let addresses: Vec<SocketAddr> = addresses.collect();
@@ -126,15 +126,15 @@ impl Contact {
             local,
             heartbeat: None,
             pinged: Instant::now(),
-            heard: Instant::now(),
+            last_received: Instant::now(),
             ended: false,
-            asker: None,
+            requester: None,
         })
     }
 
     /// Sets a socket whose end makes [`Self::pump`] fail.
-    pub fn act_for(&mut self, asker: Option<OwnedFd>) {
-        self.asker = asker;
+    pub fn act_on_behalf_of(&mut self, requester: Option<OwnedFd>) {
+        self.requester = requester;
     }
 
     /// How long this rank may be silent before the server considers it lost.
@@ -170,11 +170,11 @@ impl Contact {
     /// Starts pings. `heartbeat` is how long this rank may be silent before the server considers it lost.
     pub fn keep_alive(&mut self, heartbeat: Duration) {
         self.heartbeat = Some(heartbeat);
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
     }
 
     /// Queues a message; the next [`Self::pump`] sends it.
-    pub fn say(&mut self, message: &FromRank) -> Result<(), Failure> {
+    pub fn send(&mut self, message: &FromRank) -> Result<(), Failure> {
         let written = self.session.writer().write_all(&to_frame(message));
         written.map_err(|error| unreachable(self.server, error))
     }
@@ -182,17 +182,17 @@ impl Contact {
     /// Writes and reads without blocking, and pings if it is due. The end of the connection is an error once everything
     /// before it has been read.
     pub fn pump(&mut self) -> Result<(), Failure> {
-        if self.asker.as_ref().is_some_and(has_hung_up) {
-            return Err(Failure::new(Code::Cancelled, "its process ended meanwhile"));
+        if self.requester.as_ref().is_some_and(has_hung_up) {
+            return Err(Failure::new(Code::Cancelled, "its process has ended"));
         }
         if let Some(heartbeat) = self.heartbeat {
             let now = Instant::now();
-            if now.duration_since(self.heard) > heartbeat * SILENT_HEARTBEATS {
-                return Err(unreachable(self.server, "does not answer any more"));
+            if now.duration_since(self.last_received) > heartbeat * SILENT_HEARTBEATS {
+                return Err(unreachable(self.server, "no longer responds"));
             }
             if now.duration_since(self.pinged) >= heartbeat / PINGS_PER_HEARTBEAT {
                 self.pinged = now;
-                self.say(&FromRank::Ping)?;
+                self.send(&FromRank::Ping)?;
             }
         }
         self.write()?;
@@ -233,7 +233,7 @@ impl Contact {
                 Failure::new(
                     Code::Unauthorized,
                     format!(
-                        "the rendezvous at {} is not the one whose key is expected, or none at all: {error}",
+                        "the rendezvous at {} does not have the expected key, or is not a rendezvous: {error}",
                         self.server
                     ),
                 )
@@ -245,7 +245,7 @@ impl Contact {
                     break;
                 }
                 self.received.extend_from_slice(&plain[..count]);
-                self.heard = Instant::now();
+                self.last_received = Instant::now();
                 left -= count;
             }
         }
@@ -274,8 +274,8 @@ impl Contact {
                 return Ok(None);
             }
             let mut wake = self.next_ping().map_or(deadline, |ping| ping.min(deadline));
-            if self.asker.is_some() {
-                wake = wake.min(now + LOOK);
+            if self.requester.is_some() {
+                wake = wake.min(now + REQUESTER_CHECK);
             }
             wait_for(&self.socket, self.wants_write(), wake.saturating_duration_since(now))
                 .map_err(|error| unreachable(self.server, error))?;
@@ -285,11 +285,11 @@ impl Contact {
     /// Leaves the group; a reason informs the others that something is wrong. Returns when the server has noticed, or
     /// after 500 ms. So a rank that joins under the same name afterwards does not meet this one.
     pub fn leave(mut self, reason: Option<String>) {
-        self.asker = None;
+        self.requester = None;
         let deadline = Instant::now() + FAREWELL;
-        let mut said = self.say(&FromRank::Leave { reason });
-        while said.is_ok() && !self.ended && Instant::now() < deadline {
-            said = self.pump();
+        let mut result = self.send(&FromRank::Leave { reason });
+        while result.is_ok() && !self.ended && Instant::now() < deadline {
+            result = self.pump();
             let wait = wait_for(&self.socket, self.wants_write(), until(deadline));
             self.received.clear();
             if wait.is_err() {
@@ -298,14 +298,14 @@ impl Contact {
         }
     }
 
-    /// Asks the probe port from which address it sees a second connection from our port. Pings continue meanwhile.
+    /// Returns the address from which the probe port sees a second connection from our port. Pings continue meanwhile.
     pub fn probe(&mut self, port: u16, deadline: Instant) -> Result<io::Result<SocketAddr>, Failure> {
         let mut to = self.server;
         to.set_port(port);
         let mut probe = match dial(to, Some(self.local.port())) {
             Ok(socket) => Probe {
                 socket,
-                answer: [0; PROBE_BYTES],
+                response: [0; PROBE_BYTES],
                 had: 0,
             },
             Err(error) => return Ok(Err(error)),
@@ -330,7 +330,7 @@ impl Contact {
 /// A connection to the probe port.
 struct Probe {
     socket: TcpStream,
-    answer: [u8; PROBE_BYTES],
+    response: [u8; PROBE_BYTES],
     had: usize,
 }
 
@@ -347,8 +347,8 @@ impl Probe {
         if self.is_new() {
             return Ok(None);
         }
-        while self.had < self.answer.len() {
-            match self.socket.read(&mut self.answer[self.had..]) {
+        while self.had < self.response.len() {
+            match self.socket.read(&mut self.response[self.had..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.had += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
@@ -356,7 +356,7 @@ impl Probe {
                 Err(error) => return Err(error),
             }
         }
-        let seen = from_probe(&self.answer).ok_or(io::ErrorKind::InvalidData)?;
+        let seen = from_probe(&self.response).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Some(seen))
     }
 }

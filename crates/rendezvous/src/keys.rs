@@ -145,7 +145,7 @@ mod tests {
     const SECRET: &[u8] = b"0123456789abcdef";
 
     #[test]
-    fn all_with_the_secret_have_the_same_keys_and_nobody_else() {
+    fn keys_depend_on_the_secret_alone() {
         let keys = GroupKeys::new("job", "1", SECRET).unwrap();
         let again = GroupKeys::new("job", "1", SECRET).unwrap();
         assert_eq!(keys.member().public, again.member().public);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_a_name_share_the_key_to_the_rendezvous_and_not_the_one_among_ranks() {
+    fn runs_share_the_rendezvous_key_only() {
         let first = GroupKeys::new("job", "1", SECRET).unwrap();
         let second = GroupKeys::new("job", "2", SECRET).unwrap();
         assert_eq!(first.member().public, second.member().public);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_bound_to_rank_size_and_run() {
+    fn card_is_bound_to_rank_size_and_run() {
         let keys = GroupKeys::new("job", "", SECRET).unwrap();
         let card = keys.seal_card(&[1; 16], 2, 4, "card");
         assert_ne!(card, keys.seal_card(&[2; 16], 2, 4, "card"));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_could_be_guessed_is_refused() {
+    fn short_secret_is_refused() {
         let failure = GroupKeys::new("job", "", b"hunter2").unwrap_err();
         assert_eq!(failure.code, Code::InvalidRequest);
     }

@@ -12,6 +12,8 @@
 //! - `server`, behind the feature of that name: the rendezvous, and its relay.
 
 pub mod client;
+#[cfg(feature = "server")]
+mod groups;
 pub mod keys;
 pub mod messages;
 #[cfg(feature = "server")]
@@ -19,5 +21,3 @@ mod relay;
 #[cfg(feature = "server")]
 pub mod server;
 pub mod socket;
-#[cfg(feature = "server")]
-mod state;

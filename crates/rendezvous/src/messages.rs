@@ -99,7 +99,7 @@ pub struct Card {
     pub nat: Nat,
     /// Digest of the settings that must be equal on all ranks.
     #[serde(default)]
-    pub alike: u64,
+    pub settings_digest: u64,
     /// Its store, and whether everything goes through it, as text that is equal on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
@@ -262,7 +262,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn half_a_frame_is_none_and_two_are_two() {
+    fn incomplete_frame_waits_and_two_frames_follow() {
         let frame = to_frame(&FromRank::Ping);
         let mut received = frame[..frame.len() - 1].to_vec();
         assert_eq!(take_frame::<FromRank>(&mut received, 100), Ok(None));
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_length_beyond_the_limit_is_refused_before_it_comes() {
+    fn excessive_frame_length_is_refused_at_once() {
         let mut received = u32::MAX.to_le_bytes().to_vec();
         let failure = take_frame::<FromRank>(&mut received, MAX_FROM_RANK).unwrap_err();
         assert_eq!(failure.code, Code::ProtocolViolation);
@@ -283,12 +283,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn garbage_is_an_error_or_nothing_and_never_a_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn garbage_frames_never_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = take_frame::<FromRank>(&mut bytes, MAX_FROM_RANK);
         }
 
         #[test]
-        fn a_probe_says_the_address_that_was_seen(ip: IpAddr, port: u16) {
+        fn probe_returns_the_observed_address(ip: IpAddr, port: u16) {
             let seen = SocketAddr::new(ip.to_canonical(), port);
             prop_assert_eq!(from_probe(&probe_bytes(seen)), Some(seen));
         }

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_is_good_for_its_pair_at_its_server() {
+    fn ticket_is_valid_for_its_pair_and_server() {
         let relay = Relay::new(true).unwrap();
         let ticket = relay.ticket([7; 16], 5, 3).unwrap();
         assert_eq!(relay.check(&ticket).unwrap(), (([7; 16], 3, 5), 5));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_relay_gives_no_ticket() {
+    fn disabled_relay_gives_no_ticket() {
         assert_eq!(Relay::new(false).unwrap().ticket([7; 16], 0, 1), None);
     }
 }

@@ -14,17 +14,17 @@ const BACKLOG: i32 = 4096;
 /// Silence after which keep-alive probes begin.
 const IDLE: Duration = Duration::from_secs(2);
 /// Interval of the probes.
-const ASK: Duration = Duration::from_secs(1);
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of probes. Sent bytes must be acknowledged within the same time.
-const NO_GRANT: u32 = 3;
+const PROBES: u32 = 3;
 
 /// Makes a connection fail within about 5 s when its other host is gone or unreachable.
 pub fn watch_peer(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_socket_keepalive(&socket, true)?;
     sockopt::set_tcp_keepidle(&socket, IDLE)?;
-    sockopt::set_tcp_keepintvl(&socket, ASK)?;
-    sockopt::set_tcp_keepcnt(&socket, NO_GRANT)?;
-    let unacknowledged = IDLE + ASK * NO_GRANT;
+    sockopt::set_tcp_keepintvl(&socket, PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(&socket, PROBES)?;
+    let unacknowledged = IDLE + PROBE_INTERVAL * PROBES;
     sockopt::set_tcp_user_timeout(&socket, u32::try_from(unacknowledged.as_millis()).unwrap_or(u32::MAX))?;
     Ok(())
 }

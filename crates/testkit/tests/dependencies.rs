@@ -11,7 +11,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("dayfly-protocol", 0),
     ("dayfly-fabric", 1),
     ("dayfly-lease", 1),
-    ("dayfly-link", 1),
+    ("dayfly-manager-connection", 1),
     ("dayfly-harvest", 1),
     ("dayfly-sandbox", 1),
     ("dayfly-telemetry", 1),

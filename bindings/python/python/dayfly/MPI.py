@@ -729,7 +729,7 @@ class Comm:
 
         ``local`` within a host, ``direct`` over a connection that one of the two dialled, ``punched`` over one through
         the NATs of both, ``relay`` where nothing else was left, ``stored`` through a store, ``fabric`` over
-        libfabric; None to this rank itself, and to those with which it is not connected yet (``lazily`` of
+        libfabric; None to this rank itself, and to those with which it is not connected yet (``lazy_connect`` of
         `dayfly.run`).
         """
         return self._native.ways

@@ -150,11 +150,11 @@ def run_program(
 ) -> dict[int, int]:
     """Runs the program on all ranks. Returns their exit statuses (128 plus the signal if a signal ended one)."""
     program = packed(options)
-    asked = {"fabric": options.fabric, "lazily": options.lazily}
+    asked = {"fabric": options.fabric, "lazy_connect": options.lazy_connect}
     chosen = group_settings(options.spin, options.tables, options.store, options.channel, **asked)
     # The launcher, and ranks that only forward lines, must not occupy a core. The launcher may also need the store to
     # reach the ranks. Ranks of this group communicate with the launcher only.
-    passing = group_settings(0, None, options.store, "direct", lazily=True) | {"deadline_s": 7 * 24 * 3600}
+    passing = group_settings(0, None, options.store, "direct", lazy_connect=True) | {"deadline_s": 7 * 24 * 3600}
 
     def once(lease: dict[str, Any]) -> dict[int, int]:
         group = invitation_to(client, options.ranks) | chosen
@@ -242,7 +242,7 @@ def run_function(client: dayfly.Client, options: argparse.Namespace) -> list[Any
         store=options.store,
         channel=options.channel,
         fabric=options.fabric,
-        lazily=options.lazily,
+        lazy_connect=options.lazy_connect,
         **options.lease,
     )
 
@@ -281,7 +281,7 @@ def main() -> int:
     parser.add_argument("--store")
     parser.add_argument("--channel", default="direct")
     parser.add_argument("--fabric")
-    parser.add_argument("--lazily", action="store_true")
+    parser.add_argument("--lazy-connect", action="store_true")
     parser.add_argument("--duration", type=float)
     parser.add_argument("--sandbox")
     parser.add_argument("--network", action="store_true")

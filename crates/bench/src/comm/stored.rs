@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use dayfly_comm::connect::plan::Ways;
+use dayfly_comm::connect::plan::RouteOptions;
 use dayfly_comm::cost::{self, Measured, Prediction, Prices};
-use dayfly_comm::stored::pause;
+use dayfly_comm::store_route::pause;
 use dayfly_comm::table::Table as Algorithms;
 use dayfly_comm::{Channel, JoinOptions, Options, World, join};
 use dayfly_rendezvous::server::{ServeOptions, Server};
@@ -196,9 +196,9 @@ fn round(meeting: &Meeting, plan: &Plan, op: Op, ranks: usize, sizes: &[usize], 
             store: (channel == Channel::Stored).then(|| plan.place.clone()),
             channel,
             // Use the loopback instead of shared memory, which hosts do not share.
-            ways: Ways {
+            routes: RouteOptions {
                 local: false,
-                ..Ways::default()
+                ..RouteOptions::default()
             },
             patience: PATIENCE,
             ..JoinOptions::new(

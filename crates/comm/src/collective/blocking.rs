@@ -10,27 +10,27 @@ use dayfly_protocol::error::Failure;
 use super::Run;
 use super::start::{Algorithm, Plan};
 use crate::datatype::Datatype;
-use crate::engine::{Held, Patience};
+use crate::engine::{EngineGuard, WaitState};
 use crate::group::Communicator;
 use crate::operation::Operation;
 
 /// Polls a future to its end, and drives the engine meanwhile.
 pub fn drive<T>(
-    held: &mut Held<'_>,
+    guard: &mut EngineGuard<'_>,
     what: &'static str,
     future: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
     // Dropped before the caller releases the engine.
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());
-    let mut patience = Patience::new(what);
+    let mut wait_state = WaitState::new(what);
     loop {
         if let Poll::Ready(outcome) = future.as_mut().poll(&mut context) {
             return outcome;
         }
-        let seen = held.engine().book.completions;
-        while held.engine().book.completions == seen {
-            held.step(&mut patience)?;
+        let seen = guard.engine().matching.completions;
+        while guard.engine().matching.completions == seen {
+            guard.step(&mut wait_state)?;
         }
     }
 }
@@ -43,10 +43,10 @@ pub fn drive<T>(
 impl Communicator {
     pub(crate) fn run<'a, A: Algorithm<'a>>(&'a self, plan: Result<Plan<A>, Failure>) -> Result<(), Failure> {
         let Plan { call, what, run } = plan?;
-        let mut held = self.core.hold();
-        let address = held.engine().begin(self.record, call)?;
-        let own = Run::new(&self.core, &self.members, self.rank as usize, address);
-        drive(&mut held, what, run(own))
+        let mut guard = self.engine.lock();
+        let key = guard.engine().begin(self.record, call)?;
+        let own = Run::new(&self.engine, &self.members, self.rank as usize, key);
+        drive(&mut guard, what, run(own))
     }
 
     /// Waits until all ranks have called it.

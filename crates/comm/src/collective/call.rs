@@ -130,7 +130,7 @@ mod tests {
     use crate::operation::Operation;
 
     #[test]
-    fn a_call_survives_the_wire_and_says_what_it_is() {
+    fn call_is_decoded_and_displayed_with_its_kind() {
         let call = Call::new(Kind::Reduce)
             .of(48)
             .rooted(3)

@@ -8,14 +8,15 @@ use std::task::{Context, Poll};
 
 use dayfly_protocol::error::Failure;
 
-use crate::book::{RequestId, Status};
-use crate::engine::{Address, Core, Engine, Started};
+use crate::engine::{Engine, SharedEngine, Started};
+use crate::matching::MatchKey;
+use crate::matching::{RequestId, Status};
 
-/// A send or a receive over memory that is borrowed for `'a`. Polled and dropped only while the engine is held.
+/// A send or a receive over memory that is borrowed for `'a`. Polled and dropped only while the engine is locked.
 #[derive(Debug)]
 #[must_use = "it is cancelled when dropped"]
 pub struct Op<'a> {
-    core: &'a Core,
+    engine: &'a SharedEngine,
     state: OpState,
     memory: PhantomData<&'a mut [u8]>,
 }
@@ -27,22 +28,22 @@ enum OpState {
 }
 
 impl Op<'_> {
-    fn new(core: &Core, started: Result<Started, Failure>) -> Op<'_> {
+    fn new(engine: &SharedEngine, started: Result<Started, Failure>) -> Op<'_> {
         let state = match started {
             Ok(Started::Pending(id)) => OpState::Pending(id),
             Ok(Started::Done(status)) => OpState::Over(Some(Ok(status))),
             Err(failure) => OpState::Over(Some(Err(failure))),
         };
         Op {
-            core,
+            engine,
             state,
             memory: PhantomData,
         }
     }
 
     fn with<T>(&self, using: impl FnOnce(&mut Engine) -> T) -> T {
-        // SAFETY: operations are polled and dropped only while a `Held` of this thread exists.
-        unsafe { self.core.with(using) }
+        // SAFETY: operations are polled and dropped only while an `EngineGuard` of this thread exists.
+        unsafe { self.engine.with(using) }
     }
 }
 
@@ -55,7 +56,7 @@ impl Future for Op<'_> {
             OpState::Over(outcome) => outcome.take().map_or(Poll::Pending, Poll::Ready),
             OpState::Pending(id) => {
                 let id = *id;
-                let Some(outcome) = self.with(|engine| engine.book.take(id)) else {
+                let Some(outcome) = self.with(|engine| engine.matching.take(id)) else {
                     return Poll::Pending;
                 };
                 self.state = OpState::Over(None);
@@ -76,23 +77,23 @@ impl Drop for Op<'_> {
 /// A part of a buffer that was received into.
 pub type Part<'a> = Result<&'a mut [u8], Failure>;
 
-/// One collective on one rank: its ranks, and the address of its messages. Used only while the engine is held.
+/// One collective on one rank: its ranks, and the key of its messages. Used only while the engine is locked.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'a> {
-    core: &'a Core,
+    engine: &'a SharedEngine,
     members: &'a [u32],
-    address: Address,
+    key: MatchKey,
     /// This rank in the communicator, and the communicator's size.
     pub rank: usize,
     pub size: usize,
 }
 
 impl<'a> Run<'a> {
-    pub fn new(core: &'a Core, members: &'a [u32], rank: usize, address: Address) -> Self {
+    pub fn new(engine: &'a SharedEngine, members: &'a [u32], rank: usize, key: MatchKey) -> Self {
         Self {
-            core,
+            engine,
             members,
-            address,
+            key,
             rank,
             size: members.len(),
         }
@@ -114,7 +115,7 @@ impl<'a> Run<'a> {
 
     fn with<T>(&self, using: impl FnOnce(&mut Engine) -> T) -> T {
         // SAFETY: as for `Op`.
-        unsafe { self.core.with(using) }
+        unsafe { self.engine.with(using) }
     }
 
     /// Starts sending to a rank of the communicator.
@@ -125,8 +126,8 @@ impl<'a> Run<'a> {
     {
         let peer = self.members[peer];
         // SAFETY: the operation borrows the bytes until it is complete; dropping it cancels it.
-        let started = self.with(|engine| unsafe { engine.send(peer, self.address, bytes.as_ptr(), bytes.len()) });
-        Op::new(self.core, started)
+        let started = self.with(|engine| unsafe { engine.send(peer, self.key, bytes.as_ptr(), bytes.len()) });
+        Op::new(self.engine, started)
     }
 
     /// Starts receiving exactly `into.len()` bytes from a rank of the communicator.
@@ -137,8 +138,8 @@ impl<'a> Run<'a> {
     {
         let peer = self.members[peer];
         // SAFETY: as above.
-        let started = self.with(|engine| unsafe { engine.receive(peer, self.address, into.as_mut_ptr(), into.len()) });
-        Op::new(self.core, started)
+        let started = self.with(|engine| unsafe { engine.receive(peer, self.key, into.as_mut_ptr(), into.len()) });
+        Op::new(self.engine, started)
     }
 
     /// As [`Run::receive`]; returns the memory when it is complete.
@@ -172,16 +173,16 @@ impl<'a> Run<'a> {
     /// Scratch memory of `length` bytes with undefined contents.
     pub fn scratch(&self, length: usize) -> Scratch<'a> {
         Scratch {
-            core: self.core,
+            engine: self.engine,
             memory: self.with(|engine| engine.borrow_scratch(length)),
         }
     }
 }
 
-/// Memory that returns to the engine when dropped. Drop it only while the engine is held.
+/// Memory that returns to the engine when dropped. Drop it only while the engine is locked.
 #[derive(Debug)]
 pub struct Scratch<'a> {
-    core: &'a Core,
+    engine: &'a SharedEngine,
     memory: Vec<u8>,
 }
 
@@ -202,7 +203,7 @@ impl Drop for Scratch<'_> {
     fn drop(&mut self) {
         // SAFETY: as for `Op`.
         unsafe {
-            self.core
+            self.engine
                 .with(|engine| engine.return_scratch(std::mem::take(&mut self.memory)))
         };
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use dayfly_protocol::error::{Code, Failure};
 
-use super::{Call, Kind, Reduction, Run, block, levels};
+use super::{Call, Kind, Reduction, Run, block, hierarchy};
 use crate::datatype::Datatype;
 use crate::group::Communicator;
 use crate::operation::Operation;
@@ -102,7 +102,7 @@ impl Communicator {
             match hosts {
                 None => super::barrier(run).await,
                 // Boxed here and below: the future is large, and a poller of the small one must not carry its size.
-                Some(hosts) => Box::pin(levels::barrier(run, hosts)).await,
+                Some(hosts) => Box::pin(hierarchy::barrier(run, hosts)).await,
             }
         })
     }
@@ -119,7 +119,7 @@ impl Communicator {
             move |run| async move {
                 match hosts {
                     None => super::bcast(run, buffer, at, table).await,
-                    Some(hosts) => Box::pin(levels::bcast(run, hosts, buffer, at, table)).await,
+                    Some(hosts) => Box::pin(hierarchy::bcast(run, hosts, buffer, at, table)).await,
                 }
             },
         )
@@ -263,7 +263,7 @@ impl Communicator {
     ) -> Result<Plan<impl Algorithm<'a>>, Failure> {
         let at = self.check_root(root)?;
         let by = self.reduction(buffer.len(), datatype, operation)?;
-        let hosts = self.hosts.as_deref().filter(|hosts| hosts.suit(&by));
+        let hosts = self.hosts.as_deref().filter(|hosts| hosts.allow(&by));
         Plan::new(
             Call::new(Kind::Reduce)
                 .of(buffer.len())
@@ -273,7 +273,7 @@ impl Communicator {
             move |run| async move {
                 match hosts {
                     None => super::reduce(run, buffer, at, by).await,
-                    Some(hosts) => Box::pin(levels::reduce(run, hosts, buffer, at, by)).await,
+                    Some(hosts) => Box::pin(hierarchy::reduce(run, hosts, buffer, at, by)).await,
                 }
             },
         )
@@ -289,14 +289,14 @@ impl Communicator {
         expect("buffer of an allreduce", into.len(), own.len())?;
         let by = self.reduction(own.len(), datatype, operation)?;
         let table = self.table;
-        let hosts = self.hosts.as_deref().filter(|hosts| hosts.suit(&by));
+        let hosts = self.hosts.as_deref().filter(|hosts| hosts.allow(&by));
         Plan::new(
             Call::new(Kind::Allreduce).of(own.len()).reducing(operation, datatype),
             "allreduce",
             move |run| async move {
                 match hosts {
                     None => super::allreduce(run, own, into, by, table).await,
-                    Some(hosts) => Box::pin(levels::allreduce(run, hosts, own, into, by, table)).await,
+                    Some(hosts) => Box::pin(hierarchy::allreduce(run, hosts, own, into, by, table)).await,
                 }
             },
         )

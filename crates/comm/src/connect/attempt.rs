@@ -5,10 +5,10 @@
 //! agree on one connection, however many exist. An attempt never reads more bytes than its current step needs: later
 //! bytes belong to the group.
 
+mod handshake;
+
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use dayfly_fabric::tls::{self, Identity};
@@ -18,86 +18,19 @@ use dayfly_rendezvous::messages::{RELAY_JOINED, RELAY_MAGIC};
 use rustls::Connection;
 
 use super::Trust;
-use super::hello::{HELLO_BYTES, Hello, Way};
-use super::socket::rearm;
-use crate::road::{Road, Via};
+use super::hello::{HELLO_BYTES, Hello};
+use super::socket::{Socket, rearm};
+use crate::{PeerConnection, Route};
+use handshake::{Records, secure};
 
 /// State that all attempts of a rank share.
-pub struct Common<'a> {
+pub struct AttemptContext<'a> {
     pub keys: &'a GroupKeys,
     pub identity: &'a Identity,
     pub run: [u8; 16],
     pub rank: u32,
     pub cards: &'a [Card],
     pub trust: Trust,
-}
-
-/// A non-blocking socket of any kind.
-pub enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-    /// The local end of a way through a store.
-    Stored(UnixStream),
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(socket) => socket.as_fd(),
-            Self::Unix(socket) | Self::Stored(socket) => socket.as_fd(),
-        }
-    }
-}
-
-impl Read for &Socket {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(socket) => (&mut &*socket).read(into),
-            Socket::Unix(socket) | Socket::Stored(socket) => (&mut &*socket).read(into),
-        }
-    }
-}
-
-impl Write for &Socket {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(socket) => (&mut &*socket).write(from),
-            Socket::Unix(socket) | Socket::Stored(socket) => (&mut &*socket).write(from),
-        }
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Passes one record at a time to TLS.
-#[derive(Default)]
-struct Records {
-    header: [u8; 5],
-    had: usize,
-    body: usize,
-}
-
-struct OneRecord<'a>(&'a Socket, &'a mut Records);
-
-impl Read for OneRecord<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let (mut socket, records) = (self.0, &mut *self.1);
-        let left = if records.had < 5 { 5 - records.had } else { records.body };
-        let most = left.min(into.len());
-        let count = socket.read(&mut into[..most])?;
-        if records.had < 5 {
-            records.header[records.had..records.had + count].copy_from_slice(&into[..count]);
-            records.had += count;
-            records.body = usize::from(u16::from_be_bytes([records.header[3], records.header[4]]));
-        } else {
-            records.body -= count;
-        }
-        if records.had == 5 && records.body == 0 {
-            records.had = 0;
-        }
-        Ok(count)
-    }
 }
 
 enum Stage {
@@ -131,7 +64,7 @@ pub enum Progress {
 pub struct Attempt {
     socket: Socket,
     stage: Stage,
-    way: Way,
+    route: Route,
     /// The other rank; `None` for an accepted connection until its hello.
     pub peer: Option<u32>,
     /// The step of the pair's plan; `None` if the other rank dialled.
@@ -154,8 +87,8 @@ fn broken(error: io::Error) -> String {
 
 impl Attempt {
     /// An attempt that this rank began, to a known rank. It sends `ticket` to the relay first.
-    pub fn dialled(socket: Socket, way: Way, peer: u32, step: usize, ticket: Option<&[u8]>) -> Self {
-        let mut attempt = Self::new(socket, way, Stage::Dialing);
+    pub fn dialled(socket: Socket, route: Route, peer: u32, step: usize, ticket: Option<&[u8]>) -> Self {
+        let mut attempt = Self::new(socket, route, Stage::Dialing);
         attempt.peer = Some(peer);
         attempt.step = Some(step);
         if let Some(ticket) = ticket {
@@ -166,19 +99,19 @@ impl Attempt {
 
     /// An attempt that another rank began.
     pub fn accepted(socket: Socket) -> Self {
-        let way = match socket {
-            Socket::Unix(_) => Way::Local,
-            Socket::Tcp(_) => Way::Direct,
-            Socket::Stored(_) => Way::Stored,
+        let route = match socket {
+            Socket::Unix(_) => Route::Local,
+            Socket::Tcp(_) => Route::Direct,
+            Socket::Stored(_) => Route::Stored,
         };
-        Self::new(socket, way, Stage::Hello)
+        Self::new(socket, route, Stage::Hello)
     }
 
-    fn new(socket: Socket, way: Way, stage: Stage) -> Self {
+    fn new(socket: Socket, route: Route, stage: Stage) -> Self {
         Self {
             socket,
             stage,
-            way,
+            route,
             peer: None,
             step: None,
             chosen: false,
@@ -206,17 +139,17 @@ impl Attempt {
     /// Whether it waits for the network, the relay or the store, which have time limits of their own, and not for the
     /// other rank's next message.
     pub fn is_on_its_way(&self) -> bool {
-        self.way == Way::Stored || matches!(self.stage, Stage::Dialing | Stage::Relayed)
+        self.route == Route::Stored || matches!(self.stage, Stage::Dialing | Stage::Relayed)
     }
 
     /// What it waits for, for error messages.
     pub fn waits_for(&self) -> &'static str {
         match self.stage {
-            Stage::Dialing => "no answer",
-            Stage::Relayed => "the other rank did not come to the relay",
-            Stage::Hello => "connected, and no hello came",
-            Stage::Proof => "connected, and no proof of the secret came",
-            Stage::Choice => "connected, and not chosen",
+            Stage::Dialing => "no response",
+            Stage::Relayed => "the other rank did not reach the relay",
+            Stage::Hello => "connected, but no hello arrived",
+            Stage::Proof => "connected, but no proof of the secret arrived",
+            Stage::Choice => "connected, but not chosen",
             Stage::Session(..) => "TLS was not completed",
             Stage::Leaving => "the last bytes were not taken",
         }
@@ -227,12 +160,12 @@ impl Attempt {
         self.since = Instant::now();
     }
 
-    fn is_lower(&self, common: &Common<'_>) -> bool {
+    fn is_lower(&self, common: &AttemptContext<'_>) -> bool {
         self.peer.is_some_and(|peer| common.rank < peer)
     }
 
     /// Both hellos, the lower rank's first.
-    fn ordered(&self, common: &Common<'_>) -> Option<[&Hello; 2]> {
+    fn ordered(&self, common: &AttemptContext<'_>) -> Option<[&Hello; 2]> {
         let (mine, theirs) = self.hellos.as_ref()?;
         let theirs = theirs.as_ref()?;
         Some(if self.is_lower(common) {
@@ -242,20 +175,12 @@ impl Attempt {
         })
     }
 
-    fn via(&self) -> Via {
-        let way = |hello: &Hello| hello.way;
-        let ways = self
-            .hellos
-            .as_ref()
-            .map(|(mine, theirs)| (way(mine), theirs.as_ref().map(way)));
-        match ways.map_or(self.way, |(mine, theirs)| {
-            theirs.map_or(mine, |theirs| mine.max(theirs))
-        }) {
-            Way::Local => Via::Local,
-            Way::Direct => Via::Direct,
-            Way::Punch => Via::Punched,
-            Way::Relay => Via::Relay,
-            Way::Stored => Via::Stored,
+    /// The later of the two ends' routes: only the end that used a relay or a simultaneous open knows it.
+    fn route(&self) -> Route {
+        match &self.hellos {
+            Some((mine, Some(theirs))) => mine.route.max(theirs.route),
+            Some((mine, None)) => mine.route,
+            None => self.route,
         }
     }
 
@@ -287,19 +212,19 @@ impl Attempt {
         Ok(Some(std::mem::take(&mut self.received)))
     }
 
-    fn say_hello(&mut self, common: &Common<'_>, to: u32) -> Result<(), String> {
+    fn send_hello(&mut self, common: &AttemptContext<'_>, to: u32) -> Result<(), String> {
         let encrypt = match &self.socket {
             Socket::Unix(_) => false,
             // A store keeps the bytes, so trust in the network does not cover it.
             Socket::Stored(_) => true,
             Socket::Tcp(socket) => {
-                let stays =
-                    self.way != Way::Relay && socket.peer_addr().is_ok_and(|peer: SocketAddr| peer.ip().is_loopback());
+                let stays = self.route != Route::Relay
+                    && socket.peer_addr().is_ok_and(|peer: SocketAddr| peer.ip().is_loopback());
                 !stays && common.trust == Trust::Nobody
             }
         };
         let hello = Hello {
-            way: self.way,
+            route: self.route,
             encrypt,
             run: common.run,
             from: common.rank,
@@ -311,22 +236,22 @@ impl Attempt {
         Ok(())
     }
 
-    fn hear_hello(&mut self, common: &Common<'_>, bytes: &[u8]) -> Result<(), String> {
+    fn receive_hello(&mut self, common: &AttemptContext<'_>, bytes: &[u8]) -> Result<(), String> {
         let hello = bytes.try_into().ok().and_then(Hello::from_bytes);
-        let hello = hello.ok_or("whoever is there is no rank of a group")?;
+        let hello = hello.ok_or("the peer is not a rank of a group")?;
         if hello.run != common.run {
-            return Err("whoever is there is of another run".into());
+            return Err("the peer belongs to another run".into());
         }
         let size = u32::try_from(common.cards.len()).unwrap_or(u32::MAX);
         if hello.to != common.rank || hello.from >= size || hello.from == common.rank {
-            return Err(format!("rank {} is there, and looks for {}", hello.from, hello.to));
+            return Err(format!("rank {} is there, and expects rank {}", hello.from, hello.to));
         }
         if self.peer.is_some_and(|peer| peer != hello.from) {
             return Err(format!("rank {} is there", hello.from));
         }
         self.peer = Some(hello.from);
         if self.hellos.is_none() {
-            self.say_hello(common, hello.from)?;
+            self.send_hello(common, hello.from)?;
         }
         if let Some((_, theirs)) = &mut self.hellos {
             *theirs = Some(hello);
@@ -341,7 +266,7 @@ impl Attempt {
     }
 
     /// Chooses this attempt. Only the lower rank calls this.
-    pub fn choose(&mut self, common: &Common<'_>) -> Result<(), String> {
+    pub fn choose(&mut self, common: &AttemptContext<'_>) -> Result<(), String> {
         if let Some([low, high]) = self.ordered(common) {
             let choice = common.keys.choice(&low.to_bytes(), &high.to_bytes());
             self.sending.extend_from_slice(&choice);
@@ -350,7 +275,7 @@ impl Attempt {
     }
 
     /// Begins TLS if either end wants it.
-    fn settle(&mut self, common: &Common<'_>) -> Result<(), String> {
+    fn settle(&mut self, common: &AttemptContext<'_>) -> Result<(), String> {
         self.chosen = true;
         let encrypt = self
             .ordered(common)
@@ -374,7 +299,7 @@ impl Attempt {
     }
 
     /// Advances as far as the socket permits.
-    pub fn advance(&mut self, common: &Common<'_>) -> Result<Progress, String> {
+    pub fn advance(&mut self, common: &AttemptContext<'_>) -> Result<Progress, String> {
         loop {
             if matches!(self.stage, Stage::Dialing) {
                 if !self.is_connected()? {
@@ -382,7 +307,7 @@ impl Attempt {
                 }
                 let relayed = !self.sending.is_empty();
                 if let (false, Some(peer)) = (relayed, self.peer) {
-                    self.say_hello(common, peer)?;
+                    self.send_hello(common, peer)?;
                 }
                 self.enter(if relayed { Stage::Relayed } else { Stage::Hello });
             }
@@ -393,15 +318,15 @@ impl Attempt {
                 Stage::Relayed => match self.receive(1)? {
                     Some(answer) if answer == [RELAY_JOINED] => {
                         if let Some(peer) = self.peer {
-                            self.say_hello(common, peer)?;
+                            self.send_hello(common, peer)?;
                         }
                         self.enter(Stage::Hello);
                     }
-                    Some(_) => return Err("the relay's answer is none".into()),
+                    Some(_) => return Err("the relay sent an unknown response".into()),
                     None => return Ok(Progress::Waits),
                 },
                 Stage::Hello => match self.receive(HELLO_BYTES)? {
-                    Some(bytes) => self.hear_hello(common, &bytes)?,
+                    Some(bytes) => self.receive_hello(common, &bytes)?,
                     None => return Ok(Progress::Waits),
                 },
                 Stage::Proof => {
@@ -412,7 +337,7 @@ impl Attempt {
                         .ordered(common)
                         .map(|[low, high]| common.keys.proof(!lower, &low.to_bytes(), &high.to_bytes()));
                     if !expected.is_some_and(|expected| same_tag(&expected, &proof)) {
-                        return Err("whoever is there does not know the group's secret".into());
+                        return Err("the peer does not know the group's secret".into());
                     }
                     self.enter(Stage::Choice);
                     if lower {
@@ -428,7 +353,7 @@ impl Attempt {
                         .ordered(common)
                         .map(|[low, high]| common.keys.choice(&low.to_bytes(), &high.to_bytes()));
                     if !expected.is_some_and(|expected| same_tag(&expected, &choice)) {
-                        return Err("whoever is there does not know the group's secret".into());
+                        return Err("the peer does not know the group's secret".into());
                     }
                     self.settle(common)?;
                 }
@@ -461,9 +386,9 @@ impl Attempt {
         }
     }
 
-    /// The road of a completed attempt.
-    pub fn into_road(self) -> Result<Road, String> {
-        let via = self.via();
+    /// The connection of a completed attempt.
+    pub fn into_connection(self) -> Result<PeerConnection, String> {
+        let route = self.route();
         let session = match self.stage {
             Stage::Session(session, _) => Some(session),
             _ => None,
@@ -471,45 +396,18 @@ impl Attempt {
         match self.socket {
             Socket::Unix(socket) => {
                 socket.set_nonblocking(false).map_err(broken)?;
-                Ok(Road::Local(socket))
+                Ok(PeerConnection::Local(socket))
             }
             Socket::Tcp(socket) => {
                 socket.set_nonblocking(false).map_err(broken)?;
                 rearm(&socket).map_err(broken)?;
-                Ok(Road::Remote { socket, session, via })
+                Ok(PeerConnection::Remote { socket, session, route })
             }
             Socket::Stored(socket) => {
                 socket.set_nonblocking(false).map_err(broken)?;
-                let session = session.ok_or("nothing is stored in clear")?;
-                Ok(Road::Stored { socket, session })
+                let session = session.ok_or("a store carries only encrypted bytes")?;
+                Ok(PeerConnection::Stored { socket, session })
             }
         }
-    }
-}
-
-/// Advances a TLS handshake. Returns whether it is complete and all of it was sent.
-fn secure(mut socket: &Socket, session: &mut Connection, records: &mut Records) -> Result<bool, String> {
-    loop {
-        while session.wants_write() {
-            match session.write_tls(&mut socket) {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(broken(error)),
-            }
-        }
-        if !session.is_handshaking() {
-            return Ok(true);
-        }
-        match session.read_tls(&mut OneRecord(socket, records)) {
-            Ok(0) => return Err("closed by the other end in TLS".into()),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(broken(error)),
-        }
-        session
-            .process_new_packets()
-            .map_err(|error| format!("the other end has not the key that its rank announced: {error}"))?;
     }
 }

@@ -1,30 +1,17 @@
-//! The first bytes of every connection between two ranks: both ranks, the run, and the way.
+//! The first bytes of every connection between two ranks: both ranks, the run, and the route.
+
+use crate::Route;
 
 pub const HELLO_BYTES: usize = 64;
 const MAGIC: [u8; 4] = *b"DFRK";
 const VERSION: u8 = 1;
 
-/// How a connection came about, as far as the sending end knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Way {
-    /// A socket of the host.
-    Local = 0,
-    /// Dialled or accepted. This states nothing about the other end's part.
-    Direct = 1,
-    /// Dialled by both ends at once, from the ports that their NATs map.
-    Punch = 2,
-    /// Through the relay.
-    Relay = 3,
-    /// Through a store.
-    Stored = 4,
-}
-
 /// A hello. Both ends send one, and prove with the group's secret that they saw the same two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// How this end reached the connection.
-    pub way: Way,
+    /// How this end reached the connection, as far as it knows: [`Route::Direct`] states nothing about the other end's
+    /// part.
+    pub route: Route,
     /// Whether this end wants encryption. One end suffices.
     pub encrypt: bool,
     /// The random name that the rendezvous gave this run.
@@ -43,7 +30,7 @@ impl Hello {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
-        bytes[5] = self.way as u8;
+        bytes[5] = self.route as u8;
         bytes[6] = u8::from(self.encrypt);
         bytes[8..24].copy_from_slice(&self.run);
         bytes[24..28].copy_from_slice(&self.from.to_le_bytes());
@@ -54,17 +41,17 @@ impl Hello {
 
     /// Decodes a stranger's bytes; `None` unless they are exactly as [`Self::to_bytes`] writes them.
     pub fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
-        let way = match bytes[5] {
-            0 => Way::Local,
-            1 => Way::Direct,
-            2 => Way::Punch,
-            3 => Way::Relay,
-            4 => Way::Stored,
+        let route = match bytes[5] {
+            0 => Route::Local,
+            1 => Route::Direct,
+            2 => Route::Punched,
+            3 => Route::Relay,
+            4 => Route::Stored,
             _ => return None,
         };
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut hello = Self {
-            way,
+            route,
             encrypt: bytes[6] == 1,
             run: [0; 16],
             from: word(24),
@@ -84,9 +71,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_what_was_written_and_nothing_else(bytes in proptest::array::uniform32(any::<u8>()), at in 0..HELLO_BYTES, with: u8) {
+        fn encoding_round_trips_and_rejects_other_bytes(bytes in proptest::array::uniform32(any::<u8>()), at in 0..HELLO_BYTES, with: u8) {
             let hello = Hello {
-                way: Way::Punch,
+                route: Route::Punched,
                 encrypt: bytes[0] & 1 == 1,
                 run: bytes[..16].try_into().unwrap(),
                 from: u32::from(bytes[1]),

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use dayfly_protocol::error::Failure;
 use dayfly_rendezvous::socket::{any, listen_on, watch_peer};
 
-use super::attempt::Socket;
+use super::socket::Socket;
 use super::{failed, socket};
 
 /// Non-blocking listening sockets.

@@ -1,4 +1,4 @@
-//! Plans which ways to another rank to try, and when.
+//! Plans which routes to another rank to try, and when.
 //!
 //! Both ranks of a pair compute their half of the plan from both cards. They begin when they receive the world, which
 //! is the common moment that simultaneous open needs. If one dialling rank suffices, it is the one behind a NAT, or the
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dayfly_rendezvous::messages::{Card, Nat};
 
-use super::hello::Way;
+use crate::Route;
 
 /// When a rank whose NAT maps each connection to another port dials again from a new port: at the first time, the other
 /// NAT may not be open yet.
@@ -21,9 +21,9 @@ const AGAIN: [Duration; 3] = [
 /// Head start of the rank that dials first.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Ways that may be tried.
+/// Routes that may be tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ways {
+pub struct RouteOptions {
     /// Sockets of the host.
     pub local: bool,
     /// One rank dials the other.
@@ -32,19 +32,19 @@ pub struct Ways {
     pub punch: bool,
     /// Through the relay.
     pub relay: bool,
-    /// How long the other ways are tried before the relay.
+    /// How long the other routes are tried before the relay.
     pub relay_after: Duration,
     /// Through a store, if both ranks have the same one.
     pub stored: bool,
-    /// How long the other ways are tried before the store.
+    /// How long the other routes are tried before the store.
     pub stored_after: Duration,
     /// Whether another process joins for this rank, from a network that the rank must not explore. Then only addresses
     /// that [may belong to a rank](may_be_a_rank) are dialled, and an error does not name the result of each address.
     pub cautious: bool,
 }
 
-impl Ways {
-    /// No way, as a base for struct updates.
+impl RouteOptions {
+    /// No route, as a base for struct updates.
     pub fn none() -> Self {
         Self {
             local: false,
@@ -64,13 +64,13 @@ impl Ways {
         }
     }
 
-    /// Whether the store is the only way.
+    /// Whether the store is the only route.
     pub fn are_only_stored(&self) -> bool {
         self.stored && !(self.local || self.direct || self.punch || self.relay)
     }
 }
 
-impl Default for Ways {
+impl Default for RouteOptions {
     fn default() -> Self {
         Self {
             local: true,
@@ -117,7 +117,7 @@ pub enum Target {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     pub target: Target,
-    pub way: Way,
+    pub route: Route,
     /// Delay since the rank received the world.
     pub after: Duration,
     /// Whether to dial from the port that the rendezvous observed.
@@ -134,19 +134,19 @@ pub struct Party<'a> {
 }
 
 /// The steps of `me` to reach `peer`.
-pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
+pub fn plan(me: Party<'_>, peer: Party<'_>, routes: &RouteOptions) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
-    let mut add = |target, way, after| {
-        if matches!(&target, Target::Address(address) if ways.cautious && !may_be_a_rank(address)) {
+    let mut add = |target, route, after| {
+        if matches!(&target, Target::Address(address) if routes.cautious && !may_be_a_rank(address)) {
             return;
         }
         // An address may be both a rank's own and the one that the rendezvous observed.
-        if steps.iter().all(|known| known.target != target || known.way != way) {
+        if steps.iter().all(|known| known.target != target || known.route != route) {
             steps.push(Step {
                 target,
-                way,
+                route,
                 after,
-                known_port: way == Way::Punch,
+                known_port: route == Route::Punched,
             });
         }
     };
@@ -154,17 +154,17 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
     let dials = me.rank > peer.rank;
     let turn = |first: bool| if first { Duration::ZERO } else { HEAD_START };
     let one_host = mine.host == theirs.host;
-    let local = ways.local && one_host && mine.user == theirs.user;
+    let local = routes.local && one_host && mine.user == theirs.user;
     if let Some(name) = theirs.unix.as_ref().filter(|_| local && mine.unix.is_some() && dials) {
-        add(Target::Local(name.clone()), Way::Local, Duration::ZERO);
+        add(Target::Local(name.clone()), Route::Local, Duration::ZERO);
     }
     // If sockets of the host may work, give them a head start.
     let begin = if local { HEAD_START } else { Duration::ZERO };
     if one_host {
         let port = theirs.locals.iter().find(|address| address.is_ipv4());
-        if let Some(port) = port.filter(|_| ways.direct) {
+        if let Some(port) = port.filter(|_| routes.direct) {
             let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.port());
-            add(Target::Address(loopback), Way::Direct, begin + turn(dials));
+            add(Target::Address(loopback), Route::Direct, begin + turn(dials));
         }
     }
     let first = match (mine.is_translated(), theirs.is_translated()) {
@@ -174,21 +174,21 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
     };
     // Within a host the loopback comes first; other addresses help if it is filtered.
     let begin = if one_host { begin + HEAD_START } else { begin };
-    if ways.direct {
+    if routes.direct {
         let same_family = |address: &SocketAddr| mine.locals.iter().any(|own| own.is_ipv4() == address.is_ipv4());
         // A loopback address, from a rank beside the rendezvous, would lead every other host to itself.
         let reachable = |address: &&SocketAddr| same_family(address) && (one_host || !address.ip().is_loopback());
         for address in theirs.locals.iter().filter(reachable) {
-            add(Target::Address(*address), Way::Direct, begin + turn(first));
+            add(Target::Address(*address), Route::Direct, begin + turn(first));
         }
         if theirs.is_translated() && !mine.is_translated() {
-            add(Target::Address(theirs.observed), Way::Direct, begin + HEAD_START);
+            add(Target::Address(theirs.observed), Route::Direct, begin + HEAD_START);
         }
     }
-    // Without a NAT a stateful filter may still exist. Behind the same NAT, the inner address is the better way.
+    // Without a NAT a stateful filter may still exist. Behind the same NAT, the inner address is the better route.
     let seen = |card: &Card| !card.observed.ip().is_loopback();
     let one_family = mine.observed.is_ipv4() == theirs.observed.is_ipv4();
-    let punch = ways.punch && one_family && !one_host && seen(mine) && seen(theirs);
+    let punch = routes.punch && one_family && !one_host && seen(mine) && seen(theirs);
     let both = mine.is_translated() && theirs.is_translated();
     let after = if both && mine.observed.ip() != theirs.observed.ip() {
         Duration::ZERO
@@ -196,29 +196,29 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
         begin + HEAD_START * 2
     };
     if punch {
-        add(Target::Address(theirs.observed), Way::Punch, after);
+        add(Target::Address(theirs.observed), Route::Punched, after);
     }
-    if ways.relay {
-        let hopeless = !local && (!ways.direct && !ways.punch || cannot_meet(mine, theirs));
+    if routes.relay {
+        let hopeless = !local && (!routes.direct && !routes.punch || cannot_meet(mine, theirs));
         add(
             Target::Relay,
-            Way::Relay,
-            if hopeless { Duration::ZERO } else { ways.relay_after },
+            Route::Relay,
+            if hopeless { Duration::ZERO } else { routes.relay_after },
         );
     }
-    if ways.stored && mine.store.is_some() && mine.store == theirs.store {
-        let after = if ways.are_only_stored() {
+    if routes.stored && mine.store.is_some() && mine.store == theirs.store {
+        let after = if routes.are_only_stored() {
             Duration::ZERO
         } else {
-            ways.stored_after
+            routes.stored_after
         };
-        add(Target::Store, Way::Stored, after);
+        add(Target::Store, Route::Stored, after);
     }
-    let allowed = !ways.cautious || may_be_a_rank(&theirs.observed);
+    let allowed = !routes.cautious || may_be_a_rank(&theirs.observed);
     if punch && allowed && mine.nat == Nat::Dependent && theirs.nat != Nat::Dependent {
         steps.extend(AGAIN.map(|again| Step {
             target: Target::Address(theirs.observed),
-            way: Way::Punch,
+            route: Route::Punched,
             after: after + again,
             known_port: false,
         }));

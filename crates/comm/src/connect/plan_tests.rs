@@ -11,79 +11,83 @@ fn card(host: &str, local: &str, observed: &str, nat: Nat) -> Card {
         locals: vec![local.parse().unwrap()],
         observed: observed.parse().unwrap(),
         nat,
-        alike: 0,
+        settings_digest: 0,
         store: None,
     }
 }
 
-fn both(low: &Card, high: &Card, ways: &Ways) -> [Vec<Step>; 2] {
+fn both(low: &Card, high: &Card, routes: &RouteOptions) -> [Vec<Step>; 2] {
     let low = Party { rank: 0, card: low };
     let high = Party { rank: 1, card: high };
-    [plan(low, high, ways), plan(high, low, ways)]
+    [plan(low, high, routes), plan(high, low, routes)]
 }
 
-fn soonest(steps: &[Step], way: Way) -> Option<Duration> {
-    steps.iter().filter(|step| step.way == way).map(|step| step.after).min()
+fn soonest(steps: &[Step], route: Route) -> Option<Duration> {
+    steps
+        .iter()
+        .filter(|step| step.route == route)
+        .map(|step| step.after)
+        .min()
 }
 
 #[test]
-fn on_one_host_the_higher_rank_dials_a_socket_and_nothing_else_begins() {
+fn higher_rank_dials_local_socket_on_shared_host() {
     let card = card("h", "10.0.0.1:5", "10.0.0.1:5", Nat::None);
-    let [low, high] = both(&card, &card, &Ways::default());
-    assert_eq!(soonest(&high, Way::Local), Some(Duration::ZERO));
-    assert_eq!(soonest(&low, Way::Local), None);
+    let [low, high] = both(&card, &card, &RouteOptions::default());
+    assert_eq!(soonest(&high, Route::Local), Some(Duration::ZERO));
+    assert_eq!(soonest(&low, Route::Local), None);
     for steps in [&low, &high] {
         assert!(
             steps
                 .iter()
-                .all(|step| step.way == Way::Local || step.after >= HEAD_START)
+                .all(|step| step.route == Route::Local || step.after >= HEAD_START)
         );
     }
 }
 
 #[test]
-fn users_of_one_host_meet_on_its_loopback() {
+fn different_users_of_one_host_use_loopback() {
     let low = card("h", "10.0.0.1:5", "10.0.0.1:5", Nat::None);
     let high = Card { user: 2, ..low.clone() };
-    let [_, steps] = both(&low, &high, &Ways::default());
+    let [_, steps] = both(&low, &high, &RouteOptions::default());
     assert_eq!(steps[0].target, Target::Address("127.0.0.1:5".parse().unwrap()));
     assert_eq!(steps[0].after, Duration::ZERO);
 }
 
 #[test]
-fn one_behind_a_nat_dials_first_and_two_open_at_once() {
+fn translated_rank_dials_first_and_two_dial_simultaneously() {
     let free = card("a", "1.0.0.1:5", "1.0.0.1:5", Nat::None);
     let inside = card("b", "10.0.0.1:6", "2.0.0.1:6", Nat::Independent);
-    let [low, high] = both(&inside, &free, &Ways::default());
-    assert_eq!(soonest(&low, Way::Direct), Some(Duration::ZERO));
-    assert_eq!(soonest(&high, Way::Direct), Some(HEAD_START));
+    let [low, high] = both(&inside, &free, &RouteOptions::default());
+    assert_eq!(soonest(&low, Route::Direct), Some(Duration::ZERO));
+    assert_eq!(soonest(&high, Route::Direct), Some(HEAD_START));
     let other = card("c", "10.0.0.1:7", "3.0.0.1:7", Nat::Independent);
-    for steps in both(&inside, &other, &Ways::default()) {
-        assert_eq!(soonest(&steps, Way::Punch), Some(Duration::ZERO));
-        assert_eq!(soonest(&steps, Way::Relay), Some(Ways::default().relay_after));
+    for steps in both(&inside, &other, &RouteOptions::default()) {
+        assert_eq!(soonest(&steps, Route::Punched), Some(Duration::ZERO));
+        assert_eq!(soonest(&steps, Route::Relay), Some(RouteOptions::default().relay_after));
     }
 }
 
 #[test]
-fn two_symmetric_nats_go_to_the_relay_at_once_unless_they_are_one() {
+fn two_symmetric_nats_use_relay_at_once() {
     let first = card("a", "10.0.0.1:6", "2.0.0.1:6", Nat::Dependent);
     let second = card("b", "10.0.0.1:6", "3.0.0.1:6", Nat::Dependent);
-    for steps in both(&first, &second, &Ways::default()) {
-        assert_eq!(soonest(&steps, Way::Relay), Some(Duration::ZERO));
+    for steps in both(&first, &second, &RouteOptions::default()) {
+        assert_eq!(soonest(&steps, Route::Relay), Some(Duration::ZERO));
     }
     let neighbour = card("b", "10.0.0.2:6", "2.0.0.1:7", Nat::Dependent);
-    for steps in both(&first, &neighbour, &Ways::default()) {
-        assert_eq!(soonest(&steps, Way::Relay), Some(Ways::default().relay_after));
+    for steps in both(&first, &neighbour, &RouteOptions::default()) {
+        assert_eq!(soonest(&steps, Route::Relay), Some(RouteOptions::default().relay_after));
     }
 }
 
 #[test]
-fn nobody_dials_the_loopback_of_another_host() {
+fn loopback_of_another_host_is_not_dialled() {
     let mut beside = card("a", "10.0.0.1:5", "127.0.0.1:5", Nat::None);
     beside.locals.push("127.0.0.1:5".parse().unwrap());
     let away = card("b", "10.0.0.2:6", "10.0.0.2:6", Nat::None);
-    for steps in both(&beside, &away, &Ways::default()) {
-        assert!(steps.iter().any(|step| step.way == Way::Direct));
+    for steps in both(&beside, &away, &RouteOptions::default()) {
+        assert!(steps.iter().any(|step| step.route == Route::Direct));
         for step in steps {
             assert!(
                 !matches!(step.target, Target::Address(address) if address.ip().is_loopback()),
@@ -94,13 +98,13 @@ fn nobody_dials_the_loopback_of_another_host() {
 }
 
 #[test]
-fn ways_that_are_not_wanted_are_not_tried() {
+fn disabled_routes_are_not_planned() {
     let first = card("a", "10.0.0.1:6", "2.0.0.1:6", Nat::Independent);
     let second = card("b", "10.0.0.1:6", "3.0.0.1:6", Nat::Independent);
-    assert!(both(&first, &second, &Ways::none()).iter().all(Vec::is_empty));
-    let relay = Ways {
+    assert!(both(&first, &second, &RouteOptions::none()).iter().all(Vec::is_empty));
+    let relay = RouteOptions {
         relay: true,
-        ..Ways::none()
+        ..RouteOptions::none()
     };
     for steps in both(&first, &second, &relay) {
         assert_eq!(steps.len(), 1);
@@ -109,7 +113,7 @@ fn ways_that_are_not_wanted_are_not_tried() {
 }
 
 #[test]
-fn the_store_is_the_last_resort_unless_it_is_the_only_way_and_both_need_the_same() {
+fn shared_store_is_tried_last() {
     let first = Card {
         store: Some("s3://bucket".into()),
         ..card("a", "10.0.0.1:5", "10.0.0.1:5", Nat::None)
@@ -118,33 +122,33 @@ fn the_store_is_the_last_resort_unless_it_is_the_only_way_and_both_need_the_same
         host: "b".into(),
         ..first.clone()
     };
-    let last = Ways {
+    let last = RouteOptions {
         stored: true,
-        ..Ways::default()
+        ..RouteOptions::default()
     };
     for steps in both(&first, &second, &last) {
-        let others = steps.iter().filter(|step| step.way != Way::Stored);
+        let others = steps.iter().filter(|step| step.route != Route::Stored);
         let slowest = others.map(|step| step.after).max().unwrap();
-        assert!(soonest(&steps, Way::Stored).unwrap() > slowest, "{steps:?}");
+        assert!(soonest(&steps, Route::Stored).unwrap() > slowest, "{steps:?}");
     }
-    for steps in both(&first, &second, &Ways::only_stored()) {
+    for steps in both(&first, &second, &RouteOptions::only_stored()) {
         assert_eq!(steps.len(), 1);
-        assert_eq!(soonest(&steps, Way::Stored), Some(Duration::ZERO));
+        assert_eq!(soonest(&steps, Route::Stored), Some(Duration::ZERO));
     }
     let elsewhere = Card {
         store: Some("s3://another".into()),
         ..second
     };
     for steps in both(&first, &elsewhere, &last) {
-        assert_eq!(soonest(&steps, Way::Stored), None);
+        assert_eq!(soonest(&steps, Route::Stored), None);
     }
 }
 
 #[test]
-fn whoever_joins_for_another_dials_nothing_that_is_no_rank_elsewhere() {
-    let cautious = Ways {
+fn cautious_plan_dials_only_possible_rank_addresses() {
+    let cautious = RouteOptions {
         cautious: true,
-        ..Ways::default()
+        ..RouteOptions::default()
     };
     let mine = card("h", "10.0.0.1:5000", "10.0.0.1:5000", Nat::None);
     let dialled = |local: &str, observed: &str, host: &str, nat| {

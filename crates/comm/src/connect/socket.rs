@@ -1,7 +1,8 @@
-//! Sockets between ranks that the rendezvous does not use: within the host, and for simultaneous open.
+//! Sockets between two ranks: within the host, over TCP, or the local end of a route through a store.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 
@@ -9,6 +10,44 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, listen, socke
 
 /// Connections in the kernel's queue; the system has a limit of its own.
 const BACKLOG: i32 = 4096;
+
+/// A non-blocking socket of any kind.
+pub enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    /// The local end of a route through a store.
+    Stored(UnixStream),
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(socket) => socket.as_fd(),
+            Self::Unix(socket) | Self::Stored(socket) => socket.as_fd(),
+        }
+    }
+}
+
+impl Read for &Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(socket) => (&mut &*socket).read(into),
+            Socket::Unix(socket) | Socket::Stored(socket) => (&mut &*socket).read(into),
+        }
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(socket) => (&mut &*socket).write(from),
+            Socket::Unix(socket) | Socket::Stored(socket) => (&mut &*socket).write(from),
+        }
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// Restarts a connection's keep-alive timer: Linux does not start it after a simultaneous open.
 pub fn rearm(socket: &TcpStream) -> io::Result<()> {

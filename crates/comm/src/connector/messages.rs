@@ -7,8 +7,8 @@ use dayfly_fabric::descriptors;
 use dayfly_protocol::error::Failure;
 use serde::{Deserialize, Serialize};
 
+use crate::Route;
 use crate::invitation::Invitation;
-use crate::road::Via;
 
 /// Protocol version; both sides must have the same.
 pub const VERSION: u32 = 1;
@@ -18,7 +18,7 @@ pub const MAX_BYTES: usize = 8 << 10;
 /// Messages of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
-pub enum FromRank {
+pub enum ConnectorRequest {
     /// The first message: joins a group.
     Join {
         /// [`VERSION`].
@@ -28,15 +28,15 @@ pub enum FromRank {
     },
     /// Shows that the rank is alive.
     Ping,
-    /// The rank leaves in an orderly way. The response is [`ToRank::Left`].
+    /// The rank leaves in an orderly way. The response is [`ConnectorMessage::Left`].
     Leave,
 }
 
 /// Messages of a connector.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
-pub enum ToRank {
-    /// The group has formed. A [`ToRank::Road`] to each other rank follows.
+pub enum ConnectorMessage {
+    /// The group has formed. A [`ConnectorMessage::Connection`] to each other rank follows.
     Seat {
         /// This rank.
         rank: u32,
@@ -50,13 +50,13 @@ pub enum ToRank {
         heartbeat_ms: u64,
     },
     /// A socket to another rank, attached to this packet.
-    Road {
+    Connection {
         /// The other rank.
         rank: u32,
         /// Lowest rank on the other rank's host.
         host: u32,
         /// How the bytes travel.
-        via: Via,
+        route: Route,
         /// Whether the socket leads to the other rank itself, to share memory with it, or to the connector.
         shares: bool,
         /// Whether the other rank is on this host.

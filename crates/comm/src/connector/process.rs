@@ -8,27 +8,28 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::MAX_PACKET_BYTES;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 
-use super::permit::Orders;
+use super::config::ConnectorConfig;
 use super::serve;
 
 /// Memory limit: a base, and an addition for each group.
 const MEMORY_BYTES: u64 = 128 << 20;
 const GROUP_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Serves the listener that arrives with the node's [`Orders`] over `control`, until the node closes `control`.
+/// Serves the listener that arrives with the node's [`ConnectorConfig`] over `control`, until the node closes
+/// `control`.
 ///
 /// # Errors
 /// When the node sends anything else, or a system call fails.
 pub fn run(control: OwnedFd) -> Result<(), Failure> {
     let mut packet = vec![0; MAX_PACKET_BYTES];
     let (length, mut files) = descriptors::receive(&control, &mut packet).map_err(failed)?;
-    let orders = serde_json::from_slice::<Orders>(&packet[..length]);
-    let (Ok(orders), Some(listener)) = (orders, files.pop()) else {
+    let config = serde_json::from_slice::<ConnectorConfig>(&packet[..length]);
+    let (Ok(config), Some(listener)) = (config, files.pop()) else {
         let text = "a connector is started by its node, not by hand";
         return Err(Failure::new(Code::InvalidRequest, text));
     };
-    settle(&orders).map_err(failed)?;
-    serve(&listener, orders, control.as_fd()).map_err(failed)
+    settle(&config).map_err(failed)?;
+    serve(&listener, config, control.as_fd()).map_err(failed)
 }
 
 fn failed(error: io::Error) -> Failure {
@@ -36,8 +37,8 @@ fn failed(error: io::Error) -> Failure {
 }
 
 /// Drops privileges and sets limits, before any rank is served.
-fn settle(orders: &Orders) -> io::Result<()> {
-    if let Some(user) = orders.user {
+fn settle(config: &ConnectorConfig) -> io::Result<()> {
+    if let Some(user) = config.user {
         let done = |result: libc::c_int| match result {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -68,7 +69,7 @@ fn settle(orders: &Orders) -> io::Result<()> {
     limit(Resource::Core, 0)?;
     limit(
         Resource::Data,
-        MEMORY_BYTES + u64::from(orders.most) * GROUP_MEMORY_BYTES,
+        MEMORY_BYTES + u64::from(config.max_groups) * GROUP_MEMORY_BYTES,
     )?;
     // Each rank has a socket to each other rank.
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;

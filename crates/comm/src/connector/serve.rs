@@ -11,7 +11,8 @@ use dayfly_rendezvous::socket::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
-use super::permit::{Orders, Pace};
+use super::config::ConnectorConfig;
+use super::rate_limit::RateLimit;
 use super::session;
 
 /// An idle connector ends after this time; its node starts another on demand.
@@ -38,10 +39,10 @@ impl Drop for Seat {
 ///
 /// # Errors
 /// When a system call of the loop fails.
-pub fn serve(listener: &OwnedFd, orders: Orders, until: BorrowedFd<'_>) -> io::Result<()> {
-    let orders = Arc::new(orders);
+pub fn serve(listener: &OwnedFd, config: ConnectorConfig, until: BorrowedFd<'_>) -> io::Result<()> {
+    let config = Arc::new(config);
     let served = Arc::new(AtomicU32::new(0));
-    let mut pace = Pace::new(orders.most, Instant::now());
+    let mut rate_limit = RateLimit::new(config.max_groups, Instant::now());
     let mut idle_since = Instant::now();
     loop {
         let mut polled = [
@@ -64,7 +65,7 @@ pub fn serve(listener: &OwnedFd, orders: Orders, until: BorrowedFd<'_>) -> io::R
             continue;
         }
         match accept_with(listener, SocketFlags::CLOEXEC) {
-            Ok(socket) => admit(socket, &orders, &served, &mut pace),
+            Ok(socket) => admit(socket, &config, &served, &mut rate_limit),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
             Err(error) => {
                 eprintln!("dayfly connector: a rank could not be taken in: {error}; raise `ulimit -n`?");
@@ -74,17 +75,17 @@ pub fn serve(listener: &OwnedFd, orders: Orders, until: BorrowedFd<'_>) -> io::R
     }
 }
 
-fn admit(socket: OwnedFd, orders: &Arc<Orders>, served: &Arc<AtomicU32>, pace: &mut Pace) {
+fn admit(socket: OwnedFd, config: &Arc<ConnectorConfig>, served: &Arc<AtomicU32>, rate_limit: &mut RateLimit) {
     let _ = sockopt::set_socket_send_buffer_size(&socket, UNREAD_BYTES);
     let seat = Seat(served.clone());
     let others = served.fetch_add(1, Ordering::AcqRel);
-    if others >= orders.most || !pace.admits(Instant::now()) {
-        return session::refuse(&socket, too_many(orders.most));
+    if others >= config.max_groups || !rate_limit.admits(Instant::now()) {
+        return session::refuse(&socket, too_many(config.max_groups));
     }
-    let orders = orders.clone();
+    let config = config.clone();
     let thread = std::thread::Builder::new().name("rank".into()).stack_size(STACK);
     let spawned = thread.spawn(move || {
-        session::serve(socket, &orders);
+        session::serve(socket, &config);
         drop(seat);
     });
     if let Err(error) = spawned {

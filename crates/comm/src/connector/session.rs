@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use dayfly_fabric::stream::wire::Wire;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::client::RendezvousClient;
 use dayfly_rendezvous::messages;
 use dayfly_rendezvous::socket::timespec;
 use rustix::event::epoll;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, socketpair};
 
-use super::messages::{FromRank, ToRank, VERSION, is_for_now, receive, send};
-use super::permit::Orders;
-use super::pump::{End, Pump, Turn};
-use crate::connect::plan::Ways;
+use super::config::ConnectorConfig;
+use super::forwarder::{End, Forwarder, Turn};
+use super::messages::{ConnectorMessage, ConnectorRequest, VERSION, is_for_now, receive, send};
+use crate::connect::plan::RouteOptions;
 use crate::connect::socket::is_near;
 use crate::invitation::Invitation;
-use crate::join::{Formed, JoinOptions, form};
-use crate::road::{Road, Via};
+use crate::join::{ConnectedRank, JoinOptions, form};
+use crate::{PeerConnection, Route};
 
 /// Limit for a rank to send its request, and to take what it is sent.
-const WORD: Duration = Duration::from_secs(5);
+const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
 /// How long the last bytes of a rank that left are carried on.
 const LINGER: Duration = Duration::from_secs(10);
 /// Interval at which those bytes are checked for acknowledgement.
@@ -37,19 +37,19 @@ const LEAST_BUFFER: usize = 16 << 10;
 const MAX_BUFFER: usize = 256 << 10;
 
 const CONTROL: u64 = 0;
-const CONTACT: u64 = 1;
-const FIRST_PUMP: u64 = 2;
+const RENDEZVOUS: u64 = 1;
+const FIRST_FORWARDER: u64 = 2;
 
 /// Serves a rank to its end.
-pub fn serve(socket: OwnedFd, orders: &Orders) {
-    let invitation = match first_word(&socket) {
+pub fn serve(socket: OwnedFd, config: &ConnectorConfig) {
+    let invitation = match read_request(&socket) {
         Ok(Some(invitation)) => invitation,
         Ok(None) => return,
         Err(failure) => return refuse(&socket, failure),
     };
-    let formed = orders.check(&invitation).and_then(|()| join(&socket, &invitation));
+    let formed = config.check(&invitation).and_then(|()| join(&socket, &invitation));
     match formed {
-        // If the rank is gone or takes nothing, dropping its contact reports the loss to the rendezvous.
+        // If the rank is gone or takes nothing, dropping the connection reports the loss to the rendezvous.
         Ok(formed) => drop(Session::begin(socket, formed).and_then(|mut session| session.run())),
         Err(failure) => refuse(&socket, failure),
     }
@@ -60,7 +60,7 @@ pub fn refuse(socket: &OwnedFd, failure: Failure) {
     // Unread bytes on a closed packet socket would discard the refusal.
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
     while rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT).is_ok_and(|(count, _)| count > 0) {}
-    let _ = send(socket, &ToRank::Failed { failure }, None);
+    let _ = send(socket, &ConnectorMessage::Failed { failure }, None);
 }
 
 fn violation(text: impl std::fmt::Display) -> Failure {
@@ -71,13 +71,13 @@ fn violation(text: impl std::fmt::Display) -> Failure {
 }
 
 /// Reads which group the rank wants to join; `None` if the rank has closed the connection.
-fn first_word(socket: &OwnedFd) -> Result<Option<Invitation>, Failure> {
-    let limits = set_socket_timeout(socket, Timeout::Recv, Some(WORD))
-        .and_then(|()| set_socket_timeout(socket, Timeout::Send, Some(WORD)));
+fn read_request(socket: &OwnedFd) -> Result<Option<Invitation>, Failure> {
+    let limits = set_socket_timeout(socket, Timeout::Recv, Some(MESSAGE_LIMIT))
+        .and_then(|()| set_socket_timeout(socket, Timeout::Send, Some(MESSAGE_LIMIT)));
     limits.map_err(|error| Failure::new(Code::Internal, format!("a limit cannot be set: {error}")))?;
     match receive(socket) {
-        Ok(Some((FromRank::Join { version, invitation }, _))) if version == VERSION => Ok(Some(*invitation)),
-        Ok(Some((FromRank::Join { version, .. }, _))) => Err(Failure::new(
+        Ok(Some((ConnectorRequest::Join { version, invitation }, _))) if version == VERSION => Ok(Some(*invitation)),
+        Ok(Some((ConnectorRequest::Join { version, .. }, _))) => Err(Failure::new(
             Code::VersionMismatch,
             format!(
                 "the node joins groups in version {VERSION} and the rank asks in {version}; use one release of Dayfly"
@@ -90,33 +90,33 @@ fn first_word(socket: &OwnedFd) -> Result<Option<Invitation>, Failure> {
     }
 }
 
-fn join(socket: &OwnedFd, invitation: &Invitation) -> Result<Formed, Failure> {
-    let asker = socket
+fn join(socket: &OwnedFd, invitation: &Invitation) -> Result<ConnectedRank, Failure> {
+    let requester = socket
         .try_clone()
         .map_err(|error| Failure::new(Code::Internal, format!("no descriptor is left: {error}")))?;
     let options = JoinOptions {
-        ways: Ways {
+        routes: RouteOptions {
             cautious: true,
-            ..Ways::default()
+            ..RouteOptions::default()
         },
         ..invitation.options()?
     };
-    form(&options, asker)
+    form(&options, requester)
 }
 
 /// A rank that belongs to a group.
 struct Session {
     socket: OwnedFd,
     /// The connection to the rendezvous, while it lasts and the rank belongs to the group.
-    contact: Option<Contact>,
+    rendezvous: Option<RendezvousClient>,
     writing: bool,
     heartbeat: Duration,
-    heard: Instant,
-    pumps: Vec<Option<Pump>>,
+    last_ping: Instant,
+    forwarders: Vec<Option<Forwarder>>,
     /// Pumps that can continue at once.
     ready: Vec<usize>,
     /// Losses that are not sent to the rank yet.
-    untold: VecDeque<ToRank>,
+    unsent_losses: VecDeque<ConnectorMessage>,
     /// After the rank left or died: the deadline for the last bytes.
     until: Option<Instant>,
     epoll: OwnedFd,
@@ -124,18 +124,18 @@ struct Session {
 
 impl Session {
     /// Sends the rank its place and its sockets.
-    fn begin(socket: OwnedFd, formed: Formed) -> io::Result<Self> {
-        let Formed {
+    fn begin(socket: OwnedFd, formed: ConnectedRank) -> io::Result<Self> {
+        let ConnectedRank {
             seat,
-            roads,
+            connections,
             hosts,
             connecting,
-            contact,
+            rendezvous,
             ..
         } = formed;
-        let heartbeat = contact.heartbeat().unwrap_or(LONG);
+        let heartbeat = rendezvous.heartbeat().unwrap_or(LONG);
         let host = |rank: usize| hosts.get(rank).copied().unwrap_or(seat.rank);
-        let said = ToRank::Seat {
+        let said = ConnectorMessage::Seat {
             rank: seat.rank,
             size: seat.size,
             host: host(seat.rank as usize),
@@ -143,33 +143,33 @@ impl Session {
             heartbeat_ms: u64::try_from(heartbeat.as_millis()).unwrap_or(u64::MAX),
         };
         send(&socket, &said, None)?;
-        let buffer = (BUFFERS / 2 / roads.len().max(1)).clamp(LEAST_BUFFER, MAX_BUFFER);
-        let mut pumps = Vec::new();
-        for (at, (road, rank)) in roads.into_iter().zip(0u32..).enumerate() {
-            let said = |via, shares, near| ToRank::Road {
+        let buffer = (BUFFERS / 2 / connections.len().max(1)).clamp(LEAST_BUFFER, MAX_BUFFER);
+        let mut forwarders = Vec::new();
+        for (at, (connection, rank)) in connections.into_iter().zip(0u32..).enumerate() {
+            let said = |route, shares, near| ConnectorMessage::Connection {
                 rank,
                 host: host(at),
-                via,
+                route,
                 shares,
                 near,
             };
-            match road {
+            match connection {
                 // A group with a store was refused.
-                None | Some(Road::Stored { .. }) => {}
-                Some(Road::Local(far) | Road::Carried { socket: far, .. }) => {
-                    send(&socket, &said(Via::Local, true, true), Some(far.as_fd()))?;
+                None | Some(PeerConnection::Stored { .. }) => {}
+                Some(PeerConnection::Local(far) | PeerConnection::Carried { socket: far, .. }) => {
+                    send(&socket, &said(Route::Local, true, true), Some(far.as_fd()))?;
                 }
-                Some(Road::Remote {
+                Some(PeerConnection::Remote {
                     socket: far,
                     session,
-                    via,
+                    route,
                 }) => {
                     let near = is_near(&far);
                     let (ours, theirs) =
                         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
                     let far = Wire::over(far.into(), session)?;
-                    send(&socket, &said(via, false, near), Some(theirs.as_fd()))?;
-                    pumps.push(Some(Pump::new(ours, far, buffer)));
+                    send(&socket, &said(route, false, near), Some(theirs.as_fd()))?;
+                    forwarders.push(Some(Forwarder::new(ours, far, buffer)));
                 }
             }
         }
@@ -179,22 +179,22 @@ impl Session {
             epoll::add(&epoll, source, epoll::EventData::new_u64(token), flags)
         };
         watch(socket.as_fd(), CONTROL, epoll::EventFlags::IN)?;
-        watch(contact.socket().as_fd(), CONTACT, epoll::EventFlags::IN)?;
+        watch(rendezvous.socket().as_fd(), RENDEZVOUS, epoll::EventFlags::IN)?;
         let changes = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        for (pump, token) in pumps.iter().flatten().zip((FIRST_PUMP..).step_by(2)) {
-            watch(pump.socket(End::Near), token, changes)?;
-            watch(pump.socket(End::Far), token + 1, changes)?;
+        for (forwarder, token) in forwarders.iter().flatten().zip((FIRST_FORWARDER..).step_by(2)) {
+            watch(forwarder.socket(End::Near), token, changes)?;
+            watch(forwarder.socket(End::Far), token + 1, changes)?;
         }
         Ok(Self {
             socket,
-            contact: Some(contact),
+            rendezvous: Some(rendezvous),
             writing: false,
             heartbeat,
-            heard: Instant::now(),
+            last_ping: Instant::now(),
             // Bytes that arrived with the handshakes cause no further event.
-            ready: (0..pumps.len()).collect(),
-            pumps,
-            untold: VecDeque::new(),
+            ready: (0..forwarders.len()).collect(),
+            forwarders,
+            unsent_losses: VecDeque::new(),
             until: None,
             epoll,
         })
@@ -204,18 +204,18 @@ impl Session {
     fn run(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
         loop {
-            self.attend_contact()?;
+            self.read_rendezvous()?;
             self.tell();
             let now = Instant::now();
-            if self.until.is_none() && now.duration_since(self.heard) > self.heartbeat {
+            if self.until.is_none() && now.duration_since(self.last_ping) > self.heartbeat {
                 let silent = format!("it was silent for {} ms: its process hangs", self.heartbeat.as_millis());
-                if let Some(contact) = self.contact.take() {
-                    contact.leave(Some(silent));
+                if let Some(rendezvous) = self.rendezvous.take() {
+                    rendezvous.leave(Some(silent));
                 }
                 return Ok(());
             }
             if let Some(until) = self.until
-                && (now >= until || self.pumps.iter().all(Option::is_none))
+                && (now >= until || self.forwarders.iter().all(Option::is_none))
             {
                 return Ok(());
             }
@@ -228,8 +228,8 @@ impl Session {
             for event in &events {
                 match event.data.u64() {
                     CONTROL => self.listen(),
-                    CONTACT => {}
-                    token => self.wake(token - FIRST_PUMP, event.flags),
+                    RENDEZVOUS => {}
+                    token => self.wake(token - FIRST_FORWARDER, event.flags),
                 }
             }
             self.carry();
@@ -241,11 +241,11 @@ impl Session {
         if !self.ready.is_empty() {
             return Duration::ZERO;
         }
-        if self.pumps.iter().flatten().any(Pump::lingers) {
+        if self.forwarders.iter().flatten().any(Forwarder::lingers) {
             return LOOK;
         }
-        let ping = self.contact.as_ref().and_then(Contact::next_ping);
-        let next = [ping, self.until, Some(self.heard + self.heartbeat)];
+        let ping = self.rendezvous.as_ref().and_then(RendezvousClient::next_ping);
+        let next = [ping, self.until, Some(self.last_ping + self.heartbeat)];
         let next = next.into_iter().flatten().min().unwrap_or(now + LONG);
         next.saturating_duration_since(now)
     }
@@ -256,9 +256,9 @@ impl Session {
             if place.is_multiple_of(2) { End::Near } else { End::Far },
         );
         let over = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR);
-        if let Some(Some(pump)) = self.pumps.get_mut(at) {
+        if let Some(Some(forwarder)) = self.forwarders.get_mut(at) {
             let (reads, writes) = (epoll::EventFlags::IN, epoll::EventFlags::OUT);
-            pump.wake(end, over || flags.intersects(reads), over || flags.intersects(writes));
+            forwarder.wake(end, over || flags.intersects(reads), over || flags.intersects(writes));
             if !self.ready.contains(&at) {
                 self.ready.push(at);
             }
@@ -266,18 +266,19 @@ impl Session {
     }
 
     fn carry(&mut self) {
-        let lingering = self.pumps.iter().enumerate();
-        let lingering = lingering.filter_map(|(at, pump)| pump.as_ref().is_some_and(Pump::lingers).then_some(at));
+        let lingering = self.forwarders.iter().enumerate();
+        let lingering =
+            lingering.filter_map(|(at, forwarder)| forwarder.as_ref().is_some_and(Forwarder::lingers).then_some(at));
         let mut ready = std::mem::take(&mut self.ready);
         ready.extend(lingering);
         for at in ready {
-            let Some(Some(pump)) = self.pumps.get_mut(at) else {
+            let Some(Some(forwarder)) = self.forwarders.get_mut(at) else {
                 continue;
             };
-            match pump.turn() {
+            match forwarder.turn() {
                 Turn::Waits => {}
                 Turn::GoesOn => self.ready.push(at),
-                Turn::Over => self.pumps[at] = None,
+                Turn::Over => self.forwarders[at] = None,
             }
         }
         self.ready.dedup();
@@ -286,20 +287,20 @@ impl Session {
     /// Reads the rank's messages.
     fn listen(&mut self) {
         loop {
-            match receive::<FromRank>(&self.socket) {
-                Ok(Some((FromRank::Ping, _))) => self.heard = Instant::now(),
-                Ok(Some((FromRank::Leave, _))) => {
-                    if let Some(contact) = self.contact.take() {
-                        contact.leave(None);
+            match receive::<ConnectorRequest>(&self.socket) {
+                Ok(Some((ConnectorRequest::Ping, _))) => self.last_ping = Instant::now(),
+                Ok(Some((ConnectorRequest::Leave, _))) => {
+                    if let Some(rendezvous) = self.rendezvous.take() {
+                        rendezvous.leave(None);
                     }
-                    let _ = send(&self.socket, &ToRank::Left, None);
+                    let _ = send(&self.socket, &ConnectorMessage::Left, None);
                     return self.end();
                 }
                 Err(error) if is_for_now(&error) => return,
-                // It died, or sent a malformed message. Its contact ends without a farewell, so the others treat it as
-                // dead.
+                // It died, or sent a malformed message. Its connection ends without a farewell, so the others treat it
+                // as dead.
                 Ok(_) | Err(_) => {
-                    self.contact = None;
+                    self.rendezvous = None;
                     return self.end();
                 }
             }
@@ -313,22 +314,22 @@ impl Session {
     }
 
     /// Reads messages of the rendezvous. Without a rendezvous the group goes on.
-    fn attend_contact(&mut self) -> io::Result<()> {
-        let Some(contact) = &mut self.contact else {
+    fn read_rendezvous(&mut self) -> io::Result<()> {
+        let Some(rendezvous) = &mut self.rendezvous else {
             return Ok(());
         };
-        let sound = contact.pump();
+        let sound = rendezvous.pump();
         // Messages from before its end count.
-        while let Ok(Some(message)) = contact.take() {
+        while let Ok(Some(message)) = rendezvous.take() {
             if let messages::ToRank::Lost { rank, reason } = message {
-                self.untold.push_back(ToRank::Lost { rank, reason });
+                self.unsent_losses.push_back(ConnectorMessage::Lost { rank, reason });
             }
         }
-        if sound.is_err() || contact.has_ended() {
-            self.contact = None;
+        if sound.is_err() || rendezvous.has_ended() {
+            self.rendezvous = None;
             return Ok(());
         }
-        if self.writing != contact.wants_write() {
+        if self.writing != rendezvous.wants_write() {
             self.writing = !self.writing;
             let write = if self.writing {
                 epoll::EventFlags::OUT
@@ -336,18 +337,23 @@ impl Session {
                 epoll::EventFlags::empty()
             };
             let flags = epoll::EventFlags::IN | write;
-            epoll::modify(&self.epoll, contact.socket(), epoll::EventData::new_u64(CONTACT), flags)?;
+            epoll::modify(
+                &self.epoll,
+                rendezvous.socket(),
+                epoll::EventData::new_u64(RENDEZVOUS),
+                flags,
+            )?;
         }
         Ok(())
     }
 
     /// Sends losses to the rank, as far as its socket has room.
     fn tell(&mut self) {
-        while let Some(loss) = self.untold.front() {
+        while let Some(loss) = self.unsent_losses.front() {
             match send(&self.socket, loss, None) {
                 // Retried at the next ping; or the rank is gone.
                 Err(error) if is_for_now(&error) => return,
-                _ => drop(self.untold.pop_front()),
+                _ => drop(self.unsent_losses.pop_front()),
             }
         }
     }

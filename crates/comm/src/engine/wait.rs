@@ -7,20 +7,20 @@ use dayfly_fabric::stream::wire::poll;
 use dayfly_protocol::error::{Code, Failure};
 use rustix::event::{PollFd, PollFlags};
 
-use super::{Engine, Held};
+use super::{Engine, EngineGuard};
 
 /// Polls between two reads of the clock.
 const POLLS: u32 = 32;
 /// Interval of checks for failures, in microseconds.
 const TICK_US: u64 = 1000;
 /// Time to poll before the core is yielded, if there are more ranks than cores.
-const CROWDED_US: u64 = 2;
+const OVERSUBSCRIBED_US: u64 = 2;
 /// Longest sleep. Bounds the delay of everything that causes no wake-up.
 const SLEEP_LIMIT: Duration = Duration::from_millis(5);
 
 /// State of a wait.
 #[derive(Debug)]
-pub struct Patience {
+pub struct WaitState {
     what: &'static str,
     polls: u32,
     since: u64,
@@ -30,7 +30,7 @@ pub struct Patience {
     began: Option<Instant>,
 }
 
-impl Patience {
+impl WaitState {
     pub fn new(what: &'static str) -> Self {
         Self {
             what,
@@ -43,43 +43,43 @@ impl Patience {
     }
 }
 
-impl Held<'_> {
+impl EngineGuard<'_> {
     /// Moves bytes; without any, waits a little as the options say. Returns an error after the deadline.
     #[inline]
-    pub fn step(&mut self, patience: &mut Patience) -> Result<(), Failure> {
-        if self.nudge() {
-            patience.moved = 0;
+    pub fn step(&mut self, wait_state: &mut WaitState) -> Result<(), Failure> {
+        if self.progress() {
+            wait_state.moved = 0;
         }
-        patience.polls += 1;
-        if patience.polls.is_multiple_of(POLLS) {
-            return self.step_slowly(patience);
+        wait_state.polls += 1;
+        if wait_state.polls.is_multiple_of(POLLS) {
+            return self.step_slowly(wait_state);
         }
         Ok(())
     }
 
     #[cold]
-    fn step_slowly(&mut self, patience: &mut Patience) -> Result<(), Failure> {
+    fn step_slowly(&mut self, wait_state: &mut WaitState) -> Result<(), Failure> {
         let now = ticks();
-        if patience.since == 0 {
-            (patience.since, patience.tick) = (now, now);
+        if wait_state.since == 0 {
+            (wait_state.since, wait_state.tick) = (now, now);
         }
-        if patience.moved == 0 {
-            patience.moved = now;
+        if wait_state.moved == 0 {
+            wait_state.moved = now;
         }
-        let idle = now.wrapping_sub(patience.moved);
-        if now.wrapping_sub(patience.tick) >= ticks_of_us(TICK_US) {
-            patience.tick = now;
-            self.give_way();
-            self.engine().look_for_trouble();
+        let idle = now.wrapping_sub(wait_state.moved);
+        if now.wrapping_sub(wait_state.tick) >= ticks_of_us(TICK_US) {
+            wait_state.tick = now;
+            self.yield_to_waiters();
+            self.engine().check_for_failures();
             let limit = self.engine().options.deadline;
-            let began = *patience.began.get_or_insert_with(Instant::now);
+            let began = *wait_state.began.get_or_insert_with(Instant::now);
             if began.elapsed() >= limit {
                 return Err(Failure::new(
                     Code::TimedOut,
                     format!(
                         "rank {} has waited {limit:?} in {}; the others are not there, or wait for something else",
                         self.engine().rank,
-                        patience.what
+                        wait_state.what
                     ),
                 ));
             }
@@ -90,8 +90,8 @@ impl Held<'_> {
         {
             engine.sleep();
             // The sleep may have been long.
-            patience.tick = now.wrapping_sub(ticks_of_us(TICK_US));
-        } else if engine.crowded && idle >= ticks_of_us(CROWDED_US) {
+            wait_state.tick = now.wrapping_sub(ticks_of_us(TICK_US));
+        } else if engine.oversubscribed && idle >= ticks_of_us(OVERSUBSCRIBED_US) {
             std::thread::yield_now();
         }
         Ok(())
@@ -102,32 +102,32 @@ impl Engine {
     /// Blocks until a message arrives or the sleep limit is over.
     fn sleep(&mut self) {
         let mut limit = SLEEP_LIMIT;
-        for at in 0..self.links.len() {
-            if let Some(link) = &mut self.links[at] {
-                if !link.fall_asleep() {
+        for at in 0..self.transports.len() {
+            if let Some(transport) = &mut self.transports[at] {
+                if !transport.fall_asleep() {
                     limit = Duration::ZERO;
-                } else if !link.is_flushed() {
+                } else if !transport.is_flushed() {
                     // No event announces room in a ring of shared memory.
                     limit = limit.min(Duration::from_millis(1));
                 }
             }
         }
-        let mut waiting = Vec::with_capacity(self.links.len());
-        for link in self.links.iter().flatten() {
-            let (socket, writes) = link.socket();
+        let mut waiting = Vec::with_capacity(self.transports.len());
+        for transport in self.transports.iter().flatten() {
+            let (socket, writes) = transport.socket();
             let wants = if writes {
                 PollFlags::IN | PollFlags::OUT
             } else {
                 PollFlags::IN
             };
-            if !link.is_closed() {
+            if !transport.is_closed() {
                 waiting.push(PollFd::from_borrowed_fd(socket, wants));
             }
         }
         // An error has the same consequence as no event: look again.
         let _ = poll(&mut waiting, limit);
-        for link in self.links.iter_mut().flatten() {
-            link.wake_up();
+        for transport in self.transports.iter_mut().flatten() {
+            transport.wake_up();
         }
     }
 }

@@ -1,22 +1,22 @@
-//! Handles control messages, for every kind of link.
+//! Handles control messages, for every kind of transport.
 
 use dayfly_protocol::error::{Code, Failure};
 use zerocopy::FromBytes;
 
-use super::envelope::{Dissent, EXTRA_BYTES, Envelope, Offer, kind};
+use super::envelope::{EXTRA_BYTES, Envelope, Mismatch, Offer, kind};
 use super::{Outgoing, Payload};
-use crate::book::{Body, Book, Match, Note, NoteKind, RequestId, State};
+use crate::matching::{Body, GroupEvent, GroupEventKind, Match, Matching, RequestId, State};
 
-/// What the link has to do after a control message.
+/// What the transport has to do after a control message.
 #[derive(Debug)]
-pub enum Answer {
+pub enum ControlAction {
     Nothing,
     /// A receive waits for the offered message.
     Accept(Offer, RequestId),
     /// The bytes of this message may be sent.
     Data(Outgoing),
     /// The receiver copies, and this side may help.
-    Help(RequestId, Envelope),
+    HelpCopy(RequestId, Envelope),
     /// The receiver has taken the message.
     Taken(RequestId),
     /// The sender withdraws this message.
@@ -26,27 +26,32 @@ pub enum Answer {
 /// Bytes after the envelope of a control message; 0 for other kinds.
 pub fn extra_bytes(kind: u32) -> usize {
     match kind {
-        kind::OFFER | kind::DISSENT => EXTRA_BYTES,
+        kind::OFFER | kind::MISMATCH => EXTRA_BYTES,
         _ => 0,
     }
 }
 
 /// Handles a control message.
-pub fn follow(peer: u32, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &mut Book) -> Result<Answer, Failure> {
-    let note = |kind| Note::of(peer, kind, envelope);
+pub fn handle(
+    peer: u32,
+    envelope: &Envelope,
+    extra: [u8; EXTRA_BYTES],
+    matching: &mut Matching,
+) -> Result<ControlAction, Failure> {
+    let event = |kind| GroupEvent::of(peer, kind, envelope);
     match envelope.kind {
         kind::OFFER => {
             let offer = Offer::read_from_bytes(&extra).unwrap_or_default();
-            match book.match_arrival(peer, envelope) {
-                Match::Wanted(id) => return Ok(Answer::Accept(offer, id)),
-                Match::Unwanted => book.keep(peer, *envelope, Body::Offer(offer)),
+            match matching.match_arrival(peer, envelope) {
+                Match::Receive(id) => return Ok(ControlAction::Accept(offer, id)),
+                Match::Unexpected => matching.keep(peer, *envelope, Body::Offer(offer)),
                 Match::Refused => {}
             }
         }
         kind::ACCEPT => {
-            if let Some((id, request)) = book.named(envelope.tag, State::Sending, peer) {
+            if let Some((id, request)) = matching.named(envelope.tag, State::Sending, peer) {
                 return Ok(match envelope.length {
-                    0 => Answer::Data(Outgoing {
+                    0 => ControlAction::Data(Outgoing {
                         envelope: Envelope {
                             kind: kind::DATA,
                             tag: envelope.context,
@@ -56,31 +61,31 @@ pub fn follow(peer: u32, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &m
                         payload: Payload::Borrowed(request.start, request.length),
                         request: Some(id),
                     }),
-                    _ => Answer::Help(id, *envelope),
+                    _ => ControlAction::HelpCopy(id, *envelope),
                 });
             }
         }
         kind::TAKEN => {
-            if let Some((id, _)) = book.named(envelope.tag, State::Sending, peer) {
+            if let Some((id, _)) = matching.named(envelope.tag, State::Sending, peer) {
                 if envelope.length == 0 {
-                    book.complete(id);
+                    matching.complete(id);
                 } else {
                     let reason = format!("rank {peer} could not take a message, or gave it up");
-                    book.give_up(id, Failure::new(Code::Cancelled, reason));
+                    matching.give_up(id, Failure::new(Code::Cancelled, reason));
                 }
-                return Ok(Answer::Taken(id));
+                return Ok(ControlAction::Taken(id));
             }
         }
         kind::WITHDRAWN => {
-            book.withdraw(peer, envelope.tag.into());
-            return Ok(Answer::Withdrawn(envelope.tag));
+            matching.withdraw(peer, envelope.tag.into());
+            return Ok(ControlAction::Withdrawn(envelope.tag));
         }
-        kind::CALLED => book.notes.push_back(note(NoteKind::Called)),
-        kind::DISSENT => {
-            let dissent = Dissent::read_from_bytes(&extra).unwrap_or_default();
-            book.notes.push_back(note(NoteKind::Dissent(dissent)));
+        kind::CALLED => matching.events.push_back(event(GroupEventKind::Called)),
+        kind::MISMATCH => {
+            let mismatch = Mismatch::read_from_bytes(&extra).unwrap_or_default();
+            matching.events.push_back(event(GroupEventKind::Mismatch(mismatch)));
         }
-        kind::LEAVES => book.notes.push_back(note(NoteKind::Leaves)),
+        kind::LEAVES => matching.events.push_back(event(GroupEventKind::Leaves)),
         other => {
             return Err(Failure::new(
                 Code::ProtocolViolation,
@@ -88,7 +93,7 @@ pub fn follow(peer: u32, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &m
             ));
         }
     }
-    Ok(Answer::Nothing)
+    Ok(ControlAction::Nothing)
 }
 
 /// Removes a send from an outbox. Returns whether the other side may know of it. Bytes that the stream still owes

@@ -26,8 +26,8 @@ pub mod kind {
     pub const WITHDRAWN: u32 = 6;
     /// A waiting rank sends its call: `tag` is the number of the collective, `call` the call.
     pub const CALLED: u32 = 7;
-    /// A collective has failed: `tag` is its number; a [`super::Dissent`] follows the envelope.
-    pub const DISSENT: u32 = 8;
+    /// A collective has failed: `tag` is its number; a [`super::Mismatch`] follows the envelope.
+    pub const MISMATCH: u32 = 8;
     /// The rank leaves the group in an orderly way; nothing follows.
     pub const LEAVES: u32 = 9;
 }
@@ -61,10 +61,10 @@ pub struct Offer {
     pub address: u64,
 }
 
-/// Follows the envelope of a dissent: two ranks of the whole group that made different calls, and the second call.
+/// Follows the envelope of a mismatch: two ranks of the whole group that made different calls, and the second call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Dissent {
+pub struct Mismatch {
     pub ranks: [u32; 2],
     /// Call of the second rank; the first one's is in the envelope.
     pub other: u64,
@@ -73,4 +73,5 @@ pub struct Dissent {
 /// Bytes after the envelope of control messages with data.
 pub const EXTRA_BYTES: usize = 16;
 
-const _: () = assert!(ENVELOPE_BYTES == 32 && size_of::<Offer>() == EXTRA_BYTES && size_of::<Dissent>() == EXTRA_BYTES);
+const _: () =
+    assert!(ENVELOPE_BYTES == 32 && size_of::<Offer>() == EXTRA_BYTES && size_of::<Mismatch>() == EXTRA_BYTES);

@@ -6,9 +6,9 @@
 //! data that it has finished with in a separate cache line, which the sender reads only when it believes a ring to be
 //! full.
 //!
-//! A still longer message is offered, and then copied once between the processes (see [`super::reach`]). It is copied
-//! in pieces, each claimed on a board in the shared memory, so that the sender can copy too while it is idle. If the
-//! kernel permits no such copy, the bytes go through the data ring.
+//! A still longer message is offered, and then copied once between the processes (see [`super::cross_memory`]). It is
+//! copied in pieces, each claimed on a board in the shared memory, so that the sender can copy too while it is idle. If
+//! the kernel permits no such copy, the bytes go through the data ring.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,16 +23,16 @@ use rustix::net::{RecvFlags, SendFlags};
 use zerocopy::IntoBytes;
 
 use super::Outgoing;
-use super::control::{self, Answer};
+use super::control::{self, ControlAction};
+use super::cross_memory::CrossMemory;
 use super::envelope::{ENVELOPE_BYTES, EXTRA_BYTES, Envelope, kind};
-use super::reach::Reach;
-use crate::book::{Book, State, Wanted, truncated};
+use crate::matching::{MatchKey, Matching, State, truncated};
 
-mod greeting;
-mod pull;
+mod handshake;
+mod large_copy;
 
-pub use greeting::Greeting;
-use pull::{Help, Pull, board_of};
+pub use handshake::ShmHandshake;
+use large_copy::{IncomingCopy, OutgoingCopy, board_of};
 
 const SLOT_BYTES: usize = 256;
 const INLINE_BYTES: usize = SLOT_BYTES - ENVELOPE_BYTES;
@@ -111,17 +111,17 @@ impl Ring {
 
 /// The connection to a rank on the same host.
 #[derive(Debug)]
-pub struct ShmLink {
+pub struct ShmTransport {
     peer: u32,
     memory: Mapping,
     /// Ends with the other process; a byte on it wakes a sleeping rank.
     doorbell: UnixStream,
-    reach: Option<Reach>,
+    cross_memory: Option<CrossMemory>,
     outgoing: Ring,
     incoming: Ring,
     outbox: VecDeque<Outgoing>,
-    pulls: VecDeque<Pull>,
-    helps: VecDeque<Help>,
+    incoming_copies: VecDeque<IncomingCopy>,
+    outgoing_copies: VecDeque<OutgoingCopy>,
     /// Messages that the other side was offered and has not taken.
     offered: u32,
     boards: [bool; BOARDS],
@@ -131,7 +131,7 @@ pub struct ShmLink {
     peer_never_sleeps: bool,
 }
 
-impl ShmLink {
+impl ShmTransport {
     pub fn eager_bytes(&self) -> usize {
         EAGER_BYTES
     }
@@ -197,15 +197,15 @@ impl ShmLink {
         Ok(self.outbox.is_empty() && self.push(envelope, bytes))
     }
 
-    pub fn send(&mut self, message: Outgoing, book: &mut Book) -> Result<(), Failure> {
+    pub fn send(&mut self, message: Outgoing, matching: &mut Matching) -> Result<(), Failure> {
         self.offered += u32::from(message.envelope.kind == kind::OFFER);
         self.outbox.push_back(message);
-        self.flush(book);
+        self.flush(matching);
         Ok(())
     }
 
     /// Sends queued messages. Returns whether any left.
-    fn flush(&mut self, book: &mut Book) -> bool {
+    fn flush(&mut self, matching: &mut Matching) -> bool {
         let mut moved = false;
         while let Some(mut message) = self.outbox.pop_front() {
             let all = message.payload.as_slice();
@@ -237,7 +237,7 @@ impl ShmLink {
             }
             moved = true;
             if let Some(request) = message.request {
-                book.complete(request);
+                matching.complete(request);
             }
         }
         moved
@@ -246,7 +246,7 @@ impl ShmLink {
     /// Receives the next message if it has arrived, is short, and matches. Its bytes go to `into`, which has `room`
     /// bytes.
     #[inline]
-    pub fn try_receive(&mut self, wanted: &Wanted, into: *mut u8, room: usize) -> Option<Envelope> {
+    pub fn try_receive(&mut self, key: &MatchKey, into: *mut u8, room: usize) -> Option<Envelope> {
         let slot = self.incoming.slot();
         if !ring::has_arrived(self.word(slot), self.incoming.next) {
             return None;
@@ -254,7 +254,7 @@ impl ShmLink {
         // SAFETY: as in `take`.
         let envelope: Envelope = unsafe { std::ptr::read_volatile(self.memory.at(slot).cast()) };
         let length = envelope.length as usize;
-        if envelope.kind != kind::EAGER || length > EAGER_BYTES || !wanted.fits(&envelope, room) {
+        if envelope.kind != kind::EAGER || length > EAGER_BYTES || !key.fits(&envelope, room) {
             return None;
         }
         let (from, end) = self.payload(slot, length);
@@ -292,26 +292,26 @@ impl ShmLink {
     }
 
     #[inline]
-    pub fn progress(&mut self, book: &mut Book) -> Result<bool, Failure> {
+    pub fn progress(&mut self, matching: &mut Matching) -> Result<bool, Failure> {
         let slot = self.incoming.slot();
         let mut moved = false;
         if ring::has_arrived(self.word(slot), self.incoming.next) {
-            moved = self.take(slot, book)?;
+            moved = self.take(slot, matching)?;
         }
         if !self.outbox.is_empty() {
-            moved |= self.flush(book);
+            moved |= self.flush(matching);
         }
-        if !self.pulls.is_empty() {
-            moved |= self.pull_some(book);
-        } else if !self.helps.is_empty() {
-            moved |= self.help_some();
+        if !self.incoming_copies.is_empty() {
+            moved |= self.advance_incoming_copies(matching);
+        } else if !self.outgoing_copies.is_empty() {
+            moved |= self.advance_outgoing_copies();
         }
         Ok(moved)
     }
 
     /// Takes the message in a slot. Returns false if there is no room for it.
     #[inline]
-    fn take(&mut self, slot: usize, book: &mut Book) -> Result<bool, Failure> {
+    fn take(&mut self, slot: usize, matching: &mut Matching) -> Result<bool, Failure> {
         // SAFETY: inside the mapping. The peer may write at the same time, which tears values but not memory.
         let envelope: Envelope = unsafe { std::ptr::read_volatile(self.memory.at(slot).cast()) };
         let (length, known) = match envelope.kind {
@@ -328,19 +328,19 @@ impl ShmLink {
         let bytes = unsafe { std::slice::from_raw_parts(self.memory.at(from), length) };
         match envelope.kind {
             kind::EAGER => {
-                if !book.admits(self.peer, &envelope) {
+                if !matching.admits(self.peer, &envelope) {
                     return Ok(false);
                 }
-                book.deliver(self.peer, &envelope, bytes);
+                matching.deliver(self.peer, &envelope, bytes);
             }
             other => {
                 // Small, or copied at once.
                 if other == kind::DATA {
-                    self.receive_fragment(&envelope, from, book)?;
+                    self.receive_fragment(&envelope, from, matching)?;
                 } else {
                     let mut extra = [0; EXTRA_BYTES];
                     extra[..length].copy_from_slice(bytes);
-                    self.control(&envelope, extra, book)?;
+                    self.control(&envelope, extra, matching)?;
                 }
             }
         }
@@ -355,9 +355,9 @@ impl ShmLink {
         )
     }
 
-    fn receive_fragment(&mut self, envelope: &Envelope, from: usize, book: &mut Book) -> Result<(), Failure> {
+    fn receive_fragment(&mut self, envelope: &Envelope, from: usize, matching: &mut Matching) -> Result<(), Failure> {
         let peer = self.peer;
-        let Some((id, request)) = book.named(envelope.tag, State::Receiving, peer) else {
+        let Some((id, request)) = matching.named(envelope.tag, State::Receiving, peer) else {
             // The receive was cancelled; drop the bytes.
             return Ok(());
         };
@@ -374,35 +374,41 @@ impl ShmLink {
             if request.status.length > request.length as u64 {
                 request.failure = Some(truncated(request));
             }
-            book.complete(id);
+            matching.complete(id);
         }
         Ok(())
     }
 
     /// Handles a control message.
-    fn control(&mut self, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &mut Book) -> Result<(), Failure> {
-        match control::follow(self.peer, envelope, extra, book)? {
-            Answer::Nothing => {}
-            Answer::Accept(offer, id) => self.accept(offer, id, book)?,
-            Answer::Data(mut message) => {
+    fn control(
+        &mut self,
+        envelope: &Envelope,
+        extra: [u8; EXTRA_BYTES],
+        matching: &mut Matching,
+    ) -> Result<(), Failure> {
+        match control::handle(self.peer, envelope, extra, matching)? {
+            ControlAction::Nothing => {}
+            ControlAction::Accept(offer, id) => self.accept(offer, id, matching)?,
+            ControlAction::Data(mut message) => {
                 // Counts the sent bytes, fragment by fragment.
                 message.envelope.call = 0;
                 self.outbox.push_back(message);
-                self.flush(book);
+                self.flush(matching);
             }
-            Answer::Help(id, invitation) => {
-                if let Some(request) = book.get(id)
-                    && self.reach.is_some()
+            ControlAction::HelpCopy(id, invitation) => {
+                if let Some(request) = matching.get(id)
+                    && self.cross_memory.is_some()
                     && (1..=BOARDS).contains(&board_of(&invitation))
                 {
-                    self.helps.push_back(Help::new(id, request, &invitation));
+                    self.outgoing_copies
+                        .push_back(OutgoingCopy::new(id, request, &invitation));
                 }
             }
-            Answer::Taken(id) => {
+            ControlAction::Taken(id) => {
                 self.offered = self.offered.saturating_sub(1);
-                self.helps.retain(|help| help.request != id);
+                self.outgoing_copies.retain(|help| help.request != id);
             }
-            Answer::Withdrawn(token) => self.withdrawn(token, book),
+            ControlAction::Withdrawn(token) => self.withdrawn(token, matching),
         }
         Ok(())
     }
@@ -417,7 +423,7 @@ impl ShmLink {
 
     pub fn fall_asleep(&mut self) -> bool {
         // A rank with a piece to copy must not sleep.
-        let busy = !self.pulls.is_empty() || !self.helps.is_empty();
+        let busy = !self.incoming_copies.is_empty() || !self.outgoing_copies.is_empty();
         let asleep = self.word(self.incoming.base + at::ASLEEP);
         !busy && ring::fall_asleep(asleep, self.word(self.incoming.slot()), self.incoming.next)
     }

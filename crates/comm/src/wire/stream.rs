@@ -12,12 +12,12 @@ use dayfly_fabric::libfabric::Choice;
 use dayfly_protocol::error::{Code, Failure};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::control::{self, Answer, retract, withdrawal};
+use super::byte_stream::ByteStream;
+use super::control::{self, ControlAction, retract, withdrawal};
 use super::envelope::{ENVELOPE_BYTES, EXTRA_BYTES, Envelope, Offer, kind};
-use super::way::Way;
 use super::{Outgoing, Payload};
-use crate::book::{Book, Match, RequestId, State, truncated};
 use crate::connect::socket::is_near;
+use crate::matching::{Match, Matching, RequestId, State, truncated};
 
 /// Longest message without an offer.
 const EAGER_BYTES: usize = 64 << 10;
@@ -57,13 +57,13 @@ struct Body {
 
 /// The connection to a rank over a stream.
 #[derive(Debug)]
-pub struct StreamLink {
+pub struct StreamTransport {
     peer: u32,
     /// Whether the other rank is on this host.
     near: bool,
     /// Longest message without an offer.
     eager: usize,
-    way: Way,
+    bytes: ByteStream,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -77,7 +77,7 @@ pub struct StreamLink {
     closed: bool,
 }
 
-impl StreamLink {
+impl StreamTransport {
     /// Over TCP, in clear or through a session.
     pub fn new(peer: u32, socket: TcpStream, session: Option<Box<rustls::Connection>>) -> Result<Self, Failure> {
         let near = is_near(&socket);
@@ -111,7 +111,7 @@ impl StreamLink {
             peer,
             near,
             eager,
-            way: Way::socket(peer, socket, session)?,
+            bytes: ByteStream::socket(peer, socket, session)?,
             buffer: vec![0; BUFFER_BYTES],
             start: 0,
             end: 0,
@@ -150,8 +150,8 @@ impl StreamLink {
         while sent < until && !self.deaf {
             let rest = &bytes[sent.saturating_sub(ENVELOPE_BYTES)..until.saturating_sub(ENVELOPE_BYTES)];
             let taken = match sent < ENVELOPE_BYTES {
-                true => self.way.send(&head[sent..], rest),
-                false => self.way.send(rest, &[]),
+                true => self.bytes.send(&head[sent..], rest),
+                false => self.bytes.send(rest, &[]),
             };
             match taken {
                 Ok(taken) => sent += taken,
@@ -165,18 +165,18 @@ impl StreamLink {
 
     /// Moves to libfabric, if both ends have it. The other end must request it too, before anything is sent.
     pub fn over_fabric(self, wanted: Choice) -> Result<Self, Failure> {
-        let way = self.way.over_fabric(self.peer, wanted)?;
-        Ok(Self { way, ..self })
+        let bytes = self.bytes.over_fabric(self.peer, wanted)?;
+        Ok(Self { bytes, ..self })
     }
 
     /// The libfabric provider; `None` for a socket.
     pub fn fabric(&self) -> Option<Choice> {
-        self.way.fabric()
+        self.bytes.fabric()
     }
 
     /// Flushes held-back bytes.
-    fn flush_way(&mut self) {
-        if !self.deaf && self.way.flush().is_err() {
+    fn flush_bytes(&mut self) {
+        if !self.deaf && self.bytes.flush().is_err() {
             self.deaf = true;
         }
     }
@@ -201,14 +201,14 @@ impl StreamLink {
         Ok(true)
     }
 
-    pub fn send(&mut self, message: Outgoing, book: &mut Book) -> Result<(), Failure> {
+    pub fn send(&mut self, message: Outgoing, matching: &mut Matching) -> Result<(), Failure> {
         self.outbox.push_back(message);
-        self.flush(book);
+        self.flush(matching);
         Ok(())
     }
 
     /// Sends queued messages. Returns whether any bytes left.
-    fn flush(&mut self, book: &mut Book) -> bool {
+    fn flush(&mut self, matching: &mut Matching) -> bool {
         let mut moved = false;
         if self.deaf {
             // Waiting requests fail when the other side's bytes are read and its end is noticed.
@@ -227,35 +227,35 @@ impl StreamLink {
             }
             self.sent = 0;
             if let Some(request) = message.request {
-                book.complete(request);
+                matching.complete(request);
             }
         }
-        self.flush_way();
+        self.flush_bytes();
         moved
     }
 
     #[inline]
-    pub fn progress(&mut self, book: &mut Book) -> Result<bool, Failure> {
+    pub fn progress(&mut self, matching: &mut Matching) -> Result<bool, Failure> {
         let mut moved = false;
         if !self.outbox.is_empty() {
-            moved = self.flush(book);
+            moved = self.flush(matching);
         } else {
-            self.flush_way();
+            self.flush_bytes();
         }
-        if self.start < self.end && self.body.is_none() && self.parse(book)? {
+        if self.start < self.end && self.body.is_none() && self.parse(matching)? {
             return Ok(true);
         }
-        if self.closed || !self.receive(book)? {
+        if self.closed || !self.receive(matching)? {
             return Ok(moved);
         }
         if self.body.is_none() {
-            self.parse(book)?;
+            self.parse(matching)?;
         }
         Ok(true)
     }
 
     /// Receives arrived bytes. Returns whether there were any.
-    fn receive(&mut self, book: &mut Book) -> Result<bool, Failure> {
+    fn receive(&mut self, matching: &mut Matching) -> Result<bool, Failure> {
         let came = match &mut self.body {
             None => {
                 if self.start == self.end {
@@ -265,10 +265,10 @@ impl StreamLink {
                     (self.start, self.end) = (0, self.end - self.start);
                 }
                 if self.end == self.buffer.len() {
-                    // A message waits for room; see `Book::admits`.
+                    // A message waits for room; see `Matching::admits`.
                     return Ok(false);
                 }
-                self.way
+                self.bytes
                     .receive(&mut self.buffer[self.end..])
                     .inspect(|came| self.end += came)
             }
@@ -279,7 +279,7 @@ impl StreamLink {
                     false => TURN_BYTES,
                 };
                 let into = match &mut body.target {
-                    Target::Request(id) => match book.get(*id) {
+                    Target::Request(id) => match matching.get(*id) {
                         Some(request) if request.length > body.filled => {
                             let room = rest.min(request.length - body.filled).min(turn);
                             // SAFETY: the request's memory stays until it is complete or cancelled, and has this room.
@@ -290,7 +290,7 @@ impl StreamLink {
                     Target::Own(bytes) => &mut bytes[body.filled..],
                     Target::Sink => sink(&mut self.sink, rest),
                 };
-                self.way.receive(into).inspect(|came| body.filled += came)
+                self.bytes.receive(into).inspect(|came| body.filled += came)
             }
         };
         match came {
@@ -302,32 +302,32 @@ impl StreamLink {
                 return Ok(false);
             }
         }
-        self.end_body(book);
+        self.end_body(matching);
         Ok(true)
     }
 
     /// Delivers the arriving message if it is complete.
-    fn end_body(&mut self, book: &mut Book) {
+    fn end_body(&mut self, matching: &mut Matching) {
         let Some(body) = self.body.take_if(|body| body.filled == body.length) else {
             return;
         };
         match body.target {
             Target::Request(id) => {
-                if let Some(request) = book.get_mut(id) {
+                if let Some(request) = matching.get_mut(id) {
                     if request.status.length > request.length as u64 {
                         request.failure = Some(truncated(request));
                     }
-                    book.complete(id);
+                    matching.complete(id);
                 }
             }
-            Target::Own(bytes) => book.deliver_owned(self.peer, &body.envelope, bytes),
+            Target::Own(bytes) => matching.deliver_owned(self.peer, &body.envelope, bytes),
             Target::Sink => {}
         }
     }
 
     /// Takes one message out of the buffer. Returns whether there was one.
     #[inline]
-    fn parse(&mut self, book: &mut Book) -> Result<bool, Failure> {
+    fn parse(&mut self, matching: &mut Matching) -> Result<bool, Failure> {
         let available = &self.buffer[self.start..self.end];
         let Ok((envelope, rest)) = Envelope::read_from_prefix(available) else {
             return Ok(false);
@@ -338,30 +338,30 @@ impl StreamLink {
                 if envelope.length > self.eager as u64 {
                     return Err(self.violation("a message longer than agreed"));
                 }
-                if !book.admits(self.peer, &envelope) {
+                if !matching.admits(self.peer, &envelope) {
                     return Ok(false);
                 }
                 if rest.len() >= length {
-                    book.deliver(self.peer, &envelope, &rest[..length]);
+                    matching.deliver(self.peer, &envelope, &rest[..length]);
                     self.start += ENVELOPE_BYTES + length;
                     return Ok(true);
                 }
-                let target = match book.match_arrival(self.peer, &envelope) {
-                    Match::Wanted(id) => Target::Request(id),
-                    Match::Unwanted => Target::Own(vec![0; length]),
+                let target = match matching.match_arrival(self.peer, &envelope) {
+                    Match::Receive(id) => Target::Request(id),
+                    Match::Unexpected => Target::Own(vec![0; length]),
                     Match::Refused => Target::Sink,
                 };
-                self.begin(envelope, target, book);
+                self.begin(envelope, target, matching);
             }
             kind::DATA => {
                 let peer = self.peer;
                 let length = envelope.length;
-                let target = match book.named(envelope.tag, State::Receiving, peer) {
+                let target = match matching.named(envelope.tag, State::Receiving, peer) {
                     Some((id, request)) if request.status.length == length => Target::Request(id),
                     Some(_) => return Err(self.violation("another length than was offered")),
                     None => Target::Sink,
                 };
-                self.begin(envelope, target, book);
+                self.begin(envelope, target, matching);
             }
             other => {
                 let extra_bytes = control::extra_bytes(other);
@@ -371,10 +371,13 @@ impl StreamLink {
                 let mut extra = [0; EXTRA_BYTES];
                 extra[..extra_bytes].copy_from_slice(&rest[..extra_bytes]);
                 self.start += ENVELOPE_BYTES + extra_bytes;
-                match control::follow(self.peer, &envelope, extra, book)? {
-                    Answer::Accept(offer, id) => self.accept(offer, id, book)?,
-                    Answer::Data(message) => self.send(message, book)?,
-                    Answer::Withdrawn(_) | Answer::Nothing | Answer::Taken(_) | Answer::Help(..) => {}
+                match control::handle(self.peer, &envelope, extra, matching)? {
+                    ControlAction::Accept(offer, id) => self.accept(offer, id, matching)?,
+                    ControlAction::Data(message) => self.send(message, matching)?,
+                    ControlAction::Withdrawn(_)
+                    | ControlAction::Nothing
+                    | ControlAction::Taken(_)
+                    | ControlAction::HelpCopy(..) => {}
                 }
             }
         }
@@ -382,14 +385,14 @@ impl StreamLink {
     }
 
     /// Begins a message that has not arrived completely; `target` receives its bytes.
-    fn begin(&mut self, envelope: Envelope, mut target: Target, book: &mut Book) {
+    fn begin(&mut self, envelope: Envelope, mut target: Target, matching: &mut Matching) {
         self.start += ENVELOPE_BYTES;
         let length = usize::try_from(envelope.length).unwrap_or(usize::MAX);
         let here = &self.buffer[self.start..self.end];
         let here = &here[..here.len().min(length)];
         match &mut target {
             Target::Request(id) => {
-                if let Some(request) = book.get_mut(*id) {
+                if let Some(request) = matching.get_mut(*id) {
                     let fits = here.len().min(request.length);
                     // SAFETY: the request's memory has this room, and stays until the request is complete or cancelled.
                     unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), request.start, fits) };
@@ -406,7 +409,7 @@ impl StreamLink {
             length,
             filled,
         });
-        self.end_body(book);
+        self.end_body(matching);
     }
 
     fn violation(&self, what: &str) -> Failure {
@@ -416,7 +419,7 @@ impl StreamLink {
         )
     }
 
-    pub fn accept(&mut self, offer: Offer, id: RequestId, book: &mut Book) -> Result<(), Failure> {
+    pub fn accept(&mut self, offer: Offer, id: RequestId, matching: &mut Matching) -> Result<(), Failure> {
         self.send(
             Outgoing::control(Envelope {
                 kind: kind::ACCEPT,
@@ -424,17 +427,17 @@ impl StreamLink {
                 context: id.to_wire(),
                 ..Envelope::default()
             }),
-            book,
+            matching,
         )
     }
 
-    pub fn cancel(&mut self, id: RequestId, book: &Book) {
+    pub fn cancel(&mut self, id: RequestId, matching: &Matching) {
         if let Some(body) = &mut self.body
             && matches!(body.target, Target::Request(target) if target == id)
         {
             body.target = Target::Sink;
         }
-        let sending = book.get(id).is_some_and(|request| request.state == State::Sending);
+        let sending = matching.get(id).is_some_and(|request| request.state == State::Sending);
         if sending && retract(&mut self.outbox, id, self.sent > 0) {
             self.outbox.push_back(withdrawal(id));
         }
@@ -446,15 +449,15 @@ impl StreamLink {
 
     /// Whether the other host has acknowledged all sent bytes. Closing earlier may discard them.
     pub fn is_acknowledged(&self) -> bool {
-        self.deaf || self.outbox.is_empty() && self.way.is_delivered()
+        self.deaf || self.outbox.is_empty() && self.bytes.is_delivered()
     }
 
     pub fn socket(&self) -> (BorrowedFd<'_>, bool) {
-        (self.way.news(), !self.outbox.is_empty())
+        (self.bytes.news(), !self.outbox.is_empty())
     }
 
     pub fn fall_asleep(&mut self) -> bool {
-        self.way.may_sleep() || self.body.is_none() && self.end == self.buffer.len()
+        self.bytes.may_sleep() || self.body.is_none() && self.end == self.buffer.len()
     }
 
     pub fn is_closed(&self) -> bool {

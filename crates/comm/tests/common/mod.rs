@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use dayfly_comm::road::{Road, Via};
 use dayfly_comm::{JoinOptions, Joined};
+use dayfly_comm::{PeerConnection, Route};
 use dayfly_rendezvous::server::{ServeOptions, Server};
 
 /// A secret for tests.
@@ -28,34 +28,35 @@ pub fn at(server: SocketAddr, name: &str, size: u32) -> JoinOptions {
 }
 
 /// How the bytes of each pair travel, by the lower rank. Asserts that both ends agree.
-pub fn vias(ranks: &[Joined]) -> Vec<((u32, u32), Via)> {
-    let mut vias = Vec::new();
+pub fn routes(ranks: &[Joined]) -> Vec<((u32, u32), Route)> {
+    let mut routes = Vec::new();
     for low in ranks {
         for high in ranks.iter().filter(|high| high.rank > low.rank) {
-            let via = |from: &Joined, to: &Joined| from.roads[to.rank as usize].as_ref().map(Road::via);
-            let there = via(low, high).expect("a road there");
-            assert_eq!(Some(there), via(high, low), "ranks {} and {}", low.rank, high.rank);
-            vias.push(((low.rank, high.rank), there));
+            let route =
+                |from: &Joined, to: &Joined| from.connections[to.rank as usize].as_ref().map(PeerConnection::route);
+            let there = route(low, high).expect("a connection there");
+            assert_eq!(Some(there), route(high, low), "ranks {} and {}", low.rank, high.rank);
+            routes.push(((low.rank, high.rank), there));
         }
     }
-    vias
+    routes
 }
 
-/// Sends distinct bytes over every road, in both directions.
+/// Sends distinct bytes over every connection, in both directions.
 pub fn exchange(ranks: &mut [Joined]) {
     for joined in ranks.iter_mut() {
-        assert!(joined.roads[joined.rank as usize].is_none());
-        for (road, to) in joined.roads.iter_mut().zip(0u32..) {
-            if let Some(road) = road {
-                send(road, &message(joined.rank, to));
+        assert!(joined.connections[joined.rank as usize].is_none());
+        for (connection, to) in joined.connections.iter_mut().zip(0u32..) {
+            if let Some(connection) = connection {
+                send(connection, &message(joined.rank, to));
             }
         }
     }
     for joined in ranks.iter_mut() {
-        for (road, from) in joined.roads.iter_mut().zip(0u32..) {
-            if let Some(road) = road {
+        for (connection, from) in joined.connections.iter_mut().zip(0u32..) {
+            if let Some(connection) = connection {
                 assert_eq!(
-                    receive(road),
+                    receive(connection),
                     message(from, joined.rank),
                     "rank {} from {from}",
                     joined.rank
@@ -73,13 +74,13 @@ fn message(from: u32, to: u32) -> Vec<u8> {
         .collect()
 }
 
-pub fn send(road: &mut Road, bytes: &[u8]) {
-    let sent = match road {
-        Road::Local(socket) | Road::Carried { socket, .. } => socket.write_all(bytes),
-        Road::Remote {
+pub fn send(connection: &mut PeerConnection, bytes: &[u8]) {
+    let sent = match connection {
+        PeerConnection::Local(socket) | PeerConnection::Carried { socket, .. } => socket.write_all(bytes),
+        PeerConnection::Remote {
             socket, session: None, ..
         } => socket.write_all(bytes),
-        Road::Remote {
+        PeerConnection::Remote {
             socket,
             session: Some(session),
             ..
@@ -89,32 +90,32 @@ pub fn send(road: &mut Road, bytes: &[u8]) {
             }
             Ok(())
         }),
-        Road::Stored { socket, session } => session.writer().write_all(bytes).and_then(|()| {
+        PeerConnection::Stored { socket, session } => session.writer().write_all(bytes).and_then(|()| {
             while session.wants_write() {
                 session.write_tls(socket)?;
             }
             Ok(())
         }),
     };
-    sent.expect("a road takes bytes");
+    sent.expect("a connection takes bytes");
 }
 
 /// Receives one message.
-pub fn receive(road: &mut Road) -> Vec<u8> {
+pub fn receive(connection: &mut PeerConnection) -> Vec<u8> {
     let mut bytes = vec![0; MESSAGE];
-    let received = match road {
-        Road::Local(socket) | Road::Carried { socket, .. } => {
+    let received = match connection {
+        PeerConnection::Local(socket) | PeerConnection::Carried { socket, .. } => {
             socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
             socket.read_exact(&mut bytes)
         }
-        Road::Remote { socket, session, .. } => {
+        PeerConnection::Remote { socket, session, .. } => {
             socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
             match session {
                 None => socket.read_exact(&mut bytes),
                 Some(session) => rustls_read(socket, session, &mut bytes),
             }
         }
-        Road::Stored { socket, session } => {
+        PeerConnection::Stored { socket, session } => {
             socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
             rustls_read(socket, session, &mut bytes)
         }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use dayfly_comm::road::Road;
+use dayfly_comm::PeerConnection;
 
 const BLOCK: usize = 256 << 10;
 const TOTAL: usize = 512 << 20;
@@ -30,10 +30,10 @@ pub fn rate(mut from: &TcpStream, mut to: &TcpStream) -> f64 {
     TOTAL as f64 / begun.elapsed().as_secs_f64() / 1e6
 }
 
-/// The connection of a road.
-pub fn socket(road: &Option<Road>) -> &TcpStream {
-    match road {
-        Some(Road::Remote { socket, .. }) => socket,
+/// The connection of a connection.
+pub fn socket(connection: &Option<PeerConnection>) -> &TcpStream {
+    match connection {
+        Some(PeerConnection::Remote { socket, .. }) => socket,
         other => panic!("{other:?}"),
     }
 }

@@ -145,7 +145,7 @@ pub enum Kind {
 
 /// Other properties of a site.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Habits {
+pub struct NatBehaviour {
     /// Hosts reach each other at their outer addresses.
     pub hairpin: bool,
     /// Hosts do not reach each other at their inner addresses.
@@ -160,7 +160,7 @@ pub struct Site {
     pub net: Net,
     number: usize,
     outside: String,
-    habits: Habits,
+    behaviour: NatBehaviour,
     hosts: std::cell::Cell<usize>,
 }
 
@@ -183,7 +183,7 @@ fn cable(near: &Net, port: &str, bridge: &str, far: &Net, name: &str) {
     ));
 }
 
-fn rules(kind: Kind, habits: Habits, outside: &str) -> String {
+fn rules(kind: Kind, behaviour: NatBehaviour, outside: &str) -> String {
     let masquerade = if kind == Kind::Symmetric {
         "masquerade fully-random"
     } else {
@@ -194,7 +194,7 @@ fn rules(kind: Kind, habits: Habits, outside: &str) -> String {
         Kind::AddressRestricted => "iifname wan ip saddr . tcp dport @sent dnat to tcp dport map @inside",
         Kind::PortRestricted | Kind::Symmetric => "",
     };
-    let hairpin = if habits.hairpin {
+    let hairpin = if behaviour.hairpin {
         [
             format!("iifname lan ip daddr {outside} dnat to tcp dport map @inside"),
             format!("oifname lan ct status dnat snat to {outside}"),
@@ -235,12 +235,12 @@ fn rules(kind: Kind, habits: Habits, outside: &str) -> String {
         }}",
         hairpin[1],
         hairpin[0],
-        if habits.isolated {
+        if behaviour.isolated {
             "oifname lan iifname lan drop"
         } else {
             ""
         },
-        if habits.resets {
+        if behaviour.resets {
             "meta l4proto tcp reject with tcp reset"
         } else {
             "drop"
@@ -273,7 +273,7 @@ impl Lab {
         cable(&self.core, &format!("p{number}"), "core", &net, "eth");
         net.ip(&format!(
             "link set eth up\naddress add 198.18.0.{number}/16 dev eth\naddress add 2001:db8::{number:x}/64 dev eth\n\
-             route add default via 198.18.0.1\nroute add ::/0 via 2001:db8::1"
+             route add default route 198.18.0.1\nroute add ::/0 route 2001:db8::1"
         ));
         Host { net }
     }
@@ -297,34 +297,34 @@ impl Lab {
     }
 
     /// A site with its own NAT. All sites have the same inner addresses.
-    pub fn site(&self, kind: Kind, habits: Habits) -> Site {
+    pub fn site(&self, kind: Kind, behaviour: NatBehaviour) -> Site {
         let number = self.number();
         let net = Net::new();
         cable(&self.core, &format!("p{number}"), "core", &net, "wan");
         let outside = format!("198.18.1.{number}");
         net.ip(&format!(
             "link set wan up\naddress add {outside}/16 dev wan\naddress add 2001:db8::1:{number:x}/64 dev wan\n\
-             route add ::/0 via 2001:db8::1"
+             route add ::/0 route 2001:db8::1"
         ));
         self.core.ip(&format!(
-            "route add 2001:db8:{number:x}::/64 via 2001:db8::1:{number:x}"
+            "route add 2001:db8:{number:x}::/64 route 2001:db8::1:{number:x}"
         ));
-        Site::behind(net, number, outside, kind, habits, "10.0.0.1/24")
+        Site::behind(net, number, outside, kind, behaviour, "10.0.0.1/24")
     }
 }
 
 impl Site {
-    pub fn behind(net: Net, number: usize, outside: String, kind: Kind, habits: Habits, inner: &str) -> Self {
+    pub fn behind(net: Net, number: usize, outside: String, kind: Kind, behaviour: NatBehaviour, inner: &str) -> Self {
         net.ip(&format!(
             "link add lan type bridge mcast_snooping 0\nlink set lan up\naddress add {inner} dev lan"
         ));
         net.forward();
-        net.nft(&rules(kind, habits, &outside));
+        net.nft(&rules(kind, behaviour, &outside));
         Self {
             net,
             number,
             outside,
-            habits,
+            behaviour,
             hosts: std::cell::Cell::new(10),
         }
     }
@@ -341,10 +341,10 @@ impl Site {
         let net = Net::new();
         let host = self.plug(&net, "eth");
         // On a network that isolates its hosts, all packets go to the router.
-        let prefix = if self.habits.isolated { 32 } else { 24 };
+        let prefix = if self.behaviour.isolated { 32 } else { 24 };
         net.ip(&format!(
             "link set eth up\naddress add 10.0.0.{host}/{prefix} dev eth\n\
-             route replace 10.0.0.1 dev eth\nroute add default via 10.0.0.1"
+             route replace 10.0.0.1 dev eth\nroute add default route 10.0.0.1"
         ));
         Host { net }
     }
@@ -357,7 +357,7 @@ impl Site {
         self.net
             .ip(&format!("address replace 2001:db8:{number:x}::1/64 dev lan"));
         host.net.ip(&format!(
-            "address add 2001:db8:{number:x}::{at:x}/64 dev eth\nroute add ::/0 via 2001:db8:{number:x}::1"
+            "address add 2001:db8:{number:x}::{at:x}/64 dev eth\nroute add ::/0 route 2001:db8:{number:x}::1"
         ));
         host
     }
@@ -368,9 +368,16 @@ impl Site {
         let host = self.plug(&net, "wan");
         let outside = format!("10.0.0.{host}");
         net.ip(&format!(
-            "link set wan up\naddress add {outside}/24 dev wan\nroute add default via 10.0.0.1"
+            "link set wan up\naddress add {outside}/24 dev wan\nroute add default route 10.0.0.1"
         ));
-        Site::behind(net, self.number, outside, kind, Habits::default(), "192.168.0.1/24")
+        Site::behind(
+            net,
+            self.number,
+            outside,
+            kind,
+            NatBehaviour::default(),
+            "192.168.0.1/24",
+        )
     }
 
     /// A host in a site within a site.
@@ -378,7 +385,7 @@ impl Site {
         let net = Net::new();
         let host = self.plug(&net, "eth");
         net.ip(&format!(
-            "link set eth up\naddress add 192.168.0.{host}/24 dev eth\nroute add default via 192.168.0.1"
+            "link set eth up\naddress add 192.168.0.{host}/24 dev eth\nroute add default route 192.168.0.1"
         ));
         Host { net }
     }

@@ -11,54 +11,54 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use common::{exchange, vias};
+use common::{exchange, routes};
 use dayfly_comm::connect::Trust;
-use dayfly_comm::road::{Road, Via};
 use dayfly_comm::{JoinOptions, Joined, Options, World, join};
-use lab::{Habits, Host, Kind, Lab, join_on, unavailable, world_on};
-use slow::{Sea, Weather};
+use dayfly_comm::{PeerConnection, Route};
+use lab::{Host, Kind, Lab, NatBehaviour, join_on, unavailable, world_on};
+use slow::{Impairment, SlowNetwork};
 
 /// Joins a rank on each host, exchanges bytes, and returns how each pair is connected.
-fn connected(hosts: &[&Host], lab: &Lab) -> Vec<Via> {
+fn connected(hosts: &[&Host], lab: &Lab) -> Vec<Route> {
     let (_server, [address, _]) = lab.server();
     let mut ranks = world_on(hosts, address);
     exchange(&mut ranks);
-    vias(&ranks).into_iter().map(|(_, via)| via).collect()
+    routes(&ranks).into_iter().map(|(_, route)| route).collect()
 }
 
 /// One host in each of two sites.
-fn between(first: Kind, second: Kind) -> Vec<Via> {
+fn between(first: Kind, second: Kind) -> Vec<Route> {
     let lab = Lab::new();
-    let sites = [first, second].map(|kind| lab.site(kind, Habits::default()));
+    let sites = [first, second].map(|kind| lab.site(kind, NatBehaviour::default()));
     let hosts = [sites[0].host(), sites[1].host()];
     connected(&[&hosts[0], &hosts[1]], &lab)
 }
 
 #[test]
-fn cones_of_every_kind_are_opened_from_both_sides() {
+fn cone_nats_are_opened_from_both_sides() {
     if unavailable() {
         return;
     }
     let cones = [Kind::FullCone, Kind::AddressRestricted, Kind::PortRestricted];
     for first in cones {
         for second in cones {
-            assert_eq!(between(first, second), [Via::Punched], "{first:?} to {second:?}");
+            assert_eq!(between(first, second), [Route::Punched], "{first:?} to {second:?}");
         }
     }
 }
 
 #[test]
-fn ranks_that_connect_when_they_need_each_other_open_their_nats_then() {
+fn lazy_ranks_open_their_nats_on_demand() {
     if unavailable() {
         return;
     }
-    for (kind, via) in [(Kind::PortRestricted, Via::Punched), (Kind::Symmetric, Via::Relay)] {
+    for (kind, route) in [(Kind::PortRestricted, Route::Punched), (Kind::Symmetric, Route::Relay)] {
         let lab = Lab::new();
-        let sites = [0; 2].map(|_| lab.site(kind, Habits::default()));
+        let sites = [0; 2].map(|_| lab.site(kind, NatBehaviour::default()));
         let hosts = [sites[0].host(), sites[1].host()];
         let (_server, [address, _]) = lab.server();
         let options = JoinOptions {
-            lazily: true,
+            lazy_connect: true,
             ..common::at(address, "lazily", 2)
         };
         let ranks = join_on(&[&hosts[0], &hosts[1]], &options);
@@ -75,7 +75,7 @@ fn ranks_that_connect_when_they_need_each_other_open_their_nats_then() {
                         comm.recv(&mut got, other, 1).expect("a receive");
                         assert_eq!(got, [7; 1000]);
                     }
-                    assert_eq!(comm.ways()[other as usize], Some(via), "{kind:?}");
+                    assert_eq!(comm.routes()[other as usize], Some(route), "{kind:?}");
                 });
             }
         });
@@ -83,24 +83,24 @@ fn ranks_that_connect_when_they_need_each_other_open_their_nats_then() {
 }
 
 #[test]
-fn a_symmetric_nat_meets_cones_that_do_not_look_at_ports() {
+fn symmetric_nat_connects_with_address_restricted_cone() {
     if unavailable() {
         return;
     }
     for cone in [Kind::FullCone, Kind::AddressRestricted] {
-        assert_eq!(between(cone, Kind::Symmetric), [Via::Punched], "{cone:?}");
-        assert_eq!(between(Kind::Symmetric, cone), [Via::Punched], "{cone:?}");
+        assert_eq!(between(cone, Kind::Symmetric), [Route::Punched], "{cone:?}");
+        assert_eq!(between(Kind::Symmetric, cone), [Route::Punched], "{cone:?}");
     }
-    assert_eq!(between(Kind::Symmetric, Kind::PortRestricted), [Via::Relay]);
+    assert_eq!(between(Kind::Symmetric, Kind::PortRestricted), [Route::Relay]);
 }
 
 #[test]
-fn two_symmetric_nats_end_on_the_relay_without_a_wait() {
+fn two_symmetric_nats_are_relayed_without_delay() {
     if unavailable() {
         return;
     }
     let begun = Instant::now();
-    assert_eq!(between(Kind::Symmetric, Kind::Symmetric), [Via::Relay]);
+    assert_eq!(between(Kind::Symmetric, Kind::Symmetric), [Route::Relay]);
     println!(
         "two symmetric NATs, with the laboratory: {} ms",
         begun.elapsed().as_millis()
@@ -108,76 +108,76 @@ fn two_symmetric_nats_end_on_the_relay_without_a_wait() {
 }
 
 #[test]
-fn one_behind_a_nat_dials_one_that_is_not() {
+fn rank_behind_nat_dials_public_rank() {
     if unavailable() {
         return;
     }
     for kind in [Kind::PortRestricted, Kind::Symmetric] {
         let lab = Lab::new();
-        let site = lab.site(kind, Habits::default());
+        let site = lab.site(kind, NatBehaviour::default());
         let (free, inside) = (lab.host(), site.host());
-        assert_eq!(connected(&[&free, &inside], &lab), [Via::Direct]);
-        assert_eq!(connected(&[&inside, &free], &lab), [Via::Direct]);
+        assert_eq!(connected(&[&free, &inside], &lab), [Route::Direct]);
+        assert_eq!(connected(&[&inside, &free], &lab), [Route::Direct]);
     }
 }
 
 #[test]
-fn neighbours_behind_one_nat_find_each_other_inside_or_around_it_or_by_the_relay() {
+fn ranks_behind_one_nat_connect_or_are_relayed() {
     if unavailable() {
         return;
     }
-    for (hairpin, isolated, via) in [
-        (false, false, Via::Direct),
-        (true, false, Via::Direct),
-        (true, true, Via::Punched),
-        (false, true, Via::Relay),
+    for (hairpin, isolated, route) in [
+        (false, false, Route::Direct),
+        (true, false, Route::Direct),
+        (true, true, Route::Punched),
+        (false, true, Route::Relay),
     ] {
         let lab = Lab::new();
         let site = lab.site(
             Kind::PortRestricted,
-            Habits {
+            NatBehaviour {
                 hairpin,
                 isolated,
-                ..Habits::default()
+                ..NatBehaviour::default()
             },
         );
         let hosts = [site.host(), site.host()];
-        let habits = format!("hairpin {hairpin}, isolated {isolated}");
-        assert_eq!(connected(&[&hosts[0], &hosts[1]], &lab), [via], "{habits}");
+        let behaviour = format!("hairpin {hairpin}, isolated {isolated}");
+        assert_eq!(connected(&[&hosts[0], &hosts[1]], &lab), [route], "{behaviour}");
     }
 }
 
 #[test]
-fn a_nat_behind_a_carriers_nat_is_opened_too() {
+fn nat_behind_carrier_nat_is_opened() {
     if unavailable() {
         return;
     }
     let lab = Lab::new();
-    let carrier = lab.site(Kind::PortRestricted, Habits::default());
+    let carrier = lab.site(Kind::PortRestricted, NatBehaviour::default());
     let home = carrier.site(Kind::PortRestricted);
-    let elsewhere = lab.site(Kind::PortRestricted, Habits::default());
+    let elsewhere = lab.site(Kind::PortRestricted, NatBehaviour::default());
     let neighbour = carrier.site(Kind::PortRestricted);
     let hosts = [home.inner_host(), elsewhere.host(), neighbour.inner_host()];
-    let vias = connected(&[&hosts[0], &hosts[1], &hosts[2]], &lab);
+    let routes = connected(&[&hosts[0], &hosts[1], &hosts[2]], &lab);
     // Two homes behind a carrier without hairpinning reach each other only by the relay.
-    assert_eq!(vias, [Via::Punched, Via::Relay, Via::Punched]);
+    assert_eq!(routes, [Route::Punched, Route::Relay, Route::Punched]);
 }
 
 #[test]
-fn ipv6_needs_no_nat_and_goes_around_those_there_are() {
+fn ipv6_connects_past_ipv4_nats() {
     if unavailable() {
         return;
     }
     let lab = Lab::new();
-    let sites = [0; 2].map(|_| lab.site(Kind::Symmetric, Habits::default()));
+    let sites = [0; 2].map(|_| lab.site(Kind::Symmetric, NatBehaviour::default()));
     let hosts = [sites[0].host_with_ipv6(), sites[1].host_with_ipv6()];
     let (_server, addresses) = lab.server();
     for address in addresses {
         let mut ranks = world_on(&[&hosts[0], &hosts[1]], address);
         exchange(&mut ranks);
-        assert_eq!(vias(&ranks)[0].1, Via::Direct, "rendezvous at {address}");
-        let Some(Road::Remote { socket, .. }) = &ranks[0].roads[1] else {
-            panic!("no road");
+        assert_eq!(routes(&ranks)[0].1, Route::Direct, "rendezvous at {address}");
+        let Some(PeerConnection::Remote { socket, .. }) = &ranks[0].connections[1] else {
+            panic!("no connection");
         };
         assert!(socket.peer_addr().unwrap().is_ipv6());
     }
@@ -198,7 +198,7 @@ const ANSWERS_ONLY: &str = "table inet own {
 ";
 
 #[test]
-fn hosts_that_let_nobody_in_open_to_each_other_and_one_that_lets_somebody_is_dialled() {
+fn filtered_hosts_connect_and_open_host_is_dialled() {
     if unavailable() {
         return;
     }
@@ -206,12 +206,12 @@ fn hosts_that_let_nobody_in_open_to_each_other_and_one_that_lets_somebody_is_dia
     let hosts = [lab.host(), lab.host(), lab.host()];
     hosts[1].net.nft(ANSWERS_ONLY);
     hosts[2].net.nft(ANSWERS_ONLY);
-    let vias = connected(&[&hosts[0], &hosts[1], &hosts[2]], &lab);
-    assert_eq!(vias, [Via::Direct, Via::Direct, Via::Punched]);
+    let routes = connected(&[&hosts[0], &hosts[1], &hosts[2]], &lab);
+    assert_eq!(routes, [Route::Direct, Route::Direct, Route::Punched]);
 }
 
 #[test]
-fn who_reaches_the_rendezvous_alone_is_relayed() {
+fn rank_that_reaches_only_the_rendezvous_is_relayed() {
     if unavailable() {
         return;
     }
@@ -232,21 +232,21 @@ fn who_reaches_the_rendezvous_alone_is_relayed() {
     ));
     let mut ranks = world_on(&[&hosts[0], &hosts[1]], address);
     exchange(&mut ranks);
-    assert_eq!(vias(&ranks)[0].1, Via::Relay);
+    assert_eq!(routes(&ranks)[0].1, Route::Relay);
     drop(server);
 }
 
 #[test]
-fn a_rank_whose_address_changes_is_lost_to_the_others_and_hangs_nowhere() {
+fn rank_with_changed_address_is_lost() {
     if unavailable() {
         return;
     }
     let lab = Lab::new();
-    let sites = [0; 2].map(|_| lab.site(Kind::PortRestricted, Habits::default()));
+    let sites = [0; 2].map(|_| lab.site(Kind::PortRestricted, NatBehaviour::default()));
     let hosts = [sites[0].host(), sites[1].host()];
     let (_server, [address, _]) = lab.server();
     let mut ranks = world_on(&[&hosts[0], &hosts[1]], address);
-    assert_eq!(vias(&ranks)[0].1, Via::Punched);
+    assert_eq!(routes(&ranks)[0].1, Route::Punched);
     exchange(&mut ranks);
     sites[1].move_house();
     let begun = Instant::now();
@@ -255,11 +255,11 @@ fn a_rank_whose_address_changes_is_lost_to_the_others_and_hangs_nowhere() {
         std::thread::sleep(Duration::from_millis(5));
     }
     println!("the other heard after {} ms", begun.elapsed().as_millis());
-    // Both ends of the road fail by themselves, although neither writes.
+    // Both ends of the connection fail by themselves, although neither writes.
     for rank in &mut ranks {
-        for road in rank.roads.iter_mut().flatten() {
-            let Road::Remote { socket, .. } = road else {
-                panic!("no road");
+        for connection in rank.connections.iter_mut().flatten() {
+            let PeerConnection::Remote { socket, .. } = connection else {
+                panic!("no connection");
             };
             socket.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
             let ended = socket.read(&mut [0; 1]);
@@ -274,7 +274,7 @@ fn a_rank_whose_address_changes_is_lost_to_the_others_and_hangs_nowhere() {
 }
 
 #[test]
-fn thirty_two_ranks_in_eight_networks_are_connected_within_five_seconds() {
+fn thirty_two_ranks_in_eight_networks_connect_quickly() {
     if unavailable() {
         return;
     }
@@ -288,7 +288,7 @@ fn thirty_two_ranks_in_eight_networks_are_connected_within_five_seconds() {
                 Kind::AddressRestricted,
                 Kind::Symmetric,
             ][at % 4];
-            let site = lab.site(kind, Habits::default());
+            let site = lab.site(kind, NatBehaviour::default());
             hosts.extend((0..4).map(|_| (at, kind, site.host())));
             site
         })
@@ -302,21 +302,21 @@ fn thirty_two_ranks_in_eight_networks_are_connected_within_five_seconds() {
     assert!(took < Duration::from_secs(5), "{took:?}");
     exchange(&mut ranks);
     let mut lucky = Vec::new();
-    for ((low, high), via) in vias(&ranks) {
+    for ((low, high), route) in routes(&ranks) {
         let ((site, kind, _), (other_site, other, _)) = (&hosts[low as usize], &hosts[high as usize]);
         let symmetric = [kind, other].iter().filter(|kind| ***kind == Kind::Symmetric).count();
         let port_restricted = [kind, other].contains(&&Kind::PortRestricted);
         let expected = match symmetric {
-            _ if site == other_site => Via::Direct,
-            0 => Via::Punched,
-            1 if !port_restricted => Via::Punched,
-            _ => Via::Relay,
+            _ if site == other_site => Route::Direct,
+            0 => Route::Punched,
+            1 if !port_restricted => Route::Punched,
+            _ => Route::Relay,
         };
         let pair = format!("{kind:?} in site {site} to {other:?} in site {other_site}");
-        if (via, expected) == (Via::Punched, Via::Relay) {
+        if (route, expected) == (Route::Punched, Route::Relay) {
             lucky.push(pair);
         } else {
-            assert_eq!(via, expected, "{pair}");
+            assert_eq!(route, expected, "{pair}");
         }
     }
     // A symmetric NAT sometimes picks at random the very port that the other side expects.
@@ -325,19 +325,19 @@ fn thirty_two_ranks_in_eight_networks_are_connected_within_five_seconds() {
 }
 
 #[test]
-fn without_a_relay_two_symmetric_nats_end_with_what_was_tried() {
+fn symmetric_nats_without_relay_report_attempts() {
     if unavailable() {
         return;
     }
     let lab = Lab::new();
-    let sites = [0; 2].map(|_| lab.site(Kind::Symmetric, Habits::default()));
+    let sites = [0; 2].map(|_| lab.site(Kind::Symmetric, NatBehaviour::default()));
     let hosts = [sites[0].host(), sites[1].host()];
     let (_server, [address, _]) = lab.server();
     let mut options = JoinOptions {
         patience: Duration::from_secs(2),
         ..common::at(address, "none", 2)
     };
-    options.ways.relay = false;
+    options.routes.relay = false;
     let failures = join_on(&[&hosts[0], &hosts[1]], &options)
         .into_iter()
         .map(Result::unwrap_err);
@@ -345,24 +345,24 @@ fn without_a_relay_two_symmetric_nats_end_with_what_was_tried() {
     // The first rank to give up informs the other.
     let pairs = ["rank 0 to rank 1 (", "rank 1 to rank 0 ("];
     assert!(pairs.iter().any(|pair| text.contains(pair)), "{text}");
-    assert!(text.contains("by simultaneous open: no answer"), "{text}");
+    assert!(text.contains("by simultaneous open: no response"), "{text}");
 }
 
 #[test]
-fn through_two_nats_far_apart_a_pair_is_connected_within_four_round_trips() {
+fn distant_pair_behind_nats_connects_in_four_roundtrips() {
     if unavailable() {
         return;
     }
     let one_way = Duration::from_millis(20);
-    let weather = Weather {
+    let impairment = Impairment {
         one_way,
-        ..Weather::default()
+        ..Impairment::default()
     };
-    let sea = Sea::new(weather);
+    let network = SlowNetwork::new(impairment);
     // Other tests may take the processor at the wrong moment, but not every time.
     let slowest = (0..3).map(|_| {
-        let mut ranks = sea.world(&[Kind::PortRestricted, Kind::PortRestricted], Habits::default());
-        assert_eq!(vias(&ranks)[0].1, Via::Punched);
+        let mut ranks = network.world(&[Kind::PortRestricted, Kind::PortRestricted], NatBehaviour::default());
+        assert_eq!(routes(&ranks)[0].1, Route::Punched);
         exchange(&mut ranks);
         ranks.iter().map(|rank| rank.connecting).max().expect("two ranks")
     });
@@ -376,30 +376,33 @@ fn through_two_nats_far_apart_a_pair_is_connected_within_four_round_trips() {
 }
 
 #[test]
-fn lost_and_reordered_packets_delay_a_world_and_do_not_break_it() {
+fn group_forms_despite_lost_and_reordered_packets() {
     if unavailable() {
         return;
     }
-    let sea = Sea::new(Weather {
+    let network = SlowNetwork::new(Impairment {
         one_way: Duration::from_millis(5),
         jitter: Duration::from_millis(10),
         lost_of_1000: 50,
     });
-    let mut ranks = sea.world(
+    let mut ranks = network.world(
         &[Kind::PortRestricted, Kind::FullCone, Kind::Symmetric, Kind::Symmetric],
-        Habits::default(),
+        NatBehaviour::default(),
     );
     // A lost packet may prevent one way in time; then another way is used.
-    println!("{:?}", vias(&ranks));
+    println!("{:?}", routes(&ranks));
     exchange(&mut ranks);
 }
 
 fn ends(ranks: &[Joined]) -> (&TcpStream, &TcpStream) {
-    (rate::socket(&ranks[0].roads[1]), rate::socket(&ranks[1].roads[0]))
+    (
+        rate::socket(&ranks[0].connections[1]),
+        rate::socket(&ranks[1].connections[0]),
+    )
 }
 
 #[test]
-fn the_relay_lets_through_a_good_part_of_what_a_stream_between_the_same_hosts_has() {
+fn relay_throughput_is_near_a_direct_stream() {
     if unavailable() {
         return;
     }
@@ -412,8 +415,8 @@ fn the_relay_lets_through_a_good_part_of_what_a_stream_between_the_same_hosts_ha
     };
     let all = join_on(&[&hosts[0], &hosts[1]], &options);
     let direct: Vec<Joined> = all.into_iter().map(Result::unwrap).collect();
-    options.ways.direct = false;
-    options.ways.punch = false;
+    options.routes.direct = false;
+    options.routes.punch = false;
     options.name = "relayed".into();
     let all = join_on(&[&hosts[0], &hosts[1]], &options);
     let relayed: Vec<Joined> = all.into_iter().map(Result::unwrap).collect();
@@ -435,7 +438,7 @@ fn listening(host: &Host) -> Option<u16> {
 }
 
 #[test]
-fn strangers_at_a_ranks_door_do_not_keep_the_ranks_from_each_other() {
+fn strangers_at_a_listener_do_not_prevent_connecting() {
     if unavailable() {
         return;
     }
@@ -477,29 +480,29 @@ fn strangers_at_a_ranks_door_do_not_keep_the_ranks_from_each_other() {
             joined.expect("it joins"),
         ]
     });
-    assert_eq!(vias(&ranks)[0].1, Via::Direct);
+    assert_eq!(routes(&ranks)[0].1, Route::Direct);
     exchange(&mut ranks);
     drop(server);
 }
 
 #[test]
-fn nats_that_answer_strangers_with_resets_are_opened_too() {
+fn nats_that_send_resets_are_opened() {
     if unavailable() {
         return;
     }
-    let resets = Habits {
+    let resets = NatBehaviour {
         resets: true,
-        ..Habits::default()
+        ..NatBehaviour::default()
     };
-    let sea = Sea::new(Weather {
+    let network = SlowNetwork::new(Impairment {
         one_way: Duration::from_millis(20),
-        ..Weather::default()
+        ..Impairment::default()
     });
-    let mut ranks = sea.world(&[Kind::PortRestricted, Kind::PortRestricted, Kind::FullCone], resets);
+    let mut ranks = network.world(&[Kind::PortRestricted, Kind::PortRestricted, Kind::FullCone], resets);
     assert!(
-        vias(&ranks).iter().all(|(_, via)| *via == Via::Punched),
+        routes(&ranks).iter().all(|(_, route)| *route == Route::Punched),
         "{:?}",
-        vias(&ranks)
+        routes(&ranks)
     );
     exchange(&mut ranks);
 }

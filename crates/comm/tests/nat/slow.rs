@@ -17,26 +17,26 @@ use dayfly_rendezvous::server::{ServeOptions, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::common;
-use super::lab::{Habits, Host, Kind, Net, Site, world_on};
+use super::lab::{Host, Kind, NatBehaviour, Net, Site, world_on};
 
 /// Delay and loss of packets.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Weather {
+pub struct Impairment {
     /// Delay of each packet.
     pub one_way: Duration,
     /// Largest additional delay, which lets packets overtake others.
     pub jitter: Duration,
-    /// Lost packets in a thousand.
+    /// LostRanks packets in a thousand.
     pub lost_of_1000: u32,
 }
 
 /// Sites and a rendezvous with a slow network between them.
-pub struct Sea {
-    weather: Weather,
+pub struct SlowNetwork {
+    impairment: Impairment,
 }
 
 /// Carries packets until it is dropped.
-struct Ferry {
+struct PacketForwarder {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -71,11 +71,11 @@ fn tun(net: &Net, name: &str) -> File {
     })
 }
 
-impl Ferry {
-    fn start(weather: Weather, ports: Vec<(Ipv4Addr, File)>) -> Self {
+impl PacketForwarder {
+    fn start(impairment: Impairment, ports: Vec<(Ipv4Addr, File)>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let thread = std::thread::spawn(move || carry(weather, &ports, &stopped));
+        let thread = std::thread::spawn(move || forward_packets(impairment, &ports, &stopped));
         Self {
             stop,
             thread: Some(thread),
@@ -83,7 +83,7 @@ impl Ferry {
     }
 }
 
-impl Drop for Ferry {
+impl Drop for PacketForwarder {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -104,7 +104,7 @@ impl Noise {
     }
 }
 
-fn carry(weather: Weather, ports: &[(Ipv4Addr, File)], stop: &AtomicBool) {
+fn forward_packets(impairment: Impairment, ports: &[(Ipv4Addr, File)], stop: &AtomicBool) {
     let to: HashMap<Ipv4Addr, &File> = ports.iter().map(|(address, file)| (*address, file)).collect();
     let mut under_way: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>> = BinaryHeap::new();
     let mut noise = Noise(0x5ea);
@@ -136,9 +136,9 @@ fn carry(weather: Weather, ports: &[(Ipv4Addr, File)], stop: &AtomicBool) {
             let mut packet = [0; MTU];
             while let Ok(length) = file.read(&mut packet) {
                 let is_ipv4 = length >= 20 && packet[0] >> 4 == 4;
-                if is_ipv4 && noise.below(1000) >= u64::from(weather.lost_of_1000) {
-                    let more = noise.below(u64::try_from(weather.jitter.as_micros()).expect("a short time"));
-                    let due = Instant::now() + weather.one_way + Duration::from_micros(more);
+                if is_ipv4 && noise.below(1000) >= u64::from(impairment.lost_of_1000) {
+                    let more = noise.below(u64::try_from(impairment.jitter.as_micros()).expect("a short time"));
+                    let due = Instant::now() + impairment.one_way + Duration::from_micros(more);
                     number += 1;
                     under_way.push(Reverse((due, number, packet[..length].to_vec())));
                 }
@@ -147,14 +147,14 @@ fn carry(weather: Weather, ports: &[(Ipv4Addr, File)], stop: &AtomicBool) {
     }
 }
 
-impl Sea {
-    /// A network with this weather.
-    pub fn new(weather: Weather) -> Self {
-        Self { weather }
+impl SlowNetwork {
+    /// A network with this impairment.
+    pub fn new(impairment: Impairment) -> Self {
+        Self { impairment }
     }
 
     /// A group with a rank behind each of these NATs.
-    pub fn world(&self, kinds: &[Kind], habits: Habits) -> World {
+    pub fn world(&self, kinds: &[Kind], behaviour: NatBehaviour) -> World {
         let mut ports = Vec::new();
         let server_net = Net::new();
         let at = Ipv4Addr::new(198, 18, 0, 2);
@@ -169,11 +169,11 @@ impl Sea {
                 ports.push((outside, tun(&net, "wan")));
                 net.ip(&format!("link set wan up mtu {MTU}\naddress add {outside}/16 dev wan"));
                 let number = usize::from(number);
-                Site::behind(net, number, outside.to_string(), *kind, habits, "10.0.0.1/24")
+                Site::behind(net, number, outside.to_string(), *kind, behaviour, "10.0.0.1/24")
             })
             .collect();
         let hosts: Vec<Host> = sites.iter().map(Site::host).collect();
-        let ferry = Ferry::start(self.weather, ports);
+        let forwarder = PacketForwarder::start(self.impairment, ports);
         let server = server_net.within(|| {
             common::serve(ServeOptions {
                 listen: vec![SocketAddr::from((at, 0))],
@@ -184,7 +184,7 @@ impl Sea {
         World {
             ranks,
             _server: server,
-            _ferry: ferry,
+            _ferry: forwarder,
             _sites: sites,
             _hosts: hosts,
         }
@@ -195,7 +195,7 @@ impl Sea {
 pub struct World {
     ranks: Vec<Joined>,
     _server: Server,
-    _ferry: Ferry,
+    _ferry: PacketForwarder,
     _sites: Vec<Site>,
     _hosts: Vec<Host>,
 }

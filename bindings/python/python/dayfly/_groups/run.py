@@ -45,7 +45,7 @@ def run(
     store: str | None = None,
     channel: Literal["direct", "stored"] = "direct",
     fabric: str | None = None,
-    lazily: bool = False,
+    lazy_connect: bool = False,
     **lease: Any,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on several workers at the same time, as the ranks of a group.
@@ -74,8 +74,8 @@ def run(
         fabric: libfabric provider for ranks on different hosts, if both have it, such as ``verbs`` or
             ``verbs/mlx5_0``. With it, traffic between hosts is never encrypted, whether or not they have the provider:
             use it on trusted networks only.
-        lazily: whether to connect two ranks when one first needs the other, instead of connecting all ranks at the
-            start. Useful for many ranks that each communicate with few.
+        lazy_connect: whether to connect two ranks when one first needs the other, instead of connecting all ranks at
+            the start. Useful for many ranks that each communicate with few.
         lease: further arguments of `Client.lease`, such as ``memory`` or ``sandbox``.
 
     Returns:
@@ -93,7 +93,7 @@ def run(
         with LeaseClient._open() as own:
             return run(fn, client=own, **asked, **lease)
     held, work = client, pack_call(fn, args, kwargs)
-    chosen = group_settings(spin, tables, store, channel, fabric=fabric, lazily=lazily)
+    chosen = group_settings(spin, tables, store, channel, fabric=fabric, lazy_connect=lazy_connect)
     environment = rank_variables(checkpoint, store)
     deadline = None if timeout is None else time.monotonic() + timeout
 
@@ -160,7 +160,7 @@ def group_settings(
     channel: str,
     *,
     fabric: str | None = None,
-    lazily: bool = False,
+    lazy_connect: bool = False,
 ) -> dict[str, Any]:
     """Returns the part of an invitation that configures how ranks wait and communicate."""
     chosen: dict[str, Any] = storage.channel_settings(store, channel)
@@ -170,8 +170,8 @@ def group_settings(
         chosen["tables"] = json.loads(Path(tables).read_text())
     if fabric is not None:
         chosen |= {"fabric": fabric, "trust_fabric": True}
-    if lazily:
-        chosen["lazily"] = True
+    if lazy_connect:
+        chosen["lazy_connect"] = True
     return chosen
 
 

@@ -34,10 +34,10 @@ fn each_route_alone_connects_all_ranks() {
         relay: true,
         ..RouteOptions::none()
     };
-    for (name, routes, route) in [("direct", direct, Route::Direct), ("relay", relay, Route::Relay)] {
+    for (name, allowed, route) in [("direct", direct, Route::Direct), ("relay", relay, Route::Relay)] {
         for trust in [Trust::Nobody, Trust::Fabric] {
             let options = JoinOptions {
-                routes,
+                routes: allowed,
                 trust,
                 ..options(&server, name, 4)
             };

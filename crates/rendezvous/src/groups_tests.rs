@@ -47,14 +47,14 @@ fn last_card_sends_all_cards_in_order() {
     assert_eq!(state.card(10, card(2)), Ok(vec![]));
     assert_eq!(state.card(12, card(1)), Ok(vec![]));
     let deliveries = state.card(11, card(0)).unwrap();
-    let say = ToRank::World {
+    let message = ToRank::World {
         cards: vec![card(0), card(1), card(2)],
     };
     assert_eq!(
         deliveries,
         [Delivery {
             to: vec![11, 12, 10],
-            say
+            message
         }]
     );
 }
@@ -132,7 +132,7 @@ fn loss_is_reported_and_closes_the_group() {
         seat(&mut state, rank, &join("job", "", 3, None)).unwrap();
     }
     let deliveries = state.lose(0, "it fell silent");
-    let say = ToRank::Lost {
+    let message = ToRank::Lost {
         rank: 0,
         reason: "it fell silent".into(),
     };

@@ -90,7 +90,7 @@ async fn serve(
 
 fn sound(ended: Result<Result<(), Failure>, tokio::task::JoinError>) -> Result<(), Failure> {
     ended.unwrap_or_else(|error| {
-        let text = format!("what moves a connection's bytes ended: {error}; report this");
+        let text = format!("the task that moves a connection's bytes ended: {error}; report this");
         Err(Failure::new(Code::Internal, text))
     })
 }
@@ -145,7 +145,7 @@ impl Told {
             Some(Ok(failure)) => failure,
             Some(Err(error)) => Failure::new(
                 Code::Internal,
-                format!("what reads a store ended: {error}; report this"),
+                format!("the task that reads the store ended: {error}; report this"),
             ),
             None => std::future::pending().await,
         }

@@ -273,7 +273,7 @@ impl Lab {
         cable(&self.core, &format!("p{number}"), "core", &net, "eth");
         net.ip(&format!(
             "link set eth up\naddress add 198.18.0.{number}/16 dev eth\naddress add 2001:db8::{number:x}/64 dev eth\n\
-             route add default route 198.18.0.1\nroute add ::/0 route 2001:db8::1"
+             route add default via 198.18.0.1\nroute add ::/0 via 2001:db8::1"
         ));
         Host { net }
     }
@@ -304,10 +304,10 @@ impl Lab {
         let outside = format!("198.18.1.{number}");
         net.ip(&format!(
             "link set wan up\naddress add {outside}/16 dev wan\naddress add 2001:db8::1:{number:x}/64 dev wan\n\
-             route add ::/0 route 2001:db8::1"
+             route add ::/0 via 2001:db8::1"
         ));
         self.core.ip(&format!(
-            "route add 2001:db8:{number:x}::/64 route 2001:db8::1:{number:x}"
+            "route add 2001:db8:{number:x}::/64 via 2001:db8::1:{number:x}"
         ));
         Site::behind(net, number, outside, kind, behaviour, "10.0.0.1/24")
     }
@@ -344,7 +344,7 @@ impl Site {
         let prefix = if self.behaviour.isolated { 32 } else { 24 };
         net.ip(&format!(
             "link set eth up\naddress add 10.0.0.{host}/{prefix} dev eth\n\
-             route replace 10.0.0.1 dev eth\nroute add default route 10.0.0.1"
+             route replace 10.0.0.1 dev eth\nroute add default via 10.0.0.1"
         ));
         Host { net }
     }
@@ -357,7 +357,7 @@ impl Site {
         self.net
             .ip(&format!("address replace 2001:db8:{number:x}::1/64 dev lan"));
         host.net.ip(&format!(
-            "address add 2001:db8:{number:x}::{at:x}/64 dev eth\nroute add ::/0 route 2001:db8:{number:x}::1"
+            "address add 2001:db8:{number:x}::{at:x}/64 dev eth\nroute add ::/0 via 2001:db8:{number:x}::1"
         ));
         host
     }
@@ -368,7 +368,7 @@ impl Site {
         let host = self.plug(&net, "wan");
         let outside = format!("10.0.0.{host}");
         net.ip(&format!(
-            "link set wan up\naddress add {outside}/24 dev wan\nroute add default route 10.0.0.1"
+            "link set wan up\naddress add {outside}/24 dev wan\nroute add default via 10.0.0.1"
         ));
         Site::behind(
             net,
@@ -385,7 +385,7 @@ impl Site {
         let net = Net::new();
         let host = self.plug(&net, "eth");
         net.ip(&format!(
-            "link set eth up\naddress add 192.168.0.{host}/24 dev eth\nroute add default route 192.168.0.1"
+            "link set eth up\naddress add 192.168.0.{host}/24 dev eth\nroute add default via 192.168.0.1"
         ));
         Host { net }
     }

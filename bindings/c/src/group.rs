@@ -4,9 +4,8 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use dayfly_client::Error;
-use dayfly_comm::LostRanks;
 use dayfly_comm::membership::Membership;
-use dayfly_comm::{Channel, Communicator, Invitation, Options, World};
+use dayfly_comm::{Channel, Communicator, Invitation, LostRanks, Options, World};
 
 use crate::handle::{Birth, Handle, get, give, optional_text, options, put_required, take, text};
 use crate::lease::DFLY_FOR_EVER;

@@ -13,8 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_comm::{Communicator, Datatype, Operation, Options};
-use dayfly_comm::{LostRanks, PeerConnection, Route};
+use dayfly_comm::{Communicator, Datatype, LostRanks, Operation, Options, PeerConnection, Route};
 use serde::Serialize;
 
 use crate::error::Error;

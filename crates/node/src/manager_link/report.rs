@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use dayfly_link::Socket;
+use dayfly_manager_connection::Socket;
 use dayfly_protocol::api::LeaseState;
 use dayfly_protocol::ids::LeaseId;
 use dayfly_protocol::node_messages::NodeMessage;

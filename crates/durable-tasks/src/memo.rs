@@ -96,25 +96,25 @@ impl Key {
 enum Known {
     /// One task is executed, and these wait for its result.
     Running(Vec<TaskId>),
-    Answer(Answer),
+    Result(KnownResult),
 }
 
 /// A result, and until when its content certainly exists, in milliseconds since boot. The content store keeps it for as
 /// long as a task refers to it.
 #[derive(Debug)]
-struct Answer {
-    answer: Payload,
+struct KnownResult {
+    result: Payload,
     until_ms: u64,
 }
 
-impl Answer {
+impl KnownResult {
     /// The result of a task that ended `age_ms` ago.
-    fn new(answer: Payload, retention_ms: u64, age_ms: u64, now_ms: u64) -> Self {
-        let until_ms = match answer.content() {
+    fn new(result: Payload, retention_ms: u64, age_ms: u64, now_ms: u64) -> Self {
+        let until_ms = match result.content() {
             Some(_) => now_ms + (retention_ms / 10 * 9).saturating_sub(age_ms),
             None => u64::MAX,
         };
-        Self { answer, until_ms }
+        Self { result, until_ms }
     }
 }
 
@@ -141,8 +141,8 @@ pub struct Memo {
 impl Memo {
     /// Decides about a task that is ready.
     pub fn decide(&mut self, key: Key, task: TaskId, now_ms: u64) -> Reuse {
-        if let Some(Known::Answer(answer)) = self.known.get(&key)
-            && answer.until_ms <= now_ms
+        if let Some(Known::Result(kept)) = self.known.get(&key)
+            && kept.until_ms <= now_ms
         {
             self.remove(key);
         }
@@ -155,7 +155,7 @@ impl Memo {
                 followers.push(task);
                 Reuse::Follow
             }
-            Some(Known::Answer(answer)) => Reuse::Finish(answer.answer.clone()),
+            Some(Known::Result(kept)) => Reuse::Finish(kept.result.clone()),
         }
     }
 
@@ -171,37 +171,37 @@ impl Memo {
     }
 
     /// The executed task succeeded. Returns the tasks that wait for its result.
-    pub fn finish(&mut self, key: Key, answer: &Payload, retention_ms: u64, now_ms: u64) -> Vec<TaskId> {
-        let known = Known::Answer(Answer::new(answer.clone(), retention_ms, 0, now_ms));
+    pub fn finish(&mut self, key: Key, result: &Payload, retention_ms: u64, now_ms: u64) -> Vec<TaskId> {
+        let known = Known::Result(KnownResult::new(result.clone(), retention_ms, 0, now_ms));
         let followers = match self.known.insert(key, known) {
             Some(Known::Running(followers)) => followers,
-            Some(Known::Answer(earlier)) => {
+            Some(Known::Result(earlier)) => {
                 // Two identical tasks were sent before a start.
-                self.bytes += answer.inline_bytes();
-                self.bytes -= earlier.answer.inline_bytes();
+                self.bytes += result.inline_bytes();
+                self.bytes -= earlier.result.inline_bytes();
                 return Vec::new();
             }
             None => Vec::new(),
         };
         self.order.push_back(key);
-        self.bytes += answer.inline_bytes() + ENTRY_BYTES;
+        self.bytes += result.inline_bytes() + ENTRY_BYTES;
         while self.bytes > MAX_BYTES
             && let Some(oldest) = self.order.pop_front()
         {
-            if let Some(Known::Answer(answer)) = self.known.remove(&oldest) {
-                self.bytes -= answer.answer.inline_bytes() + ENTRY_BYTES;
+            if let Some(Known::Result(kept)) = self.known.remove(&oldest) {
+                self.bytes -= kept.result.inline_bytes() + ENTRY_BYTES;
             }
         }
         followers
     }
 
     /// Adds a result from the store that is older than all known ones.
-    fn restore(&mut self, key: Key, answer: Answer) {
-        let bytes = answer.answer.inline_bytes() + ENTRY_BYTES;
+    fn restore(&mut self, key: Key, kept: KnownResult) {
+        let bytes = kept.result.inline_bytes() + ENTRY_BYTES;
         if self.bytes + bytes <= MAX_BYTES
             && let Entry::Vacant(place) = self.known.entry(key)
         {
-            place.insert(Known::Answer(answer));
+            place.insert(Known::Result(kept));
             self.order.push_front(key);
             self.bytes += bytes;
         }
@@ -209,8 +209,8 @@ impl Memo {
 
     /// Removes a result.
     pub fn remove(&mut self, key: Key) {
-        if let Some(Known::Answer(answer)) = self.known.get(&key) {
-            self.bytes -= answer.answer.inline_bytes() + ENTRY_BYTES;
+        if let Some(Known::Result(kept)) = self.known.get(&key) {
+            self.bytes -= kept.result.inline_bytes() + ENTRY_BYTES;
             self.known.remove(&key);
             self.order.retain(|other| *other != key);
         }
@@ -220,8 +220,8 @@ impl Memo {
     pub fn fail(&mut self, key: Key) -> Vec<TaskId> {
         match self.known.remove(&key) {
             Some(Known::Running(followers)) => followers,
-            Some(answer @ Known::Answer(_)) => {
-                self.known.insert(key, answer);
+            Some(kept @ Known::Result(_)) => {
+                self.known.insert(key, kept);
                 Vec::new()
             }
             None => Vec::new(),
@@ -240,14 +240,14 @@ impl Tasks {
         let memo = &mut self.state().memo;
         for Memoized {
             memo: key,
-            answer,
+            answer: result,
             ended_at_ms,
         } in found
         {
             let age_ms = now_ms.saturating_sub(ended_at_ms);
             memo.restore(
                 Key(key),
-                Answer::new(answer, self.retention_ms(), age_ms, since_boot_ms),
+                KnownResult::new(result, self.retention_ms(), age_ms, since_boot_ms),
             );
         }
         Ok(())
@@ -291,12 +291,12 @@ mod tests {
 
     #[test]
     fn identical_tasks_follow_first_and_get_its_result() {
-        let (mut memo, key, answer) = (Memo::default(), Key([1; 32]), Payload::Inline(vec![42].into()));
+        let (mut memo, key, result) = (Memo::default(), Key([1; 32]), Payload::Inline(vec![42].into()));
         assert_eq!(memo.decide(key, task(1), NOW), Reuse::Execute);
         assert_eq!(memo.decide(key, task(2), NOW), Reuse::Follow);
         assert_eq!(memo.decide(Key([2; 32]), task(3), NOW), Reuse::Execute);
-        assert_eq!(memo.finish(key, &answer, RETENTION_MS, NOW), [task(2)]);
-        assert_eq!(memo.decide(key, task(4), NOW), Reuse::Finish(answer));
+        assert_eq!(memo.finish(key, &result, RETENTION_MS, NOW), [task(2)]);
+        assert_eq!(memo.decide(key, task(4), NOW), Reuse::Finish(result));
     }
 
     #[test]
@@ -324,14 +324,14 @@ mod tests {
     #[test]
     fn stored_result_is_reused_only_within_its_retention() {
         let (mut memo, key) = (Memo::default(), Key([1; 32]));
-        let answer = Payload::Stored(Content {
+        let result = Payload::Stored(Content {
             hash: ContentHash([7; 32]),
             bytes: 1 << 30,
         });
         memo.decide(key, task(1), NOW);
-        memo.finish(key, &answer, RETENTION_MS, NOW);
+        memo.finish(key, &result, RETENTION_MS, NOW);
         let day = 24 * 3_600_000;
-        assert_eq!(memo.decide(key, task(2), NOW + 5 * day), Reuse::Finish(answer));
+        assert_eq!(memo.decide(key, task(2), NOW + 5 * day), Reuse::Finish(result));
         assert_eq!(memo.decide(key, task(3), NOW + 7 * day), Reuse::Execute);
         assert_eq!(memo.decide(key, task(4), NOW + 7 * day), Reuse::Follow);
         assert_eq!(memo.bytes, 0);
@@ -346,10 +346,16 @@ mod tests {
             bytes: 1 << 30,
         });
         // The task ended before the machine was booted.
-        memo.restore(Key([1; 32]), Answer::new(stored.clone(), RETENTION_MS, 5 * day, NOW));
+        memo.restore(
+            Key([1; 32]),
+            KnownResult::new(stored.clone(), RETENTION_MS, 5 * day, NOW),
+        );
         let here = Payload::Inline(vec![42].into());
-        memo.restore(Key([2; 32]), Answer::new(here.clone(), RETENTION_MS, 6 * day, NOW));
-        memo.restore(Key([2; 32]), Answer::new(stored.clone(), RETENTION_MS, 6 * day, NOW));
+        memo.restore(Key([2; 32]), KnownResult::new(here.clone(), RETENTION_MS, 6 * day, NOW));
+        memo.restore(
+            Key([2; 32]),
+            KnownResult::new(stored.clone(), RETENTION_MS, 6 * day, NOW),
+        );
         assert_eq!(memo.decide(Key([1; 32]), task(1), NOW + day), Reuse::Finish(stored));
         assert_eq!(memo.decide(Key([2; 32]), task(2), NOW + day), Reuse::Finish(here));
         assert_eq!(memo.decide(Key([1; 32]), task(3), NOW + 2 * day), Reuse::Execute);

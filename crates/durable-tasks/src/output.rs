@@ -228,7 +228,7 @@ impl State {
     }
 
     /// The endpoint whose output of a task in memory follows output in the store.
-    fn continuing(&self, task: TaskId) -> Option<EndpointId> {
+    fn endpoint_to_join(&self, task: TaskId) -> Option<EndpointId> {
         let mut endpoints = self.endpoints.iter();
         let found = endpoints.find(|endpoint| endpoint.outputs().continues(task));
         found.map(Endpoint::id)
@@ -240,7 +240,7 @@ impl State {
     }
 
     /// The unwritten output that follows output in the store.
-    fn unwritten_continuing(&self) -> Vec<(EndpointId, TaskId)> {
+    fn outputs_to_join(&self) -> Vec<(EndpointId, TaskId)> {
         let unwritten = self.output.unwritten.iter().copied();
         unwritten
             .filter(|(endpoint, task)| self.continues(*endpoint, *task))
@@ -292,8 +292,8 @@ impl Tasks {
         let mut ended_at_ms = task.ended_at_ms;
         let mut reports = self.state().output.reports.subscribe();
         loop {
-            let continuing = self.state().continuing(task.id);
-            if let Some(endpoint) = continuing {
+            let to_join = self.state().endpoint_to_join(task.id);
+            if let Some(endpoint) = to_join {
                 self.join_output(endpoint, task.id).await?;
             }
             let (found, is_written) = {
@@ -344,8 +344,8 @@ impl Tasks {
     pub async fn write_output(&self) -> Result<(), StoreError> {
         let _writing = self.writing_output.lock().await;
         loop {
-            let continuing = self.state().unwritten_continuing();
-            for (endpoint, task) in continuing {
+            let to_join = self.state().outputs_to_join();
+            for (endpoint, task) in to_join {
                 self.join_output(endpoint, task).await?;
             }
             let some = self.state().take_unwritten();

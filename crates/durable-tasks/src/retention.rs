@@ -34,7 +34,7 @@ struct Needed {
 impl Tasks {
     /// Deletes tasks of a tenant that have ended: the named ones, and those of a tag. Leaves those that unfinished
     /// tasks and flows need.
-    pub async fn forget(self: &Arc<Self>, tenant: TenantId, what: TaskDeletion) -> Result<DeletedTasks, Failure> {
+    pub async fn delete_tasks(self: &Arc<Self>, tenant: TenantId, what: TaskDeletion) -> Result<DeletedTasks, Failure> {
         let tasks = Arc::clone(self);
         // Store and memory must both lose them.
         run_detached(async move { tasks.delete_all(tenant, what).await }).await

@@ -133,7 +133,7 @@ impl Tasks {
         self.check_owner(tenant, &known).await
     }
 
-    /// Sends or queues the tasks that the store has written. Returns those that it had before. `written` tells for each
+    /// Sends or queues the tasks that the store has written. Returns those that it had before. `written` states for each
     /// task whether it is new.
     fn accept(
         &self,

@@ -198,7 +198,7 @@ async fn identical_tasks_run_once_also_after_a_restart() {
         tag: Some("a".into()),
     };
     let waiting = site.submit(function, "a", &[3]).await;
-    let forgotten = site.tasks.forget(TENANT, what).await;
+    let forgotten = site.tasks.delete_tasks(TENANT, what).await;
     assert_eq!(forgotten, Ok(DeletedTasks { forgotten: 6, left: 1 }));
     assert!(site.tasks.status(tasks[0]).await.unwrap().is_none());
     assert!(site.tasks.status(waiting[0]).await.unwrap().is_some());
@@ -404,7 +404,7 @@ async fn printed_output_is_counted_and_joined_after_restart() {
         tasks: vec![task],
         tag: None,
     };
-    assert_eq!(site.tasks.forget(TENANT, what).await.unwrap().forgotten, 1);
+    assert_eq!(site.tasks.delete_tasks(TENANT, what).await.unwrap().forgotten, 1);
     assert_eq!(site.tasks.contents.usage(TENANT).bytes, 0);
 }
 

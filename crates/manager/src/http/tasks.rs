@@ -375,7 +375,7 @@ pub(crate) async fn forget_tasks(
     let about = serde_json::json!({ "tasks": what.tasks.len(), "tag": what.tag });
     let subject = what.tag.clone().unwrap_or_default();
     control.audit(&caller, "task.forget", &subject, &about).await?;
-    let forgotten: DeletedTasks = control.tasks()?.forget(caller.bearer.tenant, what).await?;
+    let forgotten: DeletedTasks = control.tasks()?.delete_tasks(caller.bearer.tenant, what).await?;
     Ok(packed.answer(forgotten))
 }
 

@@ -35,21 +35,21 @@ const TASKS_PER_WORKER: u32 = 256;
 const MAX_MESSAGES: u32 = 1000;
 const MAX_MESSAGES_PER_WORKER: u32 = 100;
 
-/// Counts messages in each second.
+/// Counts the messages of an executor in each second.
 struct MessageRate {
     since: Instant,
-    heard: u32,
-    most: u32,
+    count: u32,
+    limit: u32,
 }
 
 impl MessageRate {
     fn is_exceeded(&mut self) -> bool {
         if self.since.elapsed() > Duration::from_secs(1) {
             self.since = Instant::now();
-            self.heard = 0;
+            self.count = 0;
         }
-        self.heard += 1;
-        self.heard > self.most
+        self.count += 1;
+        self.count > self.limit
     }
 }
 
@@ -87,18 +87,18 @@ pub async fn supervise(node: Arc<Node>, lease: Arc<NodeLease>, mut parked: Optio
             end_groups(&lease, lease.on_executor_end(out_of_memory));
         }
         node.end_orphans();
-        if let Outcome::ExecutorGone(words) = outcome {
-            let words = match words {
-                Some(words) => words,
+        if let Outcome::ExecutorGone(cause) = outcome {
+            let cause = match cause {
+                Some(cause) => cause,
                 None => executor.output_tail().await,
             };
-            tracing::warn!(lease = %lease.id(), pid = executor.pid(), words, "an executor died and is replaced");
+            tracing::warn!(lease = %lease.id(), pid = executor.pid(), cause, "an executor died and is replaced");
             deaths.retain(|at| at.elapsed() < DEATH_WINDOW);
             deaths.push(Instant::now());
             if deaths.len() > MAX_DEATHS {
                 lease.fail(Failure::new(
                     Code::ExecutorFailed,
-                    format!("the lease's executor died {} times in a row: {words}", deaths.len()),
+                    format!("the lease's executor died {} times in a row: {cause}", deaths.len()),
                 ));
             }
         }
@@ -222,6 +222,18 @@ fn cores_of<'a>(lease: &'a NodeLease, worker: WorkerIndex, shared: &'a [u16]) ->
         .unwrap_or(shared)
 }
 
+/// Pins a new worker to its cores. `assigned` are the cores that its executor pinned it to.
+fn pin_worker(node: &Node, lease: &NodeLease, worker: WorkerIndex, pid: u32, assigned: &[u16]) {
+    let shared = node.leases.shared_cores();
+    if lease.sandbox() != Sandbox::Process {
+        affinity::pin(pid, cores_of(lease, worker, &shared));
+    } else if lease.granted.reservation.mode != Mode::Hot && shared != assigned {
+        // The shared cores have changed since the assignment.
+        affinity::pin(pid, &shared);
+    }
+}
+
+/// Applies the lease's time limits and handles the executor's events, until the lease or the executor ends.
 async fn watch_executor(
     node: &Node,
     lease: &NodeLease,
@@ -229,11 +241,11 @@ async fn watch_executor(
     assigned: &[u16],
     known_kills: &mut u64,
 ) -> Outcome {
-    let mut words = None;
+    let mut cause = None;
     let mut message_rate = MessageRate {
         since: Instant::now(),
-        heard: 0,
-        most: MAX_MESSAGES + MAX_MESSAGES_PER_WORKER * u32::from(lease.granted.reservation.workers),
+        count: 0,
+        limit: MAX_MESSAGES + MAX_MESSAGES_PER_WORKER * u32::from(lease.granted.reservation.workers),
     };
     loop {
         let pace = match lease.tick() {
@@ -244,8 +256,8 @@ async fn watch_executor(
                 return Outcome::ExecutorGone(Some("it did not kill a worker as requested".into()));
             }
         };
-        let message = tokio::select! {
-            heard = executor.next_event() => heard,
+        let event = tokio::select! {
+            event = executor.next_event() => event,
             () = lease.wake.notified() => continue,
             () = tokio::time::sleep(pace) => continue,
         };
@@ -253,7 +265,7 @@ async fn watch_executor(
             executor.kill();
             return Outcome::ExecutorGone(Some("it sent more messages than any honest executor does".into()));
         }
-        let (message, process) = match message {
+        let (message, process) = match event {
             Some(ExecutorEvent::Message(message, process)) => (Some(message), process),
             Some(ExecutorEvent::RefusedCall(refusal)) => {
                 if refusal.is_hostile {
@@ -277,13 +289,7 @@ async fn watch_executor(
                     tracing::warn!(lease = %lease.id(), %error, "the output of a worker is not attributed to calls");
                 }
                 lease.on_worker_start(worker, incarnation, pid, process);
-                let shared = node.leases.shared_cores();
-                if lease.sandbox() != Sandbox::Process {
-                    affinity::pin(pid, cores_of(lease, worker, &shared));
-                } else if lease.granted.reservation.mode != Mode::Hot && shared != assigned {
-                    // Its executor pinned it to the cores that were shared at the assignment.
-                    affinity::pin(pid, &shared);
-                }
+                pin_worker(node, lease, worker, pid, assigned);
             }
             Some(FromExecutor::WorkerEnded {
                 worker, status, signal, ..
@@ -293,9 +299,9 @@ async fn watch_executor(
                 *known_kills = kills;
             }
             Some(FromExecutor::Detached { worker, channel }) => lease.on_detached(worker, channel),
-            Some(FromExecutor::Failed { message }) => words = Some(message),
+            Some(FromExecutor::Failed { message }) => cause = Some(message),
             Some(FromExecutor::Ready { .. }) => {}
-            None => return Outcome::ExecutorGone(words),
+            None => return Outcome::ExecutorGone(cause),
         }
     }
 }

@@ -62,8 +62,8 @@ struct Response {
 impl Response {
     fn checked(self) -> Result<Self, ProviderError> {
         match (self.refused, self.failed) {
-            (Some(words), _) => Err(ProviderError::Refused(words)),
-            (None, Some(words)) => Err(ProviderError::Unreachable(words)),
+            (Some(reason), _) => Err(ProviderError::Refused(reason)),
+            (None, Some(reason)) => Err(ProviderError::Unreachable(reason)),
             (None, None) => Ok(Self {
                 refused: None,
                 failed: None,
@@ -101,7 +101,7 @@ impl Program {
     /// Starts the program. Returns an error if it does not start, or does not accept its configuration.
     pub fn check(&mut self) -> Result<(), ProviderError> {
         match self.running()?.trouble.take() {
-            Some(words) => Err(ProviderError::Refused(words)),
+            Some(reason) => Err(ProviderError::Refused(reason)),
             None => Ok(()),
         }
     }
@@ -110,8 +110,8 @@ impl Program {
         if self.running.is_none() {
             let mut running = self.start()?;
             let response = exchange(&mut running, &self.greeting)?;
-            if let Some(words) = response.failed {
-                return Err(ProviderError::Refused(words));
+            if let Some(reason) = response.failed {
+                return Err(ProviderError::Refused(reason));
             }
             let response = response.checked()?;
             expected(response.ready)?;

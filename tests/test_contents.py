@@ -164,7 +164,7 @@ def test_content_above_quota_is_refused(directory: Path) -> None:
         with pytest.raises(dayfly.Error, match="content store holds 2097152 bytes") as refused:
             client.run(len, os.urandom(4 * MIB)).result(30)
         assert refused.value.code == "quota_exceeded"
-        with pytest.raises(dayfly.Error, match="answer cannot be kept") as refused:
+        with pytest.raises(dayfly.Error, match="result cannot be stored") as refused:
             client.run(os.urandom, 4 * MIB).result(30)
         assert refused.value.code == "quota_exceeded"
         assert used(manager) == 0

@@ -149,7 +149,7 @@ def test_full_content_store_delays_long_values(manager: Manager, disk: Disk) -> 
         assert len(client.run(double, bytes(MIB)).result(30)) == 2 * MIB
         # Room for arguments, not for results.
         future = client.run(double, os.urandom(22 * MIB))
-        wait_until(lambda: "cannot be moved just now" in manager.daemon.output(), "there is no room", 60)
+        wait_until(lambda: "cannot be transferred now" in manager.daemon.output(), "there is no room", 60)
         # However little time it took.
         wait_until(lambda: client.task_status(future.id)["state"] == "running", "the task to show as running")
         # Others go on meanwhile.

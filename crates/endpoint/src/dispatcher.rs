@@ -38,7 +38,7 @@ pub trait ElasticNodes: Send + Sync {
     /// How long a new node would remain; `None` without end.
     fn max_lifetime(&self) -> Option<Duration>;
 
-    /// SingleDriver-core workers that fit now, whichever tenant holds the room.
+    /// Single-core workers that fit now, whichever tenant holds the room.
     fn available_cores(&self) -> u32;
 
     /// Upper bounds.
@@ -50,7 +50,7 @@ pub trait ElasticNodes: Send + Sync {
 pub struct NodeLimits {
     /// Most nodes at a time.
     pub nodes: u32,
-    /// SingleDriver-core workers that fit on each.
+    /// Single-core workers that fit on each.
     pub cores: u16,
     /// GPUs of each.
     pub gpus: u16,

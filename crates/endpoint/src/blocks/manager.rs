@@ -166,7 +166,12 @@ impl BlockManager {
             self.save();
         }
         for (block, is_expected, message) in over {
-            tracing::info!(block = block.name, job = block.job, message, "a block has ended");
+            tracing::info!(
+                block = block.name,
+                job = block.job,
+                status = message,
+                "a block has ended"
+            );
             if !is_expected {
                 let message = if message.is_empty() {
                     String::new()

@@ -139,7 +139,7 @@ pub fn open(options: Options) -> Result<ManagerChannels, Failure> {
     })
 }
 
-/// What a dispatcher has received and sent, as far as the next connection has to repeat it.
+/// The tasks and messages of a dispatcher that the next connection has to repeat.
 #[derive(Default)]
 struct DeliveryState {
     /// Its tasks and their outcomes, until the manager has stored these.

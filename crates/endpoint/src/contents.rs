@@ -167,7 +167,7 @@ impl ContentTransfer {
     }
 }
 
-/// Repeats a request until it succeeds or fails for good.
+/// Repeats a request until it succeeds or fails permanently.
 async fn with_retries<T: Send + 'static>(
     ask: impl Fn() -> Result<T, Failure> + Send + Sync + 'static,
 ) -> Result<T, Failure> {

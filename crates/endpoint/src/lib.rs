@@ -4,7 +4,7 @@
 //!   durable: the manager keeps every task until it has stored the outcome;
 //! - [`worker_set`]: the workers of one tenant and one runtime; tenants share no worker. It leases workers when tasks
 //!   arrive, and releases them when no tasks arrive for a while or when other worker sets need the room
-//! ([`fair_share`]);
+//!   ([`fair_share`]);
 //! - [`lease_driver`]: the pools of channels of one lease, or of the leases of a gang, and their thread;
 //! - [`dispatcher_state`]: what all worker sets of a dispatcher share;
 //! - [`contents`]: long arguments and results, which travel through a content store;

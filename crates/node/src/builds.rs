@@ -98,7 +98,7 @@ impl Builds {
         Ok(output)
     }
 
-    /// Forgets a build that succeeded or failed for good.
+    /// Forgets a build that succeeded or failed permanently.
     pub fn end(&self, hash: EnvironmentHash) {
         self.known().remove(&hash);
     }

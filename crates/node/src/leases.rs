@@ -294,7 +294,7 @@ impl NodeLease {
         Some(image.described.clone())
     }
 
-    /// Calls a function with what the lease's sandbox sees of the node.
+    /// Calls a function with the state of the sandbox.
     fn with_sandbox<T>(&self, change: impl FnOnce(&mut SandboxState) -> T) -> T {
         change(&mut self.lock().sandbox)
     }
@@ -406,7 +406,7 @@ impl NodeLease {
         self.end(LeaseState::Lost);
     }
 
-    /// Waits until an executor is assigned, or returns why none can be.
+    /// Waits until an executor is assigned. Returns an error if none can be.
     pub async fn wait_for_executor(&self) -> Result<(), Failure> {
         let mut changed = self.changed.subscribe();
         loop {

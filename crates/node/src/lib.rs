@@ -54,7 +54,7 @@ pub use trust::Trust;
 
 use dayfly_protocol::error::{Code, Failure};
 
-/// Why a node did not start.
+/// The reason why a node did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The state directory cannot be used.

@@ -1,4 +1,4 @@
-//! The managers that a node knows: the one that it joined, and those that it was informed of since.
+//! The managers that a node knows: the one that it joined, and those that this one has reported.
 
 use std::path::{Path, PathBuf};
 

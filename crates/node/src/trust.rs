@@ -15,9 +15,9 @@ use crate::leases::Origin;
 /// Whose code may run as the node's own user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
-    /// Only that of the node owner's tenants. All others are isolated, whatever the node's default is.
+    /// Only that of the node owner's tenants. All other tenants are isolated, whatever the node's default is.
     Owners(Vec<TenantId>),
-    /// Every tenant's. Each of them can then do what the node's user can.
+    /// That of every tenant. Each tenant can then do everything that the node's user can do.
     AllTenants,
 }
 

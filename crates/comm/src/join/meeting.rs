@@ -103,7 +103,8 @@ pub(super) fn enter(
             ..options.routes
         },
     };
-    let new = |place: &StoreUrl| StoreRoute::new(place.clone(), &options.name, &run, seat.rank, seat.size, lost.clone());
+    let new =
+        |place: &StoreUrl| StoreRoute::new(place.clone(), &options.name, &run, seat.rank, seat.size, lost.clone());
     let stored = options.store.as_ref().map(new).map(Arc::new);
     Ok(RankSetup {
         keys,

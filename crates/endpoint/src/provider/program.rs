@@ -31,7 +31,7 @@ struct RunningProgram {
     child: Child,
     requests: ChildStdin,
     responses: Receiver<String>,
-    /// Why jobs would have been refused when the program started. It can report on other jobs all the same.
+    /// Why the batch system would refuse jobs, as found when the program started. Other requests work nevertheless.
     trouble: Option<String>,
 }
 

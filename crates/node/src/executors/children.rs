@@ -83,8 +83,8 @@ impl Drop for ExternalProgram {
 /// Most passes over the list of children. Each ends a process, or is one of the last two.
 const MAX_PASSES: usize = 1000;
 
-/// Kills and reaps every child of this process that is not a living executor: what an executor left that died before it
-/// could end it.
+/// Kills and reaps every child of this process that is not a living executor, such as the workers of an executor that
+/// was killed.
 ///
 /// Processes of such an executor's workers become our children only after the worker's end. So this repeats until it
 /// has found none twice: the kernel's list may also miss a child while another one ends.

@@ -14,7 +14,7 @@ use crate::images::Image;
 pub struct ExecutorKind {
     /// Language runtime.
     pub language: Language,
-    /// What it may see; `None` for an executor that is not isolated.
+    /// Its access to the host; `None` for an executor that is not isolated.
     pub host_access: Option<HostAccess>,
 }
 

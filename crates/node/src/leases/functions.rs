@@ -1,7 +1,7 @@
 //! Usage of each function of a lease, as its workers report it.
 //!
-//! It only divides the lease's usage, which is what is paid for and is trusted no further than the clock permits. A
-//! worker that reports wrong values moves its own tenant's costs from one line to another.
+//! Tenants pay for the lease's usage, which the clock limits. The usage of functions only divides it: a worker that
+//! reports wrong values moves its own tenant's costs from one line to another.
 
 use dayfly_protocol::api::{MAX_FUNCTIONS, OTHER_FUNCTIONS};
 

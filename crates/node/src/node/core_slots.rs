@@ -8,8 +8,8 @@ use rustix::process::{Pid, Signal};
 
 use super::*;
 
-/// Interval of the check. A worker that takes too many only slows others down: calls that were rejected for a while run
-/// all the same.
+/// Interval of the check. A worker that holds too many slots only slows others down: a call that was rejected for a
+/// while runs without a slot.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Node {
@@ -27,7 +27,7 @@ impl Node {
         }
     }
 
-    /// Ends workers that hold more than one place, or hold one while they sleep.
+    /// Ends workers that hold more than one slot, or hold one while they sleep.
     fn check_core_slots(&self) {
         let held = self.holders();
         if held.is_empty() {
@@ -46,7 +46,7 @@ impl Node {
                 }
                 continue;
             };
-            // An honest worker releases its place before its meter shows sleep, and claims one after its meter shows
+            // An honest worker releases its slot before its meter shows sleep, and claims one after its meter shows
             // that it is awake.
             let sleeps_with_it = || {
                 let calls = lease.calls_before_sleep(worker);
@@ -59,7 +59,7 @@ impl Node {
         }
     }
 
-    /// Processes that hold places, with their numbers of places.
+    /// Processes that hold slots, with their numbers of slots.
     fn holders(&self) -> HashMap<u32, usize> {
         let mut held = HashMap::new();
         for process in self.core_slots.holders() {

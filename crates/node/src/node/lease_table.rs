@@ -50,7 +50,7 @@ struct EndedLease {
     lease: Option<(Arc<NodeLease>, u64)>,
 }
 
-/// What a token's lease is on this node.
+/// The result of looking up a lease.
 pub(crate) enum Found {
     Live(Arc<NodeLease>),
     Ended(LeaseState),

@@ -28,7 +28,7 @@ impl Node {
         self.managed().iter().map(held).collect()
     }
 
-    /// Those of them that were used.
+    /// Live leases of the manager that were used.
     pub(crate) fn active_leases(&self) -> Vec<LeaseId> {
         let active = self
             .managed()
@@ -37,7 +37,7 @@ impl Node {
         active.map(|lease| lease.id()).collect()
     }
 
-    /// One of them.
+    /// A live lease. Returns an error for an ended or unknown one.
     pub(crate) fn held_lease(&self, lease: LeaseId) -> Result<Arc<NodeLease>, Failure> {
         match self.leases.find(&lease) {
             Found::Live(lease) => Ok(lease),

@@ -184,7 +184,7 @@ def test_only_images_named_by_the_owner_are_leased(start: Start, small: Path) ->
             "$(touch /tmp/x)",
         ]:
             # And what is asked for does not fill anybody's log.
-            with pytest.raises(dayfly.Error, match=r"(?s)^.{0,400}(allows|is no image).{0,600}$"):
+            with pytest.raises(dayfly.Error, match=r"(?s)^.{0,400}(allows|is not an image).{0,600}$"):
                 client.lease(image=asked, runtime="native")
         with pytest.raises(dayfly.Error, match="container"):
             client.lease(image=small, sandbox="isolated", runtime="native")
@@ -198,7 +198,7 @@ def test_invalid_image_option_is_refused_at_start(tmp_path: Path) -> None:
     for wrong in ["-x", "a b", "images/../x", "relative/../../etc"]:
         done = run(program(), "up", f"--image={wrong}", "--state-dir", tmp_path, check=False)
         assert done.returncode != 0
-        assert "is no image" in done.stderr
+        assert "is not an image" in done.stderr
 
 
 def test_image_without_python_or_glibc_is_recognized(start: Start, small: Path, tmp_path: Path) -> None:

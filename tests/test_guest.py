@@ -64,5 +64,5 @@ def test_sandboxes_hold_with_cgroups_version_2(tmp_path: Path) -> None:
     results = sorted(line for line in console.splitlines() if line.startswith("RESULT"))
     assert results == sorted(f"RESULT {who} {name} 0" for who in ["root", "someone"] for name in programs), console
     assert [line for line in console.splitlines() if line.startswith("LEFT")] == [], console
-    assert "test limits_hold_on_everything_in_a_sandbox_together ... ok" in console
+    assert "test limits_cover_all_processes_of_a_sandbox ... ok" in console
     assert "GUEST ENDED" in console

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use dayfly_client::{CodeHash, Form, Status};
 use dayfly_executor::native::NativeRuntime;
-use dayfly_executor::{Call, LoadError, Runtime, forked};
+use dayfly_executor::{Call, LoadError, Runtime, fork_guard};
 use dayfly_protocol::encoding::{RESULT_PRODUCERS, parts};
 use dayfly_protocol::executor::LoadFunction;
 use pyo3::prelude::*;
@@ -199,7 +199,7 @@ impl PythonRuntime {
         worker.call_method1(intern!(py, "enter_group"), (invitation,))?;
         let done = self.call_on(py, function, asked);
         // End this process here if the function forked it: only the worker itself belongs to the group.
-        forked::leave();
+        fork_guard::exit_if_forked();
         worker.call_method0(intern!(py, "leave_group"))?;
         done
     }

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use dayfly_command::Global;
 use dayfly_manager::{Manager, Options, StoreKind, oidc};
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_sandbox::private;
+use dayfly_sandbox::private_file;
 use serde_json::json;
 
 use crate::contents::ContentArguments;
@@ -160,7 +160,7 @@ fn join_token(wanted: &JoinToken, global: &Global) -> Result<(), Failure> {
 
 /// Writes a secret to a file that only this user can read.
 pub fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
-    private::write(path, format!("{text}\n").as_bytes()).map_err(|error| {
+    private_file::write(path, format!("{text}\n").as_bytes()).map_err(|error| {
         Failure::new(
             Code::StoreFailed,
             format!("{} cannot be written: {error}; choose another place", path.display()),

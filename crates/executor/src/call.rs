@@ -4,7 +4,7 @@
 use dayfly_fabric::{AnyLink, Buffer, Link, LinkError, Received};
 use dayfly_protocol::slot::Status;
 
-use crate::forked;
+use crate::fork_guard;
 
 /// How the output is sent.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl<'a> Call<'a> {
     /// output's length.
     #[inline(always)]
     pub fn inline(&mut self) -> (&[u8], &mut [u8]) {
-        forked::leave();
+        fork_guard::exit_if_forked();
         let current = self.link.current();
         (current.input, current.compose)
     }
@@ -97,7 +97,7 @@ impl<'a> Call<'a> {
     /// Returns memory for `capacity` bytes of output: the slot if they fit, else the caller's room, else bulk memory.
     /// The returned start and actual capacity are valid until the next call of this function or the end of the call.
     pub fn place(&mut self, capacity: usize) -> Result<(*mut u8, usize), OutputTooLarge> {
-        forked::leave();
+        fork_guard::exit_if_forked();
         let too_large = OutputTooLarge {
             wanted: capacity,
             limit: self.max_output,
@@ -124,7 +124,7 @@ impl<'a> Call<'a> {
 
     /// Moves the first `used` bytes of output into larger memory. Returns its start and actual capacity.
     pub fn grow(&mut self, used: usize, capacity: usize) -> Result<(*mut u8, usize), OutputTooLarge> {
-        forked::leave();
+        fork_guard::exit_if_forked();
         let too_large = OutputTooLarge {
             wanted: capacity,
             limit: self.max_output,
@@ -177,7 +177,7 @@ impl<'a> Call<'a> {
 
     #[inline(always)]
     pub(crate) fn send(self, status: Status) -> Result<u32, LinkError> {
-        forked::leave();
+        fork_guard::exit_if_forked();
         match self.reply {
             Reply::Inline(length) => self.link.post(status as u16, 0, length),
             Reply::InRoom(length) => self.link.post_in_room(status as u16, length),

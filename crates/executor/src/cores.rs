@@ -1,9 +1,9 @@
 //! Cores that warm workers share: more of them may be awake than there are cores, but only as many run calls at once.
 //!
-//! A worker that wakes up claims one of a number of places, and releases it before it sleeps again. A place is a byte
+//! A worker that wakes up claims one of a number of slots, and releases it before it sleeps again. A slot is a byte
 //! of a memory file that every warm worker of a node has, and a claim is a lock on that byte. So no tenant can write
-//! memory that another one reads, the kernel releases a dead worker's place, and the node can ask the kernel for the
-//! holders. The file contains the number of places, which only the node can change.
+//! memory that another one reads, the kernel releases a dead worker's slot, and the node can ask the kernel for the
+//! holders. The file contains the number of slots, which only the node can change.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -11,23 +11,23 @@ use std::sync::atomic::Ordering;
 use dayfly_fabric::memory::Mapping;
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// Places that a worker tries before it considers the node full. Each try is a system call.
+/// Slots that a worker tries before it considers the node full. Each try is a system call.
 const MAX_TRIES: u32 = 32;
 const FILE_BYTES: usize = 4096;
-/// The first byte that is a place. The bytes before it contain the number of places.
+/// The first byte that is a slot. The bytes before it contain the number of slots.
 const FIRST: u32 = 64;
-/// Upper bound of the number of places.
-pub const MAX_PLACES: u32 = FILE_BYTES as u32 - FIRST;
+/// Upper bound of the number of slots.
+pub const MAX_CORE_SLOTS: u32 = FILE_BYTES as u32 - FIRST;
 
-/// The node's side: the number of places, and their holders.
+/// The node's side: the number of slots, and their holders.
 #[derive(Debug)]
-pub struct Places {
+pub struct CoreSlots {
     file: OwnedFd,
     memory: Mapping,
 }
 
-impl Places {
-    /// A file without places.
+impl CoreSlots {
+    /// A file without slots.
     pub fn new() -> std::io::Result<Self> {
         let file = rustix::fs::memfd_create("dayfly-cores", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, FILE_BYTES as u64)?;
@@ -43,39 +43,42 @@ impl Places {
         &self.file
     }
 
-    /// Sets the number of places.
-    pub fn set(&self, places: u32) {
-        self.memory.word(0).store(places.min(MAX_PLACES), Ordering::Relaxed);
+    /// Sets the number of slots.
+    pub fn set(&self, slots: u32) {
+        self.memory.word(0).store(slots.min(MAX_CORE_SLOTS), Ordering::Relaxed);
     }
 
-    /// The number of places.
+    /// The number of slots.
     pub fn count(&self) -> u32 {
         self.memory.word(0).load(Ordering::Relaxed)
     }
 
-    /// Process ids of the holders, in this process's namespace; once for each place that a process holds.
+    /// Process ids of the holders, in this process's namespace; once for each slot that a process holds.
     pub fn holders(&self) -> Vec<u32> {
-        let holder = |place| {
-            let mut wanted = lock_on(place, libc::F_WRLCK as i16);
+        let holder = |slot| {
+            let mut wanted = lock_on(slot, libc::F_WRLCK as i16);
             // SAFETY: the request reads and writes the one struct that is passed to it.
             let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLK, &mut wanted) };
             (asked == 0 && wanted.l_type != libc::F_UNLCK as i16).then_some(wanted.l_pid.max(0) as u32)
         };
-        (0..MAX_PLACES).take(self.count() as usize).filter_map(holder).collect()
+        (0..MAX_CORE_SLOTS)
+            .take(self.count() as usize)
+            .filter_map(holder)
+            .collect()
     }
 }
 
 /// A worker's side.
 #[derive(Debug)]
-pub struct Place {
+pub struct CoreSlot {
     file: OwnedFd,
     held: Option<u32>,
-    /// Where the search begins: workers that begin at different places collide less often.
+    /// Where the search begins: workers that begin at different slots collide less often.
     first: u32,
 }
 
-impl Place {
-    /// Holds no place yet. `number` should differ between workers.
+impl CoreSlot {
+    /// Holds no slot yet. `number` should differ between workers.
     pub fn new(file: OwnedFd, number: u32) -> Self {
         Self {
             file,
@@ -84,7 +87,7 @@ impl Place {
         }
     }
 
-    /// Claims a place unless it has one. Returns false if none is free.
+    /// Claims a slot unless it has one. Returns false if none is free.
     pub fn claim(&mut self) -> bool {
         if self.held.is_some() {
             return true;
@@ -96,33 +99,33 @@ impl Place {
         };
         self.held = (0..count.min(MAX_TRIES))
             .map(|offset| (self.first.wrapping_add(offset)) % count)
-            .find(|place| set_lock(&self.file, *place, libc::F_WRLCK as i16));
-        // The last place that was free is the most likely one to be free again.
+            .find(|slot| set_lock(&self.file, *slot, libc::F_WRLCK as i16));
+        // The last slot that was free is the most likely one to be free again.
         self.first = self.held.unwrap_or(self.first.wrapping_add(MAX_TRIES));
         self.held.is_some()
     }
 
-    /// Releases the place, if there is one.
-    pub fn give_back(&mut self) {
-        if let Some(place) = self.held.take() {
-            set_lock(&self.file, place, libc::F_UNLCK as i16);
+    /// Releases the slot, if there is one.
+    pub fn release(&mut self) {
+        if let Some(slot) = self.held.take() {
+            set_lock(&self.file, slot, libc::F_UNLCK as i16);
         }
     }
 }
 
-fn lock_on(place: u32, kind: i16) -> libc::flock {
+fn lock_on(slot: u32, kind: i16) -> libc::flock {
     // SAFETY: all zero is a valid value of this plain struct.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind;
     lock.l_whence = libc::SEEK_SET as i16;
-    lock.l_start = i64::from(FIRST + place);
+    lock.l_start = i64::from(FIRST + slot);
     lock.l_len = 1;
     lock
 }
 
-/// Locks or unlocks a place for this process, without blocking. Returns whether it succeeded.
-fn set_lock(file: impl AsFd, place: u32, kind: i16) -> bool {
-    let lock = lock_on(place, kind);
+/// Locks or unlocks a slot for this process, without blocking. Returns whether it succeeded.
+fn set_lock(file: impl AsFd, slot: u32, kind: i16) -> bool {
+    let lock = lock_on(slot, kind);
     // SAFETY: the request reads the one struct that is passed to it.
     unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_SETLK, &lock) == 0 }
 }
@@ -146,40 +149,40 @@ mod tests {
         libc::WEXITSTATUS(status)
     }
 
-    fn place(places: &Places) -> Place {
-        Place::new(places.file().try_clone().unwrap(), 0)
+    fn slot(slots: &CoreSlots) -> CoreSlot {
+        CoreSlot::new(slots.file().try_clone().unwrap(), 0)
     }
 
     #[test]
-    fn as_many_processes_hold_a_place_as_there_are_and_the_kernel_gives_back_what_the_dead_held() {
-        let places = Places::new().unwrap();
-        let mut own = place(&places);
+    fn dead_holder_releases_its_core_slot() {
+        let slots = CoreSlots::new().unwrap();
+        let mut own = slot(&slots);
         assert!(!own.claim(), "there is none yet");
-        places.set(1);
-        let mut other = place(&places);
+        slots.set(1);
+        let mut other = slot(&slots);
         assert_eq!(in_child(|| i32::from(other.claim())), 1, "and the child dies with it");
         assert!(own.claim());
         assert_eq!(in_child(|| i32::from(other.claim())), 0);
-        places.set(2);
+        slots.set(2);
         assert_eq!(in_child(|| i32::from(other.claim())), 1);
-        own.give_back();
-        places.set(1);
+        own.release();
+        slots.set(1);
         assert_eq!(in_child(|| i32::from(other.claim())), 1);
     }
 
     #[test]
-    fn the_node_sees_who_holds_a_place_and_nobody_else_can_say_how_many_there_are() {
-        let places = Places::new().unwrap();
-        places.set(3);
-        let file = places.file().try_clone().unwrap();
-        let mut own = Place::new(file.try_clone().unwrap(), 1);
+    fn only_the_node_sets_the_number_of_core_slots() {
+        let slots = CoreSlots::new().unwrap();
+        slots.set(3);
+        let file = slots.file().try_clone().unwrap();
+        let mut own = CoreSlot::new(file.try_clone().unwrap(), 1);
         assert!(own.claim());
         let me = std::process::id();
         // Only locks of other processes are visible.
-        let seen = in_child(|| i32::from(places.holders() == [me]));
+        let seen = in_child(|| i32::from(slots.holders() == [me]));
         assert_eq!(seen, 1);
         assert!(rustix::io::pwrite(&file, &[9], 0).is_err());
         assert!(Mapping::of(&file, FILE_BYTES).is_err(), "nor map it for writing");
-        assert_eq!(places.count(), 3);
+        assert_eq!(slots.count(), 3);
     }
 }

@@ -45,8 +45,8 @@ impl EntryPoint {
         let start = std::env::var(VARIABLE).map_err(|_| {
             "the worker's image has no entry point, or it runs in none; name a command instead, or an image that has one".to_owned()
         })?;
-        let start: Start = serde_json::from_str(&start)
-            .map_err(|error| format!("what the image begins with is malformed: {error}"))?;
+        let start: Start =
+            serde_json::from_str(&start).map_err(|error| format!("the image's entry point is malformed: {error}"))?;
         let code = std::fs::read(code).map_err(|error| format!("the code cannot be read: {error}"))?;
         Ok(Self {
             start,
@@ -190,7 +190,7 @@ fn ready(out: Option<&ChildStdout>, err: Option<&ChildStderr>) -> Result<(bool, 
     let limit = Timespec::try_from(LOOK).map_err(|error| error.to_string())?;
     match poll(&mut polled, Some(&limit)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(error) => return Err(format!("cannot be listened to: {error}")),
+        Err(error) => return Err(format!("gave no readable output: {error}")),
     }
     let mut seen = polled.iter().map(|one| !one.revents().is_empty());
     let from_out = out.is_some() && seen.next().unwrap_or(false);
@@ -209,7 +209,7 @@ fn read(from: &mut Option<impl Read>, chunk: &mut [u8]) -> Result<usize, String>
             }
             Ok(length) => return Ok(length),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(format!("cannot be listened to: {error}")),
+            Err(error) => return Err(format!("gave no readable output: {error}")),
         }
     }
 }
@@ -230,12 +230,12 @@ mod tests {
     }
 
     #[test]
-    fn a_program_answers_what_it_writes_and_starts_where_its_image_says() {
+    fn entry_point_returns_output_and_uses_image_directory() {
         assert_eq!(run("echo \"$1\"; pwd", 100), Ok(b"asked for\n/\n".to_vec()));
     }
 
     #[test]
-    fn how_it_ended_otherwise_is_told_with_its_last_words() {
+    fn failed_entry_point_reports_status_and_error_output() {
         let failed = run("yes first | head -c 10000 >&2; echo no such thing >&2; exit 3", 100).unwrap_err();
         assert!(
             failed.contains("ended with status 3") && failed.ends_with("no such thing"),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_leaves_running_is_not_waited_for() {
+    fn background_process_of_entry_point_is_not_awaited() {
         let begun = Instant::now();
         assert_eq!(run("sleep 60 & echo done", 100), Ok(b"done\n".to_vec()));
         assert!(begun.elapsed() < Duration::from_secs(30));

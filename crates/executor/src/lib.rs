@@ -13,12 +13,12 @@
 pub mod call;
 pub mod cores;
 mod entry_point;
-pub mod forked;
-mod left;
+pub mod fork_guard;
 pub mod meter;
 pub mod native;
-mod outputs;
+mod output_pipes;
 mod parent;
+mod reaper;
 mod scratch;
 mod worker;
 

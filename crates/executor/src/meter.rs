@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_charged_to_their_functions_and_all_of_it_is_in_the_total() {
+    fn calls_are_counted_by_function_and_in_total() {
         let meter = meter();
         let (area, mean) = (meter.account("area@1"), meter.account("mean@2"));
         meter.finish(Account::NONE, 1, false, 50, 5);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_worker_finds_the_accounts_of_the_one_before_it() {
+    fn replacement_worker_continues_existing_accounts() {
         let meter = meter();
         let (first, second) = (meter.account("first@1"), meter.account("second@2"));
         assert_eq!((meter.account("second@2"), meter.account("first@1")), (second, first));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_beyond_those_that_are_told_apart_share_an_account_without_a_name() {
+    fn functions_beyond_the_limit_share_an_account() {
         let meter = meter();
         let accounts: Vec<_> = (0..40).map(|n| meter.account(&format!("f{n}@1"))).collect();
         for account in &accounts {
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_worker_writes_stays_within_its_meter() {
+    fn corrupt_meter_is_read_within_its_bounds() {
         let meter = meter();
         meter.account(&"x".repeat(500));
         meter.word(FUNCTIONS + NAME_LENGTH).store(u32::MAX, Ordering::Relaxed);

@@ -201,7 +201,7 @@ impl NativeRuntime {
         let length = unsafe { function(input.as_ptr().cast_mut().cast(), size, out.cast()) } as usize;
         if length > capacity {
             call.fail(&format!(
-                "the function says that it wrote {length} bytes where it had room for {capacity}"
+                "the function reported {length} bytes of output for a buffer of {capacity}"
             ));
             return Status::OutputOverflow;
         }
@@ -259,7 +259,7 @@ impl NativeRuntime {
         }
         if length > context.capacity {
             call.fail(&format!(
-                "the function says that it wrote {length} bytes where it had room for {}",
+                "the function reported {length} bytes of output for a buffer of {}",
                 context.capacity
             ));
             return Status::OutputOverflow;

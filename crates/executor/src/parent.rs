@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 use crate::Runtime;
 use crate::meter::meters_length;
 use crate::scratch::Scratch;
-use crate::worker::{self, borrow, pin, settle};
+use crate::worker::{self, become_subreaper, borrow, pin};
 
 /// Why an executor ended.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum ExecutorError {
     #[error("the control socket to the node failed: {0}. An executor is started by its node, not by hand")]
     Control(#[from] std::io::Error),
     /// The node sent a malformed message.
-    #[error("the node sent a message that makes no sense: {0}")]
+    #[error("the node sent an invalid message: {0}")]
     Protocol(String),
     /// The worker that was forked ahead has died; the node starts another executor on demand.
     #[error("the worker that waited for a lease was ended from outside")]
@@ -66,7 +66,7 @@ struct Parent<'a, R: Runtime> {
 }
 
 /// Interval of checks for processes of a dead worker, while there are any.
-const LOOK: Timespec = Timespec {
+const CHECK_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
@@ -121,7 +121,7 @@ impl<R: Runtime> Parent<'_, R> {
         loop {
             let all = self.wait()?;
             if self.strays {
-                self.end_strays();
+                self.kill_orphans();
             }
             for ready in all {
                 match ready {
@@ -155,7 +155,7 @@ impl<R: Runtime> Parent<'_, R> {
             waiting.push(PollFd::new(&worker.pidfd, PollFlags::IN));
             waiting.push(PollFd::new(&worker.socket, PollFlags::IN));
         }
-        let limit = self.strays.then_some(&LOOK);
+        let limit = self.strays.then_some(&CHECK_INTERVAL);
         match rustix::event::poll(&mut waiting, limit) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
@@ -262,7 +262,7 @@ impl<R: Runtime> Parent<'_, R> {
         let Some((_, status)) = status else { return Ok(()) };
         // Everything that the worker started ends with it.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-        self.end_strays();
+        self.kill_orphans();
         if let Some(scratch) = &self.scratch {
             scratch.remove(index as u16, incarnation);
         }
@@ -281,8 +281,9 @@ impl<R: Runtime> Parent<'_, R> {
     }
 
     /// Ends processes that became our children. They belong to a dead worker, whatever sessions and groups they made:
-    /// descendants of a live worker stay below it (see [`settle`]). Their own children become ours after their end.
-    fn end_strays(&mut self) {
+    /// descendants of a live worker stay below it (see [`become_subreaper`]). Their own children become ours after
+    /// their end.
+    fn kill_orphans(&mut self) {
         self.strays = false;
         for child in children() {
             // Workers are reaped by their pidfd, with their status.
@@ -314,7 +315,7 @@ impl<R: Runtime> Parent<'_, R> {
         if pid == 0 {
             self.runtime.after_fork_in_worker();
             let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
-            settle(parent);
+            become_subreaper(parent);
             // The parent removes it.
             std::mem::forget(self.scratch.take());
             if let Some(scratch) = scratch {
@@ -386,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_worker_of_a_hot_lease_gets_all_of_its_cores_and_a_warm_one_those_that_are_shared() {
+    fn hot_workers_get_own_cores_warm_ones_shared() {
         let assignment = |cores: &[u16], cores_per_worker| Assignment {
             packet: Vec::new(),
             files: Vec::new(),

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_of_a_daemon_get_directories_that_end_with_them() {
+    fn worker_directory_is_removed_with_its_worker() {
         let temporary = std::env::temp_dir().join(format!("dayfly-scratch-test-{}", std::process::id()));
         std::fs::create_dir(&temporary).unwrap();
         assert!(Scratch::below(&temporary, Path::new("/home")).is_none());

@@ -14,17 +14,17 @@ use dayfly_protocol::slot::{Geometry, Status};
 
 use rustix::process::Pid;
 
-use crate::cores::Place;
-use crate::left::Left;
+use crate::cores::CoreSlot;
 use crate::meter::{Account, Activity, Meter, meters_length};
-use crate::outputs::Prints;
-use crate::{Call, LoadError, Runtime, forked};
+use crate::output_pipes::OutputPipes;
+use crate::reaper::Reaper;
+use crate::{Call, LoadError, Runtime, fork_guard};
 
 /// Polls between two reads of the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker
 /// stays hot is exact to a microsecond.
-const POLLS_PER_LOOK: u32 = 1024;
+const POLLS_PER_CHECK: u32 = 1024;
 /// The same for a stream, whose empty polls are system calls.
-const STREAM_POLLS_PER_LOOK: u32 = 16;
+const STREAM_POLLS_PER_CHECK: u32 = 16;
 /// Longest sleep without a wake-up. The wake-up protocol does not need it; it covers a lost kernel notification of the
 /// node's death.
 const SLEEP_LIMIT: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ struct Worker<'a, R: Runtime> {
     /// Accounts of the functions, by function number.
     accounts: Vec<Account>,
     /// Its claim on a core, if it shares cores.
-    place: Option<Place>,
+    core_slot: Option<CoreSlot>,
     /// Ticks of its last call, and the bound below which a call is short.
     last_call: u64,
     short_call: u64,
@@ -47,13 +47,13 @@ struct Worker<'a, R: Runtime> {
     hot_for_ms: u32,
     max_output_bytes: u64,
     /// Set if output is attributed to calls.
-    prints: Option<Prints>,
-    left: Left,
+    output_pipes: Option<OutputPipes>,
+    reaper: Reaper,
 }
 
 /// Waits for a lease over `parent`, then serves channels that arrive the same way, until the parent is gone.
 pub fn serve<R: Runtime>(runtime: &mut R, index: WorkerIndex, parent: &OwnedFd) {
-    forked::watch();
+    fork_guard::install();
     let mut packet = vec![0; MAX_PACKET_BYTES];
     let Some((message, files)) = receive(parent, &mut packet) else {
         return;
@@ -111,13 +111,13 @@ impl<'a, R: Runtime> Worker<'a, R> {
             let own = gpus.get(first..first + count).unwrap_or_default();
             runtime.set_variable(VISIBLE_GPUS, &own.join(","));
         }
-        let place = match rest.first() {
+        let core_slot = match rest.first() {
             // Worker numbers repeat between leases, but process ids are distinct and close together.
-            Some(file) => Some(Place::new(file.try_clone()?, std::process::id())),
+            Some(file) => Some(CoreSlot::new(file.try_clone()?, std::process::id())),
             None => None,
         };
         Ok(Self {
-            place,
+            core_slot,
             last_call: u64::MAX,
             short_call: clock::ticks_of_us(SHORT_CALL_US),
             meter: Meter::new(Arc::new(Mapping::of(meters, meters_length(workers))?), index.0),
@@ -127,8 +127,8 @@ impl<'a, R: Runtime> Worker<'a, R> {
             code_dir: code_dir.into(),
             hot_for_ms,
             max_output_bytes,
-            prints: None,
-            left: Left::default(),
+            output_pipes: None,
+            reaper: Reaper::default(),
         })
     }
 
@@ -141,7 +141,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
             let channel = match &message {
                 ToExecutor::Attach { channel, .. } => *channel,
                 ToExecutor::RedirectOutput { .. } => {
-                    self.prints = Prints::into(files);
+                    self.output_pipes = OutputPipes::install(files);
                     continue;
                 }
                 _ => continue,
@@ -178,8 +178,8 @@ impl<'a, R: Runtime> Worker<'a, R> {
 
     fn serve_channel(&mut self, link: &mut AnyLink) -> Result<(), LinkError> {
         let looks = match link {
-            AnyLink::Mapped(_) => POLLS_PER_LOOK,
-            AnyLink::Stream(_) | AnyLink::Fabric(_) => STREAM_POLLS_PER_LOOK,
+            AnyLink::Mapped(_) => POLLS_PER_CHECK,
+            AnyLink::Stream(_) | AnyLink::Fabric(_) => STREAM_POLLS_PER_CHECK,
         };
         let hot_ticks = match self.hot_for_ms {
             0 => 0,
@@ -235,16 +235,16 @@ impl<'a, R: Runtime> Worker<'a, R> {
     /// any case, and occupies a core only if it may be long.
     #[inline(always)]
     fn may_run(&mut self, rejectable: bool) -> bool {
-        match &mut self.place {
+        match &mut self.core_slot {
             None => true,
             Some(_) if !rejectable && self.last_call < self.short_call => true,
-            Some(place) => place.claim() || !rejectable,
+            Some(slot) => slot.claim() || !rejectable,
         }
     }
 
     fn leave_core(&mut self) {
-        if let Some(place) = &mut self.place {
-            place.give_back();
+        if let Some(slot) = &mut self.core_slot {
+            slot.release();
         }
     }
 
@@ -271,14 +271,14 @@ impl<'a, R: Runtime> Worker<'a, R> {
             index if index == FunctionIndex::LOAD.0 => self.load(&mut call),
             index => self.runtime.invoke(index - 1, &mut call),
         };
-        if let Some(prints) = &self.prints {
+        if let Some(output_pipes) = &self.output_pipes {
             self.runtime.flush();
-            if prints.put_back() {
+            if output_pipes.restore() {
                 // Output that could not be written before still belongs to this call.
                 self.runtime.flush();
             }
-            prints.wait_until_read();
-            self.left.after_call();
+            output_pipes.wait_until_read();
+            self.reaper.after_call();
         }
         let sent = call.send(status);
         let end = clock::ticks();
@@ -372,7 +372,7 @@ fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkErr
 
 /// Makes the process a worker: it dies with its parent, leads its own process group, and is the subreaper of everything
 /// that it starts, including daemons, so that all of them can be ended together.
-pub fn settle(parent: Pid) {
+pub fn become_subreaper(parent: Pid) {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     // The parent may have died before. Without it, the worker would serve its channel forever.
     if rustix::process::getppid() != Some(parent) {

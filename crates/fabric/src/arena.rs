@@ -32,8 +32,8 @@ struct State {
     retained: usize,
     /// Blocks that belong to the peer until it marks them free: offset and class.
     lent: Vec<(usize, u32)>,
-    /// If watched, blocks whose pages went back to the kernel.
-    gone: Option<Vec<usize>>,
+    /// If watched, blocks whose pages went back to the kernel since the last call of [`Arena::take_invalidated`].
+    invalidated: Option<Vec<usize>>,
 }
 
 impl Arena {
@@ -43,21 +43,25 @@ impl Arena {
             blocks: Blocks::new(length),
             retained: 0,
             lent: Vec::new(),
-            gone: None,
+            invalidated: None,
         });
         Self { memory, start, state }
     }
 
-    /// Like [`Arena::new`], for a caller that keeps data for each block and polls [`Arena::gone`].
+    /// Like [`Arena::new`], for a caller that keeps data for each block and polls [`Arena::take_invalidated`].
     pub fn watched(memory: Arc<Mapping>, start: usize, length: usize) -> Self {
         let arena = Self::new(memory, start, length);
-        arena.state().gone = Some(Vec::new());
+        arena.state().invalidated = Some(Vec::new());
         arena
     }
 
-    /// Returns the blocks that lost their pages or were split anew since the last call.
-    pub fn gone(&self) -> Vec<usize> {
-        self.state().gone.as_mut().map(std::mem::take).unwrap_or_default()
+    /// Returns the blocks that lost their pages or were divided again since the last call.
+    pub fn take_invalidated(&self) -> Vec<usize> {
+        self.state()
+            .invalidated
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -93,7 +97,10 @@ impl Arena {
     fn merge_and_carve(&self, state: &mut State, class: u32) -> Option<usize> {
         for (offset, class) in state.blocks.free_blocks() {
             self.memory.punch(self.start + offset, 1 << class);
-            state.gone.iter_mut().for_each(|gone| gone.push(offset));
+            state
+                .invalidated
+                .iter_mut()
+                .for_each(|invalidated| invalidated.push(offset));
         }
         state.retained = 0;
         state.blocks.merge();
@@ -117,7 +124,10 @@ impl Arena {
         let size = 1usize << class;
         if state.retained + size > RETAINED_BYTES {
             self.memory.punch(self.start + offset, size);
-            state.gone.iter_mut().for_each(|gone| gone.push(offset));
+            state
+                .invalidated
+                .iter_mut()
+                .for_each(|invalidated| invalidated.push(offset));
         }
         state.retained += size;
         state.blocks.free[class as usize].push(offset);
@@ -246,7 +256,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_never_overlap_and_all_of_the_region_comes_back(steps in steps()) {
+        fn blocks_never_overlap_and_free_space_returns(steps in steps()) {
             let mut blocks = Blocks::new(REGION);
             let mut taken: Vec<(usize, u32)> = Vec::new();
             for step in steps {
@@ -279,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_full_of_small_blocks_has_room_for_a_large_one_once_they_are_free() {
+    fn freed_small_blocks_merge_for_a_large_one() {
         let file = crate::memory::sealed_memory("arena-test", REGION as u64).unwrap();
         let memory = Arc::new(Mapping::of(&file, REGION).unwrap());
         let arena = Arc::new(Arena::new(memory, 0, REGION));

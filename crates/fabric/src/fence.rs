@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_carries_bytes_as_before_and_can_be_turned_to_nobody_else() {
+    fn fenced_socket_reaches_only_its_peer() {
         for host in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(host) else {
                 continue;

@@ -70,13 +70,11 @@ impl std::fmt::Display for Transport {
     }
 }
 
-/// A text names no transport.
+/// A text is not a transport.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TransportError {
     /// The name is unknown.
-    #[error(
-        "there is no transport `{0}`: ask for shm, tcp, tls, libfabric or libfabric:PROVIDER, such as libfabric:tcp"
-    )]
+    #[error("unknown transport `{0}`: use shm, tcp, tls, libfabric or libfabric:PROVIDER, such as libfabric:tcp")]
     Unknown(String),
     /// The name of the provider is malformed.
     #[error(transparent)]
@@ -412,7 +410,7 @@ pub fn sleep_any(sleepers: &[Sleeper], limit: Duration) -> Result<(), LinkError>
                 sockets.push(&*fabric.control);
                 match &fabric.queue {
                     Some(queue) => sockets.push(&**queue),
-                    None => limit = limit.min(libfabric::LONGEST_NAP),
+                    None => limit = limit.min(libfabric::MAX_PAUSE),
                 }
             }
         }

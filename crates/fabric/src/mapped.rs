@@ -10,15 +10,19 @@
 //! then   the client's bulk region, the worker's bulk region
 //! ```
 
+mod receive;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dayfly_protocol::node_api::End;
 use dayfly_protocol::slot::{DESCRIPTOR_BYTES, Descriptor, Geometry, HEADER_BYTES, Header, flags};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
-use crate::arena::{Arena, BLOCK_HEADER_BYTES};
+use receive::CurrentMessage;
+
+use crate::arena::Arena;
 use crate::memory::{Buffer, Mapping, Received};
 use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport, futex, ring};
 
@@ -28,7 +32,7 @@ const CLIENT_ASLEEP: usize = 384;
 const RINGS: usize = 4096;
 
 /// A poller checks after every 256 misses, about 1 us, whether the channel was closed.
-const CLOSED_EVERY: u32 = 256;
+const CLOSED_CHECK_EVERY: u32 = 256;
 
 /// Returns the bytes of memory that a channel of this geometry needs.
 pub fn memory_bytes(geometry: Geometry) -> usize {
@@ -68,36 +72,13 @@ pub struct MappedLink {
     next_in: u32,
     misses: u32,
     /// Flags of every message that is sent.
-    marks: u16,
+    common_flags: u16,
     /// Whether the next response states that its request's block is still in use.
     retaining: bool,
     /// Request blocks that this link keeps until their response has been processed, by slot.
     kept: Vec<Option<Buffer>>,
     kept_count: usize,
     current: CurrentMessage,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct CurrentMessage {
-    input: usize,
-    length: usize,
-    bulk: bool,
-    room: usize,
-    room_length: usize,
-    in_room: bool,
-    retained: bool,
-}
-
-impl CurrentMessage {
-    const NONE: Self = Self {
-        input: 0,
-        length: 0,
-        bulk: false,
-        room: 0,
-        room_length: 0,
-        in_room: false,
-        retained: false,
-    };
 }
 
 impl MappedLink {
@@ -147,7 +128,7 @@ impl MappedLink {
             next_out: 1,
             next_in: 1,
             misses: 0,
-            marks: 0,
+            common_flags: 0,
             retaining: false,
             kept: (0..geometry.slots).map(|_| None).collect(),
             kept_count: 0,
@@ -177,7 +158,7 @@ impl MappedLink {
     fn publish(&mut self, function: u16, set: u16, length: u32, deadline_ms: u32) -> u32 {
         let sequence = self.next_out;
         let slot = self.slot(self.outgoing, sequence);
-        let set = set | self.marks;
+        let set = set | self.common_flags;
         let set = if self.retaining { set | flags::RETAINED } else { set };
         self.retaining = false;
         let header = Header {
@@ -232,92 +213,6 @@ impl MappedLink {
                 Ok((buffer.offset_in(&self.arena).unwrap_or_default(), Some(buffer)))
             }
         }
-    }
-
-    /// Reads header and descriptor once and checks the copy.
-    #[inline(always)]
-    fn read(&mut self, slot: usize) -> Result<Meta, LinkError> {
-        // SAFETY: inside the mapping. The peer may write at the same time, which tears values but not memory.
-        let header: Header = unsafe { std::ptr::read_volatile(self.memory.at(slot).cast()) };
-        let meta = Meta {
-            sequence: self.next_in,
-            function: header.function,
-            deadline_ms: header.deadline_ms,
-            rejectable: header.flags & flags::REJECTABLE != 0,
-        };
-        let inline = slot + HEADER_BYTES;
-        if header.flags == 0 {
-            if header.length as usize > self.stride - HEADER_BYTES {
-                return Err(LinkError::Malformed("the length exceeds the slot"));
-            }
-            self.current = CurrentMessage {
-                input: inline,
-                length: header.length as usize,
-                ..CurrentMessage::NONE
-            };
-            return Ok(meta);
-        }
-        self.read_described(header, inline)?;
-        Ok(meta)
-    }
-
-    fn read_described(&mut self, header: Header, inline: usize) -> Result<(), LinkError> {
-        if header.flags & !flags::KNOWN != 0 {
-            return Err(LinkError::Malformed("unknown flags"));
-        }
-        // SAFETY: as for the header.
-        let bytes: [u8; DESCRIPTOR_BYTES] = unsafe { std::ptr::read_volatile(self.memory.at(inline).cast()) };
-        let descriptor = Descriptor::read_from_bytes(&bytes).map_err(|_| LinkError::Malformed("no descriptor"))?;
-        let limit = self.geometry.bulk_bytes;
-        let inside = |offset: u64, length: u64| {
-            offset >= BLOCK_HEADER_BYTES as u64
-                && offset.is_multiple_of(4)
-                && offset.checked_add(length).is_some_and(|end| end <= limit)
-        };
-        let retained = header.flags & flags::RETAINED != 0;
-        if header.flags & flags::DESCRIBED == 0 {
-            if header.length as usize > self.stride - HEADER_BYTES {
-                return Err(LinkError::Malformed("the length exceeds the slot"));
-            }
-            let length = header.length as usize;
-            self.current = CurrentMessage {
-                input: inline,
-                length,
-                retained,
-                ..CurrentMessage::NONE
-            };
-            return Ok(());
-        }
-        let (input, length) = (inline + DESCRIPTOR_BYTES, header.length as usize);
-        let mut current = CurrentMessage {
-            input,
-            length,
-            retained,
-            ..CurrentMessage::NONE
-        };
-        if header.flags & flags::BULK != 0 {
-            if !inside(descriptor.offset, descriptor.length) {
-                return Err(LinkError::Malformed("the payload lies outside the bulk region"));
-            }
-            current.input = self.peer_bulk + descriptor.offset as usize;
-            current.length = descriptor.length as usize;
-            current.bulk = true;
-        } else if header.length as usize > self.stride - HEADER_BYTES - DESCRIPTOR_BYTES {
-            return Err(LinkError::Malformed("the length exceeds the slot"));
-        }
-        if header.flags & flags::IN_ROOM != 0 {
-            current.in_room = true;
-            current.length = descriptor.length as usize;
-        }
-        if header.flags & flags::ROOM != 0 {
-            if !inside(descriptor.room_offset, descriptor.room_length) {
-                return Err(LinkError::Malformed("the reply's room lies outside the bulk region"));
-            }
-            current.room = self.peer_bulk + descriptor.room_offset as usize;
-            current.room_length = descriptor.room_length as usize;
-        }
-        self.current = current;
-        Ok(())
     }
 }
 
@@ -412,7 +307,7 @@ impl Link for MappedLink {
             return meta.map(Some);
         }
         self.misses = self.misses.wrapping_add(1);
-        if self.misses.is_multiple_of(CLOSED_EVERY)
+        if self.misses.is_multiple_of(CLOSED_CHECK_EVERY)
             && let Some(end) = self.end()
         {
             return Err(LinkError::Ended(end));
@@ -458,7 +353,7 @@ impl Link for MappedLink {
     }
 
     fn set_rejectable(&mut self, rejectable: bool) {
-        self.marks = if rejectable { flags::REJECTABLE } else { 0 };
+        self.common_flags = if rejectable { flags::REJECTABLE } else { 0 };
     }
 
     fn retain(&mut self) {
@@ -575,7 +470,7 @@ impl MappedLink {
         };
         // Make the next poll find the end at once instead of after the usual number of misses.
         if self.end().is_some() {
-            self.misses = CLOSED_EVERY - 1;
+            self.misses = CLOSED_CHECK_EVERY - 1;
             return None;
         }
         Some(sleeper)

@@ -5,6 +5,7 @@
 //! its reader gets, or into the room that the caller named. While a sender waits for the socket to drain it continues
 //! to receive, so two sides that both send large messages cannot block each other.
 
+mod framing;
 pub mod wire;
 
 use std::collections::VecDeque;
@@ -14,79 +15,36 @@ use std::time::{Duration, Instant};
 
 use dayfly_protocol::slot::{DESCRIPTOR_BYTES, Descriptor, Geometry, HEADER_BYTES, Header, flags};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::memory::{Buffer, Received};
 use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport};
+use framing::{FrameReader, Message, Place};
 use wire::Wire;
 
-/// Size of the receive buffer: a few hundred small frames per system call, and at least two of the largest slots.
-const RECEIVE_BYTES: usize = 128 << 10;
-/// Bytes received at a time while no large payload is in progress. The part of a payload that arrives with its header
-/// is copied once more.
-const RECEIVE_AT_ONCE_BYTES: usize = 32 << 10;
 /// Attempts to send into a full socket before blocking. The peer is usually busy draining it, and blocking and waking
 /// cost more than these attempts.
 const TRIES_BEFORE_BLOCKING: u32 = 64;
-/// Most spare buffers: a worker uses one input and one output.
-const SPARES: usize = 2;
 /// A peer that takes nothing for this long while we are sending counts as gone.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of a TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-
-#[derive(Debug)]
-enum Place {
-    /// In the receive buffer, at this offset.
-    Inline(usize),
-    /// In a separate buffer.
-    Own(Buffer),
-    /// In the room that the request named.
-    InRoom,
-    /// Taken by the receiver.
-    Nowhere,
-}
-
-#[derive(Debug)]
-struct Message {
-    meta: Meta,
-    place: Place,
-    length: usize,
-    room_length: usize,
-}
-
-#[derive(Debug)]
-struct Incoming {
-    message: Message,
-    target: *mut u8,
-    filled: usize,
-}
 
 /// One end of a channel over a stream.
 #[derive(Debug)]
 pub struct StreamLink {
     wire: Wire,
     geometry: Geometry,
-    receive: Vec<u8>,
-    start: usize,
-    end: usize,
-    incoming: Option<Incoming>,
+    reader: FrameReader,
+    /// Messages that arrived while a send was blocked.
     queue: VecDeque<Message>,
     current: Option<Message>,
-    /// Buffers of processed messages, for reuse: one input and one output.
-    spares: Vec<Buffer>,
     compose: Vec<u8>,
-    rooms: Vec<Option<Room>>,
     /// Flags of every message that is sent.
-    marks: u16,
+    common_flags: u16,
     next_out: u32,
-    next_in: u32,
     gone: bool,
 }
-
-// SAFETY: the raw pointer of `incoming` points into the buffer that its message owns, or into a room that the caller
-// keeps until the response (see `Room`); neither is tied to a thread.
-unsafe impl Send for StreamLink {}
 
 impl StreamLink {
     /// Returns a link over a connected TCP socket, in clear text.
@@ -102,22 +60,15 @@ impl StreamLink {
     }
 
     fn over(wire: Wire, geometry: Geometry) -> Self {
-        let stride = geometry.stride_bytes as usize;
         Self {
             wire,
             geometry,
-            receive: vec![0; RECEIVE_BYTES.max(2 * stride)],
-            start: 0,
-            end: 0,
-            incoming: None,
+            reader: FrameReader::new(geometry),
             queue: VecDeque::new(),
             current: None,
-            spares: Vec::new(),
-            compose: vec![0; stride],
-            rooms: vec![None; geometry.slots as usize],
-            marks: 0,
+            compose: vec![0; geometry.stride_bytes as usize],
+            common_flags: 0,
             next_out: 1,
-            next_in: 1,
             gone: false,
         }
     }
@@ -126,227 +77,7 @@ impl StreamLink {
     #[doc(hidden)]
     pub fn start_after(&mut self, sequence: u32) {
         self.next_out = sequence.wrapping_add(1);
-        self.next_in = sequence.wrapping_add(1);
-    }
-
-    fn slot_of(&self, sequence: u32) -> usize {
-        sequence as usize & (self.geometry.slots as usize - 1)
-    }
-
-    /// Returns a buffer for an incoming payload. Reuses a spare one, because fresh memory costs as much as the copy.
-    fn buffer_for(&mut self, length: usize) -> Result<Buffer, LinkError> {
-        if let Some(at) = self.spares.iter().position(|spare| spare.capacity() >= length) {
-            let mut spare = self.spares.swap_remove(at);
-            spare.resize(length);
-            return Ok(spare);
-        }
-        let buffer = if length as u64 <= self.geometry.bulk_bytes {
-            Buffer::heap(length)
-        } else {
-            None
-        };
-        buffer.ok_or(LinkError::NoRoom {
-            length,
-            limit: self.geometry.bulk_bytes,
-        })
-    }
-
-    /// Keeps a buffer for reuse. Prefers larger ones.
-    fn keep_spare(&mut self, buffer: Buffer) {
-        if self.spares.len() < SPARES {
-            return self.spares.push(buffer);
-        }
-        if let Some(smallest) = self.spares.iter_mut().min_by_key(|spare| spare.capacity())
-            && smallest.capacity() < buffer.capacity()
-        {
-            *smallest = buffer;
-        }
-    }
-
-    /// Returns the next complete message among the bytes already received. Handles only the common small messages,
-    /// because after a system call every branch is expensive.
-    #[inline]
-    fn parse(&mut self) -> Result<Option<Message>, LinkError> {
-        if self.incoming.is_some() {
-            return Ok(None);
-        }
-        let available = &self.receive[self.start..self.end];
-        let Ok((header, rest)) = Header::read_from_prefix(available) else {
-            return Ok(None);
-        };
-        let length = header.length as usize;
-        if header.sequence != self.next_in || header.flags != 0 || length > self.geometry.inline_bytes() {
-            return self.parse_other();
-        }
-        if rest.len() < length {
-            return Ok(None);
-        }
-        let message = Message {
-            meta: Meta {
-                sequence: header.sequence,
-                function: header.function,
-                deadline_ms: header.deadline_ms,
-                rejectable: false,
-            },
-            place: Place::Inline(self.start + HEADER_BYTES),
-            length,
-            room_length: 0,
-        };
-        self.start += HEADER_BYTES + length;
-        self.next_in = self.next_in.wrapping_add(1);
-        Ok(Some(message))
-    }
-
-    /// Like [`StreamLink::parse`], for messages with a descriptor and malformed ones.
-    #[cold]
-    fn parse_other(&mut self) -> Result<Option<Message>, LinkError> {
-        let available = &self.receive[self.start..self.end];
-        let Ok((header, rest)) = Header::read_from_prefix(available) else {
-            return Ok(None);
-        };
-        if header.sequence != self.next_in {
-            return Err(LinkError::Violation(format!(
-                "message {} where {} was due",
-                header.sequence, self.next_in
-            )));
-        }
-        if header.flags & !flags::KNOWN != 0 {
-            return Err(LinkError::Violation(format!("unknown flags {:#x}", header.flags)));
-        }
-        let meta = Meta {
-            sequence: header.sequence,
-            function: header.function,
-            deadline_ms: header.deadline_ms,
-            rejectable: header.flags & flags::REJECTABLE != 0,
-        };
-        let mut descriptor = Descriptor::default();
-        let mut head = HEADER_BYTES;
-        if header.flags & flags::DESCRIBED != 0 {
-            let Ok((found, _)) = Descriptor::read_from_prefix(rest) else {
-                return Ok(None);
-            };
-            descriptor = found;
-            head += DESCRIPTOR_BYTES;
-        }
-        let room_length = descriptor.room_length.min(self.geometry.bulk_bytes) as usize;
-        if header.flags & (flags::BULK | flags::IN_ROOM) == 0 {
-            let length = header.length as usize;
-            if length > self.geometry.inline_bytes() {
-                return Err(LinkError::Violation(format!(
-                    "{length} bytes inline in slots of {}",
-                    self.geometry.stride_bytes
-                )));
-            }
-            if available.len() < head + length {
-                return Ok(None);
-            }
-            let place = Place::Inline(self.start + head);
-            self.start += head + length;
-            self.next_in = self.next_in.wrapping_add(1);
-            return Ok(Some(Message {
-                meta,
-                place,
-                length,
-                room_length,
-            }));
-        }
-        let length = usize::try_from(descriptor.length).unwrap_or(usize::MAX);
-        if length as u64 > self.geometry.bulk_bytes {
-            return Err(LinkError::Violation(format!(
-                "a payload of {length} bytes on a channel for {}",
-                self.geometry.bulk_bytes
-            )));
-        }
-        self.start += head;
-        self.next_in = self.next_in.wrapping_add(1);
-        self.begin_incoming(meta, header.flags, length, room_length)
-    }
-
-    fn begin_incoming(
-        &mut self,
-        meta: Meta,
-        set: u16,
-        length: usize,
-        room_length: usize,
-    ) -> Result<Option<Message>, LinkError> {
-        let (place, target) = if set & flags::IN_ROOM != 0 {
-            let slot = self.slot_of(meta.sequence);
-            match self.rooms[slot].take() {
-                Some(room) if length <= room.length => (Place::InRoom, room.start),
-                _ => return Err(LinkError::Violation("a reply into room that was not offered".into())),
-            }
-        } else {
-            let buffer = self.buffer_for(length)?;
-            let target = buffer.as_ptr();
-            (Place::Own(buffer), target)
-        };
-        let here = (self.end - self.start).min(length);
-        // SAFETY: `target` has `length` bytes (a buffer made for them, or a room checked above), `here` is no more.
-        unsafe { std::ptr::copy_nonoverlapping(self.receive[self.start..].as_ptr(), target, here) };
-        self.start += here;
-        let message = Message {
-            meta,
-            place,
-            length,
-            room_length,
-        };
-        if here == length {
-            return Ok(Some(message));
-        }
-        self.incoming = Some(Incoming {
-            message,
-            target,
-            filled: here,
-        });
-        Ok(None)
-    }
-
-    /// Receives available bytes into the empty buffer, between messages. Returns whether any arrived.
-    #[inline]
-    fn fill_empty(&mut self) -> Result<bool, LinkError> {
-        let until = self.at_once();
-        let received = self.wire.receive(&mut self.receive[..until]);
-        (self.start, self.end) = (0, 0);
-        match received {
-            Ok(received) if received > 0 => {
-                self.end = received;
-                Ok(true)
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
-            other => self.received(other),
-        }
-    }
-
-    /// Bytes to receive at a time between messages.
-    #[inline]
-    fn at_once(&self) -> usize {
-        let stride = self.geometry.stride_bytes as usize;
-        RECEIVE_AT_ONCE_BYTES.max(stride).min(self.receive.len())
-    }
-
-    /// Receives available bytes without blocking. Returns whether any arrived.
-    fn fill(&mut self) -> Result<bool, LinkError> {
-        let result = match &mut self.incoming {
-            Some(incoming) => {
-                let rest = incoming.message.length - incoming.filled;
-                // SAFETY: the target has `length` bytes, `filled` of them done; see `begin_incoming`.
-                let target = unsafe { std::slice::from_raw_parts_mut(incoming.target.add(incoming.filled), rest) };
-                self.wire.receive(target).inspect(|n| incoming.filled += n)
-            }
-            None => {
-                if self.start == self.end {
-                    (self.start, self.end) = (0, 0);
-                } else if self.receive.len() - self.end < self.geometry.stride_bytes as usize {
-                    self.receive.copy_within(self.start..self.end, 0);
-                    (self.start, self.end) = (0, self.end - self.start);
-                }
-                let until = self.receive.len().min(self.end + self.at_once());
-                self.wire
-                    .receive(&mut self.receive[self.end..until])
-                    .inspect(|n| self.end += n)
-            }
-        };
-        self.received(result)
+        self.reader.start_after(sequence);
     }
 
     /// Interprets the result of a receive for the link.
@@ -367,37 +98,27 @@ impl StreamLink {
     }
 
     fn next_message(&mut self) -> Result<Option<Message>, LinkError> {
-        if let Some(message) = self.parse()? {
+        if let Some(message) = self.reader.parse()? {
             return Ok(Some(message));
         }
-        if !self.fill()? {
-            return Ok(None);
-        }
-        match &self.incoming {
-            Some(incoming) if incoming.filled == incoming.message.length => {
-                Ok(self.incoming.take().map(|incoming| incoming.message))
-            }
-            Some(_) => Ok(None),
-            None => self.parse(),
+        let filled = self.reader.fill(&mut self.wire);
+        match self.received(filled)? {
+            true => self.reader.after_fill(),
+            false => Ok(None),
         }
     }
 
     /// Receives into the queue while a send is blocked. Payloads are copied out of the receive buffer, which is reused.
     fn receive_aside(&mut self) -> Result<(), LinkError> {
+        // A partially received message keeps its memory: only complete ones are moved.
+        if let Some(message) = &mut self.current {
+            self.reader.detach(message)?;
+        }
         while self.queue.len() < self.geometry.slots as usize {
             let Some(mut message) = self.next_message()? else {
                 return Ok(());
             };
-            if let Place::Inline(at) = message.place {
-                let mut buffer = Buffer::heap(message.length).ok_or(LinkError::NoRoom {
-                    length: message.length,
-                    limit: self.geometry.bulk_bytes,
-                })?;
-                buffer
-                    .as_mut_slice()
-                    .copy_from_slice(&self.receive[at..at + message.length]);
-                message.place = Place::Own(buffer);
-            }
+            self.reader.detach(&mut message)?;
             self.queue.push_back(message);
         }
         Ok(())
@@ -418,11 +139,6 @@ impl StreamLink {
                     tries = 0;
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    // A partially received message keeps its memory while we receive into the queue: only complete ones
-                    // are moved.
-                    if self.current_is_inline() {
-                        self.unpin_current()?;
-                    }
                     self.receive_aside()?;
                     if progress.get_or_insert_with(Instant::now).elapsed() > STALL_LIMIT {
                         return Err(LinkError::PeerGone);
@@ -458,40 +174,13 @@ impl StreamLink {
         }
     }
 
-    fn current_is_inline(&self) -> bool {
-        matches!(
-            &self.current,
-            Some(Message {
-                place: Place::Inline(_),
-                ..
-            })
-        )
-    }
-
-    /// Moves the current message out of the receive buffer, which is about to be reused.
-    fn unpin_current(&mut self) -> Result<(), LinkError> {
-        if let Some(message) = &mut self.current
-            && let Place::Inline(at) = message.place
-        {
-            let mut buffer = Buffer::heap(message.length).ok_or(LinkError::NoRoom {
-                length: message.length,
-                limit: self.geometry.bulk_bytes,
-            })?;
-            buffer
-                .as_mut_slice()
-                .copy_from_slice(&self.receive[at..at + message.length]);
-            message.place = Place::Own(buffer);
-        }
-        Ok(())
-    }
-
     fn next_header(&mut self, function: u16, set: u16, length: u32, deadline_ms: u32) -> Header {
         let sequence = self.next_out;
         self.next_out = sequence.wrapping_add(1);
         Header {
             sequence,
             function,
-            flags: set | self.marks,
+            flags: set | self.common_flags,
             length,
             deadline_ms,
         }
@@ -507,20 +196,9 @@ impl StreamLink {
     }
 }
 
-fn payload<'a>(current: &'a Option<Message>, receive: &'a [u8]) -> &'a [u8] {
-    match current {
-        Some(Message {
-            place: Place::Inline(at),
-            length,
-            ..
-        }) => &receive[*at..at + length],
-        Some(Message {
-            place: Place::Own(buffer),
-            length,
-            ..
-        }) => &buffer.as_slice()[..*length],
-        _ => &[],
-    }
+/// Returns the payload of the current message.
+fn input<'a>(current: &'a Option<Message>, reader: &'a FrameReader) -> &'a [u8] {
+    current.as_ref().map_or(&[], |message| reader.payload(message))
 }
 
 fn is_disconnect(error: &std::io::Error) -> bool {
@@ -585,8 +263,7 @@ impl Link for StreamLink {
             ..Descriptor::default()
         };
         let mut set = flags::BULK;
-        let slot = self.slot_of(self.next_out);
-        self.rooms[slot] = room;
+        self.reader.set_room(self.next_out, room);
         if let Some(room) = room {
             descriptor.room_length = room.length as u64;
             set |= flags::ROOM;
@@ -609,21 +286,25 @@ impl Link for StreamLink {
             ..Descriptor::default()
         };
         let result = self.send_described(header, descriptor, &buffer.as_slice()[..length]);
-        self.keep_spare(buffer);
+        self.reader.keep_spare(buffer);
         result
     }
 
     fn post_in_room(&mut self, _function: u16, _length: usize) -> Result<u32, LinkError> {
-        Err(LinkError::Malformed("a stream shares no room"))
+        Err(LinkError::Malformed("a reply cannot be written in place over a stream"))
     }
 
     fn poll(&mut self) -> Result<Option<Meta>, LinkError> {
         self.current = if self.gone || !self.queue.is_empty() {
             Some(self.queue.pop_front().ok_or(LinkError::PeerGone)?)
-        } else if self.start == self.end && self.incoming.is_none() {
-            match self.fill_empty()? {
-                true => self.parse()?,
-                false => None,
+        } else if self.reader.is_empty() {
+            match self.reader.fill_empty(&mut self.wire) {
+                Ok(received) if received > 0 => self.reader.parse()?,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+                other => {
+                    self.received(other)?;
+                    None
+                }
             }
         } else {
             self.next_message()?
@@ -634,7 +315,7 @@ impl Link for StreamLink {
     fn current(&mut self) -> Current<'_> {
         let room_length = self.current.as_ref().map_or(0, |message| message.room_length);
         Current {
-            input: payload(&self.current, &self.receive),
+            input: input(&self.current, &self.reader),
             room: None,
             room_length,
             compose: &mut self.compose[HEADER_BYTES..],
@@ -642,7 +323,7 @@ impl Link for StreamLink {
     }
 
     fn input(&self) -> &[u8] {
-        payload(&self.current, &self.receive)
+        input(&self.current, &self.reader)
     }
 
     fn arrived_in_room(&self) -> Option<usize> {
@@ -657,7 +338,7 @@ impl Link for StreamLink {
     }
 
     fn set_rejectable(&mut self, rejectable: bool) {
-        self.marks = if rejectable { flags::REJECTABLE } else { 0 };
+        self.common_flags = if rejectable { flags::REJECTABLE } else { 0 };
     }
 
     fn retain(&mut self) {}
@@ -682,7 +363,7 @@ impl Link for StreamLink {
             ..
         }) = self.current.take()
         {
-            self.keep_spare(buffer);
+            self.reader.keep_spare(buffer);
         }
     }
 
@@ -694,21 +375,16 @@ impl Link for StreamLink {
             return Ok(());
         }
         // In clear text and between messages, one system call waits for the frame and receives it.
-        if self.wire.is_encrypted() || self.incoming.is_some() || self.start != self.end {
+        if self.wire.is_encrypted() || !self.reader.is_empty() {
             self.wire.block(PollFlags::IN, limit)?;
             return Ok(());
         }
-        (self.start, self.end) = (0, 0);
-        let at_once = self.at_once();
-        match self.wire.receive_blocking(&mut self.receive[..at_once], limit) {
+        match self.reader.fill_empty_blocking(&mut self.wire, limit) {
             Ok(0) => {
                 self.gone = true;
                 Err(LinkError::PeerGone)
             }
-            Ok(received) => {
-                self.end = received;
-                Ok(())
-            }
+            Ok(_) => Ok(()),
             Err(error)
                 if matches!(
                     error.kind(),
@@ -726,7 +402,7 @@ impl Link for StreamLink {
     }
 
     fn allocate(&mut self, length: usize) -> Result<Buffer, LinkError> {
-        self.buffer_for(length)
+        self.reader.buffer_for(length)
     }
 
     fn room(&self, buffer: &mut Buffer) -> Room {

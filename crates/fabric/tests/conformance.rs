@@ -319,7 +319,7 @@ suite!(
 );
 
 #[test]
-fn closing_shared_memory_tells_both_sides_why_even_while_they_sleep() {
+fn closed_channel_gives_sleeping_sides_the_reason() {
     let memory = shm::ChannelMemory::create(GEOMETRY).unwrap();
     let client = AnyLink::Mapped(shm::client(memory.file(), GEOMETRY, false).unwrap());
     let worker = AnyLink::Mapped(shm::worker(memory.file(), GEOMETRY, false).unwrap());
@@ -343,7 +343,7 @@ fn closing_shared_memory_tells_both_sides_why_even_while_they_sleep() {
 }
 
 #[test]
-fn a_stream_that_breaks_says_so() {
+fn broken_stream_is_reported() {
     let (mut client, worker) = tcp_pair();
     drop(worker);
     assert!(matches!(next(&mut client), Err(LinkError::PeerGone)));
@@ -351,7 +351,7 @@ fn a_stream_that_breaks_says_so() {
 }
 
 #[test]
-fn garbage_on_a_stream_is_a_violation_and_no_panic() {
+fn malformed_stream_is_a_violation_without_panic() {
     for seed in 0..200u64 {
         let (client, worker) = sockets();
         let mut link = StreamLink::tcp(worker, GEOMETRY).unwrap();
@@ -387,7 +387,7 @@ fn garbage_on_a_stream_is_a_violation_and_no_panic() {
 }
 
 #[test]
-fn a_stranger_cannot_finish_a_tls_handshake() {
+fn tls_handshake_with_an_unknown_key_fails() {
     let (client_socket, worker_socket) = sockets();
     let (holder, stranger, executor) = (identity(1), identity(3), identity(2));
     let (holder_key, executor_key) = (holder.public, executor.public);

@@ -103,7 +103,7 @@ fn write(endpoint: &mut Endpoint, bytes: &[u8], to: Target, notice: u32) {
 }
 
 #[test]
-fn raw_writes_land_with_their_notices() {
+fn raw_writes_arrive_with_their_notices() {
     if !is_there() {
         return;
     }
@@ -190,7 +190,7 @@ fn spawn_worker(provider: &str, listener: &TcpListener) -> Child {
 }
 
 #[test]
-fn every_message_between_two_processes_arrives_once_whole_and_in_order() {
+fn messages_between_processes_arrive_once_in_order() {
     if !is_there() {
         return;
     }
@@ -230,7 +230,7 @@ fn every_message_between_two_processes_arrives_once_whole_and_in_order() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_by_whoever_waits_and_by_whoever_polls() {
+fn killed_peer_ends_waiting_and_polling() {
     if !is_there() {
         return;
     }
@@ -295,7 +295,7 @@ fn memory_is_registered_once_for_many_messages() {
 }
 
 #[test]
-fn waiting_takes_no_processor_where_the_provider_has_something_to_wait_on() {
+fn waiting_on_a_descriptor_uses_no_processor() {
     if !is_there() {
         return;
     }
@@ -320,7 +320,7 @@ fn waiting_takes_no_processor_where_the_provider_has_something_to_wait_on() {
 }
 
 #[test]
-fn a_signal_while_waiting_ends_nothing() {
+fn signal_while_waiting_ends_nothing() {
     if !is_there() {
         return;
     }
@@ -351,7 +351,7 @@ fn a_signal_while_waiting_ends_nothing() {
 }
 
 #[test]
-fn a_provider_that_is_not_offered_is_refused_to_both_ends_by_name() {
+fn unoffered_provider_is_refused_by_name() {
     if !is_there() {
         return;
     }
@@ -367,7 +367,7 @@ fn a_provider_that_is_not_offered_is_refused_to_both_ends_by_name() {
 }
 
 #[test]
-fn whoever_names_no_provider_gets_the_first_that_is_offered() {
+fn client_without_provider_gets_the_first_offered() {
     if !is_there() {
         return;
     }
@@ -382,7 +382,7 @@ fn whoever_names_no_provider_gets_the_first_that_is_offered() {
 }
 
 #[test]
-fn opening_it_changes_no_signal_handler_of_the_program() {
+fn opening_libfabric_changes_no_signal_handler() {
     let handler = |signal| {
         // SAFETY: only queries; every member may be zero.
         unsafe {
@@ -400,7 +400,7 @@ fn opening_it_changes_no_signal_handler_of_the_program() {
 }
 
 #[test]
-fn unknown_providers_and_domains_are_named() {
+fn unknown_provider_or_domain_is_named() {
     if !is_there() {
         return;
     }
@@ -434,7 +434,7 @@ fn process_without_libfabric() {
 }
 
 #[test]
-fn a_machine_without_libfabric_is_told_so() {
+fn missing_libfabric_is_reported() {
     // A file of that name that is not a library precedes the real one.
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("libfabric.so.1"), "nothing").unwrap();

@@ -74,7 +74,7 @@ fn send(slot: &Slot, peer_asleep: &Loom, woken: &AtomicU32, number: u32, value: 
 }
 
 #[test]
-fn no_wake_up_is_lost_and_no_payload_is_read_before_it_is_written() {
+fn no_wake_up_or_payload_is_lost() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {

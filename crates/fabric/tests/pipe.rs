@@ -4,14 +4,14 @@ use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use dayfly_fabric::libfabric::{Choice, Opened, Pipe};
+use dayfly_fabric::libfabric::{Choice, OpenResult, Pipe};
 use dayfly_fabric::stream::wire::{Wire, poll};
 use rustix::event::{PollFd, PollFlags};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Opens both ends, each with its choice. Empty where libfabric is not installed.
-fn opened(choices: [&str; 2]) -> [Opened; 2] {
+fn opened(choices: [&str; 2]) -> [OpenResult; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let other = listener.accept().unwrap().0;
@@ -21,15 +21,15 @@ fn opened(choices: [&str; 2]) -> [Opened; 2] {
             scope.spawn(move || Pipe::open(Wire::plain(socket.into()).unwrap(), choice).unwrap())
         });
         let ends: Vec<_> = ends.collect();
-        let ends: Vec<Opened> = ends.into_iter().map(|end| end.join().unwrap()).collect();
+        let ends: Vec<OpenResult> = ends.into_iter().map(|end| end.join().unwrap()).collect();
         ends.try_into().unwrap()
     })
 }
 
 fn pair() -> Option<[Box<Pipe>; 2]> {
     match opened(["tcp", "tcp"]) {
-        [Opened::Pipe(one), Opened::Pipe(other)] => Some([one, other]),
-        [Opened::Refused(_, why), Opened::Refused(..)] => {
+        [OpenResult::Pipe(one), OpenResult::Pipe(other)] => Some([one, other]),
+        [OpenResult::Refused(_, why), OpenResult::Refused(..)] => {
             assert!(why.contains("libfabric1"), "{why}");
             eprintln!("left out: {why}");
             None
@@ -54,7 +54,7 @@ fn byte(at: usize, seed: usize) -> u8 {
 }
 
 #[test]
-fn what_is_sent_both_ways_in_pieces_of_any_length_comes_whole_and_in_order() {
+fn pipe_bytes_arrive_complete_and_in_order() {
     let Some(mut ends) = pair() else { return };
     let mut random = Random(7);
     let all = 24 << 20;
@@ -97,7 +97,7 @@ fn read_to_the_end(mut end: Box<Pipe>) -> usize {
             Ok(count) => all += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if end.may_sleep() {
-                    poll(&mut [PollFd::new(&end.news(), PollFlags::IN)], PATIENCE).unwrap();
+                    poll(&mut [PollFd::new(&end.event_descriptor(), PollFlags::IN)], PATIENCE).unwrap();
                 }
             }
             Err(error) => panic!("{error}"),
@@ -106,7 +106,7 @@ fn read_to_the_end(mut end: Box<Pipe>) -> usize {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_what_comes_and_by_the_end_after_it() {
+fn sleeping_end_is_woken_by_bytes_and_close() {
     let Some([mut one, other]) = pair() else { return };
     let reader = std::thread::spawn(move || read_to_the_end(other));
     let begun = Instant::now();
@@ -135,9 +135,9 @@ fn a_sleeper_is_woken_by_what_comes_and_by_the_end_after_it() {
 }
 
 #[test]
-fn where_one_end_cannot_both_go_on_with_their_connection() {
+fn refused_pipe_leaves_the_connection_usable() {
     let ends = opened(["tcp", "no-such-provider"]);
-    let [Opened::Refused(mut one, why), Opened::Refused(mut other, own)] = ends else {
+    let [OpenResult::Refused(mut one, why), OpenResult::Refused(mut other, own)] = ends else {
         panic!("one end has a pipe");
     };
     if own.contains("libfabric1") {

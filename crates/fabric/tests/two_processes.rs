@@ -72,7 +72,7 @@ fn worker_process() {
 }
 
 #[test]
-fn every_message_between_two_processes_arrives_once_whole_and_in_order() {
+fn messages_between_processes_arrive_once_in_order() {
     let memory = shm::ChannelMemory::create(GEOMETRY).unwrap();
     let file = memory.file().as_fd().try_clone_to_owned().unwrap();
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();

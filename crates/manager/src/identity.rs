@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dayfly_lease::SigningKey;
-use dayfly_sandbox::private;
+use dayfly_sandbox::private_file;
 use dayfly_store::system::random;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -197,5 +197,5 @@ fn read_text(path: &Path) -> Result<Option<String>, Error> {
 
 /// Writes a file that only this user can read, all of it or nothing, also when power fails.
 pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    private::write(path, bytes).map_err(|source| file(path, source))
+    private_file::write(path, bytes).map_err(|source| file(path, source))
 }

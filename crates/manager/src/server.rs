@@ -106,7 +106,7 @@ pub struct Room {
 impl Room {
     /// Raises the limit on descriptors as far as it goes, and divides them.
     pub fn take() -> Self {
-        Self::of(descriptors::raise())
+        Self::of(descriptors::raise_limit())
     }
 
     fn of(descriptors: usize) -> Self {

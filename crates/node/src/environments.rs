@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use dayfly_protocol::environment::Environment;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::EnvironmentHash;
-use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::isolation::BindMount;
 use dayfly_sandbox::tool::{Tool, ToolError};
 use rustix::fs::FlockOperation;
 use tokio::sync::{OnceCell, Semaphore};
@@ -63,7 +63,7 @@ pub struct BuiltEnvironment {
     /// Its interpreter.
     pub python: PathBuf,
     /// Further paths that isolated workers need.
-    pub own: Vec<Shown>,
+    pub own: Vec<BindMount>,
     /// The shared lock.
     _used: File,
 }
@@ -279,7 +279,7 @@ impl Environments {
         paths.touch();
         link_packages(&paths.root, &interpreters.minor, &packages)
             .map_err(|error| unusable_directory(&paths.root, &error))?;
-        let own = packages.into_iter().map(|shown| Shown {
+        let own = packages.into_iter().map(|shown| BindMount {
             path: shown.from.clone(),
             ..shown
         });
@@ -312,7 +312,7 @@ impl Environments {
             .run(hash)
             .map_err(|error| unusable_directory(&paths.root, &error))?;
         let variables = self.settings.variables();
-        let uv = |arguments: &[&str]| tool.words_into(arguments, &variables, output.try_clone()?);
+        let uv = |arguments: &[&str]| tool.output_into(arguments, &variables, output.try_clone()?);
         let root = paths.root.display().to_string();
         let python = paths.root.join("bin/python").display().to_string();
         let list = paths.root.join("requirements.txt");

@@ -15,7 +15,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
 use dayfly_protocol::ids::WorkerIndex;
 use dayfly_protocol::node_api::Stream;
-use dayfly_sandbox::filter::{Asking, Refusal};
+use dayfly_sandbox::filter::{PendingCall, Refusal};
 use dayfly_sandbox::{Program, Spawner, Watch};
 use rustix::process::{Pid, Signal};
 use tokio::io::Interest;
@@ -205,14 +205,14 @@ impl Executor {
                 ready = watch.readable_mut() => {
                     let refusal = match ready {
                         // One event may announce several refused calls: receive all before waiting for more.
-                        Ok(mut ready) => match ready.get_inner().asking() {
-                            Asking::Now => ready.get_inner_mut().answer(),
-                            Asking::NotNow => {
+                        Ok(mut ready) => match ready.get_inner().pending() {
+                            PendingCall::Waits => ready.get_inner_mut().refuse_next(),
+                            PendingCall::None => {
                                 ready.clear_ready();
                                 continue;
                             }
                             // Drop the watch: its descriptor would stay readable.
-                            Asking::Never => None,
+                            PendingCall::Closed => None,
                         },
                         Err(_) => None,
                     };

@@ -299,7 +299,7 @@ impl Images {
         }
         let _none_unpacks = self.unpacking.blocking_lock();
         let _external = ExternalProgram::begin();
-        if let Err(error) = image::tidy(&self.owner) {
+        if let Err(error) = image::remove_containers(&self.owner) {
             tracing::debug!(%error, "unused images of the container runtime cannot be removed");
         }
         self.remove_stale();
@@ -324,7 +324,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn of(unpacked: image::Unpacked) -> Image {
+fn of(unpacked: image::UnpackedImage) -> Image {
     Image {
         root: unpacked.root,
         described: unpacked.described,

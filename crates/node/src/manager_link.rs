@@ -11,7 +11,7 @@ use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::node_api::HeldLease;
 use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
-use dayfly_sandbox::private;
+use dayfly_sandbox::private_file;
 use futures_util::{SinkExt, StreamExt};
 use tokio::sync::{mpsc, watch};
 use tokio_tungstenite::tungstenite::{self, Message};
@@ -168,7 +168,7 @@ async fn register(
                 managers: reported,
             } => {
                 if let Some(credential) = credential {
-                    private::write(&node.credential_path(), credential.as_bytes())?;
+                    private_file::write(&node.credential_path(), credential.as_bytes())?;
                 }
                 node.trusted.set_manager_keys(signing_keys);
                 managers.update(reported);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use dayfly_protocol::api::ManagerAddress;
-use dayfly_sandbox::private;
+use dayfly_sandbox::private_file;
 
 use crate::ManagerLink;
 use crate::node::random;
@@ -88,7 +88,7 @@ impl Managers {
         self.now = 0;
         self.set(listed);
         let written = serde_json::to_vec(&self.all).map_err(std::io::Error::other);
-        if let Err(error) = written.and_then(|json| private::write(&self.path, &json)) {
+        if let Err(error) = written.and_then(|json| private_file::write(&self.path, &json)) {
             tracing::warn!(%error, "the list of managers cannot be stored; this node forgets it when it ends");
         }
     }

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dayfly_executor::cores::Places;
+use dayfly_executor::cores::CoreSlots;
 use dayfly_lease::token::Claims;
 use dayfly_lease::{Lease, ReplayWindow, SigningKey, Terms};
 use dayfly_protocol::api::{Capacity, Grant, LeaseRequest, LeaseState, NodeAddress, Sandbox};
@@ -23,7 +23,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, Token};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::node_api::HeldLease;
-use dayfly_sandbox::{Spawner, descriptors, private};
+use dayfly_sandbox::{Spawner, descriptors, private_file};
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
@@ -67,7 +67,7 @@ pub struct Node {
     pub(crate) environments: Arc<Environments>,
     pub(crate) disconnects: Arc<DisconnectWatch>,
     /// The cores that warm workers share.
-    pub(crate) core_slots: Places,
+    pub(crate) core_slots: CoreSlots,
     pub(crate) journal: Journal,
     /// Notified when there is something to send to the manager.
     pub(crate) report_due: Notify,
@@ -115,7 +115,7 @@ impl Node {
     /// Starts a node within the current tokio runtime.
     pub async fn start(options: Options) -> Result<Handle, NodeError> {
         if options.own_process {
-            descriptors::raise();
+            descriptors::raise_limit();
         }
         make_private(&options.state_dir)?;
         make_private(&options.code_dir())?;
@@ -176,7 +176,7 @@ impl Node {
             trusted: TrustedKeys::new(key.public()),
             window: Mutex::new(ReplayWindow::new(tolerance_ms, options.max_hellos)),
             disconnects: Arc::new(DisconnectWatch::new()?),
-            core_slots: Places::new()?,
+            core_slots: CoreSlots::new()?,
             leases: LeaseTable::new(resources, journal.ended()),
             tasks,
             report_due: Notify::new(),

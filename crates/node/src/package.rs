@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::isolation::BindMount;
 use dayfly_sandbox::tool::Tool;
 
 use crate::executors::ExternalProgram;
@@ -25,12 +25,12 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Paths of the package, by interpreter.
 #[derive(Debug, Default)]
 pub struct Packages {
-    known: Mutex<HashMap<PathBuf, Vec<Shown>>>,
+    known: Mutex<HashMap<PathBuf, Vec<BindMount>>>,
 }
 
 impl Packages {
     /// Paths to show for this interpreter's modules. The first call blocks until the interpreter has started.
-    pub fn of(&self, python: &Path) -> Result<Vec<Shown>, Failure> {
+    pub fn of(&self, python: &Path) -> Result<Vec<BindMount>, Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shown) = known.get(python) {
             return Ok(shown.clone());
@@ -41,7 +41,7 @@ impl Packages {
     }
 }
 
-fn find_modules(python: &Path) -> Result<Vec<Shown>, Failure> {
+fn find_modules(python: &Path) -> Result<Vec<BindMount>, Failure> {
     let without = |why: &dyn std::fmt::Display| {
         let text = format!(
             "the Python package that images are shown was not found with `{}`: {why}; start the node with --python PATH of an \
@@ -57,10 +57,10 @@ fn find_modules(python: &Path) -> Result<Vec<Shown>, Failure> {
         stop: &never,
     };
     let _external = ExternalProgram::begin();
-    let said = tool.words(&[&["-P", "-c", FIND_MODULES], MODULES.as_slice()].concat());
+    let said = tool.output(&[&["-P", "-c", FIND_MODULES], MODULES.as_slice()].concat());
     let said = said.map_err(|error| without(&error))?;
     let shown = said.lines().zip(MODULES).map(|(from, name)| {
-        Ok(Shown {
+        Ok(BindMount {
             path: Path::new(PYTHON_DIR).join(name),
             from: Path::new(from).canonicalize().map_err(|error| without(&error))?,
             writable: false,

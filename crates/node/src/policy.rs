@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dayfly_protocol::api::{LeaseRequest, Runtime, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::isolation::BindMount;
 
 use crate::Options;
 use crate::environments::BuiltEnvironment;
@@ -24,7 +24,7 @@ pub struct Container {
     /// Its image.
     pub image: Arc<Image>,
     /// Programs or modules.
-    pub own: Vec<Shown>,
+    pub own: Vec<BindMount>,
 }
 
 /// The kind of executor for a request at this level. `container` and `built` are the container and the environment that
@@ -91,7 +91,7 @@ pub fn kind(
         let what = if file.writable { "writable" } else { "readable" };
         let from = granted(Path::new(&file.path), permissions, file.writable)
             .map_err(|why| refused(&format!("the lease asks for `{}` to be {what}: {why}", file.path)))?;
-        shown.push(Shown {
+        shown.push(BindMount {
             path: file.path.clone().into(),
             from,
             writable: file.writable,
@@ -184,7 +184,7 @@ fn granted(path: &Path, permissions: Permissions<'_>, writable: bool) -> Result<
 }
 
 /// Directories that an interpreter needs. The node's owner named the interpreter, or permits its reading.
-fn interpreter_paths(language: &Language, options: &Options) -> Vec<Shown> {
+fn interpreter_paths(language: &Language, options: &Options) -> Vec<BindMount> {
     let Language::Python {
         executable,
         path,
@@ -207,7 +207,7 @@ fn interpreter_paths(language: &Language, options: &Options) -> Vec<Shown> {
         if private.iter().any(|private| private.starts_with(&from)) {
             return None;
         }
-        Some(Shown {
+        Some(BindMount {
             from,
             path,
             writable: false,

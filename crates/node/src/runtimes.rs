@@ -81,7 +81,7 @@ pub fn version_of(python: &Path, stop: &AtomicBool) -> Result<String, ToolError>
         limit: VERSION_LIMIT,
         stop,
     };
-    tool.words(&["-I", "-c", VERSION])
+    tool.output(&["-I", "-c", VERSION])
 }
 
 /// `major.minor` of an interpreter that has the modules of executors. Its own module path counts, as for executors.
@@ -92,7 +92,7 @@ pub fn package_version(python: &Path) -> Result<String, ToolError> {
         limit: VERSION_LIMIT,
         stop: &never,
     };
-    tool.words(&["-c", PACKAGE])
+    tool.output(&["-c", PACKAGE])
 }
 
 /// Returns an error if no interpreter that such nodes would start can read the runtime's pickles: neither the client's

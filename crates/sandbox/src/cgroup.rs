@@ -13,11 +13,11 @@ const PERIOD_US: u64 = 100_000;
 /// Tries to remove a group whose last process is dying.
 const REMOVE_TRIES: u32 = 200;
 /// Group of the node's own daemons, in hierarchies of version 2.
-const SEAT: &str = "dayfly-daemons";
+const DAEMON_LEAF: &str = "dayfly-daemons";
 /// Most passes to move processes that fork meanwhile.
-const SEAT_PASSES: u32 = 20;
+const MOVE_PASSES: u32 = 20;
 /// Age after which a group without processes counts as left by a dead node: a living one fills its groups at once.
-const FORGOTTEN: Duration = Duration::from_secs(60);
+const STALE_AFTER: Duration = Duration::from_secs(60);
 
 /// Limits of a whole sandbox. 0 means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,7 +73,7 @@ impl Hierarchies {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let mut bases: Vec<Base> = Vec::new();
-        for place in places(&mounts, &own) {
+        for place in mounted_groups(&mounts, &own) {
             let mut controllers = place.controllers;
             controllers.retain(|controller| bases.iter().all(|base| !base.controllers.contains(controller)));
             if controllers.is_empty() {
@@ -82,7 +82,7 @@ impl Hierarchies {
             let path = place.path.join(format!("dayfly-{name}"));
             remove_tree(&path);
             if !place.unified {
-                sweep(&place.path, FORGOTTEN);
+                remove_stale(&place.path, STALE_AFTER);
             }
             let made = if place.unified {
                 make_unified(&place.path, &path, &mut controllers)
@@ -140,7 +140,7 @@ pub struct Group {
 
 impl Group {
     /// Files to which a process writes "0" to join.
-    pub(crate) fn doors(&self) -> Result<Vec<File>> {
+    pub(crate) fn procs_files(&self) -> Result<Vec<File>> {
         let open = |part: &Base| File::options().write(true).open(part.path.join("cgroup.procs"));
         self.parts.iter().map(open).collect()
     }
@@ -237,12 +237,12 @@ fn write(path: &Path, text: &str) -> Result<()> {
 /// was started in, as under a service manager that delegates.
 fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> Result<()> {
     std::fs::create_dir(path)?;
-    let seat = own.join(SEAT);
+    let seat = own.join(DAEMON_LEAF);
     match std::fs::create_dir(&seat) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    sit_down(own, &seat)?;
+    move_to_leaf(own, &seat)?;
     let hand_out = |group: &Path, controller: &Controller| {
         write(
             &group.join("cgroup.subtree_control"),
@@ -255,10 +255,10 @@ fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> R
 }
 
 /// Moves this process and its descendants from one group to another.
-fn sit_down(own: &Path, seat: &Path) -> Result<()> {
+fn move_to_leaf(own: &Path, seat: &Path) -> Result<()> {
     let door = seat.join("cgroup.procs");
     write(&door, "0")?;
-    for _ in 0..SEAT_PASSES {
+    for _ in 0..MOVE_PASSES {
         let listed = std::fs::read_to_string(own.join("cgroup.procs"))?;
         let ours = listed.lines().filter(|pid| is_below_us(pid));
         // A process that was forked meanwhile is found by the next pass; one that has ended needs no move.
@@ -284,7 +284,7 @@ fn is_below_us(pid: &str) -> bool {
 
 /// Removes empty groups of other nodes that are older than `older`. A killed node could not remove them, and may never
 /// return under its name. The kernel refuses to remove a group with processes.
-fn sweep(place: &Path, older: Duration) {
+fn remove_stale(place: &Path, older: Duration) {
     let old = |entry: &std::fs::DirEntry| {
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
         modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= older))
@@ -331,14 +331,14 @@ fn remove_tree(path: &Path) {
 
 /// A mount below which groups could be made.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct MountedGroup {
     path: PathBuf,
     controllers: Vec<Controller>,
     unified: bool,
 }
 
 /// The mounts with this process's groups, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
-fn places(mounts: &str, own: &str) -> Vec<Place> {
+fn mounted_groups(mounts: &str, own: &str) -> Vec<MountedGroup> {
     let own_path = |wanted: &dyn Fn(&str) -> bool| {
         own.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
@@ -369,7 +369,7 @@ fn places(mounts: &str, own: &str) -> Vec<Place> {
         let Some(path) = path else { continue };
         // If an earlier node of this process, or its starter, has moved it: sandboxes are beside that group.
         let path = path
-            .strip_suffix(SEAT)
+            .strip_suffix(DAEMON_LEAF)
             .map_or(path, |above| above.trim_end_matches('/'));
         let below = path.strip_prefix(root.trim_end_matches('/')).unwrap_or(path);
         let path = Path::new(at).join(below.trim_start_matches('/'));
@@ -385,7 +385,7 @@ fn places(mounts: &str, own: &str) -> Vec<Place> {
             .filter(|controller| named.iter().any(|name| name == controller.name()))
             .collect::<Vec<_>>();
         if !controllers.is_empty() {
-            places.push(Place {
+            places.push(MountedGroup {
                 path,
                 controllers,
                 unified,
@@ -400,20 +400,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_groups_of_a_version_1_host_are_found_beneath_the_own_ones() {
+    fn version_1_groups_are_found_below_own_group() {
         let mounts = "\
 30 24 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
 31 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
 32 24 0:28 /box /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
 33 24 0:29 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd";
         let own = "9:pids:/box/inner\n4:memory:/a/b\n3:cpu,cpuacct:/\n1:name=systemd:/\n0::/\n";
-        let place = |path: &str, controller| Place {
+        let place = |path: &str, controller| MountedGroup {
             path: path.into(),
             controllers: vec![controller],
             unified: false,
         };
         assert_eq!(
-            places(mounts, own),
+            mounted_groups(mounts, own),
             [
                 place("/sys/fs/cgroup/memory/a/b", Controller::Memory),
                 place("/sys/fs/cgroup/cpu,cpuacct/", Controller::Cpu),
@@ -423,13 +423,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_where_nothing_is_mounted() {
-        assert_eq!(places("", "0::/\n"), []);
-        assert_eq!(places("nonsense - cgroup\n1 2 3 - cgroup cgroup rw,cpu", "x"), []);
+    fn no_group_is_found_without_mounts() {
+        assert_eq!(mounted_groups("", "0::/\n"), []);
+        assert_eq!(
+            mounted_groups("nonsense - cgroup\n1 2 3 - cgroup cgroup rw,cpu", "x"),
+            []
+        );
     }
 
     #[test]
-    fn groups_that_a_killed_node_left_are_removed_by_the_next_one() {
+    fn next_node_removes_groups_of_a_killed_one() {
         let left = Hierarchies::make("test-left");
         let Some(base) = left
             .bases
@@ -442,16 +445,16 @@ mod tests {
         std::mem::forget(left.group("sandbox-1").unwrap());
         std::mem::forget(left);
         let place = base.parent().unwrap();
-        sweep(place, Duration::from_secs(3600));
+        remove_stale(place, Duration::from_secs(3600));
         assert!(base.join("sandbox-1").is_dir(), "young ones may be somebody's");
-        sweep(place, Duration::ZERO);
+        remove_stale(place, Duration::ZERO);
         assert!(!base.exists());
         remove_tree(&base);
         drop(Hierarchies::make("test-left"));
     }
 
     #[test]
-    fn limits_are_written_as_each_version_wants_them() {
+    fn limits_are_written_in_each_version_format() {
         let limits = Limits {
             milli_cores: 1500,
             memory_bytes: 1 << 30,

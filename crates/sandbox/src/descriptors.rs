@@ -5,11 +5,11 @@ use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-static BEGAN_WITH: OnceLock<Rlimit> = OnceLock::new();
+static ORIGINAL_LIMIT: OnceLock<Rlimit> = OnceLock::new();
 
 /// Raises this process's limit to its maximum. Returns the new limit.
-pub fn raise() -> usize {
-    let began = BEGAN_WITH.get_or_init(|| getrlimit(Resource::Nofile));
+pub fn raise_limit() -> usize {
+    let began = ORIGINAL_LIMIT.get_or_init(|| getrlimit(Resource::Nofile));
     let raised = Rlimit {
         current: began.maximum,
         maximum: began.maximum,
@@ -21,13 +21,13 @@ pub fn raise() -> usize {
 }
 
 /// The limit that this process began with; `None` unless it was raised.
-pub fn began_with() -> Option<Rlimit> {
-    BEGAN_WITH.get().cloned()
+pub fn original_limit() -> Option<Rlimit> {
+    ORIGINAL_LIMIT.get().cloned()
 }
 
 /// The same as the C library's type.
-pub(crate) fn began_with_raw() -> Option<libc::rlimit> {
-    let limit = began_with()?;
+pub(crate) fn original_limit_raw() -> Option<libc::rlimit> {
+    let limit = original_limit()?;
     Some(libc::rlimit {
         rlim_cur: limit.current.unwrap_or(libc::RLIM_INFINITY),
         rlim_max: limit.maximum.unwrap_or(libc::RLIM_INFINITY),

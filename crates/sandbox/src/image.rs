@@ -11,7 +11,9 @@
 //! | the path of a file, `.sif` | an image of Apptainer; needs `apptainer` or `singularity` |
 //! | a name | an image in Podman's storage or, without Podman, in Charliecloud's |
 
+mod podman;
 mod unpack;
+mod variables;
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -20,34 +22,25 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 use sha2::{Digest, Sha256};
 
 use crate::tool::{self, Tool, ToolError};
+pub use podman::remove_containers;
 pub use unpack::Limits;
+use variables::variables_within;
 
 /// Longest name or path of an image, in bytes.
 const MAX_REFERENCE_BYTES: usize = 1024;
 /// Limit for looking an image up, which takes a fraction of a second.
-const QUICK: Duration = Duration::from_secs(60);
+const SHORT_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for unpacking, which takes minutes for the largest images on slow disks.
-const LONG: Duration = Duration::from_secs(1800);
-/// Label of the containers that are created to export an image's files. They are never started.
-const LABEL: &str = "dayfly.node";
-/// File with the variables of an image, by Charliecloud and others.
-const VARIABLES: &str = "ch/environment";
-/// Start script of an image, by Apptainer and others.
-const SCRIPT: &str = ".singularity.d/runscript";
-/// Variable that contains the image's entry point, in JSON.
-const ENTRY_POINT: &str = "DAYFLY_ENTRY_POINT";
-/// Longest file of variables, in bytes.
-const MAX_VARIABLES_BYTES: u64 = 64 << 10;
+const LONG_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Why an image is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// Not a valid name or path.
-    #[error("`{0}` is no image: {1}")]
+    #[error("`{0}` is not an image: {1}")]
     Reference(String, &'static str),
     /// No program to look names up.
     #[error(
@@ -56,7 +49,7 @@ pub enum ImageError {
     )]
     NoRuntime(String),
     /// No image of this name.
-    #[error("the node has no image `{name}` ({why}); nodes pull nothing by themselves: their owner puts images there")]
+    #[error("the node has no image `{name}` ({why}); nodes never pull images: ask the node's owner to install it")]
     NotThere {
         /// The requested name.
         name: String,
@@ -70,10 +63,10 @@ pub enum ImageError {
     #[error("the image is too large: {0}; make it smaller, or unpack it and name the directory")]
     TooLarge(String),
     /// Not a root file system.
-    #[error("the image does not unpack: {0}")]
+    #[error("the image cannot be unpacked: {0}")]
     Broken(String),
     /// A system call failed.
-    #[error("the image cannot be kept: {0}; has the node room in its state directory?")]
+    #[error("the image cannot be stored: {0}; check the free space of the node's state directory")]
     System(#[from] std::io::Error),
 }
 
@@ -119,7 +112,7 @@ impl Reference {
 
 /// An available image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct ImageSource {
     /// Changes whenever the image does.
     pub mark: String,
     name: String,
@@ -143,7 +136,7 @@ enum Form {
 
 /// An image that sandboxes can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unpacked {
+pub struct UnpackedImage {
     /// Its root directory, without a symbolic link in the path.
     pub root: PathBuf,
     /// Exact identity: `NAME@sha256:...`, or the path of an image that is used in place and may change.
@@ -153,16 +146,16 @@ pub struct Unpacked {
 }
 
 /// Looks for an image, without unpacking it. Takes less than a minute.
-pub fn find(reference: &Reference) -> Result<Found, ImageError> {
+pub fn find(reference: &Reference) -> Result<ImageSource, ImageError> {
     match reference {
         Reference::Path(path) => find_path(path),
-        Reference::Name(name) if tool::exists("podman") => find_in_podman(name),
+        Reference::Name(name) if tool::exists("podman") => podman::find(name),
         Reference::Name(name) if tool::exists("ch-run") => find_in_charliecloud(name),
         Reference::Name(name) => Err(ImageError::NoRuntime(name.clone())),
     }
 }
 
-fn find_path(path: &Path) -> Result<Found, ImageError> {
+fn find_path(path: &Path) -> Result<ImageSource, ImageError> {
     let name = path.display().to_string();
     let not_there = |error: std::io::Error| ImageError::NotThere {
         name: name.clone(),
@@ -174,7 +167,7 @@ fn find_path(path: &Path) -> Result<Found, ImageError> {
     let tool = match kind.as_str() {
         _ if metadata.is_dir() => {
             let (mark, form) = (name.clone(), Form::InPlace(real));
-            return Ok(Found { mark, name, form });
+            return Ok(ImageSource { mark, name, form });
         }
         "sqfs" | "squashfs" => "unsquashfs",
         "sif" if tool::exists("singularity") && !tool::exists("apptainer") => "singularity",
@@ -199,53 +192,11 @@ fn find_path(path: &Path) -> Result<Found, ImageError> {
         metadata.len()
     );
     let form = Form::Packed { path: real, tool };
-    Ok(Found { mark, name, form })
-}
-
-fn find_in_podman(name: &str) -> Result<Found, ImageError> {
-    let never = AtomicBool::new(false);
-    let said = podman(QUICK, &never).words(&["image", "inspect", "--", name]);
-    let said = said.map_err(|error| match error {
-        ToolError::Failed { why, .. } => ImageError::NotThere {
-            name: name.into(),
-            why: format!("Podman says: {why}"),
-        },
-        other => other.into(),
-    })?;
-    let strange = || ToolError::Failed {
-        tool: "podman image inspect".into(),
-        why: "what it says of the image is not understood; is it an old release?".into(),
-    };
-    let all: serde_json::Value = serde_json::from_str(&said).map_err(|_| strange())?;
-    let image = &all[0];
-    let text = |value: &serde_json::Value| value.as_str().map(str::to_string);
-    // The id is passed to Podman again, and becomes part of a path.
-    let is_hash = |id: &String| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let id = text(&image["Id"]).filter(is_hash).ok_or_else(strange)?;
-    let digest = text(&image["Digest"]).unwrap_or_else(|| format!("sha256:{id}"));
-    let variables = image["Config"]["Env"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let variables = variables.iter().filter_map(|one| variable(one.as_str()?));
-    let environment = variables.chain(entry_point(&image["Config"])).collect();
-    Ok(Found {
-        // Copies of an earlier release have no entry point.
-        mark: format!("podman {id} 2"),
-        name: name.into(),
-        form: Form::Podman {
-            digest,
-            bytes: image["Size"].as_u64().unwrap_or(0),
-            environment,
-            id,
-        },
-    })
-}
-
-fn podman(limit: Duration, stop: &AtomicBool) -> Tool<'_> {
-    let name = OsStr::new("podman");
-    Tool { name, limit, stop }
+    Ok(ImageSource { mark, name, form })
 }
 
 /// Charliecloud keeps its images unpacked; they are used in place.
-fn find_in_charliecloud(name: &str) -> Result<Found, ImageError> {
+fn find_in_charliecloud(name: &str) -> Result<ImageSource, ImageError> {
     let storage = std::env::var_os("CH_IMAGE_STORAGE").map(PathBuf::from);
     let user = std::env::var("USER").unwrap_or_else(|_| "root".into());
     let storage = storage.unwrap_or_else(|| format!("/var/tmp/{user}.ch").into());
@@ -254,14 +205,14 @@ fn find_in_charliecloud(name: &str) -> Result<Found, ImageError> {
         name: name.into(),
         why: format!("Charliecloud has no {}: {error}", root.display()),
     })?;
-    Ok(Found {
+    Ok(ImageSource {
         mark: root.display().to_string(),
         name: name.into(),
         form: Form::InPlace(root),
     })
 }
 
-impl Found {
+impl ImageSource {
     /// Whether it is used in place, without unpacking.
     pub fn is_in_place(&self) -> bool {
         matches!(self.form, Form::InPlace(_))
@@ -270,9 +221,15 @@ impl Found {
     /// Unpacks the image into the new directory `into`, unless it is used in place. First removes what a killed
     /// unpacking of the same `owner` left, so an owner must unpack one image at a time. Returns an error soon after
     /// `stop` becomes true.
-    pub fn unpack(&self, into: &Path, limits: &Limits, owner: &str, stop: &AtomicBool) -> Result<Unpacked, ImageError> {
+    pub fn unpack(
+        &self,
+        into: &Path,
+        limits: &Limits,
+        owner: &str,
+        stop: &AtomicBool,
+    ) -> Result<UnpackedImage, ImageError> {
         match &self.form {
-            Form::InPlace(root) => Ok(Unpacked {
+            Form::InPlace(root) => Ok(UnpackedImage {
                 root: root.clone(),
                 described: self.name.clone(),
                 environment: variables_within(root),
@@ -285,8 +242,8 @@ impl Found {
             } => {
                 limits.check(*bytes, 0)?;
                 std::fs::create_dir(into)?;
-                unpack_from_podman(id, into, limits, owner, stop)?;
-                Ok(Unpacked {
+                podman::unpack(id, into, limits, owner, stop)?;
+                Ok(UnpackedImage {
                     root: into.canonicalize()?,
                     described: pinned(&self.name, digest),
                     environment: environment.clone(),
@@ -301,13 +258,13 @@ impl Found {
                 };
                 let tool = Tool {
                     name: OsStr::new(tool),
-                    limit: LONG,
+                    limit: LONG_LIMIT,
                     stop,
                 };
-                tool.words(arguments)?;
+                tool.output(arguments)?;
                 unpack::open_to_all(into, limits)?;
                 let root = into.canonicalize()?;
-                Ok(Unpacked {
+                Ok(UnpackedImage {
                     described: pinned(&self.name, &digest),
                     environment: variables_within(&root),
                     root,
@@ -325,48 +282,6 @@ fn pinned(name: &str, digest: &str) -> String {
     }
 }
 
-fn unpack_from_podman(
-    id: &str,
-    into: &Path,
-    limits: &Limits,
-    owner: &str,
-    stop: &AtomicBool,
-) -> Result<(), ImageError> {
-    tidy(owner)?;
-    // Podman exports files only from containers, so create one without starting it.
-    let label = format!("{LABEL}={owner}");
-    let create = [
-        "create",
-        "--pull=never",
-        "--network=none",
-        "--label",
-        &label,
-        "--",
-        id,
-        "none",
-    ];
-    let container = podman(QUICK, stop).words(&create)?;
-    let container = container.lines().last().unwrap_or_default();
-    let unpacked = podman(LONG, stop).run(&["export", "--", container], |out| unpack::tar(out, into, limits));
-    let removed = tidy(owner);
-    unpacked?;
-    removed
-}
-
-/// Removes what an unpacking of a killed node left in Podman's storage.
-pub fn tidy(owner: &str) -> Result<(), ImageError> {
-    if !tool::exists("podman") {
-        return Ok(());
-    }
-    let never = AtomicBool::new(false);
-    let podman = podman(QUICK, &never);
-    let left = podman.words(&["ps", "--all", "--quiet", "--filter", &format!("label={LABEL}={owner}")])?;
-    for container in left.lines() {
-        podman.words(&["rm", "--force", "--", container])?;
-    }
-    Ok(())
-}
-
 fn digest_of(path: &Path) -> Result<String, ImageError> {
     let mut hash = Sha256::new();
     let mut file = std::fs::File::open(path)?;
@@ -380,71 +295,13 @@ fn digest_of(path: &Path) -> Result<String, ImageError> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The variable with an image's entry point, if it has one.
-fn entry_point(config: &serde_json::Value) -> Option<(String, String)> {
-    let words = |what: &str| {
-        let words = config[what].as_array().map(Vec::as_slice).unwrap_or_default();
-        Vec::from_iter(words.iter().filter_map(serde_json::Value::as_str))
-    };
-    let (program, command) = (words("Entrypoint"), words("Cmd"));
-    let directory = config["WorkingDir"].as_str().unwrap_or_default();
-    let all = [&program[..], &command[..], &[directory]].concat();
-    let is_nothing = program.is_empty() && command.is_empty();
-    let is_fine = !is_nothing && !all.iter().any(|word| word.contains('\0'));
-    is_fine.then(|| started_by(&program, &command, directory))
-}
-
-fn started_by(program: &[&str], command: &[&str], directory: &str) -> (String, String) {
-    let start = serde_json::json!({ "entry_point": program, "command": command, "directory": directory });
-    (ENTRY_POINT.into(), start.to_string())
-}
-
-/// Variables and entry point of an image without a description, from files within it.
-fn variables_within(root: &Path) -> Vec<(String, String)> {
-    let read = || -> std::io::Result<String> {
-        let root = std::fs::File::open(root)?;
-        // The image is untrusted: follow none of its links, and do not block on its files.
-        let (flags, safely) = (
-            OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
-        );
-        let file = std::fs::File::from(rustix::fs::openat2(&root, VARIABLES, flags, Mode::empty(), safely)?);
-        let mut text = String::new();
-        match file.metadata()?.is_file() {
-            true => file.take(MAX_VARIABLES_BYTES).read_to_string(&mut text).map(|_| text),
-            false => Ok(text),
-        }
-    };
-    let text = read().unwrap_or_default();
-    let variables = text.lines().filter_map(variable);
-    // The script starts only inside the image.
-    let is_there = || -> std::io::Result<bool> {
-        let root = std::fs::File::open(root)?;
-        // Resolve its links as they would resolve inside.
-        let safely = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        let found = rustix::fs::openat2(&root, SCRIPT, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), safely)?;
-        Ok(std::fs::File::from(found).metadata()?.is_file())
-    };
-    let script = is_there()
-        .unwrap_or_default()
-        .then(|| started_by(&[&format!("/{SCRIPT}")], &[], ""));
-    variables.chain(script).collect()
-}
-
-fn variable(line: &str) -> Option<(String, String)> {
-    let (name, value) = line.split_once('=')?;
-    let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    // An image must not set Dayfly's own variables.
-    let is_its_own = !name.is_empty() && name.bytes().all(is_fine) && !name.starts_with("DAYFLY_");
-    (is_its_own && !value.contains('\0')).then(|| (name.into(), value.into()))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::variables::VARIABLES;
     use super::*;
 
     #[test]
-    fn names_and_paths_are_read_and_options_and_ways_out_are_not() {
+    fn image_reference_with_option_or_escape_is_refused() {
         for name in [
             "debian:12",
             "localhost/a_b/c.d:1-2",
@@ -487,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_used_where_it_lies_and_tells_its_variables() {
+    fn directory_image_is_used_in_place_with_variables() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         std::fs::create_dir(root.join("ch")).unwrap();
@@ -511,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_named() {
+    fn invalid_image_is_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("notes.txt");
         std::fs::write(&file, "x").unwrap();

@@ -51,7 +51,7 @@ pub enum Base {
 
 /// A host path that a sandbox shows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Shown {
+pub struct BindMount {
     /// Absolute path inside the sandbox.
     pub path: PathBuf,
     /// The host path, without a symbolic link: otherwise a user who may write to a directory above could insert a link
@@ -71,7 +71,7 @@ pub struct Isolation {
     /// The base of its root directory.
     pub base: Base,
     /// Further paths to show. Paths below a shown path need not be named.
-    pub shown: Vec<Shown>,
+    pub shown: Vec<BindMount>,
     /// Whether it shares the host's network; otherwise it has only its own loopback.
     pub network: bool,
     /// Bound on its temporary files, in bytes.
@@ -173,11 +173,16 @@ impl Isolation {
         libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | network
     }
 
-    /// Prepares all steps. `filters` must outlive the plan. `desk` is the process's end of the socket on which it
+    /// Prepares all steps. `filters` must outlive the plan. `identity_socket` is the process's end of the socket on which it
     /// requests its identity, and the node's end, which it inherits.
-    pub(crate) fn plan(&self, program: &Path, filters: &Filters, desk: [RawFd; 2]) -> Result<Plan, SandboxError> {
+    pub(crate) fn plan(
+        &self,
+        program: &Path,
+        filters: &Filters,
+        identity_socket: [RawFd; 2],
+    ) -> Result<Plan, SandboxError> {
         let doors = match &self.group {
-            Some(group) => group.doors()?,
+            Some(group) => group.procs_files()?,
             None => Vec::new(),
         };
         let root = Root::of(self, program)?;
@@ -209,7 +214,7 @@ impl Isolation {
             landlock,
             watched: program(&filter.watched),
             silent: program(&filter.silent),
-            desk,
+            identity_socket,
             stage_reached: AtomicU32::new(0),
             skipped: AtomicU32::new(0),
         })

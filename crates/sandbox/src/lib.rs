@@ -15,7 +15,7 @@ pub mod descriptors;
 pub mod filter;
 pub mod image;
 pub mod isolation;
-pub mod private;
+pub mod private_file;
 mod spawn;
 pub mod tool;
 pub mod umask;
@@ -68,7 +68,7 @@ pub struct Child {
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// There is no such program.
-    #[error("there is no program `{0}`; install it or give its path")]
+    #[error("program `{0}` not found; install it or give its path")]
     NotFound(PathBuf),
     /// The system refused to run it.
     #[error("`{program}` cannot be started: {error}")]
@@ -106,7 +106,7 @@ pub enum SandboxError {
     Image(PathBuf, std::io::Error),
     /// The image lacks the program or its libraries.
     #[error(
-        "the image at `{image}` has no `{program}` on its PATH, or not the C library that this needs; take an image with glibc \
+        "the image at `{image}` has no `{program}` on its PATH, or lacks the C library that this needs; use an image with glibc \
          and, for Python functions, Python"
     )]
     NotInImage {
@@ -115,8 +115,8 @@ pub enum SandboxError {
         /// The missing program.
         program: PathBuf,
     },
-    /// The path cannot be shown in a sandbox.
-    #[error("`{0}` cannot be shown in a sandbox: {1}")]
+    /// The path cannot be mounted in a sandbox.
+    #[error("`{0}` cannot be mounted in a sandbox: {1}")]
     NotShown(PathBuf, &'static str),
     /// The machine has no system call filter.
     #[error("there is no system call filter for this machine: {0}; lease with sandbox `process`")]

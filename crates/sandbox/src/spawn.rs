@@ -143,15 +143,15 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
     let clear = |fd: &dyn AsRawFd| rustix::io::fcntl_dupfd_cloexec(borrow(fd), CLEAR_OF).map_err(std::io::Error::from);
     let (null, theirs) = (clear(&null)?, clear(&theirs)?);
     let (written, complained) = (clear(&written)?, clear(&complained)?);
-    let (isolation, desk) = match (&program.isolation, filters) {
+    let (isolation, identity_socket) = match (&program.isolation, filters) {
         (None, _) => (None, None),
         (Some(isolation), Ok(filters)) => {
             // Between an isolated process and the thread that writes its identity.
-            let (desk, ask) =
+            let (identity_socket, ask) =
                 rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                     .map_err(std::io::Error::from)?;
-            let plan = isolation.plan(&path, filters, [ask.as_raw_fd(), desk.as_raw_fd()])?;
-            (Some(plan), Some((desk, ask)))
+            let plan = isolation.plan(&path, filters, [ask.as_raw_fd(), identity_socket.as_raw_fd()])?;
+            (Some(plan), Some((identity_socket, ask)))
         }
         (Some(_), Err(error)) => return Err(SandboxError::Filter(error.to_string())),
     };
@@ -174,10 +174,10 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
         ],
         parent: std::process::id() as libc::pid_t,
         no_signals,
-        descriptors: descriptors::began_with_raw(),
+        descriptors: descriptors::original_limit_raw(),
         mask: match &isolation {
             Some(_) => Some(umask::ISOLATED),
-            None => umask::started_with().map(|mask| mask.as_raw_mode()),
+            None => umask::original().map(|mask| mask.as_raw_mode()),
         },
         isolation,
         error: AtomicI32::new(0),
@@ -185,10 +185,10 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
     let (pid, pidfd) = std::thread::scope(|scope| {
         let mut asks = None;
         // This thread is blocked until the new process runs its program, so another one writes the identity.
-        if let (Some(isolation), Some((desk, ask))) = (&plan.isolation, desk) {
+        if let (Some(isolation), Some((identity_socket, ask))) = (&plan.isolation, identity_socket) {
             let identity = &isolation.identity;
             let thread = std::thread::Builder::new().name("dayfly-identity".into());
-            thread.spawn_scoped(scope, move || give_identity(identity, &desk))?;
+            thread.spawn_scoped(scope, move || write_identity(identity, &identity_socket))?;
             asks = Some(ask);
         }
         let made = clone(&plan, namespaces);
@@ -277,9 +277,9 @@ fn clone(plan: &Plan, namespaces: c_int) -> Result<(libc::pid_t, OwnedFd), Sandb
 }
 
 /// Waits for an isolated process's request, writes its identity, and reports the result.
-fn give_identity(identity: &Identity, desk: &OwnedFd) {
+fn write_identity(identity: &Identity, identity_socket: &OwnedFd) {
     let mut pid = [0u8; 4];
-    if rustix::io::read(desk, &mut pid) != Ok(pid.len()) {
+    if rustix::io::read(identity_socket, &mut pid) != Ok(pid.len()) {
         return;
     }
     let process = PathBuf::from(format!("/proc/{}", i32::from_ne_bytes(pid)));
@@ -291,7 +291,7 @@ fn give_identity(identity: &Identity, desk: &OwnedFd) {
     .and_then(|()| write("uid_map", &identity.users))
     .and_then(|()| write("gid_map", &identity.groups));
     // The process learns whether to continue, and names the failed step if not.
-    let _ = rustix::io::write(desk, &[u8::from(written.is_ok())]);
+    let _ = rustix::io::write(identity_socket, &[u8::from(written.is_ok())]);
 }
 
 /// Receives the listener for refused system calls, which the process sent before it ran its program.

@@ -15,9 +15,9 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use crate::descriptors;
 
 /// Bytes of a program's standard error that are passed on.
-const WORDS_BYTES: u64 = 2 << 10;
-/// Most bytes of output that [`Tool::words`] accepts.
-const MAX_SAID_BYTES: u64 = 4 << 20;
+const ERROR_TAIL_BYTES: u64 = 2 << 10;
+/// Most bytes of output that [`Tool::output`] accepts.
+const MAX_OUTPUT_BYTES: u64 = 4 << 20;
 /// Interval of checks for a stop.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
 
@@ -25,7 +25,7 @@ const STOP_PERIOD: Duration = Duration::from_millis(50);
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
     /// There is no such program.
-    #[error("there is no program `{0}`; install it")]
+    #[error("program `{0}` not found; install it")]
     Missing(String),
     /// It failed with this message.
     #[error("`{tool}` failed: {why}")]
@@ -59,19 +59,19 @@ pub fn exists(name: &str) -> bool {
 
 impl Tool<'_> {
     /// Runs it and returns its output.
-    pub fn words(&self, arguments: &[&str]) -> Result<String, ToolError> {
-        self.run(arguments, all_words)
+    pub fn output(&self, arguments: &[&str]) -> Result<String, ToolError> {
+        self.run(arguments, whole_output)
     }
 
     /// Runs it with these variables, writes its standard error into a file that others may read meanwhile, and returns
     /// its output.
-    pub fn words_into(
+    pub fn output_into(
         &self,
         arguments: &[&str],
         variables: &[(&str, String)],
         complaints: File,
     ) -> Result<String, ToolError> {
-        self.run_into(arguments, variables, complaints, all_words)
+        self.run_into(arguments, variables, complaints, whole_output)
     }
 
     /// Runs it and passes its output to `read`, whose error ends the program and is returned. The program ends with
@@ -105,7 +105,7 @@ impl Tool<'_> {
             .stdout(Stdio::piped())
             .stderr(complaints.try_clone().map_err(ToolError::from)?)
             .process_group(0);
-        let limit = descriptors::began_with_raw();
+        let limit = descriptors::original_limit_raw();
         // SAFETY: two system calls, which need nothing of this process.
         unsafe {
             command.pre_exec(move || {
@@ -116,7 +116,7 @@ impl Tool<'_> {
                 }
             });
         }
-        crate::umask::hand_back(&mut command);
+        crate::umask::restore_for(&mut command);
         let mut child = command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => ToolError::Missing(self.name.to_string_lossy().into_owned()),
             _ => self.failed(arguments, error.to_string()),
@@ -143,7 +143,7 @@ impl Tool<'_> {
             }
             match result {
                 Ok(_) if !status.success() => {
-                    let why = last_words(&mut complaints, status);
+                    let why = error_tail(&mut complaints, status);
                     Err(self.failed(arguments, why).into())
                 }
                 result => result,
@@ -178,9 +178,9 @@ impl Tool<'_> {
     }
 }
 
-fn all_words(output: &mut ChildStdout) -> Result<String, ToolError> {
+fn whole_output(output: &mut ChildStdout) -> Result<String, ToolError> {
     let mut text = String::new();
-    output.take(MAX_SAID_BYTES).read_to_string(&mut text)?;
+    output.take(MAX_OUTPUT_BYTES).read_to_string(&mut text)?;
     Ok(text.trim().to_string())
 }
 
@@ -192,12 +192,12 @@ fn wait_for(child: &Child) -> std::io::Result<()> {
 }
 
 /// The end of a program's standard error.
-fn last_words(complaints: &mut File, status: ExitStatus) -> String {
+fn error_tail(complaints: &mut File, status: ExitStatus) -> String {
     let mut kept = Vec::new();
     let length = complaints.metadata().map_or(0, |metadata| metadata.len());
     let _ = complaints
-        .seek(SeekFrom::Start(length.saturating_sub(WORDS_BYTES)))
-        .and_then(|_| complaints.take(WORDS_BYTES).read_to_end(&mut kept));
+        .seek(SeekFrom::Start(length.saturating_sub(ERROR_TAIL_BYTES)))
+        .and_then(|_| complaints.take(ERROR_TAIL_BYTES).read_to_end(&mut kept));
     match String::from_utf8_lossy(&kept).trim() {
         "" => status.to_string(),
         words => words.to_string(),
@@ -216,30 +216,30 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_fails_is_quoted_and_a_missing_one_named() {
+    fn failed_tool_is_quoted_and_missing_one_named() {
         let shell = shell(&NEVER, Duration::from_secs(60));
-        assert_eq!(shell.words(&["-c", "echo fine"]).unwrap(), "fine");
-        let error = shell.words(&["-c", "echo because >&2; exit 3"]).unwrap_err();
+        assert_eq!(shell.output(&["-c", "echo fine"]).unwrap(), "fine");
+        let error = shell.output(&["-c", "echo because >&2; exit 3"]).unwrap_err();
         assert!(error.to_string().contains("because"), "{error}");
-        let error = shell.words(&["-c", "exit 3"]).unwrap_err();
+        let error = shell.output(&["-c", "exit 3"]).unwrap_err();
         assert!(error.to_string().contains('3'), "{error}");
         let name = OsStr::new("no-such-program-anywhere");
-        let error = Tool { name, ..shell }.words(&[]).unwrap_err();
+        let error = Tool { name, ..shell }.output(&[]).unwrap_err();
         assert!(matches!(error, ToolError::Missing(missing) if name == &*missing));
     }
 
     #[test]
-    fn a_program_ends_when_nobody_reads_it_at_its_limit_and_when_it_is_stopped() {
+    fn tool_ends_at_its_limit_and_when_stopped() {
         let endless = ["-c", "while :; do echo more; sleep 0.01; done"];
         let unread = shell(&NEVER, Duration::from_secs(60)).run(&endless, |_| {
             let enough = std::io::Error::other("enough");
             Err::<(), _>(ToolError::System(enough))
         });
         assert!(matches!(unread, Err(ToolError::System(error)) if error.to_string() == "enough"));
-        let late = shell(&NEVER, Duration::from_millis(100)).words(&endless).unwrap_err();
+        let late = shell(&NEVER, Duration::from_millis(100)).output(&endless).unwrap_err();
         assert!(late.to_string().contains("more than"), "{late}");
         let stop = AtomicBool::new(true);
-        let stopped = shell(&stop, Duration::from_secs(60)).words(&endless).unwrap_err();
+        let stopped = shell(&stop, Duration::from_secs(60)).output(&endless).unwrap_err();
         assert!(stopped.to_string().contains("stopped"), "{stopped}");
     }
 }

@@ -13,22 +13,22 @@ const PRIVATE: Mode = Mode::from_raw_mode(0o077);
 /// Mask of isolated processes.
 pub(crate) const ISOLATED: libc::mode_t = 0o022;
 
-/// The original mask, once [`keep_private`] has changed it.
-static STARTED_WITH: OnceLock<Mode> = OnceLock::new();
+/// The original mask, once [`set_private`] has changed it.
+static ORIGINAL: OnceLock<Mode> = OnceLock::new();
 
-/// Makes files of this process private to this user from now on. Keeps the original mask for [`hand_back`].
-pub fn keep_private() {
-    STARTED_WITH.get_or_init(|| umask(PRIVATE));
+/// Makes files of this process private to this user from now on. Keeps the original mask for [`restore_for`].
+pub fn set_private() {
+    ORIGINAL.get_or_init(|| umask(PRIVATE));
 }
 
 /// The original mask; `None` if it is unchanged.
-pub fn started_with() -> Option<Mode> {
-    STARTED_WITH.get().copied()
+pub fn original() -> Option<Mode> {
+    ORIGINAL.get().copied()
 }
 
 /// Gives the command the original mask.
-pub fn hand_back(command: &mut Command) -> &mut Command {
-    let Some(mask) = started_with() else {
+pub fn restore_for(command: &mut Command) -> &mut Command {
+    let Some(mask) = original() else {
         return command;
     };
     // SAFETY: one system call, which allocates nothing and cannot fail.

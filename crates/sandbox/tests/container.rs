@@ -7,12 +7,12 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Ended, Place};
-use dayfly_sandbox::isolation::{Base, CODE_DIR, Shown};
+use common::{Ended, Workspace};
+use dayfly_sandbox::isolation::{Base, BindMount, CODE_DIR};
 use dayfly_sandbox::{Child, Isolation, Program, SandboxError};
 
 /// A root file system with a shell and some programs of the host, and a unique file.
-fn image(place: &Place) -> PathBuf {
+fn image(place: &Workspace) -> PathBuf {
     let root = place.dir.path().canonicalize().unwrap().join("image");
     for name in ["usr/bin", "etc", "opt/inside", "tmp", "proc"] {
         fs::create_dir_all(root.join(name)).unwrap();
@@ -35,22 +35,27 @@ fn image(place: &Place) -> PathBuf {
     root
 }
 
-fn isolation(place: &Place, image: &Path) -> Isolation {
+fn isolation(place: &Workspace, image: &Path) -> Isolation {
     Isolation {
         base: Base::Image(image.into()),
         ..place.isolation()
     }
 }
 
-fn shown(path: &str, from: &Path) -> Vec<Shown> {
-    vec![Shown {
+fn shown(path: &str, from: &Path) -> Vec<BindMount> {
+    vec![BindMount {
         path: path.into(),
         from: from.into(),
         writable: false,
     }]
 }
 
-fn start(place: &Place, isolation: Isolation, program: &str, otherwise: Option<&str>) -> Result<Child, SandboxError> {
+fn start(
+    place: &Workspace,
+    isolation: Isolation,
+    program: &str,
+    otherwise: Option<&str>,
+) -> Result<Child, SandboxError> {
     place.spawner.spawn(Program {
         program: program.into(),
         otherwise: otherwise.map(Into::into),
@@ -64,8 +69,8 @@ fn start(place: &Place, isolation: Isolation, program: &str, otherwise: Option<&
 }
 
 #[test]
-fn a_program_in_an_image_sees_that_and_nothing_of_the_host() {
-    let place = Place::new();
+fn program_in_an_image_sees_no_host_file() {
+    let place = Workspace::new();
     let image = image(&place);
     let script = format!("echo /*; cat /etc/only-here {CODE_DIR}/abc; echo; ls /etc; id -u; echo /proc/[0-9]*");
     let ended = place.run_in(isolation(&place, &image), &script);
@@ -84,8 +89,8 @@ fn a_program_in_an_image_sees_that_and_nothing_of_the_host() {
 }
 
 #[test]
-fn an_image_is_not_changed_by_what_runs_in_it() {
-    let place = Place::new();
+fn image_is_not_changed_by_its_programs() {
+    let place = Workspace::new();
     let image = image(&place);
     let script = "for at in / /etc /opt/inside /usr/bin /dayfly/code; do echo x 2>&- > $at/new && echo $at; done; echo y > /tmp/new; cat /tmp/new";
     assert_eq!(place.run_in(isolation(&place, &image), script).lines(), ["y"]);
@@ -93,8 +98,8 @@ fn an_image_is_not_changed_by_what_runs_in_it() {
 }
 
 #[test]
-fn a_program_is_looked_for_on_the_path_of_the_image_and_another_name_will_do() {
-    let place = Place::new();
+fn program_is_found_on_the_image_path() {
+    let place = Workspace::new();
     let image = image(&place);
     let run = |program, otherwise| Ended::of(start(&place, isolation(&place, &image), program, otherwise).unwrap());
     let environment = run("env", None);
@@ -105,8 +110,8 @@ fn a_program_is_looked_for_on_the_path_of_the_image_and_another_name_will_do() {
 }
 
 #[test]
-fn an_image_without_the_program_or_its_c_library_is_told_apart_from_other_failures() {
-    let place = Place::new();
+fn image_without_program_or_libc_is_named() {
+    let place = Workspace::new();
     let image = image(&place);
     let fail = |program| start(&place, isolation(&place, &image), program, None).unwrap_err();
     for missing in ["python9.9", "/opt/none/at/all"] {
@@ -136,8 +141,8 @@ fn an_image_without_the_program_or_its_c_library_is_told_apart_from_other_failur
 }
 
 #[test]
-fn what_is_shown_stands_beside_what_the_image_has_and_in_its_place() {
-    let place = Place::new();
+fn mounts_stand_beside_or_replace_image_files() {
+    let place = Workspace::new();
     let image = image(&place);
     let from = place.dir.path().canonicalize().unwrap().join("data");
     fs::create_dir(&from).unwrap();
@@ -161,8 +166,8 @@ fn what_is_shown_stands_beside_what_the_image_has_and_in_its_place() {
 }
 
 #[test]
-fn links_of_an_image_lead_nowhere_on_the_host() {
-    let place = Place::new();
+fn image_links_never_reach_the_host() {
+    let place = Workspace::new();
     let image = image(&place);
     let outside = place.dir.path().canonicalize().unwrap().join("outside");
     fs::create_dir(&outside).unwrap();
@@ -194,8 +199,8 @@ fn links_of_an_image_lead_nowhere_on_the_host() {
 }
 
 #[test]
-fn an_image_with_very_many_entries_is_refused_only_where_they_are_shown_one_by_one() {
-    let place = Place::new();
+fn many_entries_are_refused_only_if_mounted_singly() {
+    let place = Workspace::new();
     let image = image(&place);
     for number in 0..3000 {
         fs::write(image.join(format!("opt/{number}")), "").unwrap();

@@ -7,17 +7,17 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{Ended, Place};
+use common::{Ended, Workspace};
 use dayfly_sandbox::cgroup::{Hierarchies, Limits};
-use dayfly_sandbox::filter::Asking;
-use dayfly_sandbox::isolation::{CODE_DIR, Shown};
+use dayfly_sandbox::filter::PendingCall;
+use dayfly_sandbox::isolation::{BindMount, CODE_DIR};
 use dayfly_sandbox::{Precaution, Program, SandboxError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{WaitId, WaitIdOptions};
 
 #[test]
-fn a_sandbox_sees_programs_and_its_code_and_nothing_else_of_the_host() {
-    let place = Place::new();
+fn sandbox_sees_only_programs_and_its_code() {
+    let place = Workspace::new();
     let ended = place.run(&format!(
         "echo /*; ls /home /root /etc/shadow /var 2>&1 | wc -l; cat {CODE_DIR}/abc; echo; id -un"
     ));
@@ -29,8 +29,8 @@ fn a_sandbox_sees_programs_and_its_code_and_nothing_else_of_the_host() {
 }
 
 #[test]
-fn nothing_of_the_host_can_be_changed_and_temporary_files_are_its_own() {
-    let place = Place::new();
+fn sandbox_cannot_change_host_files() {
+    let place = Workspace::new();
     let ended = place.run(&format!(
         "for path in /usr/x /etc/x /x {CODE_DIR}/x /proc/sys/kernel/hostname; do (echo x > $path) 2>/dev/null && echo changed $path; done
          echo mine > /tmp/file && cat /tmp/file && echo mine > /dev/shm/file && echo $HOME && ls /tmp"
@@ -40,15 +40,15 @@ fn nothing_of_the_host_can_be_changed_and_temporary_files_are_its_own() {
 }
 
 #[test]
-fn what_is_shown_is_there_read_only_or_writable_as_asked() {
-    let place = Place::new();
+fn mounts_are_read_only_or_writable_as_requested() {
+    let place = Workspace::new();
     let data = place.dir.path().join("data");
     fs::create_dir_all(data.join("out")).unwrap();
     fs::write(data.join("in"), "input").unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(data.join("out"), open).unwrap();
     let mut isolation = place.isolation();
-    let shown = |path: PathBuf, writable| Shown {
+    let shown = |path: PathBuf, writable| BindMount {
         from: path.canonicalize().unwrap(),
         path,
         writable,
@@ -64,13 +64,13 @@ fn what_is_shown_is_there_read_only_or_writable_as_asked() {
 }
 
 #[test]
-fn a_link_that_appears_after_the_node_looked_is_not_followed() {
-    let place = Place::new();
+fn link_created_after_the_check_is_not_followed() {
+    let place = Workspace::new();
     let (data, secret) = (place.dir.path().join("data"), place.dir.path().join("secret"));
     fs::create_dir(&secret).unwrap();
     std::os::unix::fs::symlink(&secret, &data).unwrap();
     let mut isolation = place.isolation();
-    isolation.shown.push(Shown {
+    isolation.shown.push(BindMount {
         path: data.clone(),
         from: data.clone(),
         writable: false,
@@ -80,11 +80,11 @@ fn a_link_that_appears_after_the_node_looked_is_not_followed() {
 }
 
 #[test]
-fn what_cannot_be_shown_is_refused_with_its_name() {
-    let place = Place::new();
+fn impossible_mount_is_refused_by_name() {
+    let place = Workspace::new();
     for path in ["/", "relative", "/usr/../etc", "/proc", "/sys/kernel", "/no/such/path"] {
         let mut isolation = place.isolation();
-        isolation.shown.push(Shown {
+        isolation.shown.push(BindMount {
             path: path.into(),
             from: path.into(),
             writable: false,
@@ -98,8 +98,8 @@ fn what_cannot_be_shown_is_refused_with_its_name() {
 }
 
 #[test]
-fn a_sandbox_has_no_privilege_and_sees_its_own_processes_only() {
-    let place = Place::new();
+fn sandbox_has_no_privilege_and_sees_own_processes() {
+    let place = Workspace::new();
     let ended = place.run(
         "grep -E '^(CapEff|CapPrm|CapInh|CapAmb|NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t'; set -- /proc/[0-9]*; echo $#; hostname",
     );
@@ -116,8 +116,8 @@ fn a_sandbox_has_no_privilege_and_sees_its_own_processes_only() {
 }
 
 #[test]
-fn a_sandbox_without_network_has_its_own_loopback_only() {
-    let place = Place::new();
+fn sandbox_without_network_has_only_loopback() {
+    let place = Workspace::new();
     let ended = place.python(
         "import socket
 print([name for _, name in socket.if_nameindex()])
@@ -133,23 +133,23 @@ except OSError as error:
 }
 
 #[test]
-fn a_watch_tells_whether_anybody_is_left_who_could_ask() {
-    let place = Place::new();
+fn watch_closes_after_the_last_filtered_process() {
+    let place = Workspace::new();
     let mut child = place.start(place.isolation(), "/bin/sh", &["-c", "sleep 60"]).unwrap();
     let watch = child.watch.take().unwrap();
-    assert_ne!(watch.asking(), Asking::Never);
+    assert_ne!(watch.pending(), PendingCall::Closed);
     rustix::process::pidfd_send_signal(&child.pidfd, rustix::process::Signal::KILL).unwrap();
     rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
     // A process's filter is released when the process is reaped.
     let mut waiting = [PollFd::new(&watch, PollFlags::IN)];
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
     assert_eq!(rustix::event::poll(&mut waiting, Some(&limit)).unwrap(), 1);
-    assert_eq!(watch.asking(), Asking::Never);
+    assert_eq!(watch.pending(), PendingCall::Closed);
 }
 
 #[test]
-fn hostile_system_calls_are_refused_and_recorded_by_name() {
-    let place = Place::new();
+fn hostile_system_calls_are_refused_and_recorded() {
+    let place = Workspace::new();
     let ended = place.python(
         "import ctypes, socket
 c = ctypes.CDLL(None, use_errno=True)
@@ -192,8 +192,8 @@ print(subprocess.run(['/bin/echo', 'so do programs'], capture_output=True, text=
 }
 
 #[test]
-fn a_flood_of_refused_calls_is_recorded_up_to_a_bound_and_refused_beyond_it() {
-    let place = Place::new();
+fn recorded_refusals_are_bounded() {
+    let place = Workspace::new();
     let ended = place.python(
         "import ctypes
 c = ctypes.CDLL(None)
@@ -208,8 +208,8 @@ print(sum(c.ptrace(0, 0, 0, 0) == -1 for _ in range(10000)))",
 }
 
 #[test]
-fn when_its_first_process_ends_nothing_of_a_sandbox_is_left() {
-    let place = Place::new();
+fn sandbox_ends_with_its_first_process() {
+    let place = Workspace::new();
     let marker = format!("{}", 987_000_000 + std::process::id());
     let ended = place.run(&format!("(setsid sleep {marker} &) ; (trap '' TERM HUP INT; exec setsid sleep {marker}) & sleep 0.05; kill -9 $$; exit 3"));
     assert!(ended.status == Some(3) || ended.signal.is_some());
@@ -227,8 +227,8 @@ fn when_its_first_process_ends_nothing_of_a_sandbox_is_left() {
 }
 
 #[test]
-fn a_sandbox_dies_with_the_thread_that_started_it() {
-    let place = Place::new();
+fn sandbox_dies_with_its_starting_thread() {
+    let place = Workspace::new();
     let child = place.start(place.isolation(), "/bin/sleep", &["1000"]).unwrap();
     drop(place.spawner);
     let mut waiting = [PollFd::new(&child.pidfd, PollFlags::IN)];
@@ -238,7 +238,7 @@ fn a_sandbox_dies_with_the_thread_that_started_it() {
 
 #[test]
 fn temporary_files_are_bounded() {
-    let place = Place::new();
+    let place = Workspace::new();
     let ended = place.run("head -c 64M /dev/zero > /tmp/big 2>/dev/null || echo full; stat -c %s /tmp/big");
     let lines = ended.lines();
     assert_eq!(lines[0], "full");
@@ -246,8 +246,8 @@ fn temporary_files_are_bounded() {
 }
 
 #[test]
-fn limits_hold_on_everything_in_a_sandbox_together() {
-    let place = Place::new();
+fn limits_cover_all_processes_of_a_sandbox() {
+    let place = Workspace::new();
     let hierarchies = Hierarchies::make(&format!("test-{}-limits", std::process::id()));
     let missing = hierarchies.missing();
     if !missing.is_empty() {
@@ -296,8 +296,8 @@ print('had its memory')";
 }
 
 #[test]
-fn what_a_node_started_before_its_first_sandbox_takes_no_limit_away() {
-    let place = Place::new();
+fn earlier_children_do_not_prevent_limits() {
+    let place = Workspace::new();
     // A node first starts executors that are not isolated; they and their children are in its own group.
     let earlier = place.spawner.spawn(Program {
         program: "sh".into(),
@@ -329,8 +329,8 @@ fn what_a_node_started_before_its_first_sandbox_takes_no_limit_away() {
 }
 
 #[test]
-fn where_no_control_group_counts_processes_the_kernel_counts_those_of_the_user() {
-    let place = Place::new();
+fn process_limit_without_control_group_counts_the_user() {
+    let place = Workspace::new();
     let mut isolation = place.isolation();
     isolation.most_tasks = 12;
     isolation.number = 4711;
@@ -349,16 +349,16 @@ print(forked < 12)";
 }
 
 #[test]
-fn this_machine_gives_every_precaution() {
+fn this_machine_supports_every_precaution() {
     // This tests the machine, not the sandbox: a precaution that is skipped here is tested nowhere.
-    let place = Place::new();
+    let place = Workspace::new();
     let child = place.start(place.isolation(), "/bin/true", &[]).unwrap();
     assert_eq!(child.skipped, Vec::<Precaution>::new());
     assert_eq!(Ended::of(child).status, Some(0));
 }
 
 #[test]
-fn root_is_not_needed() {
+fn sandbox_works_without_root() {
     if !rustix::process::geteuid().is_root() {
         // Then all other tests show it.
         return;
@@ -395,8 +395,8 @@ fn root_is_not_needed() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
-    let place = Place::new();
+fn missing_program_is_named() {
+    let place = Workspace::new();
     let error = place.start(place.isolation(), "/no/such/program", &[]).unwrap_err();
     assert!(error.to_string().contains("/no/such/program"), "{error}");
 }

@@ -36,7 +36,7 @@ fn finish(child: Child) -> (String, Option<i32>) {
 }
 
 #[test]
-fn a_child_has_four_descriptors_a_session_of_its_own_and_the_wanted_variables() {
+fn child_has_four_descriptors_and_its_own_session() {
     let spawner = Spawner::new().unwrap();
     // A descriptor that a careless library of the host program leaves open across exec.
     let file = std::fs::File::open("/dev/null").unwrap();
@@ -61,7 +61,7 @@ fn a_child_has_four_descriptors_a_session_of_its_own_and_the_wanted_variables() 
 }
 
 #[test]
-fn the_control_socket_is_descriptor_three() {
+fn control_socket_is_descriptor_three() {
     let spawner = Spawner::new().unwrap();
     let child = spawner
         .spawn(sh("echo ready >&3; dd bs=64 count=1 status=none <&3"))
@@ -75,7 +75,7 @@ fn the_control_socket_is_descriptor_three() {
 }
 
 #[test]
-fn what_cannot_be_started_is_named_and_leaves_no_process() {
+fn program_that_cannot_start_leaves_no_process() {
     let spawner = Spawner::new().unwrap();
     let start = |program: &str| {
         let program = Program {
@@ -96,7 +96,7 @@ fn what_cannot_be_started_is_named_and_leaves_no_process() {
 }
 
 #[test]
-fn children_die_with_the_thread_that_started_them() {
+fn children_die_with_their_starting_thread() {
     let spawner = Spawner::new().unwrap();
     let child = spawner.spawn(sh("while :; do sleep 1000; done")).unwrap();
     drop(spawner);
@@ -106,7 +106,7 @@ fn children_die_with_the_thread_that_started_them() {
 }
 
 #[test]
-fn starting_a_process_takes_a_millisecond_or_so() {
+fn starting_a_process_takes_about_a_millisecond() {
     let spawner = Spawner::new().unwrap();
     let best = (0..20)
         .map(|_| {

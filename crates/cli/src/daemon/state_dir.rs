@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_sandbox::private::is_unchangeable;
+use dayfly_sandbox::private_file::is_unchangeable;
 use dayfly_sandbox::umask;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -36,7 +36,7 @@ pub struct StateDir {
 impl StateDir {
     /// Creates the directory if necessary, and locks it. All files that this process makes from now on are private.
     pub fn take(path: &Path) -> Result<Self, Failure> {
-        umask::keep_private();
+        umask::set_private();
         let unusable = |error: std::io::Error| unusable(path, &error);
         DirBuilder::new()
             .recursive(true)

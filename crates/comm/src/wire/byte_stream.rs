@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use dayfly_fabric::libfabric::{Choice, Opened, Pipe};
+use dayfly_fabric::libfabric::{Choice, OpenResult, Pipe};
 use dayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
 use dayfly_protocol::error::{Code, Failure};
 
@@ -31,8 +31,8 @@ impl ByteStream {
             return Ok(self);
         };
         match Pipe::open(wire, wanted) {
-            Ok(Opened::Pipe(pipe)) => Ok(Self::Fabric(pipe)),
-            Ok(Opened::Refused(wire, _)) => Ok(Self::Socket(wire)),
+            Ok(OpenResult::Pipe(pipe)) => Ok(Self::Fabric(pipe)),
+            Ok(OpenResult::Refused(wire, _)) => Ok(Self::Socket(wire)),
             Err(error) => Err(Failure::new(
                 Code::Unreachable,
                 format!("rank {peer} was lost while the connection was moved to libfabric: {error}"),
@@ -78,7 +78,7 @@ impl ByteStream {
     pub fn news(&self) -> BorrowedFd<'_> {
         match self {
             Self::Socket(wire) => wire.socket().as_fd(),
-            Self::Fabric(pipe) => pipe.news(),
+            Self::Fabric(pipe) => pipe.event_descriptor(),
         }
     }
 

@@ -101,7 +101,7 @@ impl Local {
             .stderr(output)
             // A process group of its own, so that a signal reaches the whole job and nothing else.
             .process_group(0);
-        let child = umask::hand_back(&mut command).spawn()?;
+        let child = umask::restore_for(&mut command).spawn()?;
         let pid = child.id();
         // The id of an unreaped child cannot be reused.
         let process = JobProcess::now(pid).unwrap_or(JobProcess { pid, begun: 0 });

@@ -129,7 +129,7 @@ impl Program {
         let failed = |what: &str| ProviderError::Unreachable(format!("{program}: {what}"));
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = umask::hand_back(&mut command)
+        let mut child = umask::restore_for(&mut command)
             .spawn()
             .map_err(|error| failed(&format!("it cannot be started: {error}")))?;
         let (Some(requests), Some(output)) = (child.stdin.take(), child.stdout.take()) else {

@@ -9,10 +9,10 @@ pub struct Choice {
     domain: [u8; NAME_BYTES],
 }
 
-/// A text is no valid choice.
+/// A text is not a valid choice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` names no provider of libfabric: write PROVIDER or PROVIDER/DOMAIN, such as tcp or verbs/mlx5_0, each of at most 32 bytes"
+    "`{0}` is not a libfabric provider: write PROVIDER or PROVIDER/DOMAIN, such as tcp or verbs/mlx5_0, each of at most 32 bytes"
 )]
 pub struct ChoiceError(String);
 
@@ -81,14 +81,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_choice_is_written_as_it_is_read() {
+    fn choice_is_displayed_as_it_is_parsed() {
         for written in ["tcp", "tcp;ofi_rxm", "verbs/mlx5_0", "cxi/cxi0"] {
             assert_eq!(written.parse::<Choice>().unwrap().to_string(), written);
         }
     }
 
     #[test]
-    fn what_names_nothing_is_refused_with_an_example() {
+    fn malformed_choice_is_refused_with_an_example() {
         for written in ["", "/lo", "tcp/", "t cp", &"x".repeat(40), "tcp\n"] {
             let error = written.parse::<Choice>().unwrap_err();
             assert!(error.to_string().contains("verbs/mlx5_0"), "{error}");

@@ -10,14 +10,14 @@ use crate::memory::{Buffer, Mapping};
 
 /// The registrations of one arena's blocks. Registration pins pages and involves the device, so it is done once for
 /// each block and not for each message.
-pub struct Registered {
+pub struct RegisteredArena {
     memory: Arc<Mapping>,
     start: usize,
     pub arena: Arc<Arena>,
     blocks: HashMap<usize, (usize, Region)>,
 }
 
-impl Registered {
+impl RegisteredArena {
     /// Returns an arena over `length` bytes at `start`, whose blocks are registered at their first use.
     pub fn new(memory: &Arc<Mapping>, start: usize, length: usize) -> Self {
         Self {
@@ -42,8 +42,8 @@ impl Registered {
 
     fn at(&mut self, endpoint: &mut Endpoint, offset: usize, size: usize) -> Result<&Region, FabricError> {
         // A block that has lost its pages is no longer the registered memory.
-        for gone in self.arena.gone() {
-            self.blocks.remove(&gone);
+        for invalidated in self.arena.take_invalidated() {
+            self.blocks.remove(&invalidated);
         }
         let known = self.blocks.get(&offset).is_some_and(|(known, _)| *known == size);
         if !known {

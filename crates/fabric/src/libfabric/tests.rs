@@ -8,7 +8,7 @@ use dayfly_protocol::slot::{Geometry, HEADER_BYTES, Header};
 use zerocopy::IntoBytes;
 
 use super::ffi::Library;
-use super::{Choice, FabricLink, Opened, Pipe};
+use super::{Choice, FabricLink, OpenResult, Pipe};
 use crate::stream::wire::Wire;
 use crate::{Link, LinkError, tls};
 
@@ -77,7 +77,7 @@ fn noise(mut state: u64) -> impl FnMut() -> u64 {
 }
 
 #[test]
-fn garbage_in_slots_grants_and_notices_is_an_error_and_no_panic() {
+fn malicious_link_writes_are_errors_without_panic() {
     let mut noise = noise(0x9e37_79b9_7f4a_7c15);
     for round in 0..24 {
         let Some([mut attacker, mut victim]) = pair() else {
@@ -109,7 +109,7 @@ fn garbage_in_slots_grants_and_notices_is_an_error_and_no_panic() {
 }
 
 #[test]
-fn what_contradicts_the_channel_is_malformed_or_a_violation() {
+fn contradictory_message_is_malformed_or_a_violation() {
     let header = |sequence, flags, length| Header {
         sequence,
         flags,
@@ -154,8 +154,8 @@ fn pipes() -> Option<[Box<Pipe>; 2]> {
     let open = |socket: TcpStream| {
         let opened = Pipe::open(Wire::plain(socket.into()).unwrap(), "tcp".parse().unwrap());
         match opened.unwrap() {
-            Opened::Pipe(pipe) => pipe,
-            Opened::Refused(_, why) => panic!("{why}"),
+            OpenResult::Pipe(pipe) => pipe,
+            OpenResult::Refused(_, why) => panic!("{why}"),
         }
     };
     let worker = std::thread::spawn(move || open(other));
@@ -163,7 +163,7 @@ fn pipes() -> Option<[Box<Pipe>; 2]> {
 }
 
 #[test]
-fn garbage_written_into_a_pipe_is_read_as_bytes_or_is_an_error_and_no_panic() {
+fn malicious_pipe_writes_never_panic() {
     let mut noise = noise(0x1234_5678_9abc_def1);
     let (mut errors, mut into) = (0, vec![0; 100_000]);
     for round in 0..24 {

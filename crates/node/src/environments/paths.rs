@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use dayfly_protocol::ids::EnvironmentHash;
-use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::isolation::BindMount;
 use rustix::fs::{FlockOperation, flock};
 
 /// The paths of an environment.
@@ -52,7 +52,7 @@ impl Paths {
 
 /// Links the packages that every worker needs into an environment, from where the node has them now. Packages of the
 /// environment itself stay.
-pub fn link_packages(root: &Path, minor: &str, packages: &[Shown]) -> std::io::Result<()> {
+pub fn link_packages(root: &Path, minor: &str, packages: &[BindMount]) -> std::io::Result<()> {
     let modules = root.join(format!("lib/python{minor}/site-packages"));
     for shown in packages {
         let Some(name) = shown.path.file_name() else { continue };

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dayfly_protocol::api::Sandbox;
-use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::isolation::BindMount;
 
 use crate::environments::BuiltEnvironment;
 use crate::images::Image;
@@ -38,7 +38,7 @@ impl ExecutorKind {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostAccess {
     /// Files and directories.
-    pub shown: Vec<Shown>,
+    pub shown: Vec<BindMount>,
     /// Whether it shares the network.
     pub network: bool,
     /// The image in place of the host's programs and libraries, for a container.

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use dayfly_protocol::api::Runtime;
-use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::isolation::BindMount;
 use tracing::{Instrument, Span};
 
 use super::lease_table::{Found, MIN_ENDED_MS, NewLease};
@@ -133,7 +133,7 @@ impl Node {
             Runtime::Native => {
                 let found = dayfly_sandbox::find(&self.options.executor_path());
                 let from = found.map_err(|error| Failure::new(Code::ExecutorFailed, error.to_string()))?;
-                vec![Shown {
+                vec![BindMount {
                     path: policy::EXECUTOR.into(),
                     from: from.canonicalize().unwrap_or(from),
                     writable: false,
@@ -172,11 +172,11 @@ impl Node {
         let Ok(Ok(found)) = tokio::task::spawn_blocking(move || packages.of(&python)).await else {
             return;
         };
-        let is_seen = |package: &Shown| {
-            let seen = |shown: &Shown| package.from.starts_with(&shown.from);
+        let is_seen = |package: &BindMount| {
+            let seen = |shown: &BindMount| package.from.starts_with(&shown.from);
             package.from.starts_with("/usr") || host_access.shown.iter().any(seen)
         };
-        let unseen: Vec<Shown> = found.into_iter().filter(|package| !is_seen(package)).collect();
+        let unseen: Vec<BindMount> = found.into_iter().filter(|package| !is_seen(package)).collect();
         if !unseen.is_empty() {
             path.insert(0, PYTHON_DIR.into());
             host_access.shown.extend(unseen);

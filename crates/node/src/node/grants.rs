@@ -111,6 +111,6 @@ impl Node {
             "holder_seed": hex::encode(seed),
             "node": self.address,
         });
-        private::write(&path, text.to_string().as_bytes()).map_err(|error| NodeError::State { path, error })
+        private_file::write(&path, text.to_string().as_bytes()).map_err(|error| NodeError::State { path, error })
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn load_key(path: &Path) -> Result<SigningKey, NodeError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let seed = random().map_err(|failure| NodeError::System(std::io::Error::other(failure)))?;
             let key = SigningKey::from_seed(seed);
-            private::write(path, &key.to_pkcs8()).map_err(state)?;
+            private_file::write(path, &key.to_pkcs8()).map_err(state)?;
             Ok(key)
         }
         Err(error) => Err(state(error)),
@@ -29,7 +29,7 @@ pub(super) fn load_key(path: &Path) -> Result<SigningKey, NodeError> {
 }
 
 pub(super) fn make_private(path: &Path) -> Result<(), NodeError> {
-    private::make_directory(path).map_err(|error| NodeError::State {
+    private_file::make_directory(path).map_err(|error| NodeError::State {
         path: path.into(),
         error,
     })

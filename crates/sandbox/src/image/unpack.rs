@@ -63,7 +63,10 @@ pub fn tar(archive: impl Read, into: &Path, limits: &Limits) -> Result<(), Image
             continue;
         }
         if !entry.unpack_in(&into).map_err(broken)? {
-            return Err(ImageError::Broken(format!("`{}` leads out of it", path.display())));
+            return Err(ImageError::Broken(format!(
+                "`{}` leads out of the image",
+                path.display()
+            )));
         }
         if kind.is_dir() {
             // A node that is not root must be able to continue in the new directory.
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_for_everybody_to_read_and_devices_stay_out() {
+    fn unpacked_files_are_readable_and_devices_omitted() {
         let mut archive = Builder::new(Vec::new());
         add(&mut archive, EntryType::Directory, 0o500, "closed/", "", b"");
         add(&mut archive, EntryType::Regular, 0o4700, "closed/program", "", b"#!");
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_reaches_out_of_itself_is_refused() {
+    fn image_that_escapes_its_root_is_refused() {
         type Make = dyn Fn(&mut Builder<Vec<u8>>);
         let hostile: [&Make; 4] = [
             &|archive| add(archive, EntryType::Regular, 0o644, "../secret", "", b"yours"),
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_ends_at_its_limits() {
+    fn image_beyond_its_limits_is_refused() {
         let small = Limits {
             bytes: 1000,
             entries: 10,
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_archive_says_so() {
+    fn invalid_archive_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let result = tar([7u8; 4096].as_slice(), dir.path(), &Limits::default());
         assert!(matches!(result, Err(ImageError::Broken(_))), "{result:?}");

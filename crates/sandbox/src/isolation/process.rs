@@ -24,7 +24,7 @@ pub(crate) struct Plan {
     pub(super) watched: libc::sock_fprog,
     pub(super) silent: libc::sock_fprog,
     /// The process's end of the socket on which it requests its identity, and the node's end.
-    pub(super) desk: [RawFd; 2],
+    pub(super) identity_socket: [RawFd; 2],
     /// The last step that it began; names a failure.
     pub stage_reached: AtomicU32,
     /// Union of each [`Precaution`] that is unavailable.
@@ -146,10 +146,10 @@ impl Plan {
             let mut answer = 0u8;
             // Close the node's end here: then the death of a node before the signal was set shows as the end of the
             // socket.
-            let [desk, nodes] = self.desk;
+            let [identity_socket, nodes] = self.identity_socket;
             libc::close(nodes);
-            if libc::write(desk, pid.as_ptr().cast(), pid.len()) != pid.len() as isize
-                || libc::read(desk, std::ptr::from_mut(&mut answer).cast(), 1) != 1
+            if libc::write(identity_socket, pid.as_ptr().cast(), pid.len()) != pid.len() as isize
+                || libc::read(identity_socket, std::ptr::from_mut(&mut answer).cast(), 1) != 1
             {
                 return false;
             }

@@ -4,7 +4,7 @@ use std::ffi::{CString, OsString, c_ulong};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-use super::{Base, CODE_DIR, Isolation, Shown};
+use super::{Base, BindMount, CODE_DIR, Isolation};
 use crate::SandboxError;
 
 /// Host directories that every program needs.
@@ -123,7 +123,7 @@ impl Root {
         self.parents(Path::new("/proc/self"))?;
         let at = self.inside(Path::new("/proc"))?;
         self.steps.push(Step::Processes { at });
-        let mut shown: Vec<&Shown> = isolation.shown.iter().collect();
+        let mut shown: Vec<&BindMount> = isolation.shown.iter().collect();
         // Outer paths before inner ones, so that redundant inner paths can be left out.
         shown.sort_by_key(|shown| (shown.path.components().count(), &shown.path));
         for shown in shown {

@@ -12,12 +12,12 @@ use rustix::process::{WaitId, WaitIdOptions};
 
 /// A directory with everything that a sandbox needs from its node.
 #[derive(Debug)]
-pub struct Place {
+pub struct Workspace {
     pub dir: tempfile::TempDir,
     pub spawner: Spawner,
 }
 
-impl Place {
+impl Workspace {
     /// A new place.
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ impl Place {
         self.run_in(self.isolation(), script)
     }
 
-    /// As [`Place::run`], with this isolation.
+    /// As [`Workspace::run`], with this isolation.
     pub fn run_in(&self, isolation: Isolation, script: &str) -> Ended {
         Ended::of(self.start(isolation, "/bin/sh", &["-c", script]).unwrap())
     }
@@ -105,7 +105,7 @@ impl Ended {
             let ended = !waiting[0].revents().is_empty();
             drop(waiting);
             if asked {
-                match child.watch.as_mut().and_then(dayfly_sandbox::Watch::answer) {
+                match child.watch.as_mut().and_then(dayfly_sandbox::Watch::refuse_next) {
                     Some(refusal) if refusal.is_hostile => refused.push(refusal.call),
                     Some(_) => {}
                     None => child.watch = None,

@@ -71,7 +71,7 @@ impl Account {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         let groups: Vec<Gid> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
         // Its user's files get the usual mask. Its own files are private anyway.
-        dayfly_sandbox::umask::hand_back(command);
+        dayfly_sandbox::umask::restore_for(command);
         // SAFETY: between fork and exec only system calls run, which do not allocate. The process has one thread then.
         unsafe {
             command.pre_exec(move || {

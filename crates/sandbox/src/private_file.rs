@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Permissions of users other than the owner and the group.
-const STRANGERS: u32 = 0o007;
+const OTHERS: u32 = 0o007;
 
 /// Writes a file that only this user can read. Replaces an existing file atomically, also when power fails.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -38,7 +38,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 pub fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     match std::fs::set_permissions(path, Permissions::from_mode(0o700)) {
-        Err(error) if is_unchangeable(&error) && path.metadata()?.permissions().mode() & STRANGERS == 0 => Ok(()),
+        Err(error) if is_unchangeable(&error) && path.metadata()?.permissions().mode() & OTHERS == 0 => Ok(()),
         closed => closed,
     }
 }
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_others_could_read_is_replaced_by_a_private_one() {
+    fn readable_file_is_replaced_by_a_private_one() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("secret");
         for leftover in ["secret", "secret.new"] {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_is_there_is_closed() {
+    fn existing_directory_becomes_private() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/b");
         make_directory(&path).unwrap();

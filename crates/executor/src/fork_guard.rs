@@ -9,8 +9,8 @@ extern "C" fn in_child() {
     CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Starts to detect forks of this process.
-pub fn watch() {
+/// Installs the detection of forks of this process.
+pub fn install() {
     // SAFETY: the handler stores into a static, which a forked child may do. It fails only for lack of memory, before
     // any call.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
@@ -18,14 +18,14 @@ pub fn watch() {
 
 /// Ends this process if a function forked it. Call it before anything is written to a client.
 #[inline(always)]
-pub fn leave() {
+pub fn exit_if_forked() {
     if CHILD.load(Ordering::Relaxed) {
-        end();
+        exit();
     }
 }
 
 #[cold]
-fn end() -> ! {
+fn exit() -> ! {
     // SAFETY: ends the child without the exit handlers of the worker that it copies.
     unsafe { libc::_exit(0) }
 }

@@ -1,18 +1,20 @@
-//! Outgoing writes: slots, parts of large payloads, and grants of memory. They are queued until the provider and the
-//! peer take them.
+//! The sending part of [`FabricLink`]: slots, parts of large payloads, and grants of memory, queued until the provider
+//! and the peer take them.
 
-use dayfly_protocol::fabric::{GRANT_BYTES, MemoryGrant, notice};
+use std::time::{Duration, Instant};
+
+use dayfly_protocol::fabric::{GRANT_BYTES, MemoryGrant, NO_GRANT, PayloadLocation, notice};
 use dayfly_protocol::slot::{Geometry, HEADER_BYTES};
 
 use super::ffi::{Context, Target};
-use super::link::FabricLink;
+use super::link::{CLOSE_LIMIT, FabricLink, STALL_LIMIT};
 use crate::arena::BLOCK_HEADER_BYTES;
 use crate::memory::Buffer;
 use crate::{Link, LinkError, Payload, Room};
 
 /// One write.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Item {
+pub(super) enum Write {
     /// The slot of this message, with the number of bytes to write.
     Slot(u32, usize),
     /// The next part of this message's payload.
@@ -24,17 +26,17 @@ pub(super) enum Item {
 }
 
 /// A large payload that is being sent.
-pub(super) struct Large {
+pub(super) struct LargeMessage {
     sequence: u32,
-    lying: Lying,
+    source: PayloadSource,
     /// Where it goes; `None` until the peer has granted memory.
     pub target: Option<Target>,
     /// Bytes already sent.
-    left: usize,
+    sent: usize,
 }
 
 /// Position of a payload in the region for outgoing data.
-pub(super) struct Lying {
+pub(super) struct PayloadSource {
     offset: usize,
     /// Capacity of its block.
     capacity: usize,
@@ -43,8 +45,8 @@ pub(super) struct Lying {
     _kept: Option<Buffer>,
 }
 
-impl Lying {
-    pub fn keeping(self, buffer: Buffer) -> Self {
+impl PayloadSource {
+    pub fn with_buffer(self, buffer: Buffer) -> Self {
         Self {
             _kept: Some(buffer),
             ..self
@@ -52,24 +54,24 @@ impl Lying {
     }
 }
 
-impl Large {
-    pub fn new(sequence: u32, lying: Lying, target: Option<Target>) -> Self {
+impl LargeMessage {
+    pub fn new(sequence: u32, source: PayloadSource, target: Option<Target>) -> Self {
         Self {
             sequence,
-            lying,
+            source,
             target,
-            left: 0,
+            sent: 0,
         }
     }
 
     /// Bytes of the payload.
     pub fn length(&self) -> usize {
-        self.lying.length
+        self.source.length
     }
 
     /// Bytes that the provider still has to send.
-    pub fn under_way(&self) -> usize {
-        self.target.map_or(0, |_| self.length() - self.left)
+    pub fn in_flight(&self) -> usize {
+        self.target.map_or(0, |_| self.length() - self.sent)
     }
 }
 
@@ -81,40 +83,40 @@ pub(super) fn parts(length: usize, largest: usize) -> u32 {
 impl FabricLink {
     /// Sends a write, or queues it.
     #[inline]
-    pub(super) fn send(&mut self, item: Item) -> Result<(), LinkError> {
-        if !self.unsent.is_empty() || !self.try_send(item)? {
-            self.unsent.push_back(item);
+    pub(super) fn send(&mut self, item: Write) -> Result<(), LinkError> {
+        if !self.send_queue.is_empty() || !self.try_send(item)? {
+            self.send_queue.push_back(item);
         }
         Ok(())
     }
 
     /// Sends queued writes, as many as the provider takes.
     pub(super) fn flush(&mut self) -> Result<(), LinkError> {
-        while let Some(item) = self.unsent.front().copied() {
+        while let Some(item) = self.send_queue.front().copied() {
             if !self.try_send(item)? {
                 break;
             }
-            self.unsent.pop_front();
+            self.send_queue.pop_front();
         }
         Ok(())
     }
 
     #[inline]
-    fn try_send(&mut self, item: Item) -> Result<bool, LinkError> {
+    fn try_send(&mut self, item: Write) -> Result<bool, LinkError> {
         match item {
-            Item::Slot(sequence, length) => {
+            Write::Slot(sequence, length) => {
                 let index = self.layout.index(sequence);
                 let at = self.layout.slot(sequence);
                 self.write_staged(at, length, notice::of(notice::SLOT, sequence), index)
             }
-            Item::Grant(id) => {
+            Write::Grant(id) => {
                 let at = self.layout.grant(id);
                 let context = self.geometry.slots as usize + id;
                 self.write_staged(at, GRANT_BYTES, notice::of(notice::GRANT, id as u32), context)
             }
-            Item::Part(sequence) => self.send_part(sequence),
+            Write::Part(sequence) => self.send_part(sequence),
             // Uses the header of a slot that the peer does not read before it is written again.
-            Item::Greeting => self.write_staged(0, HEADER_BYTES, notice::of(notice::GREETING, 0), 0),
+            Write::Greeting => self.write_staged(0, HEADER_BYTES, notice::of(notice::GREETING, 0), 0),
         }
     }
 
@@ -134,7 +136,7 @@ impl FabricLink {
             // endpoint.
             unsafe { self.endpoint.write(bytes, Some(&self.fixed[1]), to, notice, context) }
         };
-        sent.map_err(|error| self.broken(error))
+        sent.map_err(|error| self.interpret_error(error))
     }
 
     /// Returns the index of the context for the part of a large message that is being sent.
@@ -149,8 +151,8 @@ impl FabricLink {
             return Ok(true);
         };
         let Some(target) = large.target else { return Ok(true) };
-        let (begin, length) = (large.left, self.largest_write.min(large.length() - large.left));
-        let Lying { offset, capacity, .. } = large.lying;
+        let (begin, length) = (large.sent, self.largest_write.min(large.length() - large.sent));
+        let PayloadSource { offset, capacity, .. } = large.source;
         let at = self.layout.outgoing().0 + offset + begin;
         let region = if self.endpoint.sends_registered() {
             let block = self.outgoing.of(&mut self.endpoint, offset, capacity);
@@ -168,11 +170,11 @@ impl FabricLink {
             self.endpoint
                 .write_and_tell(bytes, region, target.plus(begin as u64), notice, context)
         };
-        sent.map_err(|error| self.broken(error))
+        sent.map_err(|error| self.interpret_error(error))
     }
 
     /// Processes the completion of a write with this context. Returns whether the write was one of ours.
-    pub(super) fn part_left(&mut self, context: *const Context) -> Result<bool, LinkError> {
+    pub(super) fn write_completed(&mut self, context: *const Context) -> Result<bool, LinkError> {
         let first = self.contexts.as_ptr();
         let range = first as usize..first as usize + size_of_val(&*self.contexts);
         if !range.contains(&(context as usize)) {
@@ -185,37 +187,98 @@ impl FabricLink {
         let Some(large) = &mut self.large[index] else {
             return Ok(true);
         };
-        large.left += self.largest_write.min(large.length() - large.left);
+        large.sent += self.largest_write.min(large.length() - large.sent);
         let sequence = large.sequence;
-        if large.left == large.length() {
+        if large.sent == large.length() {
             self.large[index] = None;
         } else {
-            self.send(Item::Part(sequence))?;
+            self.send(Write::Part(sequence))?;
         }
         Ok(true)
     }
 
+    /// Sends a payload and its slot. The slot goes first if it must ask for memory.
+    pub(super) fn post_large(
+        &mut self,
+        function: u16,
+        deadline_ms: u32,
+        large: LargeMessage,
+        mut location: PayloadLocation,
+        set: u16,
+    ) -> Result<u32, LinkError> {
+        let (sequence, empty) = (self.next_out, large.length() == 0);
+        if large.target.is_none() && !empty {
+            location.grant = NO_GRANT;
+        }
+        let sends = large.target.is_some() && !empty;
+        self.place(location);
+        if !empty {
+            let index = self.layout.index(sequence);
+            self.wait_until_sent(index)?;
+            self.large[index] = Some(large);
+        }
+        if sends {
+            self.send(Write::Part(sequence))?;
+        }
+        let sequence = self.publish(function, set, 0, deadline_ms)?;
+        self.drive_sends(STALL_LIMIT)?;
+        Ok(sequence)
+    }
+
+    /// Drives the provider until everything has been sent, or there was no progress for `patience`.
+    pub(super) fn drive_sends(&mut self, patience: Duration) -> Result<(), LinkError> {
+        let mut since = Instant::now();
+        loop {
+            let in_flight: usize = self.large.iter().flatten().map(LargeMessage::in_flight).sum();
+            if self.send_queue.is_empty() && in_flight == 0 {
+                return Ok(());
+            }
+            if self.progress()? {
+                since = Instant::now();
+            }
+            // A large write shows no progress before it completes: allow 2 ns for each byte, 500 MB/s.
+            if since.elapsed() > patience + Duration::from_nanos(2 * in_flight as u64) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until the last large message in this slot has been sent. The peer has responded to it, so it is about to
+    /// be.
+    fn wait_until_sent(&mut self, index: usize) -> Result<(), LinkError> {
+        let until = Instant::now() + CLOSE_LIMIT;
+        while self.large[index].as_ref().is_some_and(|large| large.target.is_some()) {
+            self.progress()?;
+            if Instant::now() >= until {
+                return Err(LinkError::Violation(
+                    "a response arrived before its request was sent".into(),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the position of a payload. Copies foreign memory.
-    pub(super) fn lay_down(&mut self, payload: Payload<'_>) -> Result<Lying, LinkError> {
+    pub(super) fn place_payload(&mut self, payload: Payload<'_>) -> Result<PayloadSource, LinkError> {
         match payload {
             Payload::Buffer(buffer, length) if buffer.offset_in(&self.outgoing.arena).is_some() => {
-                Ok(self.lying(buffer, length))
+                Ok(self.source_of(buffer, length))
             }
             Payload::Owned(buffer, length) if buffer.offset_in(&self.outgoing.arena).is_some() => {
-                Ok(self.lying(&buffer, length).keeping(buffer))
+                Ok(self.source_of(&buffer, length).with_buffer(buffer))
             }
             other => {
                 let bytes = other.as_slice();
                 let mut buffer = self.allocate(bytes.len())?;
                 buffer.as_mut_slice().copy_from_slice(bytes);
-                Ok(self.lying(&buffer, bytes.len()).keeping(buffer))
+                Ok(self.source_of(&buffer, bytes.len()).with_buffer(buffer))
             }
         }
     }
 
     /// Returns the position of a buffer of this link.
-    pub(super) fn lying(&self, buffer: &Buffer, length: usize) -> Lying {
-        Lying {
+    pub(super) fn source_of(&self, buffer: &Buffer, length: usize) -> PayloadSource {
+        PayloadSource {
             offset: buffer.offset_in(&self.outgoing.arena).unwrap_or_default() as usize,
             capacity: buffer.capacity(),
             length,
@@ -246,14 +309,14 @@ impl FabricLink {
     }
 
     /// Processes a grant from the peer, for a message that waits for it or in advance.
-    pub(super) fn granted(&mut self, id: u32, grant: MemoryGrant) -> Result<(), LinkError> {
+    pub(super) fn process_grant(&mut self, id: u32, grant: MemoryGrant) -> Result<(), LinkError> {
         let Geometry { bulk_bytes, .. } = self.geometry;
         if grant.sequence == 0 {
             self.grants.retain(|(known, _)| *known != id);
             self.grants.push((id, grant));
             return Ok(());
         }
-        let waits = |large: &&mut Large| large.sequence == grant.sequence && large.target.is_none();
+        let waits = |large: &&mut LargeMessage| large.sequence == grant.sequence && large.target.is_none();
         let Some(large) = self.large[self.layout.index(grant.sequence)].as_mut().filter(waits) else {
             return Ok(());
         };
@@ -268,6 +331,6 @@ impl FabricLink {
             address: grant.address,
             key: grant.key,
         });
-        self.send(Item::Part(grant.sequence))
+        self.send(Write::Part(grant.sequence))
     }
 }

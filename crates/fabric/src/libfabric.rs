@@ -4,23 +4,24 @@
 //! after the fork, because it may start threads. Any version from 1.15 on is supported.
 
 mod choice;
+mod control;
 pub mod ffi;
-mod landing;
+mod handshake;
+mod layout;
 mod link;
-mod opening;
 mod pipe;
+mod receive;
 mod registration;
-mod sending;
+mod send_queue;
 #[cfg(test)]
 mod tests;
 
 pub use choice::{Choice, ChoiceError};
-pub(crate) use link::LONGEST_NAP;
-pub use link::{FabricLink, FabricSleeper};
-pub use pipe::{Opened, Pipe};
-
-/// The connection on which a channel was opened. It stays open as long as the channel.
-struct Control(crate::stream::wire::Wire);
+use control::Control;
+pub use control::FabricSleeper;
+pub use link::FabricLink;
+pub(crate) use link::MAX_PAUSE;
+pub use pipe::{OpenResult, Pipe};
 
 /// An error of libfabric or of its use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,5 @@
-//! Incoming writes: slots, parts of large payloads, and grants; and the memory that large payloads are written to.
+//! The receiving part of [`FabricLink`]: incoming slots, parts of large payloads and grants, and the memory that large
+//! payloads are written to.
 
 use dayfly_protocol::fabric::{
     GRANT_BYTES, LOCATION_BYTES, MemoryGrant, NO_GRANT, PayloadLocation, max_grants, notice,
@@ -8,9 +9,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::ffi::{Entry, Target, is_from_peer};
 use super::link::FabricLink;
-use super::sending::{Item, parts};
-use crate::LinkError;
+use super::send_queue::{Write, parts};
 use crate::memory::{Buffer, Mapping};
+use crate::{LinkError, Meta};
 
 /// Most bytes granted in advance, further limited to a quarter of the bulk region: 64 MiB, as much as an arena retains.
 const MAX_IN_ADVANCE: usize = 64 << 20;
@@ -19,14 +20,14 @@ const MAX_IN_ADVANCE: usize = 64 << 20;
 #[derive(Default)]
 pub(super) struct Arrival {
     /// Whether its slot has arrived. `header` is the only copy of its header.
-    here: bool,
+    has_slot: bool,
     pub header: Header,
     location: PayloadLocation,
     /// Id of the memory for its payload.
-    landing: Option<usize>,
+    grant: Option<usize>,
     /// Number of parts that have arrived, and number expected.
     parts: u32,
-    due: u32,
+    expected_parts: u32,
     /// Why the message is malformed, if it is.
     pub wrong: Option<&'static str>,
 }
@@ -34,24 +35,24 @@ pub(super) struct Arrival {
 impl Arrival {
     #[inline]
     pub fn is_complete(&self) -> bool {
-        self.here && self.parts >= self.due
+        self.has_slot && self.parts >= self.expected_parts
     }
 }
 
 /// The message that was delivered last.
 #[derive(Default)]
-pub(super) struct Now {
+pub(super) struct CurrentMessage {
     /// Offset of its inline payload in the ring.
     inline: usize,
     pub length: usize,
-    pub landing: Option<usize>,
+    pub grant: Option<usize>,
     pub in_room: Option<usize>,
     /// Where its reply may be written, and the reply's largest length.
     pub room: Option<(Target, usize)>,
     pub room_length: usize,
 }
 
-impl Now {
+impl CurrentMessage {
     #[inline]
     pub fn of(arrival: &Arrival, inline: usize) -> Self {
         let header = &arrival.header;
@@ -59,7 +60,7 @@ impl Now {
             return Self {
                 inline,
                 length: header.length as usize,
-                landing: None,
+                grant: None,
                 in_room: None,
                 room: None,
                 room_length: 0,
@@ -74,8 +75,8 @@ impl Now {
         let is_room = header.flags & flags::IN_ROOM != 0;
         Self {
             inline,
-            length: if arrival.landing.is_some() { length } else { 0 },
-            landing: arrival.landing,
+            length: if arrival.grant.is_some() { length } else { 0 },
+            grant: arrival.grant,
             in_room: is_room.then_some(length),
             room: (target != Target::default() && room > 0).then_some((target, room)),
             room_length: room,
@@ -84,11 +85,11 @@ impl Now {
 
     /// Returns start and length of its payload.
     #[inline]
-    pub fn input(&self, landings: &Landings, memory: &Mapping) -> (*const u8, usize) {
-        let Some(id) = self.landing else {
+    pub fn input(&self, granted: &GrantTable, memory: &Mapping) -> (*const u8, usize) {
+        let Some(id) = self.grant else {
             return (memory.at(self.inline), self.length);
         };
-        match landings.all[id].as_ref().and_then(|landing| landing.buffer.as_ref()) {
+        match granted.all[id].as_ref().and_then(|grant| grant.buffer.as_ref()) {
             Some(buffer) => (buffer.as_ptr(), self.length.min(buffer.capacity())),
             // The receiver has taken it.
             None => (memory.at(self.inline), 0),
@@ -96,7 +97,7 @@ impl Now {
     }
 }
 
-struct Landing {
+struct GrantedBuffer {
     /// `None` after the receiver has taken its payload.
     buffer: Option<Buffer>,
     capacity: usize,
@@ -105,22 +106,22 @@ struct Landing {
 }
 
 /// Memory granted to the peer, by id.
-pub(super) struct Landings {
-    all: Box<[Option<Landing>]>,
+pub(super) struct GrantTable {
+    all: Box<[Option<GrantedBuffer>]>,
     free: Vec<usize>,
     /// Bytes granted and not in use, and their limit.
     in_advance: usize,
-    most_in_advance: usize,
+    max_in_advance: usize,
 }
 
-impl Landings {
+impl GrantTable {
     pub fn new(geometry: Geometry) -> Self {
         let most = max_grants(geometry.slots);
         Self {
             all: (0..most).map(|_| None).collect(),
             free: (0..most).rev().collect(),
             in_advance: 0,
-            most_in_advance: MAX_IN_ADVANCE.min(geometry.bulk_bytes as usize / 4),
+            max_in_advance: MAX_IN_ADVANCE.min(geometry.bulk_bytes as usize / 4),
         }
     }
 
@@ -133,33 +134,33 @@ impl Landings {
         let id = self.free.pop()?;
         let capacity = buffer.capacity();
         let buffer = Some(buffer);
-        self.all[id] = Some(Landing { buffer, capacity, used });
+        self.all[id] = Some(GrantedBuffer { buffer, capacity, used });
         Some(id)
     }
 
     /// Records that the peer uses a grant for `length` bytes. Returns false if it has no such grant.
     fn begin(&mut self, id: u32, length: u64) -> bool {
-        let landing = self.all.get_mut(id as usize).and_then(Option::as_mut);
-        let Some(landing) = landing.filter(|landing| !landing.used && length <= landing.capacity as u64) else {
+        let grant = self.all.get_mut(id as usize).and_then(Option::as_mut);
+        let Some(grant) = grant.filter(|grant| !grant.used && length <= grant.capacity as u64) else {
             return false;
         };
-        landing.used = true;
-        self.in_advance = self.in_advance.saturating_sub(landing.capacity);
+        grant.used = true;
+        self.in_advance = self.in_advance.saturating_sub(grant.capacity);
         true
     }
 
     /// Records that a message has released its memory. Returns whether the peer may use the memory again.
     fn end(&mut self, id: usize, fresh: impl FnOnce(usize) -> Option<Buffer>) -> bool {
-        let Some(landing) = self.all.get_mut(id).and_then(Option::as_mut) else {
+        let Some(grant) = self.all.get_mut(id).and_then(Option::as_mut) else {
             return false;
         };
-        let fits = self.in_advance + landing.capacity <= self.most_in_advance;
-        if fits && landing.buffer.is_none() {
-            landing.buffer = fresh(landing.capacity);
+        let fits = self.in_advance + grant.capacity <= self.max_in_advance;
+        if fits && grant.buffer.is_none() {
+            grant.buffer = fresh(grant.capacity);
         }
-        if fits && landing.buffer.is_some() {
-            landing.used = false;
-            self.in_advance += landing.capacity;
+        if fits && grant.buffer.is_some() {
+            grant.used = false;
+            self.in_advance += grant.capacity;
             return true;
         }
         self.all[id] = None;
@@ -173,21 +174,21 @@ impl FabricLink {
     #[inline]
     pub(super) fn completed(&mut self, entry: Entry) -> Result<(), LinkError> {
         if !is_from_peer(&entry) {
-            self.part_left(entry.context.cast())?;
+            self.write_completed(entry.context.cast())?;
             return Ok(());
         }
         let (kind, number) = notice::read(entry.data as u32);
         match kind {
             notice::SLOT => {
                 let (sequence, index) = self.awaited(number)?;
-                self.slot_landed(sequence, index)
+                self.slot_arrived(sequence, index)
             }
             notice::PART => {
                 let (_, index) = self.awaited(number)?;
                 self.arrivals[index].parts = self.arrivals[index].parts.saturating_add(1);
                 Ok(())
             }
-            notice::GRANT if (number as usize) < max_grants(self.geometry.slots) => self.grant_landed(number),
+            notice::GRANT if (number as usize) < max_grants(self.geometry.slots) => self.grant_arrived(number),
             notice::GREETING if !self.greeted => {
                 self.greeted = true;
                 Ok(())
@@ -211,19 +212,19 @@ impl FabricLink {
     }
 
     #[inline]
-    fn slot_landed(&mut self, sequence: u32, index: usize) -> Result<(), LinkError> {
+    fn slot_arrived(&mut self, sequence: u32, index: usize) -> Result<(), LinkError> {
         let slot = self.incoming_slot(sequence);
         // SAFETY: inside the mapping. The peer may write at the same time, which tears values but not memory.
         let header: Header = unsafe { std::ptr::read_volatile(self.memory.at(slot).cast()) };
         let inline = self.geometry.inline_bytes();
         let arrival = &mut self.arrivals[index];
-        if arrival.here || header.sequence != sequence {
+        if arrival.has_slot || header.sequence != sequence {
             return Err(LinkError::Violation(format!(
                 "message {} in the slot of {sequence}",
                 header.sequence
             )));
         }
-        arrival.here = true;
+        arrival.has_slot = true;
         arrival.header = header;
         if header.flags & flags::DESCRIBED == 0 {
             if header.flags & !flags::KNOWN != 0 {
@@ -244,7 +245,7 @@ impl FabricLink {
         let location = PayloadLocation::read_from_bytes(&bytes).unwrap_or_default();
         let set = self.arrivals[index].header.flags;
         let (limit, length) = (self.geometry.bulk_bytes, location.length);
-        let mut landing = None;
+        let mut grant = None;
         let mut asks = false;
         let wrong = if set & !flags::KNOWN != 0 {
             Some("unknown flags")
@@ -257,16 +258,16 @@ impl FabricLink {
             None
         } else if location.grant == NO_GRANT {
             asks = true;
-            landing = self
+            grant = self
                 .incoming
                 .arena
                 .allocate(length as usize)
-                .and_then(|buffer| self.landings.add(buffer, true));
-            landing
+                .and_then(|buffer| self.granted.add(buffer, true));
+            grant
                 .is_none()
                 .then_some("there is no memory left to receive it; free what was received before")
-        } else if self.landings.begin(location.grant, length) {
-            landing = Some(location.grant as usize);
+        } else if self.granted.begin(location.grant, length) {
+            grant = Some(location.grant as usize);
             None
         } else {
             Some("the payload lies in memory that was not granted")
@@ -274,25 +275,53 @@ impl FabricLink {
         let arrival = &mut self.arrivals[index];
         arrival.wrong = wrong;
         arrival.location = location;
-        arrival.landing = landing;
-        arrival.due = if wrong.is_some() {
+        arrival.grant = grant;
+        arrival.expected_parts = if wrong.is_some() {
             0
         } else {
             parts(length as usize, self.largest_write)
         };
-        match landing {
+        match grant {
             Some(id) if asks => self.grant(id, sequence),
             _ => Ok(()),
         }
     }
 
+    /// Returns the next message once it has arrived completely, and makes it the current one.
+    #[inline]
+    pub(super) fn deliver(&mut self) -> Option<Result<Meta, LinkError>> {
+        let index = self.layout.index(self.next_in);
+        let arrival = &self.arrivals[index];
+        if !arrival.is_complete() {
+            return None;
+        }
+        let slot = self.incoming_slot(self.next_in);
+        let arrival = std::mem::take(&mut self.arrivals[index]);
+        let meta = Meta {
+            sequence: self.next_in,
+            function: arrival.header.function,
+            deadline_ms: arrival.header.deadline_ms,
+            rejectable: arrival.header.flags & flags::REJECTABLE != 0,
+        };
+        self.next_in = self.next_in.wrapping_add(1);
+        self.current = CurrentMessage::of(&arrival, slot + HEADER_BYTES);
+        self.rooms[index] = None;
+        Some(match arrival.wrong {
+            None => Ok(meta),
+            Some(why) => {
+                self.regrant();
+                Err(LinkError::Malformed(why))
+            }
+        })
+    }
+
     /// Grants memory to the peer, for this message or for any (0).
     fn grant(&mut self, id: usize, sequence: u32) -> Result<(), LinkError> {
-        let Some(Landing {
+        let Some(GrantedBuffer {
             buffer: Some(buffer),
             capacity,
             ..
-        }) = &self.landings.all[id]
+        }) = &self.granted.all[id]
         else {
             return Ok(());
         };
@@ -308,25 +337,25 @@ impl FabricLink {
         let at = self.layout.staging().0 + self.layout.grant(id);
         // SAFETY: inside the staging area, which only we write; the peer has used the last grant of this id.
         unsafe { std::ptr::copy_nonoverlapping(grant.as_bytes().as_ptr(), self.memory.at(at), GRANT_BYTES) };
-        self.send(Item::Grant(id))
+        self.send(Write::Grant(id))
     }
 
-    fn grant_landed(&mut self, id: u32) -> Result<(), LinkError> {
+    fn grant_arrived(&mut self, id: u32) -> Result<(), LinkError> {
         let at = self.layout.ring().0 + self.layout.grant(id as usize);
         // SAFETY: inside the mapping; the peer may write at the same time.
         let bytes: [u8; GRANT_BYTES] = unsafe { std::ptr::read_volatile(self.memory.at(at).cast()) };
-        self.granted(id, MemoryGrant::read_from_bytes(&bytes).unwrap_or_default())
+        self.process_grant(id, MemoryGrant::read_from_bytes(&bytes).unwrap_or_default())
     }
 
     /// Releases the memory of the current message, and grants it again if the limit allows.
     #[cold]
-    pub(super) fn renew(&mut self) {
-        let Some(id) = self.current.landing.take() else { return };
+    pub(super) fn regrant(&mut self) {
+        let Some(id) = self.current.grant.take() else { return };
         let arena = &self.incoming.arena;
         let fresh = |capacity| arena.allocate(capacity);
-        if self.landings.end(id, fresh) && self.grant(id, 0).is_err() {
+        if self.granted.end(id, fresh) && self.grant(id, 0).is_err() {
             // The next poll meets the same error and returns it.
-            self.landings.all[id] = None;
+            self.granted.all[id] = None;
         }
     }
 }

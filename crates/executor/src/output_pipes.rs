@@ -9,14 +9,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// Interval of checks whether the node has read the output.
-const LOOK: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 /// Longest wait for the node to read.
-const PATIENCE: Duration = Duration::from_secs(1);
+const READ_LIMIT: Duration = Duration::from_secs(1);
 const STANDARD: [RawFd; 2] = [libc::STDOUT_FILENO, libc::STDERR_FILENO];
 
 /// Pipes in place of standard output and standard error.
 #[derive(Debug)]
-pub struct Prints {
+pub struct OutputPipes {
     pipes: [Pipe; 2],
 }
 
@@ -28,9 +28,9 @@ struct Pipe {
     standard: RawFd,
 }
 
-impl Prints {
+impl OutputPipes {
     /// Installs these two as standard output and standard error.
-    pub fn into(files: Vec<OwnedFd>) -> Option<Self> {
+    pub fn install(files: Vec<OwnedFd>) -> Option<Self> {
         let files = <[OwnedFd; 2]>::try_from(files).ok()?;
         let mut standard = STANDARD.into_iter();
         let pipes = files.map(|file| Pipe {
@@ -38,12 +38,12 @@ impl Prints {
             file,
             standard: standard.next().unwrap_or(-1),
         });
-        let done = pipes.iter().all(Pipe::put);
+        let done = pipes.iter().all(Pipe::redirect);
         done.then_some(Self { pipes })
     }
 
     /// Restores them if a call has closed or replaced them. Returns whether it had.
-    pub fn put_back(&self) -> bool {
+    pub fn restore(&self) -> bool {
         let mut gone = self
             .pipes
             .iter()
@@ -51,26 +51,26 @@ impl Prints {
             .peekable();
         let any = gone.peek().is_some();
         for pipe in gone {
-            pipe.put();
+            pipe.redirect();
         }
         any
     }
 
-    /// Waits until the node has read all output, at most [`PATIENCE`].
+    /// Waits until the node has read all output, at most [`READ_LIMIT`].
     pub fn wait_until_read(&self) {
         let mut begin = None;
         while self.pipes.iter().any(Pipe::is_unread) {
-            if begin.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+            if begin.get_or_insert_with(Instant::now).elapsed() >= READ_LIMIT {
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
 impl Pipe {
     /// Makes the standard descriptor refer to the pipe. Returns whether it succeeded.
-    fn put(&self) -> bool {
+    fn redirect(&self) -> bool {
         // SAFETY: `dup2` replaces one descriptor; no value in this process owns the standard ones.
         unsafe { libc::dup2(self.file.as_raw_fd(), self.standard) == self.standard }
     }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_in_a_pipe_is_unread() {
+    fn pipe_with_bytes_is_unread() {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut same = writer.try_clone().unwrap();
         let pipe = Pipe {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_closed_or_replaced_is_put_back() {
+    fn closed_or_replaced_output_is_restored() {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let standard = std::fs::File::open("/dev/null").unwrap();
         let file = OwnedFd::from(writer);
@@ -127,7 +127,7 @@ mod tests {
             standard: standard.as_raw_fd(),
         };
         assert_ne!(inode(pipe.standard), Some(pipe.inode));
-        assert!(pipe.put());
+        assert!(pipe.redirect());
         assert_eq!(inode(pipe.standard), Some(pipe.inode));
         (&standard).write_all(b"x").unwrap();
         reader.read_exact(&mut [0; 1]).unwrap();

@@ -2,31 +2,34 @@
 //! connection on which the channel was opened. That connection stays open, and its end is the channel's end.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::fabric::{CARD_BYTES, Card, ENDPOINT_BYTES, MAGIC, max_grants, name, text};
+use dayfly_protocol::fabric::{Card, ENDPOINT_BYTES, MAGIC, max_grants, name, text};
 use dayfly_protocol::slot::Geometry;
-use rustix::event::PollFlags;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
 use super::choice::Choice;
 use super::ffi::{Endpoint, Library, Region, Target, Wait};
-use super::link::{FabricLink, Layout};
+use super::layout::Layout;
+use super::link::FabricLink;
+use super::send_queue::Write;
 use super::{Control, FabricError};
-use crate::LinkError;
 use crate::memory::Mapping;
-use crate::stream::wire::Wire;
+use crate::{Link, LinkError};
 
 /// Time limit of the exchange. Version 1.17 reads all kernel symbols at its first use, which takes 0.3 s.
-const LIMIT: Duration = Duration::from_secs(10);
-/// Most bytes of a write. Some providers report no limit.
-const LARGEST_WRITE: u64 = 1 << 30;
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
+/// Pause between two checks for the peer's greeting. Connecting takes tens of these.
+pub(super) const GREETING_PAUSE: Duration = Duration::from_micros(20);
+/// Time limit for the greeting. Both ends are already open, and connecting takes milliseconds.
+pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(3);
+/// Most bytes of one write. Some providers report no limit.
+const MAX_WRITE_BYTES: u64 = 1 << 30;
 /// Least bytes of a provider's largest write: one page.
-const SMALLEST_WRITE: u64 = 4096;
+const MIN_WRITE_BYTES: u64 = 4096;
 
 /// The components of a link whose peer is known.
 pub(super) struct Parts {
@@ -38,7 +41,7 @@ pub(super) struct Parts {
     pub control: Control,
 }
 
-fn refused(text: impl Into<String>) -> LinkError {
+pub(super) fn refused(text: impl Into<String>) -> LinkError {
     LinkError::Refused(text.into())
 }
 
@@ -57,22 +60,22 @@ impl FabricLink {
     ) -> Result<Self, LinkError> {
         let until = Instant::now() + LIMIT;
         let mut control = Control::new(socket, session.into(), until)?;
-        control.send(&question(wanted), until)?;
+        control.send(&request_card(wanted), until)?;
         // If the provider is given, both ends open their endpoints at the same time.
         let early = match wanted.is_any() {
             true => None,
-            false => Some(Opened::new(&control, geometry, wanted, never_sleeps)),
+            false => Some(LocalEnd::new(&control, geometry, wanted, never_sleeps)),
         };
         let theirs = control.receive(until)?.accepted()?;
-        let opened = match early {
-            Some(opened) => opened?,
+        let local = match early {
+            Some(local) => local?,
             None => {
                 let chosen = Choice::new(&text(&theirs.wanted), &wanted.domain().unwrap_or_default());
-                Opened::new(&control, geometry, chosen.unwrap_or(wanted), never_sleeps)?
+                LocalEnd::new(&control, geometry, chosen.unwrap_or(wanted), never_sleeps)?
             }
         };
-        let card = opened.card(wanted)?;
-        let link = opened.join(control, &theirs, geometry, |control| control.send(&card, until))?;
+        let card = local.card(wanted)?;
+        let link = local.join(control, &theirs, geometry, |control| control.send(&card, until))?;
         link.greet()
     }
 
@@ -90,25 +93,47 @@ impl FabricLink {
         let fitting = offered
             .iter()
             .find(|offer| wanted.is_empty() || offer.provider() == wanted);
-        let opened = match fitting {
-            Some(offer) => Opened::new(&control, geometry, *offer, never_sleeps)
-                .and_then(|opened| Ok((opened.card(*offer)?, opened))),
+        let local = match fitting {
+            Some(offer) => LocalEnd::new(&control, geometry, *offer, never_sleeps)
+                .and_then(|local| Ok((local.card(*offer)?, local))),
             None => Err(refused(format!(
                 "this node offers no provider `{wanted}` of libfabric; it offers {}",
                 names(offered)
             ))),
         };
-        match opened {
-            Ok((card, opened)) => {
+        match local {
+            Ok((card, local)) => {
                 control.send(&card, until)?;
                 let theirs = control.receive(until)?.accepted()?;
-                opened.join(control, &theirs, geometry, |_| Ok(()))?.greet()
+                local.join(control, &theirs, geometry, |_| Ok(()))?.greet()
             }
             Err(error) => {
-                control.send(&refusal(&error.to_string()), until)?;
+                control.send(&refusal_card(&error.to_string()), until)?;
                 Err(error)
             }
         }
+    }
+
+    /// Waits until both ends have received a write, so that an unconnected fabric is reported now instead of by a later
+    /// hang.
+    fn greet(mut self) -> Result<Self, LinkError> {
+        let until = Instant::now() + GREETING_LIMIT;
+        self.send(Write::Greeting)?;
+        while !self.greeted || !self.send_queue.is_empty() {
+            self.progress()?;
+            if self.control.wait(None, GREETING_PAUSE).is_err() {
+                return Err(LinkError::PeerGone);
+            }
+            if Instant::now() >= until {
+                return Err(LinkError::Refused(format!(
+                    "the two ends of the channel do not reach each other over {}; use another provider or domain, or another \
+                     transport",
+                    self.transport()
+                )));
+            }
+        }
+        unlink_shm_name(&self.endpoint);
+        Ok(self)
     }
 }
 
@@ -122,13 +147,13 @@ fn names(offered: &[Choice]) -> String {
 }
 
 /// An endpoint with its memory, before its peer is known. Fields are dropped in this order.
-struct Opened {
+struct LocalEnd {
     fixed: [Region; 2],
     endpoint: Endpoint,
     memory: Arc<Mapping>,
 }
 
-impl Opened {
+impl LocalEnd {
     fn new(control: &Control, geometry: Geometry, wanted: Choice, never_sleeps: bool) -> Result<Self, LinkError> {
         // The peer's slots, parts and grants, and our own parts.
         let completions = 4 * geometry.slots as usize + max_grants(geometry.slots);
@@ -149,7 +174,7 @@ impl Opened {
     }
 
     fn card(&self, wanted: Choice) -> Result<Card, LinkError> {
-        introduce(&self.endpoint, self.fixed[0].target(), wanted)
+        own_card(&self.endpoint, self.fixed[0].target(), wanted)
     }
 
     /// Checks the peer's card, sends ours, and assembles the link.
@@ -160,15 +185,15 @@ impl Opened {
         geometry: Geometry,
         tell: impl FnOnce(&mut Control) -> Result<(), LinkError>,
     ) -> Result<FabricLink, LinkError> {
-        if let Err(why) = understand(&self.endpoint, theirs) {
-            control.send(&refusal(&why.to_string()), Instant::now() + LIMIT)?;
+        if let Err(why) = check_protocol(&self.endpoint, theirs) {
+            control.send(&refusal_card(&why.to_string()), Instant::now() + LIMIT)?;
             return Err(why);
         }
         let provider = self.endpoint.provider();
         let largest = (provider.largest_write() as u64)
-            .min(LARGEST_WRITE)
+            .min(MAX_WRITE_BYTES)
             .min(theirs.largest.get());
-        if largest < SMALLEST_WRITE.max(geometry.stride_bytes.into()) {
+        if largest < MIN_WRITE_BYTES.max(geometry.stride_bytes.into()) {
             return Err(refused(format!(
                 "the provider writes no more than {largest} bytes at once"
             )));
@@ -176,7 +201,7 @@ impl Opened {
         let choice = Choice::new(&provider.name(), &provider.domain());
         let choice = choice.ok_or_else(|| refused("the name of the provider or domain is too long"))?;
         tell(&mut control)?;
-        self.endpoint.connect(theirs.told()?).map_err(cannot)?;
+        self.endpoint.connect(theirs.endpoint_name()?).map_err(cannot)?;
         let parts = Parts {
             fixed: self.fixed,
             endpoint: self.endpoint,
@@ -209,11 +234,11 @@ pub(super) fn open_endpoint(
 }
 
 /// Returns the card of this end: its endpoint and its writable region.
-pub(super) fn introduce(endpoint: &Endpoint, to: Target, wanted: Choice) -> Result<Card, LinkError> {
+pub(super) fn own_card(endpoint: &Endpoint, to: Target, wanted: Choice) -> Result<Card, LinkError> {
     let own = endpoint.name().map_err(cannot)?;
     let provider = endpoint.provider();
     let field = |text: &str| name(text).ok_or_else(|| refused(format!("the name `{text}` is too long")));
-    let mut card = question(wanted);
+    let mut card = request_card(wanted);
     let (protocol, version) = provider.protocol();
     card.protocol.set(protocol);
     card.protocol_version.set(version);
@@ -221,7 +246,7 @@ pub(super) fn introduce(endpoint: &Endpoint, to: Target, wanted: Choice) -> Resu
     card.domain = field(&provider.domain())?;
     card.address.set(to.address);
     card.key.set(to.key);
-    card.largest.set((provider.largest_write() as u64).min(LARGEST_WRITE));
+    card.largest.set((provider.largest_write() as u64).min(MAX_WRITE_BYTES));
     card.length.set(own.len() as u16);
     let place = card.endpoint.get_mut(..own.len());
     place
@@ -231,14 +256,14 @@ pub(super) fn introduce(endpoint: &Endpoint, to: Target, wanted: Choice) -> Resu
 }
 
 /// Checks that both ends use the same wire protocol.
-pub(super) fn understand(endpoint: &Endpoint, theirs: &Card) -> Result<(), LinkError> {
+pub(super) fn check_protocol(endpoint: &Endpoint, theirs: &Card) -> Result<(), LinkError> {
     let provider = endpoint.provider();
     if provider.protocol() == (theirs.protocol.get(), theirs.protocol_version.get()) {
         return Ok(());
     }
     Err(refused(format!(
-        "the two ends have different kinds of libfabric: `{}` here and `{}` there do not understand each other; use the same version \
-         of it on both, or another provider",
+        "the two ends use incompatible protocols of libfabric, `{}` here and `{}` there; use the same version of libfabric on both, or \
+         another provider",
         provider.name(),
         text(&theirs.provider)
     )))
@@ -246,7 +271,7 @@ pub(super) fn understand(endpoint: &Endpoint, theirs: &Card) -> Result<(), LinkE
 
 /// Removes the file by which the shm provider finds its peer. It would outlive a killed process, and both ends have it
 /// mapped by now.
-pub(super) fn remove_name(endpoint: &Endpoint) {
+pub(super) fn unlink_shm_name(endpoint: &Endpoint) {
     let name = endpoint.name().unwrap_or_default();
     let name = String::from_utf8_lossy(&name).into_owned();
     let file = name.strip_prefix("fi_shm://").map(|rest| rest.trim_end_matches('\0'));
@@ -256,7 +281,7 @@ pub(super) fn remove_name(endpoint: &Endpoint) {
 }
 
 /// Returns a client's first card, which is also the beginning of every other card.
-pub(super) fn question(wanted: Choice) -> Card {
+pub(super) fn request_card(wanted: Choice) -> Card {
     let mut card = Card::new_zeroed();
     card.magic = MAGIC;
     card.version.set(WIRE_VERSION);
@@ -264,8 +289,8 @@ pub(super) fn question(wanted: Choice) -> Card {
     card
 }
 
-pub(super) fn refusal(why: &str) -> Card {
-    let mut card = question(Choice::ANY);
+pub(super) fn refusal_card(why: &str) -> Card {
+    let mut card = request_card(Choice::ANY);
     card.refused.set(1);
     let mut length = why.len().min(ENDPOINT_BYTES);
     while !why.is_char_boundary(length) {
@@ -277,98 +302,27 @@ pub(super) fn refusal(why: &str) -> Card {
 }
 
 /// Parsing of a card.
-pub(super) trait Told: Sized {
+pub(super) trait ReceivedCard: Sized {
     /// Returns the endpoint's name, or the reason of a refusal.
-    fn told(&self) -> Result<&[u8], LinkError>;
+    fn endpoint_name(&self) -> Result<&[u8], LinkError>;
     /// Returns the card, or an error if it is a refusal.
     fn accepted(self) -> Result<Self, LinkError>;
 }
 
-impl Told for Card {
-    fn told(&self) -> Result<&[u8], LinkError> {
+impl ReceivedCard for Card {
+    fn endpoint_name(&self) -> Result<&[u8], LinkError> {
         self.endpoint
             .get(..self.length.get().into())
-            .ok_or_else(|| LinkError::Violation("a card with a name beyond its end".into()))
+            .ok_or_else(|| LinkError::Violation("a card whose name exceeds its field".into()))
     }
 
     fn accepted(self) -> Result<Self, LinkError> {
         match self.refused.get() {
             0 => Ok(self),
             _ => {
-                let why = String::from_utf8_lossy(self.told()?).into_owned();
+                let why = String::from_utf8_lossy(self.endpoint_name()?).into_owned();
                 Err(refused(format!("the other end cannot use libfabric: {why}")))
             }
-        }
-    }
-}
-
-impl Control {
-    fn new(socket: OwnedFd, session: rustls::Connection, until: Instant) -> Result<Self, LinkError> {
-        let mut wire = Wire::tls(socket, session)?;
-        wire.handshake(until)?;
-        Ok(Self(wire))
-    }
-
-    /// Returns this end's address in the network that connects both ends.
-    fn address(&self) -> Option<IpAddr> {
-        let own = rustix::net::getsockname(self.socket().as_fd()).ok()?;
-        std::net::SocketAddr::try_from(own).ok().map(|address| address.ip())
-    }
-
-    pub(super) fn socket(&self) -> &Arc<OwnedFd> {
-        self.0.socket()
-    }
-
-    pub(super) fn send(&mut self, card: &Card, until: Instant) -> Result<(), LinkError> {
-        let bytes = card.as_bytes();
-        let mut sent = 0;
-        while sent < bytes.len() || !self.0.flush()? {
-            match self.0.send(&bytes[sent..], &[]) {
-                Ok(more) => sent += more,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => self.block(PollFlags::OUT, until)?,
-                Err(error) => return Err(LinkError::Io(error)),
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn receive(&mut self, until: Instant) -> Result<Card, LinkError> {
-        let mut bytes = [0; CARD_BYTES];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match self.0.receive(&mut bytes[filled..]) {
-                Ok(0) => return Err(LinkError::PeerGone),
-                Ok(more) => filled += more,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => self.block(PollFlags::IN, until)?,
-                Err(error) => return Err(LinkError::Io(error)),
-            }
-        }
-        match Card::read_from_bytes(&bytes) {
-            Ok(card) if card.magic == MAGIC && card.version.get() == WIRE_VERSION => Ok(card),
-            _ => Err(LinkError::Violation("no card of this version".into())),
-        }
-    }
-
-    fn block(&self, events: PollFlags, until: Instant) -> Result<(), LinkError> {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(refused(format!(
-                "the other end of the channel did not tell its endpoint within {} s",
-                LIMIT.as_secs()
-            )));
-        }
-        Ok(self.0.block(events, left)?)
-    }
-
-    /// Checks the connection, on which the peer sends nothing more. Returns an error once it has ended.
-    pub(super) fn listen(&mut self) -> std::io::Result<()> {
-        let mut bytes = [0; 64];
-        match self.0.receive(&mut bytes) {
-            Ok(0) => Err(std::io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => Err(std::io::ErrorKind::InvalidData.into()),
-            // Such as a ticket of the TLS session.
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error),
         }
     }
 }

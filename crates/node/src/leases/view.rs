@@ -18,7 +18,7 @@ pub struct LeaseView {
     /// Cores that the lease owns.
     pub cores: Vec<u16>,
     pub memory_bytes: u64,
-    /// Name of the state, as in [`dayfly_lease::State`].
+    /// State of the lease.
     pub state: LeaseState,
     pub remaining_ms: u64,
     /// Number of open channels.

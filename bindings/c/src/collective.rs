@@ -64,7 +64,7 @@ macro_rules! collective {
             let mut work: Work = $work;
             if $request.is_null() {
                 let $of = &mut work;
-                $group.place.communicator.$now($($argument),*).map_err(Error)?;
+                $group.state.communicator.$now($($argument),*).map_err(Error)?;
             } else {
                 // SAFETY: a place for a pointer, as the caller promises.
                 unsafe {
@@ -119,7 +119,7 @@ unsafe fn numbers(group: &dfly_group, counts: *const usize) -> Result<&[usize], 
         return Err(misuse("the counts are NULL; give one for each rank"));
     }
     // SAFETY: as the caller promises.
-    Ok(unsafe { std::slice::from_raw_parts(counts, group.place.communicator.size() as usize) })
+    Ok(unsafe { std::slice::from_raw_parts(counts, group.state.communicator.size() as usize) })
 }
 
 /// Memory from `start` that covers all blocks.
@@ -131,14 +131,14 @@ fn around(start: *const c_void, blocks: &[Range<usize>], what: &str) -> Result<M
 impl dfly_group {
     /// Memory of `count` elements for each rank.
     fn all(&self, start: *const c_void, count: usize, datatype: Datatype, what: &str) -> Result<Memory, Error> {
-        let ranks = self.place.communicator.size() as usize;
+        let ranks = self.state.communicator.size() as usize;
         let total = count.checked_mul(ranks);
         let total = total.ok_or_else(|| misuse(format!("{count} elements for each of {ranks} ranks are too many")))?;
         Memory::of(start, total, datatype, what)
     }
 
     fn is_root(&self, root: u32) -> bool {
-        self.place.communicator.rank() == root
+        self.state.communicator.rank() == root
     }
 }
 
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn dfly_group_barrier(group: *const dfly_group, request: *
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
         if request.is_null() {
-            return Ok(group.place.communicator.barrier().map_err(Error)?);
+            return Ok(group.state.communicator.barrier().map_err(Error)?);
         }
         // SAFETY: as the caller promises.
         unsafe { give(request, || dfly_request::start(group, (), |scope, ()| scope.ibarrier())) }?;

@@ -64,7 +64,7 @@ pub struct dfly_group_options {
 }
 
 /// State that all communicators of a rank share.
-pub struct Place {
+pub struct GroupState {
     // Drop order: a rank closes its connections before it leaves the group.
     pub communicator: Communicator,
     membership: Option<Arc<Membership>>,
@@ -83,7 +83,7 @@ pub struct Place {
 /// exceeds the group's deadline (default: one hour) fails with DFLY_TIMED_OUT.
 pub struct dfly_group {
     birth: Birth,
-    pub(crate) place: Arc<Place>,
+    pub(crate) state: Arc<GroupState>,
 }
 
 impl Handle for dfly_group {
@@ -97,7 +97,7 @@ impl dfly_group {
     fn new(communicator: Communicator, membership: Option<Arc<Membership>>) -> Self {
         Self {
             birth: Birth::now(),
-            place: Arc::new(Place {
+            state: Arc::new(GroupState {
                 communicator,
                 membership,
             }),
@@ -120,7 +120,7 @@ impl dfly_group {
 
     /// Returns a handle for a communicator of some of this group's ranks.
     fn part(&self, communicator: Communicator) -> Self {
-        Self::new(communicator, self.place.membership.clone())
+        Self::new(communicator, self.state.membership.clone())
     }
 }
 
@@ -225,7 +225,7 @@ pub unsafe extern "C" fn dfly_group_join(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_rank(group: *const dfly_group) -> u32 {
     // SAFETY: as the caller promises.
-    value(DFLY_NO_RANK, || Ok(unsafe { get(group) }?.place.communicator.rank()))
+    value(DFLY_NO_RANK, || Ok(unsafe { get(group) }?.state.communicator.rank()))
 }
 
 /// Returns the number of ranks; 0 if `group` is NULL.
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn dfly_group_rank(group: *const dfly_group) -> u32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_group_size(group: *const dfly_group) -> u32 {
     // SAFETY: as the caller promises.
-    value(0, || Ok(unsafe { get(group) }?.place.communicator.size()))
+    value(0, || Ok(unsafe { get(group) }?.state.communicator.size()))
 }
 
 /// Translates a rank of a part into the rank in the group that the process joined. `member` receives it.
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn dfly_group_size(group: *const dfly_group) -> u32 {
 pub unsafe extern "C" fn dfly_group_member(group: *const dfly_group, rank: u32, member: *mut u32) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
-        let communicator = unsafe { &get(group)?.place.communicator };
+        let communicator = unsafe { &get(group)?.state.communicator };
         let found = communicator.members().get(rank as usize);
         let found =
             found.ok_or_else(|| misuse(format!("there is no rank {rank} in a group of {}", communicator.size())))?;
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn dfly_group_split(
         // SAFETY: as the caller promises.
         unsafe { put_required(part, "the place for the new handle", std::ptr::null_mut()) }?;
         let color = (color != DFLY_NO_COLOR).then_some(color);
-        let Some(found) = whole.place.communicator.split(color, key).map_err(Error)? else {
+        let Some(found) = whole.state.communicator.split(color, key).map_err(Error)? else {
             return Ok(());
         };
         // SAFETY: as the caller promises.
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn dfly_group_dup(group: *const dfly_group, copy: *mut *mu
         unsafe {
             give(copy, || {
                 let whole = get(group)?;
-                Ok(whole.part(whole.place.communicator.dup()?))
+                Ok(whole.part(whole.state.communicator.dup()?))
             })
         }?;
         Ok(())
@@ -314,7 +314,7 @@ pub unsafe extern "C" fn dfly_group_shrink(group: *const dfly_group, rest: *mut 
         unsafe {
             give(rest, || {
                 let whole = get(group)?;
-                Ok(whole.part(whole.place.communicator.shrink()?))
+                Ok(whole.part(whole.state.communicator.shrink()?))
             })
         }?;
         Ok(())

@@ -68,7 +68,7 @@ pub unsafe extern "C" fn dfly_group_send(
         if to == DFLY_NO_RANK {
             return Ok(());
         }
-        Ok(group.place.communicator.send(data.bytes(), to, tag).map_err(Error)?)
+        Ok(group.state.communicator.send(data.bytes(), to, tag).map_err(Error)?)
     })
 }
 
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn dfly_group_recv(
         let found = match from {
             DFLY_NO_RANK => dfly_message::NONE,
             from => group
-                .place
+                .state
                 .communicator
                 .recv(into.bytes_mut(), from, tag)
                 .map_err(Error)?
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn dfly_group_sendrecv(
 ) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
-        let communicator = unsafe { &get(group)?.place.communicator };
+        let communicator = unsafe { &get(group)?.state.communicator };
         let datatype = self::datatype(datatype)?;
         let mut into = Memory::of(into, capacity, datatype, "the room for the message")?;
         let data = Memory::of(data, count, datatype, "the message")?.beside(&into);
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn dfly_group_probe(
     guard(|| {
         // SAFETY: as the caller promises.
         let found = unsafe { get(group) }?
-            .place
+            .state
             .communicator
             .probe(from, tag)
             .map_err(Error)?;
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn dfly_group_iprobe(
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
-        let found = group.place.communicator.iprobe(from, tag).map_err(Error)?;
+        let found = group.state.communicator.iprobe(from, tag).map_err(Error)?;
         // SAFETY: as the caller promises.
         unsafe {
             put_required(came, "the place for whether a message came", found.is_some())?;

@@ -6,7 +6,7 @@ use dayfly_client::Error;
 use dayfly_comm::{Scope, Status};
 use dayfly_protocol::error::Failure;
 
-use crate::group::{Place, dfly_group};
+use crate::group::{GroupState, dfly_group};
 use crate::handle::{Birth, Handle, get_mut, put, put_required, take};
 use crate::message::dfly_message;
 use crate::status::{dfly_status, guard, misuse};
@@ -30,7 +30,7 @@ struct UnderWay {
     scope: Scope<'static>,
     request: dayfly_comm::Request,
     _work: Box<dyn Anything>,
-    _place: Arc<Place>,
+    _state: Arc<GroupState>,
 }
 
 enum State {
@@ -60,10 +60,10 @@ impl dfly_request {
         work: T,
         start: impl for<'env> FnOnce(&Scope<'env>, &'env mut T) -> Result<dayfly_comm::Request, Failure>,
     ) -> Result<Self, Error> {
-        let place = Arc::clone(&group.place);
+        let state = Arc::clone(&group.state);
         let work = Kept(Box::into_raw(Box::new(work)));
         // SAFETY: both have fixed addresses, and are dropped after the scope.
-        let (lasting, memory) = unsafe { (&*Arc::as_ptr(&place), &mut *work.0) };
+        let (lasting, memory) = unsafe { (&*Arc::as_ptr(&state), &mut *work.0) };
         // SAFETY: the scope is dropped before what it borrows: below if starting fails, else with the request.
         let scope = unsafe { lasting.communicator.detached_scope() };
         let request = start(&scope, memory)?;
@@ -73,7 +73,7 @@ impl dfly_request {
                 scope,
                 request,
                 _work: Box::new(work),
-                _place: place,
+                _state: state,
             }),
         })
     }

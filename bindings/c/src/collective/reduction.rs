@@ -86,7 +86,7 @@ pub unsafe extern "C" fn dfly_group_reduce_scatter(
         // SAFETY: as the caller promises.
         let blocks = unsafe { blocks(group, counts, std::ptr::null(), datatype) }?;
         let counts: Vec<usize> = blocks.iter().map(Range::len).collect();
-        let due = counts[group.place.communicator.rank() as usize];
+        let due = counts[group.state.communicator.rank() as usize];
         let into = Memory::of(into, due, Datatype::Bytes, INTO)?;
         Work {
             counts,

@@ -103,6 +103,7 @@ pub struct Request {
 
 impl Request {
     /// A request that is in no table yet.
+    #[inline]
     pub(super) fn new(state: State, peer: u32, key: MatchKey, start: *mut u8, length: usize, post: u64) -> Self {
         let MatchKey { context, tag, call } = key;
         Self {
@@ -130,7 +131,8 @@ pub(super) struct RequestTable {
 }
 
 impl RequestTable {
-    /// Adds a request. Returns an error if there are 2^[`INDEX_BITS`] already.
+    /// Adds a request. Returns an error if there are `2^INDEX_BITS` already.
+    #[inline]
     pub fn insert(&mut self, request: Request) -> Result<RequestId, Failure> {
         let index = match self.free.pop() {
             Some(index) => {

@@ -156,8 +156,9 @@ def test_other_python_version_is_refused_naming_both(lease):
 def test_other_cloudpickle_version_is_refused_naming_both(lease):
     code = lease._native.put_code(cloudpickle.dumps(echo))
     number = lease._pool.register_python(code, sys.version.split()[0], "1.0", "echo")
-    with pytest.raises(dayfly.LoadError, match=f"1.0.*{cloudpickle.__version__}"):
+    with pytest.raises(dayfly.LoadError, match=f"1.0.*{cloudpickle.__version__}") as caught:
         lease._pool.call(number, (1,))
+    assert caught.value.code == "python_mismatch"
 
 
 def test_shared_library_functions_take_buffers(lease, compiled):

@@ -54,7 +54,7 @@ impl Block {
     /// The memory is writable: this side owns it until it is returned, and functions may modify it in place.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("no place for a view"));
+            return Err(PyBufferError::new_err("the interpreter passed no view to fill in"));
         }
         let bytes = slf.get().bytes();
         let (start, length) = (bytes.as_ptr().cast_mut().cast::<c_void>(), bytes.len() as isize);

@@ -183,7 +183,7 @@ impl Codec {
     pub fn decode_buffers<'py>(&self, py: Python<'py>, block: &Bound<'py, Block>) -> PyResult<Bound<'py, PyAny>> {
         let payload = block.get().bytes();
         let table =
-            Table::read(payload).ok_or_else(|| PyValueError::new_err("the payload's table of buffers is broken"))?;
+            Table::read(payload).ok_or_else(|| PyValueError::new_err("the payload's table of buffers is malformed"))?;
         // SAFETY: the interpreter asks the block for its buffer and holds a reference to it.
         let whole = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromObject(block.as_ptr()))? };
         let buffers = PyList::empty(py);

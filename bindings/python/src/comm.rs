@@ -85,14 +85,14 @@ fn number(value: i64, what: &str) -> PyResult<u32> {
     u32::try_from(value)
         .ok()
         .filter(|value| *value < u32::MAX)
-        .ok_or_else(|| PyValueError::new_err(format!("{value} is no {what}")))
+        .ok_or_else(|| PyValueError::new_err(format!("{value} is not a {what}")))
 }
 
 fn ranges(blocks: Option<Vec<(usize, usize)>>) -> PyResult<Option<Vec<Range<usize>>>> {
     let range = |(start, length): (usize, usize)| {
         let end = start.checked_add(length);
         end.map(|end| start..end)
-            .ok_or_else(|| PyValueError::new_err("a block that begins beyond all memory"))
+            .ok_or_else(|| PyValueError::new_err("a block begins beyond the address space"))
     };
     blocks.map(|blocks| blocks.into_iter().map(range).collect()).transpose()
 }

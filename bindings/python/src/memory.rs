@@ -260,15 +260,15 @@ impl Memory {
         // NumPy exports no format for dates, but its memory is usable.
         ask(ffi::PyBUF_FULL_RO)
             .or_else(|_| ask(ffi::PyBUF_STRIDES))
-            .map_err(|error| refuse(py, &format!("this object does not show its memory: {error}")))?;
+            .map_err(|error| refuse(py, &format!("the memory of this object is not accessible: {error}")))?;
         let held = Held(held);
         let view = &held.0;
         // SAFETY: the buffer was filled in.
         if unsafe { ffi::PyBuffer_IsContiguous(&**view, b'A' as c_char) } == 0 {
             return Err(refuse(
                 py,
-                "this array does not lie in memory in one piece; send a copy (numpy.ascontiguousarray), or receive into an \
-                 array that does and copy from there",
+                "this array is not contiguous; send a copy (numpy.ascontiguousarray), or receive into a contiguous array and \
+                 copy from there",
             ));
         }
         let size = usize::try_from(view.itemsize).unwrap_or(1);
@@ -299,7 +299,7 @@ impl Memory {
         if !HOST.contains(&kind) {
             return Err(on_a_device(py, kind));
         }
-        let refused = |error: PyErr| refuse(py, &format!("this array does not hand over its memory: {error}"));
+        let refused = |error: PyErr| refuse(py, &format!("this array does not export its memory: {error}"));
         let options = PyDict::new(py);
         options.set_item("max_version", (MAJOR, 0))?;
         let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
@@ -318,7 +318,10 @@ impl Memory {
                     if (*of).major != MAJOR {
                         return Err(refuse(
                             py,
-                            &format!("this array speaks version {} of DLPack", (*of).major),
+                            &format!(
+                                "this array uses version {} of DLPack, which is not supported",
+                                (*of).major
+                            ),
                         ));
                     }
                     (&(*of).array, (*of).flags)
@@ -336,7 +339,7 @@ impl Memory {
         let Some(count) = elements(list(array.shape).unwrap_or(&[]), list(array.strides)) else {
             return Err(refuse(
                 py,
-                "this tensor does not lie in memory in one piece; use the result of its method `contiguous`",
+                "this tensor is not contiguous; use the result of its method `contiguous`",
             ));
         };
         let element = array.element;
@@ -413,8 +416,8 @@ impl Memory {
         Err(refuse(
             py,
             &format!(
-                "{name} is no buffer: give an array, or what else has the buffer protocol or DLPack; objects are for \
-                      the methods in lower case"
+                "{name} is not a buffer: pass an array, or another object with the buffer protocol or DLPack; the methods \
+                      in lower case take any object"
             ),
         ))
     }
@@ -452,7 +455,7 @@ impl Memory {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("no place for a view"));
+            return Err(PyBufferError::new_err("the interpreter passed no view to fill in"));
         }
         let own = slf.get();
         let length = ffi::Py_ssize_t::try_from(own.length).map_err(|_| PyBufferError::new_err("too many bytes"))?;

@@ -392,7 +392,7 @@ impl Pool {
 pub fn deadline(limit: Option<f64>) -> PyResult<Option<Instant>> {
     let Some(seconds) = limit else { return Ok(None) };
     let length = Duration::try_from_secs_f64(seconds.max(0.0))
-        .map_err(|_| PyValueError::new_err(format!("a time limit of {seconds} seconds")))?;
+        .map_err(|_| PyValueError::new_err(format!("{seconds} is not a time limit in seconds")))?;
     Ok(Instant::now().checked_add(length))
 }
 

@@ -189,7 +189,7 @@ impl PythonRuntime {
         function: &Bound<'py, PyAny>,
         input: &[u8],
     ) -> Result<Done<'py>, Fault> {
-        let broken = || pyo3::exceptions::PyValueError::new_err("the call of a rank is broken");
+        let broken = || pyo3::exceptions::PyValueError::new_err("the call of a rank is malformed");
         let given = parts(input).ok_or_else(broken)?;
         let [asked, invitation] = given[..] else {
             return Err(broken().into());
@@ -220,7 +220,7 @@ impl PythonRuntime {
 
     /// Decodes arguments that refer to results of other tasks. Returns the arguments and their form.
     fn with_answers<'py>(&self, py: Python<'py>, input: &[u8]) -> PyResult<(Bound<'py, PyAny>, u8)> {
-        let broken = || pyo3::exceptions::PyValueError::new_err("the call and what goes along with it are broken");
+        let broken = || pyo3::exceptions::PyValueError::new_err("the call or its dependencies are malformed");
         let given = parts(input).ok_or_else(broken)?;
         let (arguments, results) = given.split_first().ok_or_else(broken)?;
         // The manager's last entry names the tenants that produced results other than the task's own tenant's.

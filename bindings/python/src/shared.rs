@@ -60,7 +60,7 @@ impl SharedMemory {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("no place for a view"));
+            return Err(PyBufferError::new_err("the interpreter passed no view to fill in"));
         }
         let own = slf.get();
         let start = own.buffer.peek().as_ptr().cast::<c_void>();

@@ -28,7 +28,7 @@ def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
     said = []
     busy = [name for name, result in results.items() if result.get("busy")]
     if busy:
-        said.append(f"* The machine was busy with something else, do not believe: {', '.join(busy)}.")
+        said.append(f"* The machine was busy with other work, so these figures are unreliable: {', '.join(busy)}.")
     said += [f"{name}: {result['note']}" for name, result in results.items() if result.get("note")]
     said += [f"{name}: {result['problem']}" for name, result in results.items() if result.get("problem")]
     return said

@@ -85,7 +85,7 @@ fn main() -> Result<(), Error> {
         println!("{table}");
     }
     let noise = watch.finish().judge(true)?;
-    let warning = noise.warning.unwrap_or_else(|| "quiet enough to believe".into());
+    let warning = noise.warning.unwrap_or_else(|| "quiet enough".into());
     if let Some(directory) = std::env::args_os().nth(1) {
         let machine = Machine::this();
         let subtitle = format!("{}, {} cores, Linux {}", machine.cpu, machine.cores, machine.kernel);

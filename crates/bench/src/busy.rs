@@ -63,7 +63,7 @@ pub struct Noise {
 
 /// Error: the machine was too busy.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("the machine was too busy to believe the figures: {seen}. {advice}, or print the figures anyway with --force")]
+#[error("the machine was too busy for reliable figures: {seen}. {advice}, or print the figures anyway with --force")]
 pub struct Busy {
     /// What happened.
     pub seen: String,
@@ -111,7 +111,7 @@ impl Noise {
                 self.stolen_share * 100.0,
                 STOLEN_SHARE_MAX * 100.0
             ));
-            advice.push("try again when the host is quieter, or use another one".into());
+            advice.push("try again when the host is less busy, or use another one".into());
         }
         let displaced = self.displaced_share();
         if displaced > DISPLACED_SHARE_MAX {
@@ -135,7 +135,7 @@ impl Noise {
         if !force {
             return Err(Box::new(busy));
         }
-        self.warning = Some(format!("not to be believed: {}", busy.seen));
+        self.warning = Some(format!("unreliable figures: {}", busy.seen));
         Ok(self)
     }
 }

@@ -345,7 +345,7 @@ fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Resu
             die_with(parent);
             let outcome = work(rank).and_then(|found| {
                 let lines: String = found.iter().filter(|_| rank == 0).map(|us| format!("{us}\n")).collect();
-                write.write_all(lines.as_bytes()).map_err(Error::os("tell the result"))
+                write.write_all(lines.as_bytes()).map_err(Error::os("send the result"))
             });
             if let Err(error) = &outcome {
                 eprintln!("rank {rank}: {error}");
@@ -356,7 +356,8 @@ fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Resu
     }
     drop((work, write));
     let mut text = String::new();
-    read.read_to_string(&mut text).map_err(Error::os("hear of the ranks"))?;
+    read.read_to_string(&mut text)
+        .map_err(Error::os("read the ranks' results"))?;
     for child in children {
         // SAFETY: waits once for a child of this process.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
@@ -443,7 +444,7 @@ fn numbers<'a>(words: impl Iterator<Item = &'a str>, plan: &Plan) -> Result<Vec<
 fn complete(found: Vec<f64>, sizes: usize) -> Result<Vec<f64>> {
     match found.len() == sizes {
         true => Ok(found),
-        false => Err(failed("a rank failed; what it wrote above says why")),
+        false => Err(failed("a rank failed; its output above has the reason")),
     }
 }
 

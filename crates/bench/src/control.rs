@@ -152,17 +152,17 @@ async fn measure(connection: &Connection, pid: u32, options: Options, noise: Noi
 async fn join_token(requests: &mut Requests) -> Result<String, Error> {
     let wanted = JoinTokenRequest { valid_for_ms: 60_000 };
     let wanted = serde_json::to_string(&wanted).map_err(|error| Error::Subject(error.to_string()))?;
-    let (status, answer) = requests.send(Method::POST, "/v1/nodes/join-tokens", wanted).await?;
-    match serde_json::from_slice::<JoinToken>(&answer) {
+    let (status, response) = requests.send(Method::POST, "/v1/nodes/join-tokens", wanted).await?;
+    match serde_json::from_slice::<JoinToken>(&response) {
         Ok(token) => Ok(token.token),
-        Err(_) => Err(unexpected(status, &answer)),
+        Err(_) => Err(unexpected(status, &response)),
     }
 }
 
-fn unexpected(status: u16, answer: &[u8]) -> Error {
+fn unexpected(status: u16, response: &[u8]) -> Error {
     Error::Subject(format!(
-        "the manager answered {status}: {}",
-        String::from_utf8_lossy(answer)
+        "the manager returned status {status}: {}",
+        String::from_utf8_lossy(response)
     ))
 }
 
@@ -191,10 +191,10 @@ async fn load(
             let mut times = Vec::new();
             while since.elapsed() < options.each {
                 let asked = Instant::now();
-                let (status, answer) = client.send(method.clone(), path, body.clone()).await?;
+                let (status, response) = client.send(method.clone(), path, body.clone()).await?;
                 times.push(asked.elapsed());
                 if status != wanted {
-                    return Err(unexpected(status, &answer));
+                    return Err(unexpected(status, &response));
                 }
             }
             Ok(times)

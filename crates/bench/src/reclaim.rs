@@ -126,7 +126,7 @@ impl fmt::Display for ReclaimReport {
         let mut table = Table::new(&title, &["", "min", "p50", "p99", "max"]);
         for (name, time) in [
             ("empty", &self.empty),
-            ("answered, with the bill", &self.answered),
+            ("responded, with the bill", &self.answered),
             ("given back: first call", &self.first_call),
         ] {
             let times = [time.min_ms, time.p50_ms, time.p99_ms, time.max_ms].map(|ms| duration(ms * 1e6));

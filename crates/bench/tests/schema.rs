@@ -93,7 +93,7 @@ fn large_payloads_report_bandwidth() {
 #[test]
 fn table_shows_both_rows_difference_and_warning() {
     let mut report = invoke(64, 210.0, 111.0);
-    report.noise.warning = Some("not to be believed: a neighbour compiled".into());
+    report.noise.warning = Some("unreliable figures: a neighbour compiled".into());
     let text = report.to_string();
     for part in [
         "hot shm, c, 64 B in and out",

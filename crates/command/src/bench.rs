@@ -1,4 +1,4 @@
-//! The options of `dayfly bench`. What measures is the program `dayfly-bench`.
+//! The options of `dayfly bench`. The program `dayfly-bench` measures.
 
 mod comm;
 
@@ -36,17 +36,17 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum What {
-    /// One kind of invocation, one number at a time or many in flight
+    /// One kind of invocation, one at a time or many in flight
     Invoke(InvokeArguments),
     /// From the request for a lease to the first result
     Cold(ColdArguments),
-    /// From taking a node back to its being empty, and from giving it again to the first call on it
+    /// From a reclaim of a node until it is empty, and from its return until the first call on it
     Reclaim(ReclaimArguments),
-    /// How soon a caller hears that a warm worker found no core
+    /// The time until a caller learns that a warm worker found no core
     Reject(RejectArguments),
-    /// Leases granted each second while thousands of simulated nodes are registered, and what their heartbeats cost
+    /// Leases granted per second with thousands of registered simulated nodes, and the cost of their heartbeats
     Control(ControlArguments),
-    /// Durable tasks: from submission to result, and how many a second; beside Parsl's
+    /// Durable tasks, from submission to result and per second, beside those of Parsl
     Tasks(TasksArguments),
     /// Messages and collectives between ranks, beside those of Open MPI in the same run
     Comm(CommArguments),
@@ -68,9 +68,9 @@ pub enum Language {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Form {
-    /// uint32_t f(void*, uint32_t, void*): its output is copied once
+    /// uint32_t f(void*, uint32_t, void*), whose output is copied once
     Plain,
-    /// with capacity and errors: no copy
+    /// With capacity and errors, without a copy
     Checked,
 }
 
@@ -97,16 +97,16 @@ pub struct InvokeArguments {
     /// Workers
     #[arg(long, default_value_t = 1)]
     pub workers: u16,
-    /// How isolated the workers are
+    /// Sandbox of the workers
     #[arg(long, value_enum, default_value = "process")]
     pub sandbox: Level,
     /// Measured invocations; 0 for as many as take a second or two
     #[arg(long, default_value_t = 0)]
     pub calls: usize,
-    /// Report although the machine was busy
+    /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,
-    /// Items of a `map`, to be held against the standard library's Pool.map (Python only); 0 for none
+    /// Items of a `map`, to compare with the standard library's Pool.map (Python only); 0 for none
     #[arg(long, default_value_t = 0)]
     pub items: usize,
     /// Python interpreter that has the dayfly module
@@ -119,7 +119,7 @@ pub struct ColdArguments {
     /// Language of the function
     #[arg(long, value_enum, default_value = "c")]
     pub language: Language,
-    /// How isolated the worker is
+    /// Sandbox of the worker
     #[arg(long, value_enum, default_value = "process")]
     pub sandbox: Level,
     /// Image of a container: a name or a path
@@ -128,13 +128,13 @@ pub struct ColdArguments {
     /// Cold starts to measure
     #[arg(long, default_value_t = 40)]
     pub calls: usize,
-    /// Start from executors that the node keeps parked
+    /// Start from the node's warm pool of executors
     #[arg(long)]
     pub pool: bool,
-    /// Measure also how many starts a second so many clients side by side get; 0 for none
+    /// Also measure the starts per second of this number of concurrent clients; 0 for none
     #[arg(long, value_name = "CLIENTS", default_value_t = 0)]
     pub parallel: usize,
-    /// Report although the machine was busy
+    /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,
     /// Python interpreter that has the dayfly module
@@ -144,16 +144,16 @@ pub struct ColdArguments {
 
 #[derive(Debug, Args)]
 pub struct ReclaimArguments {
-    /// Warm workers that are there when the node is taken back
+    /// Warm workers on the node at the reclaim
     #[arg(long, default_value_t = 100)]
     pub workers: u16,
-    /// How isolated they are
+    /// Sandbox of the workers
     #[arg(long, value_enum, default_value = "isolated")]
     pub sandbox: Level,
-    /// How often to measure
+    /// Number of rounds
     #[arg(long, default_value_t = 10)]
     pub rounds: usize,
-    /// Report although the machine was busy
+    /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,
 }
@@ -163,54 +163,54 @@ pub struct RejectArguments {
     /// Calls of each kind
     #[arg(long, default_value_t = 2_000)]
     pub calls: usize,
-    /// How isolated the workers are
+    /// Sandbox of the workers
     #[arg(long, value_enum, default_value = "process")]
     pub sandbox: Level,
-    /// Report although the machine was busy
+    /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct ControlArguments {
-    /// Simulated nodes, each with a connection of its own to a real manager
+    /// Simulated nodes, each with its own connection to a real manager
     #[arg(long, default_value_t = 10_000)]
     pub nodes: u32,
-    /// Clients that ask for leases, each one after the other
+    /// Concurrent clients; each requests one lease after another
     #[arg(long, default_value_t = 8)]
     pub clients: u32,
-    /// How long each part is measured
+    /// Duration of each part
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = values::duration)]
     pub each: Duration,
     /// The manager's store, as of `dayfly manager`; a database must be empty [default: SQLite in a directory that is removed]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Report although the machine was busy
+    /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct TasksArguments {
-    /// Tasks of one measurement of the rate
+    /// Tasks in one measurement of the rate
     #[arg(long, default_value_t = 20_000)]
     pub tasks: usize,
-    /// Tasks of one measurement of the latency, one after the other
+    /// Tasks in one measurement of the latency, one after another
     #[arg(long, default_value_t = 500)]
     pub calls: usize,
-    /// How often each is measured, in turns with Parsl
+    /// Number of rounds, in turns with Parsl
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
     /// Bytes of each task's argument
     #[arg(long, default_value_t = 0)]
     pub size: usize,
-    /// Workers of Parsl's; Dayfly has one for each core
+    /// Workers of Parsl; Dayfly has one for each core
     #[arg(long, default_value_t = 2)]
     pub workers: u16,
     /// Python interpreter that has Parsl; without one, Dayfly alone is measured
     #[arg(long, value_name = "PYTHON", env = "DAYFLY_PARSL_PYTHON")]
     pub parsl: Option<String>,
-    /// Report although the machine was busy
+    /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,
     /// Python interpreter that has the dayfly module
@@ -223,10 +223,10 @@ pub struct TableArguments {
     /// Directory for latency.png, latency.svg and bench.json
     #[arg(long, default_value = "build/bench")]
     pub out: PathBuf,
-    /// Report although the machine was busy
+    /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,
-    /// Python interpreter that has the dayfly module; without one, Python is left out and the table says so
+    /// Python interpreter that has the dayfly module; without one, the table has no row for Python, and a note
     #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     pub python: String,
 }

@@ -234,7 +234,7 @@ impl Peer {
         };
         let what = match (dead, since.elapsed() > PATIENCE) {
             (true, _) => "has ended",
-            (false, true) => "did not answer for 10 seconds",
+            (false, true) => "did not respond for 10 seconds",
             (false, false) => return Ok(()),
         };
         Err(Error::Peer {

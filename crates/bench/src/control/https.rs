@@ -31,7 +31,7 @@ pub struct Site {
 }
 
 fn failed(error: impl std::fmt::Display) -> Error {
-    Error::Subject(format!("the manager cannot be asked: {error}"))
+    Error::Subject(format!("the request to the manager failed: {error}"))
 }
 
 impl Site {
@@ -109,7 +109,7 @@ impl Requests {
             }
             Ok::<_, hyper::Error>((status, bytes))
         };
-        let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(failed)?;
-        answer.map_err(failed)
+        let response = tokio::time::timeout(PATIENCE, asked).await.map_err(failed)?;
+        response.map_err(failed)
     }
 }

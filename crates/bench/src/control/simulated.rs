@@ -156,8 +156,8 @@ async fn hear(socket: &mut WebSocketStream<Tls>) -> Result<ManagerMessage, Error
                 return serde_json::from_str(&text).map_err(|error| broken("understand", error));
             }
             Some(Ok(_)) => {}
-            Some(Err(error)) => return Err(broken("hear", error)),
-            None => return Err(broken("hear", "the manager closed the connection")),
+            Some(Err(error)) => return Err(broken("read", error)),
+            None => return Err(broken("read", "the manager closed the connection")),
         }
     }
 }

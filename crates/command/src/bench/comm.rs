@@ -33,48 +33,48 @@ pub enum CommTransport {
 
 #[derive(Debug, Args)]
 pub struct CommArguments {
-    /// What ranks do
+    /// Operation of the ranks
     #[arg(long, value_enum, default_value = "pingpong")]
     pub op: CommOp,
-    /// What they are called from: python for NumPy's arrays, beside mpi4py over Open MPI
+    /// Language of the ranks; python uses arrays of NumPy, beside mpi4py over Open MPI
     #[arg(long, value_enum, default_value = "c")]
     pub language: Language,
     /// Python interpreter that has the dayfly module and mpi4py
     #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     pub python: String,
-    /// How many there are
+    /// Number of ranks
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
     pub ranks: u16,
-    /// What they exchange through
+    /// Transport between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     pub transport: CommTransport,
     /// The store: s3://bucket/prefix, redis://host:port, rediss:// or file:///directory
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// What things cost, to compute the price of an operation: put=, get=, gb-month=, host-hour= and rank-hour=, in one currency
+    /// Prices, to compute the cost of an operation: put=, get=, gb-month=, host-hour= and rank-hour=, in one currency
     #[arg(long, value_name = "NAME=PRICE,...", value_delimiter = ',', value_parser = price)]
     pub prices: Vec<(PriceOf, f64)>,
-    /// Rounds in turns, of which the median counts
+    /// Number of rounds; the median counts
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// The smallest message
+    /// Minimum size of a message
     #[arg(long, value_name = "SIZE", default_value = "8", value_parser = values::size)]
     pub least: u64,
-    /// The largest message
+    /// Maximum size of a message
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = values::size)]
     pub most: u64,
-    /// How much larger each is than the one before
+    /// Factor from one size to the next
     #[arg(long, default_value_t = 2)]
     pub step: usize,
-    /// Measure instead at which sizes collectives of so many ranks should change their algorithms here
+    /// Measure instead the sizes at which collectives of this number of ranks should change their algorithm here
     #[arg(long, conflicts_with_all = ["op", "language", "store"])]
     pub tune: bool,
-    /// With --tune: where to write that, for `dayfly run --tables FILE`; what the file says of other numbers of ranks stays
+    /// With --tune: the file to write, for `dayfly run --tables FILE`; its tables for other numbers of ranks stay
     #[arg(long, value_name = "FILE", requires = "tune")]
     pub output: Option<PathBuf>,
 }
 
-/// What has a price.
+/// The priced resources.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum PriceOf {
     Put,

@@ -147,13 +147,13 @@ impl TaskScan {
 
     /// Adds some of the tasks. Returns where to continue. After the last ones, returns the whole pass and begins
     /// another.
-    pub fn add(&mut self, passed: ExpiryStep, now_ms: u64) -> (Option<TaskId>, Option<Self>) {
-        self.named.extend(passed.functions);
-        let whole = match passed.next {
+    pub fn add(&mut self, step: ExpiryStep, now_ms: u64) -> (Option<TaskId>, Option<Self>) {
+        self.named.extend(step.functions);
+        let whole = match step.next {
             Some(_) => None,
             None => Some(std::mem::replace(self, Self::new(now_ms))),
         };
-        (passed.next, whole)
+        (step.next, whole)
     }
 }
 

@@ -86,11 +86,11 @@ pub(super) async fn run(tasks: Weak<Tasks>) {
                 let from = delete_from.unwrap_or(TaskId([0; 16]));
                 // If the store cannot write, the next round tries again.
                 delete_from = Some(from);
-                if let Ok(passed) = tasks.store.delete_expired(before, from).wait().await {
-                    let printed = passed.output_bytes.iter().map(|(tenant, bytes)| (*tenant, -(*bytes as i64)));
+                if let Ok(step) = tasks.store.delete_expired(before, from).wait().await {
+                    let printed = step.output_bytes.iter().map(|(tenant, bytes)| (*tenant, -(*bytes as i64)));
                     tasks.contents.count(printed);
                     let whole;
-                    (delete_from, whole) = scan.add(passed, now_ms());
+                    (delete_from, whole) = scan.add(step, now_ms());
                     if let Some(whole) = whole {
                         tasks.remove_unused_functions(whole).await;
                     }

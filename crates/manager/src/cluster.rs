@@ -531,7 +531,7 @@ impl Cluster {
             address: node.address.clone(),
             capacity: node.capacity,
             free: node.free,
-            state: node.state(held > 0).into(),
+            state: node.state(held > 0),
             heartbeat_age_ms: millis(now.saturating_duration_since(node.heard)),
             leases: held as u32,
             sandboxes: node.sandboxes.clone(),

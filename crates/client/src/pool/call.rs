@@ -27,7 +27,7 @@ pub struct CallOptions {
     pub worker: Option<WorkerIndex>,
     /// The incarnation of that worker whose state the call needs; with any other the call ends as `state_lost`.
     pub incarnation: Option<u32>,
-    /// Whether [`Pool::drive`] reports the end of this call.
+    /// Whether [`Pool::drive`](super::Pool::drive) reports the end of this call.
     pub notify: bool,
     /// Bytes to reserve for the output; 0 lets the worker choose. A C function receives the number as its capacity.
     pub room: usize,
@@ -40,7 +40,7 @@ pub enum Input {
     Bytes(Vec<u8>),
     /// Shared bytes.
     Blob(Blob),
-    /// A buffer from [`Pool::allocate`], and its length in use, in bytes.
+    /// A buffer from [`Pool::allocate`](super::Pool::allocate), and its length in use, in bytes.
     Buffer(Buffer, usize),
     /// As `Buffer`, but the caller keeps the buffer and can send it again. The caller sees what the function writes
     /// into it.

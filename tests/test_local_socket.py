@@ -107,7 +107,7 @@ def test_socket_of_another_user_receives_no_data(
     manager.stop()
     other = squatter(name_of(manager), 65534)
     again = start("manager", *listen, state=manager.state)
-    assert "connect by TLS" in again.output()
+    assert "connect with TLS" in again.output()
     with dayfly.connect(config=again.state) as client:
         assert client.nodes() == []
     assert other.stdout is not None

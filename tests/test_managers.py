@@ -325,7 +325,7 @@ def test_resumed_manager_writes_nothing_for_lost_nodes(start: Any, state: Path, 
     a.process.send_signal(signal.SIGSTOP)
     try:
         # Its node does not notice, but the other manager does, and adopts it.
-        wait_until(lambda: b.output().count("it is silent") == 1, "the node's adoption", 20)
+        wait_until(lambda: b.output().count("adopted the nodes of a silent manager") == 1, "the node's adoption", 20)
     finally:
         a.process.send_signal(signal.SIGCONT)
     # Woken up, it hears of that, and its node goes to a manager again.

@@ -232,7 +232,7 @@ def test_manager_with_other_content_store_refuses_tasks(site: Make) -> None:
     here.managers.append(other)
     assert len(other.cli("task", "list")) == 1
     owner.kill()
-    wait_until(lambda: "give `--contents` the place that all managers share" in other.output(), "the reason", 20)
+    wait_until(lambda: "set `--contents` to the place that all managers share" in other.output(), "the reason", 20)
     done = run(program(), "task", "list", "--json", env=other.client_environment(), check=False, timeout=60)
     assert done.returncode != 0
     assert json.loads(done.stderr.splitlines()[-1])["error"]["code"] == "unreachable"

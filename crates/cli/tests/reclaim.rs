@@ -173,7 +173,7 @@ fn reclaimed_node_grants_no_lease_until_returned() {
     site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
     let refused = site.client.lease(LeaseOptions::native(1)).err().unwrap();
     assert_eq!(refused.code(), Code::NoCapacity);
-    assert!(refused.to_string().contains("taken back"), "{refused}");
+    assert!(refused.to_string().contains("reclaimed by its owner"), "{refused}");
     assert_eq!(site.client.resume_node(site.node).unwrap().state, NodeState::Up);
     let lease = site.lease(1, |_| {});
     let (mut channel, echo) = open(&lease, 0, "echo");

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_place_takes_no_more_than_its_share() {
+    fn one_origin_gets_at_most_its_share() {
         let door = Admission::new(5, 2);
         let own: Vec<_> = (0..3).filter_map(|_| door.admit(1)).collect();
         assert_eq!(own.len(), 2);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_after_the_last_look() {
+    fn waiting_ends_after_the_last_attempt() {
         let queue = Queue::new(Admission::new(4, 0), Admission::new(4, 1));
         assert!(polled(1, queue.enter(1, 5, || ready(()))).unwrap().is_none());
         let waiting = lock(&queue.waiting.counts);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn one_place_has_no_more_than_its_share_of_the_queue() {
+    fn one_origin_queues_at_most_its_share() {
         let queue = Queue::new(Admission::new(4, 0), Admission::new(2, 1));
         let mut first = pin!(queue.enter(1, 1, pending::<()>));
         assert!(polled(1, first.as_mut()).is_none(), "it waits");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_one_host_are_one_place() {
+    fn addresses_of_one_host_are_one_origin() {
         let place = |text: &str| place_of(text.parse().unwrap());
         assert_eq!(place("2001:db8::1"), place("2001:db8::ffff:1:2"));
         assert_ne!(place("2001:db8::1"), place("2001:db8:0:1::1"));
@@ -195,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn counts_are_of_those_who_stand_there(steps in prop::collection::vec((any::<bool>(), 0..4u8), 0..100)) {
+        fn counts_equal_the_places_in_use(steps in prop::collection::vec((any::<bool>(), 0..4u8), 0..100)) {
             let door = Admission::new(8, 3);
             let mut standing: Vec<(u8, Place<u8>)> = Vec::new();
             for (comes, from) in steps {

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_holds_to_the_cap_and_tells_apart_what_never_fits_from_what_does_not_now() {
+    fn node_distinguishes_too_large_from_no_capacity() {
         let cap = held(4);
         assert!(within_cap(&cap, &held(1), &held(3)).is_ok());
         assert_eq!(within_cap(&cap, &held(2), &held(3)).unwrap_err().code, Code::NoCapacity);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn exhaustion_is_told_once_and_so_is_room() {
+    fn exhaustion_and_room_are_each_reported_once() {
         let mut ledger = AllowanceLedger::new(held(4));
         let lease = |number| LeaseId([number; 16]);
         assert_eq!(ledger.start(lease(1), node(1), held(3)), None);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_should_have_room_are_asked_first_and_each_takes_its_turn_at_being_the_first() {
+    fn nodes_with_room_come_first_in_random_order() {
         let mut candidates = Candidates::default();
         let list = (0..10)
             .map(|number| (node(number), free(if number < 4 { 2 } else { 1 })))
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn full_nodes_drop_off_until_they_are_heard_to_have_room() {
+    fn full_nodes_rest_until_an_update_reports_room() {
         let mut candidates = Candidates::default();
         candidates.update(vec![(node(1), free(2)), (node(2), free(2))]);
         candidates.full(node(1), 0);
@@ -315,14 +315,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pauses_grow_and_stay_within_their_bounds(rounds in 0..100u32, random: u64) {
+        fn pauses_grow_within_their_bounds(rounds in 0..100u32, random: u64) {
             let pause = pause_ms(rounds, random);
             prop_assert!((FIRST_PAUSE_MS / 2..=LONGEST_PAUSE_MS).contains(&pause));
             prop_assert!(rounds < 8 || pause >= LONGEST_PAUSE_MS / 2);
         }
 
         #[test]
-        fn what_is_left_and_what_is_held_make_up_the_total_or_it_is_overspent(sizes in prop::collection::vec(1..5u32, 0..20)) {
+        fn left_and_held_add_up_to_the_total(sizes in prop::collection::vec(1..5u32, 0..20)) {
             let mut ledger = AllowanceLedger::new(held(10));
             for (number, size) in sizes.iter().enumerate() {
                 ledger.start(LeaseId([number as u8; 16]), node(0), held(*size));

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_claims_more_time_than_there_was_is_cut() {
+    fn claim_of_too_much_time_is_cut() {
         let claimed = Usage {
             computing_us: 900,
             polling_us: 900,
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_sets_its_meter_back_still_pays() {
+    fn meter_that_is_set_back_still_counts() {
         let before = used(500, 200, 10);
         let believed = clamp(Usage::default(), before, 1_000);
         assert_eq!(
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bill_is_the_papers_sum() {
+    fn total_equals_the_sum_in_the_paper() {
         let prices = Prices {
             allocation_per_gib_s: 2,
             computing_per_s: 1_000,
@@ -178,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_believed_fits_the_clock_and_never_shrinks(
+        fn accepted_usage_fits_the_clock_and_never_decreases(
             claims in proptest::collection::vec((any_usage(), 0..1_000_000u64), 1..20)
         ) {
             let (mut wall, mut believed) = (0, Usage::default());
@@ -193,7 +193,7 @@ mod tests {
         }
 
         #[test]
-        fn totals_in_any_order_merge_to_the_same_bill(entries in proptest::collection::vec(any_usage(), 1..10)) {
+        fn totals_merge_to_one_bill_in_any_order(entries in proptest::collection::vec(any_usage(), 1..10)) {
             let forth = entries.iter().copied().fold(Usage::default(), merge);
             let back = entries.iter().rev().copied().fold(forth, merge);
             prop_assert_eq!(forth, back);

@@ -204,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_has_all_workers_and_a_stranger_none() {
+    fn holder_has_all_workers_and_others_none() {
         let parts = lease_of_four();
         assert_eq!(parts.part_of(&key(0), 0).unwrap().workers, 0..4);
         assert_eq!(parts.part_of(&key(1), 0), Err(DelegationError::TakenBack));
     }
 
     #[test]
-    fn a_part_of_a_part_counts_from_its_own_first_worker() {
+    fn nested_part_counts_from_its_first_worker() {
         let mut parts = lease_of_four();
         assert_eq!(parts.delegate(&key(0), key(1), 1, 3, 1000, 0).unwrap().workers, 1..4);
         assert_eq!(parts.delegate(&key(1), key(2), 1, 2, 1000, 0).unwrap().workers, 2..4);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_part_lasts_no_longer_than_that() {
+    fn nested_part_does_not_outlive_its_parent() {
         let mut parts = lease_of_four();
         parts.delegate(&key(0), key(1), 0, 2, 100, 0).unwrap();
         let part = parts.delegate(&key(1), key(2), 0, 1, 1000, 50).unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_takes_what_came_of_it_along() {
+    fn revoked_part_revokes_its_nested_parts() {
         let mut parts = lease_of_four();
         parts.delegate(&key(0), key(1), 0, 4, 1000, 0).unwrap();
         parts.delegate(&key(1), key(2), 0, 3, 1000, 0).unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn no_key_has_two_parts_and_no_worker_that_is_not_there_is_given() {
+    fn second_part_and_missing_worker_are_refused() {
         let mut parts = lease_of_four();
         parts.delegate(&key(0), key(1), 0, 1, 1000, 0).unwrap();
         assert_eq!(
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_more_parts_than_the_most() {
+    fn number_of_parts_is_bounded() {
         let mut parts = lease_of_four();
         for number in 0..MAX_PARTS {
             let mut to = [1; 32];
@@ -289,7 +289,7 @@ mod tests {
     proptest! {
         /// Attenuation: a part never has more workers or time than the part that it was delegated from.
         #[test]
-        fn every_part_lies_within_the_part_that_it_came_of(steps in prop::collection::vec(step(), 0..60)) {
+        fn every_part_lies_within_its_parent(steps in prop::collection::vec(step(), 0..60)) {
             let (mut parts, mut now) = (lease_of_four(), 0);
             for step in steps {
                 match step {

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_gang_takes_the_fewest_nodes_and_leaves_large_rooms_large() {
+    fn packed_gang_takes_the_fewest_nodes() {
         let nodes = [view(1, 8, 64), view(2, 3, 64), view(3, 6, 64), view(4, 2, 64)];
         assert_eq!(divided(2, Placement::Packed, &nodes), [(4, 2)]);
         assert_eq!(divided(8, Placement::Packed, &nodes), [(1, 8)]);
@@ -269,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_gang_takes_every_node_in_turn() {
+    fn spread_gang_takes_every_node_in_turn() {
         let nodes = [view(1, 8, 64), view(2, 1, 64), view(3, 4, 64)];
         assert_eq!(divided(2, Placement::Spread, &nodes), [(1, 1), (3, 1)]);
         assert_eq!(divided(7, Placement::Spread, &nodes), [(1, 3), (3, 3), (2, 1)]);
     }
 
     #[test]
-    fn a_gang_that_stays_together_is_placed_as_a_single_lease_is() {
+    fn one_node_gang_is_placed_like_a_lease() {
         let nodes = [view(1, 8, 3), view(2, 4, 60)];
         assert_eq!(divided(4, Placement::Together, &nodes), [(2, 4)]);
         let warm = divide(&gang(3, Mode::Warm), Placement::Together, &nodes, &[], 0).unwrap();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gang_of_one_fabric_takes_the_one_where_the_fewest_nodes_do() {
+    fn fabric_gang_takes_the_fabric_with_fewest_nodes() {
         let nodes = [
             view(1, 2, 64),
             view(2, 2, 64),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn all_parts_of_a_gang_are_of_one_mode() {
+    fn all_parts_of_a_gang_have_one_mode() {
         let nodes = [view(1, 2, 64), view(2, 2, 64)];
         let hot = divide(&gang(4, Mode::Auto), Placement::Packed, &nodes, &[], 0).unwrap();
         assert!(hot.iter().all(|part| part.mode == Mode::Hot));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gang_without_room_is_told_from_one_that_is_too_large() {
+    fn gang_without_room_differs_from_too_large_gang() {
         let nodes = [view(1, 1, 0), view(2, 2, 0)];
         let full = divide(&gang(16, Mode::Hot), Placement::Packed, &nodes, &[], 0).unwrap_err();
         assert_eq!(full.code(), Code::NoCapacity);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_asked_for_is_divided_as_the_workers_are() {
+    fn memory_is_divided_like_the_workers() {
         let request = LeaseRequest {
             memory_bytes: 6 << 30,
             ..gang(6, Mode::Warm)
@@ -345,7 +345,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_gang_is_divided_whole_and_only_where_there_is_room(
+        fn gang_is_divided_whole_and_fits(
             cores in proptest::collection::vec(0..9u16, 1..10),
             workers in 1..80u16,
             placement in proptest::sample::select(&Placement::ALL[..]),

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn three_failures_in_a_row_suspend_and_fewer_or_far_apart_do_not() {
+    fn three_failures_in_a_row_suspend_the_node() {
         let mut health = Health::default();
         assert_eq!(suspended_after(&mut health, 2, 0), None);
         health.succeeded();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_again_is_suspended_for_longer_up_to_a_limit_until_it_succeeds() {
+    fn repeated_suspensions_grow_to_a_limit() {
         let mut health = Health::default();
         let mut now_ms = suspended_after(&mut health, 3, 0).unwrap();
         let mut length_ms = FIRST_MS;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_during_a_suspension_does_not_lengthen_it_and_an_operator_can_end_it() {
+    fn failures_during_a_suspension_do_not_count() {
         let mut health = Health::default();
         let until = suspended_after(&mut health, 3, 0).unwrap();
         assert_eq!(suspended_after(&mut health, 50, 5), None);

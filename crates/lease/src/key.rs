@@ -115,14 +115,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_survives_pkcs8_there_and_back() {
+    fn key_survives_pkcs8_encoding_and_decoding() {
         let key = SigningKey::from_seed([7; 32]);
         assert_eq!(key.to_pkcs8().len(), PKCS8_BYTES);
         assert_eq!(SigningKey::from_pkcs8(&key.to_pkcs8()).unwrap().seed(), key.seed());
     }
 
     #[test]
-    fn a_public_key_survives_spki_there_and_back() {
+    fn public_key_survives_spki_encoding_and_decoding() {
         let key = SigningKey::from_seed([8; 32]).public();
         assert_eq!(from_spki(&to_spki(&key)), Ok(key));
         assert_eq!(from_spki(&to_spki(&key)[..43]), Err(KeyError::Spki));
@@ -130,19 +130,19 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_no_private_key() {
+    fn garbage_is_refused_as_a_private_key() {
         assert_eq!(SigningKey::from_pkcs8(b"garbage").unwrap_err(), KeyError::Pkcs8);
         assert_eq!(SigningKey::from_pkcs8(&[]).unwrap_err(), KeyError::Pkcs8);
     }
 
     #[test]
-    fn a_debug_print_shows_the_id_and_not_the_key() {
+    fn debug_output_shows_the_id_without_the_key() {
         let key = SigningKey::from_seed([9; 32]);
         assert_eq!(format!("{key:?}"), format!("SigningKey({})", key.id()));
     }
 
     #[test]
-    fn a_key_of_small_order_verifies_nothing() {
+    fn key_of_small_order_verifies_nothing() {
         let mut identity = [0; 32];
         identity[0] = 1;
         assert!(!verify(&PublicKey(identity), b"anything", &[0; 64]));

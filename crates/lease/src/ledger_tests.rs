@@ -21,7 +21,7 @@ fn lease(n: u16) -> LeaseId {
 }
 
 #[test]
-fn a_hot_lease_owns_cores_and_one_stays_shared() {
+fn hot_lease_owns_cores_and_one_stays_shared() {
     let mut ledger = ledger(4);
     let taken = ledger.reserve(lease(1), &request(3, Mode::Hot)).unwrap().clone();
     assert_eq!(taken.cores, vec![3, 2, 1]);
@@ -30,7 +30,7 @@ fn a_hot_lease_owns_cores_and_one_stays_shared() {
 }
 
 #[test]
-fn of_two_that_race_for_the_last_core_exactly_one_wins() {
+fn last_core_goes_to_one_of_two_leases() {
     let mut ledger = ledger(2);
     assert!(ledger.reserve(lease(1), &request(1, Mode::Hot)).is_ok());
     let error = ledger.reserve(lease(2), &request(1, Mode::Hot)).unwrap_err();
@@ -49,7 +49,7 @@ fn of_two_that_race_for_the_last_core_exactly_one_wins() {
 }
 
 #[test]
-fn more_than_there_ever_is_is_too_large_and_says_what_there_is() {
+fn request_beyond_capacity_is_too_large() {
     let error = ledger(2).reserve(lease(1), &request(2, Mode::Hot)).unwrap_err();
     assert_eq!(error.code(), Code::TooLarge);
     assert_eq!(
@@ -64,7 +64,7 @@ fn more_than_there_ever_is_is_too_large_and_says_what_there_is() {
 }
 
 #[test]
-fn auto_is_hot_while_there_are_cores_and_warm_after() {
+fn auto_is_hot_until_no_core_is_free() {
     let mut ledger = ledger(2);
     assert_eq!(
         ledger.reserve(lease(1), &request(1, Mode::Auto)).unwrap().mode,
@@ -89,7 +89,7 @@ fn one_core_serves_only_warm_leases() {
 }
 
 #[test]
-fn nonsense_is_refused_before_anything_is_taken() {
+fn invalid_request_is_refused_without_effect() {
     let mut ledger = ledger(4);
     let before = ledger.free();
     for bad in [
@@ -120,7 +120,7 @@ fn nonsense_is_refused_before_anything_is_taken() {
 }
 
 #[test]
-fn a_warm_worker_of_several_cores_takes_the_places_of_as_many_single_ones() {
+fn warm_worker_of_several_cores_takes_several_places() {
     let mut ledger = Ledger::new(Resources {
         workers: 8,
         ..Resources::of_machine((0..8).collect(), 8 * GIB)
@@ -138,7 +138,7 @@ fn a_warm_worker_of_several_cores_takes_the_places_of_as_many_single_ones() {
 }
 
 #[test]
-fn a_gpu_is_one_leases_at_a_time() {
+fn gpu_belongs_to_one_lease_at_a_time() {
     let mut ledger = Ledger::new(Resources {
         gpus: ["0", "2", "GPU-7"].map(String::from).to_vec(),
         ..Resources::of_machine((0..4).collect(), 8 * GIB)
@@ -164,7 +164,7 @@ fn a_gpu_is_one_leases_at_a_time() {
 }
 
 #[test]
-fn a_lease_cannot_be_reserved_twice_nor_released_twice() {
+fn second_reservation_and_second_release_are_refused() {
     let mut ledger = ledger(4);
     ledger.reserve(lease(1), &request(1, Mode::Warm)).unwrap();
     assert!(ledger.reserve(lease(1), &request(1, Mode::Warm)).is_err());
@@ -189,7 +189,7 @@ fn any_request() -> impl Strategy<Value = LeaseRequest> {
 
 proptest! {
     #[test]
-    fn books_always_balance(
+    fn free_and_held_resources_add_up(
         cores in 0..9u16,
         steps in proptest::collection::vec((0..6u16, proptest::option::weighted(0.7, any_request())), 1..60),
     ) {

@@ -260,19 +260,19 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_lease_goes_where_it_leaves_least_over() {
+    fn hot_lease_takes_the_tightest_node() {
         let nodes = [view(1, 8, 64), view(2, 2, 64), view(3, 1, 64)];
         assert_eq!(choose(&request(2, Mode::Hot), &nodes, 0), Ok(ids(&[2, 1])));
     }
 
     #[test]
-    fn a_warm_lease_goes_where_most_is_free() {
+    fn warm_lease_takes_the_freest_node() {
         let nodes = [view(1, 0, 3), view(2, 0, 60), view(3, 0, 30)];
         assert_eq!(choose(&request(1, Mode::Warm), &nodes, 0), Ok(ids(&[2, 3, 1])));
     }
 
     #[test]
-    fn auto_prefers_any_hot_place_over_a_warm_one() {
+    fn auto_prefers_a_hot_place() {
         let nodes = [view(1, 0, 64), view(2, 4, 0)];
         assert_eq!(choose(&request(2, Mode::Auto), &nodes, 0), Ok(ids(&[2, 1])));
     }
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_node_is_never_chosen() {
+    fn lost_node_is_never_chosen() {
         let nodes = [View {
             up: false,
             ..view(1, 8, 64)
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn full_is_told_from_too_large() {
+    fn full_node_differs_from_too_large_request() {
         let nodes = [view(1, 0, 0)];
         assert_eq!(
             choose(&request(8, Mode::Hot), &nodes, 0).unwrap_err().code(),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wanted_node_is_the_only_choice() {
+    fn requested_node_is_the_only_candidate() {
         let nodes = [view(1, 8, 64), view(2, 8, 64)];
         let wanted = LeaseRequest {
             node: Some(NodeId([2; 16])),
@@ -322,7 +322,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_chosen_fits(
+        fn chosen_nodes_have_room(
             sizes in proptest::collection::vec((0..9u16, 0..65u16), 0..8),
             workers in 1..20u16,
             hot in any::<bool>(),

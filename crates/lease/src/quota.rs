@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_without_limits_may_have_everything() {
+    fn tenant_without_limits_may_hold_everything() {
         let all = Held::by_one(u16::MAX, u16::MAX, u64::MAX);
         assert_eq!(may_hold("t", &TenantSpec::default(), all, all), Ok(()));
         assert_eq!(may_spend("t", &TenantSpec::default(), u64::MAX), Ok(()));
     }
 
     #[test]
-    fn each_limit_is_named_with_what_is_held_and_wanted() {
+    fn error_names_the_limit_with_held_and_wanted() {
         let quota = Quota {
             leases: Some(2),
             workers: Some(4),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_used_up_when_it_is_spent_and_a_suspended_tenant_gets_nothing() {
+    fn tenant_over_budget_or_suspended_is_refused() {
         let poor = spec(|spec| spec.budget = Some(10));
         assert_eq!(may_spend("t", &poor, 9), Ok(()));
         assert!(matches!(may_spend("t", &poor, 10), Err(QuotaError::Spent { .. })));
@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_gets_and_gives_back_never_holds_more_than_the_quota(
+        fn held_resources_never_exceed_the_quota(
             most in 0..50u32,
             steps in proptest::collection::vec((any::<bool>(), 1..20u16), 1..50),
         ) {

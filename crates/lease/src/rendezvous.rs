@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manager_vouches_for_one_address_with_one_key() {
+    fn voucher_is_valid_for_one_address_and_key() {
         let manager = SigningKey::from_seed([5; 32]);
         let key = PublicKey([6; 32]);
         let place = RendezvousAddress {

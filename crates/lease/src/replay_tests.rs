@@ -48,7 +48,7 @@ fn memory_is_bounded_and_returns_with_time() {
 }
 
 #[test]
-fn clock_set_back_reopens_no_forgotten_hello() {
+fn clock_set_back_accepts_no_forgotten_hello() {
     let mut window = ReplayWindow::new(1_000, 10);
     accept(&mut window, 1, 5_000, 5_000).unwrap();
     accept(&mut window, 2, 7_000, 7_000).unwrap();
@@ -57,7 +57,7 @@ fn clock_set_back_reopens_no_forgotten_hello() {
 }
 
 #[test]
-fn flood_of_one_lease_costs_that_lease_alone() {
+fn flood_of_one_lease_costs_only_that_lease() {
     let (other_lease, other) = (LeaseId([3; 16]), TenantId([9; 16]));
     let mut window = ReplayWindow::new(1_000, 100);
     for number in 0..200 {
@@ -78,7 +78,7 @@ fn flood_of_one_lease_costs_that_lease_alone() {
 }
 
 #[test]
-fn channel_id_of_another_lease_is_no_replay() {
+fn channel_id_of_another_lease_is_accepted() {
     let mut window = ReplayWindow::new(1_000, 10);
     accept(&mut window, 1, 5_000, 5_000).unwrap();
     let another = window.accept_of(TenantId([9; 16]), LEASE, channel(1), 5_000, 5_000);

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_taken_back_finishes_what_runs_within_its_grace_and_begins_nothing() {
+    fn recalled_lease_only_finishes_running_calls() {
         let mut lease = active_at(0);
         lease.recall(100, 30);
         assert_eq!(lease.open_channel(100), Err(LeaseError::Recalled));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn without_grace_or_calls_a_recall_is_an_end() {
+    fn recall_without_grace_or_calls_ends_the_lease() {
         let mut idle = active_at(0);
         idle.recall(100, 5_000);
         assert_eq!(idle.tick(100, false), Some(Step::End(LeaseState::Revoked)));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_recall_shortens_the_grace_and_never_lengthens_it() {
+    fn second_recall_never_lengthens_the_grace() {
         let mut lease = active_at(0);
         lease.recall(100, 1_000);
         assert_eq!(lease.tick(100, true), Some(Step::Drain { until_ms: 1_100 }));
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_call_gets_its_grace_and_no_more() {
+    fn running_call_is_killed_after_its_grace() {
         let mut lease = active_at(0);
         assert_eq!(lease.tick(1_000, true), Some(Step::Drain { until_ms: 1_050 }));
         assert_eq!(lease.tick(1_001, true), None);
@@ -366,14 +366,14 @@ mod tests {
     }
 
     #[test]
-    fn a_draining_lease_ends_with_its_last_call() {
+    fn draining_lease_ends_with_its_last_call() {
         let mut lease = active_at(0);
         assert_eq!(lease.tick(1_000, true), Some(Step::Drain { until_ms: 1_050 }));
         assert_eq!(lease.tick(1_010, false), Some(Step::End(LeaseState::Expired)));
     }
 
     #[test]
-    fn renewing_counts_from_now() {
+    fn renewal_counts_from_now() {
         let mut lease = active_at(0);
         assert_eq!(lease.renew(900, 1_000), Ok(()));
         assert_eq!(lease.remaining_ms(900), 1_000);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_lease_is_released_once_it_had_a_channel() {
+    fn idle_lease_is_released_after_its_first_channel() {
         let mut lease = active_at(0);
         lease.close_channel(200);
         assert_eq!(lease.next_at(), Some(300));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_channel_ends_idleness() {
+    fn new_channel_ends_idleness() {
         let mut lease = active_at(0);
         lease.close_channel(200);
         assert_eq!(lease.open_channel(250), Ok(false));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_release_of_zero_means_never() {
+    fn idle_release_of_zero_disables_it() {
         let mut lease = Lease::grant(
             Terms {
                 idle_release_ms: 0,
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_cause_of_an_end_stands() {
+    fn first_cause_of_an_end_is_kept() {
         let mut lease = active_at(0);
         assert!(lease.end(LeaseState::Revoked, 10));
         assert!(!lease.end(LeaseState::Released, 11));
@@ -443,7 +443,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_lease_ends_once_never_revives_and_never_outlives_its_grace(
+        fn lease_ends_once_within_its_grace(
             happenings in proptest::collection::vec((0..200u64, happening()), 1..60)
         ) {
             let mut lease = Lease::grant(TERMS, 0).unwrap();

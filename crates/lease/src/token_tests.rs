@@ -1,5 +1,6 @@
 use dayfly_protocol::api::Sandbox;
 use dayfly_protocol::hello::{HELLO_BYTES, TOKEN_BYTES};
+use dayfly_protocol::ids::Incarnation;
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -52,7 +53,7 @@ fn check(hello: &Hello) -> Result<(), TokenError> {
 }
 
 #[test]
-fn a_good_hello_is_accepted_once() {
+fn valid_hello_is_accepted_once() {
     let mut window = ReplayWindow::new(1_000, 10);
     let trusted = [SigningKey::from_seed([9; 32]).public(), manager().public()];
     assert_eq!(check_hello(&hello(), false, NOW, 0, &NODE, &trusted), Ok(()));
@@ -62,7 +63,7 @@ fn a_good_hello_is_accepted_once() {
 }
 
 #[test]
-fn a_proven_token_is_judged_in_everything_but_its_signature() {
+fn verified_token_skips_only_the_signature_check() {
     let proven = |hello: &Hello, now: u64, trusted: &[PublicKey]| {
         let sent_now = Hello {
             sent_at_ms: now.into(),
@@ -90,7 +91,7 @@ fn a_proven_token_is_judged_in_everything_but_its_signature() {
 }
 
 #[test]
-fn a_token_of_an_unknown_issuer_is_refused() {
+fn token_of_unknown_issuer_is_refused() {
     let forger = SigningKey::from_seed([66; 32]);
     let error = check_token(&claims().sign(&forger), NOW, 0, &NODE, &[manager().public()]).unwrap_err();
     assert_eq!(error, TokenError::UnknownIssuer { issuer: forger.id() });
@@ -98,7 +99,7 @@ fn a_token_of_an_unknown_issuer_is_refused() {
 }
 
 #[test]
-fn a_token_that_claims_a_trusted_issuer_but_is_signed_by_another_is_refused() {
+fn token_with_a_foreign_signature_is_refused() {
     let mut token = claims().sign(&SigningKey::from_seed([66; 32]));
     token.issuer = manager().id();
     assert_eq!(
@@ -108,7 +109,7 @@ fn a_token_that_claims_a_trusted_issuer_but_is_signed_by_another_is_refused() {
 }
 
 #[test]
-fn a_token_is_honoured_only_by_its_node() {
+fn token_is_accepted_only_by_its_node() {
     let error = check_token(
         &claims().sign(&manager()),
         NOW,
@@ -127,7 +128,7 @@ fn a_token_is_honoured_only_by_its_node() {
 }
 
 #[test]
-fn a_token_is_valid_between_its_times_give_or_take_the_tolerance() {
+fn token_is_valid_between_its_times_with_tolerance() {
     let token = claims().sign(&manager());
     let at = |now, tolerance| check_token(&token, now, tolerance, &NODE, &[manager().public()]);
     assert_eq!(
@@ -149,13 +150,13 @@ fn a_token_is_valid_between_its_times_give_or_take_the_tolerance() {
 }
 
 #[test]
-fn a_stolen_token_opens_nothing_without_its_holders_key() {
+fn stolen_token_is_refused_without_the_holders_key() {
     let stolen = channel_to(0).sign(NODE, claims().sign(&manager()), ChannelId([6; 16]), NOW, &manager());
     assert_eq!(check(&stolen), Err(TokenError::HelloSignature));
 }
 
 #[test]
-fn an_allowance_opens_no_channel_but_a_control_connection() {
+fn allowance_opens_only_a_control_connection() {
     let allowance = Claims {
         lease: None,
         ..claims()
@@ -168,7 +169,7 @@ fn an_allowance_opens_no_channel_but_a_control_connection() {
 }
 
 #[test]
-fn a_worker_outside_the_lease_is_not_found() {
+fn worker_outside_the_lease_is_not_found() {
     let token = claims().sign(&manager());
     let error = check(&channel_to(4).sign(NODE, token, ChannelId([6; 16]), NOW, &holder())).unwrap_err();
     assert_eq!(
@@ -178,7 +179,7 @@ fn a_worker_outside_the_lease_is_not_found() {
 }
 
 #[test]
-fn a_geometry_that_no_channel_can_have_is_refused() {
+fn impossible_channel_geometry_is_refused() {
     let geometry = Geometry {
         slots: 3,
         ..Geometry::DEFAULT
@@ -194,7 +195,7 @@ fn a_geometry_that_no_channel_can_have_is_refused() {
 }
 
 #[test]
-fn another_wire_version_is_named() {
+fn other_wire_version_is_named_in_the_error() {
     let mut hello = hello();
     hello.version = 9.into();
     sign_hello(&mut hello, &holder());
@@ -205,7 +206,7 @@ fn another_wire_version_is_named() {
 }
 
 #[test]
-fn a_verdict_convinces_only_for_its_channel_and_key() {
+fn verdict_is_bound_to_its_channel_and_key() {
     let (node, channel) = (SigningKey::from_seed([20; 32]), ChannelId([6; 16]));
     let verdict = accept(&channel, Incarnation(1), 42, 0, manager().public(), &node);
     assert_eq!(check_verdict(&verdict, &channel, &node.public()), Ok(()));
@@ -218,7 +219,7 @@ fn a_verdict_convinces_only_for_its_channel_and_key() {
 }
 
 #[test]
-fn a_refusal_carries_its_code_and_a_text_cut_between_characters() {
+fn refusal_has_its_code_and_a_cut_text() {
     let failure = Failure::new(Code::WorkerBusy, "ä".repeat(300));
     let heard = check_verdict(&refuse(&failure), &ChannelId([0; 16]), &holder().public()).unwrap_err();
     assert_eq!((heard.code, heard.message), (Code::WorkerBusy, "ä".repeat(196)));
@@ -228,7 +229,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_altered_bit_of_a_hello_is_accepted(byte in 0..HELLO_BYTES, bit in 0..8u8) {
+    fn altered_hello_is_refused(byte in 0..HELLO_BYTES, bit in 0..8u8) {
         let mut bytes = hello().as_bytes().to_vec();
         bytes[byte] ^= 1 << bit;
         let altered = Hello::read_from_bytes(&bytes).unwrap();
@@ -236,7 +237,7 @@ proptest! {
     }
 
     #[test]
-    fn no_altered_bit_of_a_token_is_accepted(byte in 0..TOKEN_BYTES, bit in 0..8u8) {
+    fn altered_token_is_refused(byte in 0..TOKEN_BYTES, bit in 0..8u8) {
         let mut bytes = claims().sign(&manager()).as_bytes().to_vec();
         bytes[byte] ^= 1 << bit;
         let altered = Token::read_from_bytes(&bytes).unwrap();
@@ -244,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_are_never_a_hello(bytes in proptest::collection::vec(any::<u8>(), HELLO_BYTES)) {
+    fn random_bytes_are_refused_as_a_hello(bytes in proptest::collection::vec(any::<u8>(), HELLO_BYTES)) {
         let noise = Hello::read_from_bytes(&bytes).unwrap();
         prop_assert!(check(&noise).is_err());
     }

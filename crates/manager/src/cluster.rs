@@ -1,563 +1,481 @@
-//! What the manager knows now: nodes, leases and bearers, in memory and behind one lock that is never held over a wait.
+//! The nodes, leases, tenants, tokens and allowances that the manager knows, in memory behind one lock.
+//!
+//! The lock is never held over an await. Each part is a module that alone changes its state; [`Cluster`] makes the
+//! changes that concern several parts.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+mod allowances;
+mod leases;
+mod node;
+mod nodes;
+mod summary;
+mod tenants;
+
+use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use dayfly_lease::allowance::mix;
 use dayfly_lease::billing;
-use dayfly_lease::health::Health;
-use dayfly_lease::placement::View;
-use dayfly_lease::quota::{self, Held};
-use dayfly_protocol::api::{
-    Capacity, LeaseState, LeaseStatus, Metered, Mode, NodeAddress, NodeSandboxes, NodeState, NodeStatus, Usage,
-};
+use dayfly_protocol::api::{LeaseState, Metered, NodeStatus, Usage};
 use dayfly_protocol::durations::DURATION_BUCKETS;
-use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::hello::Token;
+use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::node_messages::ManagerMessage;
-use dayfly_protocol::tenancy::Prices;
-use dayfly_store::{LeaseRecord, NodeRecord, Snapshot, TenantRecord};
-use tokio::sync::{mpsc, oneshot};
+use dayfly_store::{Bearer, BearerKind, Change, LeaseRecord, NodeRecord, OwnedChange, Snapshot, TenantRecord};
 
-use crate::allowances::Allowances;
+pub use self::allowances::{ALLOWANCE_LIFETIME, Allowances, MAX_REPORT_DELAY, NewAllowance};
+pub use self::leases::{Leases, lease_status};
+pub use self::node::{Node, ReclaimReport, Registration, Reply, end_message};
+pub use self::nodes::Nodes;
+pub use self::summary::{CapacityTotal, Summary};
+pub use self::tenants::{Account, Tenants};
 use crate::token_registry::TokenRegistry;
 
-/// Nodes among which a lease is placed when there are many.
-const SAMPLE: usize = 32;
+/// A node ends its expired leases itself. The manager ends them in its place only this long after their expiry, when
+/// the node's own grace and the heartbeats that would report the end are over.
+const OVERDUE_MS: u64 = 60_000;
 
-/// A node's answer to an offer, a renewal or an end.
-pub type Answer = Result<(), Failure>;
-
-/// The connection of a node that is up.
-pub struct Session {
-    /// Tells this connection of the node from an earlier one.
-    pub epoch: u64,
-    /// What is to be sent to it.
-    pub outgoing: mpsc::Sender<ManagerMessage>,
-    /// Questions that it has not answered.
-    pub waiting: HashMap<u64, Waiting>,
-}
-
-/// What a node says of itself when it was taken back and is empty.
-#[derive(Debug, Clone, Copy)]
-pub struct Empty {
-    /// Leases that were ended for it.
-    pub leases: u32,
-    /// Until nothing of them was left.
-    pub after: Duration,
-}
-
-/// A question that a node has not answered.
-pub struct Waiting {
-    /// For an offer, the lease that it becomes when the node accepts. It enters the books with the answer, in the order
-    /// of the node's messages, so that no heartbeat counts it twice and no end comes before it.
-    pub offer: Option<LeaseRecord>,
-    /// Who asked.
-    pub reply: oneshot::Sender<Answer>,
-}
-
-/// One node.
-pub struct Node {
-    /// Where clients reach it.
-    pub address: NodeAddress,
-    /// What it has.
-    pub capacity: Capacity,
-    /// Under which its leases are changed.
-    pub epoch: u64,
-    /// The other manager that owns it, if one does: then neither its connection nor its leases are here.
-    pub manager: Option<PublicKey>,
-    /// What is free, as last heard and granted since.
-    pub free: Capacity,
-    /// Its connection, while it is up.
-    pub session: Option<Session>,
-    /// Whether it said so before its connection ended.
-    pub left: bool,
-    /// Whether its owner took it back; then it gets no lease until it is given again.
-    pub reclaimed: bool,
-    /// How it does.
-    pub health: Health,
-    /// Who waits until it is empty.
-    pub reclaims: HashMap<u64, oneshot::Sender<Empty>>,
-    /// When it was last heard, or when this manager started.
-    pub heard: Instant,
-    /// Last number of its journal whose usage the leases here show.
-    pub booked: u64,
-    /// How many of its calls took how long, as last heard.
-    pub durations: [u64; DURATION_BUCKETS],
-    /// Its clock minus ours.
-    pub skew_ms: i64,
-    /// Leases offered to it whose answer never came: it may hold them.
-    pub doubtful: HashSet<LeaseId>,
-    /// Which levels of isolation it allows, and to whom, as it said when it connected.
-    pub sandboxes: Option<NodeSandboxes>,
-}
-
-impl Node {
-    /// One that a store remembers: nobody is connected to it.
-    pub fn remembered(record: NodeRecord, now: Instant) -> Self {
-        Self {
-            address: record.address,
-            capacity: record.capacity,
-            epoch: record.epoch,
-            manager: record.manager,
-            free: Capacity {
-                cores: 0,
-                memory_bytes: 0,
-                workers: 0,
-                gpus: 0,
-            },
-            session: None,
-            heard: now,
-            booked: record.booked,
-            durations: [0; DURATION_BUCKETS],
-            skew_ms: 0,
-            doubtful: HashSet::new(),
-            sandboxes: None,
-            left: false,
-            reclaimed: record.reclaimed,
-            health: Health::default(),
-            reclaims: HashMap::new(),
-        }
-    }
-
-    /// The node's state. `holds` states whether it still holds leases.
-    fn state(&self, holds: bool) -> NodeState {
-        match (&self.session, self.left) {
-            (Some(_), _) if self.reclaimed && holds => NodeState::Leaving,
-            (Some(_), _) if self.reclaimed => NodeState::Reclaimed,
-            (Some(_), _) if self.health.suspension().is_some() => NodeState::Suspended,
-            (Some(_), _) => NodeState::Up,
-            (None, true) => NodeState::Left,
-            (None, false) => NodeState::Lost,
-        }
-    }
-
-    fn give(&mut self, record: &LeaseRecord) {
-        let (cores, workers) = places(record);
-        self.free = Capacity {
-            cores: self.free.cores.saturating_add(cores).min(self.capacity.cores),
-            memory_bytes: self
-                .free
-                .memory_bytes
-                .saturating_add(record.memory_bytes)
-                .min(self.capacity.memory_bytes),
-            workers: self.free.workers.saturating_add(workers).min(self.capacity.workers),
-            gpus: self.free.gpus.saturating_add(record.gpus()).min(self.capacity.gpus),
-        };
-    }
-
-    fn take(&mut self, record: &LeaseRecord) {
-        let (cores, workers) = places(record);
-        self.free = Capacity {
-            cores: self.free.cores.saturating_sub(cores),
-            memory_bytes: self.free.memory_bytes.saturating_sub(record.memory_bytes),
-            workers: self.free.workers.saturating_sub(workers),
-            gpus: self.free.gpus.saturating_sub(record.gpus()),
-        };
-    }
-}
-
-/// How many cores of its own a lease has on its node, and how many places of warm workers.
-fn places(record: &LeaseRecord) -> (u16, u16) {
-    let all = record.workers.saturating_mul(record.cores_per_worker);
-    match record.mode {
-        Mode::Hot => (all, 0),
-        _ => (0, all),
-    }
-}
-
-/// A tenant, and what it holds.
-pub struct Account {
-    /// As the store has it.
-    pub record: TenantRecord,
-    /// What its leases hold.
-    pub held: Held,
-    /// What is being asked of nodes on its behalf.
-    asked: Held,
-}
-
-impl Account {
-    /// One that holds nothing.
-    pub fn of(record: TenantRecord) -> Self {
-        Self {
-            record,
-            held: Held::default(),
-            asked: Held::default(),
-        }
-    }
-}
-
-/// What many nodes have together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sum {
-    /// Cores for hot workers.
-    pub cores: u64,
-    /// Warm workers.
-    pub workers: u64,
-    /// Memory in bytes.
-    pub memory_bytes: u64,
-}
-
-impl Sum {
-    fn add(&mut self, one: &Capacity) {
-        self.cores += u64::from(one.cores);
-        self.workers += u64::from(one.workers);
-        self.memory_bytes = self.memory_bytes.saturating_add(one.memory_bytes);
-    }
-}
-
-/// The whole in numbers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Summary {
-    /// Nodes by state.
-    pub nodes: BTreeMap<&'static str, u32>,
-    /// Leases that live, by state.
-    pub leases: BTreeMap<&'static str, u32>,
-    /// What nodes that are up have.
-    pub capacity: Sum,
-    /// What of it is free.
-    pub free: Sum,
-}
-
-/// Everything.
+/// Everything that the manager knows.
 #[derive(Default)]
 pub struct Cluster {
-    /// Every node that ever registered.
-    pub nodes: HashMap<NodeId, Node>,
-    /// All of them in some order, to choose from at random.
-    order: Vec<NodeId>,
-    /// Leases that live or ended lately.
-    pub leases: HashMap<LeaseId, LeaseRecord>,
-    /// Who may connect.
-    pub bearers: TokenRegistry,
-    /// What leases and allowances of these bearers end with instead, in the order of the replacements.
-    pub rebound: VecDeque<([u8; 32], Option<[u8; 32]>)>,
-    /// Whose leases they are.
-    pub tenants: HashMap<TenantId, Account>,
-    /// What those pay that have no prices of their own.
-    pub prices: Prices,
-    /// What was booked since this manager started.
-    pub used: Usage,
-    /// How many calls took how long, on all nodes since this manager started.
-    pub durations: [u64; DURATION_BUCKETS],
-    /// What tenants may lease straight from nodes.
-    pub allowances: Allowances,
-    /// Leases that nodes are being asked to take, and what allowances have left.
-    asked: HashMap<LeaseId, (TenantId, Held)>,
-    next_request: u64,
+    nodes: Nodes,
+    leases: Leases,
+    tenants: Tenants,
+    tokens: TokenRegistry,
+    allowances: Allowances,
+    /// Usage that was booked since this manager started.
+    used: Usage,
+    /// Calls by duration on all nodes since this manager started.
+    durations: [u64; DURATION_BUCKETS],
 }
 
 impl Cluster {
-    /// What a store remembers; every node counts as not connected yet.
-    pub fn remembered(snapshot: Snapshot, now: Instant) -> Self {
-        let mut tenants: HashMap<TenantId, Account> = HashMap::new();
-        for record in snapshot.tenants {
-            tenants.insert(record.id, Account::of(record));
-        }
+    /// Returns the cluster as stored, with no node connected.
+    pub fn from_snapshot(snapshot: Snapshot, now: Instant) -> Self {
+        let mut tenants = Tenants::from_records(snapshot.tenants, snapshot.prices);
         for record in snapshot.leases.iter().filter(|record| record.state.is_live()) {
-            if let Some(account) = tenants.get_mut(&record.tenant) {
-                account.held = account.held.plus(record.held());
-            }
+            tenants.hold(record);
         }
         Self {
+            nodes: Nodes::from_records(snapshot.nodes, now),
+            leases: Leases::from_records(snapshot.leases),
             tenants,
-            prices: snapshot.prices,
-            used: Usage::default(),
-            durations: [0; DURATION_BUCKETS],
-            asked: HashMap::new(),
-            allowances: Allowances::default(),
-            order: snapshot.nodes.iter().map(|record| record.address.id).collect(),
-            nodes: snapshot
-                .nodes
-                .into_iter()
-                .map(|record| (record.address.id, Node::remembered(record, now)))
-                .collect(),
-            leases: snapshot
-                .leases
-                .into_iter()
-                .map(|record| (record.lease, record))
-                .collect(),
-            bearers: TokenRegistry::of(snapshot.bearers),
-            rebound: VecDeque::new(),
-            next_request: 0,
+            tokens: TokenRegistry::of(snapshot.bearers),
+            ..Self::default()
         }
     }
 
-    /// A number for the next question to a node.
-    pub fn next_request(&mut self) -> u64 {
-        self.next_request += 1;
-        self.next_request
+    /// The nodes.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
     }
 
-    /// Under which this node's leases are changed.
-    pub fn epoch(&self, node: NodeId) -> u64 {
-        self.nodes.get(&node).map_or(0, |node| node.epoch)
+    /// The nodes.
+    pub fn nodes_mut(&mut self) -> &mut Nodes {
+        &mut self.nodes
     }
 
-    /// A node that was not known, or is known anew.
-    pub fn put(&mut self, id: NodeId, node: Node) {
-        if self.nodes.insert(id, node).is_none() {
-            self.order.push(id);
-        }
+    /// The leases.
+    pub fn leases(&self) -> &Leases {
+        &self.leases
     }
 
-    fn view(&self, id: NodeId) -> Option<View> {
-        let node = self.nodes.get(&id)?;
-        Some(View {
-            node: id,
-            up: node.session.is_some() && !node.reclaimed && node.health.suspension().is_none(),
-            capacity: node.capacity,
-            free: node.free,
-        })
+    /// The tenants.
+    pub fn tenants(&self) -> &Tenants {
+        &self.tenants
     }
 
-    /// All nodes as placement sees them, or the only one that is wanted.
-    pub fn views(&self, only: Option<NodeId>) -> Vec<View> {
-        match only {
-            Some(id) => self.view(id).into_iter().collect(),
-            None => self.order.iter().filter_map(|id| self.view(*id)).collect(),
-        }
+    /// The tenants.
+    pub fn tenants_mut(&mut self) -> &mut Tenants {
+        &mut self.tenants
     }
 
-    /// The nodes of each fabric that some are on.
-    pub fn fabrics(&self) -> Vec<Vec<NodeId>> {
-        let mut fabrics: BTreeMap<&str, Vec<NodeId>> = BTreeMap::new();
-        for (id, node) in self.in_order() {
-            for fabric in &node.address.fabrics {
-                fabrics.entry(fabric).or_default().push(*id);
-            }
-        }
-        fabrics.into_values().collect()
+    /// The tokens.
+    pub fn tokens(&self) -> &TokenRegistry {
+        &self.tokens
     }
 
-    /// Some nodes as placement sees them, chosen by a random number: the best of a few is nearly as good as the best of all
-    /// (the power of d choices), and costs the same however many there are. None when looking at all is no more work.
-    pub fn sample(&self, random: u64) -> Option<Vec<View>> {
-        let all = self.order.len();
-        if all <= SAMPLE * 2 {
-            return None;
-        }
-        let mut views = Vec::with_capacity(SAMPLE);
-        let mut state = random;
-        for _ in 0..SAMPLE {
-            state = mix(state);
-            let index = (u128::from(state) * all as u128) >> 64;
-            views.extend(self.order.get(index as usize).and_then(|id| self.view(*id)));
-        }
-        views.sort_by_key(|view| view.node);
-        views.dedup_by_key(|view| view.node);
-        Some(views)
+    /// The tokens.
+    pub fn tokens_mut(&mut self) -> &mut TokenRegistry {
+        &mut self.tokens
     }
 
-    /// All nodes, always in the same order.
-    pub fn in_order(&self) -> impl Iterator<Item = (&NodeId, &Node)> {
-        self.order.iter().filter_map(|id| Some((id, self.nodes.get(id)?)))
+    /// The allowances.
+    pub fn allowances(&self) -> &Allowances {
+        &self.allowances
     }
 
-    /// Nodes that are up.
-    pub fn nodes_up(&self) -> usize {
-        self.nodes.values().filter(|node| node.session.is_some()).count()
+    /// The allowances.
+    pub fn allowances_mut(&mut self) -> &mut Allowances {
+        &mut self.allowances
     }
 
-    /// Leases that live.
-    pub fn live_leases(&self) -> usize {
-        self.leases.values().filter(|record| record.state.is_live()).count()
+    /// Usage that was booked since this manager started.
+    pub fn used(&self) -> Usage {
+        self.used
     }
 
-    /// A node is to be asked for a lease: sets its tenant's share aside, if that may have it, and answers the prices.
-    pub fn ask_for(&mut self, lease: LeaseId, tenant: TenantId, wanted: Held) -> Result<Prices, Failure> {
-        let prices = self.prices_of(tenant);
-        let unknown = || Failure::new(Code::Unauthorized, format!("there is no tenant {tenant} (any more)"));
-        let account = self.tenants.get_mut(&tenant).ok_or_else(unknown)?;
-        account.may_spend()?;
-        let Account { record, held, asked } = account;
-        quota::may_hold(&record.name, &record.spec, held.plus(*asked), wanted)?;
-        *asked = asked.plus(wanted);
-        self.asked.insert(lease, (tenant, wanted));
-        Ok(prices)
+    /// Calls by duration on all nodes since this manager started.
+    pub fn durations(&self) -> &[u64; DURATION_BUCKETS] {
+        &self.durations
     }
 
-    /// Sets a tenant's share aside, without asking whether it may have it.
-    pub fn keep_asking_for(&mut self, lease: LeaseId, tenant: TenantId, wanted: Held) {
-        if let Some(account) = self.tenants.get_mut(&tenant) {
-            account.asked = account.asked.plus(wanted);
-            self.asked.insert(lease, (tenant, wanted));
-        }
-    }
-
-    /// The node was asked: what was set aside is held now, or is not.
-    pub fn asked_for(&mut self, lease: LeaseId) {
-        let Some((tenant, wanted)) = self.asked.remove(&lease) else {
-            return;
-        };
-        if let Some(account) = self.tenants.get_mut(&tenant) {
-            account.asked = account.asked.minus(wanted);
-        }
-    }
-
-    /// A lease was granted.
-    pub fn insert(&mut self, record: LeaseRecord) {
-        self.asked_for(record.lease);
-        if let Some(account) = self.tenants.get_mut(&record.tenant) {
-            account.held = account.held.plus(record.held());
-        }
+    /// Adds a granted lease. Its reservation ends.
+    pub fn insert_lease(&mut self, record: LeaseRecord) {
+        self.tenants.release_reservation(record.lease);
+        self.tenants.hold(&record);
         if let Some(node) = self.nodes.get_mut(&record.node) {
             node.take(&record);
         }
-        self.leases.insert(record.lease, record);
+        self.leases.insert(record);
     }
 
-    /// A lease ended; none when it had ended before, whose cause then stands.
-    pub fn end(&mut self, lease: LeaseId, state: LeaseState, at_ms: u64) -> Option<&LeaseRecord> {
-        let record = self.leases.get_mut(&lease).filter(|record| record.state.is_live())?;
-        record.state = state;
-        record.ended_at_ms = at_ms;
-        if let Some(node) = self.nodes.get_mut(&record.node) {
-            node.give(record);
-        }
-        if let Some(account) = self.tenants.get_mut(&record.tenant) {
-            account.held = account.held.minus(record.held());
-        }
-        Some(record)
-    }
-
-    /// A node comes from another manager with these leases: what was known of its leases here is of an earlier time.
-    pub fn inherit(&mut self, node: NodeId, leases: Vec<LeaseRecord>) {
-        self.let_go(node);
-        for record in leases {
-            if let (true, Some(account)) = (record.state.is_live(), self.tenants.get_mut(&record.tenant)) {
-                account.held = account.held.plus(record.held());
+    /// Ends a lease. Returns its node, or `None` if it had ended before.
+    pub fn end_lease(&mut self, lease: LeaseId, state: LeaseState, at_ms: u64) -> Option<NodeId> {
+        let was_active = self.leases.get(&lease)?.state == LeaseState::Active;
+        let record = self.leases.end(lease, state, at_ms)?;
+        let id = record.node;
+        self.tenants.release(record);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.give_back(record);
+            if was_active && matches!(state, LeaseState::Released | LeaseState::Expired) {
+                node.record_success();
             }
-            self.leases.insert(record.lease, record);
         }
+        if let Some((allowance, message)) = self.allowances.on_lease_ended(lease, at_ms) {
+            self.reserve_unused(allowance);
+            if let Some(message) = message {
+                self.nodes.send_to_all(&message);
+            }
+        }
+        Some(id)
     }
 
-    /// Another manager owns the node, and so its leases.
-    pub fn let_go(&mut self, node: NodeId) {
-        let Self { leases, tenants, .. } = self;
-        leases.retain(|_, record| {
-            if record.node != node {
-                return true;
-            }
-            if let (true, Some(account)) = (record.state.is_live(), tenants.get_mut(&record.tenant)) {
-                account.held = account.held.minus(record.held());
-            }
-            false
-        });
+    /// Records the first use of a lease on this node. Returns when it expires now, or `None` if it is not `granted`.
+    pub fn activate_lease(&mut self, lease: LeaseId, node: NodeId, now_ms: u64) -> Option<u64> {
+        self.leases.activate(lease, node, now_ms)
     }
 
-    /// The store has booked this entry, now or when it was first sent. Answers how much more that is, and whose.
-    pub fn on_booked(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Metered)]) -> Vec<(TenantId, Usage)> {
-        let mut more = Vec::new();
-        let Some(node) = self.nodes.get_mut(&id).filter(|node| sequence > node.booked) else {
-            return more;
+    /// Renews a lease with this token. Returns its record and the note for the store, or `None` if it is unknown.
+    pub fn renew_lease(
+        &mut self,
+        lease: LeaseId,
+        duration_ms: u64,
+        expires_at_ms: u64,
+        bearer: Option<[u8; 32]>,
+    ) -> Option<(LeaseRecord, OwnedChange)> {
+        // The token may have been replaced while the node was asked.
+        let bearer = self.tokens.current(bearer);
+        let record = self.leases.renew(lease, duration_ms, expires_at_ms, bearer)?.clone();
+        let note = self.renewal(lease)?;
+        Some((record, note))
+    }
+
+    /// Returns the note that stores the expiry and the token of a lease.
+    pub fn renewal(&self, lease: LeaseId) -> Option<OwnedChange> {
+        let record = self.leases.get(&lease)?;
+        Some(OwnedChange {
+            node: record.node,
+            epoch: self.nodes.epoch(record.node),
+            change: Change::Renewed {
+                lease,
+                duration_ms: record.duration_ms,
+                expires_at_ms: record.expires_at_ms,
+                bearer: record.bearer,
+            },
+        })
+    }
+
+    /// Live leases on this manager's nodes whose token is no longer valid.
+    pub fn leases_without_token(&self) -> Vec<LeaseId> {
+        let invalid = self
+            .leases
+            .live()
+            .filter(|record| self.tokens.is_invalid(record.bearer));
+        invalid.map(|record| record.lease).collect()
+    }
+
+    /// Leases that must have ended although their node reported no end: they are overdue, or their node is lost.
+    pub fn overdue_leases(&self, now: Instant, wall_ms: u64, lease_lost_after: Duration) -> Vec<(LeaseId, LeaseState)> {
+        let mut overdue = Vec::new();
+        for record in self.leases.live() {
+            let node = self.nodes.get(&record.node);
+            let silence = node.map_or(Duration::MAX, |node| now.saturating_duration_since(node.last_seen()));
+            if wall_ms > record.expires_at_ms.saturating_add(OVERDUE_MS) {
+                overdue.push((record.lease, LeaseState::Expired));
+            } else if !node.is_some_and(Node::is_connected) && silence > lease_lost_after {
+                overdue.push((record.lease, LeaseState::Lost));
+            }
+        }
+        overdue
+    }
+
+    /// Forgets leases that ended before `ended_before_ms`, and allowances and tokens that have expired.
+    pub fn forget_expired(&mut self, wall_ms: u64, ended_before_ms: u64) {
+        self.leases.forget_ended(ended_before_ms);
+        for allowance in self.allowances.expire(wall_ms) {
+            self.reserve_unused(allowance);
+        }
+        self.tokens.retain(|bearer| bearer.expires_at_ms > wall_ms);
+    }
+
+    /// Adds a token. Leases and allowances of a client token that it replaces become its own. Returns the notes for the
+    /// store.
+    #[must_use]
+    pub fn add_token(&mut self, bearer: Bearer) -> Vec<OwnedChange> {
+        let (hash, kind) = (bearer.hash, bearer.kind);
+        let replaced = self.tokens.keep(bearer);
+        if !matches!(kind, BearerKind::Client(_)) {
+            return Vec::new();
+        }
+        let rebound = replaced.into_iter().flat_map(|old| self.rebind(old, Some(hash)));
+        rebound.collect()
+    }
+
+    /// Binds the leases and allowances of one token to another one, or to none. Returns the notes for the store: it
+    /// does the same, but a change with the earlier token may reach it afterwards.
+    #[must_use]
+    pub fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) -> Vec<OwnedChange> {
+        self.allowances.rebind(from, to);
+        self.tokens.record_replacement(from, to);
+        let live = self.leases.rebind(from, to);
+        live.into_iter().filter_map(|lease| self.renewal(lease)).collect()
+    }
+
+    /// Reserves the resources of a new allowance and adds it.
+    pub fn add_allowance(&mut self, id: AllowanceId, new: NewAllowance, now_ms: u64) -> Result<(), Failure> {
+        self.tenants.reserve(LeaseId(id.0), new.tenant, new.total)?;
+        let bearer = self.tokens.current(new.bearer);
+        self.allowances.insert(id, NewAllowance { bearer, ..new }, now_ms);
+        Ok(())
+    }
+
+    /// Ends an allowance of this tenant and informs the nodes. Returns false if it had ended before.
+    pub fn end_allowance(&mut self, id: AllowanceId, tenant: TenantId, now_ms: u64) -> bool {
+        let Some(message) = self.allowances.end(id, tenant, now_ms) else {
+            return false;
         };
-        node.booked = sequence;
+        self.tenants.release_reservation(LeaseId(id.0));
+        self.nodes.send_to_all(&message);
+        true
+    }
+
+    /// Adds a lease that a node granted under the allowance in this token. Returns whether the allowance is exhausted
+    /// now, of which the nodes are informed.
+    pub fn add_direct_lease(
+        &mut self,
+        allowance: AllowanceId,
+        token: &Token,
+        record: LeaseRecord,
+        now_ms: u64,
+    ) -> Result<bool, Failure> {
+        let message = self.allowances.start(allowance, token, &record, now_ms)?;
+        self.insert_lease(record);
+        self.reserve_unused(allowance);
+        if let Some(message) = &message {
+            self.nodes.send_to_all(message);
+        }
+        Ok(message.is_some())
+    }
+
+    /// Reserves the part of an allowance that no lease holds; nothing for one that has ended.
+    fn reserve_unused(&mut self, allowance: AllowanceId) {
+        let key = LeaseId(allowance.0);
+        self.tenants.release_reservation(key);
+        if let Some((tenant, unused)) = self.allowances.unused(allowance) {
+            self.tenants.reserve_unchecked(key, tenant, unused);
+        }
+    }
+
+    /// Registers a node that holds these leases, with the milliseconds that they have left. `inherited` are the node's
+    /// leases if another manager owned it before. The node is told to end leases that are over here. Returns the leases
+    /// that it should hold and does not.
+    pub fn register_node(
+        &mut self,
+        registration: Registration,
+        held: &HashMap<LeaseId, u64>,
+        inherited: Option<Vec<LeaseRecord>>,
+        now_ms: u64,
+    ) -> Vec<LeaseId> {
+        let id = registration.address.id;
+        let booked = match inherited {
+            Some(inherited) => {
+                self.inherit(id, inherited);
+                registration.booked
+            }
+            // The usage of the leases here may lag behind the store.
+            None => self.nodes.get(&id).map_or(registration.booked, Node::booked),
+        };
+        let outgoing = &registration.outgoing;
+        if registration.is_reclaimed {
+            // It may have been disconnected when it was reclaimed, or have restarted since.
+            let _ = outgoing.try_send(ManagerMessage::Reclaim {
+                request: 0,
+                grace_ms: 0,
+                traceparent: None,
+            });
+        }
+        for message in self.allowances.exhausted(now_ms) {
+            let _ = outgoing.try_send(message);
+        }
+        let earlier = self.nodes.get_mut(&id);
+        for (lease, remaining_ms) in held {
+            let state = match self.leases.get(lease) {
+                Some(record) if record.node == id && record.state.is_live() => {
+                    self.leases.set_expiry(lease, now_ms.saturating_add(*remaining_ms));
+                    continue;
+                }
+                // It ended while the node was disconnected.
+                Some(record) if record.node == id => record.state,
+                _ if earlier.as_ref().is_some_and(|node| node.is_uncertain(lease)) => LeaseState::Revoked,
+                // The node granted it by itself.
+                _ => continue,
+            };
+            let _ = outgoing.try_send(end_message(0, *lease, state, Duration::ZERO));
+        }
+        let own = self.leases.live().filter(|record| record.node == id);
+        let missing = own.filter(|record| !held.contains_key(&record.lease));
+        let missing = missing.map(|record| record.lease).collect();
+        let registration = Registration { booked, ..registration };
+        let node = Node::registered(registration, earlier, Instant::now());
+        self.nodes.insert(id, node);
+        missing
+    }
+
+    /// Replaces the leases of a node that comes from another manager.
+    fn inherit(&mut self, node: NodeId, leases: Vec<LeaseRecord>) {
+        self.forget_leases_of(node);
+        for record in leases {
+            if record.state.is_live() {
+                self.tenants.hold(&record);
+            }
+            self.leases.insert(record);
+        }
+    }
+
+    /// Forgets the leases of a node that another manager owns.
+    fn forget_leases_of(&mut self, node: NodeId) {
+        for record in self.leases.remove_of(node) {
+            self.tenants.release(&record);
+        }
+    }
+
+    /// Takes over a node of a dead manager, with its leases. Returns without effect if the node has registered
+    /// somewhere since.
+    pub fn adopt_node(&mut self, record: NodeRecord, leases: Vec<LeaseRecord>, now: Instant) {
+        let id = record.address.id;
+        if record.epoch < self.nodes.epoch(id) {
+            return;
+        }
+        let adopted = NodeRecord {
+            manager: None,
+            ..record
+        };
+        self.nodes.insert(id, Node::from_record(adopted, now));
+        self.inherit(id, leases);
+    }
+
+    /// Applies a node's row that another manager changed. Ignores an older epoch than the known one. `own_key` is the
+    /// key of this manager.
+    pub fn apply_node(&mut self, own_key: PublicKey, record: NodeRecord) {
+        let id = record.address.id;
+        let epoch = self.nodes.epoch(id);
+        if record.epoch < epoch {
+            return;
+        }
+        let is_own = record.manager.is_none_or(|manager| manager == own_key);
+        match self.nodes.get_mut(&id) {
+            // The rest of an own node's state is newer here than in the store.
+            Some(node) if is_own && node.owner().is_none() => node.set_reclaimed(record.reclaimed),
+            // The node's registration or adoption brings its leases.
+            _ if is_own => {}
+            Some(node) => {
+                node.set_reclaimed(record.reclaimed);
+                if record.epoch > epoch {
+                    node.move_to(record);
+                    self.forget_leases_of(id);
+                }
+            }
+            None => self.nodes.insert(id, Node::from_record(record, Instant::now())),
+        }
+    }
+
+    /// Applies the full state of the store. Returns its tenants.
+    pub fn apply_snapshot(&mut self, own_key: PublicKey, snapshot: Snapshot) -> Vec<TenantRecord> {
+        let Snapshot {
+            nodes,
+            leases,
+            bearers,
+            tenants,
+            prices,
+        } = snapshot;
+        for record in nodes {
+            self.apply_node(own_key, record);
+        }
+        self.tokens.replace_stored(bearers);
+        for stored in leases {
+            // The store binds leases to another token when theirs is replaced, or revoked without its leases. A valid
+            // token here stays: the change that it came with may be on its way to the store.
+            let known = self.leases.get(&stored.lease);
+            if known.is_some_and(|record| self.tokens.is_invalid(record.bearer))
+                && !self.tokens.is_invalid(stored.bearer)
+            {
+                self.leases.set_bearer(&stored.lease, stored.bearer);
+            }
+        }
+        self.tenants.set_default_prices(prices);
+        tenants
+    }
+
+    /// Records that the store booked an entry of a node's journal, now or earlier. Returns the increase by tenant.
+    pub fn on_booked(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Metered)]) -> Vec<(TenantId, Usage)> {
+        if !self.nodes.get_mut(&id).is_some_and(|node| node.on_booked(sequence)) {
+            return Vec::new();
+        }
+        let mut increases = Vec::new();
         for (lease, used) in totals {
-            if let Some(record) = self.leases.get_mut(lease).filter(|record| record.node == id) {
-                let merged = billing::merge(record.usage, used.usage);
-                let added = billing::subtract(merged, record.usage);
-                record.usage = merged;
+            if let Some((tenant, added)) = self.leases.add_usage(id, lease, used) {
                 self.used = billing::add(self.used, added);
-                more.push((record.tenant, added));
+                increases.push((tenant, added));
             }
         }
-        more
+        increases
     }
 
-    /// All of it in numbers.
-    pub fn summary(&self) -> Summary {
-        let mut summary = Summary::default();
-        // Also where there is none: a number that is missing looks like a fault to whoever draws it.
-        summary.nodes.insert(NodeState::Up.name(), 0);
-        for state in [LeaseState::Granted, LeaseState::Active] {
-            summary.leases.insert(state.name(), 0);
-        }
-        for node in self.nodes.values().filter(|node| node.manager.is_none()) {
-            *summary.nodes.entry(node.state(false).name()).or_default() += 1;
-            if node.session.is_some() {
-                summary.capacity.add(&node.capacity);
-                summary.free.add(&node.free);
+    /// Adds a node's number of calls by duration.
+    pub fn on_durations(&mut self, id: NodeId, calls: [u64; DURATION_BUCKETS]) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            for (sum, increase) in self.durations.iter_mut().zip(node.on_durations(calls)) {
+                *sum = sum.saturating_add(increase);
             }
         }
-        for record in self.leases.values().filter(|record| record.state.is_live()) {
-            *summary.leases.entry(record.state.name()).or_default() += 1;
-        }
-        summary
     }
 
-    /// Forgets leases that ended before this time; the store keeps them.
-    pub fn forget_ended(&mut self, before_ms: u64) {
-        self.leases
-            .retain(|_, record| record.state.is_live() || record.ended_at_ms >= before_ms);
-    }
-
-    /// Other managers' nodes as far as they are known here.
-    pub fn foreign_statuses(&self, now: Instant) -> Vec<NodeStatus> {
-        let foreign = self.nodes.iter().filter(|(_, node)| node.manager.is_some());
-        foreign.map(|(id, node)| self.node_status(id, node, now)).collect()
-    }
-
-    /// This manager's nodes, for people.
+    /// Statuses of this manager's nodes, by name and id.
     pub fn node_statuses(&self, now: Instant) -> Vec<NodeStatus> {
-        let mut statuses: Vec<NodeStatus> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.manager.is_none())
-            .map(|(id, node)| self.node_status(id, node, now))
-            .collect();
-        statuses.sort_by(|a, b| {
-            a.address
-                .name
-                .cmp(&b.address.name)
-                .then(a.address.id.cmp(&b.address.id))
-        });
+        let mut statuses = self.statuses_where(now, |node| node.owner().is_none());
+        statuses.sort_by(|a, b| (&a.address.name, a.address.id).cmp(&(&b.address.name, b.address.id)));
         statuses
     }
 
-    /// One node, for people.
-    pub fn node_status(&self, id: &NodeId, node: &Node, now: Instant) -> NodeStatus {
-        let held = self
-            .leases
-            .values()
-            .filter(|record| record.node == *id && record.state.is_live())
-            .count();
-        let suspension = node.health.suspension();
-        let ends_ms = suspension.map_or(0, |suspension| suspension.until_ms);
-        NodeStatus {
-            suspended_ms: ends_ms.saturating_sub(clock_ms(now)),
-            why: suspension.map(|suspension| suspension.why.clone()),
-            address: node.address.clone(),
-            capacity: node.capacity,
-            free: node.free,
-            state: node.state(held > 0),
-            heartbeat_age_ms: millis(now.saturating_duration_since(node.heard)),
-            leases: held as u32,
-            sandboxes: node.sandboxes.clone(),
-        }
+    /// Statuses of other managers' nodes, as far as known.
+    pub fn foreign_statuses(&self, now: Instant) -> Vec<NodeStatus> {
+        self.statuses_where(now, |node| node.owner().is_some())
+    }
+
+    fn statuses_where(&self, now: Instant, is_wanted: impl Fn(&Node) -> bool) -> Vec<NodeStatus> {
+        let wanted = self.nodes.in_order().filter(|(_, node)| is_wanted(node));
+        wanted.filter_map(|(id, _)| self.node_status(id, now)).collect()
+    }
+
+    /// Status of one node.
+    pub fn node_status(&self, id: &NodeId, now: Instant) -> Option<NodeStatus> {
+        let leases = self.leases.live().filter(|record| record.node == *id).count();
+        Some(self.nodes.get(id)?.status(leases, now))
     }
 }
 
-/// A lease, for people.
-pub fn lease_status(record: &LeaseRecord) -> LeaseStatus {
-    LeaseStatus {
-        lease: record.lease,
-        tenant: record.tenant,
-        node: record.node,
-        state: record.state,
-        workers: record.workers,
-        mode: record.mode,
-        sandbox: record.sandbox,
-        image: record.image.clone(),
-        memory_bytes: record.memory_bytes,
-        granted_at_ms: record.granted_at_ms,
-        expires_at_ms: record.expires_at_ms,
-        usage: record.usage,
-    }
-}
-
-/// A clock that only goes forward, in milliseconds, from some time on before this manager.
+/// Returns milliseconds by a clock that never goes back. It begins at some time before this manager.
 pub fn clock_ms(now: Instant) -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     millis(now.saturating_duration_since(*START))
@@ -569,61 +487,4 @@ pub fn millis(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    fn cluster(nodes: u16) -> Cluster {
-        let capacity = Capacity {
-            cores: 1,
-            memory_bytes: 1,
-            workers: 1,
-            gpus: 0,
-        };
-        let record = |n: u16| {
-            let mut id = [0; 16];
-            id[..2].copy_from_slice(&n.to_be_bytes());
-            NodeRecord {
-                address: NodeAddress {
-                    id: NodeId(id),
-                    name: n.to_string(),
-                    host: String::new(),
-                    unix: None,
-                    tcp: None,
-                    key: PublicKey([0; 32]),
-                    fabrics: Vec::new(),
-                },
-                capacity,
-                epoch: 1,
-                booked: 0,
-                reclaimed: false,
-                manager: None,
-            }
-        };
-        let snapshot = Snapshot {
-            nodes: (0..nodes).map(record).collect(),
-            ..Snapshot::default()
-        };
-        Cluster::remembered(snapshot, Instant::now())
-    }
-
-    #[test]
-    fn a_sample_has_few_nodes_each_once_and_in_the_long_run_every_one() {
-        assert!(
-            cluster(2 * SAMPLE as u16).sample(7).is_none(),
-            "so few are all looked at"
-        );
-        let cluster = cluster(1_000);
-        let mut seen = BTreeSet::new();
-        for random in 0..1_000 {
-            let sample: Vec<NodeId> = cluster.sample(random).unwrap().iter().map(|view| view.node).collect();
-            let distinct: BTreeSet<NodeId> = sample.iter().copied().collect();
-            assert_eq!(distinct.len(), sample.len());
-            assert!(sample.len() <= SAMPLE && sample.len() > SAMPLE / 2);
-            seen.extend(distinct);
-        }
-        assert_eq!(seen.len(), 1_000);
-        assert_eq!(cluster.views(None).len(), 1_000);
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! Connections that have shown no token that is good. They get little time and few places; see [`dayfly_lease::admission`].
+//! Unauthenticated connections: they get little time and few places. See [`dayfly_lease::admission`].
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -18,57 +18,59 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::Notify;
 
-/// A connection without a token must send a whole request within each such time, and is closed after one without.
-pub const PATIENCE: Duration = Duration::from_secs(5);
-/// So many such times a request without a token may take to be answered, reading the answer included: a login asks a provider.
-const MAX_BUSY: u32 = 6;
+/// An unauthenticated connection is closed if it sends no request for this long.
+pub const IDLE_LIMIT: Duration = Duration::from_secs(5);
+/// Limit on an unauthenticated request, including the reading of its response, in multiples of [`IDLE_LIMIT`]. A login
+/// waits for the identity provider.
+const MAX_BUSY_PERIODS: u32 = 6;
 
-/// Where somebody connects from: an address, or a user of this machine.
+/// Origin of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// By TCP.
+    /// Address of the peer, over TCP.
     Address(IpAddr),
-    /// By the local socket.
+    /// User id of the peer, over the local socket.
     User(u32),
 }
 
-/// What is known of one connection.
+/// State of one connection.
 #[derive(Debug, Default)]
 pub struct ConnectionState {
-    is_known: AtomicBool,
-    shown: Notify,
-    /// Requests that began, ever, and those that are not over.
+    is_authenticated: AtomicBool,
+    authenticated: Notify,
+    /// Number of requests that have begun.
     begun: AtomicU64,
-    busy: AtomicUsize,
+    /// Number of requests that have not ended.
+    running: AtomicUsize,
 }
 
 impl ConnectionState {
-    /// It has shown a token that is good.
-    pub fn show(&self) {
-        if !self.is_known.swap(true, Ordering::Relaxed) {
-            self.shown.notify_one();
+    /// Records that a request had a valid token.
+    pub fn set_authenticated(&self) {
+        if !self.is_authenticated.swap(true, Ordering::Relaxed) {
+            self.authenticated.notify_one();
         }
     }
 
-    fn is_known(&self) -> bool {
-        self.is_known.load(Ordering::Relaxed)
+    fn is_authenticated(&self) -> bool {
+        self.is_authenticated.load(Ordering::Relaxed)
     }
 
-    /// Returns when the connection is to be closed. Gives its place to others once it is known, and then never returns.
-    pub async fn outstays(&self, place: Option<Place<Origin>>) {
-        let (mut begun, mut busy_for) = (0, 0);
-        while !self.is_known() {
+    /// Returns when the connection must be closed. Once it is authenticated, frees its place and never returns.
+    pub async fn timed_out(&self, place: Option<Place<Origin>>) {
+        let (mut begun, mut busy_periods) = (0, 0);
+        while !self.is_authenticated() {
             tokio::select! {
-                () = self.shown.notified() => break,
-                () = tokio::time::sleep(PATIENCE) => {}
+                () = self.authenticated.notified() => break,
+                () = tokio::time::sleep(IDLE_LIMIT) => {}
             }
             let now = self.begun.load(Ordering::Relaxed);
-            busy_for = match self.busy.load(Ordering::Relaxed) {
+            busy_periods = match self.running.load(Ordering::Relaxed) {
                 0 if now == begun => return,
                 0 => 0,
-                _ => busy_for + 1,
+                _ => busy_periods + 1,
             };
-            if busy_for >= MAX_BUSY {
+            if busy_periods >= MAX_BUSY_PERIODS {
                 return;
             }
             begun = now;
@@ -78,18 +80,18 @@ impl ConnectionState {
     }
 }
 
-/// The router, for one connection.
+/// The router for one connection.
 pub struct ConnectionService {
     router: TowerToHyperService<Router>,
-    visitor: Arc<ConnectionState>,
+    state: Arc<ConnectionState>,
 }
 
 impl ConnectionService {
-    /// Answers requests of this visitor.
-    pub fn new(router: Router, visitor: Arc<ConnectionState>) -> Self {
+    /// Returns a service that records the connection's requests in its state.
+    pub fn new(router: Router, state: Arc<ConnectionState>) -> Self {
         Self {
             router: TowerToHyperService::new(router),
-            visitor,
+            state,
         }
     }
 }
@@ -100,43 +102,48 @@ impl Service<hyper::Request<Incoming>> for ConnectionService {
     type Future = BoxFuture<'static, Result<Response, Infallible>>;
 
     fn call(&self, mut request: hyper::Request<Incoming>) -> Self::Future {
-        let busy = Busy::new(&self.visitor);
-        request.extensions_mut().insert(Arc::clone(&self.visitor));
-        let answer = self.router.call(request);
+        let running = RunningRequest::new(&self.state);
+        request.extensions_mut().insert(Arc::clone(&self.state));
+        let response = self.router.call(request);
         Box::pin(async move {
-            let response = answer.await?;
-            if busy.0.is_known() {
+            let response = response.await?;
+            if running.0.is_authenticated() {
                 return Ok(response);
             }
-            Ok(response.map(|body| Body::new(Watched { body, _busy: busy })))
+            Ok(response.map(|body| {
+                Body::new(TrackedBody {
+                    body,
+                    _running: running,
+                })
+            }))
         })
     }
 }
 
-/// A request that is not over.
-struct Busy(Arc<ConnectionState>);
+/// Counts a request until it is dropped.
+struct RunningRequest(Arc<ConnectionState>);
 
-impl Busy {
-    fn new(visitor: &Arc<ConnectionState>) -> Self {
-        visitor.begun.fetch_add(1, Ordering::Relaxed);
-        visitor.busy.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(visitor))
+impl RunningRequest {
+    fn new(state: &Arc<ConnectionState>) -> Self {
+        state.begun.fetch_add(1, Ordering::Relaxed);
+        state.running.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(state))
     }
 }
 
-impl Drop for Busy {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        self.0.running.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// An answer whose request is over when it is sent.
-struct Watched {
+/// The body of a response. Its request ends when the body is sent.
+struct TrackedBody {
     body: Body,
-    _busy: Busy,
+    _running: RunningRequest,
 }
 
-impl HttpBody for Watched {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -163,34 +170,34 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn silent_visitor_is_sent_away_and_a_known_one_makes_room() {
-        let door = Admission::new(1, 1);
-        let place = || door.admit(Origin::User(7));
+    async fn silent_connection_closes_authenticated_one_frees_its_place() {
+        let admission = Admission::new(1, 1);
+        let place = || admission.admit(Origin::User(7));
         let silent = ConnectionState::default();
-        silent.outstays(place()).await;
+        silent.timed_out(place()).await;
         let known = ConnectionState::default();
-        known.show();
-        let mut staying = std::pin::pin!(known.outstays(place()));
-        assert!(tokio::time::timeout(PATIENCE * 10, staying.as_mut()).await.is_err());
-        assert!(place().is_some(), "while it stays");
+        known.set_authenticated();
+        let mut staying = std::pin::pin!(known.timed_out(place()));
+        assert!(tokio::time::timeout(IDLE_LIMIT * 10, staying.as_mut()).await.is_err());
+        assert!(place().is_some(), "the place is free although the connection stays");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn visitor_who_sends_requests_stays_until_one_takes_too_long() {
-        let visitor = Arc::new(ConnectionState::default());
-        let stays = |for_times: u32| tokio::time::timeout(PATIENCE * for_times, visitor.outstays(None));
+    async fn unauthenticated_connection_stays_until_a_request_takes_long() {
+        let connection = Arc::new(ConnectionState::default());
+        let stays = |for_times: u32| tokio::time::timeout(IDLE_LIMIT * for_times, connection.timed_out(None));
         let asking = async {
             for _ in 0..20 {
-                drop(Busy::new(&visitor));
-                tokio::time::sleep(PATIENCE / 2).await;
+                drop(RunningRequest::new(&connection));
+                tokio::time::sleep(IDLE_LIMIT / 2).await;
             }
         };
         tokio::select! {
             () = asking => {}
-            () = visitor.outstays(None) => panic!("it was sent away"),
+            () = connection.timed_out(None) => panic!("the connection was closed"),
         }
-        let _endless = Busy::new(&visitor);
-        assert!(stays(MAX_BUSY - 1).await.is_err());
-        assert!(stays(MAX_BUSY + 1).await.is_ok());
+        let _endless = RunningRequest::new(&connection);
+        assert!(stays(MAX_BUSY_PERIODS - 1).await.is_err());
+        assert!(stays(MAX_BUSY_PERIODS + 1).await.is_ok());
     }
 }

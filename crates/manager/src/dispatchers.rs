@@ -1,4 +1,4 @@
-//! The connections of dispatchers at other hosts: each is a conversation as frames of MessagePack on a WebSocket.
+//! The connections of dispatchers on other hosts: messages in MessagePack on a WebSocket.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,40 +14,40 @@ use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use tokio::sync::{mpsc, watch};
 
-use crate::control::stopped;
 use crate::http::validity::ENDED;
+use crate::shutdown::stopped;
 use crate::token_registry::Validity;
 
-/// A dispatcher has this long to say who it is.
-const HELLO_DEADLINE: Duration = Duration::from_secs(10);
-/// One that reads nothing for so long is stuck, however slow its network.
-const SEND_DEADLINE: Duration = Duration::from_secs(60);
-/// Between two pings.
-const PING_EVERY: Duration = Duration::from_secs(5);
-/// One that answers none for so long is gone.
-const SILENCE: Duration = Duration::from_secs(20);
+/// Time limit for a dispatcher's hello.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+/// A dispatcher that does not read for this long is stuck, even on a slow network.
+const SEND_LIMIT: Duration = Duration::from_secs(60);
+/// Period of pings.
+const PING_PERIOD: Duration = Duration::from_secs(5);
+/// A dispatcher that sends nothing for this long, not even pongs, is lost.
+const MAX_SILENCE: Duration = Duration::from_secs(20);
 
 type Frames = SplitStream<WebSocket>;
 type Writer = SplitSink<WebSocket, Message>;
 
 /// Why a dispatcher's connection ended.
 #[derive(Debug, thiserror::Error)]
-enum Over {
-    #[error("it went away")]
+enum CloseReason {
+    #[error("the connection broke")]
     Gone,
-    #[error("it broke the protocol: {0}")]
+    #[error("the dispatcher violated the protocol: {0}")]
     Violation(String),
-    #[error("it was refused: {0}")]
+    #[error("the dispatcher was refused: {0}")]
     Refused(Failure),
-    #[error("it does not read what it is sent")]
+    #[error("the dispatcher does not read its messages")]
     Stuck,
-    #[error("its place was taken, or its endpoint removed")]
+    #[error("a new connection replaced it, or the endpoint was removed")]
     Replaced,
     #[error("the manager is stopping")]
     Stopping,
 }
 
-/// Serves one dispatcher's connection to its end.
+/// Serves a dispatcher's connection until it ends.
 pub async fn serve(
     tasks: Arc<Tasks>,
     id: EndpointId,
@@ -57,16 +57,16 @@ pub async fn serve(
     mut stopping: watch::Receiver<bool>,
 ) {
     let (mut writer, mut frames) = socket.split();
-    let over = tokio::select! {
-        over = converse(tasks, id, site, &mut writer, &mut frames) => over,
-        () = validity.ended() => Over::Refused(Failure::new(Code::Unauthorized, ENDED)),
-        _ = stopped(&mut stopping) => Over::Stopping,
+    let reason = tokio::select! {
+        reason = converse(tasks, id, site, &mut writer, &mut frames) => reason,
+        () = validity.ended() => CloseReason::Refused(Failure::new(Code::Unauthorized, ENDED)),
+        _ = stopped(&mut stopping) => CloseReason::Stopping,
     };
-    if let Over::Refused(failure) = &over {
+    if let CloseReason::Refused(failure) = &reason {
         let _ = send(&mut writer, ToDispatcher::Refused(failure.clone())).await;
     }
-    tracing::info!(endpoint = %id, %over, "a dispatcher's connection ended");
-    let _ = tokio::time::timeout(HELLO_DEADLINE, writer.send(Message::Close(None))).await;
+    tracing::info!(endpoint = %id, %reason, "a dispatcher's connection ended");
+    let _ = tokio::time::timeout(HELLO_LIMIT, writer.send(Message::Close(None))).await;
 }
 
 async fn converse(
@@ -75,103 +75,105 @@ async fn converse(
     site: Option<ToDispatcher>,
     writer: &mut Writer,
     frames: &mut Frames,
-) -> Over {
+) -> CloseReason {
     let mut heard_at = Instant::now();
-    let hello = match tokio::time::timeout(HELLO_DEADLINE, receive(frames, &mut heard_at)).await {
+    let hello = match tokio::time::timeout(HELLO_LIMIT, receive(frames, &mut heard_at)).await {
         Ok(Ok(hello)) => hello,
-        Ok(Err(over)) => return over,
-        Err(_) => return Over::Gone,
+        Ok(Err(reason)) => return reason,
+        Err(_) => return CloseReason::Gone,
     };
     let FromDispatcher::Hello { version, instance, .. } = &hello else {
-        return Over::Violation("the first message must be `Hello`".into());
+        return CloseReason::Violation("the first message must be `Hello`".into());
     };
     if *version != WIRE_VERSION {
         let text = format!(
-            "the endpoint speaks wire version {version} and this manager {WIRE_VERSION} (Dayfly {RELEASE}); install the same release on both"
+            "the endpoint has wire version {version} and this manager {WIRE_VERSION} (Dayfly {RELEASE}); install the same release on both"
         );
-        return Over::Refused(Failure::new(Code::VersionMismatch, text));
+        return CloseReason::Refused(Failure::new(Code::VersionMismatch, text));
     }
     let conversation = match tasks.connect(id, *instance) {
         Ok(conversation) => conversation,
-        Err(failure) => return Over::Refused(failure),
+        Err(failure) => return CloseReason::Refused(failure),
     };
     drop(tasks);
     if let Some(site) = site
-        && let Err(over) = send(writer, site).await
+        && let Err(reason) = send(writer, site).await
     {
-        return over;
+        return reason;
     }
     let (said, heard) = (conversation.to_manager, conversation.from_manager);
-    // The other end of this channel lives as long as the manager.
+    // The receiver lives as long as the manager.
     let _ = said.send(hello);
-    // Apart from each other: a peer that writes much before it reads must not stop both.
+    // Concurrently: a peer that writes much before it reads must not block both directions.
     tokio::select! {
-        over = write(writer, heard) => over,
-        over = read(frames, heard_at, said) => over,
+        reason = write(writer, heard) => reason,
+        reason = read(frames, heard_at, said) => reason,
     }
 }
 
-async fn write(writer: &mut Writer, mut heard: mpsc::UnboundedReceiver<ToDispatcher>) -> Over {
-    let mut pings = tokio::time::interval(PING_EVERY);
+async fn write(writer: &mut Writer, mut heard: mpsc::UnboundedReceiver<ToDispatcher>) -> CloseReason {
+    let mut pings = tokio::time::interval(PING_PERIOD);
     loop {
         let sent = tokio::select! {
             message = heard.recv() => match message {
                 Some(message) => send(writer, message).await,
-                None => return Over::Replaced,
+                None => return CloseReason::Replaced,
             },
             _ = pings.tick() => send_frame(writer, Message::Ping(Default::default())).await,
         };
-        if let Err(over) = sent {
-            return over;
+        if let Err(reason) = sent {
+            return reason;
         }
     }
 }
 
-async fn read(frames: &mut Frames, mut heard_at: Instant, said: mpsc::UnboundedSender<FromDispatcher>) -> Over {
+async fn read(frames: &mut Frames, mut heard_at: Instant, said: mpsc::UnboundedSender<FromDispatcher>) -> CloseReason {
     loop {
-        let silent_at = heard_at + SILENCE;
+        let silent_at = heard_at + MAX_SILENCE;
         let message = tokio::time::timeout_at(silent_at.into(), receive(frames, &mut heard_at)).await;
         match message {
             Ok(Ok(message)) => {
                 if said.send(message).is_err() {
-                    return Over::Replaced;
+                    return CloseReason::Replaced;
                 }
             }
-            Ok(Err(over)) => return over,
-            // Pongs count, too.
-            Err(_) if heard_at.elapsed() < SILENCE => {}
-            Err(_) => return Over::Gone,
+            Ok(Err(reason)) => return reason,
+            // A pong arrived meanwhile.
+            Err(_) if heard_at.elapsed() < MAX_SILENCE => {}
+            Err(_) => return CloseReason::Gone,
         }
     }
 }
 
-async fn receive(frames: &mut Frames, heard_at: &mut Instant) -> Result<FromDispatcher, Over> {
+async fn receive(frames: &mut Frames, heard_at: &mut Instant) -> Result<FromDispatcher, CloseReason> {
     loop {
         let frame = frames.next().await;
         *heard_at = Instant::now();
         match frame {
             Some(Ok(Message::Binary(bytes))) => {
-                return rmp_serde::from_slice(&bytes).map_err(|error| Over::Violation(error.to_string()));
+                return rmp_serde::from_slice(&bytes).map_err(|error| CloseReason::Violation(error.to_string()));
             }
-            Some(Ok(Message::Text(_))) => return Err(Over::Violation("text where MessagePack is spoken".into())),
-            Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(Over::Gone),
+            Some(Ok(Message::Text(_))) => {
+                return Err(CloseReason::Violation("a text message instead of MessagePack".into()));
+            }
+            Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(CloseReason::Gone),
             Some(Ok(_)) => {}
         }
     }
 }
 
-async fn send(writer: &mut Writer, message: ToDispatcher) -> Result<(), Over> {
+async fn send(writer: &mut Writer, message: ToDispatcher) -> Result<(), CloseReason> {
     for part in message.parts() {
-        let bytes = rmp_serde::to_vec_named(&part).map_err(|error| Over::Violation(error.to_string()))?;
+        let bytes = rmp_serde::to_vec_named(&part).map_err(|error| CloseReason::Violation(error.to_string()))?;
         send_frame(writer, Message::Binary(bytes.into())).await?;
     }
     Ok(())
 }
 
-async fn send_frame(writer: &mut Writer, frame: Message) -> Result<(), Over> {
-    match tokio::time::timeout(SEND_DEADLINE, writer.send(frame)).await {
+async fn send_frame(writer: &mut Writer, frame: Message) -> Result<(), CloseReason> {
+    match tokio::time::timeout(SEND_LIMIT, writer.send(frame)).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err(Over::Gone),
-        Err(_) => Err(Over::Stuck),
+        Ok(Err(_)) => Err(CloseReason::Gone),
+        Err(_) => Err(CloseReason::Stuck),
     }
 }

@@ -7,52 +7,52 @@ use dayfly_protocol::error::{Code, Failure};
 
 use dayfly_store::StoreError;
 
-/// Why a manager does not start. Each tells what to do.
+/// Why a manager does not start. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody else listens there.
-    #[error("{0} is already in use; stop what listens there, or choose another with `--listen`")]
+    /// Another process listens on the address.
+    #[error("{0} is in use by another process; stop it, or choose another address with `--listen`")]
     AddressInUse(SocketAddr),
-    /// The address cannot be listened on.
+    /// The manager cannot listen on the address.
     #[error("cannot listen on {address}: {source}; choose an address of this machine, and a port above 1023")]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file of the state directory.
+    /// A file of the state directory cannot be read or written.
     #[error("cannot use {path}: {source}; check its owner, its mode and the disk, or choose another state directory")]
     File {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file of the state directory has the wrong contents.
-    #[error("{path} is damaged ({why}); restore it from a backup, or remove it to have a new one made")]
+    /// A file of the state directory has invalid contents.
+    #[error("{path} is damaged ({why}); restore it from a backup, or remove it and the manager makes a new one")]
     Damaged {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// How it shows.
+        /// The problem.
         why: String,
     },
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The durable tasks.
+    /// The durable tasks failed.
     #[error("{0}")]
     Tasks(#[from] Failure),
-    /// The place where the ranks of groups meet.
+    /// The rendezvous of groups cannot listen.
     #[error("{0}")]
     Rendezvous(String),
-    /// Cryptography.
+    /// Keys or certificates cannot be made.
     #[error("cannot make keys and certificates: {0}; check the names given with `--host-name`")]
     Certificate(String),
 }
 
 impl Error {
-    /// Its stable code.
+    /// The stable error code.
     pub fn code(&self) -> Code {
         match self {
             Self::AddressInUse(_) => Code::AddressInUse,

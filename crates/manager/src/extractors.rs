@@ -1,10 +1,17 @@
-//! What every request goes through: who asks, with which body, about which lease, and how it is told no.
+//! Extractors of the HTTP API.
+//!
+//! [`Call`] is what almost every handler takes: it authenticates the caller, checks the role, and reads path, query and
+//! body, with a [`Refusal`] as the error of each. Its type parameters name the access, the path, the query and the
+//! body.
 
+mod body;
+
+use std::convert::Infallible;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
@@ -12,20 +19,24 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::ids::{EndpointId, NodeId, TenantId};
+use dayfly_protocol::ids::{EndpointId, TenantId};
 use dayfly_protocol::tasks;
 use dayfly_protocol::tenancy::Role;
 use dayfly_store::{Bearer, BearerKind};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
+pub use self::body::{Document, JsonBody, RequestBody};
 use crate::control::Control;
 use crate::http::Api;
 use crate::principal::Principal;
-use crate::token_registry::is_stored;
+use crate::token_registry::{TokenHash, is_stored};
 
-/// No request of this API comes near it; a lease request with a long module path has some kilobytes.
+/// Bytes of a body, unless a route permits more. A lease request with a long module path has some kilobytes.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
+/// Longest grace for running calls. Instead of a longer one, let the leases expire.
+const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
 
 /// A failure as a response.
 #[derive(Debug)]
@@ -40,9 +51,9 @@ impl From<Failure> for Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let unauthorized = self.0.code == Code::Unauthorized;
+        let is_unauthorized = self.0.code == Code::Unauthorized;
         let mut response = (status, Json(ErrorBody { error: self.0 })).into_response();
-        if unauthorized {
+        if is_unauthorized {
             response
                 .headers_mut()
                 .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -51,21 +62,24 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A refusal with a sentence.
+/// Returns a refusal with this code and message.
 pub fn refuse(code: Code, message: impl Into<String>) -> Refusal {
     Refusal(Failure::new(code, message))
 }
 
-/// Whoever uses the API as a client.
+/// A client with a valid token.
 pub struct Caller {
-    /// What was presented.
+    /// Its token.
     pub bearer: Bearer,
-    /// What that allows.
+    /// The token's role.
     pub role: Role,
 }
 
 impl Caller {
-    /// An error unless the caller has this role or a greater one.
+    /// Checks that the caller has at least this role.
+    ///
+    /// # Errors
+    /// `Forbidden` otherwise.
     pub fn is(&self, role: Role) -> Result<(), Failure> {
         if self.role >= role {
             return Ok(());
@@ -73,25 +87,28 @@ impl Caller {
         Err(Failure::new(
             Code::Forbidden,
             format!(
-                "this takes the role {role}, and your token has {}; ask an administrator",
+                "this requires the role {role}, and your token has {}; ask an administrator",
                 self.role
             ),
         ))
     }
 
-    /// The same, for whoever wants to change something.
+    /// Checks that the caller has at least this role and a token that may change something.
+    ///
+    /// # Errors
+    /// `Forbidden` otherwise.
     pub fn changes_as(&self, role: Role) -> Result<(), Failure> {
         self.is(role)?;
         if self.bearer.read_only {
             return Err(Failure::new(
                 Code::Forbidden,
-                "your token is for looking only; use one that is not",
+                "your token is read-only; use one that is not",
             ));
         }
         Ok(())
     }
 
-    /// For whom, and with which token, it asks for leases.
+    /// Returns the caller as a requester of leases.
     pub fn principal(&self) -> Principal {
         Principal {
             tenant: self.bearer.tenant,
@@ -100,37 +117,35 @@ impl Caller {
         }
     }
 
-    /// Whether it may look at what this tenant has.
+    /// Whether the caller may see what this tenant owns.
     pub fn sees(&self, tenant: TenantId) -> bool {
         self.bearer.tenant == tenant || self.role >= Role::Operator
     }
 
-    /// Whether it may make and revoke this tenant's tokens.
+    /// Whether the caller may make and revoke this tenant's tokens.
     pub fn governs(&self, tenant: TenantId) -> bool {
         self.bearer.tenant == tenant || self.role >= Role::Administrator
     }
 }
 
-/// A bearer that may be a node.
-pub struct NodeBearer(pub Bearer);
-
-/// The bearer token that these headers show.
+/// Returns the bearer token in these headers.
 pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let header = headers.get(AUTHORIZATION)?.to_str().ok()?;
     header.strip_prefix("Bearer ").map(str::trim)
 }
 
-fn bearer(parts: &Parts, control: &Control) -> Result<Bearer, Refusal> {
+fn authenticate(parts: &Parts, control: &Control) -> Result<Bearer, Refusal> {
     let token = bearer_token(&parts.headers).ok_or_else(|| {
         refuse(
             Code::Unauthorized,
-            "no bearer token; log in with `dayfly login`, or send `Authorization: Bearer` with the one in connection.json",
+            "the request has no bearer token; log in with `dayfly login`, or send `Authorization: Bearer` with the token in \
+             connection.json",
         )
     })?;
     control.authenticate(token).ok_or_else(|| {
         refuse(
             Code::Unauthorized,
-            "this bearer token is unknown or has expired; take it anew from connection.json, or log in anew",
+            "this bearer token is unknown or has expired; read connection.json again, or log in again",
         )
     })
 }
@@ -139,255 +154,293 @@ impl FromRequestParts<Api> for Caller {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
-        let bearer = bearer(parts, control)?;
+        let bearer = authenticate(parts, control)?;
         match bearer.kind {
             BearerKind::Client(role) => Ok(Self { bearer, role }),
             BearerKind::Join | BearerKind::Node | BearerKind::Endpoint => Err(refuse(
                 Code::Unauthorized,
-                "this token is a node's or an endpoint's; use the one in connection.json",
+                "this token belongs to a node or an endpoint; use the token in connection.json",
             )),
         }
     }
 }
 
+/// A token with which a node may connect.
+pub struct NodeBearer(pub Bearer);
+
 impl FromRequestParts<Api> for NodeBearer {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
-        let bearer = bearer(parts, control)?;
+        let bearer = authenticate(parts, control)?;
         if !matches!(bearer.kind, BearerKind::Join | BearerKind::Node) {
             return Err(refuse(
                 Code::Unauthorized,
-                "a node joins with a join token, not with a client's or an endpoint's",
+                "a node joins with a join token, not with the token of a client or an endpoint",
             ));
         }
         Ok(Self(bearer))
     }
 }
 
-/// A bearer that is an endpoint's, and which.
+/// The token of an endpoint.
 pub struct EndpointBearer {
-    /// The endpoint that it speaks for.
+    /// The endpoint.
     pub endpoint: EndpointId,
-    /// SHA-256 of its token.
-    pub hash: [u8; 32],
+    /// Hash of its token.
+    pub hash: TokenHash,
 }
 
 impl FromRequestParts<Api> for EndpointBearer {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
-        let bearer = bearer(parts, control)?;
-        let named = (bearer.kind == BearerKind::Endpoint).then(|| bearer.name.parse().ok());
+        let bearer = authenticate(parts, control)?;
+        let endpoint = (bearer.kind == BearerKind::Endpoint).then(|| bearer.name.parse().ok());
         let hash = bearer.hash;
-        named.flatten().map(|endpoint| Self { endpoint, hash }).ok_or_else(|| {
-            refuse(
-                Code::Unauthorized,
-                "an endpoint connects with the token that it was registered with; set it up anew",
-            )
+        endpoint
+            .flatten()
+            .map(|endpoint| Self { endpoint, hash })
+            .ok_or_else(|| {
+                refuse(
+                    Code::Unauthorized,
+                    "an endpoint connects with the token of its registration; set it up again",
+                )
+            })
+    }
+}
+
+/// What a caller needs for a request.
+pub trait Access {
+    /// Checks the caller's role.
+    fn check(caller: &Caller) -> Result<(), Failure>;
+}
+
+/// Any client may read.
+pub struct Read;
+/// Users may change something.
+pub struct Write;
+/// Operators may read.
+pub struct OperatorRead;
+/// Operators may change something.
+pub struct OperatorWrite;
+/// Administrators may read.
+pub struct AdministratorRead;
+/// Administrators may change something.
+pub struct AdministratorWrite;
+
+impl Access for Read {
+    fn check(_: &Caller) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl Access for Write {
+    fn check(caller: &Caller) -> Result<(), Failure> {
+        caller.changes_as(Role::User)
+    }
+}
+
+impl Access for OperatorRead {
+    fn check(caller: &Caller) -> Result<(), Failure> {
+        caller.is(Role::Operator)
+    }
+}
+
+impl Access for OperatorWrite {
+    fn check(caller: &Caller) -> Result<(), Failure> {
+        caller.changes_as(Role::Operator)
+    }
+}
+
+impl Access for AdministratorRead {
+    fn check(caller: &Caller) -> Result<(), Failure> {
+        caller.is(Role::Administrator)
+    }
+}
+
+impl Access for AdministratorWrite {
+    fn check(caller: &Caller) -> Result<(), Failure> {
+        caller.changes_as(Role::Administrator)
+    }
+}
+
+/// The parameters of a path.
+pub struct PathOf<P>(pub P);
+
+impl<P: DeserializeOwned + Send> FromRequestParts<Api> for PathOf<P> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
+        match Path::from_request_parts(parts, control).await {
+            Ok(Path(path)) => Ok(Self(path)),
+            Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
+        }
+    }
+}
+
+/// The parameters after the question mark.
+pub struct QueryOf<Q>(pub Q);
+
+impl<Q: DeserializeOwned> FromRequestParts<Api> for QueryOf<Q> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
+        match Query::from_request_parts(parts, control).await {
+            Ok(Query(query)) => Ok(Self(query)),
+            Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
+        }
+    }
+}
+
+impl From<Infallible> for Refusal {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
+/// An authenticated request of a client: the access `A` that it needs, its path `P`, its query `Q` and its body `B`,
+/// each `()` if the handler does not need it.
+///
+/// The caller is authenticated first. Then the body is read within its limit, so that the connection can be used again
+/// after a refusal. Then the access, the path, the query and the body are checked, in this order.
+pub struct Call<A, P = (), Q = (), B = ()> {
+    /// The client.
+    pub caller: Caller,
+    /// The manager.
+    pub control: Api,
+    /// Parameters of the path.
+    pub path: P,
+    /// Parameters after the question mark.
+    pub query: Q,
+    /// The body.
+    pub body: B,
+    /// Format of the response.
+    pub format: ResponseFormat,
+    /// The headers.
+    pub headers: HeaderMap,
+    access: PhantomData<A>,
+}
+
+impl<A, P, Q, B> FromRequest<Api> for Call<A, P, Q, B>
+where
+    A: Access,
+    P: FromRequestParts<Api, Rejection: Into<Refusal>> + Send,
+    Q: FromRequestParts<Api, Rejection: Into<Refusal>> + Send,
+    B: RequestBody,
+{
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
+        let (mut parts, body) = request.into_parts();
+        let caller = Caller::from_request_parts(&mut parts, control).await?;
+        let path = P::from_request_parts(&mut parts, control).await.map_err(Into::into);
+        let query = Q::from_request_parts(&mut parts, control).await.map_err(Into::into);
+        let format = ResponseFormat::of(&parts.headers);
+        let headers = parts.headers.clone();
+        let body = B::read(Request::from_parts(parts, body), control).await;
+        A::check(&caller)?;
+        Ok(Self {
+            caller,
+            control: control.clone(),
+            path: path?,
+            query: query?,
+            body: body?,
+            format,
+            headers,
+            access: PhantomData,
         })
     }
 }
 
-/// Reads a JSON body, whose faults are told like every other.
-async fn read_json<T: serde::de::DeserializeOwned>(
-    request: Request,
-    control: &Api,
-    too_long: impl FnOnce() -> Refusal,
-    ask_for_type: &str,
-) -> Result<T, Refusal> {
-    let typed = request
-        .headers()
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    let is_json = typed.is_some_and(|typed| {
-        let essence = typed.split(';').next().unwrap_or_default().trim();
-        essence.eq_ignore_ascii_case("application/json") || essence.to_ascii_lowercase().ends_with("+json")
-    });
-    if !is_json {
-        return Err(refuse(Code::InvalidRequest, ask_for_type));
-    }
-    let bytes = Bytes::from_request(request, control).await.map_err(|_| too_long())?;
-    // Ours are objects; a list of an object's values would be read, too.
-    if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(refuse(Code::InvalidRequest, "the body is a list; send an object"));
-    }
-    let rejection = match Json::<T>::from_bytes(&bytes) {
-        Ok(Json(body)) => return Ok(body),
-        Err(rejection) => rejection,
-    };
-    // JSON has one kind of number: 3.0 is 3. Looked at where reading failed alone, since bodies may be long.
-    if let Ok(mut value) = serde_json::from_slice(&bytes)
-        && make_whole(&mut value)
-    {
-        let read = serde_json::from_value(value);
-        return read.map_err(|error| {
-            refuse(
-                Code::InvalidRequest,
-                format!("the body is not what it should be: {error}"),
-            )
-        });
-    }
-    Err(refuse(Code::InvalidRequest, rejection.body_text()))
-}
-
-/// Writes numbers without a fraction as integers. Whether there was one that was not.
-fn make_whole(value: &mut serde_json::Value) -> bool {
-    use serde_json::Value;
-    match value {
-        Value::Number(number) if number.is_f64() => {
-            let whole = number.as_f64().filter(|real| real.fract() == 0.0);
-            let integer = match whole {
-                // Those that there are exactly.
-                Some(whole) if (0.0..u64::MAX as f64).contains(&whole) => Value::from(whole as u64),
-                Some(whole) if (i64::MIN as f64..0.0).contains(&whole) => Value::from(whole as i64),
-                _ => return false,
-            };
-            *value = integer;
-            true
-        }
-        // All of them: not only until the first.
-        Value::Array(values) => values.iter_mut().fold(false, |any, value| make_whole(value) | any),
-        Value::Object(fields) => fields.values_mut().fold(false, |any, value| make_whole(value) | any),
-        _ => false,
-    }
-}
-
-/// A JSON body.
-pub struct Body<T>(pub T);
-
-impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Body<T> {
-    type Rejection = Refusal;
-
-    async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
-        let too_long = || refuse(Code::PayloadTooLarge, "the body is longer than this request may have");
-        let ask_for_type = "send the body with `Content-Type: application/json`";
-        read_json(request, control, too_long, ask_for_type).await.map(Self)
-    }
-}
-
-/// The body of a request about tasks, as JSON or as MessagePack.
-pub struct Document<T>(pub T);
-
-impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Document<T> {
-    type Rejection = Refusal;
-
-    async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
-        let packed = names(request.headers().get(CONTENT_TYPE));
-        let too_long = || {
-            let text = "the body is longer than this request may have; submit in several parts";
-            refuse(Code::PayloadTooLarge, text)
-        };
-        if packed {
-            let bytes = Bytes::from_request(request, control).await;
-            let bytes = bytes.map_err(|_| too_long())?;
-            let read = rmp_serde::from_slice(&bytes);
-            return read.map(Self).map_err(|error| {
-                refuse(
-                    Code::InvalidRequest,
-                    format!("the body is not what it should be: {error}"),
-                )
-            });
-        }
-        let ask_for_type = "send the body with `Content-Type: application/json`, or `application/msgpack`";
-        read_json(request, control, too_long, ask_for_type).await.map(Self)
-    }
-}
-
-fn names(header: Option<&HeaderValue>) -> bool {
+/// Whether a header names MessagePack.
+fn is_message_pack(header: Option<&HeaderValue>) -> bool {
     header.is_some_and(|value| value.as_bytes().starts_with(tasks::MESSAGE_PACK.as_bytes()))
 }
 
-/// Whether the answer is wanted as MessagePack.
-pub struct Packed(bool);
-
-impl<S: Send + Sync> FromRequestParts<S> for Packed {
-    type Rejection = std::convert::Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        Ok(Self(names(parts.headers.get(ACCEPT))))
-    }
+/// Format of a response: JSON, or MessagePack if the client accepts that.
+#[derive(Debug, Clone, Copy)]
+pub struct ResponseFormat {
+    is_message_pack: bool,
 }
 
-impl Packed {
-    /// Whether it is.
-    pub fn is(&self) -> bool {
-        self.0
+impl ResponseFormat {
+    fn of(headers: &HeaderMap) -> Self {
+        Self {
+            is_message_pack: is_message_pack(headers.get(ACCEPT)),
+        }
     }
 
-    /// The answer, as it is wanted.
-    pub fn answer<T: serde::Serialize>(&self, answer: T) -> Response {
-        if !self.0 {
-            return Json(answer).into_response();
+    /// Whether the response is MessagePack.
+    pub fn is_message_pack(&self) -> bool {
+        self.is_message_pack
+    }
+
+    /// Returns a response with this body.
+    pub fn respond<T: serde::Serialize>(&self, body: T) -> Response {
+        if !self.is_message_pack {
+            return Json(body).into_response();
         }
-        match rmp_serde::to_vec_named(&answer) {
+        match rmp_serde::to_vec_named(&body) {
             Ok(bytes) => ([(CONTENT_TYPE, tasks::MESSAGE_PACK)], bytes).into_response(),
-            Err(error) => refuse(Code::Internal, format!("an answer cannot be written: {error}")).into_response(),
+            Err(error) => refuse(Code::Internal, format!("cannot serialise the response: {error}")).into_response(),
         }
     }
-}
 
-/// What the variable part of a path names.
-pub fn named<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Refusal> {
-    match path {
-        Ok(Path(named)) => Ok(named),
-        Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
+    /// Returns a response to a request that made something.
+    pub fn created<T: serde::Serialize>(&self, body: T) -> Response {
+        (StatusCode::CREATED, self.respond(body)).into_response()
     }
 }
 
-/// The end of a path that names a node.
-pub type NodePath = Result<Path<NodeId>, PathRejection>;
+impl<S: Send + Sync> FromRequestParts<S> for ResponseFormat {
+    type Rejection = Infallible;
 
-/// The end of a path that is a name.
-pub type NamePath = Result<Path<String>, PathRejection>;
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self::of(&parts.headers))
+    }
+}
 
-/// The longest grace: whoever wants more may as well wait for the leases' own end.
-const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
+/// A WebSocket upgrade.
+pub struct Upgrade(pub WebSocketUpgrade);
 
-/// What follows the path of `DELETE /v1/nodes/{id}` and `POST /v1/leases/{id}/revoke`.
+impl FromRequestParts<Api> for Upgrade {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
+        let upgrade = WebSocketUpgrade::from_request_parts(parts, control).await;
+        upgrade
+            .map(Self)
+            .map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))
+    }
+}
+
+/// Query of `DELETE /v1/nodes/{id}` and `POST /v1/leases/{id}/revoke`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct Grace {
-    /// Seconds that running calls may go on for; none by default.
+    /// Seconds for which running calls may continue. Default: 0.
     #[serde(default)]
     #[param(minimum = 0, maximum = 86_400)]
     grace: f64,
 }
 
-/// What follows the question mark.
-pub fn asked<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
-    match query {
-        Ok(Query(query)) => Ok(query),
-        Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
-    }
-}
-
-/// The grace that a request names.
-pub fn grace(query: Result<Query<Grace>, QueryRejection>) -> Result<Duration, Refusal> {
-    let wanted = asked(query)?.grace;
-    match Duration::try_from_secs_f64(wanted) {
-        Ok(grace) if grace <= MAX_GRACE => Ok(grace),
-        _ => Err(refuse(
-            Code::InvalidRequest,
-            format!("a grace of {wanted} s; give 0 to {} seconds", MAX_GRACE.as_secs()),
-        )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_number_without_a_fraction_is_an_integer_wherever_it_stands() {
-        let mut value = json!({ "a": 3.0, "b": [1.0, 2.5, { "c": -4e2 }], "d": "5.0", "e": 1e300 });
-        assert!(make_whole(&mut value));
-        assert_eq!(
-            value,
-            json!({ "a": 3, "b": [1, 2.5, { "c": -400 }], "d": "5.0", "e": 1e300 })
-        );
-        assert!(!make_whole(&mut json!({ "a": 3, "b": 2.5 })));
+impl Grace {
+    /// Returns the grace.
+    ///
+    /// # Errors
+    /// `InvalidRequest` unless it is between 0 and [`MAX_GRACE`].
+    pub fn duration(&self) -> Result<Duration, Refusal> {
+        match Duration::try_from_secs_f64(self.grace) {
+            Ok(grace) if grace <= MAX_GRACE => Ok(grace),
+            _ => Err(refuse(
+                Code::InvalidRequest,
+                format!(
+                    "the grace is {} s; give 0 to {} seconds",
+                    self.grace,
+                    MAX_GRACE.as_secs()
+                ),
+            )),
+        }
     }
 }

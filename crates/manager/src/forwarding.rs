@@ -1,5 +1,5 @@
-//! Asking another manager on a client's behalf: the same request, with the client's own token, over TLS. Whoever is asked so
-//! asks nobody else.
+//! Requests that another manager owns (`impl Control`): forwarded over TLS with the client's own token. A forwarded
+//! request is not forwarded again.
 
 mod proxy;
 
@@ -30,82 +30,83 @@ use tokio_rustls::TlsConnector;
 use tracing::Instrument;
 
 use crate::cluster::lease_status;
-use crate::control::{Control, SHOWN_MS};
+use crate::control::{Control, ENDED_LEASES_KEPT_MS};
 use crate::extractors::{MAX_BODY_BYTES, refuse};
 use crate::http::Api;
 
-/// On a request that was passed on once.
+/// Header of a forwarded request.
 const FORWARDED: &str = "dayfly-forwarded";
-/// Reaching another manager.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
-/// What it may take to answer, as long as any request.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
-/// Lists are for people, who would rather see part of them.
-const LIST_DEADLINE: Duration = Duration::from_secs(3);
-/// A node whose manager died is another's within moments: that long a request about it waits.
-const MOVE_PATIENCE: Duration = Duration::from_secs(8);
-const MOVE_TICK: Duration = Duration::from_millis(50);
-/// An answer that is longer is none of ours: the longest list has some 300 bytes for each of 100,000.
-const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// Connections to one manager that are kept for later.
-const MAX_KEPT: usize = 8;
+/// Time limit for a connection to another manager.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit for its response.
+const RESPONSE_LIMIT: Duration = Duration::from_secs(20);
+/// Time limit for its part of a list. A late part is omitted.
+const LIST_LIMIT: Duration = Duration::from_secs(3);
+/// How long a request waits for a new owner of a node whose manager died.
+const MOVE_LIMIT: Duration = Duration::from_secs(8);
+/// Period of the check for a new owner.
+const MOVE_PERIOD: Duration = Duration::from_millis(50);
+/// Bytes of a response. The longest list has some 300 bytes for each of 100,000 entries.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
+/// Idle connections to one manager.
+const MAX_IDLE: usize = 8;
 
-/// Connections to other managers that are open and idle.
+/// Idle connections to other managers.
 #[derive(Default)]
 pub struct ConnectionPool(Mutex<HashMap<PublicKey, Vec<SendRequest<Body>>>>);
 
-/// What another manager said.
-struct Answer {
+/// The response of another manager.
+struct PeerResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
 }
 
-/// What is asked of it.
-struct Question<'a> {
+/// A request to another manager.
+struct PeerRequest<'a> {
     method: Method,
     path: &'a str,
     authorization: HeaderValue,
     body: Bytes,
-    deadline: Option<Duration>,
+    limit: Option<Duration>,
 }
 
 impl ConnectionPool {
     fn take(&self, to: PublicKey) -> Option<SendRequest<Body>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = kept.get_mut(&to)?;
-        while let Some(road) = idle.pop() {
-            if road.is_ready() {
-                return Some(road);
+        while let Some(sender) = idle.pop() {
+            if sender.is_ready() {
+                return Some(sender);
             }
         }
         None
     }
 
-    fn give(&self, to: PublicKey, road: SendRequest<Body>) {
+    fn give(&self, to: PublicKey, sender: SendRequest<Body>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = kept.entry(to).or_default();
-        if idle.len() < MAX_KEPT {
-            idle.push(road);
+        if idle.len() < MAX_IDLE {
+            idle.push(sender);
         }
     }
 
-    /// Asks another manager. None when it cannot be reached, or does not answer.
-    async fn ask(&self, peer: &Peer, question: &Question<'_>) -> Option<Answer> {
+    /// Sends a request to another manager. Returns `None` if it cannot be reached or does not respond in time.
+    async fn send(&self, peer: &Peer, request: &PeerRequest<'_>) -> Option<PeerResponse> {
         let url = &peer.presence.url;
         let step = telemetry::span!("ask a manager", "otel.kind" = "client", "server.address" = url);
-        self.ask_it(peer, question).instrument(step).await
+        self.send_traced(peer, request).instrument(step).await
     }
 
-    async fn ask_it(&self, peer: &Peer, question: &Question<'_>) -> Option<Answer> {
-        // A kept connection may have ended since; a fresh one tells whether its manager has.
-        if let Some(road) = self.take(peer.key)
-            && let Some(answer) = self.ask_over(road, peer, question).await
+    async fn send_traced(&self, peer: &Peer, request: &PeerRequest<'_>) -> Option<PeerResponse> {
+        // An idle connection may have ended. Only a new one shows whether the manager has.
+        if let Some(sender) = self.take(peer.key)
+            && let Some(response) = self.send_over(sender, peer, request).await
         {
-            return Some(answer);
+            return Some(response);
         }
-        match tokio::time::timeout(CONNECT_DEADLINE, open(peer)).await {
-            Ok(Ok(road)) => self.ask_over(road, peer, question).await,
+        match tokio::time::timeout(CONNECT_LIMIT, open(peer)).await {
+            Ok(Ok(sender)) => self.send_over(sender, peer, request).await,
             Ok(Err(why)) => {
                 tracing::debug!(manager = peer.presence.url, why, "another manager cannot be reached");
                 None
@@ -114,33 +115,38 @@ impl ConnectionPool {
         }
     }
 
-    async fn ask_over(&self, mut road: SendRequest<Body>, peer: &Peer, question: &Question<'_>) -> Option<Answer> {
-        let asking = async {
+    async fn send_over(
+        &self,
+        mut sender: SendRequest<Body>,
+        peer: &Peer,
+        request: &PeerRequest<'_>,
+    ) -> Option<PeerResponse> {
+        let exchange = async {
             let host = peer.presence.url.trim_start_matches("https://");
-            let mut request = Request::builder()
-                .method(question.method.clone())
-                .uri(question.path)
+            let mut builder = Request::builder()
+                .method(request.method.clone())
+                .uri(request.path)
                 .header(HOST, host)
-                .header(AUTHORIZATION, &question.authorization)
+                .header(AUTHORIZATION, &request.authorization)
                 .header(CONTENT_TYPE, "application/json")
                 .header(FORWARDED, "1");
             if let Some(traceparent) = telemetry::traceparent() {
-                request = request.header(TRACEPARENT, traceparent);
+                builder = builder.header(TRACEPARENT, traceparent);
             }
-            let request = request.body(Body::from(question.body.clone())).ok()?;
-            let response = road.send_request(request).await.ok()?;
+            let forwarded = builder.body(Body::from(request.body.clone())).ok()?;
+            let response = sender.send_request(forwarded).await.ok()?;
             let (parts, body) = response.into_parts();
-            let body = to_bytes(Body::new(body), MAX_ANSWER_BYTES).await.ok()?;
-            self.give(peer.key, road);
-            Some(Answer {
+            let body = to_bytes(Body::new(body), MAX_RESPONSE_BYTES).await.ok()?;
+            self.give(peer.key, sender);
+            Some(PeerResponse {
                 status: parts.status,
                 headers: parts.headers,
                 body,
             })
         };
-        match question.deadline {
-            Some(deadline) => tokio::time::timeout(deadline, asking).await.ok().flatten(),
-            None => asking.await,
+        match request.limit {
+            Some(limit) => tokio::time::timeout(limit, exchange).await.ok().flatten(),
+            None => exchange.await,
         }
     }
 }
@@ -166,7 +172,7 @@ async fn open(peer: &Peer) -> Result<SendRequest<Body>, String> {
     let name = ServerName::try_from(host.to_owned()).map_err(|error| text(&error))?;
     let stream = TcpStream::connect((host, port)).await.map_err(|error| text(&error))?;
     stream.set_nodelay(true).map_err(|error| text(&error))?;
-    // Some answers take as long as a running call: only the kernel tells whether anybody is there still.
+    // Some responses take as long as a running call. Keep-alive detects a peer that died meanwhile.
     rustix::net::sockopt::set_socket_keepalive(&stream, true).map_err(|error| text(&error))?;
     rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5)).map_err(|error| text(&error))?;
     rustix::net::sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5)).map_err(|error| text(&error))?;
@@ -175,20 +181,20 @@ async fn open(peer: &Peer) -> Result<SendRequest<Body>, String> {
         .connect(name, stream)
         .await
         .map_err(|error| text(&error))?;
-    let (road, connection) = http1::handshake(TokioIo::new(stream))
+    let (sender, driver) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| text(&error))?;
-    // It ends with the last that asks over it.
-    tokio::spawn(connection.with_upgrades());
-    Ok(road)
+    // Ends when the sender is dropped.
+    tokio::spawn(driver.with_upgrades());
+    Ok(sender)
 }
 
-/// Who asks, for those who ask others on its behalf; none when that has been done.
+/// The client's authorization, for requests to other managers.
 #[derive(Clone)]
 pub struct ClientAuthorization(HeaderValue);
 
 impl ClientAuthorization {
-    /// Of whoever sent a request with these headers.
+    /// Returns the authorization in these headers, or `None` for a request that was forwarded already.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         if headers.contains_key(FORWARDED) {
             return None;
@@ -196,56 +202,57 @@ impl ClientAuthorization {
         headers.get(AUTHORIZATION).cloned().map(Self)
     }
 
-    /// Whether there may be anybody to pass a request of its on to. Strangers are told so here, and cost nobody anything.
-    fn may_be_passed_on(&self, control: &Control) -> bool {
+    /// Whether a request may be forwarded: its token is valid, and there may be other managers. Invalid tokens are
+    /// refused here.
+    fn may_be_forwarded(&self, control: &Control) -> bool {
         let token = self.0.to_str().ok().and_then(|value| value.strip_prefix("Bearer "));
-        control.peers.are_possible() && token.is_some_and(|token| control.authenticate(token.trim()).is_some())
+        control.peers().are_possible() && token.is_some_and(|token| control.authenticate(token.trim()).is_some())
     }
 }
 
-/// What a path is about.
-enum About {
+/// The subject of a path.
+enum Resource {
     Lease(LeaseId),
     Node(NodeId),
 }
 
-fn about(path: &str) -> Option<About> {
+fn resource_of(path: &str) -> Option<Resource> {
     let mut parts = path.strip_prefix("/v1/")?.split('/');
     match (parts.next()?, parts.next()?) {
-        ("leases", id) => id.parse().ok().map(About::Lease),
-        ("nodes", id) => id.parse().ok().map(About::Node),
+        ("leases", id) => id.parse().ok().map(Resource::Lease),
+        ("nodes", id) => id.parse().ok().map(Resource::Node),
         _ => None,
     }
 }
 
 impl Control {
-    /// The manager whose affair it is, if that is another one.
-    async fn owner(&self, about: &About) -> Result<Option<PublicKey>, Failure> {
-        let node = match about {
-            About::Node(node) => *node,
-            About::Lease(lease) => {
-                let here = self.cluster().leases.get(lease).map(|record| record.node);
-                match here {
-                    Some(_) => return Ok(None),
-                    None => match self.lease_elsewhere(*lease).await? {
+    /// Returns the manager that owns a lease or node, if that is another one.
+    async fn owner_of(&self, resource: &Resource) -> Result<Option<PublicKey>, Failure> {
+        let node = match resource {
+            Resource::Node(node) => *node,
+            Resource::Lease(lease) => {
+                let is_own = self.cluster().leases().get(lease).is_some();
+                match is_own {
+                    true => return Ok(None),
+                    false => match self.lease_at_peers(*lease).await? {
                         Some(record) => record.node,
                         None => return Ok(None),
                     },
                 }
             }
         };
-        Ok(self.cluster().manager_of(node))
+        Ok(self.cluster().nodes().owner_of(node))
     }
 
-    /// A lease that is not in memory here.
-    pub async fn lease_elsewhere(&self, lease: LeaseId) -> Result<Option<LeaseRecord>, Failure> {
-        Ok(self.store.others(Some(lease), 0).wait().await?.into_iter().next())
+    /// Returns a stored lease of another manager.
+    async fn lease_at_peers(&self, lease: LeaseId) -> Result<Option<LeaseRecord>, Failure> {
+        Ok(self.store().others(Some(lease), 0).wait().await?.into_iter().next())
     }
 
-    /// Asks those that have more free than others first.
-    fn by_room(&self, request: &LeaseRequest) -> Vec<Peer> {
-        let mut peers = self.peers.all_alive();
-        if let Some(owner) = request.node.map(|node| self.cluster().manager_of(node)) {
+    /// Returns the managers that may grant a request, those with most free resources first.
+    fn peers_by_room(&self, request: &LeaseRequest) -> Vec<Peer> {
+        let mut peers = self.peers().all_alive();
+        if let Some(owner) = request.node.map(|node| self.cluster().nodes().owner_of(node)) {
             peers.retain(|peer| Some(peer.key) == owner);
         }
         peers.sort_by_key(|peer| {
@@ -260,38 +267,39 @@ impl Control {
         peers
     }
 
-    /// A lease, or all of a gang's, on another manager's nodes. What this manager said of its own stands when none has room.
-    pub async fn place_elsewhere<T: DeserializeOwned>(
+    /// Requests a lease, or all leases of a gang, from the other managers in turn. Returns this manager's own failure,
+    /// `own`, if none has room.
+    pub async fn place_at_peers<T: DeserializeOwned>(
         &self,
-        asker: &ClientAuthorization,
+        client: &ClientAuthorization,
         path: &str,
         body: &impl Serialize,
         request: &LeaseRequest,
-        here: Failure,
+        own: Failure,
     ) -> Result<T, Failure> {
         let body = Bytes::from(serde_json::to_vec(body).unwrap_or_default());
-        let mut refused = here;
-        for peer in self.by_room(request) {
-            let question = Question {
+        let mut refused = own;
+        for peer in self.peers_by_room(request) {
+            let forwarded = PeerRequest {
                 method: Method::POST,
                 path,
-                authorization: asker.0.clone(),
+                authorization: client.0.clone(),
                 body: body.clone(),
-                deadline: Some(ANSWER_DEADLINE),
+                limit: Some(RESPONSE_LIMIT),
             };
-            // One that dies while it is asked may have granted: nobody has that token, and the lease ends unused.
-            let Some(answer) = self.peers.connections.ask(&peer, &question).await else {
+            // If it dies meanwhile, it may have granted a lease whose token is lost. That lease ends unused.
+            let Some(response) = self.peers().connections().send(&peer, &forwarded).await else {
                 continue;
             };
-            if answer.status.is_success()
-                && let Ok(grant) = serde_json::from_slice(&answer.body)
+            if response.status.is_success()
+                && let Ok(grant) = serde_json::from_slice(&response.body)
             {
                 return Ok(grant);
             }
-            if let Ok(ErrorBody { error }) = serde_json::from_slice(&answer.body) {
+            if let Ok(ErrorBody { error }) = serde_json::from_slice(&response.body) {
                 match error.code {
                     Code::QuotaExceeded | Code::PythonMismatch | Code::InvalidRequest => return Err(error),
-                    // There may be room some day: that says more than that these nodes are too small.
+                    // Prefer `NoCapacity`: a wait may help, while other nodes may only be too small.
                     Code::NoCapacity if refused.code != Code::NoCapacity => refused = error,
                     _ => {}
                 }
@@ -300,35 +308,35 @@ impl Control {
         Err(refused)
     }
 
-    async fn list<T: DeserializeOwned>(&self, asker: &ClientAuthorization, path: &str) -> Vec<T> {
-        let asked = self.peers.all_alive().into_iter().map(|peer| async move {
-            let question = Question {
+    async fn list<T: DeserializeOwned>(&self, client: &ClientAuthorization, path: &str) -> Vec<T> {
+        let requests = self.peers().all_alive().into_iter().map(|peer| async move {
+            let forwarded = PeerRequest {
                 method: Method::GET,
                 path,
-                authorization: asker.0.clone(),
+                authorization: client.0.clone(),
                 body: Bytes::new(),
-                deadline: Some(LIST_DEADLINE),
+                limit: Some(LIST_LIMIT),
             };
-            let answer = self.peers.connections.ask(&peer, &question).await;
-            let list = answer.and_then(|answer| serde_json::from_slice::<Vec<T>>(&answer.body).ok());
+            let response = self.peers().connections().send(&peer, &forwarded).await;
+            let list = response.and_then(|response| serde_json::from_slice::<Vec<T>>(&response.body).ok());
             list.unwrap_or_default()
         });
-        futures_util::future::join_all(asked)
+        futures_util::future::join_all(requests)
             .await
             .into_iter()
             .flatten()
             .collect()
     }
 
-    /// Every node of the site; those of managers that do not answer as they were known last.
-    pub async fn all_nodes(&self, asker: Option<ClientAuthorization>) -> Vec<NodeStatus> {
+    /// Lists every node of the site. Nodes of managers that do not respond are listed as known last.
+    pub async fn all_nodes(&self, client: Option<ClientAuthorization>) -> Vec<NodeStatus> {
         let now = std::time::Instant::now();
         let mut nodes = self.cluster().node_statuses(now);
-        let Some(asker) = asker.filter(|_| self.peers.are_possible()) else {
+        let Some(client) = client.filter(|_| self.peers().are_possible()) else {
             return nodes;
         };
-        let others = self.list::<NodeStatus>(&asker, "/v1/nodes").await;
-        // One that moves just now may be told of by two.
+        let others = self.list::<NodeStatus>(&client, "/v1/nodes").await;
+        // Two managers may list a node that is moving.
         let mut known: std::collections::HashSet<NodeId> = nodes.iter().map(|node| node.address.id).collect();
         nodes.extend(others.into_iter().filter(|node| known.insert(node.address.id)));
         nodes.extend(
@@ -341,76 +349,78 @@ impl Control {
         nodes
     }
 
-    /// Leases on other managers' nodes that live, or ended lately.
-    pub async fn leases_elsewhere(&self) -> Result<Vec<LeaseRecord>, Failure> {
-        if !self.peers.are_possible() {
+    /// Returns leases on other managers' nodes that are live or ended recently.
+    pub async fn leases_at_peers(&self) -> Result<Vec<LeaseRecord>, Failure> {
+        if !self.peers().are_possible() {
             return Ok(Vec::new());
         }
         Ok(self
-            .store
-            .others(None, now_ms().saturating_sub(SHOWN_MS))
+            .store()
+            .others(None, now_ms().saturating_sub(ENDED_LEASES_KEPT_MS))
             .wait()
             .await?)
     }
 }
 
-/// Lets the manager that owns a lease's or a node's affairs answer; that may be this one.
+/// Forwards a request about a lease or a node to the manager that owns it, unless this one does.
 pub async fn to_owner(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
-    let asker = ClientAuthorization::of(request.headers()).filter(|asker| asker.may_be_passed_on(&control));
-    let passed = match (asker, about(request.uri().path())) {
-        (Some(asker), Some(about)) => pass_on(&control, asker, &about, request).await,
-        _ => Passed::Mine(request),
+    let client = ClientAuthorization::of(request.headers()).filter(|client| client.may_be_forwarded(&control));
+    let forwarded = match (client, resource_of(request.uri().path())) {
+        (Some(client), Some(resource)) => forward(&control, client, &resource, request).await,
+        _ => Forwarded::Local(request),
     };
-    match passed {
-        Passed::Answered(response) => response,
-        Passed::Mine(request) => next.run(request).await,
+    match forwarded {
+        Forwarded::Done(response) => response,
+        Forwarded::Local(request) => next.run(request).await,
     }
 }
 
-/// Lets the manager that has the tasks answer; that may be this one.
+/// Forwards a request about tasks to the manager that owns the tasks, unless this one does.
 pub async fn to_task_owner(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
-    // The address of a hook is a token by itself.
+    // The path of a hook contains its own token.
     let is_hook = request.uri().path().starts_with("/v1/hooks/") && !request.headers().contains_key(FORWARDED);
-    let asker = ClientAuthorization::of(request.headers()).filter(|asker| asker.may_be_passed_on(&control));
-    if asker.is_none() && !(is_hook && control.peers.are_possible()) {
+    let client = ClientAuthorization::of(request.headers()).filter(|client| client.may_be_forwarded(&control));
+    if client.is_none() && !(is_hook && control.peers().are_possible()) {
         return next.run(request).await;
     }
     match proxy::forward_to_task_owner(&control, request).await {
-        Passed::Answered(response) => response,
-        Passed::Mine(request) => next.run(request).await,
+        Forwarded::Done(response) => response,
+        Forwarded::Local(request) => next.run(request).await,
     }
 }
 
-enum Passed {
-    Answered(Response),
-    Mine(Request),
+enum Forwarded {
+    /// The response of another manager, or the error.
+    Done(Response),
+    /// The request, which this manager must process.
+    Local(Request),
 }
 
-async fn pass_on(control: &Api, asker: ClientAuthorization, about: &About, request: Request) -> Passed {
+async fn forward(control: &Api, client: ClientAuthorization, resource: &Resource, request: Request) -> Forwarded {
     let (parts, body) = request.into_parts();
     let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
         let text = format!("the body has more than {MAX_BODY_BYTES} bytes");
-        return Passed::Answered(refuse(Code::PayloadTooLarge, text).into_response());
+        return Forwarded::Done(refuse(Code::PayloadTooLarge, text).into_response());
     };
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    // What waits for running calls has a deadline of its own.
+    // A request that waits for running calls has its own time limit.
     let waits = path.contains("/revoke") || (parts.method == Method::DELETE && path.starts_with("/v1/nodes/"));
-    let question = Question {
+    let forwarded = PeerRequest {
         method: parts.method.clone(),
         path,
-        authorization: asker.0,
+        authorization: client.0,
         body: body.clone(),
-        deadline: (!waits).then_some(ANSWER_DEADLINE),
+        limit: (!waits).then_some(RESPONSE_LIMIT),
     };
-    let until = tokio::time::Instant::now() + MOVE_PATIENCE;
+    let until = tokio::time::Instant::now() + MOVE_LIMIT;
     loop {
-        let owner = match control.owner(about).await {
+        let owner = match control.owner_of(resource).await {
             Ok(Some(owner)) => owner,
-            Ok(None) => return Passed::Mine(Request::from_parts(parts, Body::from(body))),
-            Err(failure) => return Passed::Answered(crate::extractors::Refusal::from(failure).into_response()),
+            Ok(None) => return Forwarded::Local(Request::from_parts(parts, Body::from(body))),
+            Err(failure) => return Forwarded::Done(crate::extractors::Refusal::from(failure).into_response()),
         };
-        if let Some(peer) = control.peers.alive(owner)
-            && let Some(answer) = control.peers.connections.ask(&peer, &question).await
+        if let Some(peer) = control.peers().alive(owner)
+            && let Some(answer) = control.peers().connections().send(&peer, &forwarded).await
         {
             let mut response = (answer.status, answer.body).into_response();
             for name in [CONTENT_TYPE, axum::http::header::WWW_AUTHENTICATE] {
@@ -418,17 +428,17 @@ async fn pass_on(control: &Api, asker: ClientAuthorization, about: &About, reque
                     response.headers_mut().insert(name, value.clone());
                 }
             }
-            return Passed::Answered(response);
+            return Forwarded::Done(response);
         }
         if tokio::time::Instant::now() >= until {
-            let text = "the manager that owns it does not answer, and no other has taken its place yet; try again";
-            return Passed::Answered(refuse(Code::Unreachable, text).into_response());
+            let text = "the manager that owns it does not respond, and no other has taken its place yet; try again";
+            return Forwarded::Done(refuse(Code::Unreachable, text).into_response());
         }
-        tokio::time::sleep(MOVE_TICK).await;
+        tokio::time::sleep(MOVE_PERIOD).await;
     }
 }
 
-/// Leases for people: those in memory are newer than those in the store.
+/// Merges the statuses of leases in memory with those in the store, which may be older. The newest leases are first.
 pub fn merged(own: Vec<LeaseStatus>, others: &[LeaseRecord]) -> Vec<LeaseStatus> {
     let known: std::collections::HashSet<LeaseId> = own.iter().map(|status| status.lease).collect();
     let others = others

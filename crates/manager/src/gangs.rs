@@ -1,4 +1,4 @@
-//! Gangs: leases on several nodes at once, all of them or none.
+//! Gangs (`impl Control`): leases on several nodes at once, all of them or none.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,40 +12,40 @@ use futures_util::future::join_all;
 
 use crate::control::Control;
 use crate::forwarding::ClientAuthorization;
-use crate::leases::{Room, is_final, to_its_end, with_share};
+use crate::leases::{CapacityWait, is_final, run_to_completion, with_share};
 use crate::principal::{Principal, with_notice};
 
-/// How often a gang is divided anew without the nodes that refused their parts.
-const ROUNDS: usize = 6;
+/// Attempts to divide a gang among nodes, each without the nodes that refused before.
+const MAX_ROUNDS: usize = 6;
 
 impl Control {
-    /// Grants all leases of a gang, in the order of its ranks. Goes on when the caller goes away, so that no node is left with a
-    /// lease that no book knows.
+    /// Grants all leases of a gang, in the order of its ranks. Continues if the caller disconnects, so that no node
+    /// holds a lease that is not recorded.
     pub async fn grant_gang(
         self: &Arc<Self>,
         principal: Principal,
         request: GangRequest,
-        asker: Option<ClientAuthorization>,
+        client: Option<ClientAuthorization>,
     ) -> Result<Vec<Grant>, Failure> {
         let control = Arc::clone(self);
-        to_its_end(async move {
-            let mut room = control.room_for(&request.lease);
+        run_to_completion(async move {
+            let mut wait = control.capacity_wait(&request.lease);
             let once = GangRequest {
                 lease: request.lease.without_wait(),
                 placement: request.placement,
                 among: request.among.clone(),
             };
             loop {
-                let placed = control.place_gang(principal, &request, &mut room).await;
+                let placed = control.place_gang(principal, &request, &mut wait).await;
                 let placed = control
-                    .or_elsewhere(placed, asker.as_ref(), "/v1/gangs", &once, &request.lease)
+                    .or_at_peers(placed, client.as_ref(), "/v1/gangs", &once, &request.lease)
                     .await;
                 match placed {
-                    Err(failure) if room.may_come(&failure).await => {}
+                    Err(failure) if wait.may_retry(&failure).await => {}
                     placed => {
                         let asked_ms = request.lease.duration_ms;
-                        let noticed = |grant| with_notice(grant, asked_ms);
-                        return placed.map(|grants| grants.into_iter().map(noticed).collect());
+                        let noted = |grant| with_notice(grant, asked_ms);
+                        return placed.map(|grants| grants.into_iter().map(noted).collect());
                     }
                 }
             }
@@ -57,22 +57,23 @@ impl Control {
         &self,
         principal: Principal,
         request: &GangRequest,
-        room: &mut Room,
+        wait: &mut CapacityWait,
     ) -> Result<Vec<Grant>, Failure> {
         let mut lease = request.lease.clone();
         self.complete(&principal, &mut lease)?;
         let mut refusing = HashSet::new();
         let mut refusal = None;
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let views: Vec<View> = self
                 .cluster()
+                .nodes()
                 .views(lease.node)
                 .into_iter()
                 .filter(|view| request.among.is_empty() || request.among.contains(&view.node))
                 .filter(|view| !refusing.contains(&view.node))
                 .collect();
             let fabrics = match request.placement {
-                Placement::Fabric => self.cluster().fabrics(),
+                Placement::Fabric => self.cluster().nodes().fabrics(),
                 _ => Vec::new(),
             };
             let spin = u64::from_le_bytes(random());
@@ -88,9 +89,9 @@ impl Control {
                 match answer {
                     Ok(grant) => grants.push(grant),
                     Err(refused) => {
-                        tracing::debug!(node = %part.node, failure = %refused, "a part of a gang was refused");
+                        tracing::debug!(node = %part.node, failure = %refused, "a node refused its part of a gang");
                         refusing.insert(part.node);
-                        // One that no other node would mend is what the caller hears.
+                        // Prefer a failure that no other node would avoid.
                         if failure.as_ref().is_none_or(|failure| !is_final(failure)) {
                             failure = Some(refused);
                         }
@@ -100,7 +101,7 @@ impl Control {
             let Some(failure) = failure else {
                 return Ok(grants);
             };
-            room.given_back(grants.iter().map(|grant| grant.lease));
+            wait.ignore(grants.iter().map(|grant| grant.lease));
             join_all(grants.iter().map(|grant| self.end(grant.lease, LeaseState::Released))).await;
             if is_final(&failure) {
                 return Err(failure);

@@ -1,4 +1,4 @@
-//! How it all was within the last hour, for people who look at a page: `GET /v1/history`.
+//! Samples of the last hour, for the web page: `GET /v1/history`.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use dayfly_protocol::api::{NodeState, UsageSample};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Summary};
 
-/// Between two samples.
-pub const EVERY: Duration = Duration::from_secs(2);
-/// An hour of them.
-const SAMPLES: usize = 1_800;
+/// Period of the samples.
+pub const SAMPLE_PERIOD: Duration = Duration::from_secs(2);
+/// Number of samples in an hour.
+const MAX_SAMPLES: usize = 1_800;
 
-/// The samples.
+/// The samples of the last hour.
 #[derive(Default)]
 pub struct History(Mutex<VecDeque<UsageSample>>);
 
@@ -22,9 +22,9 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds how it is now. Times increase: where the clock was set back, moments that lie ahead of it are dropped.
+    /// Adds a sample. Times increase: if the clock was set back, later samples are removed.
     pub fn sample(&self, at_ms: u64, cluster: &Cluster) {
-        let summary = cluster.summary();
+        let summary = Summary::of(cluster);
         let moment = UsageSample {
             at_ms,
             nodes_up: summary.nodes.get(NodeState::Up.name()).copied().unwrap_or(0),
@@ -35,19 +35,19 @@ impl History {
             workers_leased: summary.capacity.workers.saturating_sub(summary.free.workers),
             memory_bytes: summary.capacity.memory_bytes,
             memory_leased_bytes: summary.capacity.memory_bytes.saturating_sub(summary.free.memory_bytes),
-            used: cluster.used,
+            used: cluster.used(),
         };
         let mut samples = self.samples();
         while samples.back().is_some_and(|last| last.at_ms >= at_ms) {
             samples.pop_back();
         }
-        if samples.len() == SAMPLES {
+        if samples.len() == MAX_SAMPLES {
             samples.pop_front();
         }
         samples.push_back(moment);
     }
 
-    /// Those after this time, the oldest first.
+    /// Returns the samples after this time, the oldest first.
     pub fn since(&self, at_ms: u64) -> Vec<UsageSample> {
         let samples = self.samples();
         samples.iter().filter(|moment| moment.at_ms > at_ms).cloned().collect()
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_time_replaces_its_moment() {
+    fn repeated_time_replaces_its_sample() {
         let (history, cluster) = (History::default(), Cluster::default());
         for at_ms in [2_000, 4_000, 4_000] {
             history.sample(at_ms, &cluster);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_set_back_drops_moments_ahead_of_it() {
+    fn clock_set_back_removes_later_samples() {
         let (history, cluster) = (History::default(), Cluster::default());
         for at_ms in [2_000, 4_000, 6_000, 3_000, 5_000] {
             history.sample(at_ms, &cluster);

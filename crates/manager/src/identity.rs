@@ -1,5 +1,5 @@
-//! The manager's keys: a certificate authority and a server certificate for TLS, an Ed25519 key for tokens. Made at
-//! first start, kept in the state directory with mode 0600, and used again ever after.
+//! The manager's keys: a certificate authority and a server certificate for TLS, and an Ed25519 key for tokens. They
+//! are made at the first start and kept in the state directory with mode 0600.
 
 use std::fs::DirBuilder;
 use std::io::ErrorKind;
@@ -22,31 +22,31 @@ use time::OffsetDateTime;
 use crate::error::Error;
 
 const DAY_S: i64 = 24 * 3600;
-/// A private authority outlives the machines that it vouches for.
+/// Validity of the certificate authority: ten years, longer than that of a machine.
 const CA_DAYS: i64 = 3_650;
-/// Two years, the longest that common TLS clients accept without a word (825 days).
+/// Validity of the server certificate: two years. Common TLS clients accept at most 825 days.
 const SERVER_DAYS: i64 = 730;
-/// Made anew at a start within this time of its end.
+/// A start within this time before its expiry makes a new server certificate.
 const RENEW_DAYS: i64 = 90;
 
 /// Keys and certificates of one manager.
 pub struct Identity {
     /// Signs tokens.
     pub signing: SigningKey,
-    /// What clients and nodes trust.
+    /// The certificate authority that clients and nodes trust.
     pub ca_pem: String,
-    /// What the listener presents.
+    /// TLS configuration of the listener.
     pub tls: Arc<ServerConfig>,
 }
 
-/// What a kept server certificate says, so that nobody has to parse it to know whether it still serves.
+/// Contents of a stored server certificate, so that it need not be parsed to check whether it is still suitable.
 #[derive(Serialize, Deserialize, PartialEq)]
 struct Issued {
     names: Vec<String>,
     until_s: i64,
 }
 
-/// Loads the identity from the state directory, making what is missing.
+/// Loads the identity from the state directory. Makes the parts that are missing.
 pub fn load(state_dir: &Path, names: &[String]) -> Result<Identity, Error> {
     DirBuilder::new()
         .recursive(true)
@@ -86,7 +86,7 @@ fn authority(state_dir: &Path) -> Result<(String, KeyPair), Error> {
     params.not_before = moment(now_s - DAY_S)?;
     params.not_after = moment(now_s + CA_DAYS * DAY_S)?;
     let cert = params.self_signed(&key).map_err(certificate)?.pem();
-    // The certificate last: with it, the pair is complete.
+    // Write the certificate last: it marks the pair as complete.
     write_private(&key_path, key.serialize_pem().as_bytes())?;
     write_private(&cert_path, cert.as_bytes())?;
     Ok((cert, key))
@@ -132,7 +132,7 @@ fn server(state_dir: &Path, names: &[String], ca_key: &KeyPair) -> Result<(Strin
     params.not_before = moment(now_s - DAY_S)?;
     params.not_after = moment(until_s)?;
     let key = KeyPair::generate().map_err(certificate)?;
-    // An issuer is its name and its key; the authority's certificate itself is not needed to sign.
+    // Signing needs the authority's name and key, not its certificate.
     let cert = params
         .signed_by(&key, &Issuer::new(authority_params()?, ca_key))
         .map_err(certificate)?
@@ -180,7 +180,7 @@ fn damaged(path: &Path, why: impl ToString) -> Error {
     }
 }
 
-/// The file's contents; none when there is no such file.
+/// Returns the file's contents, or `None` if there is no such file.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -195,7 +195,7 @@ fn read_text(path: &Path) -> Result<Option<String>, Error> {
         .transpose()
 }
 
-/// Writes a file that only this user can read, all of it or nothing, also when power fails.
+/// Writes a file with mode 0600, atomically, even if power fails.
 pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     private_file::write(path, bytes).map_err(|source| file(path, source))
 }

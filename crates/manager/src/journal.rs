@@ -1,7 +1,7 @@
-//! Writes lease changes to the store in order, and keeps on trying while the store cannot.
+//! Writes changes of leases to the store, in order, and retries while the store cannot write.
 //!
-//! A grant waits for its write and is refused when that fails. An end cannot be refused: it has happened. Such changes
-//! wait here until the disk has room again, and meanwhile the manager says that it is degraded.
+//! A grant waits for its write, and is refused if the write fails. Changes that have taken effect, such as ends, cannot
+//! be refused: they wait here until the store can write again. Meanwhile the manager's health is `degraded`.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,59 +12,59 @@ use tracing::Instrument;
 
 use dayfly_store::{ChangeResult, LeaseWriter, OwnedChange, StoreError};
 
-/// Between two attempts on a store that cannot write.
-const RETRY: Duration = Duration::from_millis(500);
-/// Most changes in one write.
-const GROUP: usize = 256;
+/// Pause between two attempts while the store cannot write.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Changes in one write.
+const MAX_GROUP: usize = 256;
 
 struct Entry {
-    /// None to only wait for what came before.
+    /// `None` to only wait for earlier entries.
     note: Option<OwnedChange>,
-    /// Who waits for it, and takes it back when it fails.
+    /// Receives the result. Such an entry is dropped if the write fails; others are retried.
     reply: Option<oneshot::Sender<Result<(), StoreError>>>,
 }
 
-/// The way into the store for lease changes.
+/// A queue of changes for the store.
 #[derive(Clone)]
 pub struct Journal {
     entries: mpsc::UnboundedSender<Entry>,
-    trouble: Arc<Mutex<Option<StoreError>>>,
+    error: Arc<Mutex<Option<StoreError>>>,
 }
 
 impl Journal {
-    /// Starts the task that writes; it ends when the last handle is gone and all that waited is written or refused.
+    /// Starts the task that writes. It ends when the last handle is dropped and all entries are written or refused.
     pub fn start(store: Arc<dyn LeaseWriter>) -> Self {
         let (entries, queue) = mpsc::unbounded_channel();
-        let trouble = Arc::default();
-        tokio::spawn(write(store, queue, Arc::clone(&trouble)));
-        Self { entries, trouble }
+        let error = Arc::default();
+        tokio::spawn(run(store, queue, Arc::clone(&error)));
+        Self { entries, error }
     }
 
-    /// Waits until everything noted before has been written, or was tried and cannot be.
+    /// Waits until every earlier entry has been written or has failed once.
     pub async fn drained(&self) {
         let _ = self.send(None).await;
     }
 
-    /// Is in the queue when this returns; the future waits for the write.
+    /// Queues an entry at once. The future waits for the write.
     fn send(&self, note: Option<OwnedChange>) -> impl Future<Output = Result<(), StoreError>> + use<> {
-        let (reply, answer) = oneshot::channel();
-        // The task only ends after the last sender, so that this cannot fail while anybody can call it.
+        let (reply, result) = oneshot::channel();
+        // The task ends only after the last sender, so this does not fail.
         let _ = self.entries.send(Entry {
             note,
             reply: Some(reply),
         });
         async move {
             let stopped = |_| Err(StoreError::Broken("its journal has stopped".into()));
-            answer.await.unwrap_or_else(stopped)
+            result.await.unwrap_or_else(stopped)
         }
     }
 
-    /// What the store said, while it cannot write.
-    pub fn trouble(&self) -> Option<StoreError> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The store's error, while it cannot write.
+    pub fn error(&self) -> Option<StoreError> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Writes a change that has happened, whatever the store says now.
+    /// Queues a change that has taken effect. It is retried until the store can write.
     pub fn note(&self, note: OwnedChange) {
         let _ = self.entries.send(Entry {
             note: Some(note),
@@ -72,50 +72,50 @@ impl Journal {
         });
     }
 
-    /// Writes changes that have happened, whatever the store says now.
+    /// Queues changes that have taken effect.
     pub fn note_all(&self, notes: Vec<OwnedChange>) {
         notes.into_iter().for_each(|note| self.note(note));
     }
 
-    /// Writes a change that is to happen only if it is written. It has its place in the order when this returns, so that a caller
-    /// that holds the cluster has it in the order in which the cluster changes.
-    pub fn ask(&self, note: OwnedChange) -> impl Future<Output = Result<(), StoreError>> + use<> {
+    /// Writes a change that takes effect only if it is written. The change is queued when this returns; a caller that
+    /// holds the lock on the cluster thereby keeps the order of the cluster's changes. The future waits for the write.
+    pub fn write(&self, note: OwnedChange) -> impl Future<Output = Result<(), StoreError>> + use<> {
         self.send(Some(note)).instrument(dayfly_telemetry::span!("write"))
     }
 }
 
-async fn write(
+async fn run(
     store: Arc<dyn LeaseWriter>,
     mut queue: mpsc::UnboundedReceiver<Entry>,
-    trouble: Arc<Mutex<Option<StoreError>>>,
+    error: Arc<Mutex<Option<StoreError>>>,
 ) {
-    let say = |what: Option<StoreError>| *trouble.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    let set_error = |now: Option<StoreError>| *error.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut backlog: VecDeque<OwnedChange> = VecDeque::new();
-    let mut group = Vec::with_capacity(GROUP);
+    let mut group = Vec::with_capacity(MAX_GROUP);
     let mut open = true;
     while open || !backlog.is_empty() {
         if backlog.is_empty() {
-            open = queue.recv_many(&mut group, GROUP).await > 0;
+            open = queue.recv_many(&mut group, MAX_GROUP).await > 0;
         } else {
-            // While the store cannot write, only its own next attempt or the end of the queue is worth waiting for.
+            // The store cannot write: retry the backlog before new entries.
             let retry = store
-                .change_leases(backlog.iter().take(GROUP).cloned().collect())
+                .change_leases(backlog.iter().take(MAX_GROUP).cloned().collect())
                 .wait()
                 .await;
             match retry {
                 Ok(_) => {
-                    backlog.drain(..backlog.len().min(GROUP));
+                    backlog.drain(..backlog.len().min(MAX_GROUP));
                     if backlog.is_empty() {
                         tracing::info!("the store can write again");
-                        say(None);
+                        set_error(None);
                     }
                     continue;
                 }
                 Err(error) if !open => {
-                    tracing::error!(lost = backlog.len(), %error, "ending with lease changes that could not be written");
+                    tracing::error!(lost = backlog.len(), %error, "stopped before all changes of leases were written");
                     return;
                 }
-                Err(error) => say(Some(error)),
+                Err(error) => set_error(Some(error)),
             }
             open = wait_or_collect(&mut queue, &mut group).await;
         }
@@ -126,14 +126,14 @@ async fn write(
             let notes = group.iter().filter_map(|entry| entry.note.clone()).collect();
             store.change_leases(notes).wait().await
         } else {
-            trouble
+            error
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone()
                 .map_or_else(|| Ok(Vec::new()), Err)
         };
         if let (Err(error), true) = (&written, backlog.is_empty()) {
-            tracing::error!(%error, "the store cannot write; leases are refused until it can");
+            tracing::error!(%error, "the store cannot write; refusing leases until it can");
         }
         let failed = written.as_ref().err().cloned();
         let mut noted = written.unwrap_or_default().into_iter();
@@ -146,24 +146,24 @@ async fn write(
                     Some(ChangeResult::OverQuota(quota)) => Err(quota.into()),
                 })),
                 (Some(reply), Some(error)) => drop(reply.send(Err(error.clone()))),
-                // One that is stale is the new owner's business.
+                // A stale change is the new owner's concern.
                 (None, None) => {}
                 (None, Some(_)) => backlog.extend(note),
             }
         }
-        say(failed);
+        set_error(failed);
     }
 }
 
-/// Collects what arrives until it is time to try again. False when nothing will arrive any more.
+/// Collects entries until the next attempt is due. Returns false if no more will come.
 async fn wait_or_collect(queue: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) -> bool {
-    let until = tokio::time::Instant::now() + RETRY;
+    let until = tokio::time::Instant::now() + RETRY_PAUSE;
     loop {
         match tokio::time::timeout_at(until, queue.recv()).await {
             Ok(Some(entry)) => {
                 let waited_for = entry.reply.is_some();
                 group.push(entry);
-                // Somebody waits for this one, and should hear of the trouble at once.
+                // A caller waits for this one, and should get the error at once.
                 if waited_for {
                     return true;
                 }
@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// A fake disk that is full until it is told otherwise, and remembers what was written.
+    /// A fake store that is full at first, and records what was written.
     #[derive(Default)]
     struct FakeDisk {
         roomy: AtomicBool,
@@ -215,23 +215,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_has_happened_waits_for_room_and_what_is_asked_is_refused_at_once() {
+    async fn full_store_delays_notes_and_refuses_writes() {
         let disk = Arc::new(FakeDisk::default());
         let journal = Journal::start(Arc::clone(&disk) as Arc<dyn LeaseWriter>);
         journal.note(ended(1));
-        assert_eq!(journal.ask(ended(2)).await, Err(StoreError::Full));
+        assert_eq!(journal.write(ended(2)).await, Err(StoreError::Full));
         journal.note(ended(3));
-        assert_eq!(journal.trouble(), Some(StoreError::Full));
+        assert_eq!(journal.error(), Some(StoreError::Full));
         disk.roomy.store(true, Ordering::SeqCst);
         let healed = async {
-            while journal.trouble().is_some() {
-                tokio::time::sleep(RETRY).await;
+            while journal.error().is_some() {
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         };
-        tokio::time::timeout(RETRY * 20, healed)
+        tokio::time::timeout(RETRY_PAUSE * 20, healed)
             .await
-            .expect("it heals by itself");
-        assert_eq!(journal.ask(ended(4)).await, Ok(()));
+            .expect("the error ends by itself");
+        assert_eq!(journal.write(ended(4)).await, Ok(()));
         assert_eq!(*disk.written.lock().unwrap(), vec![ended(1), ended(3), ended(4)]);
     }
 }

@@ -1,62 +1,55 @@
-//! Granting, renewing and ending leases.
+//! Leases (`impl Control`): grants, renewals and ends.
+
+mod capacity_wait;
+mod offer;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dayfly_lease::ledger;
 use dayfly_lease::placement::{PlacementError, View, choose};
-use dayfly_lease::quota::Held;
-use dayfly_lease::state::DEFAULT_GRACE_MS;
-use dayfly_lease::token::Claims;
-use dayfly_protocol::api::{
-    Event, Grant, LeaseRequest, LeaseState, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox, Usage,
-};
+use dayfly_protocol::api::{Grant, LeaseRequest, LeaseState, Mode, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::ids::{LeaseId, NodeId, TenantId, time_first};
+use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::node_messages::ManagerMessage;
+use dayfly_store::LeaseRecord;
 use dayfly_store::system::{now_ms, random};
-use dayfly_store::{Change, LeaseRecord, OwnedChange};
 use dayfly_telemetry::traceparent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
 use tracing::Instrument;
 
-use crate::cluster::{Account, millis};
-use crate::control::{Control, SiteEvent};
+pub use self::capacity_wait::{CapacityWait, WaitingWorkers};
+use crate::cluster::{end_message, millis};
+use crate::control::Control;
 use crate::extractors::Caller;
 use crate::forwarding::ClientAuthorization;
 use crate::principal::{Principal, with_notice};
 
-/// Nodes that one request is offered to: those that refuse were thought to have room, and news of what they really
-/// have travels with their heartbeats.
-const OFFERS: usize = 6;
-
-/// A lease that waits for its image is offered again this often.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Nodes that one request is offered to. More refusals mean that the known free resources are outdated; heartbeats
+/// update them.
+const MAX_OFFERS: usize = 6;
 
 impl Control {
-    /// Grants a lease on the best node that takes it. Goes on when the caller goes away, so that no node is left with
-    /// a lease that no book knows.
+    /// Grants a lease on the best node that accepts it. Continues if the caller disconnects, so that no node holds a
+    /// lease that is not recorded.
     pub async fn grant(
         self: &Arc<Self>,
         principal: Principal,
         request: LeaseRequest,
-        asker: Option<ClientAuthorization>,
+        client: Option<ClientAuthorization>,
     ) -> Result<Grant, Failure> {
         let control = Arc::clone(self);
-        to_its_end(async move {
-            let mut room = control.room_for(&request);
+        run_to_completion(async move {
+            let mut wait = control.capacity_wait(&request);
             loop {
                 let placed = control.place(principal, request.clone()).await;
                 let placed = control
-                    .or_elsewhere(placed, asker.as_ref(), "/v1/leases", &request.without_wait(), &request)
+                    .or_at_peers(placed, client.as_ref(), "/v1/leases", &request.without_wait(), &request)
                     .await;
                 match placed {
-                    Err(failure) if room.may_come(&failure).await => {}
+                    Err(failure) if wait.may_retry(&failure).await => {}
                     placed => return placed.map(|grant| with_notice(grant, request.duration_ms)),
                 }
             }
@@ -64,36 +57,25 @@ impl Control {
         .await
     }
 
-    /// What a request that found no room waits for.
-    pub fn room_for(&self, request: &LeaseRequest) -> Room {
-        Room {
-            events: self.events.subscribe(),
-            until: tokio::time::Instant::now() + Duration::from_millis(request.wait_ms.min(MAX_WAIT_MS)),
-            has_image: request.image.is_some(),
-            own: HashSet::new(),
-            wanted: u64::from(request.workers) * u64::from(request.cores_per_worker.max(1)),
-            waiting: Arc::clone(&self.waiting),
-        }
+    /// Begins the wait of a request for free resources.
+    pub fn capacity_wait(&self, request: &LeaseRequest) -> CapacityWait {
+        CapacityWait::new(request, self.events(), self.waiting())
     }
 
-    /// Workers that there are leases of, and workers of one core for which requests wait in vain.
-    pub fn asked_for(&self) -> u64 {
-        let live = |lease: &LeaseRecord| lease.state.is_live();
-        let held: u64 = self
-            .cluster()
-            .leases
-            .values()
-            .filter(|lease| live(lease))
-            .map(|lease| u64::from(lease.workers))
-            .sum();
-        held + self.waiting.load(Ordering::Relaxed)
+    /// Returns the number of leased workers plus the number of workers that waiting requests ask for, in workers with
+    /// one core.
+    pub fn demanded_workers(&self) -> u64 {
+        let cluster = self.cluster();
+        let held: u64 = cluster.leases().live().map(|lease| u64::from(lease.workers)).sum();
+        held + self.waiting().count()
     }
 
-    /// What was placed here, or by another manager where that may do better; `once` is the request as that is asked it.
-    pub async fn or_elsewhere<T: DeserializeOwned>(
+    /// Returns the grant, or requests one from the other managers if they may have resources. `once` is the request to
+    /// them, without a wait.
+    pub async fn or_at_peers<T: DeserializeOwned>(
         &self,
         placed: Result<T, Failure>,
-        asker: Option<&ClientAuthorization>,
+        client: Option<&ClientAuthorization>,
         path: &str,
         once: &impl Serialize,
         request: &LeaseRequest,
@@ -102,30 +84,32 @@ impl Control {
             Err(failure) => failure,
             placed => return placed,
         };
-        if self.peers.are_possible() {
-            // What was offered here in vain counts for the tenant's quota until the store has heard of that.
-            self.journal.drained().await;
+        if self.peers().are_possible() {
+            // A refused offer counts for the tenant's quota until its refusal is stored.
+            self.journal().drained().await;
         }
-        match asker {
-            Some(asker) if another_may(&failure) => self.place_elsewhere(asker, path, once, request, failure).await,
+        match client {
+            Some(client) if may_succeed_at_peers(&failure) => {
+                self.place_at_peers(client, path, once, request, failure).await
+            }
             _ => Err(failure),
         }
     }
 
-    /// Checks what this manager grants, and fills in what the request leaves to it.
+    /// Checks a request against this manager's limits, and fills in what it leaves open.
     pub fn complete(&self, principal: &Principal, request: &mut LeaseRequest) -> Result<(), Failure> {
-        let longest_ms = millis(self.options.longest_lease);
+        let longest_ms = millis(self.options().longest_lease);
         if request.duration_ms > longest_ms {
             return Err(Failure::new(
                 Code::TooLarge,
                 format!(
-                    "a lease of {} ms is longer than this manager grants ({longest_ms} ms); ask for less and renew",
+                    "a lease of {} ms exceeds the maximum of this manager ({longest_ms} ms); ask for less and renew",
                     request.duration_ms
                 ),
             ));
         }
-        request.duration_ms = principal.at_most(request.duration_ms)?;
-        // What names no level goes to its node as it is: the level there depends on whose the node is.
+        request.duration_ms = principal.bounded_ms(request.duration_ms)?;
+        // A request without a level stays without one: the level then depends on the node's owner.
         let level = self.sandbox_for(request.wanted_sandbox())?;
         request.sandbox = request.wanted_sandbox().map(|_| level);
         Ok(())
@@ -134,17 +118,17 @@ impl Control {
     async fn place(&self, principal: Principal, mut request: LeaseRequest) -> Result<Grant, Failure> {
         self.complete(&principal, &mut request)?;
         let spin = u64::from_le_bytes(random());
-        if let Some(views) = self.few(&request, spin)
-            && let Ok(candidates) = choose(&hot_if_it_can(&request), &views, spin)
+        if let Some(views) = self.sample(&request, spin)
+            && let Ok(candidates) = choose(&prefer_hot(&request), &views, spin)
         {
             match self.offer_in_turn(principal, &request, &candidates, &views).await {
                 Err(failure) if !is_final(&failure) => {}
                 done => return done,
             }
         }
-        let views = self.cluster().views(request.node);
-        // What is free is hearsay: a lease may have ended on its node a moment ago. So nodes that would have room if they
-        // were empty are asked too, after those that are thought to have it.
+        let views = self.cluster().nodes().views(request.node);
+        // The free resources may be outdated: a lease may have ended a moment ago. So nodes that would have room if
+        // they were empty are asked too, after those that seem to have room.
         let empty: Vec<View> = views
             .iter()
             .map(|view| View {
@@ -155,11 +139,11 @@ impl Control {
         let mut candidates = match (choose(&request, &views, spin), choose(&request, &empty, spin)) {
             (Ok(free), Ok(perhaps)) => [free, perhaps].concat(),
             (Err(PlacementError::NoCapacity { .. }), Ok(perhaps)) => perhaps,
-            (Err(PlacementError::NoNodes), _) if self.cluster().nodes.values().any(|node| node.session.is_some()) => {
+            (Err(PlacementError::NoNodes), _) if self.cluster().nodes().connected() > 0 => {
                 return Err(Failure::new(
                     Code::NoCapacity,
-                    "every node of this manager was taken back by its owner, or is suspended since it kept failing; wait until \
-                     one is there again, or start another (`dayfly status` tells why)",
+                    "every node of this manager is reclaimed by its owner, or suspended after failures; wait until one is \
+                     available again, or start another (`dayfly status` shows the reasons)",
                 ));
             }
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
@@ -169,15 +153,15 @@ impl Control {
         self.offer_in_turn(principal, &request, &candidates, &views).await
     }
 
-    /// Of many nodes, a few that have room will do; only when these have none are all looked at.
-    fn few(&self, request: &LeaseRequest, spin: u64) -> Option<Vec<View>> {
+    /// Returns a sample of many nodes. All nodes are considered only if none of the sample has room.
+    fn sample(&self, request: &LeaseRequest, spin: u64) -> Option<Vec<View>> {
         match request.node {
-            None => self.cluster().sample(spin),
+            None => self.cluster().nodes().sample(spin),
             Some(_) => None,
         }
     }
 
-    /// Offers a lease to one node after the other, until one takes it.
+    /// Offers a lease to one node after the other, until one accepts it.
     async fn offer_in_turn(
         &self,
         principal: Principal,
@@ -186,14 +170,14 @@ impl Control {
         views: &[View],
     ) -> Result<Grant, Failure> {
         let mut refusal = None;
-        for node in candidates.iter().take(OFFERS) {
+        for node in candidates.iter().take(MAX_OFFERS) {
             match self
                 .offer(*node, principal, &with_share(request.clone(), *node, views))
                 .await
             {
                 Err(failure) if !is_final(&failure) => {
-                    tracing::debug!(%node, %failure, "an offer was refused");
-                    // Waiting helps where a node was only full, so that is what the tenant is told.
+                    tracing::debug!(%node, %failure, "a node refused an offer");
+                    // Prefer the refusal of a full node, since the tenant can wait for that node.
                     if failure.code != Code::IsolationUnavailable || refusal.is_none() {
                         refusal = Some(failure);
                     }
@@ -204,15 +188,15 @@ impl Control {
         Err(refusal.unwrap_or_else(|| PlacementError::NoNodes.into()))
     }
 
-    /// The level that a lease gets which asks for this one.
+    /// Returns the level of isolation of a lease that asks for this one, or for none.
     pub fn sandbox_for(&self, asked: Option<Sandbox>) -> Result<Sandbox, Failure> {
-        let allowed = &self.options.sandboxes;
+        let allowed = &self.options().sandboxes;
         match asked.or_else(|| allowed.first().copied()) {
             Some(sandbox) if allowed.contains(&sandbox) => Ok(sandbox),
             _ => Err(Failure::new(
                 Code::InvalidRequest,
                 format!(
-                    "the lease asks for sandbox `{}` and this manager grants `{}` only; ask for that",
+                    "the lease asks for sandbox `{}`, and this manager grants only `{}`; ask for that",
                     asked.map_or("none", Sandbox::name),
                     allowed
                         .iter()
@@ -224,162 +208,19 @@ impl Control {
         }
     }
 
-    /// Offers a lease to one node.
-    pub async fn offer(&self, node: NodeId, principal: Principal, request: &LeaseRequest) -> Result<Grant, Failure> {
-        let tenant = principal.tenant;
-        let granted_at_ms = now_ms();
-        let lease = LeaseId(time_first(granted_at_ms, random()));
-        let start_by_ms = millis(self.options.start_by);
-        let wanted = Held::by_one(request.workers, request.cores_per_worker, request.memory_bytes);
-        let prices = self.cluster().ask_for(lease, tenant, wanted)?;
-        let default_sandbox = self.options.sandboxes.first().copied();
-        let mut record = LeaseRecord {
-            lease,
-            tenant,
-            node,
-            holder: request.holder,
-            state: LeaseState::Granted,
-            workers: request.workers,
-            cores_per_worker: request.cores_per_worker,
-            gpus_per_worker: request.gpus_per_worker,
-            mode: request.mode,
-            // Both as its node says when it takes it.
-            sandbox: request.sandbox.or(default_sandbox).unwrap_or(Sandbox::Isolated),
-            image: None,
-            memory_bytes: request.memory_bytes,
-            duration_ms: request.duration_ms,
-            granted_at_ms,
-            expires_at_ms: granted_at_ms
-                .saturating_add(start_by_ms)
-                .saturating_add(request.duration_ms),
-            ended_at_ms: 0,
-            usage: Usage::default(),
-            functions: Vec::new(),
-            prices,
-            bearer: principal.bearer,
-        };
-        let offer = |number, epoch| ManagerMessage::Offer {
-            request: number,
-            lease,
-            tenant,
-            spec: request.clone(),
-            default_sandbox,
-            epoch,
-            start_by_ms,
-            traceparent: traceparent(),
-        };
-        // Written while the node makes up its mind: neither waits for the other.
-        let written = {
-            let cluster = self.cluster();
-            record.bearer = cluster.current(record.bearer);
-            let (epoch, change) = (cluster.epoch(node), Change::Offered(Box::new(record.clone())));
-            self.journal.ask(OwnedChange { node, epoch, change })
-        };
-        let (answer, written) = tokio::join!(self.ask(node, Some(record), offer), written);
-        if let Err(failure) = answer {
-            self.cluster().asked_for(lease);
-            if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
-                self.doubt(node, lease);
-            }
-            if is_nodes_own(&failure, request, default_sandbox) {
-                self.on_failed(node, &failure.message);
-            }
-            // Also when the write failed: one that was only slow may yet succeed.
-            self.note(node, Change::Refused { lease });
-            return Err(written.err().map_or(failure, Failure::from));
-        }
-        // The books have it since the answer arrived.
-        let record = self.lease(lease).ok_or_else(|| no_such_lease(lease))?;
-        if !record.state.is_live() {
-            return Err(dayfly_lease::state::LeaseError::Ended(record.state).into());
-        }
-        if let Err(error) = written {
-            // The node must not hold what no book will remember.
-            self.on_lease_ended(lease, LeaseState::Revoked);
-            let _ = self
-                .ask(node, None, |request, _| {
-                    end_message(request, lease, LeaseState::Revoked, Duration::ZERO)
-                })
-                .await;
-            return Err(error.into());
-        }
-        if let Err(failure) = self.may_spend(tenant) {
-            // Its money ran out, or it was suspended, while its node made up its mind.
-            self.end(lease, LeaseState::Revoked).await?;
-            return Err(failure);
-        }
-        self.tell(Event::Lease {
-            lease,
-            node,
-            state: LeaseState::Granted,
-        });
-        self.grant_of(&record)
-    }
-
-    /// The node may or may not hold this lease; it is told to let go now, and again when it comes back.
-    fn doubt(&self, node: NodeId, lease: LeaseId) {
-        let mut cluster = self.cluster();
-        let request = cluster.next_request();
-        if let Some(node) = cluster.nodes.get_mut(&node) {
-            node.doubtful.insert(lease);
-            if let Some(session) = &node.session {
-                // If this does not get through, the node's own start-by time will do.
-                let _ = session
-                    .outgoing
-                    .try_send(end_message(request, lease, LeaseState::Revoked, Duration::ZERO));
-            }
-        }
-    }
-
-    /// A lease as its holder gets it, with a token that is good from now on.
-    fn grant_of(&self, record: &LeaseRecord) -> Result<Grant, Failure> {
-        let (address, epoch, until_ms) = {
-            let cluster = self.cluster();
-            let bearer = record.bearer.and_then(|hash| cluster.bearers.get(&hash));
-            let until_ms = match (record.bearer, bearer) {
-                (None, _) => u64::MAX,
-                (_, Some(bearer)) => bearer.expires_at_ms,
-                // It was revoked a moment ago.
-                _ => now_ms(),
-            };
-            let node = cluster
-                .nodes
-                .get(&record.node)
-                .ok_or_else(|| no_such_lease(record.lease))?;
-            let epoch = node.session.as_ref().map_or(0, |session| session.epoch);
-            (node.address.clone(), epoch, until_ms)
-        };
-        let claims = Claims {
-            workers: record.workers,
-            cores: record.cores_per_worker,
-            memory_bytes: record.memory_bytes,
-            sandbox: record.sandbox,
-            lease: Some(record.lease),
-            tenant: record.tenant,
-            node: record.node,
-            holder: record.holder,
-            epoch,
-            not_before_ms: now_ms(),
-            // Should its node not hear of the token's end.
-            expires_at_ms: record.expires_at_ms.saturating_add(DEFAULT_GRACE_MS).min(until_ms),
-            duration_ms: record.duration_ms,
-        };
-        Ok(grant(record, address, &claims.sign(&self.signing)))
-    }
-
-    /// A lease that this caller may see.
+    /// Returns a lease that this caller may see. The error for another tenant's lease is that for an unknown one.
     pub fn lease_seen(&self, caller: &Caller, lease: LeaseId) -> Result<LeaseRecord, Failure> {
-        // Somebody else's lease looks exactly like none.
         self.lease(lease)
             .filter(|record| caller.sees(record.tenant))
             .ok_or_else(|| no_such_lease(lease))
     }
 
     fn lease(&self, lease: LeaseId) -> Option<LeaseRecord> {
-        self.cluster().leases.get(&lease).cloned()
+        self.cluster().leases().get(&lease).cloned()
     }
 
-    /// Counts a lease's length anew from now. Goes on when the caller goes away: its node may have renewed it already.
+    /// Renews a lease for this length from now. Continues if the caller disconnects: the node may have renewed it
+    /// already.
     pub async fn renew(
         self: &Arc<Self>,
         principal: Principal,
@@ -387,19 +228,19 @@ impl Control {
         asked_ms: u64,
     ) -> Result<Grant, Failure> {
         let control = Arc::clone(self);
-        to_its_end(async move { control.renew_at_node(principal, lease, asked_ms).await }).await
+        run_to_completion(async move { control.renew_at_node(principal, lease, asked_ms).await }).await
     }
 
     async fn renew_at_node(&self, principal: Principal, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
         let (tenant, duration_ms) = (principal.tenant, asked_ms);
-        let longest_ms = millis(self.options.longest_lease);
+        let longest_ms = millis(self.options().longest_lease);
         if duration_ms == 0 || duration_ms > longest_ms {
             return Err(Failure::new(
                 Code::InvalidRequest,
-                format!("a renewal for {duration_ms} ms; ask for 1 to {longest_ms} ms"),
+                format!("a lease cannot be renewed for {duration_ms} ms; ask for 1 to {longest_ms} ms"),
             ));
         }
-        let duration_ms = principal.at_most(duration_ms)?;
+        let duration_ms = principal.bounded_ms(duration_ms)?;
         let record = self
             .lease(lease)
             .filter(|record| record.tenant == tenant)
@@ -408,7 +249,7 @@ impl Control {
             return Err(dayfly_lease::state::LeaseError::Ended(record.state).into());
         }
         self.may_spend(tenant)?;
-        self.ask(record.node, None, |request, _| ManagerMessage::Renew {
+        self.request(record.node, None, |request, _| ManagerMessage::Renew {
             request,
             lease,
             duration_ms,
@@ -416,41 +257,36 @@ impl Control {
         })
         .await?;
         let unused_ms = if record.state == LeaseState::Granted {
-            millis(self.options.start_by)
+            millis(self.options().start_by)
         } else {
             0
         };
         let expires_at_ms = now_ms().saturating_add(unused_ms).saturating_add(duration_ms);
         let record = {
             let mut cluster = self.cluster();
-            // The token may have been replaced while the node was asked.
-            let bearer = cluster.current(principal.bearer);
-            let record = cluster.leases.get_mut(&lease).ok_or_else(|| no_such_lease(lease))?;
-            record.duration_ms = duration_ms;
-            record.expires_at_ms = expires_at_ms;
-            record.bearer = bearer;
-            let record = record.clone();
-            // It has happened on the node, which alone counts: a store that cannot write now hears of it later. ChangeResult in the order
-            // in which the cluster changes.
-            self.journal.note_all(cluster.renewal(lease).into_iter().collect());
+            let renewed = cluster.renew_lease(lease, duration_ms, expires_at_ms, principal.bearer);
+            let (record, note) = renewed.ok_or_else(|| no_such_lease(lease))?;
+            // A note and not a write, because the renewal has taken effect on the node. Under the lock, so that the
+            // notes are in the order of the changes.
+            self.journal().note(note);
             record
         };
         Ok(with_notice(self.grant_of(&record)?, asked_ms))
     }
 
-    /// Ends a lease as `released` or `revoked`, at once. An unreachable node is told when it comes back.
+    /// Ends a lease as `released` or `revoked`, at once. An unreachable node ends it when it reconnects.
     pub async fn end(&self, lease: LeaseId, state: LeaseState) -> Result<LeaseRecord, Failure> {
         self.end_within(lease, state, Duration::ZERO).await
     }
 
-    /// Takes a lease away: nothing new begins on it, and running calls may go on for the grace. Answers when it has ended and its
-    /// last bill is booked. Goes on when the caller goes away.
+    /// Revokes a lease: no call begins on it any more, and running calls may continue for the grace. Returns when the
+    /// lease has ended and its last usage is booked. Continues if the caller disconnects.
     pub async fn revoke(self: &Arc<Self>, lease: LeaseId, grace: Duration) -> Result<LeaseRecord, Failure> {
         let control = Arc::clone(self);
         let revoked =
             tokio::spawn(async move { control.end_within(lease, LeaseState::Revoked, grace).await }.in_current_span());
         revoked.await.unwrap_or_else(|error| {
-            let text = format!("revoking the lease failed: {error}; report this");
+            let text = format!("the revocation failed: {error}; report this");
             Err(Failure::new(Code::Internal, text))
         })
     }
@@ -459,29 +295,23 @@ impl Control {
         let record = self.lease(lease).ok_or_else(|| no_such_lease(lease))?;
         if record.state.is_live() {
             let message = |request, _| end_message(request, lease, state, grace);
-            let answer = self.ask_patiently(record.node, grace, message).await;
-            if let Err(failure) = answer
+            let response = self.long_request(record.node, grace, message).await;
+            if let Err(failure) = response
                 && !matches!(failure.code, Code::NotFound | Code::LeaseEnded | Code::LeaseExpired)
             {
-                tracing::warn!(%lease, %failure, "its node has not confirmed the end");
+                tracing::warn!(%lease, %failure, "the node has not confirmed the end of the lease");
             }
             self.on_lease_ended(lease, state);
-            if self.peers.are_possible() {
-                // What it held is free for whoever asks next, at whichever manager.
-                self.journal.drained().await;
+            if self.peers().are_possible() {
+                // Its resources must be free for the next request, at any manager.
+                self.journal().drained().await;
             }
         }
         Ok(self.lease(lease).unwrap_or(record))
     }
-
-    /// Refuses a tenant that is suspended, or has spent its budget.
-    pub fn may_spend(&self, tenant: TenantId) -> Result<(), Failure> {
-        let cluster = self.cluster();
-        Ok(cluster.tenants.get(&tenant).map_or(Ok(()), Account::may_spend)?)
-    }
 }
 
-/// A request for one node that names how much memory it wants: the node's usual share if it left that open.
+/// Returns the request with the memory filled in, if it left that open: the node's usual share.
 pub fn with_share(mut request: LeaseRequest, node: NodeId, views: &[View]) -> LeaseRequest {
     if let (0, Some(view)) = (request.memory_bytes, views.iter().find(|view| view.node == node)) {
         request.memory_bytes = ledger::share_of(&request, &view.capacity, &view.free);
@@ -489,99 +319,19 @@ pub fn with_share(mut request: LeaseRequest, node: NodeId, views: &[View]) -> Le
     request
 }
 
-/// Does something that must not be left half done, whether or not its caller waits for it.
-pub async fn to_its_end<T: Send + 'static>(
-    granting: impl Future<Output = Result<T, Failure>> + Send + 'static,
+/// Runs an operation that must not be abandoned halfway, even if its caller stops waiting.
+pub async fn run_to_completion<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
-    tokio::spawn(granting.in_current_span()).await.unwrap_or_else(|error| {
+    tokio::spawn(operation.in_current_span()).await.unwrap_or_else(|error| {
         Err(Failure::new(
             Code::Internal,
-            format!("granting failed: {error}; report this"),
+            format!("the operation failed: {error}; report this"),
         ))
     })
 }
 
-/// What a request that found no room waits for.
-pub struct Room {
-    /// Subscribed before each try, so that no room is missed that comes after it.
-    events: Receiver<SiteEvent>,
-    until: tokio::time::Instant,
-    has_image: bool,
-    /// Leases that this request itself took and gave back: they make no room that it did not have.
-    own: HashSet<LeaseId>,
-    /// What it asks for, and what all ask for that wait.
-    wanted: u64,
-    waiting: Arc<AtomicU64>,
-}
-
-/// A request is waiting.
-struct Waits<'a>(&'a AtomicU64, u64);
-
-impl<'a> Waits<'a> {
-    fn begin(all: &'a AtomicU64, wanted: u64) -> Self {
-        all.fetch_add(wanted, Ordering::Relaxed);
-        Self(all, wanted)
-    }
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
-
-impl Room {
-    /// The request took these leases in vain, and gives them back.
-    pub fn given_back(&mut self, leases: impl IntoIterator<Item = LeaseId>) {
-        self.own.extend(leases);
-    }
-
-    /// Waits until there may be room, if there was none and the request may wait. Whether to try again.
-    pub async fn may_come(&mut self, failure: &Failure) -> bool {
-        let comes = matches!(failure.code, Code::NoCapacity | Code::EnvironmentBuilding);
-        if !comes || tokio::time::Instant::now() >= self.until {
-            return false;
-        }
-        let _waits = Waits::begin(&self.waiting, self.wanted);
-        let room = async {
-            loop {
-                match self.events.recv().await.map(|told| told.event) {
-                    Ok(Event::NodeUp { .. }) | Err(RecvError::Lagged(_)) => return true,
-                    Ok(Event::Lease { lease, state, .. }) if !state.is_live() && !self.own.remove(&lease) => {
-                        return true;
-                    }
-                    Ok(_) => {}
-                    Err(RecvError::Closed) => return false,
-                }
-            }
-        };
-        // Nobody tells when an image is unpacked, or an environment built.
-        let soon = tokio::time::Instant::now() + LOOK_AGAIN;
-        let look = if self.has_image || failure.code == Code::EnvironmentBuilding {
-            soon.min(self.until)
-        } else {
-            self.until
-        };
-        match tokio::time::timeout_at(look, room).await {
-            Ok(may_come) => may_come,
-            Err(_) => look < self.until,
-        }
-    }
-}
-
-/// Whether a node that answers an offer so has failed by no fault of the tenant's: nobody shall be able to have nodes suspended
-/// with an interpreter or image that does not start, or with functions that kill their executor.
-fn is_nodes_own(failure: &Failure, request: &LeaseRequest, default_sandbox: Option<Sandbox>) -> bool {
-    match failure.code {
-        Code::TimedOut | Code::Internal | Code::StoreFailed => true,
-        Code::ExecutorFailed => {
-            request.runtime == Runtime::Native && request.sandbox.or(default_sandbox) != Some(Sandbox::Container)
-        }
-        _ => false,
-    }
-}
-
-/// Whether no other node would answer better.
+/// Whether no other node would accept the lease either.
 pub fn is_final(failure: &Failure) -> bool {
     matches!(
         failure.code,
@@ -589,16 +339,16 @@ pub fn is_final(failure: &Failure) -> bool {
     )
 }
 
-/// Whether another manager may have nodes that do better.
-fn another_may(failure: &Failure) -> bool {
+/// Whether another manager may grant what this one refused.
+fn may_succeed_at_peers(failure: &Failure) -> bool {
     matches!(
         failure.code,
         Code::NoCapacity | Code::TooLarge | Code::NotFound | Code::StaleEpoch | Code::Unreachable | Code::TimedOut
     )
 }
 
-/// The same request where it may not be warm: a free core on a node that was not looked at is better than none.
-fn hot_if_it_can(request: &LeaseRequest) -> LeaseRequest {
+/// Returns the request with `hot` in place of `auto`: a free core on a node outside the sample is better than none.
+fn prefer_hot(request: &LeaseRequest) -> LeaseRequest {
     let mode = match request.mode {
         Mode::Auto => Mode::Hot,
         mode => mode,
@@ -609,39 +359,9 @@ fn hot_if_it_can(request: &LeaseRequest) -> LeaseRequest {
     }
 }
 
-fn grant(record: &LeaseRecord, node: NodeAddress, token: &dayfly_protocol::hello::Token) -> Grant {
-    let mut bytes = Vec::with_capacity(dayfly_protocol::hello::TOKEN_BYTES);
-    bytes.extend_from_slice(token.signed_bytes());
-    bytes.extend_from_slice(&token.signature);
-    Grant {
-        lease: record.lease,
-        token: hex::encode(bytes),
-        node,
-        workers: record.workers,
-        mode: record.mode,
-        sandbox: record.sandbox,
-        image: record.image.clone(),
-        memory_bytes: record.memory_bytes,
-        duration_ms: record.duration_ms,
-        expires_at_ms: token.expires_at_ms.get(),
-        notice: None,
-    }
-}
-
-/// The message that ends a lease on its node.
-pub fn end_message(request: u64, lease: LeaseId, state: LeaseState, grace: Duration) -> ManagerMessage {
-    ManagerMessage::End {
-        request,
-        lease,
-        state,
-        grace_ms: millis(grace),
-        traceparent: traceparent(),
-    }
-}
-
 fn no_such_lease(lease: LeaseId) -> Failure {
     Failure::new(
         Code::NotFound,
-        format!("there is no lease {lease} of yours; `dayfly status` lists those there are"),
+        format!("you have no lease {lease}; `dayfly status` lists your leases"),
     )
 }

@@ -25,24 +25,28 @@ use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
-use crate::control::{Control, SHOWN_MS, SiteEvent, fresh_bearer, keep_time, stopped};
+use crate::control::{Control, ENDED_LEASES_KEPT_MS, run_clock};
 use crate::error::Error;
+use crate::events::SiteEvent;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
 use crate::options::{Options, StoreKind};
-use crate::task_owner::{self, Common};
-use crate::tenants::{self, OWN_TENANT, OWN_TOKEN};
-use crate::{http, peers, server};
+use crate::server::{BoundSocket, ConnectionLimits, Listeners};
+use crate::shutdown::stopped;
+use crate::task_owner::{self, SharedTaskStore};
+use crate::tenants::OWN_TENANT;
+use crate::tokens::{OWN_TOKEN, generate_token};
+use crate::{audit, http, peers, server};
 
-/// Beside `connection.json` where people log in: the same without a token, to be given to them.
+/// Copy of `connection.json` without the token, for people who log in. Written if the site has an identity provider.
 const LOGIN_FILE: &str = "login.json";
 
-/// Where durable tasks are.
+/// The store of durable tasks.
 enum TaskKind {
-    /// In a store of this manager's own.
+    /// This manager's own store.
     Own(Arc<dyn TaskStore>),
-    /// In the database that managers share.
-    Common(Box<SharedTasks>),
+    /// A database that managers share.
+    Shared(Box<SharedTasks>),
 }
 
 /// The control plane of one site.
@@ -68,11 +72,11 @@ struct Tasks {
 
 impl Manager {
     /// Starts a manager on the current tokio runtime: reads or makes its keys, opens its store, listens, and writes
-    /// `connection.json` for clients of the same user. Returns once it answers.
+    /// `connection.json` for clients of the same user. Returns once it listens.
     pub async fn start(options: Options) -> Result<Handle, Error> {
-        let room = server::Room::take();
-        // The port first: a second manager on the same machine should hear of that, and touch no files.
-        let taken = server::take(options.listen)?;
+        let limits = ConnectionLimits::from_descriptors();
+        // Bind first: a second manager on this address must fail before it touches files.
+        let bound = server::bind(options.listen)?;
         let identity = identity::load(&options.state_dir, &options.names)?;
         let store: Arc<dyn Store> = match &options.store {
             StoreKind::Sqlite { most_pages } => {
@@ -97,15 +101,15 @@ impl Manager {
             }
             StoreKind::Memory => TaskKind::Own(Arc::new(SqliteTasks::open(None, None, false)?)),
             StoreKind::Postgres { url } => {
-                TaskKind::Common(Box::new(SharedTasks::new(url, identity.signing.public())?))
+                TaskKind::Shared(Box::new(SharedTasks::new(url, identity.signing.public())?))
             }
         };
-        Self::start_over(options, (taken, room), identity, store, tasks).await
+        Self::start_with(options, (bound, limits), identity, store, tasks).await
     }
 
-    async fn start_over(
+    async fn start_with(
         options: Options,
-        (taken, room): (server::Taken, server::Room),
+        (bound, limits): (BoundSocket, ConnectionLimits),
         identity: Identity,
         store: Arc<dyn Store>,
         task_store: TaskKind,
@@ -114,12 +118,12 @@ impl Manager {
             address: options.listen,
             source,
         };
-        let address = taken.local_addr().map_err(listening)?;
+        let address = bound.local_addr().map_err(listening)?;
         let url = url_of(address, &options.names);
-        // Beside the API, on a port of its own: what is spoken there is not HTTP, and no token is shown.
+        // On a port of its own, because its protocol is not HTTP and uses no tokens.
         let meeting = BoundServer::new(ServeOptions {
             listen: vec![SocketAddr::new(address.ip(), 0)],
-            max_connections: room.rendezvous,
+            max_connections: limits.rendezvous,
             ..ServeOptions::default()
         });
         let meeting = meeting.await.map_err(|failure| Error::Rendezvous(failure.message))?;
@@ -131,17 +135,17 @@ impl Manager {
             key: meeting.key(),
         };
         let snapshot = store
-            .load(now_ms().saturating_sub(SHOWN_MS))
+            .load(now_ms().saturating_sub(ENDED_LEASES_KEPT_MS))
             .within(LOAD_DEADLINE)
             .await?;
         let connection_path = options.state_dir.join("connection.json");
-        let me = identity.signing.public();
-        // Managers that share a store each have a token of their own.
+        let own_key = identity.signing.public();
+        // Each of several managers over one store has its own token.
         let name = match options.store {
-            StoreKind::Postgres { .. } => format!("{OWN_TOKEN}@{}", hex::encode(&me.0[..4])),
+            StoreKind::Postgres { .. } => format!("{OWN_TOKEN}@{}", hex::encode(&own_key.0[..4])),
             _ => OWN_TOKEN.to_owned(),
         };
-        let (connection, snapshot) = own_token(
+        let (connection, mut snapshot) = own_connection(
             &connection_path,
             &name,
             &url,
@@ -150,12 +154,11 @@ impl Manager {
             snapshot,
         )
         .await?;
-        let mut snapshot = snapshot;
         for node in &mut snapshot.nodes {
-            node.manager = node.manager.filter(|manager| *manager != me);
+            node.manager = node.manager.filter(|manager| *manager != own_key);
         }
         let news = store.peer_updates();
-        let cluster = Cluster::remembered(snapshot, Instant::now());
+        let cluster = Cluster::from_snapshot(snapshot, Instant::now());
         let journal = Journal::start(Arc::clone(&store) as Arc<dyn LeaseWriter>);
         let Identity { signing, ca_pem, tls } = identity;
         let control = Arc::new(Control::new(
@@ -167,56 +170,53 @@ impl Manager {
             journal,
             cluster,
         ));
-        let contents = content_options(&control.options)?;
-        let common = match task_store {
+        let contents = content_options(control.options())?;
+        let shared_tasks = match task_store {
             TaskKind::Own(store) => {
-                let tasks = dayfly_durable_tasks::Tasks::start(store, &contents, control.accounts()).await?;
-                control.task_owner.keep(tasks);
+                let tasks = dayfly_durable_tasks::Tasks::start(store, &contents, control.tenant_directory()).await?;
+                control.task_owner().set_local(tasks);
                 None
             }
-            TaskKind::Common(shared) => Some(Common {
-                shared: *shared,
+            TaskKind::Shared(tasks) => Some(SharedTaskStore {
+                tasks: *tasks,
                 contents,
             }),
         };
-        let mut for_clients = vec![connection_path.clone()];
-        if control.oidc.is_some() {
-            let path = control.options.state_dir.join(LOGIN_FILE);
-            let without = Connection {
-                token: String::new(),
-                ..connection.clone()
-            };
-            write(&path, &without)?;
-            for_clients.push(path);
+        // Before nodes register: the registration names the keys of all managers.
+        let is_shared = control.update_presence().await?;
+        if is_shared {
+            control.store().publish(vec![PeerUpdate::Manager]);
         }
-        // Nodes are told of all managers' keys when they register.
-        let shared = control.say_present().await?;
-        if shared {
-            control.store.publish(vec![PeerUpdate::Manager]);
-            tokio::spawn(peers::keep_present(Arc::clone(&control), for_clients));
+        if let Some(store) = &shared_tasks {
+            // The first manager owns the tasks before its first response.
+            control.update_task_owner(store).await;
         }
-        tokio::spawn(task_owner::keep_charging(Arc::clone(&control)));
-        tokio::spawn(tenants::keep_audit_trimmed(Arc::clone(&control)));
-        if let Some(common) = common {
-            // The first of all managers has them when it answers for the first time.
-            control.look_after_tasks(&common).await;
-            tokio::spawn(task_owner::keep(Arc::clone(&control), common));
+        // Checking and reading a store may take long, so listen only now.
+        let listeners = Listeners::new(bound.listen()?, tls, control.ca_pem());
+        // After listening: a client that finds the file can connect.
+        let connection_files = write_connection_files(control.options(), &connection_path, &connection)?;
+        if is_shared {
+            tokio::spawn(peers::run_presence(Arc::clone(&control), connection_files));
+        }
+        tokio::spawn(task_owner::run_charging(Arc::clone(&control)));
+        tokio::spawn(audit::run_trimming(Arc::clone(&control)));
+        if let Some(store) = shared_tasks {
+            tokio::spawn(task_owner::run(Arc::clone(&control), store));
         }
         if let Some(news) = news {
-            tokio::spawn(peers::hear(Arc::clone(&control), news));
+            tokio::spawn(peers::apply_changes(Arc::clone(&control), news));
         }
         let router = http::router(Arc::clone(&control));
-        // Not before there is somebody to answer: a store may be checked and read for a long time.
-        let listeners = server::Listeners::new(taken.listen()?, tls, &control.ca_pem);
+        let stopping = control.shutdown().subscribe();
         let tasks = Tasks {
-            server: tokio::spawn(server::serve(listeners, room, router, control.stopping.subscribe())),
-            clock: tokio::spawn(keep_time(Arc::clone(&control))),
+            server: tokio::spawn(server::serve(listeners, limits, router, stopping)),
+            clock: tokio::spawn(run_clock(Arc::clone(&control))),
             rendezvous: tokio::spawn({
-                let mut stopping = control.stopping.subscribe();
+                let mut stopping = control.shutdown().subscribe();
                 meeting.run(async move { stopped(&mut stopping).await })
             }),
         };
-        tracing::info!(url = control.url, "listening");
+        tracing::info!(url = control.url(), "listening");
         let tasks = Mutex::new(Some(tasks));
         Ok(Handle(Arc::new(Running {
             control,
@@ -228,7 +228,7 @@ impl Manager {
     }
 }
 
-/// Where contents are: as chosen, or in a directory beside the store.
+/// Returns where contents are: in the chosen place, or in a directory beside the store.
 fn content_options(options: &Options) -> Result<ContentOptions, Failure> {
     let place = match &options.contents {
         Some(place) => place.clone(),
@@ -240,7 +240,10 @@ fn content_options(options: &Options) -> Result<ContentOptions, Failure> {
                 .create(&directory);
             made.and_then(|()| directory.canonicalize())
                 .map_err(|error| {
-                    let text = format!("{} cannot be made: {error}; check the disk", directory.display());
+                    let text = format!(
+                        "cannot make the directory {}: {error}; check the disk",
+                        directory.display()
+                    );
                     Failure::new(Code::StoreFailed, text)
                 })
                 .and_then(|directory| StoreUrl::of_directory(&directory))?
@@ -253,8 +256,9 @@ fn content_options(options: &Options) -> Result<ContentOptions, Failure> {
     })
 }
 
-/// Finds the token in `connection.json`, or makes one for an administrator; writes the file as it should be.
-async fn own_token(
+/// Returns the contents of `connection.json`: with the token in the file at `path` if that is valid, otherwise with a
+/// new one for an administrator. Returns the snapshot with that token.
+async fn own_connection(
     path: &Path,
     name: &str,
     url: &str,
@@ -270,11 +274,11 @@ async fn own_token(
             .iter()
             .any(|bearer| bearer.name == name && bearer.hash == hash)
     };
-    // While this manager starts, clients reach the others that it knew.
+    // The other managers of the file stay until this one reads the current ones.
     let (token, others) = match kept.filter(known) {
         Some(kept) => (kept.token, kept.others),
         None => {
-            // The tenant stays when only the token is new: its leases are still its own.
+            // A new token has the earlier token's tenant, which owns its leases.
             let earlier = snapshot.bearers.iter().find(|bearer| bearer.name == name);
             let named = snapshot.tenants.iter().find(|tenant| tenant.name == OWN_TENANT);
             let tenant = earlier
@@ -282,15 +286,16 @@ async fn own_token(
                 .or(named.map(|tenant| tenant.id))
                 .unwrap_or_else(|| TenantId(random()));
             let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
-            let (token, bearer) = fresh_bearer(BearerKind::Client(Role::Administrator), tenant, None, a_century);
+            let (token, bearer) = generate_token(BearerKind::Client(Role::Administrator), tenant, None, a_century);
             let bearer = Bearer {
                 name: name.into(),
                 ..bearer
             };
             store.keep(bearer.clone()).wait().await?;
-            let (replaced, left): (Vec<_>, Vec<_>) = snapshot.bearers.into_iter().partition(|known| known.name == name);
-            snapshot.bearers = left;
-            // The store has done the same.
+            let (replaced, others): (Vec<_>, Vec<_>) =
+                snapshot.bearers.into_iter().partition(|known| known.name == name);
+            snapshot.bearers = others;
+            // The store has bound the leases to the new token in the same way.
             for lease in &mut snapshot.leases {
                 if replaced.iter().any(|old| lease.bearer == Some(old.hash)) {
                     lease.bearer = Some(bearer.hash);
@@ -315,12 +320,30 @@ async fn own_token(
         token,
         others,
     };
-    write(path, &connection)?;
     Ok((connection, snapshot))
 }
 
-/// Writes a file for clients.
-fn write(path: &Path, connection: &Connection) -> Result<(), Error> {
+/// Writes `connection.json`, and `login.json` if the site has an identity provider. Returns their paths.
+fn write_connection_files(
+    options: &Options,
+    connection_path: &Path,
+    connection: &Connection,
+) -> Result<Vec<PathBuf>, Error> {
+    let mut paths = vec![connection_path.to_path_buf()];
+    if options.oidc.is_some() {
+        let without_token = Connection {
+            token: String::new(),
+            ..connection.clone()
+        };
+        let path = options.state_dir.join(LOGIN_FILE);
+        write_connection(&path, &without_token)?;
+        paths.push(path);
+    }
+    write_connection(connection_path, connection)?;
+    Ok(paths)
+}
+
+fn write_connection(path: &Path, connection: &Connection) -> Result<(), Error> {
     let json = serde_json::to_vec_pretty(connection).map_err(|error| Error::Damaged {
         path: path.to_path_buf(),
         why: error.to_string(),
@@ -328,7 +351,8 @@ fn write(path: &Path, connection: &Connection) -> Result<(), Error> {
     identity::write_private(path, &json)
 }
 
-/// The URL to hand out: the first configured name, else the address, with the loopback standing for "everywhere".
+/// Returns the URL for other programs: with the first configured name, else with the address, or the loopback if it
+/// listens on all addresses.
 fn url_of(address: SocketAddr, names: &[String]) -> String {
     format!("https://{}", host_and_port(address, names))
 }
@@ -344,82 +368,65 @@ fn host_and_port(address: SocketAddr, names: &[String]) -> String {
     }
 }
 
-impl Control {
-    /// A token with which one node may join.
-    pub(crate) async fn join_token(&self, valid_for: Duration, owner: Option<TenantId>) -> Result<JoinToken, Failure> {
-        // The manager keeps nothing of the owner: the node does, which decides what its owner's leases may have.
-        let (token, bearer) = fresh_bearer(BearerKind::Join, TenantId([0; 16]), None, valid_for);
-        self.store.keep(bearer.clone()).wait().await?;
-        self.keep_bearer(bearer.clone());
-        Ok(JoinToken {
-            token,
-            manager: self.url.clone(),
-            ca_pem: self.ca_pem.clone(),
-            expires_at_ms: bearer.expires_at_ms,
-            owner,
-            others: self.peers.others(),
-        })
-    }
-}
-
 impl Handle {
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.0.address
     }
 
-    /// `https://...`, as clients and nodes should use it.
+    /// Its URL for clients and nodes, `https://...`.
     pub fn url(&self) -> &str {
-        &self.0.control.url
+        &self.0.control.url()
     }
 
-    /// The certificate authority that they should trust, PEM.
+    /// Its certificate authority, PEM.
     pub fn ca_pem(&self) -> &str {
-        &self.0.control.ca_pem
+        &self.0.control.ca_pem()
     }
 
-    /// All that a client needs, with the operator's token.
+    /// The contents of its connection file, with an administrator's token.
     pub fn connection(&self) -> &Connection {
         &self.0.connection
     }
 
-    /// The file that holds the same.
+    /// Path of its connection file.
     pub fn connection_path(&self) -> &Path {
         &self.0.connection_path
     }
 
-    /// The key that its tokens are signed with.
+    /// The key that signs tokens of leases.
     pub fn signing_key(&self) -> PublicKey {
-        SigningKey::public(&self.0.control.signing)
+        SigningKey::public(&self.0.control.signing())
     }
 
-    /// Makes a token with which one node may join, which then is nobody's own.
+    /// Makes a token with which one node without an owner may join.
     pub async fn join_token(&self, valid_for: Duration) -> Result<JoinToken, Failure> {
         self.0.control.join_token(valid_for, None).await
     }
 
-    /// The tenant of the administrator who has this manager's connection file.
+    /// Returns the tenant of the connection file's token.
     pub fn owner(&self) -> Option<TenantId> {
         let bearer = self.0.control.authenticate(&self.0.connection.token)?;
         Some(bearer.tenant)
     }
 
-    /// Every node that ever registered.
+    /// Statuses of this manager's nodes.
     pub fn nodes(&self) -> Vec<NodeStatus> {
         self.0.control.cluster().node_statuses(Instant::now())
     }
 
-    /// A dispatcher in this process runs the tasks of the manager's own endpoint with this name from now on.
+    /// Attaches a dispatcher in this process, which runs the tasks of the manager's own endpoint with this name.
     pub async fn attach(&self, endpoint: &str) -> Result<Conversation, Failure> {
         self.0.control.tasks()?.attach(endpoint).await
     }
 
-    /// Long arguments and answers of tasks.
+    /// The store of long arguments and results of tasks.
     pub fn contents(&self) -> Result<Arc<Contents>, Failure> {
         Ok(Arc::clone(&self.0.control.tasks()?.contents))
     }
 
-    /// What a dispatcher beside this manager leases with on a tenant's behalf, who is made known here if need be.
+    /// Returns the connection with which a dispatcher in this process leases for a tenant. Adds the tenant if
+    /// necessary.
     pub async fn for_tenant(&self, tenant: TenantId, name: &str) -> Result<Connection, Failure> {
         let token = self.0.control.token_for_dispatcher(tenant, name).await?;
         Ok(Connection {
@@ -428,7 +435,7 @@ impl Handle {
         })
     }
 
-    /// What a tenant of the manager that tasks come from leases with here itself.
+    /// Returns the connection with which a tenant of the tasks' manager leases here.
     pub async fn for_guest(&self, tenant: TenantId, name: &str) -> Result<Connection, Failure> {
         let token = self.0.control.token_for_guest(tenant, name).await?;
         Ok(Connection {
@@ -437,27 +444,28 @@ impl Handle {
         })
     }
 
-    /// Workers of one core that there are leases of, and that are waited for in vain.
-    pub fn asked_for(&self) -> u64 {
-        self.0.control.asked_for()
+    /// Returns the number of leased workers plus the number of workers that waiting requests ask for, in workers with
+    /// one core.
+    pub fn demanded_workers(&self) -> u64 {
+        self.0.control.demanded_workers()
     }
 
-    /// What happens from now on.
+    /// Subscribes to the events from now on.
     pub fn events(&self) -> broadcast::Receiver<SiteEvent> {
-        self.0.control.events.subscribe()
+        self.0.control.events().subscribe()
     }
 
-    /// Stops: no new requests, the running ones answered, everything written. Leases and nodes go on without it.
+    /// Stops the manager: finishes running requests and writes everything. Leases and nodes continue without it.
     pub async fn shutdown(&self) {
-        self.0.control.stopping.send_replace(true);
+        self.0.control.shutdown().begin();
         let tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(tasks) = tasks {
             let _ = tasks.server.await;
             let _ = tasks.clock.await;
             let _ = tasks.rendezvous.await;
         }
-        self.0.control.give_up_tasks().await;
-        self.0.control.journal.drained().await;
+        self.0.control.release_tasks().await;
+        self.0.control.journal().drained().await;
     }
 }
 
@@ -475,7 +483,7 @@ mod tests {
         let path = directory.path().join("connection.json");
         let store = MemoryStore::default();
         let own = async |snapshot| {
-            own_token(&path, OWN_TOKEN, "https://m", "-", &store, snapshot)
+            own_connection(&path, OWN_TOKEN, "https://m", "-", &store, snapshot)
                 .await
                 .unwrap()
         };
@@ -484,7 +492,7 @@ mod tests {
             bearer: Some(hash(&first.token)),
             ..conformance::record()
         });
-        std::fs::remove_file(&path).unwrap();
+        // The file was never written, or was lost.
         let (second, snapshot) = own(snapshot).await;
         assert_ne!(first.token, second.token);
         assert_eq!(snapshot.leases[0].bearer, Some(hash(&second.token)));
@@ -495,15 +503,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("connection.json");
         let store = MemoryStore::default();
-        let (mut kept, snapshot) = own_token(&path, OWN_TOKEN, "https://m", "-", &store, Snapshot::default())
+        let (mut kept, snapshot) = own_connection(&path, OWN_TOKEN, "https://m", "-", &store, Snapshot::default())
             .await
             .unwrap();
         kept.others.push(ManagerAddress {
             manager: "https://other".into(),
             ca_pem: "-".into(),
         });
-        write(&path, &kept).unwrap();
-        let (again, _) = own_token(&path, OWN_TOKEN, "https://m", "-", &store, snapshot)
+        write_connection(&path, &kept).unwrap();
+        let (again, _) = own_connection(&path, OWN_TOKEN, "https://m", "-", &store, snapshot)
             .await
             .unwrap();
         assert_eq!(again.others, kept.others);

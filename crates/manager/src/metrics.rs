@@ -1,7 +1,7 @@
-//! What the manager counts, for Prometheus: `GET /v1/metrics`.
+//! Metrics for Prometheus: `GET /v1/metrics`.
 //!
-//! Counters and latencies are kept here as things happen; what can be read from the cluster is read when somebody asks. Nothing is
-//! kept for single nodes or leases, of which there may be thousands: nodes have metrics of their own, and leases have bills.
+//! Counters and latencies are recorded when events happen; gauges are read from the cluster at each request. There are
+//! no metrics of single nodes or leases, which may be thousands: nodes have their own metrics, and leases have bills.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -19,9 +19,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::cluster::{Cluster, Sum};
+use crate::cluster::{CapacityTotal, Cluster, Summary};
 
-/// What the body of an answer is.
+/// Content type of the response.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -30,7 +30,7 @@ struct Outcome {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answered {
+struct Request {
     method: String,
     path: String,
     status: u16,
@@ -42,12 +42,12 @@ struct Ended {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfTenant {
+struct TenantLabel {
     tenant: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TimeOfTenant {
+struct TenantTime {
     tenant: String,
     what: &'static str,
 }
@@ -64,19 +64,19 @@ struct Part {
 
 type Seconds = Counter<f64, AtomicU64>;
 
-/// The counters.
+/// All counters.
 pub struct Metrics {
     registry: Registry,
     grants: Family<Outcome, Counter>,
     grant_seconds: Histogram,
     started_directly: Counter,
-    requests: Family<Answered, Counter>,
+    requests: Family<Request, Counter>,
     ended: Family<Ended, Counter>,
     suspensions: Counter,
     incidents: Counter,
-    calls: Family<OfTenant, Counter>,
-    failures: Family<OfTenant, Counter>,
-    time: Family<TimeOfTenant, Seconds>,
+    calls: Family<TenantLabel, Counter>,
+    failures: Family<TenantLabel, Counter>,
+    time: Family<TenantTime, Seconds>,
 }
 
 impl Default for Metrics {
@@ -142,26 +142,26 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A node granted a lease under an allowance.
+    /// Counts a lease that a node granted under an allowance.
     pub fn started_directly(&self) {
         self.started_directly.inc();
     }
 
-    /// A request for a lease that came then has been answered.
-    pub fn granted<T>(&self, since: Instant, answer: &Result<T, Failure>) {
-        let outcome = match answer {
+    /// Counts a request for leases that arrived at `since`.
+    pub fn granted<T>(&self, since: Instant, result: &Result<T, Failure>) {
+        let outcome = match result {
             Ok(_) => "granted",
             Err(failure) => failure.code.name(),
         };
         self.grants.get_or_create(&Outcome { outcome }).inc();
-        if answer.is_ok() {
+        if result.is_ok() {
             self.grant_seconds.observe(since.elapsed().as_secs_f64());
         }
     }
 
-    /// A request was answered. `path` is the route, of which there are few.
-    pub fn answered(&self, method: &str, path: &str, status: u16) {
-        let labels = Answered {
+    /// Counts an HTTP request. `path` is the route, not the path itself, so that there are few labels.
+    pub fn requested(&self, method: &str, path: &str, status: u16) {
+        let labels = Request {
             method: method.into(),
             path: path.into(),
             status,
@@ -169,24 +169,24 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// A lease ended.
+    /// Counts the end of a lease.
     pub fn ended(&self, state: &'static str) {
         self.ended.get_or_create(&Ended { state }).inc();
     }
 
-    /// A node was suspended.
+    /// Counts the suspension of a node.
     pub fn suspended(&self) {
         self.suspensions.inc();
     }
 
-    /// A worker was refused something hostile.
+    /// Counts a hostile request of a worker, or a false report of a node.
     pub fn incident(&self) {
         self.incidents.inc();
     }
 
-    /// So much more was booked for a tenant.
+    /// Adds booked usage of a tenant.
     pub fn used(&self, tenant: &str, more: Usage) {
-        let of = OfTenant { tenant: tenant.into() };
+        let of = TenantLabel { tenant: tenant.into() };
         self.calls.get_or_create(&of).inc_by(more.calls);
         self.failures.get_or_create(&of).inc_by(more.failures);
         for (what, us) in [
@@ -194,7 +194,7 @@ impl Metrics {
             ("computing", more.computing_us),
             ("polling", more.polling_us),
         ] {
-            let of = TimeOfTenant {
+            let of = TenantTime {
                 tenant: tenant.into(),
                 what,
             };
@@ -204,7 +204,8 @@ impl Metrics {
         }
     }
 
-    /// All of it, with what the cluster says now.
+    /// Returns all metrics in the OpenMetrics format. `tasks` are the counts of durable tasks, if this manager owns
+    /// them.
     pub fn text(
         &self,
         cluster: &Cluster,
@@ -213,27 +214,27 @@ impl Metrics {
     ) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode_registry(&mut text, &self.registry)?;
-        encode_registry(&mut text, &of_cluster(cluster, store_writes))?;
+        encode_registry(&mut text, &cluster_registry(cluster, store_writes))?;
         if let Some(tasks) = tasks {
-            encode_registry(&mut text, &of_tasks(tasks))?;
+            encode_registry(&mut text, &task_registry(tasks))?;
         }
         histogram(
             &mut text,
             "dayfly_call",
             "Time in calls, on all nodes",
-            &cluster.durations,
+            cluster.durations(),
         )?;
         encode_eof(&mut text)?;
         Ok(text)
     }
 }
 
-fn of_tasks(counts: &TaskCounts) -> Registry {
+fn task_registry(counts: &TaskCounts) -> Registry {
     let mut registry = Registry::with_prefix("dayfly");
     let states = TaskState::ALL.map(TaskState::name);
-    let there = [counts.queued, counts.waiting, counts.environment, counts.running];
+    let current = [counts.queued, counts.waiting, counts.environment, counts.running];
     let tasks = Family::<InState, Gauge>::default();
-    for (state, count) in states.iter().zip(there) {
+    for (state, count) in states.iter().zip(current) {
         let state = (*state).into();
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         tasks.get_or_create(&InState { state }).set(count);
@@ -266,14 +267,14 @@ fn of_tasks(counts: &TaskCounts) -> Registry {
     registry
 }
 
-fn of_cluster(cluster: &Cluster, store_writes: bool) -> Registry {
+fn cluster_registry(cluster: &Cluster, store_writes: bool) -> Registry {
     let mut registry = Registry::with_prefix("dayfly");
     let gauge = |value: u64| {
         let gauge: Gauge = Gauge::default();
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         gauge
     };
-    let summary = cluster.summary();
+    let summary = Summary::of(cluster);
     let nodes = Family::<InState, Gauge>::default();
     for (state, count) in &summary.nodes {
         let state = (*state).into();
@@ -286,7 +287,7 @@ fn of_cluster(cluster: &Cluster, store_writes: bool) -> Registry {
         leases.get_or_create(&InState { state }).set(i64::from(*count));
     }
     registry.register("leases", "Leases that live, by state", leases);
-    type Amount = fn(&Sum) -> u64;
+    type Amount = fn(&CapacityTotal) -> u64;
     let amounts: [(&str, &str, Amount); 3] = [
         ("cores", "Cores for hot workers on nodes that are up", |sum| sum.cores),
         ("warm_workers", "Warm workers on nodes that are up", |sum| sum.workers),
@@ -300,12 +301,12 @@ fn of_cluster(cluster: &Cluster, store_writes: bool) -> Registry {
         }
         registry.register(name, help, family);
     }
-    let spent = Family::<OfTenant, Gauge<f64, AtomicU64>>::default();
-    for account in cluster.tenants.values() {
-        let tenant = account.record.name.clone();
+    let spent = Family::<TenantLabel, Gauge<f64, AtomicU64>>::default();
+    for account in cluster.tenants().values() {
+        let tenant = account.record().name.clone();
         spent
-            .get_or_create(&OfTenant { tenant })
-            .set(account.record.spent as f64 * 1e-9);
+            .get_or_create(&TenantLabel { tenant })
+            .set(account.record().spent as f64 * 1e-9);
     }
     registry.register("spent", "What tenants have spent, in the site's unit", spent);
     registry.register(

@@ -1,6 +1,7 @@
-//! An institution's OpenID Connect provider: what the site says of it, its keys, and whether an ID token is one of its own.
+//! An institution's OpenID Connect provider: its configuration, its keys, and the verification of ID tokens.
 //!
-//! Only the provider's keys are fetched. The manager never sees a password, nor a token that would let it act for anybody there.
+//! The manager fetches only the provider's description and keys. It never sees a password, nor a token with which it
+//! could act for a person at the provider.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -17,19 +18,19 @@ use serde_json::{Map, Value};
 use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 
-/// Whoever waits for a login waits no longer for the provider.
+/// Time limit for a request to the provider. A login waits for it.
 const FETCH_LIMIT: Duration = Duration::from_secs(5);
-/// No provider's document has so many bytes.
-const MAX_BYTES: u64 = 1 << 20;
-/// Keys are asked for anew after this long, and when a token names one that is not known, but not more often than
-/// [`FETCH_PAUSE`]: anybody can send tokens.
+/// Bytes of a document of the provider.
+const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
+/// Keys are fetched again after this time, and when a token names an unknown key.
 const KEYS_LIFE: Duration = Duration::from_secs(3600);
+/// Minimum time between two fetches, since unauthenticated clients can send tokens.
 const FETCH_PAUSE: Duration = Duration::from_secs(10);
-/// Clocks of a provider and a site may be apart by this much.
+/// Tolerated difference between the clocks of provider and manager.
 const LEEWAY_S: u64 = 30;
-/// The longest life of a token that a login gives.
-const LONGEST_S: u64 = 30 * 24 * 3600;
-/// Signatures that are believed. None is by a secret that the manager would have to share.
+/// Longest validity of a login.
+const MAX_VALID_S: u64 = 30 * 24 * 3600;
+/// Accepted signature algorithms. None of them needs a secret that the manager would share.
 const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::RS256,
     Algorithm::RS512,
@@ -39,24 +40,25 @@ const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::EdDSA,
 ];
 
-/// What a site says of its provider: the file of `--oidc`.
+/// A site's configuration of its provider: the file of `--oidc`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Site {
-    /// Its name, exactly as in its tokens; its description is found below it.
+    /// The provider's URL, exactly as in its tokens. Its description is below it.
     pub issuer: String,
-    /// Under which the provider knows Dayfly, as a public client.
+    /// Id of Dayfly at the provider, as a public client.
     pub client_id: String,
-    /// What is asked for besides `openid`.
+    /// Requested scopes besides `openid`.
     #[serde(default)]
     pub scopes: Vec<String>,
-    /// Certificate authority of the provider, PEM, if it is none of the public ones. A relative path starts at the site's file.
+    /// Certificate authority of the provider, PEM, if it is not a public one. A relative path starts at the directory
+    /// of this file.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// Seconds for which a login is good.
+    /// Seconds for which a login is valid.
     #[serde(default = "half_a_day")]
     pub valid_for_s: u64,
-    /// Who is let in, and as whom: the first that fits.
+    /// Rules that admit people. The first matching one applies.
     pub rules: Vec<Rule>,
     #[serde(skip)]
     ca: Option<(String, Certificate<'static>)>,
@@ -66,17 +68,17 @@ fn half_a_day() -> u64 {
     12 * 3600
 }
 
-/// Lets those in of whom the provider claims something.
+/// Admits people with a certain claim.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Name of the claim; with dots, of one inside another (`realm_access.roles`).
+    /// Name of the claim. With dots, of a claim inside another one (`realm_access.roles`).
     pub claim: String,
-    /// What it must be, or hold if it is a list; `*` stands for anything before what follows it (`*@uni.example`).
+    /// Required value, or element if the claim is a list. A leading `*` matches any prefix (`*@uni.example`).
     pub value: String,
-    /// Which tenant they belong to. It must exist.
+    /// Name of their tenant, which must exist.
     pub tenant: String,
-    /// What they may do.
+    /// Role of their tokens.
     #[serde(default = "user")]
     pub role: Role,
 }
@@ -89,8 +91,8 @@ fn wrong(text: impl Into<String>) -> Failure {
     Failure::new(Code::InvalidRequest, text)
 }
 
-/// Whether what is fetched from there comes from whom it should: over TLS, or from this machine. Parsed as the program that
-/// fetches parses it, so that both mean the same host; nobody has a name or password in such an address.
+/// Whether documents from this URL are authentic: they come over TLS or from this machine. Parses the URL like the HTTP
+/// client, so that both see the same host. Refuses a user name or password in the URL.
 fn is_safe(url: &str) -> bool {
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let Some(authority) = uri.authority() else { return false };
@@ -107,7 +109,7 @@ fn is_safe(url: &str) -> bool {
     }
 }
 
-/// Whether a host of a URL is this machine's loopback.
+/// Whether the host of a URL is the loopback.
 fn is_loopback(host: &str) -> bool {
     let address = host
         .strip_prefix('[')
@@ -130,8 +132,12 @@ impl Site {
             let file = path.parent().unwrap_or(Path::new(".")).join(file);
             let pem = std::fs::read_to_string(&file)
                 .map_err(|error| wrong(format!("--oidc {named}: {} cannot be read: {error}", file.display())))?;
-            let ca = Certificate::from_pem(pem.as_bytes())
-                .map_err(|error| wrong(format!("--oidc {named}: {} is no certificate: {error}", file.display())))?;
+            let ca = Certificate::from_pem(pem.as_bytes()).map_err(|error| {
+                wrong(format!(
+                    "--oidc {named}: {} is not a certificate: {error}",
+                    file.display()
+                ))
+            })?;
             site.ca = Some((pem, ca));
         }
         Ok(site)
@@ -140,7 +146,7 @@ impl Site {
     fn check(&self) -> Result<(), Failure> {
         if !is_safe(&self.issuer) {
             return Err(wrong(format!(
-                "the issuer `{:.200}` is no https:// address, nor one of this machine's loopback",
+                "the issuer `{:.200}` is neither an https:// address nor one of the loopback",
                 self.issuer
             )));
         }
@@ -157,16 +163,16 @@ impl Site {
                 rule.tenant
             )));
         }
-        if self.valid_for_s == 0 || self.valid_for_s > LONGEST_S {
+        if self.valid_for_s == 0 || self.valid_for_s > MAX_VALID_S {
             return Err(wrong(format!(
-                "valid_for_s is {}; give 1 to {LONGEST_S}",
+                "valid_for_s is {}; give 1 to {MAX_VALID_S}",
                 self.valid_for_s
             )));
         }
         Ok(())
     }
 
-    /// The first rule that lets somebody in of whom this is claimed.
+    /// Returns the first rule that matches these claims.
     fn rule_for(&self, claims: &Map<String, Value>) -> Option<&Rule> {
         self.rules.iter().find(|rule| rule.fits(claims))
     }
@@ -174,7 +180,7 @@ impl Site {
 
 impl Rule {
     fn fits(&self, claims: &Map<String, Value>) -> bool {
-        // An address that nobody has shown to be theirs is anybody's.
+        // An unverified address may belong to another person.
         if self.claim == "email" && claims.get("email_verified") != Some(&Value::Bool(true)) {
             return false;
         }
@@ -192,7 +198,7 @@ impl Rule {
     }
 }
 
-/// A claim by its name, which may itself have dots, or by its path.
+/// Returns a claim by its name, which may contain dots, or by its path.
 fn find<'a>(claims: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     if let Some(value) = claims.get(name) {
         return Some(value);
@@ -201,7 +207,7 @@ fn find<'a>(claims: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     find(claims.get(first)?.as_object()?, rest)
 }
 
-/// What the provider says of itself, as far as it is used.
+/// The provider's description of itself, as far as it is used.
 #[derive(Debug, Clone, Deserialize)]
 struct Description {
     issuer: String,
@@ -217,29 +223,29 @@ struct KeySet {
 }
 
 #[derive(Default)]
-struct Known {
+struct ProviderState {
     description: Option<Description>,
     keys: HashMap<Option<String>, Jwk>,
     fetched: Option<Instant>,
     tried: Option<Instant>,
 }
 
-/// Somebody whom the provider vouches for and a rule lets in.
+/// A person with a valid ID token whom a rule admits.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Person {
-    /// The provider's name for them, which never changes.
+    /// The provider's permanent id of the person.
     pub subject: String,
-    /// What people call them.
+    /// Name for display.
     pub name: String,
-    /// The rule that lets them in.
+    /// The rule that admits the person.
     pub rule: Rule,
 }
 
-/// The provider, and what is known of it.
+/// The provider, with its description and keys as fetched last.
 pub struct Provider {
     site: Site,
     agent: Agent,
-    known: tokio::sync::Mutex<Known>,
+    known: tokio::sync::Mutex<ProviderState>,
 }
 
 impl std::fmt::Debug for Provider {
@@ -251,7 +257,8 @@ impl std::fmt::Debug for Provider {
 }
 
 impl Provider {
-    /// The provider of a site whose file was read. Nothing is fetched yet: it may be down when the manager starts.
+    /// Returns the provider of this configuration. Fetches nothing yet, because the provider may be down when the
+    /// manager starts.
     pub fn new(site: Site) -> Self {
         let tls = TlsConfig::builder().provider(TlsProvider::Rustls);
         let tls = match &site.ca {
@@ -271,12 +278,12 @@ impl Provider {
         }
     }
 
-    /// For how long a login is good.
+    /// How long a login is valid.
     pub fn valid_for(&self) -> Duration {
         Duration::from_secs(self.site.valid_for_s)
     }
 
-    /// What a client must know to get an ID token.
+    /// Returns the information that a client needs to get an ID token.
     pub async fn info(&self) -> Result<LoginInfo, Failure> {
         let mut known = self.known.lock().await;
         let fresh = known.fetched.is_some_and(|at| at.elapsed() < KEYS_LIFE);
@@ -284,7 +291,7 @@ impl Provider {
             self.refresh(&mut known).await?;
         }
         let Some(description) = &known.description else {
-            return Err(self.unreachable("it has not been heard of"));
+            return Err(self.unreachable("its description is missing"));
         };
         let mut scopes = vec!["openid".to_owned()];
         scopes.extend(self.site.scopes.iter().filter(|scope| *scope != "openid").cloned());
@@ -299,7 +306,8 @@ impl Provider {
         })
     }
 
-    /// Whom this ID token is about, if it is the provider's, for us, good now, and about somebody whom a rule lets in.
+    /// Verifies an ID token and returns its person: it must be signed by the provider, for this client, valid now, and
+    /// a rule must admit the person.
     pub async fn person(&self, id_token: &str) -> Result<Person, Failure> {
         let refused = |why: &dyn std::fmt::Display| {
             Failure::new(
@@ -310,14 +318,14 @@ impl Provider {
         let header = decode_header(id_token).map_err(|error| refused(&error))?;
         if !ALGORITHMS.contains(&header.alg) {
             return Err(refused(&format!(
-                "it is signed by {:?}, which is not believed",
+                "it is signed with {:?}, which is not accepted",
                 header.alg
             )));
         }
         let key = self
             .key(&header.kid)
             .await?
-            .ok_or_else(|| refused(&"the provider has no key of the name that it was signed with"))?;
+            .ok_or_else(|| refused(&"the provider has no key with the name in the token"))?;
         let key = DecodingKey::from_jwk(&key).map_err(|error| refused(&error))?;
         let mut validation = Validation::new(header.alg);
         validation.set_audience(&[&self.site.client_id]);
@@ -328,7 +336,7 @@ impl Provider {
         let claims = decode::<Map<String, Value>>(id_token, &key, &validation)
             .map_err(|error| refused(&error))?
             .claims;
-        // A token for several must have been made for us.
+        // A token with several audiences must name this client as its authorised party.
         let many = claims
             .get("aud")
             .and_then(Value::as_array)
@@ -343,7 +351,7 @@ impl Provider {
     fn admit(&self, claims: &Map<String, Value>) -> Result<Person, Failure> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
         let subject = text("sub")
-            .ok_or_else(|| Failure::new(Code::Unauthorized, "the ID token is about nobody (no `sub`)"))?
+            .ok_or_else(|| Failure::new(Code::Unauthorized, "the ID token names no person (no `sub`)"))?
             .to_owned();
         let name = ["preferred_username", "email", "name"]
             .into_iter()
@@ -373,13 +381,13 @@ impl Provider {
             let wait = known.tried.is_some_and(|at| at.elapsed() < FETCH_PAUSE);
             match wait {
                 true if known.fetched.is_none() => {
-                    return Err(self.unreachable("it did not answer a moment ago"));
+                    return Err(self.unreachable("it did not respond a moment ago"));
                 }
                 true => {}
                 false => self.refresh(&mut known).await?,
             }
         }
-        // A token may leave the name out when there is but one key.
+        // A token may omit the key's name if there is only one key.
         let only = || {
             known
                 .keys
@@ -390,7 +398,7 @@ impl Provider {
         Ok(known.keys.get(id).or_else(only).cloned())
     }
 
-    async fn refresh(&self, known: &mut Known) -> Result<(), Failure> {
+    async fn refresh(&self, known: &mut ProviderState) -> Result<(), Failure> {
         known.tried = Some(Instant::now());
         let base = self.site.issuer.trim_end_matches('/');
         let description: Description = self.fetch(format!("{base}/.well-known/openid-configuration")).await?;
@@ -411,7 +419,7 @@ impl Provider {
             }
         }
         let set: KeySet = self.fetch(description.jwks_uri.clone()).await?;
-        // Some keys are for something else, or of a kind that is not known here.
+        // Skip keys for other purposes and of unknown kinds.
         let keys = set
             .keys
             .into_iter()
@@ -427,7 +435,7 @@ impl Provider {
         let named = url.clone();
         let read = tokio::task::spawn_blocking(move || -> Result<T, String> {
             let mut response = agent.get(&url).call().map_err(|error| error.to_string())?;
-            let body = response.body_mut().with_config().limit(MAX_BYTES);
+            let body = response.body_mut().with_config().limit(MAX_DOCUMENT_BYTES);
             body.read_json().map_err(|error| error.to_string())
         });
         let read = read.await.unwrap_or_else(|error| Err(error.to_string()));
@@ -466,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_looks_into_lists_and_into_claims_within_claims() {
+    fn rule_matches_list_elements_and_nested_claims() {
         let claims = json!({ "groups": ["physics", "astro"], "realm_access": { "roles": ["staff"] }, "https://x.example/unit": "7" });
         assert!(fits(&rule("groups", "astro"), &claims));
         assert!(!fits(&rule("groups", "astr"), &claims));
@@ -477,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_counts_only_when_the_provider_has_verified_it() {
+    fn unverified_email_address_matches_no_rule() {
         let ours = rule("email", "*@uni.example");
         assert!(fits(
             &ours,
@@ -495,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_from_whom_it_should_be_is_not_fetched() {
+    fn unsafe_url_is_not_fetched() {
         assert!(is_safe("https://login.uni.example/realms/lab"));
         assert!(is_safe("http://127.0.0.1:4000") && is_safe("http://[::1]:4000/x"));
         assert!(!is_safe("http://login.uni.example"));
@@ -505,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn address_with_a_name_or_password_is_refused() {
+    fn url_with_a_user_or_password_is_refused() {
         for authority in [
             "127.0.0.1:x@evil.example",
             "127.0.0.1@evil.example:80",
@@ -518,9 +526,9 @@ mod tests {
     }
 
     proptest! {
-        /// However an address is put together, plain HTTP goes to the loopback alone.
+        /// Any combination of these parts with plain HTTP is accepted only for the loopback.
         #[test]
-        fn plain_address_that_is_safe_is_of_the_loopback(parts in prop::collection::vec(part(), 1..8)) {
+        fn safe_http_url_is_on_the_loopback(parts in prop::collection::vec(part(), 1..8)) {
             let url = format!("http://{}", parts.concat());
             if is_safe(&url) {
                 let rest = &url["http://".len()..];
@@ -535,7 +543,7 @@ mod tests {
         }
 
         #[test]
-        fn no_address_makes_it_panic(url in ".{0,60}") {
+        fn no_url_causes_a_panic(url in ".{0,60}") {
             let _ = is_safe(&url);
         }
     }
@@ -561,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_lets_nobody_in_or_says_something_unknown_is_refused() {
+    fn configuration_without_rules_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("oidc.json");
         let read = |value: Value| {
@@ -577,7 +585,7 @@ mod tests {
             read(other).unwrap_err()
         };
         assert!(with("rules", json!([])).contains("nobody could log in"));
-        assert!(with("issuer", json!("http://login.example")).contains("no https://"));
+        assert!(with("issuer", json!("http://login.example")).contains("https://"));
         assert!(with("valid_for_s", json!(0)).contains("valid_for_s"));
         assert!(with("secret", json!("x")).contains("unknown field"));
         assert!(with("ca_file", json!("missing.pem")).contains("missing.pem"));
@@ -601,7 +609,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_counts_only_from_this_provider_for_this_client_and_while_it_is_good() {
+    async fn only_valid_tokens_for_this_client_are_accepted() {
         let (provider, key) = provider();
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! The API's description, made from the code. The committed copy is docs/reference/openapi.json.
+//! The OpenAPI description, generated from the handlers. The committed copy is docs/reference/openapi.json.
 
 use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -26,38 +26,38 @@ impl Modify for BearerScheme {
         http::health,
         http::list_managers,
         http::show_rendezvous,
-        http::create_lease,
-        http::create_gang,
-        http::list_leases,
-        http::show_lease,
-        http::renew_lease,
-        http::release_lease,
-        http::revoke_lease,
+        http::leases::create_lease,
+        http::leases::create_gang,
+        http::leases::list_leases,
+        http::leases::show_lease,
+        http::leases::renew_lease,
+        http::leases::release_lease,
+        http::leases::revoke_lease,
         http::allowances::create_allowance,
         http::allowances::watch_allowance,
         http::allowances::end_allowance,
-        http::list_nodes,
-        http::reclaim_node,
-        http::resume_node,
-        http::create_join_token,
-        http::connect_node,
+        http::nodes::list_nodes,
+        http::nodes::reclaim_node,
+        http::nodes::resume_node,
+        http::nodes::create_join_token,
+        http::nodes::connect_node,
         http::tenants::list_tenants,
         http::tenants::set_tenant,
-        http::tenants::list_tokens,
-        http::tenants::create_token,
-        http::tenants::revoke_token,
+        http::tokens::list_tokens,
+        http::tokens::create_token,
+        http::tokens::revoke_token,
         http::login::login_info,
         http::login::log_in,
         http::tenants::show_prices,
         http::tenants::set_prices,
         http::tenants::show_bill,
-        http::tenants::show_audit,
-        http::tasks::register_function,
-        http::tasks::list_functions,
-        http::tasks::show_function,
-        http::tasks::show_code,
-        http::tasks::share_function,
-        http::tasks::remove_function,
+        http::audit::show_audit,
+        http::functions::register_function,
+        http::functions::list_functions,
+        http::functions::show_function,
+        http::functions::show_code,
+        http::functions::share_function,
+        http::functions::remove_function,
         http::tasks::submit_tasks,
         http::tasks::list_tasks,
         http::tasks::count_tasks,
@@ -71,8 +71,8 @@ impl Modify for BearerScheme {
         http::contents::store_unnamed,
         http::contents::store_content,
         http::contents::show_content,
-        http::contents::show_given,
-        http::contents::store_answer,
+        http::contents::show_argument,
+        http::contents::store_result,
         http::endpoints::list_endpoints,
         http::endpoints::register_endpoint,
         http::endpoints::remove_endpoint,
@@ -96,7 +96,7 @@ impl Modify for BearerScheme {
         http::teams::set_team,
         http::teams::remove_team,
         http::teams::show_task_usage,
-        http::watch_events,
+        http::events::watch_events,
         http::observability::metrics,
         http::observability::history,
         http::openapi
@@ -105,15 +105,15 @@ impl Modify for BearerScheme {
 )]
 struct Description;
 
-/// The description.
+/// Returns the OpenAPI description.
 pub fn document() -> Value {
     let mut document = serde_json::to_value(Description::openapi()).unwrap_or_default();
-    bound(&mut document);
+    add_bounds(&mut document);
     document
 }
 
-/// Says what each kind of integer has room for: a body with a greater one is refused.
-fn bound(value: &mut Value) {
+/// Adds the bounds of each integer type. A body with a larger number is refused.
+fn add_bounds(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             let most = match fields.get("format").and_then(Value::as_str) {
@@ -130,9 +130,9 @@ fn bound(value: &mut Value) {
             if fields.get("format").and_then(Value::as_str) == Some("int8") {
                 fields.entry("minimum").or_insert(i8::MIN.into());
             }
-            fields.values_mut().for_each(bound);
+            fields.values_mut().for_each(add_bounds);
         }
-        Value::Array(values) => values.iter_mut().for_each(bound),
+        Value::Array(values) => values.iter_mut().for_each(add_bounds),
         _ => {}
     }
 }
@@ -143,29 +143,29 @@ mod tests {
 
     use serde_json::Value;
 
-    /// Integers without a greatest value.
-    fn boundless(value: &Value, found: &mut Vec<Value>) {
+    /// Collects integers without a maximum.
+    fn unbounded(value: &Value, found: &mut Vec<Value>) {
         match value {
             Value::Object(fields) => {
                 if fields.get("type") == Some(&"integer".into()) && !fields.contains_key("maximum") {
                     found.push(value.clone());
                 }
-                fields.values().for_each(|value| boundless(value, found));
+                fields.values().for_each(|value| unbounded(value, found));
             }
-            Value::Array(values) => values.iter().for_each(|value| boundless(value, found)),
+            Value::Array(values) => values.iter().for_each(|value| unbounded(value, found)),
             _ => {}
         }
     }
 
     #[test]
-    fn every_integer_says_what_it_has_room_for() {
+    fn every_integer_has_a_maximum() {
         let mut found = Vec::new();
-        boundless(&super::document(), &mut found);
+        unbounded(&super::document(), &mut found);
         assert_eq!(found, Vec::<Value>::new());
     }
 
     #[test]
-    fn the_committed_description_is_what_the_code_says() {
+    fn committed_description_matches_the_handlers() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/openapi.json");
         let now = serde_json::to_string_pretty(&super::document()).unwrap() + "\n";
         if std::env::var_os("DAYFLY_REGENERATE").is_some() {

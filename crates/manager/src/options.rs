@@ -1,4 +1,4 @@
-//! What can be chosen about a manager.
+//! Options of a manager.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,63 +9,62 @@ use dayfly_storage::StoreUrl;
 
 use crate::oidc;
 
-/// Where the manager keeps what must survive it.
+/// Where the durable state is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreKind {
     /// `manager.db` in the state directory.
     Sqlite {
-        /// Bound on its size in pages of 4 KiB.
+        /// Maximum of its size, in pages of 4 KiB.
         most_pages: Option<u32>,
     },
     /// A PostgreSQL database, which several managers may share.
     Postgres {
-        /// `postgresql://USER@HOST/DATABASE`; `sslrootcert=FILE` where it is on another machine.
+        /// `postgresql://USER@HOST/DATABASE`, with `sslrootcert=FILE` for a database on another machine.
         url: String,
     },
-    /// Nowhere: it forgets everything but its keys when it ends.
+    /// In memory: everything but the keys is lost when the manager ends.
     Memory,
 }
 
-/// What can be chosen about a manager.
+/// Options of a manager.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Keys, certificates, store and `connection.json`; made with mode 0700 when missing.
+    /// Directory for keys, certificates, the store and `connection.json`. Made with mode 0700 if it is missing.
     pub state_dir: PathBuf,
-    /// Where to listen; port 0 for any.
+    /// Address to listen on. Port 0 chooses a free one.
     pub listen: SocketAddr,
-    /// Names and addresses, besides the loopback's, under which clients and nodes reach it. The first one stands in the
-    /// URL that it hands out.
+    /// Names and addresses of this manager, besides those of the loopback. The first one is in its URL.
     pub names: Vec<String>,
-    /// How often nodes send heartbeats; three missed ones make a lost node.
+    /// Period of the nodes' heartbeats. A node is lost when three are missing.
     pub heartbeat: Duration,
-    /// Where state is kept.
+    /// Where the durable state is.
     pub store: StoreKind,
-    /// Start although the store lacks what it had before.
+    /// Start although the store lacks data that it had before.
     pub accept_loss: bool,
-    /// Where long arguments and answers of tasks are kept; none for `contents` in the state directory.
+    /// Where long arguments and results of tasks are. Default: `contents` in the state directory.
     pub contents: Option<StoreUrl>,
-    /// How many bytes of them each tenant may have.
+    /// Bytes of them for each tenant.
     pub most_content_bytes: u64,
     /// How long tasks and their outcomes are kept after their end.
     pub keep_results: Duration,
     /// How long entries of the audit log are kept.
     pub keep_audit: Duration,
-    /// How many bytes of them are kept.
+    /// How many bytes of entries of the audit log are kept.
     pub most_audit_bytes: u64,
-    /// How long the leases of a lost node are waited for before they count as lost.
+    /// Time after which the leases of a lost node count as lost.
     pub lease_lost_after: Duration,
-    /// How long a grant may lie unused.
+    /// Time in which a granted lease must be used.
     pub start_by: Duration,
-    /// Longest lease that is granted.
+    /// Longest lease.
     pub longest_lease: Duration,
-    /// Levels of isolation that are granted; the first is for leases that name none. Nodes have their own word on it.
+    /// Permitted levels of isolation. The first is the default. Nodes may permit fewer.
     pub sandboxes: Vec<Sandbox>,
-    /// With whom people log in, if the site has somebody.
+    /// The identity provider for logins.
     pub oidc: Option<oidc::Site>,
 }
 
 impl Options {
-    /// A manager on the loopback's port 7070 with its state here.
+    /// Returns the default options: port 7070 of the loopback, with the state in this directory.
     pub fn new(state_dir: impl Into<PathBuf>) -> Self {
         Self {
             state_dir: state_dir.into(),

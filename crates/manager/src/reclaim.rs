@@ -1,4 +1,4 @@
-//! Nodes given back to their owners, and given again.
+//! Nodes that operators reclaim for their owners and put into service again (`impl Control`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,68 +8,47 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::NodeId;
 use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_telemetry::traceparent;
-use tokio::sync::oneshot;
-use tracing::Instrument;
 
 use crate::cluster::millis;
 use crate::control::Control;
+use crate::leases::run_to_completion;
 
-/// A node that was told has this long, beyond the grace for running calls, to say that it is empty.
-const EMPTY_DEADLINE: Duration = Duration::from_secs(20);
+/// Time for a node to report that it is empty, beyond the grace for running calls.
+const EMPTY_LIMIT: Duration = Duration::from_secs(20);
 
 impl Control {
-    /// Takes a node back for its owner. From here on it gets no lease; the answer comes when it is empty. A node that cannot
-    /// be told now is told when it comes back.
+    /// Reclaims a node: it gets no lease from now on. Returns when the node is empty. A node that is not connected is
+    /// reclaimed when it reconnects. Continues if the caller disconnects.
     pub async fn reclaim(self: &Arc<Self>, node: NodeId, grace: Duration) -> Result<Reclaimed, Failure> {
         let control = Arc::clone(self);
-        // Goes on when the caller goes away: half a reclaim helps nobody.
-        let taken = tokio::spawn(async move { control.take_back(node, grace).await }.in_current_span()).await;
-        taken.unwrap_or_else(|error| {
-            let text = format!("taking the node back failed: {error}; report this");
-            Err(Failure::new(Code::Internal, text))
-        })
+        run_to_completion(async move { control.reclaim_and_wait(node, grace).await }).await
     }
 
-    async fn take_back(&self, id: NodeId, grace: Duration) -> Result<Reclaimed, Failure> {
-        let told = {
-            let mut cluster = self.cluster();
-            let request = cluster.next_request();
-            let node = cluster.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
-            node.reclaimed = true;
-            let grace_ms = millis(grace);
-            let sent = node.session.as_ref().is_some_and(|session| {
-                let message = ManagerMessage::Reclaim {
-                    request,
-                    grace_ms,
-                    traceparent: traceparent(),
-                };
-                session.outgoing.try_send(message).is_ok()
-            });
-            sent.then(|| {
-                let (reply, empty) = oneshot::channel();
-                node.reclaims.insert(request, reply);
-                (request, empty)
-            })
+    async fn reclaim_and_wait(&self, id: NodeId, grace: Duration) -> Result<Reclaimed, Failure> {
+        let message = |request| ManagerMessage::Reclaim {
+            request,
+            grace_ms: millis(grace),
+            traceparent: traceparent(),
         };
-        let kept = self.store.reclaim(id, true).wait().await;
-        let Some((request, empty)) = told else {
-            kept?;
-            let text = format!("node {id} is not connected; it is taken back when it comes");
+        let sent = self.cluster().nodes_mut().reclaim(id, message);
+        let sent = sent.ok_or_else(|| no_such_node(id))?;
+        let stored = self.store().reclaim(id, true).wait().await;
+        let Some((request, report)) = sent else {
+            stored?;
+            let text = format!("node {id} is not connected; it will be reclaimed when it reconnects");
             return Err(Failure::new(Code::Unreachable, text));
         };
-        let empty = tokio::time::timeout(grace + EMPTY_DEADLINE, empty).await;
-        let mut cluster = self.cluster();
-        let node = cluster.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
-        node.reclaims.remove(&request);
-        let node = cluster.nodes.get(&id).ok_or_else(|| no_such_node(id))?;
-        let status = cluster.node_status(&id, node, Instant::now());
-        drop(cluster);
-        kept?;
-        match empty {
-            Ok(Ok(empty)) => Ok(Reclaimed {
-                node: status,
-                leases: empty.leases,
-                empty_ms: empty.after.as_secs_f64() * 1e3,
+        let report = tokio::time::timeout(grace + EMPTY_LIMIT, report).await;
+        if let Some(node) = self.cluster().nodes_mut().get_mut(&id) {
+            node.end_reclaim(request, None);
+        }
+        let node = self.node_status(id)?;
+        stored?;
+        match report {
+            Ok(Ok(report)) => Ok(Reclaimed {
+                node,
+                leases: report.leases,
+                empty_ms: report.duration.as_secs_f64() * 1e3,
             }),
             Ok(Err(_)) => Err(Failure::new(
                 Code::Unreachable,
@@ -77,45 +56,42 @@ impl Control {
             )),
             Err(_) => Err(Failure::new(
                 Code::TimedOut,
-                format!("node {id} has not said that it is empty; look at its log"),
+                format!("node {id} has not reported that it is empty; look at its log"),
             )),
         }
     }
 
-    /// Gives a node that was taken back, or is suspended, to leases again.
+    /// Puts a reclaimed or suspended node into service again.
     pub async fn resume(&self, id: NodeId) -> Result<NodeStatus, Failure> {
-        let (was_reclaimed, was_suspended) = {
-            let mut cluster = self.cluster();
-            let node = cluster.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
-            let was_suspended = node.health.suspension().is_some();
-            node.health.forgive();
-            (node.reclaimed, was_suspended)
-        };
+        let forgiven = self.cluster().nodes_mut().get_mut(&id).map(|node| node.forgive());
+        let (was_reclaimed, was_suspended) = forgiven.ok_or_else(|| no_such_node(id))?;
         if was_reclaimed {
-            self.store.reclaim(id, false).wait().await?;
-            let told = self
-                .ask(id, None, |request, _| ManagerMessage::Resume { request })
+            self.store().reclaim(id, false).wait().await?;
+            let resumed = self
+                .request(id, None, |request, _| ManagerMessage::Resume { request })
                 .await;
-            if let Err(failure) = told
+            if let Err(failure) = resumed
                 && failure.code != Code::Unreachable
             {
                 return Err(failure);
             }
-            if let Some(node) = self.cluster().nodes.get_mut(&id) {
-                node.reclaimed = false;
-                node.free = node.capacity;
+            if let Some(node) = self.cluster().nodes_mut().get_mut(&id) {
+                node.resume();
             }
         }
         if was_reclaimed || was_suspended {
-            self.tell(Event::NodeUp { node: id });
+            self.publish(Event::NodeUp { node: id });
         }
-        let cluster = self.cluster();
-        let node = cluster.nodes.get(&id).ok_or_else(|| no_such_node(id))?;
-        Ok(cluster.node_status(&id, node, Instant::now()))
+        self.node_status(id)
+    }
+
+    fn node_status(&self, id: NodeId) -> Result<NodeStatus, Failure> {
+        let status = self.cluster().node_status(&id, Instant::now());
+        status.ok_or_else(|| no_such_node(id))
     }
 }
 
 fn no_such_node(id: NodeId) -> Failure {
-    let text = format!("there is no node {id}; `dayfly status` lists those there are");
+    let text = format!("there is no node {id}; `dayfly status` lists the nodes");
     Failure::new(Code::NotFound, text)
 }

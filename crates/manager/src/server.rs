@@ -1,4 +1,4 @@
-//! Listening: TLS, HTTP/1.1, and an end to both; and without TLS for programs of this machine.
+//! The listeners: TLS and HTTP/1.1 on a port, HTTP/1.1 on a local socket, and their shutdown.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -21,55 +21,57 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use crate::connection::{ConnectionService, ConnectionState, Origin};
-use crate::control::stopped;
 use crate::error::Error;
+use crate::shutdown::stopped;
 
-/// Connections at once, as far as this process may have descriptors: one each.
-const CONNECTIONS: usize = 65_536;
-/// Descriptors that are for other things than connections.
-const KEPT_DESCRIPTORS: usize = 256;
-/// Connections from this machine, which have places of their own: whoever floods the port does not keep its administrator out.
-const LOCAL_CONNECTIONS: usize = 1_024;
-/// Connections of groups' ranks, which have places of their own too.
-const RENDEZVOUS_CONNECTIONS: usize = 100_000;
-/// Connections from one origin that have shown no token: a quarter of all there is room for, and no more than this.
-const MAX_UNKNOWN_OF_ONE: usize = 1_024;
-/// A connection that finds all of these taken waits 2 s for a place, with so many looks and such pauses. At most an eighth of all
-/// there is room for waits, and of one origin a sixteenth and no more than this.
-const QUEUE_LOOKS: u32 = 100;
+/// Connections at a time, if the process may have as many descriptors.
+const MAX_CONNECTIONS: usize = 65_536;
+/// Descriptors for other purposes.
+const RESERVED_DESCRIPTORS: usize = 256;
+/// Connections over the local socket. They are counted separately, so that a flood of the port does not exclude the
+/// administrator.
+const MAX_LOCAL_CONNECTIONS: usize = 1_024;
+/// Connections of ranks to the rendezvous. They are counted separately too.
+const MAX_RENDEZVOUS_CONNECTIONS: usize = 100_000;
+/// Unauthenticated connections from one origin: a quarter of the limit on all, and at most this.
+const MAX_UNAUTHENTICATED_OF_ONE: usize = 1_024;
+/// Attempts of a connection to get a place when all are taken. With [`QUEUE_PAUSE`], it waits for 2 s.
+const QUEUE_ATTEMPTS: u32 = 100;
+/// Pause between these attempts.
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
+/// Waiting connections from one origin: a sixteenth of the limit on all, and at most this. All together are at most an
+/// eighth.
 const MAX_WAITING_OF_ONE: usize = 1_024;
-/// A peer that has not finished its TLS handshake by then is not worth a descriptor.
+/// Time limit for the TLS handshake.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
-/// A head that takes longer is an attack or a dead peer; also how long a connection may idle between requests. One without a
-/// token has less; see [`crate::connection`].
+/// Time limit for the head of a request, and for an idle connection. An unauthenticated connection has less; see
+/// [`crate::connection`].
 const HEAD_DEADLINE: Duration = Duration::from_secs(75);
-/// Requests that run when the manager stops get this long.
+/// Time for running requests when the manager stops.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Connections that wait to be accepted; the kernel's own bound is lower on most machines.
+/// Connections that wait to be accepted. The kernel's own limit is lower on most machines.
 const BACKLOG: u32 = 1_024;
 
-/// An address that is taken. Whoever connects is refused, and does not wait, until it is listened on.
-pub struct Taken {
+/// A socket that is bound and does not listen yet: connections to it are refused at once.
+pub struct BoundSocket {
     address: SocketAddr,
     socket: TcpSocket,
 }
 
-/// Takes the address.
-pub fn take(address: SocketAddr) -> Result<Taken, Error> {
-    let taken = || {
+/// Binds a socket to this address.
+pub fn bind(address: SocketAddr) -> Result<BoundSocket, Error> {
+    let bound = || {
         let socket = match address {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
-        // A manager that starts anew need not wait for the connections of the one before.
+        // A restarted manager need not wait for the connections of the earlier one.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         Ok(socket)
     };
-    let socket = taken().map_err(|source| cannot_listen(address, source))?;
-    Ok(Taken { address, socket })
+    let socket = bound().map_err(|source| cannot_listen(address, source))?;
+    Ok(BoundSocket { address, socket })
 }
 
 fn cannot_listen(address: SocketAddr, source: std::io::Error) -> Error {
@@ -79,56 +81,56 @@ fn cannot_listen(address: SocketAddr, source: std::io::Error) -> Error {
     }
 }
 
-impl Taken {
-    /// With the port that it got.
+impl BoundSocket {
+    /// Returns the address with the actual port.
     pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// From now on connections are taken.
+    /// Begins to listen.
     pub fn listen(self) -> Result<TcpListener, Error> {
         let Self { address, socket } = self;
         socket.listen(BACKLOG).map_err(|source| cannot_listen(address, source))
     }
 }
 
-/// How many connections of each kind there is room for.
+/// Limits on connections by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
-    /// From everywhere.
+pub struct ConnectionLimits {
+    /// Connections to the port.
     api: usize,
-    /// From this machine.
+    /// Connections over the local socket.
     local: usize,
-    /// To the rendezvous.
+    /// Connections to the rendezvous.
     pub rendezvous: usize,
 }
 
-impl Room {
-    /// Raises the limit on descriptors as far as it goes, and divides them.
-    pub fn take() -> Self {
+impl ConnectionLimits {
+    /// Raises the process's limit on descriptors as far as possible, and divides the descriptors.
+    pub fn from_descriptors() -> Self {
         Self::of(descriptors::raise_limit())
     }
 
     fn of(descriptors: usize) -> Self {
-        let most = descriptors.saturating_sub(KEPT_DESCRIPTORS);
-        let local = (most / 12).clamp(4, LOCAL_CONNECTIONS);
-        let rendezvous = (most / 4).clamp(4, RENDEZVOUS_CONNECTIONS);
-        let api = most.saturating_sub(local + rendezvous).clamp(4, CONNECTIONS);
+        let available = descriptors.saturating_sub(RESERVED_DESCRIPTORS);
+        let local = (available / 12).clamp(4, MAX_LOCAL_CONNECTIONS);
+        let rendezvous = (available / 4).clamp(4, MAX_RENDEZVOUS_CONNECTIONS);
+        let api = available.saturating_sub(local + rendezvous).clamp(4, MAX_CONNECTIONS);
         Self { api, local, rendezvous }
     }
 }
 
-/// Where a manager is connected to.
+/// The listeners of a manager.
 pub struct Listeners {
-    /// From everywhere, by TLS.
+    /// The port, with TLS.
     tcp: TcpListener,
     tls: Arc<ServerConfig>,
-    /// From this machine: who connects there asks the kernel whose it is.
+    /// The local socket. Clients ask the kernel who listens.
     here: Option<UnixListener>,
 }
 
 impl Listeners {
-    /// A port, and for programs of this machine what is known by it and the certificate authority.
+    /// Returns listeners on this port, and on the local socket named after it and the certificate authority.
     pub fn new(tcp: TcpListener, tls: Arc<ServerConfig>, ca_pem: &str) -> Self {
         let here = tcp.local_addr().and_then(|address| {
             let name = net::SocketAddr::from_abstract_name(local_socket::name(ca_pem, address.port()))?;
@@ -136,26 +138,29 @@ impl Listeners {
             listener.set_nonblocking(true)?;
             UnixListener::from_std(listener)
         });
-        let here = here.inspect_err(|error| tracing::warn!(%error, "programs of this machine connect by TLS, too"));
+        let here = here.inspect_err(
+            |error| tracing::warn!(%error, "cannot listen on the local socket; local programs connect with TLS too"),
+        );
         let here = here.ok();
         Self { tcp, tls, here }
     }
 }
 
-/// One way in.
+/// One listener.
 enum Listener {
     Tcp(TcpListener, TlsAcceptor),
     Here(UnixListener),
 }
 
-/// One that connected.
+/// An accepted connection.
 enum Stream {
     Tcp(TcpStream, TlsAcceptor),
     Here(UnixStream),
 }
 
 impl Listener {
-    /// The next that connects, and whose places it takes while it is not known; none for those who may always come.
+    /// Returns the next connection and the origin that it counts for while it is unauthenticated. The local user and
+    /// root have no origin: they are not limited.
     async fn accept(&self) -> std::io::Result<(Stream, Option<Origin>)> {
         match self {
             Self::Tcp(listener, acceptor) => {
@@ -176,31 +181,34 @@ impl Listener {
     }
 }
 
-/// Serves until told to stop, and then until the requests that run are answered.
-pub async fn serve(listeners: Listeners, room: Room, router: Router, stopping: watch::Receiver<bool>) {
+/// Serves until the manager stops and its running requests are finished.
+pub async fn serve(listeners: Listeners, limits: ConnectionLimits, router: Router, stopping: watch::Receiver<bool>) {
     let Listeners { tcp, tls, here } = listeners;
     let tcp = Listener::Tcp(tcp, TlsAcceptor::from(tls));
-    let by_tcp = welcome(tcp, room.api, router.clone(), stopping.clone());
+    let by_tcp = accept_connections(tcp, limits.api, router.clone(), stopping.clone());
     let by_socket = async {
         if let Some(here) = here {
-            welcome(Listener::Here(here), room.local, router, stopping).await;
+            accept_connections(Listener::Here(here), limits.local, router, stopping).await;
         }
     };
     tokio::join!(by_tcp, by_socket);
 }
 
-/// Serves whoever comes this way, so many at once.
-async fn welcome(listener: Listener, most: usize, router: Router, mut stopping: watch::Receiver<bool>) {
-    let room = Arc::new(Semaphore::new(most));
-    // Some of the room is for those who are known.
-    let unknown = Admission::new((most * 3).div_ceil(4), most.div_ceil(4).min(MAX_UNKNOWN_OF_ONE));
-    let waiting = Admission::new(most.div_ceil(8), most.div_ceil(16).min(MAX_WAITING_OF_ONE));
-    let queue = Arc::new(Queue::new(unknown, waiting));
+/// Serves the connections of a listener, at most `limit` at a time.
+async fn accept_connections(listener: Listener, limit: usize, router: Router, mut stopping: watch::Receiver<bool>) {
+    let places = Arc::new(Semaphore::new(limit));
+    // A quarter of the places is for authenticated connections.
+    let unauthenticated = Admission::new(
+        (limit * 3).div_ceil(4),
+        limit.div_ceil(4).min(MAX_UNAUTHENTICATED_OF_ONE),
+    );
+    let waiting = Admission::new(limit.div_ceil(8), limit.div_ceil(16).min(MAX_WAITING_OF_ONE));
+    let queue = Arc::new(Queue::new(unauthenticated, waiting));
     let mut connections = JoinSet::new();
     loop {
-        // Full is told by not accepting: the kernel's queue and the peers' deadlines do the rest.
+        // Accept nothing while all places are taken: connections wait in the kernel's queue.
         let accept = async {
-            let place = Arc::clone(&room).acquire_owned().await;
+            let place = Arc::clone(&places).acquire_owned().await;
             (listener.accept().await, place)
         };
         let (stream, place) = tokio::select! {
@@ -213,11 +221,11 @@ async fn welcome(listener: Listener, most: usize, router: Router, mut stopping: 
                 let (router, mut stopping, queue) = (router.clone(), stopping.clone(), Arc::clone(&queue));
                 connections.spawn(async move {
                     let pause = || tokio::time::sleep(QUEUE_PAUSE);
-                    let unknown = match origin {
+                    let place_of_origin = match origin {
                         None => None,
                         Some(origin) => tokio::select! {
-                            admitted = queue.enter(origin, QUEUE_LOOKS, pause) => match admitted {
-                                // Whoever comes from there has as many connections without a token as they may.
+                            admitted = queue.enter(origin, QUEUE_ATTEMPTS, pause) => match admitted {
+                                // The origin has its maximum of unauthenticated connections.
                                 None => return,
                                 admitted => admitted,
                             },
@@ -225,14 +233,16 @@ async fn welcome(listener: Listener, most: usize, router: Router, mut stopping: 
                         },
                     };
                     match stream {
-                        Stream::Tcp(stream, acceptor) => encrypted(stream, acceptor, unknown, router, stopping).await,
-                        Stream::Here(stream) => connection(stream, unknown, router, stopping).await,
+                        Stream::Tcp(stream, acceptor) => {
+                            serve_tls(stream, acceptor, place_of_origin, router, stopping).await
+                        }
+                        Stream::Here(stream) => serve_http(stream, place_of_origin, router, stopping).await,
                     }
                     drop(place);
                 });
             }
             Err(error) => {
-                // Out of descriptors, or the peer is gone already: neither is cured by trying at once.
+                // Out of descriptors, or the peer disconnected already: an immediate retry would not help.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -244,37 +254,37 @@ async fn welcome(listener: Listener, most: usize, router: Router, mut stopping: 
     connections.shutdown().await;
 }
 
-async fn encrypted(
+async fn serve_tls(
     stream: TcpStream,
     acceptor: TlsAcceptor,
-    unknown: Option<Place<Origin>>,
+    place: Option<Place<Origin>>,
     router: Router,
     stopping: watch::Receiver<bool>,
 ) {
-    // Requests are small and answered at once: waiting to fill a packet would only add latency.
+    // Requests are small: waiting to fill a packet would only add latency.
     let _ = stream.set_nodelay(true);
     if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
-        connection(stream, unknown, router, stopping).await;
+        serve_http(stream, place, router, stopping).await;
     }
 }
 
-async fn connection(
+async fn serve_http(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    unknown: Option<Place<Origin>>,
+    place: Option<Place<Origin>>,
     router: Router,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let visitor = Arc::<ConnectionState>::default();
+    let state = Arc::<ConnectionState>::default();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_DEADLINE)
         .max_buf_size(64 << 10);
-    let reception = ConnectionService::new(router, Arc::clone(&visitor));
-    let serving = http.serve_connection(TokioIo::new(stream), reception).with_upgrades();
+    let service = ConnectionService::new(router, Arc::clone(&state));
+    let serving = http.serve_connection(TokioIo::new(stream), service).with_upgrades();
     let mut serving = std::pin::pin!(serving);
     tokio::select! {
         _ = serving.as_mut() => {}
-        () = visitor.outstays(unknown) => {}
+        () = state.timed_out(place) => {}
         _ = stopped(&mut stopping) => {
             serving.as_mut().graceful_shutdown();
             let _ = serving.await;
@@ -287,27 +297,27 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn taken_address_refuses_connections_until_it_is_listened_on() {
-        let taken = take(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        let address = taken.local_addr().unwrap();
+    async fn bound_socket_refuses_connections_until_it_listens() {
+        let bound = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = bound.local_addr().unwrap();
         let refused = TcpStream::connect(address).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-        let _listener = taken.listen().unwrap();
+        let _listener = bound.listen().unwrap();
         TcpStream::connect(address).await.unwrap();
-        assert!(matches!(take(address), Err(Error::AddressInUse(in_use)) if in_use == address));
+        assert!(matches!(bind(address), Err(Error::AddressInUse(in_use)) if in_use == address));
     }
 
     #[test]
-    fn room_is_no_more_than_there_are_descriptors() {
+    fn connection_limits_fit_the_descriptors() {
         for descriptors in [1_024, 4_096, 65_536, 1_048_576, usize::MAX] {
-            let Room { api, local, rendezvous } = Room::of(descriptors);
+            let ConnectionLimits { api, local, rendezvous } = ConnectionLimits::of(descriptors);
             assert!(
-                api + local + rendezvous + KEPT_DESCRIPTORS <= descriptors,
+                api + local + rendezvous + RESERVED_DESCRIPTORS <= descriptors,
                 "{descriptors}"
             );
             assert!(api >= 500 && local >= 64 && rendezvous >= 128, "{descriptors}");
         }
-        // However few there are, somebody gets in.
-        assert!(Room::of(64).api > 0);
+        // Even with very few descriptors.
+        assert!(ConnectionLimits::of(64).api > 0);
     }
 }

@@ -1,352 +1,110 @@
-//! The connection that each node holds open: registration, heartbeats, answers, ends, meters.
+//! The connections of nodes (`impl Control` for their messages): heartbeats, responses, ends of leases, and meters.
 
-use std::collections::{HashMap, HashSet};
+mod registration;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::ws::{Message, WebSocket};
-use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::api::{
-    Capacity, Event, LeaseState, MAX_FABRIC_NAME, MAX_FABRICS, MAX_NODE_OWNERS, Metered, Mode, NodeAddress,
-    NodeSandboxes,
-};
+use dayfly_protocol::api::{Event, LeaseState, Metered, Mode};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
-use dayfly_protocol::node_api::HeldLease;
 use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
-use dayfly_protocol::version::RELEASE;
 use dayfly_store::system::now_ms;
-use dayfly_store::{Bearer, BearerKind, Change, LeaseRecord, NodeRegistration, OwnedChange};
+use dayfly_store::{Bearer, Change, LeaseRecord, OwnedChange};
 use tokio::sync::mpsc;
 
-use crate::cluster::{Empty, Node, Session, Waiting, millis};
-use crate::control::{Control, SHOWN_MS, fresh_bearer, stopped};
+use self::registration::{Accepted, register};
+use crate::cluster::{Cluster, ReclaimReport};
+use crate::control::Control;
 use crate::http::validity::ENDED;
-use crate::leases::end_message;
-use crate::token_registry::Validity;
+use crate::shutdown::stopped;
 
-/// Of what a node says that a worker asked for, so much is passed on.
+/// Characters of an incident's description that are passed on. A worker may have chosen them.
 const MAX_INCIDENT_CHARACTERS: usize = 100;
-/// A node has this long to say who it is.
-const REGISTER_DEADLINE: Duration = Duration::from_secs(10);
 /// A node that does not read for this long is stuck.
-const SEND_DEADLINE: Duration = Duration::from_secs(5);
-/// Messages that may wait for a node: a burst of offers, with room.
-const OUTGOING: usize = 1_024;
-/// Meter entries that may wait for the store. A node that has more is cut off, and repeats them when it comes back.
-const METERS: usize = 64;
-/// Between two attempts to book.
-const RETRY: Duration = Duration::from_millis(500);
-/// No node says more of an image.
+const SEND_LIMIT: Duration = Duration::from_secs(5);
+/// Meter entries that may wait for the store. A node that sends more is disconnected, and repeats them when it is back.
+const MAX_METERS: usize = 64;
+/// Pause between two attempts to book an entry.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Bytes of a node's description of an image.
 pub const MAX_IMAGE_BYTES: usize = 2048;
-/// From here on, clocks are worth a word in the log: a tenth of what tokens tolerate.
-const NOTABLE_SKEW_MS: i64 = 6_000;
 
 /// Why a node's connection ends.
 #[derive(Debug, thiserror::Error)]
-enum Over {
-    #[error("it went away")]
+enum CloseReason {
+    #[error("the connection broke")]
     Gone,
-    #[error("it was stopped")]
+    #[error("the node was stopped")]
     Left,
-    #[error("it was refused: {0}")]
+    #[error("the node was refused: {0}")]
     Refused(Failure),
-    #[error("it broke the protocol: {0}")]
+    #[error("the node violated the protocol: {0}")]
     Violation(String),
-    #[error("it does not read what it is sent")]
+    #[error("the node does not read its messages")]
     Stuck,
-    #[error("its place was taken by a new connection, or its heartbeats stopped")]
+    #[error("a new connection replaced it, or heartbeats were missing")]
     Replaced,
     #[error("the manager is stopping")]
     Stopping,
 }
 
-struct Registration {
-    address: NodeAddress,
-    capacity: Capacity,
-    free: Capacity,
-    leases: Vec<HeldLease>,
-    sandboxes: Option<NodeSandboxes>,
-}
-
-/// Serves one node's connection to its end.
+/// Serves a node's connection until it ends.
 pub async fn serve(control: Arc<Control>, bearer: Bearer, mut socket: WebSocket) {
-    let over = match register(&control, &bearer, &mut socket).await {
-        Ok((node, epoch, outgoing, mut validity)) => {
-            let over = tokio::select! {
-                over = converse(&control, node, epoch, outgoing, &mut socket) => over,
-                () = validity.ended() => Over::Refused(Failure::new(Code::Unauthorized, ENDED)),
+    let reason = match register(&control, &bearer, &mut socket).await {
+        Ok(Accepted {
+            node,
+            epoch,
+            outgoing,
+            mut validity,
+        }) => {
+            let reason = tokio::select! {
+                reason = converse(&control, node, epoch, outgoing, &mut socket) => reason,
+                () = validity.ended() => CloseReason::Refused(Failure::new(Code::Unauthorized, ENDED)),
             };
-            control.on_disconnected(node, epoch, matches!(over, Over::Left));
-            over
+            control.on_disconnected(node, epoch, matches!(reason, CloseReason::Left));
+            reason
         }
-        Err(over) => over,
+        Err(reason) => reason,
     };
-    if let Over::Refused(failure) = &over {
+    if let CloseReason::Refused(failure) = &reason {
         let _ = send(&mut socket, &ManagerMessage::Refused(failure.clone())).await;
     }
-    tracing::info!(%over, "a node's connection ended");
-    let _ = tokio::time::timeout(SEND_DEADLINE, socket.send(Message::Close(None))).await;
+    tracing::info!(%reason, "a node's connection ended");
+    let _ = tokio::time::timeout(SEND_LIMIT, socket.send(Message::Close(None))).await;
 }
 
-async fn register(
-    control: &Arc<Control>,
-    bearer: &Bearer,
-    socket: &mut WebSocket,
-) -> Result<(NodeId, u64, mpsc::Receiver<ManagerMessage>, Validity), Over> {
-    let first = tokio::time::timeout(REGISTER_DEADLINE, receive(socket))
-        .await
-        .map_err(|_| Over::Gone)??;
-    let NodeMessage::Register {
-        version,
-        address,
-        capacity,
-        free,
-        leases,
-        sandboxes,
-    } = first
-    else {
-        return Err(Over::Violation("the first message must be `register`".into()));
-    };
-    if version != WIRE_VERSION {
-        let text = format!(
-            "the node speaks wire version {version} and this manager {WIRE_VERSION} (Dayfly {RELEASE}); install the same release on both"
-        );
-        return Err(Over::Refused(Failure::new(Code::VersionMismatch, text)));
-    }
-    let id = address.id;
-    let Admitted { credential, hash } = admit(control, bearer, &address).await.map_err(Over::Refused)?;
-    let ended = || Over::Refused(Failure::new(Code::Unauthorized, ENDED));
-    let validity = control.validity(&hash).ok_or_else(ended)?;
-    let shown_after_ms = now_ms().saturating_sub(SHOWN_MS);
-    let registered = control
-        .store
-        .register(address.clone(), capacity, shown_after_ms)
-        .wait()
-        .await
-        .map_err(|error| Over::Refused(error.into()))?;
-    let registered = registered.ok_or_else(|| Over::Refused(other_key(id)))?;
-    let epoch = registered.epoch;
-    let (outgoing, receiver) = mpsc::channel(OUTGOING);
-    // First in the queue, before any offer can be.
-    let _ = outgoing.try_send(ManagerMessage::Registered {
-        epoch,
-        signing_keys: control.signing_keys(),
-        heartbeat_ms: millis(control.options.heartbeat),
-        credential,
-        managers: control.managers(),
-    });
-    control.on_registered(
-        Registration {
-            address,
-            capacity,
-            free,
-            leases,
-            sandboxes: sandboxes.filter(|sandboxes| sandboxes.owners.len() <= MAX_NODE_OWNERS),
-        },
-        registered,
-        outgoing,
-    );
-    Ok((id, epoch, receiver, validity))
-}
-
-fn other_key(id: NodeId) -> Failure {
-    let text = format!("node {id} is known with another key; start this one with a fresh state directory");
-    Failure::new(Code::Unauthorized, text)
-}
-
-/// A bearer that may be a node.
-struct Admitted {
-    /// The node's new credential, if it came with a join token.
-    credential: Option<String>,
-    /// SHA-256 of the credential, new or not: the node's connection ends with it.
-    hash: [u8; 32],
-}
-
-/// Whether this bearer may be this node; a join token is exchanged for a credential.
-async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Result<Admitted, Failure> {
-    let id = address.id;
-    let refused = |text: String| Err(Failure::new(Code::Unauthorized, text));
-    if address.fabrics.len() > MAX_FABRICS || address.fabrics.iter().any(|name| name.len() > MAX_FABRIC_NAME) {
-        let text = format!("a node is on at most {MAX_FABRICS} fabrics, with names of at most {MAX_FABRIC_NAME} bytes");
-        return Err(Failure::new(Code::InvalidRequest, text));
-    }
-    if let Some(known) = control.cluster().nodes.get(&id) {
-        if known.address.key != address.key {
-            return Err(other_key(id));
-        }
-        if bearer.kind == BearerKind::Join && known.session.is_some() {
-            return refused(format!(
-                "node {id} is connected already; stop the other one, or use its credential"
-            ));
-        }
-    }
-    match bearer.kind {
-        BearerKind::Node if bearer.node == Some(id) => Ok(Admitted {
-            credential: None,
-            hash: bearer.hash,
-        }),
-        BearerKind::Join => {
-            let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
-            let (token, credential) = fresh_bearer(BearerKind::Node, bearer.tenant, Some(id), a_century);
-            if !control
-                .store
-                .admit(bearer.hash, credential.clone(), now_ms())
-                .wait()
-                .await?
-            {
-                return refused("the join token has expired or was used by another node; make a new one".into());
-            }
-            let hash = credential.hash;
-            control.keep_bearer(credential);
-            Ok(Admitted {
-                credential: Some(token),
-                hash,
-            })
-        }
-        _ => refused(format!("this credential is not node {id}'s; join with a join token")),
-    }
+/// A node's response to a request.
+struct Response {
+    request: u64,
+    refused: Option<Failure>,
+    mode: Option<Mode>,
+    image: Option<String>,
+    sandbox: Option<dayfly_protocol::api::Sandbox>,
 }
 
 impl Control {
-    fn on_registered(
-        &self,
-        registration: Registration,
-        registered: NodeRegistration,
-        outgoing: mpsc::Sender<ManagerMessage>,
-    ) {
-        let Registration {
-            address,
-            capacity,
-            free,
-            leases,
-            sandboxes,
-        } = registration;
-        let id = address.id;
-        let NodeRegistration {
-            epoch,
-            booked,
-            reclaimed,
-            leases: inherited,
-        } = registered;
-        let held: HashMap<LeaseId, u64> = leases.iter().map(|held| (held.lease, held.remaining_ms)).collect();
-        let mut missing = Vec::new();
-        {
-            let mut guard = self.cluster();
-            let cluster = &mut *guard;
-            let mut known_booked = None;
-            match inherited {
-                Some(inherited) => cluster.inherit(id, inherited),
-                // What the leases here show may lag behind the store.
-                None => known_booked = cluster.nodes.get(&id).map(|node| node.booked),
-            }
-            let booked = known_booked.unwrap_or(booked);
-            let allowances = &cluster.allowances;
-            let known = cluster.nodes.get_mut(&id);
-            if reclaimed {
-                // It may have been away when it was told, or have started anew since.
-                let again = ManagerMessage::Reclaim {
-                    request: 0,
-                    grace_ms: 0,
-                    traceparent: None,
-                };
-                let _ = outgoing.try_send(again);
-            }
-            for message in allowances.exhausted(now_ms()) {
-                let _ = outgoing.try_send(message);
-            }
-            let durations = known.as_ref().map(|node| node.durations).unwrap_or_default();
-            let (doubtful, health) = known
-                .map(|node| (std::mem::take(&mut node.doubtful), std::mem::take(&mut node.health)))
-                .unwrap_or_default();
-            for (lease, remaining_ms) in &held {
-                match cluster.leases.get_mut(lease) {
-                    Some(record) if record.node == id && record.state.is_live() => {
-                        record.expires_at_ms = now_ms().saturating_add(*remaining_ms);
-                    }
-                    // It ended while the node was away, or its answer never came: the node is to let go.
-                    Some(record) if record.node == id => {
-                        let _ = outgoing.try_send(end_message(0, *lease, record.state, Duration::ZERO));
-                    }
-                    _ if doubtful.contains(lease) => {
-                        let _ = outgoing.try_send(end_message(0, *lease, LeaseState::Revoked, Duration::ZERO));
-                    }
-                    // A lease that the node granted by itself is its own affair.
-                    _ => {}
-                }
-            }
-            for record in cluster.leases.values() {
-                if record.node == id && record.state.is_live() && !held.contains_key(&record.lease) {
-                    missing.push(record.lease);
-                }
-            }
-            let session = Session {
-                epoch,
-                outgoing,
-                waiting: HashMap::new(),
-            };
-            cluster.put(
-                id,
-                Node {
-                    address,
-                    capacity,
-                    epoch,
-                    manager: None,
-                    free,
-                    session: Some(session),
-                    left: false,
-                    reclaimed,
-                    health,
-                    durations,
-                    reclaims: HashMap::new(),
-                    heard: Instant::now(),
-                    booked,
-                    skew_ms: 0,
-                    doubtful: HashSet::new(),
-                    sandboxes,
-                },
-            );
-        }
-        tracing::info!(node = %id, epoch, held = held.len(), "registered");
-        self.tell(Event::NodeUp { node: id });
-        for lease in missing {
-            self.on_lease_ended(lease, LeaseState::Lost);
-        }
-        // What the node says is free already counts what it no longer holds.
-        if let Some(node) = self.cluster().nodes.get_mut(&id) {
-            node.free = free;
-        }
-    }
-
-    /// One message of a registered node. An answer is whatever must be told to it.
-    fn on_message(self: &Arc<Self>, id: NodeId, epoch: u64, message: NodeMessage, meters: &Meters) -> Result<(), Over> {
+    /// Processes a message of a node on the connection with this epoch.
+    fn on_message(
+        self: &Arc<Self>,
+        id: NodeId,
+        epoch: u64,
+        message: NodeMessage,
+        meters: &MeterQueue,
+    ) -> Result<(), CloseReason> {
         let mut cluster = self.cluster();
-        let node = cluster.nodes.get_mut(&id).ok_or(Over::Replaced)?;
-        let session = node
-            .session
-            .as_mut()
-            .filter(|session| session.epoch == epoch)
-            .ok_or(Over::Replaced)?;
-        node.heard = Instant::now();
+        let node = cluster.nodes_mut().on_message(id, epoch, Instant::now());
+        let node = node.ok_or(CloseReason::Replaced)?;
         match message {
-            NodeMessage::Register { .. } => return Err(Over::Violation("a second `register`".into())),
+            NodeMessage::Register { .. } => return Err(CloseReason::Violation("a second `register`".into())),
             NodeMessage::Heartbeat { free, clock_ms } => {
-                node.free = free;
                 let skew_ms = clock_ms as i64 - now_ms() as i64;
-                if skew_ms.abs() > NOTABLE_SKEW_MS && node.skew_ms.abs() <= NOTABLE_SKEW_MS {
-                    tracing::warn!(node = %id, skew_ms, "its clock differs from the manager's; set them alike");
-                }
-                node.skew_ms = skew_ms;
-            }
-            NodeMessage::Durations { calls } => {
-                // One that started anew counts from nothing again.
-                let anew = calls.iter().zip(&node.durations).any(|(now, before)| now < before);
-                let before = if anew { Default::default() } else { node.durations };
-                node.durations = calls;
-                for (sum, (now, before)) in cluster.durations.iter_mut().zip(calls.iter().zip(before)) {
-                    *sum = sum.saturating_add(now - before);
+                if node.on_heartbeat(free, skew_ms) {
+                    tracing::warn!(node = %id, skew_ms, "the node's clock differs from the manager's; synchronise them");
                 }
             }
+            NodeMessage::Durations { calls } => cluster.on_durations(id, calls),
             NodeMessage::Answer {
                 request,
                 refused,
@@ -354,55 +112,22 @@ impl Control {
                 image,
                 sandbox,
             } => {
-                let Some(Waiting { offer, reply }) = session.waiting.remove(&request) else {
-                    return Ok(());
+                let response = Response {
+                    request,
+                    refused,
+                    mode,
+                    image,
+                    sandbox,
                 };
-                if let (Some(record), None) = (offer, &refused) {
-                    let mode = if mode.unwrap_or(record.mode) == Mode::Hot {
-                        Mode::Hot
-                    } else {
-                        Mode::Warm
-                    };
-                    let image = image.filter(|image| image.len() <= MAX_IMAGE_BYTES);
-                    let sandbox = sandbox.unwrap_or(record.sandbox);
-                    let is_hot_as_asked = (mode == Mode::Hot) == (record.mode == Mode::Hot);
-                    if !is_hot_as_asked || image.is_some() || sandbox != record.sandbox {
-                        let change = Change::Taken {
-                            lease: record.lease,
-                            mode,
-                            image: image.clone(),
-                            sandbox,
-                        };
-                        self.journal.note(OwnedChange {
-                            node: id,
-                            epoch,
-                            change,
-                        });
-                    }
-                    let lease = record.lease;
-                    let bearer = cluster.current(record.bearer);
-                    let is_rebound = bearer != record.bearer;
-                    cluster.insert(LeaseRecord {
-                        mode,
-                        image,
-                        sandbox,
-                        bearer,
-                        ..record
-                    });
-                    if is_rebound {
-                        self.journal.note_all(cluster.renewal(lease).into_iter().collect());
-                    }
-                }
-                // Whoever asked may have stopped waiting.
-                let _ = reply.send(refused.map_or(Ok(()), Err));
+                self.on_response(&mut cluster, (id, epoch), response);
             }
             NodeMessage::LeaseEnded { lease, state } => {
                 if state.is_live() {
-                    return Err(Over::Violation(format!("no lease ends as `{state}`")));
+                    return Err(CloseReason::Violation(format!("`{state}` is not the end of a lease")));
                 }
-                let own = cluster.leases.get(&lease).is_some_and(|record| record.node == id);
+                let is_own = cluster.leases().get(&lease).is_some_and(|record| record.node == id);
                 drop(cluster);
-                if own {
+                if is_own {
                     self.on_lease_ended(lease, state);
                 }
             }
@@ -411,69 +136,102 @@ impl Control {
                 self.on_started(id, lease, &start);
             }
             NodeMessage::LeaseActive { lease } => {
-                let record = cluster.leases.get_mut(&lease).filter(|record| record.node == id);
-                let Some(record) = record.filter(|record| record.state == LeaseState::Granted) else {
+                let Some(expires_at_ms) = cluster.activate_lease(lease, id, now_ms()) else {
                     return Ok(());
                 };
-                record.state = LeaseState::Active;
-                record.expires_at_ms = now_ms().saturating_add(record.duration_ms);
-                let expires_at_ms = record.expires_at_ms;
                 drop(cluster);
                 let change = Change::Active { lease, expires_at_ms };
-                self.journal.note(OwnedChange {
+                self.journal().note(OwnedChange {
                     node: id,
                     epoch,
                     change,
                 });
-                self.tell(Event::Lease {
-                    lease,
-                    node: id,
-                    state: LeaseState::Active,
-                });
+                self.publish_lease(lease, id, LeaseState::Active);
             }
             NodeMessage::Incident { lease, what } => {
-                let Some(record) = cluster.leases.get(&lease).filter(|record| record.node == id) else {
+                let Some(record) = cluster.leases().get(&lease).filter(|record| record.node == id) else {
                     return Ok(());
                 };
                 let what: String = what.chars().take(MAX_INCIDENT_CHARACTERS).collect();
                 tracing::warn!(node = %id, %lease, tenant = %record.tenant, what, "a worker was refused something hostile");
                 drop(cluster);
-                self.metrics.incident();
-                self.tell(Event::Incident { lease, node: id, what });
+                self.metrics().incident();
+                self.publish(Event::Incident { lease, node: id, what });
             }
             NodeMessage::Reclaimed {
                 request,
                 leases,
                 empty_us,
             } => {
-                let empty = Empty {
+                let report = ReclaimReport {
                     leases,
-                    after: Duration::from_micros(empty_us),
+                    duration: Duration::from_micros(empty_us),
                 };
-                if let Some(reply) = node.reclaims.remove(&request) {
-                    // Whoever asked may have stopped waiting.
-                    let _ = reply.send(empty);
-                }
+                node.end_reclaim(request, Some(report));
                 drop(cluster);
-                self.tell(Event::NodeReclaimed { node: id });
+                self.publish(Event::NodeReclaimed { node: id });
             }
-            NodeMessage::Leaving => return Err(Over::Left),
+            NodeMessage::Leaving => return Err(CloseReason::Left),
             NodeMessage::Meters { sequence, usage } => {
                 drop(cluster);
-                meters.queue.try_send((sequence, usage)).map_err(|_| Over::Stuck)?;
+                meters.0.try_send((sequence, usage)).map_err(|_| CloseReason::Stuck)?;
             }
         }
         Ok(())
     }
+
+    /// Passes a node's response to the request that waits for it. Adds the lease of an accepted offer first.
+    fn on_response(&self, cluster: &mut Cluster, (id, epoch): (NodeId, u64), response: Response) {
+        let node = cluster.nodes_mut().get_mut(&id);
+        let Some(pending) = node.and_then(|node| node.take_request(response.request)) else {
+            return;
+        };
+        if let (Some(record), None) = (pending.offer, &response.refused) {
+            let mode = if response.mode.unwrap_or(record.mode) == Mode::Hot {
+                Mode::Hot
+            } else {
+                Mode::Warm
+            };
+            let image = response.image.filter(|image| image.len() <= MAX_IMAGE_BYTES);
+            let sandbox = response.sandbox.unwrap_or(record.sandbox);
+            let is_as_offered = (mode == Mode::Hot) == (record.mode == Mode::Hot);
+            if !is_as_offered || image.is_some() || sandbox != record.sandbox {
+                let change = Change::Taken {
+                    lease: record.lease,
+                    mode,
+                    image: image.clone(),
+                    sandbox,
+                };
+                self.journal().note(OwnedChange {
+                    node: id,
+                    epoch,
+                    change,
+                });
+            }
+            let lease = record.lease;
+            let bearer = cluster.tokens().current(record.bearer);
+            let is_rebound = bearer != record.bearer;
+            cluster.insert_lease(LeaseRecord {
+                mode,
+                image,
+                sandbox,
+                bearer,
+                ..record
+            });
+            if is_rebound {
+                self.journal().note_all(cluster.renewal(lease).into_iter().collect());
+            }
+        }
+        // The request may have been given up.
+        let _ = pending.reply.send(response.refused.map_or(Ok(()), Err));
+    }
 }
 
-/// The way to the task that books.
-struct Meters {
-    queue: mpsc::Sender<(u64, Vec<(LeaseId, Metered)>)>,
-}
+/// Queue to the task that books meters.
+struct MeterQueue(mpsc::Sender<(u64, Vec<(LeaseId, Metered)>)>);
 
-/// Books a node's entries one after another. An entry that the store cannot take is tried again before the next, so
-/// that no later number can make it look as if it had been booked.
+/// Books a node's meter entries in order. Repeats an entry that the store cannot take before it books the next one, so
+/// that no later number makes it look booked.
 async fn book(
     control: Arc<Control>,
     id: NodeId,
@@ -482,14 +240,14 @@ async fn book(
 ) {
     while let Some((sequence, usage)) = queue.recv().await {
         let done = loop {
-            match control.store.book(id, sequence, usage.clone()).wait().await {
+            match control.store().book(id, sequence, usage.clone()).wait().await {
                 Ok(booked) => break booked,
-                Err(error) => tracing::warn!(node = %id, %error, "usage is not booked yet"),
+                Err(error) => tracing::warn!(node = %id, %error, "cannot book usage yet; trying again"),
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         };
-        let more = control.cluster().on_booked(id, sequence, &usage);
-        control.on_used(&more);
+        let increases = control.cluster().on_booked(id, sequence, &usage);
+        control.count_usage(&increases);
         control.on_charged(&done.spent);
         let last = done.sequence;
         if booked.send(ManagerMessage::Booked { sequence: last }).await.is_err() {
@@ -504,49 +262,49 @@ async fn converse(
     epoch: u64,
     mut outgoing: mpsc::Receiver<ManagerMessage>,
     socket: &mut WebSocket,
-) -> Over {
-    let (queue, entries) = mpsc::channel(METERS);
-    let (booked, mut acknowledgements) = mpsc::channel(METERS);
+) -> CloseReason {
+    let (queue, entries) = mpsc::channel(MAX_METERS);
+    let (booked, mut acknowledgements) = mpsc::channel(MAX_METERS);
     let booking = tokio::spawn(book(Arc::clone(control), id, entries, booked));
-    let meters = Meters { queue };
-    let mut stopping = control.stopping.subscribe();
-    let over = loop {
+    let meters = MeterQueue(queue);
+    let mut stopping = control.shutdown().subscribe();
+    let reason = loop {
         let result = tokio::select! {
             message = outgoing.recv() => match message {
                 Some(message) => send(socket, &message).await,
-                None => Err(Over::Replaced),
+                None => Err(CloseReason::Replaced),
             },
             Some(message) = acknowledgements.recv() => send(socket, &message).await,
             message = receive(socket) => message.and_then(|message| control.on_message(id, epoch, message, &meters)),
-            _ = stopped(&mut stopping) => Err(Over::Stopping),
+            _ = stopped(&mut stopping) => Err(CloseReason::Stopping),
         };
-        if let Err(over) = result {
-            break over;
+        if let Err(reason) = result {
+            break reason;
         }
     };
     booking.abort();
-    over
+    reason
 }
 
-/// The next message; pings are answered underneath. Safe to give up and call again.
-async fn receive(socket: &mut WebSocket) -> Result<NodeMessage, Over> {
+/// Returns the next message. The WebSocket responds to pings itself. Cancel safe.
+async fn receive(socket: &mut WebSocket) -> Result<NodeMessage, CloseReason> {
     loop {
         match socket.recv().await {
             Some(Ok(Message::Text(text))) => {
-                return serde_json::from_str(&text).map_err(|error| Over::Violation(error.to_string()));
+                return serde_json::from_str(&text).map_err(|error| CloseReason::Violation(error.to_string()));
             }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-            Some(Ok(Message::Binary(_))) => return Err(Over::Violation("a binary message".into())),
-            Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(Over::Gone),
+            Some(Ok(Message::Binary(_))) => return Err(CloseReason::Violation("a binary message".into())),
+            Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(CloseReason::Gone),
         }
     }
 }
 
-async fn send(socket: &mut WebSocket, message: &ManagerMessage) -> Result<(), Over> {
-    let text = serde_json::to_string(message).map_err(|error| Over::Violation(error.to_string()))?;
-    match tokio::time::timeout(SEND_DEADLINE, socket.send(Message::text(text))).await {
+async fn send(socket: &mut WebSocket, message: &ManagerMessage) -> Result<(), CloseReason> {
+    let text = serde_json::to_string(message).map_err(|error| CloseReason::Violation(error.to_string()))?;
+    match tokio::time::timeout(SEND_LIMIT, socket.send(Message::text(text))).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err(Over::Gone),
-        Err(_) => Err(Over::Stuck),
+        Ok(Err(_)) => Err(CloseReason::Gone),
+        Err(_) => Err(CloseReason::Stuck),
     }
 }

@@ -1,5 +1,7 @@
-//! Which manager has the durable tasks: this one, where it has a store of its own; one of those that share a database, and another
-//! when that one dies. Requests about tasks go to whoever has them.
+//! Which manager owns the durable tasks (`impl Control`).
+//!
+//! A manager with its own store owns them. Of the managers that share a database, one owns them, and another one when
+//! that one dies. Requests about tasks are forwarded to the owner.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,85 +18,89 @@ use dayfly_store::tasks::TaskStore;
 use dayfly_store::{PostgresTasks, SharedTasks};
 use tokio::sync::Notify;
 
-use crate::control::{Control, stopped};
+use crate::control::Control;
 use crate::peers::SILENT;
+use crate::shutdown::stopped;
 
-/// Between two looks at who has them.
-const EVERY: Duration = Duration::from_secs(1);
-/// Between two charges of what tasks cost.
-const CHARGED_EVERY: Duration = Duration::from_millis(250);
-/// In a content store that managers share: what tells it from another.
+/// Period of the check who owns them.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
+/// Pause between two charges for tasks. Tasks may end by the thousand.
+const CHARGE_PAUSE: Duration = Duration::from_millis(250);
+/// Object of a content store that has the store's random name.
 const CONTENTS_NAME: &str = "store";
 
-/// Where the tasks are.
+/// The owner of the tasks.
 #[derive(Default)]
-enum Whose {
-    /// Not known yet, or nobody's between two managers.
+enum Owner {
+    /// Unknown, or none between two managers.
     #[default]
-    Nobodys,
-    Mine(Mine),
-    Anothers(PublicKey),
+    None,
+    Local(LocalTasks),
+    Peer(PublicKey),
 }
 
-struct Mine {
+struct LocalTasks {
     tasks: Arc<Tasks>,
-    /// Under which they are in the database; none where this manager has a store of its own.
+    /// The tasks in the shared database, under this manager's epoch. `None` if the manager has its own store.
     shared: Option<Arc<PostgresTasks>>,
 }
 
-/// Whose the tasks are.
+/// The owner of the tasks, and charges for tasks that are not stored yet.
 #[derive(Default)]
 pub struct TaskOwner {
-    whose: Mutex<Whose>,
-    /// Why this manager cannot have them, as it was said last.
-    trouble: Mutex<Option<String>>,
-    /// What tasks cost and is not charged yet: totals of tenants.
+    owner: Mutex<Owner>,
+    /// Why this manager cannot own the tasks, as logged last.
+    last_error: Mutex<Option<String>>,
+    /// Total cost of tasks by tenant, if it is not charged yet.
     charges: Mutex<HashMap<TenantId, u64>>,
-    charged: Notify,
+    /// Notified when there are charges.
+    charge_due: Notify,
 }
 
-/// The tasks that managers have in common.
-pub struct Common {
-    pub shared: SharedTasks,
+/// Tasks in a database that managers share.
+pub struct SharedTaskStore {
+    /// The tasks in the database.
+    pub tasks: SharedTasks,
+    /// Where long arguments and results are.
     pub contents: ContentOptions,
 }
 
 impl TaskOwner {
-    fn whose(&self) -> MutexGuard<'_, Whose> {
-        // Each change is one assignment.
-        self.whose.lock().unwrap_or_else(PoisonError::into_inner)
+    fn owner(&self) -> MutexGuard<'_, Owner> {
+        // Each change is one assignment, so a poisoned lock guards a consistent state.
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// They are this manager's alone.
-    pub fn keep(&self, tasks: Arc<Tasks>) {
-        *self.whose() = Whose::Mine(Mine { tasks, shared: None });
+    /// Sets tasks in this manager's own store.
+    pub fn set_local(&self, tasks: Arc<Tasks>) {
+        *self.owner() = Owner::Local(LocalTasks { tasks, shared: None });
     }
 
-    /// The tasks, if this manager has them.
-    pub fn mine(&self) -> Option<Arc<Tasks>> {
-        match &*self.whose() {
-            Whose::Mine(mine) => Some(Arc::clone(&mine.tasks)),
+    /// The tasks, if this manager owns them.
+    pub fn local(&self) -> Option<Arc<Tasks>> {
+        match &*self.owner() {
+            Owner::Local(local) => Some(Arc::clone(&local.tasks)),
             _ => None,
         }
     }
 
-    /// The other manager that has them.
-    pub fn another(&self) -> Option<PublicKey> {
-        match &*self.whose() {
-            Whose::Anothers(manager) => Some(*manager),
+    /// The other manager that owns them.
+    pub fn peer(&self) -> Option<PublicKey> {
+        match &*self.owner() {
+            Owner::Peer(manager) => Some(*manager),
             _ => None,
         }
     }
 
-    /// Under which this manager has them, where it is one of several.
+    /// Epoch of this manager's ownership in a shared database.
     pub fn epoch(&self) -> Option<u64> {
-        match &*self.whose() {
-            Whose::Mine(mine) => mine.shared.as_ref().map(|shared| shared.epoch()),
+        match &*self.owner() {
+            Owner::Local(local) => local.shared.as_ref().map(|shared| shared.epoch()),
             _ => None,
         }
     }
 
-    /// Has these totals charged, and later ones of the same tenants instead of them.
+    /// Queues charges of these totals. A later total of a tenant replaces an earlier one.
     fn charge(&self, totals: Vec<(TenantId, u64)>) {
         let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
         for (tenant, total) in totals {
@@ -102,25 +108,30 @@ impl TaskOwner {
             *known = total.max(*known);
         }
         drop(charges);
-        self.charged.notify_one();
+        self.charge_due.notify_one();
     }
 
-    /// Says why this manager cannot have them, once.
-    fn say(&self, trouble: Option<String>) {
-        let mut said = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        if *said != trouble
-            && let Some(why) = &trouble
+    /// Takes the queued charges.
+    fn take_charges(&self) -> HashMap<TenantId, u64> {
+        std::mem::take(&mut *self.charges.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Logs why this manager cannot own the tasks, unless that was logged last.
+    fn log_error(&self, error: Option<String>) {
+        let mut last = self.last_error.lock().unwrap_or_else(PoisonError::into_inner);
+        if *last != error
+            && let Some(why) = &error
         {
-            tracing::warn!(why, "this manager cannot have the tasks");
+            tracing::warn!(why, "this manager cannot take the tasks");
         }
-        *said = trouble;
+        *last = error;
     }
 }
 
-/// The tenants of a manager, as its tasks know them.
-struct Accounts(Weak<Control>);
+/// The manager's tenants, for its tasks.
+struct TenantDirectory(Weak<Control>);
 
-impl Tenants for Accounts {
+impl Tenants for TenantDirectory {
     fn name(&self, tenant: TenantId) -> String {
         let control = self.0.upgrade();
         control.map_or_else(|| tenant.to_string(), |control| control.tenant_name(tenant))
@@ -132,64 +143,69 @@ impl Tenants for Accounts {
 
     fn prices(&self, tenant: TenantId) -> Prices {
         let control = self.0.upgrade();
-        control.map_or_else(Prices::default, |control| control.cluster().prices_of(tenant))
+        control.map_or_else(Prices::default, |control| {
+            control.cluster().tenants().prices_of(&tenant)
+        })
     }
 
     fn charge(&self, totals: Vec<(TenantId, u64)>) {
         if let Some(control) = self.0.upgrade() {
-            control.task_owner.charge(totals);
+            control.task_owner().charge(totals);
         }
     }
 }
 
 impl Control {
-    /// Durable tasks, where they are this manager's.
+    /// Returns the durable tasks.
+    ///
+    /// # Errors
+    /// `Unreachable` if this manager does not own them.
     pub fn tasks(&self) -> Result<Arc<Tasks>, Failure> {
-        self.task_owner.mine().ok_or_else(|| {
+        self.task_owner().local().ok_or_else(|| {
             let text =
-                "the manager that has the tasks does not answer, and no other has taken its place yet; try again";
+                "the manager that has the tasks does not respond, and no other has taken its place yet; try again";
             Failure::new(Code::Unreachable, text)
         })
     }
 
-    /// Finds out who has the tasks, and takes them if nobody does who lives.
-    pub async fn look_after_tasks(self: &Arc<Self>, common: &Common) {
-        let owner = match common.shared.owner().wait().await {
+    /// Reads who owns the tasks, and takes them if no manager that is alive does.
+    pub async fn update_task_owner(self: &Arc<Self>, store: &SharedTaskStore) {
+        let owner = match store.tasks.owner().wait().await {
             Ok(owner) => owner,
-            Err(error) => return self.task_owner.say(Some(error.to_string())),
+            Err(error) => return self.task_owner().log_error(Some(error.to_string())),
         };
-        let me = self.peers.me();
-        let mine = self.task_owner.epoch();
-        if owner.manager == Some(me) && mine == Some(owner.epoch) {
+        let own_key = self.peers().own_key();
+        let own_epoch = self.task_owner().epoch();
+        if owner.manager == Some(own_key) && own_epoch == Some(owner.epoch) {
             return;
         }
-        if mine.is_some() {
+        if own_epoch.is_some() {
             tracing::warn!("another manager has the tasks now");
-            self.lose_tasks();
+            self.close_tasks();
         }
         match owner.manager {
-            Some(other) if other != me && !self.peers.is_dead(other) => {
-                *self.task_owner.whose() = Whose::Anothers(other);
+            Some(other) if other != own_key && !self.peers().is_dead(other) => {
+                *self.task_owner().owner() = Owner::Peer(other);
             }
             _ => {
-                let taken = self.take_tasks(common, owner.contents).await;
-                self.task_owner.say(taken.err().map(|failure| failure.message));
+                let taken = self.take_tasks(store, owner.contents).await;
+                self.task_owner().log_error(taken.err().map(|failure| failure.message));
             }
         }
     }
 
-    async fn take_tasks(self: &Arc<Self>, common: &Common, known: Option<[u8; 16]>) -> Result<(), Failure> {
+    async fn take_tasks(self: &Arc<Self>, common: &SharedTaskStore, known: Option<[u8; 16]>) -> Result<(), Failure> {
         let objects = Objects::open(&common.contents.place)?;
         let found = objects.get(CONTENTS_NAME).await?;
         let found: Option<[u8; 16]> = found.and_then(|bytes| bytes[..].try_into().ok());
         if known.is_some() && known != found {
             let text = format!(
-                "what is long of the tasks is not at {}; give `--contents` the place that all managers share",
+                "the contents of the tasks are not at {}; set `--contents` to the place that all managers share",
                 common.contents.place
             );
             return Err(Failure::new(Code::InvalidRequest, text));
         }
-        let Some(store) = common.shared.take(known, SILENT).await? else {
+        let Some(store) = common.tasks.take(known, SILENT).await? else {
             return Ok(());
         };
         let store = Arc::new(store);
@@ -202,7 +218,7 @@ impl Control {
             Tasks::start(
                 Arc::clone(&store) as Arc<dyn TaskStore>,
                 &common.contents,
-                self.accounts(),
+                self.tenant_directory(),
             )
             .await
         };
@@ -210,26 +226,26 @@ impl Control {
             Ok(tasks) => {
                 tracing::info!(epoch = store.epoch(), "this manager has the tasks");
                 let shared = Some(store);
-                *self.task_owner.whose() = Whose::Mine(Mine { tasks, shared });
+                *self.task_owner().owner() = Owner::Local(LocalTasks { tasks, shared });
                 Ok(())
             }
             Err(failure) => {
-                // Another manager may have more luck.
+                // Another manager may succeed.
                 store.release().wait().await?;
                 Err(failure)
             }
         }
     }
 
-    /// What the tasks ask about tenants.
-    pub fn accounts(self: &Arc<Self>) -> Box<dyn Tenants> {
-        Box::new(Accounts(Arc::downgrade(self)))
+    /// Returns this manager's tenants for its tasks.
+    pub fn tenant_directory(self: &Arc<Self>) -> Box<dyn Tenants> {
+        Box::new(TenantDirectory(Arc::downgrade(self)))
     }
 
-    /// Nobody here has anything to do with the tasks any more.
-    fn lose_tasks(&self) -> Option<Arc<PostgresTasks>> {
-        match std::mem::take(&mut *self.task_owner.whose()) {
-            Whose::Mine(Mine { tasks, shared }) => {
+    /// Closes the tasks here, without a change in the database.
+    fn close_tasks(&self) -> Option<Arc<PostgresTasks>> {
+        match std::mem::take(&mut *self.task_owner().owner()) {
+            Owner::Local(LocalTasks { tasks, shared }) => {
                 tasks.close();
                 shared
             }
@@ -237,60 +253,60 @@ impl Control {
         }
     }
 
-    /// Lets another manager have the tasks at once, once all that was said of them is written.
-    pub async fn give_up_tasks(&self) {
-        let tasks = self.task_owner.mine();
-        let shared = self.lose_tasks();
-        // Dispatchers are cut off, so that this is the last of it.
+    /// Closes the tasks, writes their last output, and releases them for another manager.
+    pub async fn release_tasks(&self) {
+        let tasks = self.task_owner().local();
+        let shared = self.close_tasks();
+        // Dispatchers are disconnected, so no further output arrives.
         if let Some(tasks) = tasks
             && let Err(error) = tasks.write_output().await
         {
-            tracing::warn!(%error, "what tasks printed last is not kept");
+            tracing::warn!(%error, "cannot store the last output of tasks");
         }
         if let Some(shared) = shared
             && let Err(error) = shared.release().wait().await
         {
-            tracing::warn!(%error, "the tasks go to another manager when this one has been silent for a while");
+            tracing::warn!(%error, "cannot release the tasks; another manager takes them when this one has been silent for a while");
         }
     }
 }
 
-/// Charges what tasks cost, until this manager stops. What it has not charged by then is told anew by whoever has the tasks next.
-pub async fn keep_charging(control: Arc<Control>) {
-    let mut stopping = control.stopping.subscribe();
-    let owner = &control.task_owner;
+/// Charges tenants for tasks, until this manager stops. The next owner of the tasks repeats what is not charged by
+/// then.
+pub async fn run_charging(control: Arc<Control>) {
+    let mut stopping = control.shutdown().subscribe();
+    let owner = control.task_owner();
     let mut failing = false;
     loop {
         tokio::select! {
-            () = owner.charged.notified() => {}
+            () = owner.charge_due.notified() => {}
             () = stopped(&mut stopping) => return,
         }
-        let totals = std::mem::take(&mut *owner.charges.lock().unwrap_or_else(PoisonError::into_inner));
-        match control.store.charge(Vec::from_iter(totals.clone())).wait().await {
+        let totals = owner.take_charges();
+        match control.store().charge(Vec::from_iter(totals.clone())).wait().await {
             Ok(charged) => {
                 failing = false;
                 charged.into_iter().for_each(|tenant| control.on_tenant(tenant));
             }
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::error!(%error, "what tasks cost cannot be charged; it is when the store can write");
+                    tracing::error!(%error, "cannot charge for tasks until the store can write");
                 }
                 owner.charge(Vec::from_iter(totals));
             }
         }
-        // Tasks end by the thousand; their cost is known soon enough.
-        tokio::time::sleep(CHARGED_EVERY).await;
+        tokio::time::sleep(CHARGE_PAUSE).await;
     }
 }
 
-/// Looks who has the tasks, until this manager stops.
-pub async fn keep(control: Arc<Control>, common: Common) {
-    let mut stopping = control.stopping.subscribe();
-    let mut ticks = tokio::time::interval(EVERY);
+/// Checks who owns the tasks, until this manager stops.
+pub async fn run(control: Arc<Control>, store: SharedTaskStore) {
+    let mut stopping = control.shutdown().subscribe();
+    let mut ticks = tokio::time::interval(CHECK_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => control.look_after_tasks(&common).await,
+            _ = ticks.tick() => control.update_task_owner(&store).await,
             () = stopped(&mut stopping) => return,
         }
     }

@@ -1,4 +1,4 @@
-//! A real manager on the loopback, with clients that speak HTTP by hand and fake nodes.
+//! Tests with a real manager on the loopback, clients that write HTTP themselves, and fake nodes.
 
 mod allowances;
 mod fake_node;
@@ -31,7 +31,7 @@ use fake_node::*;
 fn options(directory: &Path) -> Options {
     Options {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        // Long, so that a machine busy with other tests loses no node; tests of loss choose their own.
+        // Long, so that no node is lost on a busy machine. Tests of loss set their own.
         heartbeat: Duration::from_secs(5),
         ..Options::new(directory)
     }
@@ -41,7 +41,7 @@ async fn start(directory: &Path) -> Handle {
     Manager::start(options(directory)).await.unwrap()
 }
 
-/// One kept-alive HTTP connection.
+/// A client with one HTTP connection.
 struct Client {
     stream: TlsStream<TcpStream>,
     token: String,
@@ -65,7 +65,7 @@ impl Client {
         self.stream.write_all((head + body).as_bytes()).await.unwrap();
         tokio::time::timeout(PATIENCE, response(&mut self.stream))
             .await
-            .expect("an answer in time")
+            .expect("a response in time")
     }
 
     async fn get<T: serde::de::DeserializeOwned>(&mut self, path: &str) -> T {
@@ -124,7 +124,7 @@ fn request(mode: Mode) -> LeaseRequest {
     LeaseRequest::native(1, mode, 60_000, PublicKey([7; 32]))
 }
 
-/// Waits for an event of the manager's.
+/// Waits for an event of the manager.
 async fn event(events: &mut tokio::sync::broadcast::Receiver<SiteEvent>, wanted: Event) {
     let search = async { while events.recv().await.expect("events go on").event != wanted {} };
     tokio::time::timeout(PATIENCE, search).await.expect("the event in time");
@@ -135,7 +135,7 @@ fn lease_event(lease: LeaseId, node: NodeId, state: LeaseState) -> Event {
 }
 
 #[tokio::test]
-async fn a_lease_is_granted_with_a_token_that_its_node_can_check_alone() {
+async fn grant_has_a_token_that_its_node_verifies() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -155,7 +155,7 @@ async fn a_lease_is_granted_with_a_token_that_its_node_can_check_alone() {
 }
 
 #[tokio::test]
-async fn two_that_race_for_the_last_core_get_one_lease() {
+async fn last_core_goes_to_one_of_two_clients() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -168,7 +168,7 @@ async fn two_that_race_for_the_last_core_get_one_lease() {
 }
 
 #[tokio::test]
-async fn a_released_lease_makes_room_at_once() {
+async fn released_lease_makes_room_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -188,7 +188,7 @@ async fn a_released_lease_makes_room_at_once() {
 }
 
 #[tokio::test]
-async fn the_next_node_is_asked_when_one_refuses() {
+async fn refused_offer_goes_to_the_next_node() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let _full = FakeNode::join(&manager, 1, Manner::Full).await;
@@ -200,7 +200,7 @@ async fn the_next_node_is_asked_when_one_refuses() {
 }
 
 #[tokio::test]
-async fn a_node_that_keeps_failing_gets_no_leases_until_an_operator_says_that_it_is_well() {
+async fn failing_node_is_suspended_until_it_is_resumed() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut events = manager.events();
@@ -230,11 +230,11 @@ async fn a_node_that_keeps_failing_gets_no_leases_until_an_operator_says_that_it
         }
     });
     assert_eq!(told.await.unwrap(), broken.id);
-    // It is not asked any more, and whoever asks for a lease hears why there is none.
+    // The suspended node gets no offers, and requests are refused.
     while broken.heard.try_recv().is_ok() {}
     assert_eq!(client.lease(&request(Mode::Warm)).await, Err(Code::NoCapacity));
     assert!(broken.heard.try_recv().is_err());
-    // Nor does a new connection make it well.
+    // A new connection does not end the suspension.
     drop(broken);
     event(&mut events, Event::NodeLost { node: NodeId([1; 16]) }).await;
     let honest = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -246,7 +246,7 @@ async fn a_node_that_keeps_failing_gets_no_leases_until_an_operator_says_that_it
 }
 
 #[tokio::test]
-async fn a_tenant_cannot_have_nodes_suspended_with_an_interpreter_that_does_not_start() {
+async fn broken_interpreter_of_a_tenant_suspends_no_node() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let _node = FakeNode::join(&manager, 1, Manner::Broken).await;
@@ -269,7 +269,7 @@ async fn a_tenant_cannot_have_nodes_suspended_with_an_interpreter_that_does_not_
 }
 
 #[tokio::test]
-async fn requests_that_cannot_be_granted_say_why() {
+async fn impossible_requests_are_refused_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut client = Client::new(&manager).await;
@@ -315,7 +315,7 @@ async fn requests_that_cannot_be_granted_say_why() {
 }
 
 #[tokio::test]
-async fn a_lease_is_renewed_revoked_and_then_over() {
+async fn lease_is_renewed_and_ends_when_revoked() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -352,7 +352,7 @@ async fn a_lease_is_renewed_revoked_and_then_over() {
 }
 
 #[tokio::test]
-async fn nobody_gets_in_without_the_right_token() {
+async fn requests_without_the_right_token_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let join = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
@@ -399,7 +399,7 @@ async fn nobody_gets_in_without_the_right_token() {
 }
 
 #[tokio::test]
-async fn a_join_token_makes_one_node_and_its_credential_only_that_node() {
+async fn join_token_and_credential_admit_one_node_only() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let join = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
@@ -427,7 +427,7 @@ async fn a_join_token_makes_one_node_and_its_credential_only_that_node() {
 }
 
 #[tokio::test]
-async fn leases_and_meters_survive_a_restart_and_the_node_reports_what_it_holds() {
+async fn leases_and_meters_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let used = Usage {
         computing_us: 5,
@@ -486,7 +486,7 @@ async fn leases_and_meters_survive_a_restart_and_the_node_reports_what_it_holds(
     );
 }
 
-/// Starts over a directory whose last manager is ending: its file closes when its last task does.
+/// Starts a manager over the directory of one that is stopping. Its database closes when its last task ends.
 async fn restart(directory: &Path) -> Handle {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -498,7 +498,7 @@ async fn restart(directory: &Path) -> Handle {
 }
 
 #[tokio::test]
-async fn a_silent_node_is_lost_and_its_leases_only_later() {
+async fn silent_node_is_lost_before_its_leases() {
     let directory = tempfile::tempdir().unwrap();
     let options = Options {
         heartbeat: Duration::from_millis(250),
@@ -524,7 +524,7 @@ async fn a_silent_node_is_lost_and_its_leases_only_later() {
 }
 
 #[tokio::test]
-async fn watchers_hear_of_nodes_and_leases() {
+async fn watchers_receive_events_of_nodes_and_leases() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let token = manager.connection().token.clone();
@@ -554,7 +554,7 @@ async fn watchers_hear_of_nodes_and_leases() {
 }
 
 #[tokio::test]
-async fn a_full_store_refuses_leases_clearly_loses_nothing_and_the_node_lets_go() {
+async fn full_store_refuses_leases_and_loses_none() {
     let directory = tempfile::tempdir().unwrap();
     let options = Options {
         store: StoreKind::Sqlite { most_pages: Some(40) },
@@ -569,10 +569,10 @@ async fn a_full_store_refuses_leases_clearly_loses_nothing_and_the_node_lets_go(
             Ok(grant) => granted.push(grant.lease),
             Err(error) => break error,
         }
-        // Room for the next one; the books of the ended ones fill the pages.
+        // Make room for the next lease. The records of ended leases fill the pages.
         let lease = granted[granted.len() - 1];
         client.send("DELETE", &format!("/v1/leases/{lease}"), "").await;
-        assert!(granted.len() < 2_000, "the limit of pages was never met");
+        assert!(granted.len() < 2_000, "the limit of pages was never reached");
     };
     assert_eq!(error, Code::StoreFailed);
     let refused = loop {
@@ -588,7 +588,7 @@ async fn a_full_store_refuses_leases_clearly_loses_nothing_and_the_node_lets_go(
     assert_eq!(
         refused,
         LeaseState::Revoked,
-        "the node does not keep what no book remembers"
+        "the node must not hold a lease that is not stored"
     );
     let shown: Vec<LeaseStatus> = client.get("/v1/leases").await;
     assert!(
@@ -600,7 +600,7 @@ async fn a_full_store_refuses_leases_clearly_loses_nothing_and_the_node_lets_go(
 }
 
 #[tokio::test]
-async fn garbage_gets_a_clear_refusal_and_harms_nobody() {
+async fn garbage_is_refused_without_harm() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut client = Client::new(&manager).await;
@@ -635,7 +635,7 @@ async fn garbage_gets_a_clear_refusal_and_harms_nobody() {
 }
 
 #[tokio::test]
-async fn a_node_that_talks_nonsense_is_cut_off() {
+async fn node_that_violates_the_protocol_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let books = ledger(2);
@@ -653,12 +653,12 @@ async fn a_node_that_talks_nonsense_is_cut_off() {
             send(&mut socket, message).await;
         }
         let end = async { while receive(&mut socket).await.is_some() {} };
-        tokio::time::timeout(PATIENCE, end).await.expect("cut off in time");
+        tokio::time::timeout(PATIENCE, end).await.expect("disconnected in time");
     }
 }
 
 #[tokio::test]
-async fn another_wire_version_is_refused_by_name() {
+async fn other_wire_version_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let join = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
@@ -693,7 +693,7 @@ async fn another_wire_version_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_named() {
+async fn port_in_use_is_named_in_the_error() {
     let directory = tempfile::tempdir().unwrap();
     let taken = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = taken.local_addr().unwrap();
@@ -729,7 +729,7 @@ async fn secrets_are_readable_by_their_owner_only() {
 }
 
 #[tokio::test]
-async fn a_damaged_key_is_named_and_not_replaced() {
+async fn damaged_key_is_named_and_kept() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("signing.p8"), b"garbage").unwrap();
     let error = Manager::start(options(directory.path())).await.err().unwrap();
@@ -740,9 +740,9 @@ async fn a_damaged_key_is_named_and_not_replaced() {
     assert_eq!(std::fs::read(directory.path().join("signing.p8")).unwrap(), b"garbage");
 }
 
-/// Prints what a grant takes on this machine: `cargo test -p dayfly-manager -- --ignored --nocapture latency`.
+/// Prints the latency of a grant on this machine: `cargo test -p dayfly-manager -- --ignored --nocapture latency`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures, and says nothing on a busy machine"]
+#[ignore = "measures; not meaningful on a busy machine"]
 async fn latency_of_a_grant() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;

@@ -1,63 +1,74 @@
-//! The bearer tokens that are good now, and a signal for everything that one of them opened.
+//! The bearer tokens that are valid now, and a signal for everything that was opened with one.
 //!
-//! A token's connections end with its entry here, however the entry goes: by revocation, by expiry, by a new token of the same
-//! name, or because another manager says so. Nobody has to remember to close them.
+//! The connections of a token end when its entry is removed, for whatever reason: revocation, expiry, a new token of
+//! the same name, or a change at another manager. No other code has to close them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use dayfly_store::{Bearer, BearerKind};
 use tokio::sync::watch;
 
-use crate::control::GUEST;
+/// Prefix of the names of tokens for tenants of another manager. They are removed when they have expired.
+pub const GUEST: &str = "guest ";
+/// Recent replacements that are remembered for requests that began with a replaced token. Such a request takes seconds,
+/// and each replacement a synced write.
+const MAX_REPLACEMENTS: usize = 4_096;
 
-/// Every bearer that is good, by the SHA-256 of its token.
+/// SHA-256 of a token.
+pub type TokenHash = [u8; 32];
+
+/// Every valid token, by its hash.
 #[derive(Default)]
-pub struct TokenRegistry(HashMap<[u8; 32], Known>);
+pub struct TokenRegistry {
+    by_hash: HashMap<TokenHash, Entry>,
+    /// Replaced or removed tokens, each with the token that its leases end with instead, in the order of the changes.
+    replacements: VecDeque<(TokenHash, Option<TokenHash>)>,
+}
 
-struct Known {
+struct Entry {
     bearer: Bearer,
     /// Closed when the entry is dropped.
     alive: watch::Sender<()>,
 }
 
-/// Lives as long as a bearer is good.
+/// A signal that lives as long as a token is valid.
 #[derive(Debug, Clone)]
 pub struct Validity(watch::Receiver<()>);
 
 impl Validity {
-    /// Returns when the bearer was revoked, was replaced or has expired. Safe to give up and call again.
+    /// Returns when the token was revoked, was replaced or has expired. Cancel safe.
     pub async fn ended(&mut self) {
-        // Nothing is ever sent: the only news is that the sender is gone.
+        // Nothing is ever sent: `changed` returns an error once the sender is dropped.
         while self.0.changed().await.is_ok() {}
     }
 }
 
 impl TokenRegistry {
-    /// Those that a store remembers.
+    /// Returns a registry of these tokens.
     pub fn of(bearers: Vec<Bearer>) -> Self {
         let mut all = Self::default();
         bearers.into_iter().for_each(|bearer| all.insert(bearer));
         all
     }
 
-    /// The bearer with this hash.
-    pub fn get(&self, hash: &[u8; 32]) -> Option<&Bearer> {
-        self.0.get(hash).map(|known| &known.bearer)
+    /// Returns the token with this hash.
+    pub fn get(&self, hash: &TokenHash) -> Option<&Bearer> {
+        self.by_hash.get(hash).map(|entry| &entry.bearer)
     }
 
-    /// A signal that this bearer is good no longer; none if that is so already.
-    pub fn validity(&self, hash: &[u8; 32]) -> Option<Validity> {
-        self.0.get(hash).map(|known| Validity(known.alive.subscribe()))
+    /// Returns a signal for the end of this token, or `None` if it is not valid.
+    pub fn validity(&self, hash: &TokenHash) -> Option<Validity> {
+        self.by_hash.get(hash).map(|entry| Validity(entry.alive.subscribe()))
     }
 
-    /// All of them.
+    /// Iterates over all tokens.
     pub fn values(&self) -> impl Iterator<Item = &Bearer> {
-        self.0.values().map(|known| &known.bearer)
+        self.by_hash.values().map(|entry| &entry.bearer)
     }
 
-    /// Keeps a bearer; a client's or an endpoint's replaces its tenant's earlier one of the same name and a node's its earlier
-    /// one, as in the store. Returns the hashes of those that it replaced.
-    pub fn keep(&mut self, bearer: Bearer) -> Vec<[u8; 32]> {
+    /// Adds a token. As in the store, a client's or an endpoint's replaces its tenant's earlier one of the same name,
+    /// and a node's replaces the node's earlier one. Returns the hashes of the replaced tokens.
+    pub fn keep(&mut self, bearer: Bearer) -> Vec<TokenHash> {
         let is_replaced = |other: &Bearer| match bearer.kind {
             BearerKind::Client(_) | BearerKind::Endpoint => {
                 other.kind.is_same_kind(bearer.kind) && (other.tenant, &other.name) == (bearer.tenant, &bearer.name)
@@ -68,7 +79,7 @@ impl TokenRegistry {
         let replaced = self
             .values()
             .filter(|other| other.hash != bearer.hash && is_replaced(other));
-        let replaced: Vec<[u8; 32]> = replaced.map(|other| other.hash).collect();
+        let replaced: Vec<TokenHash> = replaced.map(|other| other.hash).collect();
         for hash in &replaced {
             self.remove(hash);
         }
@@ -76,36 +87,65 @@ impl TokenRegistry {
         replaced
     }
 
-    /// Forgets a bearer: what it opened ends.
-    pub fn remove(&mut self, hash: &[u8; 32]) -> Option<Bearer> {
-        self.0.remove(hash).map(|known| known.bearer)
+    /// Removes a token. Everything that was opened with it ends.
+    pub fn remove(&mut self, hash: &TokenHash) -> Option<Bearer> {
+        self.by_hash.remove(hash).map(|entry| entry.bearer)
     }
 
-    /// Forgets all that are not to be kept.
+    /// Removes all tokens except those that `is_kept` accepts.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&Bearer) -> bool) {
-        self.0.retain(|_, known| is_kept(&known.bearer));
+        self.by_hash.retain(|_, entry| is_kept(&entry.bearer));
     }
 
-    /// These are all that the store has. Those that no store has stay.
+    /// Replaces the tokens that are in the store with these. Others remain.
     pub fn replace_stored(&mut self, stored: Vec<Bearer>) {
-        let hashes: std::collections::HashSet<[u8; 32]> = stored.iter().map(|bearer| bearer.hash).collect();
+        let hashes: HashSet<TokenHash> = stored.iter().map(|bearer| bearer.hash).collect();
         self.retain(|bearer| !is_stored(bearer) || hashes.contains(&bearer.hash));
         stored.into_iter().for_each(|bearer| self.insert(bearer));
     }
 
-    /// What a bearer that is here already has opened goes on.
+    /// Keeps what was opened with a token that is known already.
     fn insert(&mut self, bearer: Bearer) {
-        match self.0.get_mut(&bearer.hash) {
-            Some(known) => known.bearer = bearer,
+        match self.by_hash.get_mut(&bearer.hash) {
+            Some(entry) => entry.bearer = bearer,
             None => {
                 let alive = watch::channel(()).0;
-                self.0.insert(bearer.hash, Known { bearer, alive });
+                self.by_hash.insert(bearer.hash, Entry { bearer, alive });
             }
         }
     }
+
+    /// Records that leases of one token end with another one, or with none.
+    pub fn record_replacement(&mut self, from: TokenHash, to: Option<TokenHash>) {
+        self.replacements.push_back((from, to));
+        if self.replacements.len() > MAX_REPLACEMENTS {
+            self.replacements.pop_front();
+        }
+    }
+
+    /// Returns the token that a lease is bound to if it is granted or renewed now with this one: the one that replaced
+    /// it meanwhile, or none if it was revoked without its leases.
+    pub fn current(&self, bearer: Option<TokenHash>) -> Option<TokenHash> {
+        let mut hash = bearer?;
+        if self.get(&hash).is_some() {
+            return Some(hash);
+        }
+        for (from, to) in &self.replacements {
+            if *from == hash {
+                hash = (*to)?;
+            }
+        }
+        Some(hash)
+    }
+
+    /// Whether leases of this token must end.
+    pub fn is_invalid(&self, bearer: Option<TokenHash>) -> bool {
+        bearer.is_some_and(|hash| self.get(&hash).is_none())
+    }
 }
 
-/// Whether the store has this bearer: dispatchers beside the manager and guests have tokens that end with its process.
+/// Whether a token is in the store. Tokens of dispatchers in this process and of guests are not: they end with the
+/// process.
 pub fn is_stored(bearer: &Bearer) -> bool {
     !matches!(bearer.kind, BearerKind::Client(_)) || !(bearer.name.is_empty() || bearer.name.starts_with(GUEST))
 }
@@ -136,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_bearer_opened_ends_with_it_alone() {
+    async fn validity_ends_with_its_own_token_only() {
         let mut all = TokenRegistry::of(vec![client(1, "laptop"), client(2, "cluster"), client(3, "phone")]);
         let mut opened = [1, 2, 3].map(|hash| all.validity(&[hash; 32]).unwrap());
         assert!(!has_ended(&mut opened[0]).await);
@@ -149,13 +189,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bearer_that_is_kept_again_goes_on() {
+    async fn token_that_is_added_again_stays_valid() {
         let mut all = TokenRegistry::of(vec![client(1, "laptop"), client(2, "")]);
         let mut opened = [1, 2].map(|hash| all.validity(&[hash; 32]).unwrap());
         assert!(all.keep(client(1, "laptop")).is_empty());
         all.replace_stored(vec![client(1, "laptop")]);
         assert!(!has_ended(&mut opened[0]).await);
-        assert!(!has_ended(&mut opened[1]).await, "no store knows a dispatcher's");
+        assert!(
+            !has_ended(&mut opened[1]).await,
+            "the store does not have a dispatcher's"
+        );
         all.replace_stored(Vec::new());
         assert!(has_ended(&mut opened[0]).await);
     }

@@ -346,7 +346,7 @@ impl Site for Nodes {
     fn demand(&self) -> Demand {
         let Demand { workers, longest_ms } = (self.demand)();
         // Includes leases that tenants make directly.
-        let leased = self.manager.asked_for().saturating_sub((self.leased)().into());
+        let leased = self.manager.demanded_workers().saturating_sub((self.leased)().into());
         Demand {
             workers: workers + leased,
             longest_ms,

@@ -1,5 +1,4 @@
-//! Passing a request through to another manager as it comes, and its answer as it comes: contents are long, and some answers are
-//! conversations.
+//! Streamed forwarding of requests about tasks. Contents are too long to buffer, and some requests open WebSockets.
 
 use std::time::Duration;
 
@@ -17,16 +16,16 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
-use super::{CONNECT_DEADLINE, FORWARDED, MOVE_TICK, Passed, open};
+use super::{CONNECT_LIMIT, FORWARDED, Forwarded, MOVE_PERIOD, open};
 use crate::extractors::refuse;
 use crate::http::Api;
 use crate::token_registry::Validity;
 
-/// How long a request waits for a manager that has the tasks: longer than it takes to notice that one has died.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a request waits for a manager that owns the tasks. Longer than the detection of a dead one.
+const OWNER_LIMIT: Duration = Duration::from_secs(15);
 
-/// What is said between two neighbours alone.
-const OF_ONE_CONNECTION: [HeaderName; 7] = [
+/// Headers for one connection only (hop-by-hop).
+const HOP_BY_HOP: [HeaderName; 7] = [
     CONNECTION,
     PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION,
@@ -36,33 +35,33 @@ const OF_ONE_CONNECTION: [HeaderName; 7] = [
     UPGRADE,
 ];
 
-/// Lets the manager that has the tasks answer; that may be this one.
-pub async fn forward_to_task_owner(control: &Api, request: Request) -> Passed {
-    let until = tokio::time::Instant::now() + PATIENCE;
+/// Forwards a request to the manager that owns the tasks, unless this one does.
+pub async fn forward_to_task_owner(control: &Api, request: Request) -> Forwarded {
+    let until = tokio::time::Instant::now() + OWNER_LIMIT;
     loop {
-        if control.task_owner.mine().is_some() {
-            return Passed::Mine(request);
+        if control.task_owner().local().is_some() {
+            return Forwarded::Local(request);
         }
-        if let Some(owner) = control.task_owner.another()
-            && let Some(peer) = control.peers.alive(owner)
-            && let Some(road) = road_to(control, &peer).await
+        if let Some(owner) = control.task_owner().peer()
+            && let Some(peer) = control.peers().alive(owner)
+            && let Some(sender) = connect(control, &peer).await
         {
-            return Passed::Answered(pass(control, &peer, road, request).await);
+            return Forwarded::Done(proxy(control, &peer, sender, request).await);
         }
         if tokio::time::Instant::now() >= until {
-            // Whoever answers says why there is nothing to answer.
-            return Passed::Mine(request);
+            // The handler responds with the reason.
+            return Forwarded::Local(request);
         }
-        tokio::time::sleep(MOVE_TICK).await;
+        tokio::time::sleep(MOVE_PERIOD).await;
     }
 }
 
-async fn road_to(control: &Api, peer: &Peer) -> Option<SendRequest<Body>> {
-    if let Some(road) = control.peers.connections.take(peer.key) {
-        return Some(road);
+async fn connect(control: &Api, peer: &Peer) -> Option<SendRequest<Body>> {
+    if let Some(sender) = control.peers().connections().take(peer.key) {
+        return Some(sender);
     }
-    match tokio::time::timeout(CONNECT_DEADLINE, open(peer)).await {
-        Ok(Ok(road)) => Some(road),
+    match tokio::time::timeout(CONNECT_LIMIT, open(peer)).await {
+        Ok(Ok(sender)) => Some(sender),
         Ok(Err(why)) => {
             tracing::debug!(
                 manager = peer.presence.url,
@@ -75,9 +74,9 @@ async fn road_to(control: &Api, peer: &Peer) -> Option<SendRequest<Body>> {
     }
 }
 
-async fn pass(control: &Api, peer: &Peer, mut road: SendRequest<Body>, request: Request) -> Response {
+async fn proxy(control: &Api, peer: &Peer, mut sender: SendRequest<Body>, request: Request) -> Response {
     let (mut parts, body) = request.into_parts();
-    let here = parts.extensions.remove::<OnUpgrade>();
+    let client = parts.extensions.remove::<OnUpgrade>();
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut asked = hyper::Request::new(body);
     *asked.method_mut() = parts.method.clone();
@@ -86,7 +85,7 @@ async fn pass(control: &Api, peer: &Peer, mut road: SendRequest<Body>, request: 
     };
     *asked.uri_mut() = uri;
     let is_upgrade = parts.headers.contains_key(UPGRADE);
-    *asked.headers_mut() = between(&parts.headers, is_upgrade);
+    *asked.headers_mut() = end_to_end(&parts.headers, is_upgrade);
     let host = peer.presence.url.trim_start_matches("https://");
     if let Ok(host) = HeaderValue::from_str(host) {
         asked.headers_mut().insert(HOST, host);
@@ -95,31 +94,32 @@ async fn pass(control: &Api, peer: &Peer, mut road: SendRequest<Body>, request: 
     if let Some(traceparent) = telemetry::traceparent().and_then(|text| HeaderValue::from_str(&text).ok()) {
         asked.headers_mut().insert(TRACEPARENT, traceparent);
     }
-    let mut answer = match road.send_request(asked).await {
+    let mut answer = match sender.send_request(asked).await {
         Ok(answer) => answer,
         Err(error) => {
-            tracing::debug!(%error, manager = peer.presence.url, "a request about tasks was not answered");
-            let text = "the manager that has the tasks went away; see whether the request had an effect, and try again";
+            tracing::debug!(%error, manager = peer.presence.url, "a forwarded request about tasks failed");
+            let text =
+                "the manager that has the tasks disconnected; check whether the request had an effect, and try again";
             return refuse(Code::Unreachable, text).into_response();
         }
     };
     let status = answer.status();
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
-    *response.headers_mut() = between(answer.headers(), status == StatusCode::SWITCHING_PROTOCOLS);
-    match (status, here) {
-        (StatusCode::SWITCHING_PROTOCOLS, Some(here)) => {
-            let there = hyper::upgrade::on(&mut answer);
+    *response.headers_mut() = end_to_end(answer.headers(), status == StatusCode::SWITCHING_PROTOCOLS);
+    match (status, client) {
+        (StatusCode::SWITCHING_PROTOCOLS, Some(client)) => {
+            let peer_stream = hyper::upgrade::on(&mut answer);
             let validity = control.validity_of_request(&parts.headers);
-            tokio::spawn(converse(here, there, validity));
+            tokio::spawn(copy_both(client, peer_stream, validity));
         }
         _ => {
             *response.body_mut() = Body::new(answer.into_body());
-            // It is free again when all of the answer has come through.
+            // The connection is idle again once the whole response is read.
             let (control, key) = (control.clone(), peer.key);
             tokio::spawn(async move {
-                if road.ready().await.is_ok() {
-                    control.peers.connections.give(key, road);
+                if sender.ready().await.is_ok() {
+                    control.peers().connections().give(key, sender);
                 }
             });
         }
@@ -127,24 +127,23 @@ async fn pass(control: &Api, peer: &Peer, mut road: SendRequest<Body>, request: 
     response
 }
 
-/// Carries what both ends of an upgraded connection say, until one of them ends it, or the token ends with which it was opened.
-async fn converse(here: OnUpgrade, there: OnUpgrade, validity: Option<Validity>) {
+/// Copies between both sides of an upgraded connection, until one side closes it or the client's token ends.
+async fn copy_both(client: OnUpgrade, peer_stream: OnUpgrade, validity: Option<Validity>) {
     let Some(mut validity) = validity else { return };
-    let (Ok(here), Ok(there)) = tokio::join!(here, there) else {
+    let (Ok(client), Ok(peer_stream)) = tokio::join!(client, peer_stream) else {
         return;
     };
-    let (mut here, mut there) = (TokioIo::new(here), TokioIo::new(there));
-    // Its end is theirs: both notice it, and neither of them needs to hear why.
+    let (mut client, mut peer_stream) = (TokioIo::new(client), TokioIo::new(peer_stream));
     tokio::select! {
-        _ = tokio::io::copy_bidirectional(&mut here, &mut there) => {}
+        _ = tokio::io::copy_bidirectional(&mut client, &mut peer_stream) => {}
         () = validity.ended() => {}
     }
 }
 
-/// Headers that go on to the next.
-fn between(headers: &HeaderMap, is_upgrade: bool) -> HeaderMap {
+/// Returns the headers to forward.
+fn end_to_end(headers: &HeaderMap, is_upgrade: bool) -> HeaderMap {
     let mut kept = headers.clone();
-    for name in OF_ONE_CONNECTION {
+    for name in HOP_BY_HOP {
         if !(is_upgrade && (name == CONNECTION || name == UPGRADE)) {
             kept.remove(name);
         }

@@ -1,13 +1,11 @@
-//! Contents over HTTP: what is too long to travel with what is said of it. Bodies are the bytes themselves, and stream.
+//! Handlers for contents: long arguments and results of tasks. Bodies are the bytes themselves, and are streamed.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, BodyDataStream};
-use axum::extract::rejection::PathRejection;
-use axum::extract::{DefaultBodyLimit, Path, Request, State as Shared};
-use axum::http::StatusCode;
+use axum::extract::{DefaultBodyLimit, Request, State as Shared};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -17,15 +15,15 @@ use dayfly_protocol::contents::{Content, ContentUsage};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{ContentHash, TaskId, TenantId};
 use dayfly_protocol::tasks::MAX_BODY_BYTES;
-use dayfly_protocol::tenancy::Role;
 use futures_util::StreamExt;
 
 use super::Api;
 use crate::control::Control;
-use crate::extractors::{Caller, EndpointBearer, Packed, Refusal, named, refuse};
+use crate::extractors::{Call, EndpointBearer, PathOf, Read, Refusal, ResponseFormat, Write, refuse};
 
-/// What is read of a body that was refused.
-const MAX_REFUSED: usize = 256 << 20;
+/// Bytes that are read of the body of a refused request.
+const MAX_REFUSED_BYTES: usize = 256 << 20;
+/// Time limit for that.
 const REFUSED_LIMIT: Duration = Duration::from_secs(10);
 
 /// Routes of contents.
@@ -34,25 +32,25 @@ pub fn routes() -> Router<Api> {
         .route("/v1/contents/{hash}", get(show_content).put(store_content))
         .route(
             "/v1/endpoints/tasks/{id}/contents/{hash}",
-            get(show_given).put(store_answer),
+            get(show_argument).put(store_result),
         )
-        // Their quota bounds them.
+        // The tenant's quota bounds them.
         .layer(DefaultBodyLimit::disable())
         .route("/v1/contents", get(show_usage).post(store_unnamed))
-        .layer(from_fn(answer_when_read))
+        .layer(from_fn(respond_when_read))
 }
 
-/// Reads what is left of a body that was refused: who sends more than anybody reads does not hear why.
-async fn answer_when_read(request: Request, next: Next) -> Response {
+/// Reads the rest of the body of a refused request, because a client that is still sending would not read the refusal.
+async fn respond_when_read(request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let body = Arc::new(Mutex::new(body.into_data_stream()));
-    let given = futures_util::stream::poll_fn({
+    let streamed = futures_util::stream::poll_fn({
         let body = Arc::clone(&body);
         move |context| lock(&body).poll_next_unpin(context)
     });
-    let response = next.run(Request::from_parts(parts, Body::from_stream(given))).await;
+    let response = next.run(Request::from_parts(parts, Body::from_stream(streamed))).await;
     if !response.status().is_success() {
-        let mut left = MAX_REFUSED;
+        let mut left = MAX_REFUSED_BYTES;
         let mut rest = futures_util::stream::poll_fn(|context| lock(&body).poll_next_unpin(context));
         let read = async {
             while let Some(Ok(piece)) = rest.next().await
@@ -61,7 +59,7 @@ async fn answer_when_read(request: Request, next: Next) -> Response {
                 left = left.saturating_sub(piece.len());
             }
         };
-        // Whoever is slower has heard nothing, as one would who sends more.
+        // A slower client may miss the refusal, as one that sends more does.
         let _ = tokio::time::timeout(REFUSED_LIMIT, read).await;
     }
     response
@@ -71,102 +69,104 @@ fn lock(body: &Mutex<BodyDataStream>) -> MutexGuard<'_, BodyDataStream> {
     body.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-type ContentPath = Result<Path<ContentHash>, PathRejection>;
-type HeldPath = Result<Path<(TaskId, ContentHash)>, PathRejection>;
-
-/// How much the caller has in the content store.
+/// Returns how much the caller's tenant has in the content store.
 #[utoipa::path(get, path = "/v1/contents", security(("bearer" = [])),
     responses((status = 200, body = ContentUsage), (status = "default", body = ErrorBody)))]
-pub(crate) async fn show_usage(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-) -> Result<Response, Refusal> {
-    Ok(packed.answer(control.tasks()?.contents.usage(caller.bearer.tenant)))
+pub(crate) async fn show_usage(call: Call<Read>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        format,
+        ..
+    } = call;
+    Ok(format.respond(control.tasks()?.contents.usage(caller.bearer.tenant)))
 }
 
-/// Keeps bytes under the BLAKE3 hash that they have, for tasks to come: an hour, or as long as a task has them.
+/// Stores bytes under their BLAKE3 hash, for an hour or as long as a task refers to them.
 #[utoipa::path(put, path = "/v1/contents/{hash}", params(("hash" = ContentHash, Path)), security(("bearer" = [])),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 201, body = Content), (status = "default", body = ErrorBody)))]
-pub(crate) async fn store_content(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: ContentPath,
-    body: Body,
-) -> Result<Response, Refusal> {
-    caller.changes_as(Role::User)?;
-    store(&control, &packed, caller.bearer.tenant, named(path)?, body).await
+pub(crate) async fn store_content(call: Call<Write, PathOf<ContentHash>, (), Body>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        body,
+        format,
+        ..
+    } = call;
+    store(&control, format, caller.bearer.tenant, path, body).await
 }
 
-/// Keeps bytes, of which there are not too many to hash them here, and answers their name.
+/// Stores a short content and returns its hash.
 #[utoipa::path(post, path = "/v1/contents", security(("bearer" = [])),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 201, body = Content), (status = "default", body = ErrorBody)))]
-pub(crate) async fn store_unnamed(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    body: Body,
-) -> Result<Response, Refusal> {
-    caller.changes_as(Role::User)?;
+pub(crate) async fn store_unnamed(call: Call<Write, (), (), Body>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        body,
+        format,
+        ..
+    } = call;
     let bytes = axum::body::to_bytes(body, MAX_BODY_BYTES).await.map_err(|error| {
         let text = format!(
-            "the content cannot be taken ({error}); one of more than {MAX_BODY_BYTES} bytes goes by PUT to \
-             /v1/contents/HASH, with the hash that `b3sum` tells"
+            "the content cannot be stored ({error}); send one of more than {MAX_BODY_BYTES} bytes with PUT to \
+             /v1/contents/HASH, with the hash that `b3sum` prints"
         );
         refuse(Code::PayloadTooLarge, text)
     })?;
     let content = control.tasks()?.contents.put_bytes(caller.bearer.tenant, bytes).await?;
-    Ok((StatusCode::CREATED, packed.answer(content)).into_response())
+    Ok(format.created(content))
 }
 
-/// The bytes of one of the caller's contents.
+/// Returns the bytes of one of the caller's contents.
 #[utoipa::path(get, path = "/v1/contents/{hash}", params(("hash" = ContentHash, Path)), security(("bearer" = [])),
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = ErrorBody)))]
-pub(crate) async fn show_content(
-    caller: Caller,
-    Shared(control): Shared<Api>,
-    path: ContentPath,
-) -> Result<Response, Refusal> {
-    read(&control, caller.bearer.tenant, named(path)?).await
+pub(crate) async fn show_content(call: Call<Read, PathOf<ContentHash>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        ..
+    } = call;
+    read(&control, caller.bearer.tenant, path).await
 }
 
-/// What a task that an endpoint has is given, for its dispatcher: its arguments, or the answer of one before it.
+/// Returns the bytes of a content of a task, for the dispatcher of the task's endpoint: its arguments, or the result of
+/// a task that it depends on.
 #[utoipa::path(get, path = "/v1/endpoints/tasks/{id}/contents/{hash}", security(("bearer" = [])),
     params(("id" = TaskId, Path), ("hash" = ContentHash, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = ErrorBody)))]
-pub(crate) async fn show_given(
+pub(crate) async fn show_argument(
     EndpointBearer { endpoint, .. }: EndpointBearer,
     Shared(control): Shared<Api>,
-    path: HeldPath,
+    PathOf((task, hash)): PathOf<(TaskId, ContentHash)>,
 ) -> Result<Response, Refusal> {
-    let (task, hash) = named(path)?;
     let tenant = control.tasks()?.owner_of_sent(endpoint, task)?;
     read(&control, tenant, hash).await
 }
 
-/// Keeps the answer of a task that an endpoint has, for its dispatcher to tell of.
+/// Stores the result of a task, for the dispatcher of the task's endpoint.
 #[utoipa::path(put, path = "/v1/endpoints/tasks/{id}/contents/{hash}", security(("bearer" = [])),
     params(("id" = TaskId, Path), ("hash" = ContentHash, Path)),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 201, body = Content), (status = "default", body = ErrorBody)))]
-pub(crate) async fn store_answer(
+pub(crate) async fn store_result(
     EndpointBearer { endpoint, .. }: EndpointBearer,
-    packed: Packed,
+    format: ResponseFormat,
     Shared(control): Shared<Api>,
-    path: HeldPath,
+    PathOf((task, hash)): PathOf<(TaskId, ContentHash)>,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let (task, hash) = named(path)?;
     let tenant = control.tasks()?.owner_of_sent(endpoint, task)?;
-    store(&control, &packed, tenant, hash, body).await
+    store(&control, format, tenant, hash, body).await
 }
 
 async fn store(
     control: &Control,
-    packed: &Packed,
+    format: ResponseFormat,
     tenant: TenantId,
     hash: ContentHash,
     body: Body,
@@ -174,7 +174,7 @@ async fn store(
     let tasks = control.tasks()?;
     let contents = &tasks.contents;
     let content = contents.put(tenant, hash, body.into_data_stream()).await?;
-    Ok((StatusCode::CREATED, packed.answer(content)).into_response())
+    Ok(format.created(content))
 }
 
 async fn read(control: &Control, tenant: TenantId, hash: ContentHash) -> Result<Response, Refusal> {

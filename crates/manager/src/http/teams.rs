@@ -1,8 +1,7 @@
-//! Teams, and what tasks cost, over HTTP.
+//! Handlers for teams, and for the cost of tasks.
 
 use axum::Router;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, Query, State as Shared};
+use axum::extract::DefaultBodyLimit;
 use axum::response::Response;
 use axum::routing::{get, put};
 use dayfly_durable_tasks::check_team;
@@ -14,7 +13,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Api;
-use crate::extractors::{Body, Caller, NamePath, Packed, Refusal, asked, named};
+use crate::extractors::{Call, JsonBody, PathOf, QueryOf, Read, Refusal, Write};
 
 /// Routes of teams and usage.
 pub fn routes() -> Router<Api> {
@@ -25,62 +24,67 @@ pub fn routes() -> Router<Api> {
         .route("/v1/usage", get(show_task_usage))
 }
 
-/// Teams that the caller has, or is in.
+/// Lists the teams that the caller owns or is a member of.
 #[utoipa::path(get, path = "/v1/teams", security(("bearer" = [])),
     responses((status = 200, body = [Team]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_teams(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-) -> Result<Response, Refusal> {
-    Ok(packed.answer(control.tasks()?.teams(caller.bearer.tenant)))
+pub(crate) async fn list_teams(call: Call<Read>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        format,
+        ..
+    } = call;
+    Ok(format.respond(control.tasks()?.teams(caller.bearer.tenant)))
 }
 
-/// Makes a team, or changes the caller's one of this name: tenants that functions and endpoints are shared with as `team:NAME`.
+/// Makes a team, or changes the caller's one of this name. Functions and endpoints are shared with its members as
+/// `team:NAME`.
 #[utoipa::path(put, path = "/v1/teams/{name}",
     params(("name" = String, Path, pattern = "^[A-Za-z][A-Za-z0-9._-]{0,63}$")), request_body = TeamSpec,
     security(("bearer" = [])), responses((status = 200, body = Team), (status = "default", body = ErrorBody)))]
-pub(crate) async fn set_team(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: NamePath,
-    Body(spec): Body<TeamSpec>,
-) -> Result<Response, Refusal> {
-    caller.changes_as(Role::User)?;
-    let name = named(path)?;
+pub(crate) async fn set_team(call: Call<Write, PathOf<String>, (), JsonBody<TeamSpec>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        body: JsonBody(spec),
+        format,
+        ..
+    } = call;
+    let name = path;
     check_team(&name, &spec)?;
-    control.audit(&caller, "team.set", &name, &spec).await?;
+    control.audit().record(&caller, "team.set", &name, &spec).await?;
     let team: Team = control.tasks()?.set_team(caller.bearer.tenant, name, spec).await?;
-    Ok(packed.answer(team))
+    Ok(format.respond(team))
 }
 
-/// Forgets a team of the caller's: what is shared with it is shared with its members no more.
+/// Removes a team of the caller. What is shared with it is no longer shared with its members.
 #[utoipa::path(delete, path = "/v1/teams/{name}", params(("name" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = Team), (status = "default", body = ErrorBody)))]
-pub(crate) async fn remove_team(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: NamePath,
-) -> Result<Response, Refusal> {
-    caller.changes_as(Role::User)?;
-    let name = named(path)?;
-    control.audit(&caller, "team.remove", &name, &()).await?;
-    Ok(packed.answer(control.tasks()?.remove_team(caller.bearer.tenant, &name).await?))
+pub(crate) async fn remove_team(call: Call<Write, PathOf<String>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        format,
+        ..
+    } = call;
+    let name = path;
+    control.audit().record(&caller, "team.remove", &name, &()).await?;
+    Ok(format.respond(control.tasks()?.remove_team(caller.bearer.tenant, &name).await?))
 }
 
-/// Which days.
+/// Query of the cost of tasks.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct Days {
-    /// Milliseconds since the Unix epoch: days that ended before are left out.
+    /// Milliseconds since the Unix epoch: days that ended before are omitted.
     #[serde(default)]
     from: u64,
-    /// The same: days that begin then or later are left out.
+    /// Milliseconds since the Unix epoch: days that begin then or later are omitted.
     #[serde(default = "for_ever")]
     until: u64,
-    /// Everybody's, for operators.
+    /// Costs of all tenants. For operators.
     #[serde(default)]
     everybody: bool,
 }
@@ -89,19 +93,22 @@ fn for_ever() -> u64 {
     i64::MAX as u64
 }
 
-/// What durable tasks cost, by day, tenant, function and endpoint: one's own, or, for operators who ask for them, everybody's.
+/// Returns the cost of durable tasks by day, tenant, function and endpoint: of the own tenant, or with `everybody` of
+/// all.
 #[utoipa::path(get, path = "/v1/usage", params(Days), security(("bearer" = [])),
     responses((status = 200, body = [UsageLine]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn show_task_usage(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    query: Result<Query<Days>, QueryRejection>,
-) -> Result<Response, Refusal> {
-    let asked = asked(query)?;
+pub(crate) async fn show_task_usage(call: Call<Read, (), QueryOf<Days>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        query: QueryOf(query),
+        format,
+        ..
+    } = call;
+    let asked = query;
     if asked.everybody {
         caller.is(Role::Operator)?;
     }
     let of = (!asked.everybody).then_some(caller.bearer.tenant);
-    Ok(packed.answer(control.tasks()?.usage(asked.from, asked.until, of).await?))
+    Ok(format.respond(control.tasks()?.usage(asked.from, asked.until, of).await?))
 }

@@ -1,9 +1,8 @@
-//! Triggers over HTTP.
+//! Handlers for triggers and their events.
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Query, State as Shared};
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State as Shared};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -24,13 +23,15 @@ use utoipa::IntoParams;
 use super::Api;
 use super::tasks::submitter;
 use crate::control::Control;
-use crate::extractors::{Body, Caller, NamePath, Packed, Refusal, asked, named, refuse};
+use crate::extractors::{
+    Call, Caller, JsonBody, PathOf, QueryOf, Read, Refusal, RequestBody, ResponseFormat, Write, refuse,
+};
 
-/// Most events of one answer.
+/// Events of one page.
 const MAX_ENTRIES: u32 = 1_000;
-/// Bodies that are deeper are text: what is read has bounds of its own, and more is put around it.
+/// A body that is nested deeper is taken as text: the JSON around it would exceed the parser's limit.
 const MAX_DEPTH: usize = 64;
-/// With which a program says that it sends an event again.
+/// Header with the idempotency key of an event.
 const KEY_HEADER: &str = "idempotency-key";
 
 /// Routes of triggers.
@@ -45,27 +46,28 @@ pub fn routes() -> Router<Api> {
         .layer(DefaultBodyLimit::max(MAX_EVENT_BYTES))
 }
 
-/// The caller's trigger that a path names.
-fn trigger_at(control: &Control, caller: &Caller, path: NamePath) -> Result<TriggerStatus, Refusal> {
-    let name = named(path)?;
-    Ok(control.tasks()?.trigger(caller.bearer.tenant, &name)?)
+/// Returns the caller's trigger that a path names.
+fn trigger_at(control: &Control, caller: &Caller, path: &str) -> Result<TriggerStatus, Refusal> {
+    Ok(control.tasks()?.trigger(caller.bearer.tenant, path)?)
 }
 
-/// Makes a trigger, or changes the caller's one of this name, and answers a token that is good for sending it events and nothing
-/// else. Files are looked for by endpoints of the caller's own.
+/// Makes a trigger, or changes the caller's one of this name. Returns a token that permits only to send it events. Only
+/// the caller's own endpoints watch files.
 #[utoipa::path(post, path = "/v1/triggers", request_body = TriggerRegistration, security(("bearer" = [])),
     responses((status = 201, body = NewTrigger), (status = "default", body = ErrorBody)))]
-pub(crate) async fn set_trigger(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    Body(given): Body<TriggerRegistration>,
-) -> Result<Response, Refusal> {
-    caller.changes_as(Role::User)?;
+pub(crate) async fn set_trigger(call: Call<Write, (), (), JsonBody<TriggerRegistration>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        body: JsonBody(given),
+        format,
+        ..
+    } = call;
     let tasks = control.tasks()?;
     check_trigger_lengths(&given)?;
     control
-        .audit(&caller, "trigger.set", &given.name, &audited(&given.spec))
+        .audit()
+        .record(&caller, "trigger.set", &given.name, &audited(&given.spec))
         .await?;
     let author = TriggerAuthor {
         by: submitter(&control, &caller)?,
@@ -74,136 +76,136 @@ pub(crate) async fn set_trigger(
     };
     let (token, status) = tasks.set_trigger(author, given).await?;
     let new = NewTrigger {
-        url: format!("{}/v1/hooks/{token}", control.url),
+        url: format!("{}/v1/hooks/{token}", control.url()),
         token,
-        ca_pem: control.ca_pem.clone(),
+        ca_pem: control.ca_pem().to_owned(),
         status,
     };
-    Ok((StatusCode::CREATED, packed.answer(new)).into_response())
+    Ok(format.created(new))
 }
 
-/// What of a trigger is for operators to read: not what its function is called with.
+/// Returns the part of a trigger for the audit log: without the arguments of its function.
 fn audited(spec: &TriggerSpec) -> Value {
     json!({ "source": spec.source, "function": spec.function, "endpoint": spec.endpoint })
 }
 
-/// The caller's triggers.
+/// Lists the caller's triggers.
 #[utoipa::path(get, path = "/v1/triggers", security(("bearer" = [])),
     responses((status = 200, body = [TriggerStatus]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_triggers(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-) -> Result<Response, Refusal> {
-    Ok(packed.answer(control.tasks()?.triggers(caller.bearer.tenant)))
+pub(crate) async fn list_triggers(call: Call<Read>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        format,
+        ..
+    } = call;
+    Ok(format.respond(control.tasks()?.triggers(caller.bearer.tenant)))
 }
 
-/// One of them, by its name or its id.
+/// Returns one of the caller's triggers, by name or id.
 #[utoipa::path(get, path = "/v1/triggers/{name}", params(("name" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = TriggerStatus), (status = "default", body = ErrorBody)))]
-pub(crate) async fn show_trigger(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: NamePath,
-) -> Result<Response, Refusal> {
-    Ok(packed.answer(trigger_at(&control, &caller, path)?))
+pub(crate) async fn show_trigger(call: Call<Read, PathOf<String>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        format,
+        ..
+    } = call;
+    Ok(format.respond(trigger_at(&control, &caller, &path)?))
 }
 
-/// Forgets a trigger, and its history. Its tasks go on.
+/// Removes a trigger and its history. Its tasks continue.
 #[utoipa::path(delete, path = "/v1/triggers/{name}", params(("name" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = TriggerStatus), (status = "default", body = ErrorBody)))]
-pub(crate) async fn remove_trigger(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: NamePath,
-) -> Result<Response, Refusal> {
-    caller.changes_as(Role::User)?;
-    let status = trigger_at(&control, &caller, path)?;
-    control.audit(&caller, "trigger.remove", &status.name, &()).await?;
+pub(crate) async fn remove_trigger(call: Call<Write, PathOf<String>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        format,
+        ..
+    } = call;
+    let status = trigger_at(&control, &caller, &path)?;
+    control
+        .audit()
+        .record(&caller, "trigger.remove", &status.name, &())
+        .await?;
     control.tasks()?.remove_trigger(status.id).await?;
-    Ok(packed.answer(status))
+    Ok(format.respond(status))
 }
 
-async fn set_paused(
-    caller: Caller,
-    packed: Packed,
-    control: Api,
-    path: NamePath,
-    paused: bool,
-) -> Result<Response, Refusal> {
-    caller.changes_as(Role::User)?;
-    let TriggerStatus { id, name, .. } = trigger_at(&control, &caller, path)?;
+async fn set_paused(call: Call<Write, PathOf<String>>, paused: bool) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        format,
+        ..
+    } = call;
+    let TriggerStatus { id, name, .. } = trigger_at(&control, &caller, &path)?;
     let action = if paused { "trigger.pause" } else { "trigger.resume" };
-    control.audit(&caller, action, &name, &()).await?;
-    Ok(packed.answer(control.tasks()?.pause_trigger(id, paused).await?))
+    control.audit().record(&caller, action, &name, &()).await?;
+    Ok(format.respond(control.tasks()?.pause_trigger(id, paused).await?))
 }
 
-/// Has a trigger start nothing for a while: times pass, files wait, requests are refused.
+/// Pauses a trigger: times pass without effect, files wait, and events are refused.
 #[utoipa::path(post, path = "/v1/triggers/{name}/pause", params(("name" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = TriggerStatus), (status = "default", body = ErrorBody)))]
-pub(crate) async fn pause_trigger(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: NamePath,
-) -> Result<Response, Refusal> {
-    set_paused(caller, packed, control, path, true).await
+pub(crate) async fn pause_trigger(call: Call<Write, PathOf<String>>) -> Result<Response, Refusal> {
+    set_paused(call, true).await
 }
 
-/// Has it go on.
+/// Resumes a paused trigger.
 #[utoipa::path(post, path = "/v1/triggers/{name}/resume", params(("name" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = TriggerStatus), (status = "default", body = ErrorBody)))]
-pub(crate) async fn resume_trigger(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: NamePath,
-) -> Result<Response, Refusal> {
-    set_paused(caller, packed, control, path, false).await
+pub(crate) async fn resume_trigger(call: Call<Write, PathOf<String>>) -> Result<Response, Refusal> {
+    set_paused(call, false).await
 }
 
-/// Which part of a history.
+/// Page of a trigger's history.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(default)]
 pub struct Page {
-    /// Events with smaller numbers than this: the last of the page before.
+    /// Only events with smaller numbers: the number of the last event of the previous page.
     before: u64,
-    /// At most; 100 by default, 1,000 at most.
+    /// Number of events. Default: 100, maximum: 1,000.
     limit: Option<u32>,
 }
 
-/// What happened, the latest first, and the tasks that it became: the latest 100,000 events.
+/// Lists a trigger's events, the latest first, with the tasks that they started. The latest 100,000 events are kept.
 #[utoipa::path(get, path = "/v1/triggers/{name}/events", params(("name" = String, Path), Page), security(("bearer" = [])),
     responses((status = 200, body = [EventStatus]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_events(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: NamePath,
-    query: Result<Query<Page>, QueryRejection>,
-) -> Result<Response, Refusal> {
-    let asked = asked(query)?;
-    let id = trigger_at(&control, &caller, path)?.id;
+pub(crate) async fn list_events(call: Call<Read, PathOf<String>, QueryOf<Page>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        query: QueryOf(query),
+        format,
+        ..
+    } = call;
+    let asked = query;
+    let id = trigger_at(&control, &caller, &path)?.id;
     let most = asked.limit.unwrap_or(100).min(MAX_ENTRIES);
     let before = if asked.before == 0 { u64::MAX } else { asked.before };
     let history = control.tasks()?.trigger_history(id, before, most).await?;
-    Ok(packed.answer(history))
+    Ok(format.respond(history))
 }
 
-/// By which an event is known.
+/// Idempotency key of an event.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(default)]
 pub struct Keyed {
-    /// An idempotency key, as in the header `Idempotency-Key`: an event that is sent again with the same one is one event.
+    /// As in the header `Idempotency-Key`: an event that is sent again with the same key counts once.
     #[param(max_length = 256)]
     key: Option<String>,
 }
 
-/// Whether brackets stand in each other that deep that JSON around them might not be read any more.
+/// Whether brackets are nested so deep that JSON around them might not be parsed.
 fn is_deep(body: &[u8]) -> bool {
     let mut depth = 0_usize;
     body.iter().any(|byte| {
@@ -216,8 +218,30 @@ fn is_deep(body: &[u8]) -> bool {
     })
 }
 
-/// What a request tells of: its body as JSON, as text, or, of other bytes, in base64.
-fn told(headers: &HeaderMap, body: &Bytes, query: Keyed) -> SourceEvent {
+/// The body of an event: any bytes.
+pub(crate) struct EventBody(Bytes);
+
+impl RequestBody for EventBody {
+    async fn read(request: Request, control: &Api) -> Result<Self, Refusal> {
+        Bytes::from_request(request, control).await.map(Self).map_err(|_| {
+            refuse(
+                Code::PayloadTooLarge,
+                format!("an event has at most {MAX_EVENT_BYTES} bytes; store the rest elsewhere and send its place"),
+            )
+        })
+    }
+}
+
+impl FromRequest<Api> for EventBody {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
+        Self::read(request, control).await
+    }
+}
+
+/// Returns the event in a request: its body as JSON, as text, or in base64.
+fn event_of(headers: &HeaderMap, body: &Bytes, query: Keyed) -> SourceEvent {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let typed = header(CONTENT_TYPE.as_str()).unwrap_or_default();
     let as_text = || std::str::from_utf8(body).ok().map(Value::from);
@@ -240,55 +264,52 @@ fn told(headers: &HeaderMap, body: &Bytes, query: Keyed) -> SourceEvent {
 }
 
 async fn fire(
-    packed: &Packed,
+    format: ResponseFormat,
     control: &Control,
     trigger: TriggerId,
     headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-    query: Result<Query<Keyed>, QueryRejection>,
+    body: &Bytes,
+    query: Keyed,
 ) -> Result<Response, Refusal> {
-    let too_long = |_| {
-        refuse(
-            Code::PayloadTooLarge,
-            format!("an event has at most {MAX_EVENT_BYTES} bytes; send where the rest is"),
-        )
-    };
-    let heard = told(headers, &body.map_err(too_long)?, asked(query)?);
-    let taken: AcceptedEvent = control.tasks()?.fire(trigger, heard).await?;
-    Ok((StatusCode::ACCEPTED, packed.answer(taken)).into_response())
+    let event = event_of(headers, body, query);
+    let taken: AcceptedEvent = control.tasks()?.fire(trigger, event).await?;
+    Ok((StatusCode::ACCEPTED, format.respond(taken)).into_response())
 }
 
-/// Sends one of the caller's triggers an event: any body. When this is answered it is on the disk, and starts the trigger's
-/// function at least once.
+/// Sends an event, which may have any body, to one of the caller's triggers. Once this returns, the event is durable
+/// and starts the trigger's function at least once.
 #[utoipa::path(post, path = "/v1/triggers/{name}/events", params(("name" = String, Path), Keyed), request_body = Value,
     security(("bearer" = [])),
     responses((status = 202, body = AcceptedEvent), (status = "default", body = ErrorBody)))]
 pub(crate) async fn fire_trigger(
-    caller: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-    path: NamePath,
-    query: Result<Query<Keyed>, QueryRejection>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    call: Call<Write, PathOf<String>, QueryOf<Keyed>, EventBody>,
 ) -> Result<Response, Refusal> {
-    caller.changes_as(Role::User)?;
-    let id = trigger_at(&control, &caller, path)?.id;
-    fire(&packed, &control, id, &headers, body, query).await
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        query: QueryOf(query),
+        body: EventBody(body),
+        format,
+        headers,
+        ..
+    } = call;
+    let id = trigger_at(&control, &caller, &path)?.id;
+    fire(format, &control, id, &headers, &body, query).await
 }
 
-/// The same for programs that know the trigger's token, which is a part of the path, and nothing else.
+/// Sends an event to the trigger whose token is in the path. Needs no other token.
 #[utoipa::path(post, path = "/v1/hooks/{token}", params(("token" = String, Path), Keyed), request_body = Value,
     responses((status = 202, body = AcceptedEvent), (status = "default", body = ErrorBody)))]
 pub(crate) async fn call_hook(
-    packed: Packed,
+    format: ResponseFormat,
     Shared(control): Shared<Api>,
-    path: NamePath,
-    query: Result<Query<Keyed>, QueryRejection>,
+    PathOf(token): PathOf<String>,
+    QueryOf(query): QueryOf<Keyed>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    EventBody(body): EventBody,
 ) -> Result<Response, Refusal> {
-    let found = control.tasks()?.trigger_with_token(&named(path)?);
-    let id = found.ok_or_else(|| refuse(Code::NotFound, "there is no such trigger, or not any more"))?;
-    fire(&packed, &control, id, &headers, body, query).await
+    let found = control.tasks()?.trigger_with_token(&token);
+    let id = found.ok_or_else(|| refuse(Code::NotFound, "there is no such trigger (any more)"))?;
+    fire(format, &control, id, &headers, &body, query).await
 }

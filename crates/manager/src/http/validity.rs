@@ -1,4 +1,4 @@
-//! What a token began ends with it: requests that wait, and answers that are still being sent. WebSockets watch by themselves.
+//! A layer that ends waiting requests and long responses when their token ends. WebSockets check that themselves.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,30 +20,30 @@ use crate::connection::ConnectionState;
 use crate::extractors::{Refusal, refuse};
 use crate::token_registry::Validity;
 
-/// A body that is longer, or has no known length, is cut off when its reader's token ends. Shorter ones are sent at once.
-const MAX_AT_ONCE_BYTES: u64 = 64 << 10;
+/// A longer response, or one of unknown length, is cut off when its token ends. Shorter ones are sent at once.
+const MAX_WHOLE_BYTES: u64 = 64 << 10;
 
-/// The body of a request without a token that is good has this long.
-const BODY_DEADLINE: Duration = Duration::from_secs(10);
+/// Time limit for the body of a request without a valid token.
+const BODY_LIMIT: Duration = Duration::from_secs(10);
 
-/// For whoever was connected with a token that is good no longer.
+/// Message for a client whose token ended.
 pub const ENDED: &str = "the token was revoked or has expired; use another one, or log in anew";
 
-/// Refuses what was opened with a token that ended meanwhile.
+/// Returns the refusal for a token that ended.
 pub fn ended() -> Refusal {
     refuse(Code::Unauthorized, ENDED)
 }
 
-/// Answers a request that is still waiting when its token ends, and cuts off a long answer.
+/// Refuses a request whose token ends while it waits, and cuts off a long response.
 pub async fn end_with_token(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
-    // Whoever revokes their own token shall read what came of it.
+    // A client that revokes its own token gets the result.
     let revokes = request.method() == Method::DELETE && request.uri().path().starts_with("/v1/tokens/");
     let validity = control.validity_of_request(request.headers());
-    if let (Some(_), Some(visitor)) = (&validity, request.extensions().get::<Arc<ConnectionState>>()) {
-        visitor.show();
+    if let (Some(_), Some(connection)) = (&validity, request.extensions().get::<Arc<ConnectionState>>()) {
+        connection.set_authenticated();
     }
     let Some(mut validity) = validity.filter(|_| !revokes) else {
-        return next.run(request.map(in_time)).await;
+        return next.run(request.map(limited)).await;
     };
     let response = tokio::select! {
         biased;
@@ -54,24 +54,24 @@ pub async fn end_with_token(Shared(control): Shared<Api>, request: Request, next
         .body()
         .size_hint()
         .exact()
-        .is_some_and(|bytes| bytes <= MAX_AT_ONCE_BYTES)
+        .is_some_and(|bytes| bytes <= MAX_WHOLE_BYTES)
     {
         return response;
     }
     response.map(|body| Body::new(CutOff::new(body, validity)))
 }
 
-/// A body that must be there in time, since nobody who is known sends it.
-fn in_time(body: Body) -> Body {
+/// Limits the time of a body from an unauthenticated client.
+fn limited(body: Body) -> Body {
     if body.is_end_stream() {
         return body;
     }
-    let end = tokio::time::sleep(BODY_DEADLINE).boxed();
-    let why = "the body of the request did not come in time";
+    let end = tokio::time::sleep(BODY_LIMIT).boxed();
+    let why = "the body of the request was too slow";
     Body::new(CutOff { body, end, why })
 }
 
-/// A body that fails when its time is over, such as when its reader's token ends.
+/// A body that fails at a certain event.
 struct CutOff {
     body: Body,
     end: BoxFuture<'static, ()>,

@@ -1,4 +1,4 @@
-//! Versions are exchanged in a header of every request and response.
+//! A layer that exchanges versions in a header of every request and response.
 
 use axum::extract::Request;
 use axum::http::HeaderValue;
@@ -8,11 +8,11 @@ use dayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
 
 use crate::extractors::refuse;
 
-/// Refuses clients, nodes and endpoints of another wire version, and names this one's.
+/// Refuses clients, nodes and endpoints with another wire version. Names the own version in the response.
 pub async fn exchange(request: Request, next: Next) -> Response {
     let theirs = request.headers().get(VERSION_HEADER);
     let checked = match (theirs, request.uri().path()) {
-        // Any version may ask for it.
+        // Any version may request the version.
         (None, _) | (_, "/v1/version") => Ok(()),
         (Some(theirs), path) => {
             let them = match path {

@@ -1,4 +1,4 @@
-//! Leases that nodes grant under allowances: what the manager believes, counts and tells.
+//! Leases that nodes grant under allowances: which reports the manager accepts, and what it sends to nodes.
 
 use dayfly_lease::SigningKey;
 use dayfly_lease::token::Opening;
@@ -42,12 +42,12 @@ fn token(allowance: &Allowance) -> Token {
     Token::read_from_bytes(&hex::decode(&allowance.token).unwrap()).unwrap()
 }
 
-/// What a client says to a node.
+/// Returns a client's hello to a node.
 fn hello(token: Token, node: NodeId, holder: &SigningKey) -> Hello {
     Opening::Control { encrypted: false }.sign(node, token, ChannelId(random()), now_ms(), holder)
 }
 
-/// What a node says of a lease that it granted to whoever said that.
+/// Returns a node's report of a lease that it granted for a hello.
 fn started(lease: u8, hello: &Hello, workers: u16) -> NodeMessage {
     NodeMessage::Started {
         lease: LeaseId([lease; 16]),
@@ -83,7 +83,7 @@ fn ended(lease: u8) -> impl Fn(&ManagerMessage) -> bool {
 }
 
 #[tokio::test]
-async fn what_starts_on_any_node_is_counted_and_all_nodes_hear_when_it_is_all() {
+async fn exhausted_allowance_is_announced_to_all_nodes() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut client = Client::new(&manager).await;
@@ -101,13 +101,13 @@ async fn what_starts_on_any_node_is_counted_and_all_nodes_hear_when_it_is_all() 
         .say
         .send(started(2, &hello(token, second.id, &holder()), 2))
         .unwrap();
-    // One more than allowed: it has happened, and nothing more will.
+    // One more than the total is recorded, because it has started.
     first.hears(exhausted).await;
     second.hears(exhausted).await;
     assert_eq!(client.state(LeaseId([2; 16])).await, LeaseState::Granted);
     let path = format!("/v1/allowances/{}", allowance.allowance);
     assert_eq!(client.get::<Allowance>(&path).await.workers_left, 0);
-    // A node that was away is told again.
+    // A node that reconnects is informed again.
     let third = FakeNode::join(&manager, 3, Manner::Honest).await;
     let mut third = third;
     third.hears(exhausted).await;
@@ -122,7 +122,7 @@ async fn what_starts_on_any_node_is_counted_and_all_nodes_hear_when_it_is_all() 
 }
 
 #[tokio::test]
-async fn a_node_cannot_make_a_tenant_pay_that_did_not_ask_it() {
+async fn lease_without_its_tenants_request_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut client = Client::new(&manager).await;
@@ -147,7 +147,7 @@ async fn a_node_cannot_make_a_tenant_pay_that_did_not_ask_it() {
         let leases = client.get::<Vec<LeaseStatus>>("/v1/leases").await;
         assert!(leases.is_empty(), "{what}: {leases:?}");
     }
-    // Nor more than the allowance has for one node, whoever asked.
+    // A lease beyond the cap for one node is refused.
     let said = hello(token, own, &holder());
     hostile.say.send(started(20, &said, 3)).unwrap();
     hostile.hears(ended(20)).await;
@@ -155,7 +155,7 @@ async fn a_node_cannot_make_a_tenant_pay_that_did_not_ask_it() {
     hostile.hears(adopted).await;
     hostile.say.send(started(22, &said, 1)).unwrap();
     hostile.hears(ended(22)).await;
-    // Nor a lease that is another node's.
+    // A lease of another node is refused.
     other
         .say
         .send(started(21, &hello(token, other.id, &holder()), 1))
@@ -166,7 +166,7 @@ async fn a_node_cannot_make_a_tenant_pay_that_did_not_ask_it() {
 }
 
 #[tokio::test]
-async fn a_start_is_believed_once_however_often_it_is_told_also_by_a_manager_that_started_anew() {
+async fn repeated_start_counts_once_across_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut client = Client::new(&manager).await;
@@ -193,7 +193,7 @@ async fn a_start_is_believed_once_however_often_it_is_told_also_by_a_manager_tha
         node.hears(adopted).await;
     }
     assert_eq!(client.get::<Vec<LeaseStatus>>("/v1/leases").await.len(), 2);
-    // The allowance itself is forgotten: its holder asks for another one.
+    // The allowance itself is unknown after the restart.
     let (status, body) = client
         .send("GET", &format!("/v1/allowances/{}", allowance.allowance), "")
         .await;
@@ -201,7 +201,7 @@ async fn a_start_is_believed_once_however_often_it_is_told_also_by_a_manager_tha
 }
 
 #[tokio::test]
-async fn an_allowance_counts_against_its_tenants_quota_until_it_is_given_back() {
+async fn allowance_counts_for_the_quota_until_it_ends() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut own = Client::new(&manager).await;
@@ -211,7 +211,7 @@ async fn an_allowance_counts_against_its_tenants_quota_until_it_is_given_back() 
     assert_eq!(astro.allow(&wish(5, 0)).await, Err(Code::QuotaExceeded));
     let allowance = astro.allow(&wish(3, 0)).await.unwrap();
     assert_eq!(astro.allow(&wish(2, 0)).await, Err(Code::QuotaExceeded));
-    // What starts under it is counted once.
+    // A lease under it counts once.
     let mut node = node;
     node.say
         .send(started(1, &hello(token(&allowance), node.id, &holder()), 2))
@@ -223,7 +223,7 @@ async fn an_allowance_counts_against_its_tenants_quota_until_it_is_given_back() 
         let (status, body) = astro.send("DELETE", &format!("/v1/allowances/{id}"), "").await;
         assert_eq!(status, 204, "{body}");
     }
-    // Its nodes hear that it is over, and its lease goes on.
+    // The nodes are informed of its end, and its lease continues.
     node.hears(exhausted).await;
     assert_eq!(astro.state(LeaseId([1; 16])).await, LeaseState::Granted);
     assert_eq!(astro.allow(&wish(3, 0)).await, Err(Code::QuotaExceeded));
@@ -231,7 +231,7 @@ async fn an_allowance_counts_against_its_tenants_quota_until_it_is_given_back() 
 }
 
 #[tokio::test]
-async fn news_of_nodes_comes_as_soon_as_there_is_some() {
+async fn changed_list_of_nodes_ends_the_wait() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut client = Client::new(&manager).await;

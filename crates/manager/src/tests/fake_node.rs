@@ -1,4 +1,4 @@
-//! A scripted fake of a node: it speaks to a real manager over a real TLS WebSocket, and does what a test tells it.
+//! A fake node: it connects to a real manager with a WebSocket over TLS, and behaves as a test chooses.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use tokio_tungstenite::tungstenite::http::HeaderValue;
 
 use crate::Handle;
 
-/// Nothing on the loopback takes this long unless it is broken.
+/// Limit for every wait of a test.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 pub async fn tls(manager: &Handle) -> TlsStream<TcpStream> {
@@ -50,7 +50,7 @@ pub async fn tls(manager: &Handle) -> TlsStream<TcpStream> {
 
 pub type Socket = WebSocketStream<TlsStream<TcpStream>>;
 
-/// Opens a WebSocket of the manager's; the HTTP status when it is refused.
+/// Opens a WebSocket to the manager. Returns the HTTP status if it is refused.
 pub async fn websocket(manager: &Handle, path: &str, token: &str) -> Result<Socket, u16> {
     let mut request = format!("wss://localhost{path}").into_client_request().unwrap();
     request.headers_mut().insert(
@@ -64,7 +64,7 @@ pub async fn websocket(manager: &Handle, path: &str, token: &str) -> Result<Sock
     }
 }
 
-/// How a fake node treats offers.
+/// How a fake node responds to offers.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Manner {
     Honest,
@@ -79,7 +79,7 @@ pub struct FakeNode {
     pub credential: Option<String>,
     pub epoch: u64,
     pub signing_keys: Vec<PublicKey>,
-    /// What the manager says, offers and ends included, after they were answered.
+    /// Messages of the manager. Offers and ends are responded to first.
     pub heard: mpsc::UnboundedReceiver<ManagerMessage>,
     pub say: mpsc::UnboundedSender<NodeMessage>,
     task: tokio::task::JoinHandle<()>,
@@ -121,7 +121,7 @@ pub fn registration(id: u8, held: &[LeaseId], books: &Ledger) -> NodeMessage {
 }
 
 impl FakeNode {
-    /// Joins with a fresh join token, with 2 cores for leases.
+    /// Joins with a new join token. The node has 2 cores for leases.
     pub async fn join(manager: &Handle, id: u8, manner: Manner) -> Self {
         let token = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
         Self::connect(manager, id, &token, manner, &[]).await.unwrap()
@@ -243,7 +243,7 @@ fn answer(
 }
 
 pub async fn send(socket: &mut Socket, message: &NodeMessage) {
-    // The manager may have closed; the test then sees that in what it asserts.
+    // An error means that the manager closed the connection, which the test checks itself.
     let _ = socket
         .send(Message::text(serde_json::to_string(message).unwrap()))
         .await;

@@ -36,7 +36,7 @@ fn workers(grants: &[Grant]) -> Vec<u16> {
 }
 
 #[tokio::test]
-async fn a_gang_is_leased_on_as_many_nodes_as_it_takes() {
+async fn gang_takes_as_many_nodes_as_needed() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let (_a, _b) = (
@@ -58,7 +58,7 @@ async fn a_gang_is_leased_on_as_many_nodes_as_it_takes() {
 }
 
 #[tokio::test]
-async fn a_gang_of_one_fabric_has_no_node_of_another() {
+async fn fabric_gang_has_nodes_of_one_fabric() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut nodes = Vec::new();
@@ -78,7 +78,7 @@ async fn a_gang_of_one_fabric_has_no_node_of_another() {
 }
 
 #[tokio::test]
-async fn a_gang_of_which_one_part_is_refused_goes_elsewhere_and_leaves_nothing_behind() {
+async fn gang_with_a_refused_part_moves_without_leftovers() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let _full = FakeNode::join(&manager, 1, Manner::Full).await;
@@ -91,7 +91,7 @@ async fn a_gang_of_which_one_part_is_refused_goes_elsewhere_and_leaves_nothing_b
 }
 
 #[tokio::test]
-async fn two_gangs_that_race_for_the_same_nodes_never_hold_half_each() {
+async fn two_racing_gangs_never_hold_half_each() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let (_a, _b) = (
@@ -121,7 +121,7 @@ async fn two_gangs_that_race_for_the_same_nodes_never_hold_half_each() {
 }
 
 #[tokio::test]
-async fn a_gang_over_the_tenants_quota_is_refused_as_a_whole() {
+async fn gang_over_the_quota_is_refused_whole() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let _nodes = [

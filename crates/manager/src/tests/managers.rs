@@ -24,7 +24,7 @@ async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Both know of each other.
+/// Waits until all managers know each other.
 async fn acquainted(managers: &[&Handle]) {
     for manager in managers {
         let mut client = Client::new(manager).await;
@@ -35,7 +35,7 @@ async fn acquainted(managers: &[&Handle]) {
     }
 }
 
-/// Two that know of each other.
+/// Starts two managers that know each other.
 async fn two_managers(one: &tempfile::TempDir, two: &tempfile::TempDir, url: &str) -> (Handle, Handle) {
     let (a, b) = (manager(one.path(), url).await, manager(two.path(), url).await);
     acquainted(&[&a, &b]).await;
@@ -43,13 +43,13 @@ async fn two_managers(one: &tempfile::TempDir, two: &tempfile::TempDir, url: &st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_asked_grants_on_all_nodes_and_answers_for_all_leases() {
+async fn any_manager_grants_on_all_nodes() {
     let Some(database) = database() else { return };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (a, b) = two_managers(&one, &two, &database.url).await;
     let near = FakeNode::join(&a, 1, Manner::Honest).await;
     let far = FakeNode::join(&b, 2, Manner::Honest).await;
-    // A node knows all keys, wherever it is, and where else it may go.
+    // Each node gets the keys and addresses of all managers.
     assert_eq!(near.signing_keys.len(), 2);
     let mut client = Client::new(&a).await;
     let both_cores = LeaseRequest {
@@ -78,7 +78,7 @@ async fn whoever_is_asked_grants_on_all_nodes_and_answers_for_all_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_offer_that_a_node_refused_does_not_count_at_the_next_manager() {
+async fn refused_offer_does_not_count_at_other_managers() {
     let Some(database) = database() else { return };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (a, b) = two_managers(&one, &two, &database.url).await;
@@ -108,7 +108,7 @@ async fn an_offer_that_a_node_refused_does_not_count_at_the_next_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_of_a_node_that_died_with_its_manager_are_ended_by_another() {
+async fn leases_of_dead_node_and_manager_are_ended() {
     let Some(database) = database() else { return };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (a, b) = two_managers(&one, &two, &database.url).await;

@@ -37,7 +37,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn an_owner_of_an_endpoint_sees_and_ends_what_is_there_and_an_operator_ends_anything() {
+async fn endpoint_owner_sees_and_cancels_its_tasks() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut astro = member(&manager, "astro", Role::User).await;
@@ -103,7 +103,7 @@ async fn an_owner_of_an_endpoint_sees_and_ends_what_is_there_and_an_operator_end
 }
 
 #[tokio::test]
-async fn a_function_is_removed_by_its_owner_or_an_operator_unless_a_trigger_or_a_flow_needs_it() {
+async fn unused_function_is_removed_by_owner_or_operator() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut astro = member(&manager, "astro", Role::User).await;
@@ -141,7 +141,7 @@ async fn a_function_is_removed_by_its_owner_or_an_operator_unless_a_trigger_or_a
         if status == 200 {
             break answer;
         }
-        // Its last tasks are being ended.
+        // Its last tasks may be ending.
         assert_eq!(code(status, &answer), Code::InvalidRequest);
         assert!(Instant::now() < until, "{answer}");
     };
@@ -151,7 +151,7 @@ async fn a_function_is_removed_by_its_owner_or_an_operator_unless_a_trigger_or_a
 }
 
 #[tokio::test]
-async fn the_audit_log_has_what_is_done_about_functions_tasks_flows_endpoints_teams_and_triggers() {
+async fn audit_log_records_all_changes_of_tasks() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut own = Client::new(&manager).await;
@@ -211,7 +211,7 @@ async fn the_audit_log_has_what_is_done_about_functions_tasks_flows_endpoints_te
 }
 
 #[tokio::test]
-async fn output_that_came_just_before_a_stop_is_kept() {
+async fn output_just_before_a_stop_is_kept() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut dispatcher = manager.attach(LOCAL).await.unwrap();
@@ -249,7 +249,7 @@ async fn output_that_came_just_before_a_stop_is_kept() {
     drop((client, dispatcher, manager));
     let begun = Instant::now();
     let manager = loop {
-        // The one before is being closed.
+        // The earlier manager may be closing.
         match Manager::start(options(directory.path())).await {
             Ok(manager) => break manager,
             Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),

@@ -52,7 +52,7 @@ fn wanted(tenant: Option<&str>, role: Role) -> TokenRequest {
     }
 }
 
-/// Somebody of a tenant, which is made if there is none.
+/// Returns a client with a token of this tenant. Makes the tenant if it does not exist.
 pub async fn member(manager: &Handle, tenant: &str, role: Role) -> Client {
     let mut own = Client::new(manager).await;
     if !own
@@ -86,7 +86,7 @@ fn meters(sequence: u64, lease: LeaseId, computing_us: u64) -> NodeMessage {
 }
 
 #[tokio::test]
-async fn each_role_may_do_its_own_work_and_no_more() {
+async fn each_role_has_its_own_permissions_only() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -131,7 +131,7 @@ async fn each_role_may_do_its_own_work_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_tenant_sees_its_own_leases_bills_tokens_and_events_and_an_operator_sees_everybodys() {
+async fn tenant_sees_its_own_and_operator_sees_all() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -187,7 +187,7 @@ async fn a_tenant_sees_its_own_leases_bills_tokens_and_events_and_an_operator_se
 }
 
 #[tokio::test]
-async fn a_token_is_shown_once_and_allows_no_more_than_its_maker_may() {
+async fn token_is_shown_once_within_its_makers_rights() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut own = Client::new(&manager).await;
@@ -228,7 +228,7 @@ async fn a_token_is_shown_once_and_allows_no_more_than_its_maker_may() {
             "{bad:?}"
         );
     }
-    // The caller's own is good for two minutes.
+    // The caller's own token is valid for two minutes.
     let longer = TokenRequest {
         valid_for_ms: 121_000,
         ..wanted(None, Role::User)
@@ -251,7 +251,7 @@ async fn a_token_is_shown_once_and_allows_no_more_than_its_maker_may() {
         reading.refused("POST", "/v1/tokens", &reader).await.code,
         Code::Forbidden
     );
-    // Anew under the same name: the old one is worthless at once.
+    // A new token of the same name replaces the old one at once.
     let again = user.token(&reader).await;
     assert_eq!(reading.refused("GET", "/v1/leases", &()).await.code, Code::Unauthorized);
     reading.token = again.token;
@@ -269,7 +269,7 @@ async fn a_token_is_shown_once_and_allows_no_more_than_its_maker_may() {
     );
 }
 
-/// A token of the same name takes the place of the member's.
+/// Replaces the member's token by one of the same name.
 async fn replace_token(own: &mut Client) -> String {
     let longer = TokenRequest {
         valid_for_ms: 240_000,
@@ -279,7 +279,7 @@ async fn replace_token(own: &mut Client) -> String {
 }
 
 #[tokio::test]
-async fn lease_follows_a_token_that_is_replaced_while_its_node_is_asked() {
+async fn lease_follows_a_token_replaced_during_its_offer() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut node = FakeNode::join(&manager, 1, Manner::Silent).await;
@@ -304,7 +304,7 @@ async fn lease_follows_a_token_that_is_replaced_while_its_node_is_asked() {
         sandbox: None,
     };
     let second = replace_token(&mut own).await;
-    // Its connection ended with its token; what it began goes on.
+    // The connection ended with its token, and the request continues.
     assert_eq!(asking.await.unwrap().err(), Some(Code::Unauthorized));
     node.say.send(answer(number)).unwrap();
     event(&mut events, lease_event(lease, node.id, LeaseState::Granted)).await;
@@ -333,7 +333,7 @@ async fn lease_follows_a_token_that_is_replaced_while_its_node_is_asked() {
         .expect("the renewal in time");
     manager.shutdown().await;
     drop((own, node, manager));
-    // What the manager has still open, it closes as its tasks end.
+    // The manager closes its database when its tasks end.
     let begun = Instant::now();
     let store = loop {
         match SqliteStore::open(&directory.path().join("manager.db"), None, false) {
@@ -351,7 +351,7 @@ async fn lease_follows_a_token_that_is_replaced_while_its_node_is_asked() {
 }
 
 #[tokio::test]
-async fn a_quota_holds_however_many_ask_at_once_and_comes_back_with_each_lease() {
+async fn quota_holds_under_concurrent_requests() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -390,12 +390,12 @@ async fn a_quota_holds_however_many_ask_at_once_and_comes_back_with_each_lease()
     let refusal = first.refused("POST", "/v1/leases", &two).await;
     assert!(refusal.message.contains("workers"), "{refusal}");
     first.lease(&request(Mode::Warm)).await.unwrap();
-    // Others are not concerned.
+    // Other tenants are not affected.
     own.lease(&request(Mode::Warm)).await.unwrap();
 }
 
 #[tokio::test]
-async fn what_a_node_meters_is_billed_at_the_prices_of_the_grant_and_survives_the_manager() {
+async fn usage_is_billed_at_the_grants_prices() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -446,7 +446,7 @@ async fn what_a_node_meters_is_billed_at_the_prices_of_the_grant_and_survives_th
 }
 
 #[tokio::test]
-async fn a_tenant_that_has_spent_its_budget_or_is_suspended_loses_its_leases_and_gets_no_more() {
+async fn tenant_over_budget_or_suspended_loses_its_leases() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
@@ -483,7 +483,7 @@ async fn a_tenant_that_has_spent_its_budget_or_is_suspended_loses_its_leases_and
 }
 
 #[tokio::test]
-async fn the_audit_log_says_who_did_what_and_nobody_can_do_it_unseen() {
+async fn audit_log_records_every_change() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut own = Client::new(&manager).await;

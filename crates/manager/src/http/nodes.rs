@@ -1,0 +1,101 @@
+//! Handlers for nodes, and their connections.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State as Shared;
+use axum::http::StatusCode;
+use axum::response::Response;
+use dayfly_protocol::api::{ErrorBody, JoinToken, JoinTokenRequest, NodeStatus, Reclaimed};
+use dayfly_protocol::ids::NodeId;
+
+use super::{Api, SOCKET_BUFFER_BYTES};
+use crate::extractors::{Call, Grace, JsonBody, NodeBearer, OperatorWrite, PathOf, QueryOf, Read, Refusal, Upgrade};
+use crate::forwarding::ClientAuthorization;
+use crate::sessions;
+
+/// Bytes of a WebSocket message of a node. A registration with 10,000 leases has less than 1 MiB.
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+/// Lists every node that ever registered.
+#[utoipa::path(get, path = "/v1/nodes", security(("bearer" = [])),
+    responses((status = 200, body = [NodeStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_nodes(call: Call<Read>) -> Json<Vec<NodeStatus>> {
+    let Call { control, headers, .. } = call;
+    Json(control.all_nodes(ClientAuthorization::of(&headers)).await)
+}
+
+/// Reclaims a node for its owner: it gets no new lease, and its leases end. Clients are informed at once, no call
+/// begins any more, and running calls may continue for `grace` seconds. Returns when the node is empty and its last
+/// usage is booked.
+#[utoipa::path(delete, path = "/v1/nodes/{id}", params(("id" = NodeId, Path), Grace), security(("bearer" = [])),
+    responses((status = 200, body = Reclaimed), (status = "default", body = ErrorBody)))]
+pub(crate) async fn reclaim_node(
+    call: Call<OperatorWrite, PathOf<NodeId>, QueryOf<Grace>>,
+) -> Result<Json<Reclaimed>, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        query: QueryOf(query),
+        ..
+    } = call;
+    let (node, grace) = (path, query.duration()?);
+    control
+        .audit()
+        .record(&caller, "node.reclaim", node, &grace.as_secs_f64())
+        .await?;
+    Ok(Json(control.reclaim(node, grace).await?))
+}
+
+/// Puts a reclaimed or suspended node into service again.
+#[utoipa::path(put, path = "/v1/nodes/{id}", params(("id" = NodeId, Path)), security(("bearer" = [])),
+    responses((status = 200, body = NodeStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn resume_node(call: Call<OperatorWrite, PathOf<NodeId>>) -> Result<Json<NodeStatus>, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        ..
+    } = call;
+    let node = path;
+    control.audit().record(&caller, "node.resume", node, &()).await?;
+    Ok(Json(control.resume(node).await?))
+}
+
+/// Makes a token with which one node may join.
+#[utoipa::path(post, path = "/v1/nodes/join-tokens", request_body = JoinTokenRequest, security(("bearer" = [])),
+    responses((status = 201, body = JoinToken), (status = "default", body = ErrorBody)))]
+pub(crate) async fn create_join_token(
+    call: Call<OperatorWrite, (), (), JsonBody<JoinTokenRequest>>,
+) -> Result<(StatusCode, Json<JoinToken>), Refusal> {
+    let Call {
+        caller,
+        control,
+        body: JsonBody(request),
+        ..
+    } = call;
+    control
+        .audit()
+        .record(&caller, "node.join_token", "", &request.valid_for_ms)
+        .await?;
+    let valid_for = Duration::from_millis(request.valid_for_ms);
+    let token = control.join_token(valid_for, Some(caller.bearer.tenant)).await?;
+    Ok((StatusCode::CREATED, Json(token)))
+}
+
+/// Connects a node: a WebSocket on which it sends `NodeMessage` and receives `ManagerMessage`.
+#[utoipa::path(get, path = "/v1/nodes/connect", security(("bearer" = [])),
+    responses((status = 101, description = "WebSocket"), (status = "default", body = ErrorBody)))]
+pub(crate) async fn connect_node(
+    NodeBearer(bearer): NodeBearer,
+    Shared(control): Shared<Api>,
+    Upgrade(upgrade): Upgrade,
+) -> Result<Response, Refusal> {
+    let upgrade = upgrade
+        .max_message_size(MAX_MESSAGE_BYTES)
+        .max_frame_size(MAX_MESSAGE_BYTES)
+        .read_buffer_size(SOCKET_BUFFER_BYTES)
+        .write_buffer_size(0);
+    Ok(upgrade.on_upgrade(move |socket| sessions::serve(control, bearer, socket)))
+}

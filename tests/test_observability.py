@@ -113,7 +113,7 @@ def test_node_metrics_show_resources_and_call_times(start: Any) -> None:
     assert found["dayfly_node_manager_connected",] == 1
     assert found["dayfly_node_calls_total",] > 0
     assert found["dayfly_node_failed_calls_total",] == 1
-    assert found["dayfly_node_places",] >= 1
+    assert found["dayfly_node_core_slots",] >= 1
 
 
 def test_task_times_are_reported_singly_and_summed(up: Daemon) -> None:

@@ -86,13 +86,13 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
         connected.into(),
     );
     gauge(
-        "places",
+        "core_slots",
         "Calls of warm workers that may run at once",
         node.core_slots.count().into(),
     );
     gauge(
-        "places_held",
-        "Of them, those that do",
+        "core_slots_held",
+        "Calls of warm workers that run now",
         node.core_slots.holders().len() as u64,
     );
     type Amount = fn(&Capacity) -> u64;

@@ -34,7 +34,7 @@ impl Node {
             return;
         }
         let leases = self.leases.live();
-        for (process, places) in held {
+        for (process, slots) in held {
             let Some((lease, worker)) = leases.iter().find_map(|lease| Some((lease, lease.worker_of(process)?))) else {
                 // A process that a worker started: no other process has the file.
                 tracing::warn!(
@@ -52,8 +52,8 @@ impl Node {
                 let calls = lease.calls_before_sleep(worker);
                 calls.is_some() && self.holders().contains_key(&process) && lease.calls_before_sleep(worker) == calls
             };
-            if places > 1 || sleeps_with_it() {
-                self.incident(lease, format!("held {places} slots of the shared cores"));
+            if slots > 1 || sleeps_with_it() {
+                self.incident(lease, format!("held {slots} slots of the shared cores"));
                 lease.kill_worker(worker, End::Violation);
             }
         }

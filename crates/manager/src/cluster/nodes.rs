@@ -199,7 +199,6 @@ impl Nodes {
 
     /// Reclaims a node with a message made from the request's number. Returns `None` for an unknown node; otherwise the
     /// number and where the report arrives, if the node is connected.
-    #[expect(clippy::option_option, reason = "an unknown node and an unconnected one differ")]
     pub fn reclaim(
         &mut self,
         id: NodeId,

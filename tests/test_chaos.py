@@ -315,6 +315,6 @@ def test_no_call_is_lost_in_hours_of_kills(start: Any, state: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(network.unavailable() is not None, reason=str(network.unavailable()))
-def test_no_call_is_lost_in_hours_of_network_failures(start: Any, state: Path) -> None:
+def test_no_call_is_lost_in_long_network_failures(start: Any, state: Path) -> None:
     with Cable() as cable:
         chaos(start, state, LONG_S, cable)

@@ -157,7 +157,7 @@ def test_command_function_runs_without_a_shell(manager: Daemon) -> None:
     assert "ended with status 7" in done.stderr
 
 
-def test_tasks_are_listed_by_filter_and_counted_by_tag(manager: Daemon, source: Path, tmp_path: Path) -> None:
+def test_tasks_are_filtered_and_counted_by_tag(manager: Daemon, source: Path, tmp_path: Path) -> None:
     for name in ("wait_for", "extract", "fail"):
         manager.cli("function", "register", f"{source}:{name}", "--name", f"{name}-here")
     gate = tmp_path / "gate"

@@ -68,7 +68,7 @@ def test_every_public_python_name_is_on_the_site(objects: set[str]) -> None:
     assert wanted <= objects, sorted(wanted - objects)
 
 
-def test_every_method_of_a_client_is_on_the_site(objects: set[str]) -> None:
+def test_every_client_method_is_on_the_site(objects: set[str]) -> None:
     wanted = {f"py:dayfly.Client.{name}" for name in dir(dayfly.Client) if not name.startswith("_")}
     assert wanted <= objects, sorted(wanted - objects)
 

@@ -61,7 +61,7 @@ def node_of_slurm() -> str:
     return os.environ.get("SLURMD_NODENAME", "")
 
 
-def test_tasks_run_on_slurm_nodes_that_end_when_idle(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
+def test_idle_slurm_nodes_end_after_their_tasks(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("partition=idle", more=("--nodes-per-block", "2", "--idle", "1s"))
     with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="cluster", client=client) as executor:
         assert executor.submit(pow, 2, 10).result(60) == 1024

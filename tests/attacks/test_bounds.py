@@ -35,9 +35,7 @@ def refused(answer: tuple[int, Any], words: str) -> None:
     ("field", "words"),
     [("name", "name has"), ("description", "description has"), ("source", "source has")],
 )
-def test_long_text_of_a_function_is_refused_and_not_audited(
-    manager: Daemon, alice: Person, field: str, words: str
-) -> None:
+def test_long_function_text_is_refused_unaudited(manager: Daemon, alice: Person, field: str, words: str) -> None:
     refused(alice.ask("POST", "/v1/functions", function(**{field: "x" * MIB})), words)
     assert "function.register" not in str(manager.cli("audit", "--limit", "1"))
 
@@ -74,7 +72,7 @@ def test_long_body_is_refused_where_none_is_wanted(alice: Person, method: str, p
     assert status == 413, body
 
 
-def test_team_may_have_as_many_members_as_are_promised(alice: Person) -> None:
+def test_team_holds_the_promised_members(alice: Person) -> None:
     members = [f"{n:05}-{'x' * 122}" for n in range(10_000)]
     status, body = alice.ask("PUT", "/v1/teams/full", {"members": members})
     assert status == 200, body[:500]
@@ -143,7 +141,7 @@ def test_inline_arguments_count_as_contents(start: Callable[..., Daemon], state:
     wait_until(lambda: submit() == (201, ""), "there is room again")
 
 
-def test_long_descriptions_are_refused_and_leave_no_memory_behind(manager: Daemon, alice: Person) -> None:
+def test_long_descriptions_are_refused_without_leaking_memory(manager: Daemon, alice: Person) -> None:
     before = most_memory(manager.pid)
     for _ in range(5):
         status, answer = alice.ask("POST", "/v1/functions", function(description="x" * 40 * MIB))

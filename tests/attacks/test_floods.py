@@ -95,9 +95,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_half_requests_of_a_stranger_keep_nobody_else_out(
-    start: Start, half: Callable[[Observer], socket.socket]
-) -> None:
+def test_half_requests_block_no_other_client(start: Start, half: Callable[[Observer], socket.socket]) -> None:
     manager = start("manager", "--listen", "127.0.0.1:0", host=Descriptors(1024))
     observer = Observer(manager)
     elsewhere = Observer(manager, source="127.0.0.2")
@@ -111,7 +109,7 @@ def test_half_requests_of_a_stranger_keep_nobody_else_out(
         assert answers(observer.connect_tls)
 
 
-def test_connection_above_the_share_of_an_address_waits_for_a_place(start: Start) -> None:
+def test_connection_above_the_address_share_waits(start: Start) -> None:
     observer = Observer(start("manager", "--listen", "127.0.0.1:0", host=Descriptors(1024)))
     # Many more than an address has places for, and than may wait.
     with flood(observer, half_head, 256) as opened:
@@ -157,7 +155,7 @@ def has_limit(pid: int, soft: int) -> bool:
 
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
-def test_workers_have_the_descriptor_limit_that_their_daemon_began_with(start: Start, sandbox: str) -> None:
+def test_workers_have_their_daemons_descriptor_limit(start: Start, sandbox: str) -> None:
     few = Descriptors(777, soft=True)
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--sandbox", sandbox, host=few)
     soft, hard = limits_of(up.pid)

@@ -24,7 +24,7 @@ dayfly = pytest.importorskip("dayfly", reason="the package is not installed: mak
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 #: Seconds until a task has ended.
-PATIENCE = 60
+TIMEOUT = 60
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def named_by(person: Person) -> dict[str, str]:
     return {**os.environ, "DAYFLY_MANAGER": str(person.connection)}
 
 
-def test_bare_name_of_another_tenant_is_refused_with_candidates(carol: Person, shared: dict[str, Any]) -> None:
+def test_other_tenants_bare_name_is_refused_with_candidates(carol: Person, shared: dict[str, Any]) -> None:
     with pytest.raises(dayfly.Error) as refused:
         carol.client.function("resize")
     assert refused.value.code == "not_found"
@@ -97,9 +97,7 @@ def test_bare_name_of_another_tenant_is_refused_with_candidates(carol: Person, s
     assert (status, body["error"]["code"]) == (404, "not_found")
 
 
-def test_bare_name_on_command_line_is_refused_with_candidates(
-    carol: Person, shared: dict[str, Any], tmp_path: Path
-) -> None:
+def test_command_line_refuses_bare_name_with_candidates(carol: Person, shared: dict[str, Any], tmp_path: Path) -> None:
     flow = tmp_path / "flow.toml"
     flow.write_text("[[step]]\nname = 'one'\nfunction = 'resize'\n")
     for words in (
@@ -121,7 +119,7 @@ def test_owner_before_name_names_that_tenants_function(carol: Person, shared: di
     client = carol.client
     for found in (client.function("alice/resize"), client.function("resize", owner="alice")):
         assert (found.id, found.owner) == (shared["alice"].id, "alice")
-    assert client.run(client.function("alice/resize"), 3).result(PATIENCE) == [3, 3]
+    assert client.run(client.function("alice/resize"), 3).result(TIMEOUT) == [3, 3]
     assert "alice/resize" in repr(client.function("alice/resize"))
     owners = {function.owner for function in client.functions() if function.name == "resize"}
     assert owners == {"alice", "bob"}
@@ -138,7 +136,7 @@ def test_owner_before_name_names_that_tenants_function(carol: Person, shared: di
     shown = run(program(), "function", "show", "alice/resize", env=environment).stdout
     assert f"alice/resize@{shared['alice'].id}" in shown
     assert "hostile" in run(program(), "function", "diff", "bob/resize", env=environment).stdout
-    assert client.flow([dayfly.Step("one", "alice/resize")], 5).result(PATIENCE) == [5, 5]
+    assert client.flow([dayfly.Step("one", "alice/resize")], 5).result(TIMEOUT) == [5, 5]
 
 
 def test_pinned_version_runs_exactly_or_not_at_all(carol: Person, people: dict[str, Person]) -> None:
@@ -228,14 +226,14 @@ def test_result_of_another_tenants_function_runs_nothing_here(
     mark = tmp_path / "executed"
     client, function = carol.client, carol.client.function(f"bob/{name}")
     future = client.run(function, str(mark))
-    for ask in (lambda: future.result(PATIENCE), lambda: client.task(future.id).result(PATIENCE)):
+    for ask in (lambda: future.result(TIMEOUT), lambda: client.task(future.id).result(TIMEOUT)):
         with pytest.raises(dayfly.Untrusted) as refused:
             ask()
         assert refused.value.code == "untrusted"
         assert "`bob`" in refused.value.message
         assert "trust=['bob']" in refused.value.message
     with pytest.raises(dayfly.Untrusted):
-        list(client.map(function, [str(mark)]).results(timeout=PATIENCE))
+        list(client.map(function, [str(mark)]).results(timeout=TIMEOUT))
     with dayfly.Executor(client=client, trust=["alice"]) as executor, pytest.raises(dayfly.Untrusted):
         list(executor.map(function, [str(mark)], chunksize=2))
     assert not mark.exists()
@@ -247,7 +245,7 @@ def test_exception_of_another_tenants_function_runs_nothing_here(
 ) -> None:
     mark = tmp_path / "executed"
     function = carol.client.function(f"bob/{name}")
-    error = carol.client.run(function, str(mark)).exception(PATIENCE)
+    error = carol.client.run(function, str(mark)).exception(TIMEOUT)
     assert isinstance(error, dayfly.RemoteError)
     assert "\x1b" not in f"{error} {error.__cause__}"
     with dayfly.Executor(client=carol.client) as executor, pytest.raises(dayfly.RemoteError):
@@ -256,9 +254,9 @@ def test_exception_of_another_tenants_function_runs_nothing_here(
 
 
 def test_data_of_another_tenants_function_is_read(carol: Person, bobs: dict[str, str]) -> None:
-    found = carol.client.run(carol.client.function("bob/plain"), "").result(PATIENCE)
+    found = carol.client.run(carol.client.function("bob/plain"), "").result(TIMEOUT)
     assert (found["number"], found["array"].tolist()) == (1.5, [0, 1, 2])
-    error = carol.client.run(carol.client.function("bob/failing"), "x").exception(PATIENCE)
+    error = carol.client.run(carol.client.function("bob/failing"), "x").exception(TIMEOUT)
     assert (type(error), error.args) == (KeyError, ("x",))
     assert "in failing" in str(error.__cause__)
 
@@ -266,16 +264,16 @@ def test_data_of_another_tenants_function_is_read(carol: Person, bobs: dict[str,
 def test_result_of_trusted_tenant_is_unpickled(carol: Person, bobs: dict[str, str], tmp_path: Path) -> None:
     marks = [tmp_path / str(number) for number in range(5)]
     client = carol.client
-    client.run(client.function("bob/hostile", trust=["bob"]), str(marks[0])).result(PATIENCE)
+    client.run(client.function("bob/hostile", trust=["bob"]), str(marks[0])).result(TIMEOUT)
     with dayfly.Executor(client=client, trust="bob") as executor:
-        executor.submit(client.function("bob/hostile"), str(marks[1])).result(PATIENCE)
-    list(client.map(client.function("bob/hostile"), [str(marks[2])], trust=True).results(timeout=PATIENCE))
+        executor.submit(client.function("bob/hostile"), str(marks[1])).result(TIMEOUT)
+    list(client.map(client.function("bob/hostile"), [str(marks[2])], trust=True).results(timeout=TIMEOUT))
     with dayfly.connect(config=carol.connection, trust=["bob"]) as trusting:
-        trusting.run(trusting.function("bob/hostile"), str(marks[3])).result(PATIENCE)
+        trusting.run(trusting.function("bob/hostile"), str(marks[3])).result(TIMEOUT)
     future = client.run(client.function("bob/hostile"), str(marks[4]))
     with pytest.raises(dayfly.Untrusted):
-        future.result(PATIENCE)
-    client.task(future.id, trust=True).result(PATIENCE)
+        future.result(TIMEOUT)
+    client.task(future.id, trust=True).result(TIMEOUT)
     assert all(mark.is_dir() for mark in marks)
 
 
@@ -283,25 +281,23 @@ def describe(*given: Any) -> str:
     return repr(given)
 
 
-def test_result_of_another_tenant_as_argument_runs_nothing_in_own_worker(
-    carol: Person, bobs: dict[str, str], tmp_path: Path
-) -> None:
+def test_other_tenants_result_runs_no_code(carol: Person, bobs: dict[str, str], tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     client = carol.client
     bad = client.run(client.function("bob/hostile"), str(mark))
     good = client.run(client.function("bob/plain"), "")
     own = client.run(describe, 1)
-    error = client.run(describe, own, [bad]).exception(PATIENCE)
+    error = client.run(describe, own, [bad]).exception(TIMEOUT)
     assert isinstance(error, dayfly.Untrusted)
     assert "`bob`" in error.message
     assert not mark.exists()
-    told = client.run(describe, own, good, [good]).result(PATIENCE)
+    told = client.run(describe, own, good, [good]).result(TIMEOUT)
     assert told.count("array([0., 1., 2.])") == 2
     # Nor where the function that is given it is bob's own, or where its answer is remembered.
     with pytest.raises(dayfly.RemoteError, match="Untrusted"):
-        client.run(client.function("bob/plain"), bad).result(PATIENCE)
+        client.run(client.function("bob/plain"), bad).result(TIMEOUT)
     trusting = client.function("bob/hostile", trust=True)
-    client.run(describe, client.run(trusting, str(mark))).result(PATIENCE)
+    client.run(describe, client.run(trusting, str(mark))).result(TIMEOUT)
     assert mark.is_dir()
 
 
@@ -312,12 +308,12 @@ def test_memoized_answer_of_another_tenants_function_stays_theirs(
     theirs = people["bob"].client.register(hostile, name="memoized", share=["*"])
     with dayfly.Executor(client=carol.client, memoize=True) as executor:
         with pytest.raises(dayfly.Untrusted):
-            executor.submit(carol.client.function("bob/memoized"), str(mark)).result(PATIENCE)
+            executor.submit(carol.client.function("bob/memoized"), str(mark)).result(TIMEOUT)
         # The same code, of carol's own: executed anew, and hers to unpickle.
         own = carol.client.register(hostile, name="memoized")
         assert own.status["hash"] == theirs.status["hash"]
         future = executor.submit(own, str(mark))
-        future.result(PATIENCE)
+        future.result(TIMEOUT)
         assert mark.is_dir()
         assert carol.client.task_status(future.id)["attempts"] == 1
 
@@ -329,7 +325,7 @@ def test_result_of_removed_function_is_anybodys(manager: Daemon, tmp_path: Path)
         own = client.register(hostile, name="short lived")
         future = client.run(own, str(mark))
         task = future.id
-        wait_until(lambda: client.task_status(future)["state"] == "done", "it ends", PATIENCE)
+        wait_until(lambda: client.task_status(future)["state"] == "done", "it ends", TIMEOUT)
         assert person.ask("GET", f"/v1/tasks/{task}/outcome")[1].get("foreign") is None
         client.remove_function(own)
         assert person.ask("GET", f"/v1/tasks/{task}/outcome")[1]["foreign"] == [""]
@@ -340,7 +336,7 @@ def test_outcome_names_whoever_may_have_made_it(carol: Person, bobs: dict[str, s
     client = carol.client
     for function, foreign in ((client.function("bob/plain"), ["bob"]), (client.register(honest, name="own"), None)):
         future = client.run(function, 1)
-        future.exception(PATIENCE)
+        future.exception(TIMEOUT)
         status, outcome = carol.ask("GET", f"/v1/tasks/{future.id}/outcome")
         assert status == 200
         assert outcome.get("foreign") == foreign
@@ -355,34 +351,34 @@ def test_result_from_another_tenants_endpoint_runs_nothing_here(
     with endpoints_of(manager, state) as make:
         make("--share-with", "carol", "--min-blocks", "1", "--workers-per-node", "2")
         with dayfly.Executor("here", client=client, memoize=True) as executor:
-            assert executor.submit(honest, 2).result(PATIENCE) == [2, 2]
+            assert executor.submit(honest, 2).result(TIMEOUT) == [2, 2]
             with pytest.raises(dayfly.Untrusted, match=r"trust=\['default'\]"):
-                executor.submit(own, str(marks[0])).result(PATIENCE)
+                executor.submit(own, str(marks[0])).result(TIMEOUT)
             with pytest.raises(dayfly.RemoteError):
-                executor.submit(hostile_class, str(marks[0])).result(PATIENCE)
+                executor.submit(hostile_class, str(marks[0])).result(TIMEOUT)
             # As an argument at the manager's own endpoint, too.
             bad = executor.submit(own, str(marks[0]))
-            assert isinstance(client.run(describe, bad).exception(PATIENCE), dayfly.Untrusted)
+            assert isinstance(client.run(describe, bad).exception(TIMEOUT), dayfly.Untrusted)
         assert not marks[0].exists()
         # What ran there is not remembered for here.
         with dayfly.Executor(client=client, memoize=True) as executor:
             future = executor.submit(own, str(marks[1]))
-            future.result(PATIENCE)
+            future.result(TIMEOUT)
             assert marks[1].is_dir()
             assert client.task_status(future)["attempts"] == 1
         with dayfly.Executor("here", client=client, trust=["default"]) as executor:
-            executor.submit(own, str(marks[2])).result(PATIENCE)
+            executor.submit(own, str(marks[2])).result(TIMEOUT)
             assert marks[2].is_dir()
         with dayfly.Executor("here", client=client, durable=False, workers=1) as executor:
-            assert executor.submit(honest, 2).result(PATIENCE) == [2, 2]
+            assert executor.submit(honest, 2).result(TIMEOUT) == [2, 2]
             assert list(executor.map(abs, range(-3, 0))) == [3, 2, 1]
             with pytest.raises(dayfly.Untrusted, match="`default`"):
-                executor.submit(hostile, str(marks[3])).result(PATIENCE)
+                executor.submit(hostile, str(marks[3])).result(TIMEOUT)
             with pytest.raises(dayfly.RemoteError):
-                executor.submit(hostile_class, str(marks[3])).result(PATIENCE)
+                executor.submit(hostile_class, str(marks[3])).result(TIMEOUT)
             with pytest.raises(dayfly.RemoteError):
                 list(executor.map(hostile_class, [str(marks[3])] * 2))
             assert not marks[3].exists()
         with dayfly.Executor("here", client=client, durable=False, workers=1, trust=True) as executor:
-            executor.submit(hostile, str(marks[3])).result(PATIENCE)
+            executor.submit(hostile, str(marks[3])).result(TIMEOUT)
             assert marks[3].is_dir()

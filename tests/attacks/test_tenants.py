@@ -182,7 +182,7 @@ def test_stranger_at_embedded_manager_is_isolated(tmp_path: Path) -> None:
         process.communicate("\n", timeout=30)
 
 
-def test_joined_node_runs_only_code_of_its_owner_as_its_user(state: Path) -> None:
+def test_joined_node_trusts_only_its_owner(state: Path) -> None:
     """Also where its manager grants everybody ``process``."""
     levels = ("--sandbox", "process", "--sandbox", "isolated")
     join = state / "join.json"
@@ -200,7 +200,7 @@ def test_joined_node_runs_only_code_of_its_owner_as_its_user(state: Path) -> Non
                     bob.lease(sandbox="process")
 
 
-def test_explicit_flag_runs_code_of_every_tenant_as_the_nodes_user(state: Path) -> None:
+def test_explicit_flag_runs_tenants_as_nodes_user(state: Path) -> None:
     own = ("--python", sys.executable, "--run-tenants-as-me")
     with (
         running("up", "--listen", "127.0.0.1:0", *own, state=state / "up") as site,

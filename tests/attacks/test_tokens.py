@@ -201,7 +201,7 @@ def test_lease_ends_when_its_token_expires(person: Owner) -> None:
     wait_until(lambda: state_of(carol.manager, lease.id) not in ("granted", "active"), "the lease ends", 5 + SOON_S)
 
 
-def test_lease_of_a_revoked_token_ends_after_a_restart(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_lease_of_revoked_token_ends_after_restart(start: Callable[..., Daemon], tmp_path: Path) -> None:
     manager = start("up", "--listen", f"127.0.0.1:{free_port()}", "--python", sys.executable)
     carol = Person(manager, "carol", tmp_path)
     lease = carol.client.lease()

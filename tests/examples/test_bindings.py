@@ -12,12 +12,12 @@ PROGRAMS = {"c": "bindings/c/tests/calls.c", "cxx": "bindings/cxx/tests/calls.cp
 
 
 @pytest.mark.parametrize("language", PROGRAMS)
-def test_the_promises_hold(language, library, tmp_path, leakless):
+def test_promises_hold(language, library, tmp_path, leakless):
     program = compile_source(ROOT / PROGRAMS[language], tmp_path / "calls")
     assert run(program, library("bindings/c/tests/functions.c"), timeout=100).stdout == "all held\n"
 
 
-def test_a_c_function_calls_c_functions_on_workers_that_were_delegated_to_it(library, tmp_path, leakless):
+def test_c_function_calls_functions_on_delegated_workers(library, tmp_path, leakless):
     source = ROOT / "bindings/c/tests/delegates.c"
     parent = compile_source(source, tmp_path / "libparent.so", *linked())
     program = compile_source(source, tmp_path / "delegates")
@@ -26,7 +26,7 @@ def test_a_c_function_calls_c_functions_on_workers_that_were_delegated_to_it(lib
 
 
 @pytest.mark.parametrize("flags", [["-std=c99", "-Wpedantic"], ["-std=c11", "-Wpedantic"], ["-std=gnu2x"]])
-def test_the_headers_are_plain_c(flags, tmp_path):
+def test_headers_are_plain_c(flags, tmp_path):
     source = tmp_path / "both.c"
     source.write_text(
         '#include "dayfly.h"\n#include "dayfly_function.h"\nint main(void) { return dfly_last_error(); }\n'
@@ -35,13 +35,13 @@ def test_the_headers_are_plain_c(flags, tmp_path):
 
 
 @pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
-def test_the_headers_are_plain_cxx(standard, tmp_path):
+def test_headers_are_plain_cxx(standard, tmp_path):
     source = tmp_path / "plain.cpp"
     source.write_text("#include <dayfly/dayfly.hpp>\nint main() { return dfly_last_error(); }\n")
     compile_source(source, tmp_path / "plain", f"-std={standard}", "-Wpedantic", "-Wshadow", "-Wconversion")
 
 
-def test_the_library_has_every_function_of_the_header_and_no_other():
+def test_library_exports_exactly_the_header():
     header = (ROOT / "bindings/c/include/dayfly.h").read_text()
     declared = set(re.findall(r"^[^/\n]*?\b(dfly_[a-z_]+)\(", header, re.MULTILINE))
     exported = run("nm", "-D", "--defined-only", program("libdayfly.so")).stdout.split()

@@ -34,7 +34,7 @@ def rust_examples() -> Path:
 
 @pytest.mark.parametrize("name", EXPECTED)
 @pytest.mark.parametrize("language", ["c", "cxx"])
-def test_a_compiled_example_prints_what_it_should(language, name, library, tmp_path, leakless):
+def test_compiled_example_prints_what_it_should(language, name, library, tmp_path, leakless):
     source = EXAMPLES / language / f"{name}{'.c' if language == 'c' else '.cpp'}"
     program = compile_source(source, tmp_path / name)
     assert run(program, library(FUNCTIONS[name])).stdout == EXPECTED[name]
@@ -42,12 +42,12 @@ def test_a_compiled_example_prints_what_it_should(language, name, library, tmp_p
 
 @pytest.mark.timeout(700)  # The first of these builds the examples.
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_in_rust_prints_what_it_should(name, library, rust_examples, leakless):
+def test_example_in_rust_prints_what_it_should(name, library, rust_examples, leakless):
     assert run(rust_examples / name, library(FUNCTIONS[name])).stdout == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_in_python_prints_what_it_should(name, library, leakless):
+def test_example_in_python_prints_what_it_should(name, library, leakless):
     program = EXAMPLES / "python" / f"{name}.py"
     assert run(sys.executable, program, library(FUNCTIONS[name])).stdout == EXPECTED[name]
 
@@ -63,7 +63,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_an_example_of_a_group_in_python_starts_its_ranks_itself_and_by_dayfly_run(name, start):
+def test_python_group_example_starts_its_ranks(name, start):
     example = EXAMPLES / "python" / f"{name}.py"
     alone, as_ranks = GROUPS[name]
     assert re.fullmatch(alone, run(sys.executable, example).stdout)
@@ -72,7 +72,7 @@ def test_an_example_of_a_group_in_python_starts_its_ranks_itself_and_by_dayfly_r
     assert re.fullmatch(as_ranks, run(program(), "run", "--ranks", "3", example, env=environment).stdout)
 
 
-def test_every_language_has_every_example_and_none_is_long():
+def test_every_language_has_every_short_example():
     names = {"c": ".c", "cxx": ".cpp", "rust": ".rs", "python": ".py"}
     for language, suffix in names.items():
         for name in EXPECTED:
@@ -80,7 +80,7 @@ def test_every_language_has_every_example_and_none_is_long():
             assert len(lines) <= 60, f"{language}/{name} has {len(lines)} lines"
 
 
-def test_an_example_without_a_manager_to_find_says_what_to_do(library, tmp_path):
+def test_example_without_manager_says_what_to_do(library, tmp_path):
     program = compile_source(EXAMPLES / "c" / "hello.c", tmp_path / "hello")
     environment = clean_environment(DAYFLY_MANAGER="/nowhere")
     failed = run(program, library("square"), env=environment, check=False)

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_of_the_machine_cancels_out_of_the_paired_difference() {
+    fn drift_cancels_out_of_the_paired_difference() {
         // The machine becomes ten times slower half-way; the subject is always 50 ns over the baseline.
         let summary = Summary::of([0.0]);
         let d = Difference::between(&summary, &summary, &[50.0, 51.0, 49.0, 50.0]);

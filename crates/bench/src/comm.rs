@@ -1,5 +1,6 @@
 //! Measures messages and collectives between ranks beside Open MPI's, in alternating rounds.
 
+mod openmpi;
 pub mod stored;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use dayfly_comm::{Communicator, Datatype, LostRanks, Operation, Options, PeerConnection, Route};
 use serde::Serialize;
 
+use self::openmpi::{compile, openmpi, write};
 use crate::error::Error;
 use crate::table::Table;
 
@@ -446,66 +448,6 @@ fn complete(found: Vec<f64>, sizes: usize) -> Result<Vec<f64>> {
         true => Ok(found),
         false => Err(failed("a rank failed; its output above has the reason")),
     }
-}
-
-/// Writes a program. Returns its path, and whether it was there already.
-fn write(folder: &Path, name: &str, source: &str) -> Result<(PathBuf, bool)> {
-    std::fs::create_dir_all(folder).map_err(Error::os("make the cache"))?;
-    let file = folder.join(name);
-    let there = std::fs::read_to_string(&file).is_ok_and(|text| text == source);
-    if !there {
-        std::fs::write(&file, source).map_err(Error::os("write the program"))?;
-    }
-    Ok((file, there))
-}
-
-/// Returns the MPI program, and compiles it if it is new or has changed.
-fn compile(folder: &Path) -> Result<PathBuf> {
-    let (file, there) = write(folder, "openmpi.c", include_str!("openmpi.c"))?;
-    let program = folder.join("openmpi");
-    if there && program.exists() {
-        return Ok(program);
-    }
-    let mut compiler = Command::new("mpicc");
-    let done = compiler.arg("-O3").arg(&file).arg("-o").arg(&program).status();
-    match done {
-        Ok(status) if status.success() => Ok(program),
-        _ => Err(failed(
-            "mpicc cannot compile the program that is measured beside ours. Install with: sudo apt-get install \
-             openmpi-bin libopenmpi-dev",
-        )),
-    }
-}
-
-fn openmpi(plan: &Plan, program: &Path) -> Result<Vec<f64>> {
-    let mut command = Command::new("mpirun");
-    command.args(["--allow-run-as-root", "--oversubscribe", "-n", &plan.ranks.to_string()]);
-    match plan.tcp {
-        true => command.args(["--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"]),
-        false => command.args(["--mca", "btl", "self,vader"]),
-    };
-    if plan.ranks <= std::thread::available_parallelism().map_or(1, usize::from) {
-        command.args(["--bind-to", "core"]);
-    }
-    if let Some(python) = &plan.python {
-        command.arg(python).arg(program).arg("mpi4py");
-    } else {
-        command.arg(program);
-    }
-    command.args(arguments(plan));
-    // `mpirun` ends its ranks when it is asked to end.
-    // SAFETY: makes one system call.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            Ok(())
-        });
-    }
-    let output = command.output().map_err(Error::os("start mpirun"))?;
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr)));
-    }
-    second_words(&String::from_utf8_lossy(&output.stdout), plan)
 }
 
 pub(crate) fn median(rounds: &[Vec<f64>], at: usize) -> f64 {

@@ -19,7 +19,7 @@ use crate::output::Align::{Left, Right};
 use crate::{connect, output, values};
 
 /// Maximum wait of one request for a flow's end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pass the results of functions to other functions, as tasks.
 #[derive(Debug, Args)]
@@ -262,7 +262,7 @@ pub fn written(file: &Path, client: &Client) -> Result<(String, Vec<FlowStep>), 
 }
 
 fn shown(id: FlowId, wait: Duration, client: &Client) -> Result<FlowStatus, Failure> {
-    let path = format!("/v1/flows/{id}?wait_ms={}", wait.min(PATIENCE).as_millis());
+    let path = format!("/v1/flows/{id}?wait_ms={}", wait.min(TIMEOUT).as_millis());
     client.get(&path).map_err(|error| error.0)
 }
 

@@ -16,7 +16,7 @@ use crate::status::{mode, node_name};
 use crate::{connect, output, values};
 
 /// Minimum interval. Nodes report the usage of leases about once per second.
-const LEAST_INTERVAL: Duration = Duration::from_millis(200);
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Show the activity of leases, live.
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ struct Before {
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
-    let interval = arguments.interval.max(LEAST_INTERVAL);
+    let interval = arguments.interval.max(MIN_INTERVAL);
     let live = !global.json && !arguments.once && output::colours(&std::io::stdout());
     let mut before = None;
     look(&client, &mut before)?;

@@ -272,7 +272,7 @@ fn wrong_usage_ends_with_status_2() {
 }
 
 #[test]
-fn without_a_manager_status_says_how_to_start_one() {
+fn status_without_manager_says_how_to_start_one() {
     let home = tempfile::tempdir().unwrap();
     let output = run(home.path(), &["status"]);
     assert_eq!(output.status.code(), Some(3));
@@ -379,7 +379,7 @@ fn tenants_leases_are_billed_and_end_at_budget() {
 }
 
 #[test]
-fn missing_bench_program_is_refused_with_what_to_do() {
+fn missing_bench_program_is_reported_with_remedy() {
     let home = tempfile::tempdir().unwrap();
     let lonely = home.path().join("dayfly");
     std::fs::hard_link(support::dayfly(), &lonely)

@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_millis(140);
 /// A sleep that takes this much longer than requested means that this host was slow, not the other.
 const OVERSLEPT: Duration = Duration::from_millis(50);
 /// Most requests without a response while the kernel acknowledges them.
-const MAX_UNANSWERED: u32 = 1024;
+const MAX_PENDING_REPLIES: u32 = 1024;
 
 /// Watches one node for all connections of this client to it.
 pub struct Keepalive {
@@ -163,7 +163,7 @@ impl Questions {
                 ASK_EVERY
             };
             let nap = every.saturating_sub(self.asked.elapsed());
-            if nap.is_zero() && self.unanswered < MAX_UNANSWERED {
+            if nap.is_zero() && self.unanswered < MAX_PENDING_REPLIES {
                 self.socket.write_all(&question).ok()?;
                 self.socket.flush().ok()?;
                 self.asked = Instant::now();

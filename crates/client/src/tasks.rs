@@ -26,7 +26,7 @@ use crate::random::fill_random;
 use outbox::Outbox;
 
 /// How long an unreachable manager is retried before a submission or a registration fails.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long to wait for a manager that accepts no task before a cancellation fails.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 /// Limit for the response to a cancellation. The manager asks endpoints, which takes up to 5 s.
@@ -92,7 +92,7 @@ impl Drop for Tasks {
 
 impl Tasks {
     /// How long an unreachable manager is retried before a submission or a registration fails.
-    pub const PATIENCE: Duration = PATIENCE;
+    pub const TIMEOUT: Duration = TIMEOUT;
 
     pub(crate) fn open(manager: Arc<ManagerClient>, options: TasksOptions) -> Result<Self, Error> {
         let mut chance = [0; 16];
@@ -366,7 +366,7 @@ impl Tasks {
     /// Ends tasks, both waiting and running ones.
     pub fn kill(&self, tasks: Vec<TaskId>) -> Result<CancelledTasks, Error> {
         // The manager cannot end a task that it does not have.
-        self.flush(PATIENCE);
+        self.flush(TIMEOUT);
         let what = Cancellation {
             tasks,
             ..Cancellation::default()
@@ -381,11 +381,11 @@ impl Tasks {
     }
 
     /// Ends all waits of this session; the tasks go on. Sends the submitted tasks first, for at most
-    /// [`Tasks::PATIENCE`].
+    /// [`Tasks::TIMEOUT`].
     pub fn close(&self) {
         let started = self.inner.state().started;
         if started {
-            self.flush(PATIENCE);
+            self.flush(TIMEOUT);
         }
         self.inner.state().closed = true;
         self.inner.submitted.notify_all();

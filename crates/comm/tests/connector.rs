@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, exchange, routes};
+use common::{TIMEOUT, exchange, routes};
 use dayfly_comm::connect::plan::RouteOptions;
 use dayfly_comm::connector::{ConnectorConfig, join_through, serve};
 use dayfly_comm::{Datatype, Invitation, JoinOptions, Operation, World};
@@ -79,7 +79,7 @@ fn invitation(server: &Server, name: &str, rank: u32, size: u32) -> Invitation {
     let address = server.addresses()[0].to_string();
     let text = serde_json::json!({
         "rendezvous": address, "key": server.key(), "voucher": vouch(&manager(), &address, &server.key()), "name": name,
-        "secret": "5e".repeat(16), "size": size, "rank": rank, "patience_s": PATIENCE.as_secs(), "spin_us": 50,
+        "secret": "5e".repeat(16), "size": size, "rank": rank, "patience_s": TIMEOUT.as_secs(), "spin_us": 50,
     });
     Invitation::from_json(&text.to_string()).unwrap()
 }
@@ -231,12 +231,12 @@ fn malformed_request_is_refused_and_next_rank_served() {
     let (server, connector) = (server(), Connector::start(64));
     let huge = vec![b'['; 100_000];
     for words in [&b"garbage"[..], b"{}", b"{\"is\":\"leave\"}", &[0xff; 5000], &huge] {
-        let socket = connector.call(PATIENCE);
+        let socket = connector.call(TIMEOUT);
         rustix::net::send(&socket, words, SendFlags::NOSIGNAL).unwrap();
         assert!(answer(&socket).contains("protocol_violation"));
     }
     // With unexpected descriptors.
-    let socket = connector.call(PATIENCE);
+    let socket = connector.call(TIMEOUT);
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
     let gift = [socket.as_fd()];
@@ -270,7 +270,7 @@ fn excess_joins_are_refused_with_the_limit() {
             Ok(joined) => return assert_eq!((joined.rank, joined.size), (0, 1)),
             Err(failure) => assert_eq!(failure.code, Code::NoCapacity),
         }
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -278,7 +278,7 @@ fn excess_joins_are_refused_with_the_limit() {
 #[test]
 fn rank_killed_while_forming_is_reported_at_once() {
     let (server, connector) = (server(), Connector::start(8));
-    let socket = connector.call(PATIENCE);
+    let socket = connector.call(TIMEOUT);
     let asked = serde_json::json!({"is": "join", "version": 1, "invitation": invitation(&server, "early", 1, 3)});
     rustix::net::send(&socket, asked.to_string().as_bytes(), SendFlags::NOSIGNAL).unwrap();
     wait_for_ranks(&server, 1);
@@ -301,7 +301,7 @@ fn dead_or_silent_sandboxed_rank_is_named() {
     let (server, connector) = (server(), Connector::start(8));
     for (name, dies) in [("dies", true), ("silent", false)] {
         let path = connector.path.as_path();
-        let socket = connector.call(PATIENCE);
+        let socket = connector.call(TIMEOUT);
         let asked = serde_json::json!({"is": "join", "version": 1, "invitation": invitation(&server, name, 1, 2)});
         rustix::net::send(&socket, asked.to_string().as_bytes(), SendFlags::NOSIGNAL).unwrap();
         let joined = join_through(path, &invitation(&server, name, 0, 2)).unwrap();

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, SECRET, at, exchange, routes, serve};
+use common::{SECRET, TIMEOUT, at, exchange, routes, serve};
 use dayfly_comm::{JoinOptions, join};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::PublicKey;
@@ -21,7 +21,7 @@ use local_group::{join_all, options, server, wait_for_ranks, world};
 /// Reads until the other end closes.
 fn until_closed(mut socket: &TcpStream) -> Duration {
     let begun = Instant::now();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut rest = Vec::new();
     // A reset is an end too.
     let ended = socket.read_to_end(&mut rest);
@@ -66,7 +66,7 @@ fn silent_and_malformed_clients_are_dropped() {
 fn silent_rank_is_lost_within_a_heartbeat() {
     let server = server();
     let keys = GroupKeys::new("silent", "", SECRET).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut silent = contact(&server.addresses()[0].to_string(), &keys);
     silent.send(&joining("silent", 3, Some(2))).unwrap();
     assert!(matches!(silent.wait(deadline), Ok(Some(ToRank::Seat { .. }))));
@@ -87,7 +87,7 @@ fn silent_rank_is_lost_within_a_heartbeat() {
 }
 
 fn contact(server: &str, keys: &GroupKeys) -> RendezvousClient {
-    RendezvousClient::open(server, None, keys, Instant::now() + PATIENCE).unwrap()
+    RendezvousClient::open(server, None, keys, Instant::now() + TIMEOUT).unwrap()
 }
 
 fn joining(name: &str, size: u32, rank: Option<u32>) -> FromRank {
@@ -197,7 +197,7 @@ fn card_without_the_groups_key_is_refused() {
     let server = server();
     // The key that admits it belongs to the name; the key among ranks belongs to the run.
     let keys = GroupKeys::new("sealed", "other run", SECRET).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut forger = contact(&server.addresses()[0].to_string(), &keys);
     forger.send(&joining("sealed", 2, Some(1))).unwrap();
     let Ok(Some(ToRank::Seat { seat, .. })) = forger.wait(deadline) else {
@@ -229,7 +229,7 @@ fn card_without_the_groups_key_is_refused() {
 fn group_of_a_thousand_ranks_forms() {
     // One thread keeps all of them alive, which takes time.
     let patient = ServeOptions {
-        heartbeat: PATIENCE,
+        heartbeat: TIMEOUT,
         ..ServeOptions::default()
     };
     let server = Server::start(patient).unwrap();
@@ -255,7 +255,7 @@ fn group_of_a_thousand_ranks_forms() {
     }
     let mut worlds = 0;
     while worlds < size {
-        assert!(begun.elapsed() < PATIENCE, "{worlds} of {size}");
+        assert!(begun.elapsed() < TIMEOUT, "{worlds} of {size}");
         for contact in &mut waiting {
             contact.pump().unwrap();
             while let Some(message) = contact.take().unwrap() {

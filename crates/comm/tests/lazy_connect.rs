@@ -8,7 +8,7 @@ mod local_group;
 
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, serve};
+use common::{TIMEOUT, serve};
 use dayfly_comm::Route;
 use dayfly_comm::connect::plan::RouteOptions;
 use dayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, JoinOptions, Joined, Operation, Options, World};
@@ -48,7 +48,7 @@ fn sleeping() -> Options {
 
 fn polling() -> Options {
     Options {
-        deadline: PATIENCE,
+        deadline: TIMEOUT,
         ..Options::default()
     }
 }
@@ -238,11 +238,11 @@ fn hundred_lazy_ranks_form_without_peer_connections() {
     const RANKS: u32 = 100;
     // All of them share these cores.
     let server = serve(ServeOptions {
-        heartbeat: PATIENCE,
+        heartbeat: TIMEOUT,
         ..ServeOptions::default()
     });
     let ranks = world(&lazy_options(&server, "many", RANKS));
-    assert!(ranks.iter().all(|rank| rank.connecting < PATIENCE));
+    assert!(ranks.iter().all(|rank| rank.connecting < TIMEOUT));
     let routes = each(ranks, &sleeping(), |world| {
         let comm = &world.communicator;
         comm.barrier().unwrap();

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, routes};
+use common::{TIMEOUT, routes};
 use dayfly_comm::connect::plan::RouteOptions;
 use dayfly_comm::{JoinOptions, Joined};
 use dayfly_protocol::error::Code;
@@ -204,7 +204,7 @@ fn leaving_rank_or_ended_rendezvous_is_no_loss() {
     assert_eq!(routes(&ranks).len(), 1);
     let begun = Instant::now();
     common::exchange(&mut without_last(ranks));
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
 }
 
 /// Ranks without their connections to the last one, which has left.
@@ -233,7 +233,7 @@ fn forked_child_does_not_leave_the_group() {
         .unwrap()
         .is_none()
     {
-        assert!(begun.elapsed() < PATIENCE, "it hangs");
+        assert!(begun.elapsed() < TIMEOUT, "it hangs");
         std::thread::sleep(Duration::from_millis(1));
     }
     common::exchange(&mut ranks);

@@ -9,7 +9,7 @@ mod rate;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use common::{PATIENCE, exchange, routes};
+use common::{TIMEOUT, exchange, routes};
 use dayfly_comm::JoinOptions;
 use dayfly_comm::Route;
 use dayfly_comm::connect::Trust;
@@ -62,11 +62,11 @@ fn closing_one_relay_half_closes_the_other() {
     // One direction may end while the other continues.
     left.shutdown(std::net::Shutdown::Write).unwrap();
     let mut right = socket(&last.connections[0]);
-    right.set_read_timeout(Some(PATIENCE)).unwrap();
+    right.set_read_timeout(Some(TIMEOUT)).unwrap();
     assert_eq!(right.read(&mut [0; 1]).unwrap(), 0);
     right.write_all(b"still here").unwrap();
     let mut heard = [0; 10];
-    left.set_read_timeout(Some(PATIENCE)).unwrap();
+    left.set_read_timeout(Some(TIMEOUT)).unwrap();
     left.read_exact(&mut heard).unwrap();
     assert_eq!(&heard, b"still here");
     drop(last);

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, exchange, routes};
+use common::{TIMEOUT, exchange, routes};
 use dayfly_comm::Route;
 use dayfly_comm::connect::Trust;
 use dayfly_comm::connect::plan::RouteOptions;
@@ -67,7 +67,7 @@ fn world_at(options: &JoinOptions, store: &TempDir) -> (Vec<Joined>, PathBuf) {
 fn over<T: Send>(ranks: Vec<Joined>, run: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     let work = |joined: Joined| {
         let options = Options {
-            deadline: PATIENCE,
+            deadline: TIMEOUT,
             ..Options::of(Channel::Stored)
         };
         run(&World::form(joined, options).unwrap().communicator)
@@ -192,7 +192,7 @@ fn missing_store_directory_is_named_at_once() {
         assert!(matches!(failure.code, Code::NotFound | Code::RankLost), "{failure}");
         assert!(failure.message.contains("file:///nonexistent/store"), "{failure}");
     }
-    assert!(begun.elapsed() < PATIENCE / 4);
+    assert!(begun.elapsed() < TIMEOUT / 4);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::state::State;
 /// Maximum number of tasks that are cancelled under one hold of the lock.
 const MAX_BATCH: usize = 10_000;
 /// Longest wait for a dispatcher's answer to a withdrawal. Without an answer, its tasks count as running.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The tasks that a caller may cancel.
 #[derive(Debug, Clone)]
@@ -112,7 +112,7 @@ impl Tasks {
             }
             tokio::task::yield_now().await;
         }
-        let until = tokio::time::Instant::now() + PATIENCE;
+        let until = tokio::time::Instant::now() + TIMEOUT;
         for Withdrawal { asked, answer } in withdrawals {
             let answer = tokio::time::timeout_at(until, answer).await;
             let withdrawn = answer.ok().and_then(Result::ok).unwrap_or_default().len().min(asked);

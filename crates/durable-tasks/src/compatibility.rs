@@ -16,7 +16,7 @@ use crate::state::State;
 use crate::submission::Submitter;
 
 /// Longest wait for an endpoint's answer. Without an answer the task is accepted, and fails later if it must.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What one connected endpoint has answered about one function.
 pub enum Compatibility {
@@ -70,7 +70,7 @@ impl Tasks {
         let check = self.state().check_compatibility(by, function, endpoint)?;
         let refusal = match check {
             Check::Done(refusal) => refusal,
-            Check::Waits(answer) => match tokio::time::timeout(PATIENCE, answer).await {
+            Check::Waits(answer) => match tokio::time::timeout(TIMEOUT, answer).await {
                 Ok(Ok(refusal)) => refusal,
                 // The endpoint has disconnected, or is slow.
                 Ok(Err(_)) | Err(_) => None,

@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unused_content_is_deleted_and_can_be_stored_again() {
+    async fn unused_content_is_deleted_and_storable_again() {
         let (directory, contents) = contents(1000);
         let kept = contents.put_bytes(TENANT, "a".into()).await.unwrap();
         assert_eq!(contents.sweep(Duration::from_secs(60)).await, Ok(false));

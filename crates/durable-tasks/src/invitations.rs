@@ -17,7 +17,7 @@ use crate::state::State;
 use crate::submission::Submitter;
 
 /// Longest wait for an endpoint's answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An endpoint's answer: how to connect to its site, or why not.
 pub type Invitation = Result<Connection, Failure>;
@@ -40,7 +40,7 @@ impl Tasks {
             let text = format!("the endpoint `{wanted:.80}` did not respond within 5 s; try again");
             Failure::new(Code::TimedOut, text)
         };
-        let answer = tokio::time::timeout(PATIENCE, answer).await.map_err(|_| silent())?;
+        let answer = tokio::time::timeout(TIMEOUT, answer).await.map_err(|_| silent())?;
         answer.map_err(|_| away(wanted))?
     }
 }

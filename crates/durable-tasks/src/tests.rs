@@ -23,7 +23,7 @@ use dayfly_store::StoreError;
 use super::*;
 
 const TENANT: TenantId = TenantId([1; 16]);
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct OpenAccounts;
 
@@ -53,7 +53,7 @@ impl Site {
     /// Starts with the state in this directory.
     async fn start(directory: &Path) -> Self {
         let path = directory.join("tasks.db");
-        let until = std::time::Instant::now() + PATIENCE;
+        let until = std::time::Instant::now() + TIMEOUT;
         let store = loop {
             match SqliteTasks::open(Some(&path), None, false) {
                 // The last manager is closing the store.
@@ -124,7 +124,7 @@ impl Site {
     async fn sent(&mut self, count: usize) -> Vec<Assigned> {
         let mut all = Vec::new();
         while all.len() < count {
-            let heard = tokio::time::timeout(PATIENCE, self.dispatcher.from_manager.recv()).await;
+            let heard = tokio::time::timeout(TIMEOUT, self.dispatcher.from_manager.recv()).await;
             if let ToDispatcher::Tasks(tasks) = heard.expect("tasks in time").expect("a manager") {
                 all.extend(tasks);
             }
@@ -147,7 +147,7 @@ impl Site {
 
     async fn outcome(&self, task: TaskId) -> TaskOutcome {
         self.tasks
-            .outcome(task, PATIENCE)
+            .outcome(task, TIMEOUT)
             .await
             .unwrap()
             .expect("an outcome in time")
@@ -250,7 +250,7 @@ async fn dispatcher_decides_which_sent_tasks_are_withdrawn() {
         async move { tasks.cancel(&TaskScope::of(TENANT), what).await }
     });
     let number = loop {
-        let heard = tokio::time::timeout(PATIENCE, site.dispatcher.from_manager.recv()).await;
+        let heard = tokio::time::timeout(TIMEOUT, site.dispatcher.from_manager.recv()).await;
         if let ToDispatcher::Withdraw { number, attempts } = heard.expect("in time").expect("a manager") {
             assert_eq!(attempts.len(), 2);
             break number;
@@ -341,7 +341,7 @@ async fn code_outside_the_cache_is_read_and_sent() {
             }
         }
     };
-    let program = tokio::time::timeout(PATIENCE, heard).await.expect("it in time");
+    let program = tokio::time::timeout(TIMEOUT, heard).await.expect("it in time");
     assert_eq!((program.id, &program.code[..]), (function, &b"def f(x): return x"[..]));
     assert!(site.tasks.state().functions.code(function).is_some());
 }
@@ -364,13 +364,13 @@ impl Site {
         let (_, status) = self.tasks.status(task).await.unwrap().unwrap();
         let begun = std::time::Instant::now();
         loop {
-            let printed = self.tasks.output(&status, 0, PATIENCE).await.unwrap();
+            let printed = self.tasks.output(&status, 0, TIMEOUT).await.unwrap();
             let bytes: Vec<u8> = printed.pieces.iter().flat_map(|piece| piece.bytes.to_vec()).collect();
             let text = String::from_utf8(bytes).unwrap();
             if text.ends_with(end) {
                 return text;
             }
-            assert!(begun.elapsed() < PATIENCE, "{text}");
+            assert!(begun.elapsed() < TIMEOUT, "{text}");
             tokio::task::yield_now().await;
         }
     }

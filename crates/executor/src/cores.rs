@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_node_sets_the_number_of_core_slots() {
+    fn only_the_node_sets_number_of_core_slots() {
         let slots = CoreSlots::new().unwrap();
         slots.set(3);
         let file = slots.file().try_clone().unwrap();

@@ -22,7 +22,7 @@ const SHOWN: usize = 200;
 /// Bytes to read at once.
 const CHUNK: usize = 64 << 10;
 /// Interval of checks whether the program has ended, while another process holds its output open.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long processes that the program left may go on writing after its end.
 const AFTER: Duration = Duration::from_secs(1);
 
@@ -187,7 +187,7 @@ fn ready(out: Option<&ChildStdout>, err: Option<&ChildStderr>) -> Result<(bool, 
     let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(2);
     polled.extend(out.map(|out| PollFd::new(out, wanted)));
     polled.extend(err.map(|err| PollFd::new(err, wanted)));
-    let limit = Timespec::try_from(LOOK).map_err(|error| error.to_string())?;
+    let limit = Timespec::try_from(POLL_INTERVAL).map_err(|error| error.to_string())?;
     match poll(&mut polled, Some(&limit)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(error) => return Err(format!("gave no readable output: {error}")),

@@ -8,7 +8,7 @@ use dayfly_fabric::libfabric::{Choice, OpenResult, Pipe};
 use dayfly_fabric::stream::wire::{Wire, poll};
 use rustix::event::{PollFd, PollFlags};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Opens both ends, each with its choice. Empty where libfabric is not installed.
 fn opened(choices: [&str; 2]) -> [OpenResult; 2] {
@@ -62,7 +62,7 @@ fn pipe_bytes_arrive_complete_and_in_order() {
     let mut into = vec![0; 200_000];
     let begun = Instant::now();
     while received != [all; 2] {
-        assert!(begun.elapsed() < PATIENCE, "{sent:?} {received:?}");
+        assert!(begun.elapsed() < TIMEOUT, "{sent:?} {received:?}");
         for end in 0..2 {
             let longest = [20, 3000, 100_000][random.next(3)];
             let length = random.next(longest + 1).min(all - sent[end]);
@@ -91,13 +91,13 @@ fn read_to_the_end(mut end: Box<Pipe>) -> usize {
     let mut into = vec![0; 65_536];
     let (mut all, begun) = (0, Instant::now());
     loop {
-        assert!(begun.elapsed() < PATIENCE, "{all} bytes came");
+        assert!(begun.elapsed() < TIMEOUT, "{all} bytes came");
         match end.receive(&mut into) {
             Ok(0) => return all,
             Ok(count) => all += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if end.may_sleep() {
-                    poll(&mut [PollFd::new(&end.event_descriptor(), PollFlags::IN)], PATIENCE).unwrap();
+                    poll(&mut [PollFd::new(&end.event_descriptor(), PollFlags::IN)], TIMEOUT).unwrap();
                 }
             }
             Err(error) => panic!("{error}"),
@@ -117,7 +117,7 @@ fn sleeping_end_is_woken_by_bytes_and_close() {
         let bytes = vec![3; length];
         let mut left = &bytes[..];
         while !left.is_empty() {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(begun.elapsed() < TIMEOUT);
             match one.send(left, &[]) {
                 Ok(taken) => left = &left[taken..],
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
@@ -126,7 +126,7 @@ fn sleeping_end_is_woken_by_bytes_and_close() {
         sent += length;
     }
     while !one.is_read() {
-        assert!(begun.elapsed() < PATIENCE, "the other end did not say that it has read");
+        assert!(begun.elapsed() < TIMEOUT, "the other end did not say that it has read");
         let _ = one.flush().unwrap();
         let _ = one.receive(&mut [0; 8]);
     }
@@ -146,7 +146,7 @@ fn refused_pipe_leaves_the_connection_usable() {
     assert!(own.contains("no-such-provider"), "{own}");
     assert!(why.contains("no-such-provider"), "the other end is told: {why}");
     assert_eq!(one.send(b"as before", &[]).unwrap(), 9);
-    other.block(PollFlags::IN, PATIENCE).unwrap();
+    other.block(PollFlags::IN, TIMEOUT).unwrap();
     let mut came = [0; 16];
     assert_eq!(other.receive(&mut came).unwrap(), 9);
     assert_eq!(&came[..9], b"as before");

@@ -3,7 +3,7 @@
 use dayfly_protocol::api::{Capacity, LeaseRequest, MAX_RANKS, Mode, Placement};
 use dayfly_protocol::ids::NodeId;
 
-use crate::ledger::{LEAST_WORKER_BYTES, LedgerError, MAX_WORKERS, validate};
+use crate::ledger::{LedgerError, MAX_WORKERS, MIN_WORKER_BYTES, validate};
 use crate::placement::{PlacementError, View, eligible, in_words};
 
 /// The share of one node.
@@ -115,7 +115,7 @@ pub fn divide(
 /// Returns the nodes that fit at least one worker, those that fit the most first.
 fn rooms(request: &LeaseRequest, mode: Mode, up: &[&View], spin: u64, of: fn(&View) -> Capacity) -> Vec<Room> {
     let worker_bytes = match request.memory_bytes {
-        0 => LEAST_WORKER_BYTES,
+        0 => MIN_WORKER_BYTES,
         all => all.div_ceil(request.workers.into()),
     };
     let mut rooms: Vec<Room> = up

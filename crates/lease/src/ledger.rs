@@ -17,7 +17,7 @@ pub const MAX_FILES: usize = 64;
 /// Longest host path, in bytes.
 const MAX_PATH_BYTES: usize = 4096;
 /// Least default memory of a worker: an empty Python interpreter with NumPy takes 30 MiB.
-pub const LEAST_WORKER_BYTES: u64 = 32 << 20;
+pub const MIN_WORKER_BYTES: u64 = 32 << 20;
 
 /// Resources that a node offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -317,7 +317,7 @@ impl Ledger {
             )?;
             return Ok(request.memory_bytes);
         }
-        let least = LEAST_WORKER_BYTES * u64::from(request.workers);
+        let least = MIN_WORKER_BYTES * u64::from(request.workers);
         check("bytes of memory", least, self.free_memory_bytes, total, "")?;
         let all_cores = self.resources.cores.len() as u64;
         let share = share(request, mode, total, all_cores, self.resources.workers.into());
@@ -335,7 +335,7 @@ pub fn share_of(request: &LeaseRequest, capacity: &Capacity, free: &Capacity) ->
     let share = share(request, mode, capacity.memory_bytes, all_cores, capacity.workers.into());
     share
         .min(free.memory_bytes)
-        .max(LEAST_WORKER_BYTES * u64::from(request.workers))
+        .max(MIN_WORKER_BYTES * u64::from(request.workers))
 }
 
 /// Returns a lease's share of the memory in bytes: its share of all cores if hot, or of all warm workers. The cores

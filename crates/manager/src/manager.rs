@@ -376,12 +376,12 @@ impl Handle {
 
     /// Its URL for clients and nodes, `https://...`.
     pub fn url(&self) -> &str {
-        &self.0.control.url()
+        self.0.control.url()
     }
 
     /// Its certificate authority, PEM.
     pub fn ca_pem(&self) -> &str {
-        &self.0.control.ca_pem()
+        self.0.control.ca_pem()
     }
 
     /// The contents of its connection file, with an administrator's token.
@@ -396,7 +396,7 @@ impl Handle {
 
     /// The key that signs tokens of leases.
     pub fn signing_key(&self) -> PublicKey {
-        SigningKey::public(&self.0.control.signing())
+        SigningKey::public(self.0.control.signing())
     }
 
     /// Makes a token with which one node without an owner may join.
@@ -478,7 +478,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn leases_follow_the_token_of_a_lost_connection_file() {
+    async fn leases_follow_token_of_lost_connection_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("connection.json");
         let store = MemoryStore::default();
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn restarted_manager_keeps_the_others_in_its_connection_file() {
+    async fn restarted_manager_keeps_peers_in_connection_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("connection.json");
         let store = MemoryStore::default();

@@ -63,7 +63,7 @@ impl Client {
             body.len()
         );
         self.stream.write_all((head + body).as_bytes()).await.unwrap();
-        tokio::time::timeout(PATIENCE, response(&mut self.stream))
+        tokio::time::timeout(TIMEOUT, response(&mut self.stream))
             .await
             .expect("a response in time")
     }
@@ -127,7 +127,7 @@ fn request(mode: Mode) -> LeaseRequest {
 /// Waits for an event of the manager.
 async fn event(events: &mut tokio::sync::broadcast::Receiver<SiteEvent>, wanted: Event) {
     let search = async { while events.recv().await.expect("events go on").event != wanted {} };
-    tokio::time::timeout(PATIENCE, search).await.expect("the event in time");
+    tokio::time::timeout(TIMEOUT, search).await.expect("the event in time");
 }
 
 fn lease_event(lease: LeaseId, node: NodeId, state: LeaseState) -> Event {
@@ -222,7 +222,7 @@ async fn failing_node_is_suspended_until_it_is_resumed() {
         status.suspended_ms > 8_000 && status.suspended_ms <= 10_000,
         "{status:?}"
     );
-    let told = tokio::time::timeout(PATIENCE, async {
+    let told = tokio::time::timeout(TIMEOUT, async {
         loop {
             if let Event::NodeSuspended { node, .. } = events.recv().await.unwrap().event {
                 return node;
@@ -488,7 +488,7 @@ async fn leases_and_meters_survive_a_restart() {
 
 /// Starts a manager over the directory of one that is stopping. Its database closes when its last task ends.
 async fn restart(directory: &Path) -> Handle {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match Manager::start(options(directory)).await {
             Err(Error::Store(StoreError::InUse(_))) if Instant::now() < until => tokio::task::yield_now().await,
@@ -533,7 +533,7 @@ async fn watchers_receive_events_of_nodes_and_leases() {
     let grant = Client::new(&manager).await.lease(&request(Mode::Warm)).await.unwrap();
     let mut heard = Vec::new();
     while heard.len() < 2 {
-        let message = tokio::time::timeout(PATIENCE, socket.next())
+        let message = tokio::time::timeout(TIMEOUT, socket.next())
             .await
             .unwrap()
             .unwrap()
@@ -653,7 +653,7 @@ async fn node_that_violates_the_protocol_is_disconnected() {
             send(&mut socket, message).await;
         }
         let end = async { while receive(&mut socket).await.is_some() {} };
-        tokio::time::timeout(PATIENCE, end).await.expect("disconnected in time");
+        tokio::time::timeout(TIMEOUT, end).await.expect("disconnected in time");
     }
 }
 

@@ -31,7 +31,7 @@ use crate::package::Packages;
 use crate::runtimes;
 
 /// Longest wait of a lease for an environment that is being built. A repeated request finds the build further along.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of checks whether another node has built it.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 /// Builds at the same time, so that a slow one does not delay the others.
@@ -135,7 +135,7 @@ impl Environments {
         let found = Arc::clone(&hash);
         // The task goes on without its requester, so that the next request finds the environment.
         let ready = tokio::spawn(async move { mine.ready(environment, &version, pythons, &found).await });
-        match tokio::time::timeout(PATIENCE, ready).await {
+        match tokio::time::timeout(TIMEOUT, ready).await {
             Ok(Ok(ready)) => ready,
             Ok(Err(error)) => Err(Failure::new(Code::Internal, error.to_string())),
             Err(_) => Err(self.builds.pending(hash.get().copied())),

@@ -19,7 +19,7 @@ use tokio::sync::OnceCell;
 use crate::executors::{ExternalProgram, end_unknown_children};
 
 /// Longest wait of a lease for an image that is being unpacked.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An image that executors can be started in.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -98,7 +98,7 @@ impl Images {
         let (mine, known) = (self.clone(), name.clone());
         // The task goes on without its requester, so that the next request finds the image.
         let ready = tokio::spawn(async move { mine.ready(&known).await });
-        let ready = match tokio::time::timeout(PATIENCE, ready).await {
+        let ready = match tokio::time::timeout(TIMEOUT, ready).await {
             Ok(Ok(ready)) => ready.map_err(|error| failure(&error))?,
             Ok(Err(error)) => return Err(Failure::new(Code::Internal, error.to_string())),
             Err(_) => {

@@ -115,7 +115,7 @@ mod tests {
     use crate::ids::TaskId;
 
     #[test]
-    fn bytes_are_text_in_json_and_raw_in_messagepack() {
+    fn bytes_are_base64_in_json_raw_in_messagepack() {
         let both = (TaskId([7; 16]), Blob::from(vec![0, 1, 255]));
         let json = serde_json::to_string(&both).unwrap();
         assert_eq!(json, format!("[\"{}\",\"AAH/\"]", "07".repeat(16)));

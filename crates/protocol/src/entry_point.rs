@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn code_that_is_not_a_word_list_is_refused() {
+    fn code_without_word_list_is_refused() {
         for wrong in ["{a", "a}", "{}", "{a b}", "{1}", "{a}}", "\u{0}"] {
             assert!(words(&[wrong]).is_err(), "{wrong}");
         }

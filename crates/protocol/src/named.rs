@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_name_is_an_error_that_lists_the_names() {
+    fn unknown_name_error_lists_the_names() {
         let unknown = "alive\n".parse::<LeaseState>().unwrap_err().to_string();
         assert!(unknown.contains("`alive\\n` is not a lease state"), "{unknown}");
         assert!(

@@ -139,7 +139,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn line_has_no_unsafe_character_and_keeps_its_bound(text in hostile(), max in 0usize..300) {
+        fn line_is_safe_and_bounded(text in hostile(), max in 0usize..300) {
             let shown = line(&text, max);
             prop_assert!(!shown.chars().any(is_unsafe), "{shown:?}");
             prop_assert!(shown.len() <= max);

@@ -11,7 +11,7 @@ use dayfly_protocol::error::{Code, Failure};
 use ring::{hkdf, hmac};
 
 /// Minimum length of a secret in bytes; a shorter one could be guessed.
-const LEAST_SECRET_BYTES: usize = 16;
+const MIN_SECRET_BYTES: usize = 16;
 /// Length of an HMAC in bytes.
 pub const MAC_BYTES: usize = 32;
 
@@ -75,11 +75,11 @@ pub(crate) fn identity_from(seed: [u8; 32]) -> Identity {
 impl GroupKeys {
     /// Derives the keys of a run of a group. The secret must be random: anyone who can guess it is a member.
     pub fn new(name: &str, run: &str, secret: &[u8]) -> Result<Self, Failure> {
-        if secret.len() < LEAST_SECRET_BYTES {
+        if secret.len() < MIN_SECRET_BYTES {
             return Err(Failure::new(
                 Code::InvalidRequest,
                 format!(
-                    "a group's secret has at least {LEAST_SECRET_BYTES} random bytes; this one has {}",
+                    "a group's secret has at least {MIN_SECRET_BYTES} random bytes; this one has {}",
                     secret.len()
                 ),
             ));

@@ -24,7 +24,7 @@ use std::time::Duration;
 use dayfly_protocol::error::{Code, Failure};
 
 /// How long requests to a store that does not respond, or that is temporarily unable to, are repeated.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
 

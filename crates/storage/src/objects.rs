@@ -18,7 +18,7 @@ use object_store::{Error, ObjectStore, ObjectStoreExt, WriteMultipart};
 
 use self::bucket::{MISSING_BUCKET, bucket, causes, full_text, is_network_error};
 use self::writer::feed;
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::store_url::{Kind, StoreUrl};
 
 pub use self::writer::ObjectWriter;
@@ -109,7 +109,7 @@ impl Objects {
     /// Stores an object atomically.
     pub async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
         let path = self.path(name);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             let bytes = bytes.clone();
             let stored = match bytes.len() <= PART_BYTES {

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::store_url::{Kind, StoreUrl};
-use crate::{CONNECT, PATIENCE};
+use crate::{CONNECT, TIMEOUT};
 
 /// Time limit of one response, including all its entries.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -269,7 +269,7 @@ impl Line {
         commands: &Pipeline,
         done: fn(&RedisError) -> bool,
     ) -> Result<Vec<Value>, Failure> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut pause = FIRST_PAUSE;
         let mut again = false;
         loop {

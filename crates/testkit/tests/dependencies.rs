@@ -131,7 +131,7 @@ fn every_crate_depends_on_lower_levels_only() {
 }
 
 #[test]
-fn tests_may_use_any_crate_but_nothing_links_the_testkit() {
+fn nothing_but_tests_links_the_testkit() {
     for (name, dependencies) in workspace() {
         assert!(
             !dependencies.linked.contains("dayfly-testkit"),
@@ -144,7 +144,7 @@ fn tests_may_use_any_crate_but_nothing_links_the_testkit() {
 }
 
 #[test]
-fn hot_path_has_no_runtime_and_policy_no_io() {
+fn hot_path_links_no_runtime() {
     let workspace = workspace();
     for (name, forbidden) in FORBIDDEN {
         let Some(dependencies) = workspace.get(*name) else {

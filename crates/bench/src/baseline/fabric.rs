@@ -9,7 +9,7 @@ use dayfly_fabric::libfabric::ffi::{Endpoint, Entry, Library, Region, Target, Wa
 use dayfly_fabric::{Choice, Transport};
 
 use super::Baseline;
-use super::peer::{Mapping, PATIENCE, Peer};
+use super::peer::{Mapping, Peer, TIMEOUT};
 use crate::alternate::Block;
 use crate::error::Error;
 use crate::stats::{Samples, timed};
@@ -58,7 +58,7 @@ impl End {
         card.extend(address.to_le_bytes());
         card.extend(key.to_le_bytes());
         line.write_all(&card).map_err(failed)?;
-        line.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        line.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
         let mut length = [0];
         line.read_exact(&mut length).map_err(failed)?;
         let mut theirs = vec![0; length[0] as usize + 16];

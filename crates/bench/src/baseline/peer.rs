@@ -170,7 +170,7 @@ pub(super) struct Peer {
 }
 
 /// Longest silence of a peer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Peer {
     /// Forks a process, pins it to the peer's core and runs `serve` in it.
@@ -232,7 +232,7 @@ impl Peer {
             let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
             libc::waitid(libc::P_PID, self.pid as libc::id_t, &mut info, flags) != 0 || info.si_pid() == self.pid
         };
-        let what = match (dead, since.elapsed() > PATIENCE) {
+        let what = match (dead, since.elapsed() > TIMEOUT) {
             (true, _) => "has ended",
             (false, true) => "did not respond for 10 seconds",
             (false, false) => return Ok(()),
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ended_peer_is_noticed_by_the_side_that_spins() {
+    fn side_that_spins_notices_ended_peer() {
         let peer = Peer::fork("short-lived", |_| ()).unwrap();
         let error = peer.spin(|| None::<()>).unwrap_err();
         assert!(error.to_string().contains("`short-lived` has ended"), "{error}");

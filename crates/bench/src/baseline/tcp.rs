@@ -1,7 +1,7 @@
 //! Raw TCP on the loopback.
 
 use super::Baseline;
-use super::peer::{Control, PATIENCE, Peer};
+use super::peer::{Control, Peer, TIMEOUT};
 use crate::alternate::Block;
 use crate::error::Error;
 use crate::stats::{Samples, timed};
@@ -28,7 +28,7 @@ pub(super) fn pair(nonblocking: bool) -> Result<(TcpStream, TcpStream), Error> {
             socket.set_nonblocking(nonblocking)?;
         }
         // A blocking client must not wait forever for a dead peer.
-        client.set_read_timeout(Some(PATIENCE))?;
+        client.set_read_timeout(Some(TIMEOUT))?;
         Ok((client, server))
     };
     make().map_err(Error::os(context))

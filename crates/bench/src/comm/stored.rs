@@ -25,10 +25,10 @@ const PACE: Pace = Pace {
     blocks: 3,
     bytes: 16 << 20,
     most_operations: 20,
-    time: PATIENCE,
+    time: TIMEOUT,
 };
 /// Limit for connecting all ranks, and for one operation.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A measurement.
 #[derive(Debug, Clone)]
@@ -200,7 +200,7 @@ fn round(meeting: &Meeting, plan: &Plan, op: Op, ranks: usize, sizes: &[usize], 
                 local: false,
                 ..RouteOptions::default()
             },
-            patience: PATIENCE,
+            patience: TIMEOUT,
             ..JoinOptions::new(
                 &meeting.address,
                 "bench",
@@ -210,7 +210,7 @@ fn round(meeting: &Meeting, plan: &Plan, op: Op, ranks: usize, sizes: &[usize], 
         };
         let joined = join(&options).map_err(failed)?;
         let options = Options {
-            deadline: PATIENCE,
+            deadline: TIMEOUT,
             ..Options::of(channel)
         };
         let world = World::form(joined, options).map_err(failed)?;

@@ -20,7 +20,7 @@ use crate::error::Error;
 pub type Tls = TlsStream<TcpStream>;
 
 /// Time limit of a request.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Address of the manager, and its certificate.
 pub struct Site {
@@ -109,7 +109,7 @@ impl Requests {
             }
             Ok::<_, hyper::Error>((status, bytes))
         };
-        let response = tokio::time::timeout(PATIENCE, asked).await.map_err(failed)?;
+        let response = tokio::time::timeout(TIMEOUT, asked).await.map_err(failed)?;
         response.map_err(failed)
     }
 }

@@ -28,7 +28,7 @@ const CAPACITY: Capacity = Capacity {
 /// Small buffers, because there are thousands of sockets.
 const SOCKET_BUFFER_BYTES: usize = 4 << 10;
 /// Longest silence of a manager that still knows the node.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Counters of all simulated nodes.
 #[derive(Debug, Default)]
@@ -150,7 +150,7 @@ async fn say(socket: &mut WebSocketStream<Tls>, message: &NodeMessage) -> Result
 
 async fn hear(socket: &mut WebSocketStream<Tls>) -> Result<ManagerMessage, Error> {
     loop {
-        let message = tokio::time::timeout(PATIENCE, socket.next()).await;
+        let message = tokio::time::timeout(TIMEOUT, socket.next()).await;
         match message.map_err(|error| broken("hear anything", error))? {
             Some(Ok(Message::Text(text))) => {
                 return serde_json::from_str(&text).map_err(|error| broken("understand", error));

@@ -46,7 +46,7 @@ const REST: Duration = Duration::from_secs(2);
 /// Size limit of the data that a daemon receives, in bytes.
 const MAX_GIVEN: u64 = 1 << 20;
 /// Size limit of a daemon's error output, in bytes.
-const MAX_SAID: u64 = 4 << 10;
+const MAX_TEXT: u64 = 4 << 10;
 
 /// Data that an account's daemon receives after it has dropped root's privileges.
 #[derive(Serialize, Deserialize)]
@@ -294,14 +294,14 @@ async fn ready(child: &mut Child) -> Result<bool, String> {
         return Err("it has no output".into());
     };
     let mut line = String::new();
-    let read = BufReader::new(stdout).take(MAX_SAID).read_line(&mut line).await;
+    let read = BufReader::new(stdout).take(MAX_TEXT).read_line(&mut line).await;
     match line.trim() {
         READY if read.is_ok() => return Ok(true),
         BUSY if read.is_ok() => return Ok(false),
         _ => {}
     }
     let mut said = Vec::new();
-    let _ = stderr.take(MAX_SAID).read_to_end(&mut said).await;
+    let _ = stderr.take(MAX_TEXT).read_to_end(&mut said).await;
     Err(String::from_utf8_lossy(&said).trim().to_owned())
 }
 

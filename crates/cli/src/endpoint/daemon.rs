@@ -29,7 +29,7 @@ const OUTBOX: &str = "outbox";
 /// File with the port that nodes of an earlier run use.
 const PORT: &str = "port";
 /// Interval of checks that all parts are running.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Limit for the last messages to the manager.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long idle workers are kept, unless their block ends sooner.
@@ -127,7 +127,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         async move {
             let mut busy_at = Instant::now();
             while parent.is_none() || busy_at.elapsed() < config.accounts.idle {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
                 if demand().workers > 0 || board.has_blocks() {
                     busy_at = Instant::now();
                 }
@@ -136,7 +136,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
     };
     let broken = async {
         while !dispatcher.has_ended() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     let (why, result) = tokio::select! {

@@ -32,7 +32,7 @@ pub const BLOCKS: &str = "blocks";
 /// Maximum length of an endpoint's name with a tenant's, in bytes.
 const MAX_NAME: usize = 128;
 /// Interval of checks of a daemon that starts or ends.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The directory of an endpoint of this machine.
 #[derive(Debug, Clone)]
@@ -170,7 +170,7 @@ pub fn start(name: &str, global: &Global, limit: Duration) -> Result<(), Failure
             };
             return Err(Failure::new(Code::ExecutorFailed, text));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
     output::line(&match global.json {
         true => {
@@ -237,7 +237,7 @@ pub fn stop(name: &str, keep_blocks: bool, global: &Global, limit: Duration) -> 
             );
             return Err(Failure::new(Code::TimedOut, text));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     output::line(&match global.json {
         true => output::json(&json!({ "endpoint": name, "stopped": true }))?,
@@ -337,7 +337,7 @@ pub fn logs(name: &str, block: Option<&str>, lines: usize, follow: bool) -> Resu
     }
     let mut at = text.len() as u64;
     loop {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
         at += show_from(&path, at, None);
     }
 }
@@ -394,7 +394,7 @@ fn block_logs(directory: &Directory, block: &str, lines: usize, follow: bool) ->
         return Ok(());
     }
     loop {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
         // Nodes that start later have new files.
         for path in block_files(directory, block)? {
             let at = shown.entry(path.clone()).or_default();

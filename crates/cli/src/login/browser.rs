@@ -14,8 +14,8 @@ use sha2::{Digest, Sha256};
 use super::{Provider, tell};
 
 /// Time limit of a login.
-const PATIENCE: Duration = Duration::from_secs(300);
-const LOOK: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Limit for a connected browser to send its request.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
@@ -90,7 +90,7 @@ fn nonce_of(id_token: &str) -> Option<String> {
 
 /// Returns the code from the browser, if its request has the expected state.
 fn come_back(listener: &TcpListener, state: &str) -> Result<String, Failure> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -99,14 +99,14 @@ fn come_back(listener: &TcpListener, state: &str) -> Result<String, Failure> {
                     return came;
                 }
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(LOOK),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(POLL_INTERVAL),
             Err(error) => {
                 let text = format!("no browser can come back here: {error}; log in without --browser");
                 return Err(Failure::new(Code::Internal, text));
             }
         }
         if Instant::now() > until {
-            let text = format!("nobody logged in within {} s; log in again", PATIENCE.as_secs());
+            let text = format!("nobody logged in within {} s; log in again", TIMEOUT.as_secs());
             return Err(Failure::new(Code::TimedOut, text));
         }
     }

@@ -28,12 +28,12 @@ const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
 /// How long the last bytes of a rank that left are carried on.
 const LINGER: Duration = Duration::from_secs(10);
 /// Interval at which those bytes are checked for acknowledgement.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest wait.
 const LONG: Duration = Duration::from_secs(60);
 /// Memory for all connections of one rank, divided among them within these bounds.
 const BUFFERS: usize = 32 << 20;
-const LEAST_BUFFER: usize = 16 << 10;
+const MIN_BUFFER: usize = 16 << 10;
 const MAX_BUFFER: usize = 256 << 10;
 
 const CONTROL: u64 = 0;
@@ -143,7 +143,7 @@ impl Session {
             heartbeat_ms: u64::try_from(heartbeat.as_millis()).unwrap_or(u64::MAX),
         };
         send(&socket, &said, None)?;
-        let buffer = (BUFFERS / 2 / connections.len().max(1)).clamp(LEAST_BUFFER, MAX_BUFFER);
+        let buffer = (BUFFERS / 2 / connections.len().max(1)).clamp(MIN_BUFFER, MAX_BUFFER);
         let mut forwarders = Vec::new();
         for (at, (connection, rank)) in connections.into_iter().zip(0u32..).enumerate() {
             let said = |route, shares, near| ConnectorMessage::Connection {
@@ -242,7 +242,7 @@ impl Session {
             return Duration::ZERO;
         }
         if self.forwarders.iter().flatten().any(Forwarder::lingers) {
-            return LOOK;
+            return POLL_INTERVAL;
         }
         let ping = self.rendezvous.as_ref().and_then(RendezvousClient::next_ping);
         let next = [ping, self.until, Some(self.last_ping + self.heartbeat)];

@@ -6,7 +6,7 @@ use dayfly_comm::{JoinOptions, Joined, join};
 use dayfly_protocol::error::Failure;
 use dayfly_rendezvous::server::{ServeOptions, Server};
 
-use crate::common::{PATIENCE, at, serve};
+use crate::common::{TIMEOUT, at, serve};
 
 /// A rendezvous on the loopback interface.
 pub fn server() -> Server {
@@ -45,7 +45,7 @@ pub fn wait_for_ranks(server: &Server, count: usize) {
     let begun = Instant::now();
     while server.counts().1 != count {
         assert!(
-            begun.elapsed() < PATIENCE,
+            begun.elapsed() < TIMEOUT,
             "{:?} instead of {count} ranks",
             server.counts()
         );

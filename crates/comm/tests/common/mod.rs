@@ -11,7 +11,7 @@ use dayfly_rendezvous::server::{ServeOptions, Server};
 /// A secret for tests.
 pub const SECRET: &[u8] = b"a secret that only tests have";
 /// Longest wait of a test.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A rendezvous with a heartbeat of a second.
 pub fn serve(options: ServeOptions) -> Server {
@@ -22,7 +22,7 @@ pub fn serve(options: ServeOptions) -> Server {
 /// Options of a group at this address.
 pub fn at(server: SocketAddr, name: &str, size: u32) -> JoinOptions {
     JoinOptions {
-        patience: PATIENCE,
+        patience: TIMEOUT,
         ..JoinOptions::new(server.to_string(), name, SECRET, size)
     }
 }
@@ -105,18 +105,18 @@ pub fn receive(connection: &mut PeerConnection) -> Vec<u8> {
     let mut bytes = vec![0; MESSAGE];
     let received = match connection {
         PeerConnection::Local(socket) | PeerConnection::Carried { socket, .. } => {
-            socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            socket.set_read_timeout(Some(TIMEOUT)).expect("a limit");
             socket.read_exact(&mut bytes)
         }
         PeerConnection::Remote { socket, session, .. } => {
-            socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            socket.set_read_timeout(Some(TIMEOUT)).expect("a limit");
             match session {
                 None => socket.read_exact(&mut bytes),
                 Some(session) => rustls_read(socket, session, &mut bytes),
             }
         }
         PeerConnection::Stored { socket, session } => {
-            socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            socket.set_read_timeout(Some(TIMEOUT)).expect("a limit");
             rustls_read(socket, session, &mut bytes)
         }
     };

@@ -455,7 +455,7 @@ fn strangers_at_a_listener_do_not_prevent_connecting() {
         let port = loop {
             match listening(&first) {
                 Some(port) => break port,
-                None => assert!(begun.elapsed() < common::PATIENCE, "it does not listen"),
+                None => assert!(begun.elapsed() < common::TIMEOUT, "it does not listen"),
             }
         };
         let addresses = first.net.within(dayfly_comm::connect::host::addresses);

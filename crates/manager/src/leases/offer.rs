@@ -139,7 +139,7 @@ impl Control {
             expires_at_ms: record.expires_at_ms.saturating_add(DEFAULT_GRACE_MS).min(until_ms),
             duration_ms: record.duration_ms,
         };
-        Ok(grant(record, address, &claims.sign(&self.signing())))
+        Ok(grant(record, address, &claims.sign(self.signing())))
     }
 }
 

@@ -27,7 +27,7 @@ use tokio_tungstenite::tungstenite::http::HeaderValue;
 use crate::Handle;
 
 /// Limit for every wait of a test.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub async fn tls(manager: &Handle) -> TlsStream<TcpStream> {
     let mut roots = rustls::RootCertStore::empty();
@@ -192,7 +192,7 @@ impl FakeNode {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, search)
+        tokio::time::timeout(TIMEOUT, search)
             .await
             .expect("the wanted message in time")
     }

@@ -19,7 +19,7 @@ async fn manager(directory: &Path, url: &str) -> Handle {
 async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !condition().await {
-        assert!(begun.elapsed() < PATIENCE * 2, "not in time: {what}");
+        assert!(begun.elapsed() < TIMEOUT * 2, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

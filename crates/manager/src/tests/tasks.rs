@@ -135,7 +135,7 @@ async fn unused_function_is_removed_by_owner_or_operator() {
         Code::InvalidRequest
     );
     astro.post::<Value>(&format!("/v1/flows/{id}/cancel"), &json!({})).await;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let removed = loop {
         let (status, answer) = operator.send("DELETE", &by_id, "").await;
         if status == 200 {
@@ -226,7 +226,7 @@ async fn output_just_before_a_stop_is_kept() {
             }
         }
     };
-    let attempt = tokio::time::timeout(PATIENCE, sent).await.expect("a task in time");
+    let attempt = tokio::time::timeout(TIMEOUT, sent).await.expect("a task in time");
     let printed = TaskOutput {
         attempt,
         stream: Stream::Out,
@@ -252,7 +252,7 @@ async fn output_just_before_a_stop_is_kept() {
         // The earlier manager may be closing.
         match Manager::start(options(directory.path())).await {
             Ok(manager) => break manager,
-            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(begun.elapsed() < TIMEOUT, "{error}"),
         }
         tokio::task::yield_now().await;
     };

@@ -328,7 +328,7 @@ async fn lease_follows_a_token_replaced_during_its_offer() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, renewed)
+    tokio::time::timeout(TIMEOUT, renewed)
         .await
         .expect("the renewal in time");
     manager.shutdown().await;
@@ -338,7 +338,7 @@ async fn lease_follows_a_token_replaced_during_its_offer() {
     let store = loop {
         match SqliteStore::open(&directory.path().join("manager.db"), None, false) {
             Ok(store) => break store,
-            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(begun.elapsed() < TIMEOUT, "{error}"),
         }
         tokio::task::yield_now().await;
     };

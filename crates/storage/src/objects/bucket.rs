@@ -8,11 +8,11 @@ use object_store::client::HttpError;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
 
 use crate::store_url::StoreUrl;
-use crate::{CONNECT, PATIENCE};
+use crate::{CONNECT, TIMEOUT};
 
 /// Time limit of one request, including the transfer of its object.
 const REQUEST: Duration = Duration::from_secs(60);
-/// Most repetitions of a request within [`PATIENCE`].
+/// Most repetitions of a request within [`TIMEOUT`].
 const RETRIES: usize = 8;
 
 /// Returns the client of a bucket, with settings from the environment variables `AWS_*`.
@@ -47,7 +47,7 @@ pub(super) fn bucket(place: &StoreUrl) -> Result<object_store::aws::AmazonS3, Fa
             base: 2.0,
         },
         max_retries: RETRIES,
-        retry_timeout: PATIENCE,
+        retry_timeout: TIMEOUT,
     };
     let name = place.parsed().host_str().unwrap_or_default();
     // reqwest uses the process's default provider and panics if there is none. A program that installed another one

@@ -33,7 +33,7 @@ mod conformance {
     crate::task_store_tests!(tasks);
 }
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 async fn received(updates: &mut mpsc::Receiver<PeerUpdate>, wanted: impl Fn(&PeerUpdate) -> bool) -> PeerUpdate {
     let search = async {
@@ -44,7 +44,7 @@ async fn received(updates: &mut mpsc::Receiver<PeerUpdate>, wanted: impl Fn(&Pee
             }
         }
     };
-    tokio::time::timeout(PATIENCE, search)
+    tokio::time::timeout(TIMEOUT, search)
         .await
         .expect("the updates in time")
 }
@@ -274,7 +274,7 @@ async fn nodes_of_silent_manager_are_adopted_once() {
     register(&a, address(1)).await;
     a.change_leases(under(1, vec![offered()])).wait().await.unwrap();
     let adopt = |store: &PostgresStore, silent| store.adopt(PublicKey([1; 32]), silent, 0).wait();
-    assert_eq!(adopt(&b, PATIENCE).await, Ok(AdoptedNodes::default()), "it lives");
+    assert_eq!(adopt(&b, TIMEOUT).await, Ok(AdoptedNodes::default()), "it lives");
     // A database's clock advances between two transactions.
     let (first, second) = tokio::join!(adopt(&b, Duration::ZERO), adopt(&c, Duration::ZERO));
     let (first, second) = (first.unwrap(), second.unwrap());
@@ -422,12 +422,12 @@ async fn former_task_owner_writes_nothing_after_takeover() {
     };
     alive.present(presence()).unwrap().wait().await.unwrap();
     assert_eq!(b.owner().wait().await.unwrap().manager, None);
-    let first = a.take(None, PATIENCE).await.unwrap().expect("nobody has them");
+    let first = a.take(None, TIMEOUT).await.unwrap().expect("nobody has them");
     first.set_contents([7; 16]).wait().await.unwrap();
     first.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
     first.end(vec![ended(1, 1, None)], Vec::new()).wait().await.unwrap();
     // It is alive and has the tasks.
-    assert!(b.take(Some([7; 16]), PATIENCE).await.unwrap().is_none());
+    assert!(b.take(Some([7; 16]), TIMEOUT).await.unwrap().is_none());
     assert_eq!(b.owner().wait().await.unwrap().manager, Some(PublicKey([1; 32])));
     // A manager with another content store could not give tasks their arguments.
     assert!(b.take(Some([8; 16]), Duration::ZERO).await.unwrap().is_none());
@@ -448,7 +448,7 @@ async fn former_task_owner_writes_nothing_after_takeover() {
     // Once released, the tasks go to the next manager at once.
     second.release().wait().await.unwrap();
     assert_eq!(second.enqueue(vec![task(4, "a")]).wait().await, Err(StoreError::Moved));
-    let third = a.take(Some([7; 16]), PATIENCE).await.unwrap().expect("nobody has them");
+    let third = a.take(Some([7; 16]), TIMEOUT).await.unwrap().expect("nobody has them");
     assert_eq!(third.load().wait().await.unwrap().last_number, 2);
 }
 

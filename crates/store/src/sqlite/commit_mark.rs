@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn emptied_store_opens_only_when_its_loss_is_accepted() {
+    async fn emptied_store_opens_only_with_accepted_loss() {
         let directory = tempfile::tempdir().unwrap();
         add(&open(directory.path(), false).unwrap(), "a").await;
         std::fs::write(directory.path().join("things.db"), "").unwrap();

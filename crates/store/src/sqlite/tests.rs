@@ -70,7 +70,7 @@ async fn file_of_later_release_is_refused() {
 }
 
 #[tokio::test]
-async fn file_of_earlier_release_is_upgraded_and_keeps_rows() {
+async fn earlier_file_is_upgraded_and_keeps_rows() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("manager.db");
     let store = SqliteStore::open(&path, None, false).unwrap();

@@ -26,7 +26,7 @@ from dayfly._worker import GROUP_VARIABLE
 #: Default command that starts a program on all ranks.
 LAUNCHER = "mpirun -n {ranks}"
 #: Seconds between two checks of the running processes.
-LOOK = 0.005
+POLL_INTERVAL = 0.005
 #: Prefixes of the variables of batch systems. With them, ``mpirun`` would start ranks through the batch system.
 BATCH = ("SLURM_", "PBS_", "LSB_", "SGE_", "PMI_", "PMIX_")
 _TO_START, _ENDED = 1, 2
@@ -164,7 +164,7 @@ class _Agents:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._over.is_set():
-                if selector.select(LOOK):
+                if selector.select(POLL_INTERVAL):
                     self._take()
                 while self._comm.iprobe(tag=_ENDED, status=status):
                     asked, code = self._comm.recv(source=status.Get_source(), tag=_ENDED)
@@ -213,7 +213,7 @@ def _serve(comm: Any) -> None:
             for number in [number for number, process in running.items() if process.poll() is not None]:
                 status = running.pop(number).returncode
                 comm.send((number, status if status >= 0 else 128 - status), 0, tag=_ENDED)
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
     finally:
         for process in running.values():
             with contextlib.suppress(ProcessLookupError):

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_account_of_the_system_is_nobodys() {
+    async fn account_of_the_system_is_nobodys() {
         for (name, least_uid) in [
             ("root", 1),
             ("daemon", 1_000),

@@ -45,7 +45,7 @@ enum Part {
     Argument(usize),
 }
 
-/// CommandTemplate with placeholders for arguments.
+/// Command line with placeholders for arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandTemplate {
     words: Vec<Vec<Part>>,

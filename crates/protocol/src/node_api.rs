@@ -156,7 +156,7 @@ pub enum Response {
     Failed(Failure),
 }
 
-/// ChannelStatus of a channel: how far its worker got.
+/// State of a channel: how far its worker got.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelStatus {
     /// The channel's worker.

@@ -26,7 +26,7 @@ pub struct Impairment {
     pub one_way: Duration,
     /// Largest additional delay, which lets packets overtake others.
     pub jitter: Duration,
-    /// LostRanks packets in a thousand.
+    /// Lost packets in a thousand.
     pub lost_of_1000: u32,
 }
 

@@ -156,7 +156,7 @@ pub(crate) async fn show_code(call: Call<Read, PathOf<String>>) -> Result<Respon
     Ok(code.0.into_response())
 }
 
-/// Sets who may run a function of the caller: one version by its id, or all versions of a name. AcceptedTasks tasks
+/// Sets who may run a function of the caller: one version by its id, or all versions of a name. Accepted tasks
 /// continue.
 #[utoipa::path(put, path = "/v1/functions/{id}/sharing", params(("id" = String, Path)), request_body = FunctionSharing,
     security(("bearer" = [])), responses((status = 200, body = FunctionStatus), (status = "default", body = ErrorBody)))]

@@ -253,11 +253,11 @@ def test_requirement_with_foreign_source_is_refused(directory: Path, index: Inde
     with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
         wheel = index.directory / f"{PACKAGE}-1.0-py3-none-any.whl"
         for requirement in (f"{PACKAGE} @ {wheel.as_uri()}", str(wheel), "-r /etc/passwd", "x\n-r y", "dayfly"):
-            with pytest.raises(dayfly.Error, match="no requirement") as raised:
+            with pytest.raises(dayfly.Error, match="is not a requirement") as raised:
                 client.register(seen, environment=dayfly.Environment([requirement]))
             assert raised.value.code == "environment_failed"
             # A lease's words are looked at by the node itself.
-            with pytest.raises(dayfly.Error, match="no requirement"):
+            with pytest.raises(dayfly.Error, match="is not a requirement"):
                 client.lease(environment=dayfly.Environment([requirement]))
         with pytest.raises(dayfly.Error) as raised:
             client.register(seen, environment=dayfly.Environment([PACKAGE], python="3.99"))

@@ -144,7 +144,7 @@ def test_flow_fails_at_its_first_failed_task(client: dayfly.Client) -> None:
 def test_repeated_arguments_of_for_each_are_bounded(client: dayfly.Client) -> None:
     steps = [Step("numbers", numbers), Step("each", lambda n, text: n, of=["numbers", "input"], map=True)]
     steps[0] = Step("numbers", lambda _: list(range(1_000)), of="input")
-    with pytest.raises(dayfly.Error, match="beside each of 1000 elements") as caught:
+    with pytest.raises(dayfly.Error, match="with each of 1000 elements") as caught:
         client.flow(steps, "x" * 100_000).result(30)
     assert caught.value.code == "too_large"
 

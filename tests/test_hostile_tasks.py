@@ -132,7 +132,7 @@ def test_idempotent_task_killing_workers_is_given_up(client: dayfly.Client, tmp_
         assert failure(future).code == "maybe_executed"
     assert client.task_status(future.id)["attempts"] == 5
     assert executions(mark) == 5
-    assert "it cost 5 executions their worker" in client.task_status(future.id)["error"]["message"]
+    assert "5 of its executions lost their workers" in client.task_status(future.id)["error"]["message"]
 
 
 def test_neighbours_of_worker_killing_task_run_once(client: dayfly.Client, tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ void misuse_is_thrown(const dayfly::group &group) {
     refused("bitwise or of f64", [&] { group.allreduce(1.0, operation::bit_or); });
     refused("there is no rank", [&] { group.send(one, group.size()); });
     refused("one count for each rank", [&] { group.allgatherv(one, three, {}); });
-    refused("more than the buffer has room for",
+    refused("more elements than the buffer has",
             [&] { group.allgatherv(one, three, std::vector<std::size_t>(group.size(), SIZE_MAX)); });
     refused("as many elements as all ranks give", [&] { group.allgather(three, one); });
     group.barrier();

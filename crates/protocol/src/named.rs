@@ -24,7 +24,7 @@ macro_rules! named_enum {
     (
         $(#[$meta:meta])*
         $name:ident, $kind:literal {
-            $($(#[$variant_meta:meta])* $variant:ident = $text:literal,)+
+            $($(#[$variant_meta:meta])* $variant:ident = $text:tt,)+
         }
     ) => {
         $(#[$meta])*

@@ -80,13 +80,13 @@ def processes() -> str:
     """Returns a line for each thread below this process: ids, state, the kernel function it waits in, its command."""
     lines = []
     for pid, command in descendants().items():
+        above, state, _ = _stat(pid) or (0, "?", 0)
         with contextlib.suppress(OSError):
             for thread in sorted(Path(f"/proc/{pid}/task").iterdir()):
-                state = (_stat(pid) or (0, "?", 0))[:2]
                 waits, name = (thread / "wchan").read_text(), (thread / "comm").read_text().strip()
                 call = (thread / "syscall").read_text().split()[0]
                 lines.append(
-                    f"{pid}/{thread.name} below {state[0]} {state[1]} {waits} syscall {call} {name}: {command[:200]!r}"
+                    f"{pid}/{thread.name} below {above} {state} {waits} syscall {call} {name}: {command[:200]!r}"
                 )
     return "\n".join(lines)
 

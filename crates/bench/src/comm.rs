@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use self::openmpi::{compile, openmpi, write};
 use crate::error::Error;
+use crate::proc;
 use crate::table::Table;
 
 type Result<T> = std::result::Result<T, Error>;
@@ -344,7 +345,7 @@ fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Resu
         // SAFETY: this program has one thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            die_with(parent);
+            proc::die_with(parent);
             let outcome = work(rank).and_then(|found| {
                 let lines: String = found.iter().filter(|_| rank == 0).map(|us| format!("{us}\n")).collect();
                 write.write_all(lines.as_bytes()).map_err(Error::os("send the result"))
@@ -367,17 +368,6 @@ fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Resu
     Ok(text.split_whitespace().filter_map(|word| word.parse().ok()).collect())
 }
 
-/// Ends this process when its parent ends, or at once if that has happened. A rank that spins would never notice.
-fn die_with(parent: u32) {
-    // SAFETY: makes system calls only, as between a fork and an exec; `_exit` runs no code of the parent.
-    unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        if libc::getppid() as u32 != parent {
-            libc::_exit(1);
-        }
-    }
-}
-
 /// Runs each rank in its own interpreter, which inherits its sockets.
 fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>> {
     let mut children = Vec::new();
@@ -397,7 +387,7 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
         command.stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
         let parent = std::process::id();
         let inherit = move || {
-            die_with(parent);
+            proc::die_with(parent);
             for socket in sockets.iter().filter(|socket| **socket >= 0) {
                 // SAFETY: a system call on a descriptor of this process.
                 unsafe { libc::fcntl(*socket, libc::F_SETFD, 0) };

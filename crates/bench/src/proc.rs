@@ -1,4 +1,4 @@
-//! Reads the kernel's accounts of processor time.
+//! Processes: the kernel's accounts of their time, and their end with their parent.
 
 use crate::busy::Snapshot;
 use std::collections::BTreeMap;
@@ -70,6 +70,18 @@ pub fn resident_bytes(pid: u32) -> std::io::Result<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     Ok(kib.ok_or(std::io::ErrorKind::InvalidData)? << 10)
+}
+
+/// Ends this process when its parent ends, or at once if that has happened. A process that spins would never notice.
+/// For a new child, also between a fork and an exec.
+pub(crate) fn die_with(parent: u32) {
+    // SAFETY: makes system calls only; `_exit` runs no code of the parent.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid() as u32 != parent {
+            libc::_exit(1);
+        }
+    }
 }
 
 /// Ticks per second of the kernel's accounts.

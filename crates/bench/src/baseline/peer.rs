@@ -1,10 +1,12 @@
 //! The peer process of a baseline, and the memory shared with it.
 
-use crate::error::Error;
 use std::ops::Deref;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::proc;
 
 /// The two cores of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,21 +180,16 @@ impl Peer {
         let core = Cores::pick()?.peer;
         // SAFETY: all fields of Control are atomics.
         let control = unsafe { Shared::<Control>::zeroed()? };
-        // SAFETY: getpid and fork have no preconditions. The child runs `serve` and leaves with _exit: it never
+        let parent = std::process::id();
+        // SAFETY: fork has no preconditions. The child runs `serve` and leaves with _exit: it never
         // returns into this process's stack, nor runs its destructors. It takes no lock that another thread may have
         // held at the fork except the allocator's, which the C library keeps usable in the child.
-        let (parent, pid) = unsafe { (libc::getpid(), libc::fork()) };
+        let pid = unsafe { libc::fork() };
         if pid < 0 {
             return Err(Error::last_os("fork the peer of a baseline"));
         }
         if pid == 0 {
-            // SAFETY: plain system calls; the parent may have died before the first one, which the second sees.
-            unsafe {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                if libc::getppid() != parent {
-                    libc::_exit(1);
-                }
-            }
+            proc::die_with(parent);
             let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 if pin(core).is_ok() {
                     serve(&control);

@@ -131,7 +131,7 @@ impl Tasks {
             code: Blob::from(code.to_vec(py)?),
             ..registration.map_err(|error| PyValueError::new_err(error.to_string()))?
         };
-        let until = Instant::now() + ClientTasks::TIMEOUT;
+        let until = Instant::now() + ClientTasks::RETRY_TIMEOUT;
         let status = loop {
             match py.detach(|| tasks.register(&registration, SLICE)) {
                 Err(error) if ClientTasks::is_temporary(&error) && Instant::now() < until => py.check_signals()?,

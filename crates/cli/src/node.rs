@@ -114,7 +114,7 @@ struct Resume {
 }
 
 /// Limit of the initial wait for the manager. A node is useful without it.
-const JOIN_PATIENCE: Duration = Duration::from_secs(5);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A node's manager, and the tenant of the node's owner there.
 type Belonging = (ManagerLink, Option<TenantId>);
@@ -237,7 +237,7 @@ async fn serve_with(
     }
     let joined = match &link {
         Some(_) => tokio::select! {
-            joined = node.wait_until_joined(JOIN_PATIENCE) => Some(joined),
+            joined = node.wait_until_joined(JOIN_TIMEOUT) => Some(joined),
             _ = ending.told() => {
                 ending.orderly(node.shutdown()).await;
                 return Ok(());

@@ -25,10 +25,8 @@ use crate::manager::ManagerClient;
 use crate::random::fill_random;
 use outbox::Outbox;
 
-/// How long an unreachable manager is retried before a submission or a registration fails.
-const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long to wait for a manager that accepts no task before a cancellation fails.
-const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit for the response to a cancellation. The manager asks endpoints, which takes up to 5 s.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 /// Pause between two attempts.
@@ -92,7 +90,7 @@ impl Drop for Tasks {
 
 impl Tasks {
     /// How long an unreachable manager is retried before a submission or a registration fails.
-    pub const TIMEOUT: Duration = TIMEOUT;
+    pub const RETRY_TIMEOUT: Duration = Duration::from_secs(120);
 
     pub(crate) fn open(manager: Arc<ManagerClient>, options: TasksOptions) -> Result<Self, Error> {
         let mut chance = [0; 16];
@@ -343,7 +341,7 @@ impl Tasks {
     /// Cancels those of these tasks that are not given to a worker yet. Running tasks go on. Returns `unreachable` when
     /// the manager accepts no submitted task for 5 s, or sends no response for 10 s; the tasks may then run.
     pub fn cancel(&self, tasks: Vec<TaskId>) -> Result<CancelledTasks, Error> {
-        self.cancel_within(CANCEL_PATIENCE, CANCEL_LIMIT, tasks)
+        self.cancel_within(CANCEL_TIMEOUT, CANCEL_LIMIT, tasks)
     }
 
     fn cancel_within(&self, patience: Duration, limit: Duration, tasks: Vec<TaskId>) -> Result<CancelledTasks, Error> {
@@ -366,7 +364,7 @@ impl Tasks {
     /// Ends tasks, both waiting and running ones.
     pub fn kill(&self, tasks: Vec<TaskId>) -> Result<CancelledTasks, Error> {
         // The manager cannot end a task that it does not have.
-        self.flush(TIMEOUT);
+        self.flush(Self::RETRY_TIMEOUT);
         let what = Cancellation {
             tasks,
             ..Cancellation::default()
@@ -381,11 +379,11 @@ impl Tasks {
     }
 
     /// Ends all waits of this session; the tasks go on. Sends the submitted tasks first, for at most
-    /// [`Tasks::TIMEOUT`].
+    /// [`Tasks::RETRY_TIMEOUT`].
     pub fn close(&self) {
         let started = self.inner.state().started;
         if started {
-            self.flush(TIMEOUT);
+            self.flush(Self::RETRY_TIMEOUT);
         }
         self.inner.state().closed = true;
         self.inner.submitted.notify_all();

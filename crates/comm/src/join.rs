@@ -139,9 +139,9 @@ pub struct Joined {
 }
 
 /// Upper bound of `patience`.
-pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const MAX_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Limit for reaching the rendezvous, if another process waits for it.
-const REACH_PATIENCE: Duration = Duration::from_secs(10);
+const REACH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Joins a group. Returns when all ranks have arrived and this one is connected with each (or, with `lazy_connect`, can
 /// be), or an error. Takes at most `patience`.
@@ -232,14 +232,14 @@ fn meet(
     lost: &Arc<LostRanks>,
     requester: Option<OwnedFd>,
 ) -> Result<(RankSetup, RendezvousClient), Failure> {
-    let deadline = Instant::now() + options.patience.min(LONGEST_PATIENCE);
+    let deadline = Instant::now() + options.patience.min(MAX_PATIENCE);
     if options.channel == Channel::Stored && options.store.is_none() {
         let text = "the channel `stored` needs a store: name one, such as s3://bucket/prefix or redis://host:port";
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let keys = GroupKeys::new(&options.name, &options.run, &options.secret)?;
     let by = match requester {
-        Some(_) => deadline.min(Instant::now() + REACH_PATIENCE),
+        Some(_) => deadline.min(Instant::now() + REACH_TIMEOUT),
         None => deadline,
     };
     let mut rendezvous = RendezvousClient::open(&options.rendezvous, options.server_key.as_ref(), &keys, by)?;
@@ -280,7 +280,7 @@ fn connect_lazily(
     lost: Arc<LostRanks>,
 ) -> Result<Joined, Failure> {
     let queue = Arc::new(ConnectQueue::new()?);
-    let patience = options.patience.min(LONGEST_PATIENCE);
+    let patience = options.patience.min(MAX_PATIENCE);
     let (rank, size, hosts) = (setup.seat.rank, setup.seat.size, setup.hosts.clone());
     let (connecting, stored) = (setup.met_at.elapsed(), setup.stored.clone());
     let (its_queue, its_lost) = (queue.clone(), lost.clone());

@@ -22,7 +22,7 @@ use crate::state::State;
 
 /// Maximum number of tasks that are cancelled under one hold of the lock.
 const MAX_BATCH: usize = 10_000;
-/// Longest wait for a dispatcher's answer to a withdrawal. Without an answer, its tasks count as running.
+/// Longest wait for a dispatcher's reply to a withdrawal. Without a reply, its tasks count as running.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The tasks that a caller may cancel.

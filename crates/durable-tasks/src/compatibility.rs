@@ -15,7 +15,7 @@ use crate::Tasks;
 use crate::state::State;
 use crate::submission::Submitter;
 
-/// Longest wait for an endpoint's answer. Without an answer the task is accepted, and fails later if it must.
+/// Longest wait for an endpoint's reply. Without a reply the task is accepted, and fails later if it must.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What one connected endpoint has answered about one function.
@@ -33,7 +33,7 @@ impl Default for Compatibility {
 }
 
 impl Compatibility {
-    /// Keeps the endpoint's answer and passes it to all that wait for it.
+    /// Keeps the endpoint's reply and passes it to all waiters.
     pub fn answer(&mut self, refusal: Option<Failure>) {
         if let Self::Asked(waiting) = std::mem::replace(self, Self::Known(refusal.clone())) {
             for waiting in waiting {
@@ -105,7 +105,7 @@ impl State {
         Ok(connection.compatibility(function.id, question).check())
     }
 
-    /// An endpoint answers whether it can run a function.
+    /// Handles an endpoint's reply whether it can run a function.
     pub fn on_compatibility(&mut self, id: EndpointId, function: FunctionId, refusal: Option<Failure>) {
         if let Some(connection) = self.endpoints.connection_mut(id) {
             connection.set_compatibility(function, refusal);

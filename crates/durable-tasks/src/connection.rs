@@ -25,7 +25,7 @@ pub struct Conversation {
     pub to_manager: mpsc::UnboundedSender<FromDispatcher>,
 }
 
-/// The connection of a dispatcher. Dropping it ends the waits for answers.
+/// The connection of a dispatcher. Dropping it ends the waits for replies.
 pub struct Connection {
     number: u64,
     /// The dispatcher's process.
@@ -115,7 +115,7 @@ impl Connection {
         })
     }
 
-    /// The dispatcher answers whether it can run a function. Ignores functions that it was not asked about.
+    /// Handles the dispatcher's reply whether it can run a function. Ignores replies without a request.
     pub fn set_compatibility(&mut self, function: FunctionId, refusal: Option<Failure>) {
         if let Some(known) = self.compatibility.get_mut(&function) {
             known.answer(refusal);

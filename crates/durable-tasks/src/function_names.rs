@@ -122,7 +122,7 @@ impl Tasks {
         self.tenants.name(function.tenant)
     }
 
-    /// The failure for a bare name of which the caller has no function: names the other owners.
+    /// Returns the failure for a bare name that no function of the caller has. It names the other owners.
     fn others_named(&self, all: &Functions, name: &str) -> Failure {
         let named = all.iter().filter(|function| function.name.as_deref() == Some(name));
         let owners: BTreeSet<String> = named.map(|function| self.owner(function)).collect();

@@ -16,10 +16,10 @@ use crate::endpoints::is_guest;
 use crate::state::State;
 use crate::submission::Submitter;
 
-/// Longest wait for an endpoint's answer.
+/// Longest wait for an endpoint's reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An endpoint's answer: how to connect to its site, or why not.
+/// An endpoint's reply: how to connect to its site, or why not.
 pub type Invitation = Result<Connection, Failure>;
 
 impl Tasks {
@@ -64,7 +64,7 @@ impl State {
         }))
     }
 
-    /// An endpoint answers a request for an invitation.
+    /// Handles an endpoint's reply to a request for an invitation.
     pub fn on_invitation(&mut self, id: EndpointId, number: u64, invitation: Invitation) {
         if let Some(connection) = self.endpoints.connection_mut(id) {
             connection.answer_invitation(number, invitation);

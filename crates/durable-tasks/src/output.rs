@@ -247,7 +247,7 @@ impl State {
             .collect()
     }
 
-    /// Takes some of the unwritten output that is complete in memory. Drops what was evicted meanwhile.
+    /// Takes some of the unwritten output that is complete in memory. Drops output that has been evicted.
     fn take_unwritten(&mut self) -> Vec<StoredOutput> {
         let endpoints = &self.endpoints;
         let is_known = |(endpoint, task): &(EndpointId, TaskId)| {

@@ -1,4 +1,4 @@
-//! Registration of functions, and with whom they are shared.
+//! Registration and sharing of functions.
 
 use std::sync::Arc;
 

@@ -42,7 +42,7 @@ pub struct Submitter {
 }
 
 impl Submitter {
-    /// Whether it is among these names of tenants and teams, of which `*` means everyone.
+    /// Whether it is among these names of tenants and teams. `*` means everyone.
     pub(super) fn is_among(&self, shared_with: &[String]) -> bool {
         shared_with.iter().any(|with| match with.strip_prefix(TEAM) {
             Some(team) => self.teams.iter().any(|own| own == team),

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a worker set without workers waits before all others make room.
-const TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_STARVATION: Duration = Duration::from_secs(1);
 
 /// The shares of all worker sets of a site. A `K` identifies each of them.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl<K: Clone + PartialEq> FairShare<K> {
     pub fn record_wait(&self, one: &K, share_state: &mut ShareState, since: Option<Instant>, has: u32, total: u32) {
         let is_waiting = since.is_some() && has < self.equal_share(total);
         change(&mut share_state.waiting, is_waiting, &self.waiting);
-        let claims = has == 0 && since.is_some_and(|since| since.elapsed() >= TIMEOUT);
+        let claims = has == 0 && since.is_some_and(|since| since.elapsed() >= MAX_STARVATION);
         let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         match claims {
             true if claim.is_none() => *claim = Some(one.clone()),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     fn long_ago() -> Option<Instant> {
-        Instant::now().checked_sub(TIMEOUT * 2)
+        Instant::now().checked_sub(MAX_STARVATION * 2)
     }
 
     #[test]

@@ -260,8 +260,8 @@ impl Cluster {
         true
     }
 
-    /// Adds a lease that a node granted under the allowance in this token. Returns whether the allowance is exhausted
-    /// now, of which the nodes are informed.
+    /// Adds a lease that a node granted under the allowance in this token. Returns whether the allowance is
+    /// exhausted now; the nodes are informed of that.
     pub fn add_direct_lease(
         &mut self,
         allowance: AllowanceId,
@@ -288,7 +288,7 @@ impl Cluster {
     }
 
     /// Registers a node that holds these leases, with the milliseconds that they have left. `inherited` are the node's
-    /// leases if another manager owned it before. The node is told to end leases that are over here. Returns the leases
+    /// leases if another manager owned it before. The node must end leases that are over here. Returns the leases
     /// that it should hold and does not.
     pub fn register_node(
         &mut self,

@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// A fake store that is full at first, and records what was written.
+    /// A fake store that is full at first, and records its writes.
     #[derive(Default)]
     struct FakeDisk {
         roomy: AtomicBool,

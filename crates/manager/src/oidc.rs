@@ -230,7 +230,7 @@ struct ProviderState {
     tried: Option<Instant>,
 }
 
-/// A person with a valid ID token whom a rule admits.
+/// A person with a valid ID token, admitted by a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Person {
     /// The provider's permanent id of the person.

@@ -25,7 +25,7 @@ const RELEASE_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest wait of a request for output.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait of a lease request for its executor.
-const EXECUTOR_PATIENCE: Duration = Duration::from_secs(12);
+const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Serves a control connection to its end.
 pub async fn serve(node: &Arc<Node>, hello: &Hello, mut connection: Connection) {
@@ -158,7 +158,7 @@ async fn grant_lease(node: &Arc<Node>, hello: &Hello, request: LeaseRequest) -> 
         ));
     }
     check_allowance(token, &request)?;
-    let grant = node.grant_directly(hello, request, EXECUTOR_PATIENCE).await?;
+    let grant = node.grant_directly(hello, request, EXECUTOR_TIMEOUT).await?;
     Ok(Response::Granted(Box::new(grant)))
 }
 

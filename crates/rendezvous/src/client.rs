@@ -22,7 +22,7 @@ const SILENT_HEARTBEATS: u32 = 3;
 /// Limit for the server to notice that a rank leaves.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Limit for the probe port's response.
-const PROBE_PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A TLS connection to the rendezvous.
 pub struct RendezvousClient {
@@ -310,7 +310,7 @@ impl RendezvousClient {
             },
             Err(error) => return Ok(Err(error)),
         };
-        let deadline = deadline.min(Instant::now() + PROBE_PATIENCE);
+        let deadline = deadline.min(Instant::now() + PROBE_TIMEOUT);
         loop {
             self.pump()?;
             match probe.read() {

@@ -11,7 +11,7 @@ use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{FunctionId, TaskId};
 use dayfly_protocol::tasks::{AcceptedTasks, TaskInput, TaskOptions, TaskSubmission};
 
-use super::{Inner, RETRY, State, TIMEOUT, Tasks, refused, wait};
+use super::{Inner, RETRY, State, Tasks, refused, wait};
 use crate::Error;
 
 /// Bounds of one request: tasks, and bytes of arguments.
@@ -220,8 +220,9 @@ impl Inner {
 
     fn send_some(&self, submission: &TaskSubmission) {
         let count = submission.tasks.len();
-        let accepted: Result<AcceptedTasks, Error> =
-            self.with_retries(TIMEOUT, || self.manager.post_packed("/v1/tasks", submission));
+        let accepted: Result<AcceptedTasks, Error> = self.with_retries(Tasks::RETRY_TIMEOUT, || {
+            self.manager.post_packed("/v1/tasks", submission)
+        });
         let mut state = self.state();
         if accepted.as_ref().is_err_and(|error| error.code() == Code::NotFound) && state.outbox.store_again(count) {
             self.contents.forget();
@@ -252,7 +253,7 @@ impl Inner {
                 state = wait(&self.to_store, state, RETRY);
             };
             drop(state);
-            let stored = self.with_retries(TIMEOUT, || self.contents.store(&arguments));
+            let stored = self.with_retries(Tasks::RETRY_TIMEOUT, || self.contents.store(&arguments));
             if let Some(unsent) = self.state().outbox.get(id) {
                 unsent.place = stored.map_or_else(Arguments::Refused, Arguments::Stored);
             }

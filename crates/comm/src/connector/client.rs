@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use super::messages::{ConnectorMessage, ConnectorRequest, VERSION, is_for_now, receive, send};
 use crate::invitation::Invitation;
-use crate::join::{Joined, LONGEST_PATIENCE};
+use crate::join::{Joined, MAX_PATIENCE};
 use crate::membership::Membership;
 use crate::{LostRanks, PeerConnection};
 
@@ -39,7 +39,7 @@ fn unreachable(what: impl std::fmt::Display) -> Failure {
 /// As [`join`](crate::join()); [`Code::Forbidden`] when this node's ranks may not meet at that rendezvous,
 /// [`Code::NoCapacity`] when the lease has too many groups, [`Code::Unreachable`] when no connector listens.
 pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Failure> {
-    let patience = Duration::from_secs(invitation.patience_s).min(LONGEST_PATIENCE);
+    let patience = Duration::from_secs(invitation.patience_s).min(MAX_PATIENCE);
     let deadline = Instant::now() + patience + BEYOND;
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(unreachable)?;

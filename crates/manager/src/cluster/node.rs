@@ -87,7 +87,7 @@ pub struct Registration {
     pub capacity: Capacity,
     /// Its free resources.
     pub free: Capacity,
-    /// Levels of isolation that it permits, and to whom.
+    /// Levels of isolation that it permits to its owners and to other tenants.
     pub sandboxes: Option<NodeSandboxes>,
     /// Epoch of the connection.
     pub epoch: u64,

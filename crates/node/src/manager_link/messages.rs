@@ -15,10 +15,10 @@ use crate::leases::Origin;
 use crate::node::{Node, RequestedLease};
 
 /// The manager waits 5 s for a response; a lease whose executor takes longer is granted without it.
-const OFFER_PATIENCE: Duration = Duration::from_secs(3);
-const END_PATIENCE: Duration = Duration::from_secs(4);
+const OFFER_TIMEOUT: Duration = Duration::from_secs(3);
+const END_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a reclaimed node waits until its last usage is booked before it reports that it is empty.
-const BOOKED_PATIENCE: Duration = Duration::from_secs(5);
+const BOOKED_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Handles a message of the manager in this epoch. Responses go to `responses`, now or later.
 pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, responses: &mpsc::Sender<NodeMessage>) {
@@ -53,7 +53,7 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
                         request: spec,
                         default_sandbox,
                     };
-                    node.take_lease(lease, tenant, origin, wanted, start_by, OFFER_PATIENCE)
+                    node.take_lease(lease, tenant, origin, wanted, start_by, OFFER_TIMEOUT)
                         .await
                 };
                 let taken = taken.instrument(step.clone()).await;
@@ -153,7 +153,7 @@ async fn end(node: &Node, lease: LeaseId, state: LeaseState, grace: Duration) ->
         LeaseState::Revoked => lease.recall(grace),
         state => lease.end(state),
     }
-    lease.wait_until_over(grace + END_PATIENCE).await;
+    lease.wait_until_over(grace + END_TIMEOUT).await;
     if state == LeaseState::Revoked {
         wait_until_booked(node).await;
     }
@@ -164,7 +164,7 @@ async fn end(node: &Node, lease: LeaseId, state: LeaseState, grace: Duration) ->
 async fn wait_until_booked(node: &Node) {
     node.report_due.notify_one();
     let begun = Instant::now();
-    while begun.elapsed() < BOOKED_PATIENCE
+    while begun.elapsed() < BOOKED_TIMEOUT
         && (node.journal.next_entry().is_some() || !node.journal.unreported_ends().is_empty())
     {
         tokio::time::sleep(Duration::from_millis(2)).await;

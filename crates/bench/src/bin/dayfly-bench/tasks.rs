@@ -12,7 +12,7 @@ use crate::failure;
 use crate::python::{ask, python};
 
 /// Time to watch for other work before the measurement.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const WATCH_TIME: Duration = Duration::from_millis(500);
 
 /// The result of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ impl fmt::Display for TasksReport {
 
 pub fn run(options: &TasksArguments) -> Result<TasksReport, Failure> {
     // The measurement has too many processes to distinguish them from others, so others are watched beforehand.
-    Watch::look(POLL_INTERVAL, &[])
+    Watch::look(WATCH_TIME, &[])
         .judge(options.force)
         .map_err(|busy| failure(&dayfly_bench::Error::from(busy)))?;
     let mut command = python(&options.python, "tasks");

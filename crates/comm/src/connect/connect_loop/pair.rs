@@ -43,7 +43,7 @@ impl Pair {
         }
     }
 
-    /// What was tried, with the results; only their number if `cautious`.
+    /// The attempts and their results; only their number if `cautious`.
     pub fn describe_attempts(&self, cautious: bool) -> String {
         if cautious {
             return format!("{} routes tried", self.notes.len());

@@ -95,10 +95,12 @@ impl CallTable {
 
     /// Takes a call that waits, to send it.
     pub fn take_waiting(&mut self, id: CallId) -> Option<Box<PendingCall>> {
-        self.waiting(id)?;
-        match self.calls.remove(&id) {
-            Some(Call::Waiting(call)) => Some(call),
-            _ => None,
+        match self.calls.remove(&id)? {
+            Call::Waiting(call) => Some(call),
+            other => {
+                self.calls.insert(id, other);
+                None
+            }
         }
     }
 

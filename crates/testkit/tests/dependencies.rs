@@ -21,6 +21,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("dayfly-command", 2),
     ("dayfly-executor", 2),
     ("dayfly-rendezvous", 2),
+    ("dayfly-simulate", 2),
     ("dayfly-store", 2),
     ("dayfly-comm", 3),
     ("dayfly-durable-tasks", 3),
@@ -53,6 +54,10 @@ const FORBIDDEN: &[(&str, &[&str])] = &[
     ),
     (
         "dayfly-harvest",
+        &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
+    ),
+    (
+        "dayfly-simulate",
         &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
     ),
     ("dayfly-fabric", &["tokio", "axum", "tracing"]),

@@ -4,10 +4,14 @@
 //! The ideas are those of LIBRA (Yu and others, HPDC 2023, doi 10.1145/3588195.3592996).
 //!
 //! - [`amount`]: amounts of processor time and memory;
-//! - [`demand`]: what is known about a call, and what is predicted from it.
+//! - [`demand`]: what is known about a call, and what is predicted from it;
+//! - [`profile`]: profiles of functions, which predict the demand of calls.
 
 pub mod amount;
 pub mod demand;
+mod histogram;
+pub mod profile;
 
 pub use amount::{Amount, Resource};
 pub use demand::{CallId, Demand, Features, FunctionId, Prediction, Predictor, Sample, TenantId};
+pub use profile::{Models, Options, Profiles};

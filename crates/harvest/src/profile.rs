@@ -1,0 +1,126 @@
+//! Profiles: what each function used before, and what its next call will need (LIBRA, section 4).
+
+mod function;
+mod window;
+
+use std::collections::BTreeMap;
+
+use crate::amount::Amount;
+use crate::demand::{Demand, Features, FunctionId, Predictor, Sample};
+use function::Function;
+pub use window::{MAX_DURATION_US, MAX_SAMPLES};
+
+/// Which model predicts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Models {
+    /// The forest or the histogram of a function, whichever loses less on samples that it has not learned from.
+    Best,
+    /// The forest of each function.
+    Forest,
+    /// The histograms of each function.
+    Histogram,
+    /// The maximum of so many last calls, as LIBRA without its profiler. There is no profiling window.
+    MaxOfLast(usize),
+}
+
+/// How profiles learn and predict.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Which model predicts.
+    pub models: Models,
+    /// Calls after the first that find out what a function would use.
+    pub profiling_calls: usize,
+    /// The most that is ever predicted, and believed of a sample.
+    pub max_demand: Amount,
+    /// Functions that are kept. Beyond it, the one that was used longest ago is forgotten.
+    pub max_functions: usize,
+    /// The seed of all forests.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            models: Models::Best,
+            profiling_calls: 20,
+            // More than any node has: 4,096 cores and 64 TiB.
+            max_demand: Amount::new(4_096_000, 64 << 40),
+            max_functions: 1_024,
+            seed: 0,
+        }
+    }
+}
+
+/// The profiles of all functions. Deterministic: the same calls in the same order give the same predictions.
+#[derive(Debug)]
+pub struct Profiles {
+    options: Options,
+    functions: BTreeMap<FunctionId, Function>,
+    uses: u64,
+}
+
+impl Profiles {
+    /// No profiles yet.
+    pub fn new(options: Options) -> Self {
+        Self {
+            options,
+            functions: BTreeMap::new(),
+            uses: 0,
+        }
+    }
+
+    /// The kept samples of a function, oldest first: at most [`MAX_SAMPLES`]. Empty if there are none.
+    pub fn export(&self, function: FunctionId) -> Vec<Sample> {
+        let function = self.functions.get(&function);
+        function.map_or_else(Vec::new, |function| function.window().in_order().copied().collect())
+    }
+
+    /// Replaces the profile of a function by one that learned from these samples, oldest first. The last
+    /// [`MAX_SAMPLES`] count.
+    pub fn import(&mut self, function: FunctionId, samples: &[Sample]) {
+        let samples = &samples[samples.len().saturating_sub(MAX_SAMPLES)..];
+        self.functions.remove(&function);
+        let options = self.options.clone();
+        self.used(function).import(samples, &options);
+    }
+
+    /// The functions that have a profile, in their order.
+    pub fn functions(&self) -> impl Iterator<Item = FunctionId> + '_ {
+        self.functions.keys().copied()
+    }
+
+    /// The profile of a function, begun if need be, and marked as the last used.
+    fn used(&mut self, function: FunctionId) -> &mut Function {
+        self.uses += 1;
+        if !self.functions.contains_key(&function) && self.functions.len() >= self.options.max_functions.max(1) {
+            let oldest = self.functions.iter().min_by_key(|(_, profile)| profile.last_use());
+            if let Some(oldest) = oldest.map(|(id, _)| *id) {
+                self.functions.remove(&oldest);
+            }
+        }
+        let profile = self.functions.entry(function).or_default();
+        profile.mark(self.uses);
+        profile
+    }
+}
+
+impl Default for Profiles {
+    fn default() -> Self {
+        Self::new(Options::default())
+    }
+}
+
+impl Predictor for Profiles {
+    fn predict(&mut self, function: FunctionId, features: &Features) -> Demand {
+        let options = self.options.clone();
+        self.used(function).predict(features, &options)
+    }
+
+    fn learn(&mut self, function: FunctionId, sample: Sample) {
+        let options = self.options.clone();
+        self.used(function).learn(sample, &options);
+    }
+}
+
+#[cfg(test)]
+mod tests;

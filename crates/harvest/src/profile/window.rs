@@ -1,0 +1,111 @@
+//! The last samples of one function.
+
+use crate::amount::{Amount, Resource};
+use crate::demand::{Features, Sample};
+use crate::histogram::Histogram;
+
+/// Samples that are kept of a function. More would make a change of its behaviour count later.
+pub const MAX_SAMPLES: usize = 512;
+
+/// The longest duration that a sample can have, in microseconds: 1,000 days. It keeps hostile values out of sums.
+pub const MAX_DURATION_US: u64 = 1_000 * 86_400 * 1_000_000;
+
+/// What is predicted about a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Measure {
+    Peak(Resource),
+    Duration,
+}
+
+impl Measure {
+    pub(crate) const ALL: [Self; 3] = [Self::Peak(Resource::Cpu), Self::Peak(Resource::Memory), Self::Duration];
+
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Self::Peak(Resource::Cpu) => 0,
+            Self::Peak(Resource::Memory) => 1,
+            Self::Duration => 2,
+        }
+    }
+
+    /// The value of a sample.
+    pub(crate) fn units(self, sample: &Sample) -> u64 {
+        match self {
+            Self::Peak(resource) => sample.peak.get(resource),
+            Self::Duration => sample.duration_us,
+        }
+    }
+
+    /// Whether the value of a sample is only a lower bound.
+    pub(crate) fn is_bound(self, sample: &Sample) -> bool {
+        match self {
+            Self::Peak(Resource::Cpu) => sample.cpu_is_bound,
+            Self::Peak(Resource::Memory) => sample.memory_is_bound,
+            Self::Duration => false,
+        }
+    }
+}
+
+/// The last samples in slots, with a histogram of each measure. The oldest sample gives its slot to the newest.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Window {
+    samples: Vec<Sample>,
+    next: usize,
+    histograms: [Histogram; 3],
+}
+
+impl Window {
+    /// Adds a sample. Returns its slot.
+    pub(crate) fn add(&mut self, sample: Sample) -> usize {
+        let slot = self.next;
+        self.next = (self.next + 1) % MAX_SAMPLES;
+        if slot < self.samples.len() {
+            self.samples[slot] = sample;
+        } else {
+            self.samples.push(sample);
+        }
+        for measure in Measure::ALL {
+            let (units, is_bound) = (measure.units(&sample), measure.is_bound(&sample));
+            self.histograms[measure.index()].set(slot as u16, units, is_bound);
+        }
+        slot
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// The samples, oldest first.
+    pub(crate) fn in_order(&self) -> impl DoubleEndedIterator<Item = &Sample> + ExactSizeIterator {
+        let oldest = if self.samples.len() < MAX_SAMPLES { 0 } else { self.next };
+        (0..self.samples.len()).map(move |age| &self.samples[(oldest + age) % MAX_SAMPLES])
+    }
+
+    pub(crate) fn histogram(&self, measure: Measure) -> &Histogram {
+        &self.histograms[measure.index()]
+    }
+}
+
+/// The sample with its values within bounds.
+pub(crate) fn bounded(sample: Sample, max: Amount) -> Sample {
+    let within = |amount: Amount| {
+        Amount::new(
+            amount.milli_cores.min(max.milli_cores),
+            amount.memory_bytes.min(max.memory_bytes),
+        )
+    };
+    let sizes = sample
+        .features
+        .sizes
+        .map(|size| if size.is_finite() { size } else { 0.0 });
+    Sample {
+        features: Features {
+            sizes,
+            ..sample.features
+        },
+        allocation: within(sample.allocation),
+        peak: within(sample.peak),
+        duration_us: sample.duration_us.min(MAX_DURATION_US),
+        ..sample
+    }
+}

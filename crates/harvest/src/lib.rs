@@ -5,13 +5,22 @@
 //!
 //! - [`amount`]: amounts of processor time and memory;
 //! - [`demand`]: what is known about a call, and what is predicted from it;
-//! - [`profile`]: profiles of functions, which predict the demand of calls.
+//! - [`profile`]: profiles of functions, which predict the demand of calls;
+//! - [`rules`]: what sites and published systems decide differently;
+//! - [`pool`]: the idle units of one resource on one node, who lent them, and who has them;
+//! - [`engine`]: the policy of one node: events go in, changes of limits come out.
 
 pub mod amount;
 pub mod demand;
+pub mod engine;
 mod histogram;
+pub mod pool;
 pub mod profile;
+pub mod rules;
+mod unreserved;
 
 pub use amount::{Amount, Resource};
 pub use demand::{CallId, Demand, Features, FunctionId, Prediction, Predictor, Sample, TenantId};
+pub use engine::{Action, Begin, Engine, Event, Group, Mode, Outcome};
 pub use profile::{Models, Options, Profiles};
+pub use rules::Rules;

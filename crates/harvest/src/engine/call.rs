@@ -1,0 +1,122 @@
+//! What the engine knows about a running call.
+
+use super::{Begin, Group, index};
+use crate::amount::{Amount, Resource};
+use crate::demand::{Demand, Features, FunctionId, Sample, TenantId};
+use crate::rules::Rules;
+
+/// A call that uses this share of its limit wants more: the kernel accounts use in slices, so that it is never quite 1.
+const BOUND_SHARE: f64 = 0.95;
+
+/// A running call. Only `engine/` changes it.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub tenant: TenantId,
+    pub function: FunctionId,
+    pub owned: Amount,
+    pub demand: Demand,
+    pub group: Option<Group>,
+    pub may_lend: [bool; 2],
+    pub may_borrow: [bool; 2],
+    /// What it put into the pools.
+    pub offered: Amount,
+    /// What it has of others.
+    pub borrowed: Amount,
+    /// What it wants above what it owns.
+    pub wanted: Amount,
+    /// Its use in the last window.
+    pub used: Amount,
+    pub is_measured: bool,
+    /// When it was measured last, or began.
+    pub measured_us: u64,
+    /// Units that it borrowed and did not use in the last window.
+    pub unused: Amount,
+    features: Features,
+    begun_us: u64,
+    peak: Amount,
+    max_limit: Amount,
+    is_bound: [bool; 2],
+}
+
+impl Call {
+    pub fn new(begin: &Begin, demand: Demand, now_us: u64) -> Self {
+        Self {
+            tenant: begin.tenant,
+            function: begin.function,
+            owned: begin.owned,
+            demand,
+            group: begin.group,
+            may_lend: [begin.lends; 2],
+            // Memory of one rank cannot be reclaimed without harm to all.
+            may_borrow: [begin.borrows_cpu, begin.borrows_memory && begin.group.is_none()],
+            offered: Amount::ZERO,
+            borrowed: Amount::ZERO,
+            wanted: Amount::ZERO,
+            used: Amount::ZERO,
+            is_measured: false,
+            measured_us: now_us,
+            unused: Amount::ZERO,
+            features: begin.features,
+            begun_us: now_us,
+            peak: Amount::ZERO,
+            max_limit: begin.owned,
+            is_bound: [false; 2],
+        }
+    }
+
+    /// What it kept of what it owns.
+    pub fn kept(&self, resource: Resource) -> u64 {
+        self.owned.get(resource) - self.offered.get(resource)
+    }
+
+    /// What it may use.
+    pub fn limits(&self, rules: &Rules) -> Amount {
+        let own = if rules.lowers_lenders {
+            self.owned - self.offered
+        } else {
+            self.owned
+        };
+        own + self.borrowed
+    }
+
+    /// What it wants and has not got.
+    pub fn missing(&self, resource: Resource) -> u64 {
+        if self.may_borrow[index(resource)] {
+            self.wanted.get(resource).saturating_sub(self.borrowed.get(resource))
+        } else {
+            0
+        }
+    }
+
+    pub fn note_usage(&mut self, used: Amount, now_us: u64) {
+        let limit = self.owned + self.borrowed;
+        for resource in Resource::ALL {
+            let (used, limit) = (used.get(resource), limit.get(resource));
+            if used as f64 >= BOUND_SHARE * limit as f64 {
+                self.is_bound[index(resource)] = true;
+            }
+        }
+        self.max_limit = self.max_limit.max(limit);
+        self.peak = self.peak.max(used);
+        self.used = used;
+        self.is_measured = true;
+        self.measured_us = now_us;
+    }
+
+    pub fn note_out_of_memory(&mut self) {
+        self.is_bound[index(Resource::Memory)] = true;
+    }
+
+    /// What is learnt from it when it ended.
+    pub fn sample(&self, now_us: u64) -> Sample {
+        let [cpu_is_bound, memory_is_bound] = self.is_bound;
+        Sample {
+            features: self.features,
+            allocation: self.max_limit,
+            peak: self.peak,
+            duration_us: now_us.saturating_sub(self.begun_us),
+            cpu_is_bound,
+            memory_is_bound,
+        }
+    }
+}

@@ -3,19 +3,30 @@
 //! A node makes one group for itself beneath the group that it was started in, and beneath that one for each sandbox.
 //! Controllers that it may not use are reported as missing. Then only the limits of single processes bound a sandbox.
 
+mod counters;
+mod error;
+mod mounts;
+mod tree;
+mod waiting;
+mod worker;
+
 use std::fs::File;
-use std::io::{Error, Result, Write};
+use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+pub use self::counters::Reading;
+pub use self::error::GroupError;
+use self::mounts::{DAEMON_LEAF, mounted_groups};
+use self::tree::{make_unified, remove_stale, remove_tree, write};
+pub use self::worker::{Weight, WorkerGroup};
 
 /// Period over which processor time is counted, in microseconds.
 const PERIOD_US: u64 = 100_000;
-/// Tries to remove a group whose last process is dying.
-const REMOVE_TRIES: u32 = 200;
-/// Group of the node's own daemons, in hierarchies of version 2.
-const DAEMON_LEAF: &str = "dayfly-daemons";
-/// Most passes to move processes that fork meanwhile.
-const MOVE_PASSES: u32 = 20;
+/// Group of a sandbox's processes without a group of their own, in hierarchies of version 2: there, a group with groups
+/// below it that have controllers may have no processes.
+const SANDBOX_LEAF: &str = "main";
 /// Age after which a group without processes counts as left by a dead node: a living one fills its groups at once.
 const STALE_AFTER: Duration = Duration::from_secs(60);
 
@@ -30,24 +41,34 @@ pub struct Limits {
     pub tasks: u32,
 }
 
-/// A controller that bounds a sandbox.
+/// A controller that bounds a sandbox, or measures it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controller {
     /// Processor time.
     Cpu,
+    /// Processor time that was used: a controller of its own in version 1, and part of `cpu` in version 2.
+    Cpuacct,
     /// Memory.
     Memory,
     /// Processes.
     Pids,
 }
 
-const CONTROLLERS: [Controller; 3] = [Controller::Cpu, Controller::Memory, Controller::Pids];
+const CONTROLLERS: [Controller; 4] = [
+    Controller::Cpu,
+    Controller::Cpuacct,
+    Controller::Memory,
+    Controller::Pids,
+];
+/// Those with limits of a sandbox.
+const LIMITING: [Controller; 3] = [Controller::Cpu, Controller::Memory, Controller::Pids];
 
 impl Controller {
     /// The kernel's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
+            Self::Cpuacct => "cpuacct",
             Self::Memory => "memory",
             Self::Pids => "pids",
         }
@@ -60,11 +81,20 @@ pub struct Hierarchies {
     bases: Vec<Base>,
 }
 
+/// A group in one hierarchy.
 #[derive(Debug)]
 struct Base {
     path: PathBuf,
     controllers: Vec<Controller>,
     unified: bool,
+    /// Where processes go that leave a group below.
+    home: PathBuf,
+}
+
+impl Base {
+    fn has(&self, controller: Controller) -> bool {
+        self.controllers.contains(&controller)
+    }
 }
 
 impl Hierarchies {
@@ -94,6 +124,10 @@ impl Hierarchies {
                     path,
                     controllers,
                     unified: place.unified,
+                    home: match place.unified {
+                        true => place.path.join(DAEMON_LEAF),
+                        false => place.path,
+                    },
                 }),
                 _ => remove_tree(&path),
             }
@@ -103,24 +137,83 @@ impl Hierarchies {
 
     /// Controllers that this node may not use.
     pub fn missing(&self) -> Vec<Controller> {
-        let has = |controller: &Controller| self.bases.iter().any(|base| base.controllers.contains(controller));
-        CONTROLLERS.into_iter().filter(|controller| !has(controller)).collect()
+        let mut missing = LIMITING.to_vec();
+        missing.retain(|controller| !self.has(*controller));
+        missing
+    }
+
+    fn has(&self, controller: Controller) -> bool {
+        self.bases.iter().any(|base| base.has(controller))
+    }
+
+    /// Whether the use of single workers can be measured and limited. Otherwise, returns a sentence that says why not.
+    pub fn check_workers(&self) -> std::result::Result<(), String> {
+        let counts = |base: &Base| base.has(Controller::Cpuacct) || base.unified && base.has(Controller::Cpu);
+        let mut missing: Vec<&str> = [Controller::Cpu, Controller::Memory]
+            .into_iter()
+            .filter(|controller| !self.has(*controller))
+            .map(Controller::name)
+            .collect();
+        if !self.bases.iter().any(counts) && self.has(Controller::Cpu) {
+            missing.push(Controller::Cpuacct.name());
+        }
+        match missing[..] {
+            [] => Ok(()),
+            _ => Err(format!(
+                "This node may not make control groups with {}, so it cannot measure single workers: run it as root, or let \
+                 the service manager delegate these controllers to it (Delegate=yes in a systemd unit).",
+                missing.join(", ")
+            )),
+        }
     }
 
     /// Makes a group for one sandbox.
     pub fn group(&self, name: &str) -> Result<Group> {
-        let mut group = Group { parts: Vec::new() };
-        for base in &self.bases {
+        let mut group = Group {
+            name: name.into(),
+            parts: Vec::new(),
+            kills: Arc::default(),
+        };
+        // A hierarchy that only measures gets groups of workers, which no cold start waits for.
+        let limits = |base: &&Base| LIMITING.iter().any(|controller| base.has(*controller));
+        for base in self.bases.iter().filter(limits) {
             let path = base.path.join(name);
+            let home = match base.unified {
+                true => path.join(SANDBOX_LEAF),
+                false => path.clone(),
+            };
             // Another node may have removed our empty group as a leftover.
-            std::fs::create_dir_all(&path)?;
+            std::fs::create_dir_all(&home)?;
             group.parts.push(Base {
                 path,
                 controllers: base.controllers.clone(),
                 unified: base.unified,
+                home,
             });
         }
         Ok(group)
+    }
+
+    /// Makes a group for one worker, beneath its sandbox's group, or beneath the node's without a sandbox. `name` is
+    /// unique in the node.
+    pub fn worker_group(&self, name: &str, sandbox: Option<&Group>) -> std::result::Result<WorkerGroup, GroupError> {
+        let measures = [Controller::Cpu, Controller::Cpuacct, Controller::Memory];
+        let above: Vec<&Base> = self
+            .bases
+            .iter()
+            .filter(|base| measures.iter().any(|controller| base.has(*controller)))
+            .map(|base| {
+                let mut parts = sandbox.into_iter().flat_map(|sandbox| &sandbox.parts);
+                parts.find(|part| part.path.starts_with(&base.path)).unwrap_or(base)
+            })
+            .collect();
+        let name = sandbox.map_or_else(|| name.to_owned(), |sandbox| format!("{}.{name}", sandbox.name));
+        WorkerGroup::make(&name, &above, sandbox.map(|sandbox| Arc::clone(&sandbox.kills)))
+    }
+
+    /// Sets the weight of everything below this node against its siblings.
+    pub fn weigh(&self, weight: Weight) -> std::result::Result<(), GroupError> {
+        worker::weigh_all(&self.bases, weight)
     }
 }
 
@@ -135,20 +228,28 @@ impl Drop for Hierarchies {
 /// The groups of one sandbox. Dropping it ends the processes in them and removes them.
 #[derive(Debug)]
 pub struct Group {
+    name: String,
     parts: Vec<Base>,
+    kills: Arc<Kills>,
+}
+
+/// Processes that the kernel killed for lack of memory in groups below a sandbox's that are gone.
+#[derive(Debug, Default)]
+struct Kills {
+    retired: Mutex<u64>,
 }
 
 impl Group {
     /// Files to which a process writes "0" to join.
     pub(crate) fn procs_files(&self) -> Result<Vec<File>> {
-        let open = |part: &Base| File::options().write(true).open(part.path.join("cgroup.procs"));
+        let open = |part: &Base| File::options().write(true).open(part.home.join("cgroup.procs"));
         self.parts.iter().map(open).collect()
     }
 
     /// Adds a process that works for the sandbox from outside.
     pub fn admit(&self, pid: i32) -> Result<()> {
         for part in &self.parts {
-            write(&part.path.join("cgroup.procs"), &pid.to_string())?;
+            write(&part.home.join("cgroup.procs"), &pid.to_string())?;
         }
         Ok(())
     }
@@ -172,24 +273,36 @@ impl Group {
         Ok(())
     }
 
+    /// Sets its weight against other sandboxes.
+    pub fn weigh(&self, weight: Weight) -> std::result::Result<(), GroupError> {
+        worker::weigh_all(&self.parts, weight)
+    }
+
     /// Number of its processes that the kernel killed for lack of memory.
     pub fn memory_kills(&self) -> u64 {
-        let Some(part) = self
-            .parts
-            .iter()
-            .find(|part| part.controllers.contains(&Controller::Memory))
-        else {
+        let Some(part) = self.parts.iter().find(|part| part.has(Controller::Memory)) else {
             return 0;
         };
-        let file = if part.unified {
-            "memory.events"
-        } else {
-            "memory.oom_control"
-        };
-        let text = std::fs::read_to_string(part.path.join(file)).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+        if part.unified {
+            return kills_of(&part.path.join("memory.events"));
+        }
+        // In version 1, a kill is counted only in the group of the process. No group may end meanwhile.
+        let retired = self.kills.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let below = tree::groups_in(&part.path).map(|worker| kills_of(&worker.path().join(OOM_CONTROL)));
+        below.fold(
+            kills_of(&part.path.join(OOM_CONTROL)).saturating_add(*retired),
+            u64::saturating_add,
+        )
     }
+}
+
+/// File with the number of memory kills in version 1.
+const OOM_CONTROL: &str = "memory.oom_control";
+
+/// The counter of memory kills in a file; 0 without one.
+fn kills_of(file: &Path) -> u64 {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    counters::field(&text, "oom_kill").unwrap_or(0)
 }
 
 impl Drop for Group {
@@ -200,6 +313,10 @@ impl Drop for Group {
     }
 }
 
+const CPU_MAX: &str = "cpu.max";
+const CFS_PERIOD: &str = "cpu.cfs_period_us";
+const CFS_QUOTA: &str = "cpu.cfs_quota_us";
+
 /// File names and values of a controller's limits.
 fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<(&'static str, String)> {
     let most = |value: u64, none: &str| {
@@ -209,13 +326,10 @@ fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<(&'st
             value.to_string()
         }
     };
-    let quota_us = limits.milli_cores * PERIOD_US / 1000;
+    let quota_us = limits.milli_cores.saturating_mul(PERIOD_US) / 1000;
     match (controller, unified) {
-        (Controller::Cpu, true) => vec![("cpu.max", format!("{} {PERIOD_US}", most(quota_us, "max")))],
-        (Controller::Cpu, false) => vec![
-            ("cpu.cfs_period_us", PERIOD_US.to_string()),
-            ("cpu.cfs_quota_us", most(quota_us, "-1")),
-        ],
+        (Controller::Cpu, true) => vec![(CPU_MAX, format!("{} {PERIOD_US}", most(quota_us, "max")))],
+        (Controller::Cpu, false) => vec![(CFS_PERIOD, PERIOD_US.to_string()), (CFS_QUOTA, most(quota_us, "-1"))],
         (Controller::Memory, true) => vec![
             ("memory.max", most(limits.memory_bytes, "max")),
             ("memory.swap.max", "0".into()),
@@ -224,212 +338,14 @@ fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<(&'st
             ("memory.limit_in_bytes", most(limits.memory_bytes, "-1")),
             ("memory.memsw.limit_in_bytes", most(limits.memory_bytes, "-1")),
         ],
+        (Controller::Cpuacct, _) => Vec::new(),
         (Controller::Pids, _) => vec![("pids.max", most(u64::from(limits.tasks), "max"))],
     }
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    File::options().write(true).open(path)?.write_all(text.as_bytes())
-}
-
-/// Version 2 permits no group with processes of its own to enable controllers. So the node moves into a group beside
-/// its sandboxes, with everything that it has started before. That works if no other process is in the group that it
-/// was started in, as under a service manager that delegates.
-fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> Result<()> {
-    std::fs::create_dir(path)?;
-    let seat = own.join(DAEMON_LEAF);
-    match std::fs::create_dir(&seat) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    move_to_leaf(own, &seat)?;
-    let hand_out = |group: &Path, controller: &Controller| {
-        write(
-            &group.join("cgroup.subtree_control"),
-            &format!("+{}", controller.name()),
-        )
-        .is_ok()
-    };
-    controllers.retain(|controller| hand_out(own, controller) && hand_out(path, controller));
-    Ok(())
-}
-
-/// Moves this process and its descendants from one group to another.
-fn move_to_leaf(own: &Path, seat: &Path) -> Result<()> {
-    let door = seat.join("cgroup.procs");
-    write(&door, "0")?;
-    for _ in 0..MOVE_PASSES {
-        let listed = std::fs::read_to_string(own.join("cgroup.procs"))?;
-        let ours = listed.lines().filter(|pid| is_below_us(pid));
-        // A process that was forked meanwhile is found by the next pass; one that has ended needs no move.
-        let moved = ours.filter(|pid| write(&door, pid).is_ok()).count();
-        if moved == 0 {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Whether this process is an ancestor of another.
-fn is_below_us(pid: &str) -> bool {
-    let parent = |pid: &str| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The program's name, in parentheses, may contain anything.
-        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.to_string();
-        (parent != "0").then_some(parent)
-    };
-    let own = std::process::id().to_string();
-    std::iter::successors(parent(pid), |pid| parent(pid)).any(|pid| pid == own)
-}
-
-/// Removes empty groups of other nodes that are older than `older`. A killed node could not remove them, and may never
-/// return under its name. The kernel refuses to remove a group with processes.
-fn remove_stale(place: &Path, older: Duration) {
-    let old = |entry: &std::fs::DirEntry| {
-        let modified = entry.metadata().and_then(|metadata| metadata.modified());
-        modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= older))
-    };
-    let entries = |path: &Path| {
-        std::fs::read_dir(path)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter(|entry| old(entry))
-    };
-    for node in entries(place).filter(|entry| entry.file_name().to_string_lossy().starts_with("dayfly-")) {
-        for sandbox in entries(&node.path()) {
-            let _ = std::fs::remove_dir(sandbox.path());
-        }
-        let _ = std::fs::remove_dir(node.path());
-    }
-}
-
-/// Ends all processes in a group, and removes it with the groups below.
-fn remove_tree(path: &Path) {
-    if !path.is_dir() {
-        return;
-    }
-    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_tree(&entry.path());
-        }
-    }
-    for _ in 0..REMOVE_TRIES {
-        if std::fs::remove_dir(path).is_ok() || !path.is_dir() {
-            return;
-        }
-        let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-        for pid in text
-            .lines()
-            .filter_map(|line| rustix::process::Pid::from_raw(line.parse().ok()?))
-        {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// A mount below which groups could be made.
-#[derive(Debug, PartialEq, Eq)]
-struct MountedGroup {
-    path: PathBuf,
-    controllers: Vec<Controller>,
-    unified: bool,
-}
-
-/// The mounts with this process's groups, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
-fn mounted_groups(mounts: &str, own: &str) -> Vec<MountedGroup> {
-    let own_path = |wanted: &dyn Fn(&str) -> bool| {
-        own.lines().find_map(|line| {
-            let mut fields = line.splitn(3, ':').skip(1);
-            let (controllers, path) = (fields.next()?, fields.next()?);
-            wanted(controllers).then_some(path)
-        })
-    };
-    let mut places = Vec::new();
-    for line in mounts.lines() {
-        // ... root mount-point options ... - type source super-options
-        let Some((head, tail)) = line.split_once(" - ") else {
-            continue;
-        };
-        let head: Vec<&str> = head.split(' ').collect();
-        let tail: Vec<&str> = tail.split(' ').collect();
-        let ([_, _, _, root, at, ..], [kind, _, options]) = (head.as_slice(), tail.as_slice()) else {
-            continue;
-        };
-        let (path, named, unified) = match *kind {
-            "cgroup2" => (own_path(&str::is_empty), None, true),
-            "cgroup" => {
-                let named: Vec<&str> = options.split(',').collect();
-                let ours = |listed: &str| listed.split(',').any(|one| !one.is_empty() && named.contains(&one));
-                (own_path(&ours), Some(named.clone()), false)
-            }
-            _ => continue,
-        };
-        let Some(path) = path else { continue };
-        // If an earlier node of this process, or its starter, has moved it: sandboxes are beside that group.
-        let path = path
-            .strip_suffix(DAEMON_LEAF)
-            .map_or(path, |above| above.trim_end_matches('/'));
-        let below = path.strip_prefix(root.trim_end_matches('/')).unwrap_or(path);
-        let path = Path::new(at).join(below.trim_start_matches('/'));
-        let named = named.map_or_else(
-            || {
-                let text = std::fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
-                text.split_whitespace().map(str::to_string).collect()
-            },
-            |named| named.into_iter().map(str::to_string).collect::<Vec<_>>(),
-        );
-        let controllers = CONTROLLERS
-            .into_iter()
-            .filter(|controller| named.iter().any(|name| name == controller.name()))
-            .collect::<Vec<_>>();
-        if !controllers.is_empty() {
-            places.push(MountedGroup {
-                path,
-                controllers,
-                unified,
-            });
-        }
-    }
-    places
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn version_1_groups_are_found_below_own_group() {
-        let mounts = "\
-30 24 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-31 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
-32 24 0:28 /box /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
-33 24 0:29 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd";
-        let own = "9:pids:/box/inner\n4:memory:/a/b\n3:cpu,cpuacct:/\n1:name=systemd:/\n0::/\n";
-        let place = |path: &str, controller| MountedGroup {
-            path: path.into(),
-            controllers: vec![controller],
-            unified: false,
-        };
-        assert_eq!(
-            mounted_groups(mounts, own),
-            [
-                place("/sys/fs/cgroup/memory/a/b", Controller::Memory),
-                place("/sys/fs/cgroup/cpu,cpuacct/", Controller::Cpu),
-                place("/sys/fs/cgroup/pids/inner", Controller::Pids),
-            ]
-        );
-    }
-
-    #[test]
-    fn no_group_is_found_without_mounts() {
-        assert_eq!(mounted_groups("", "0::/\n"), []);
-        assert_eq!(
-            mounted_groups("nonsense - cgroup\n1 2 3 - cgroup cgroup rw,cpu", "x"),
-            []
-        );
-    }
 
     #[test]
     fn next_node_removes_groups_of_a_killed_one() {

@@ -1,0 +1,255 @@
+//! Groups of single workers: what one uses, and what it may use.
+
+use std::sync::{Arc, PoisonError};
+
+use super::counters::{CounterFile, CpuCounters, MemoryCounters, part_of};
+use super::tree::{MOVE_PASSES, hand_down, remove_emptied, write};
+use super::waiting::Waiting;
+use super::{
+    Base, CFS_PERIOD, CFS_QUOTA, CPU_MAX, Controller, GroupError, Kills, Limits, OOM_CONTROL, PERIOD_US, Reading,
+    kills_of, settings,
+};
+
+/// Shortest quota that the kernel accepts, in microseconds of each period.
+const MIN_QUOTA_US: u64 = 1_000;
+/// Most descendants of a worker that are moved with it.
+const MAX_DESCENDANTS: usize = 4096;
+/// Weight of a group of version 1 that has the default weight of version 2.
+const DEFAULT_SHARES: u64 = 1024;
+
+/// The weight of a group against its siblings while they compete for cores. A process without a group has 100, as a
+/// group has by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weight(u64);
+
+impl Weight {
+    /// That of one core, and of a process without a group.
+    pub const ONE_CORE: u64 = 100;
+
+    /// A weight, limited to what the kernel accepts in both versions: 1 to 10,000.
+    pub fn new(weight: u64) -> Self {
+        Self(weight.clamp(1, 10_000))
+    }
+
+    /// The weight of a group that owns these thousandths of a core.
+    pub fn of_cores(milli_cores: u64) -> Self {
+        Self::new(milli_cores.saturating_mul(Self::ONE_CORE) / 1000)
+    }
+}
+
+/// The groups of one worker. Dropping it moves the processes in them to where they were, and removes the groups.
+#[derive(Debug)]
+pub struct WorkerGroup {
+    parts: Vec<Base>,
+    cpu: CpuCounters,
+    memory: MemoryCounters,
+    waiting: Waiting,
+    /// Those of its sandbox.
+    kills: Option<Arc<Kills>>,
+}
+
+impl WorkerGroup {
+    /// Makes groups beneath those of a sandbox or node.
+    pub(super) fn make(name: &str, above: &[&Base], kills: Option<Arc<Kills>>) -> Result<Self, GroupError> {
+        let mut made = Made(Vec::new());
+        for base in above {
+            let path = base.path.join(name);
+            if base.unified {
+                for controller in &base.controllers {
+                    hand_down(&base.path, *controller);
+                }
+            }
+            std::fs::create_dir_all(&path).map_err(|error| GroupError::of(&path, error))?;
+            made.0.push(Base {
+                path,
+                controllers: base.controllers.clone(),
+                unified: base.unified,
+                home: base.home.clone(),
+            });
+        }
+        let (cpu, memory) = (CpuCounters::open(&made.0)?, MemoryCounters::open(&made.0)?);
+        let waiting = Waiting::open(&made.0)?;
+        Ok(Self {
+            parts: std::mem::take(&mut made.0),
+            cpu,
+            memory,
+            waiting,
+            kills,
+        })
+    }
+
+    /// Moves a worker with its threads and descendants into its groups. What they have allocated before stays charged
+    /// to where they were, and is added to readings as long as the worker can have it.
+    pub fn admit(&mut self, pid: u32) -> Result<(), GroupError> {
+        self.memory.bring(pid);
+        for part in &self.parts {
+            let door = part.path.join("cgroup.procs");
+            write(&door, &pid.to_string()).map_err(|error| GroupError::of(&door, error))?;
+        }
+        let mut moved = vec![pid];
+        for _ in 0..MOVE_PASSES {
+            let mut below = descendants(pid);
+            below.retain(|found| !moved.contains(found));
+            if below.is_empty() {
+                break;
+            }
+            for process in below {
+                for part in &self.parts {
+                    // A process that has just ended needs no move.
+                    let _ = write(&part.path.join("cgroup.procs"), &process.to_string());
+                }
+                moved.push(process);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads its counters and memory.
+    pub fn read(&mut self) -> Result<Reading, GroupError> {
+        let mut reading = Reading::default();
+        self.cpu.read(&mut reading)?;
+        self.memory.read(&mut reading)?;
+        reading.waiting_ns = self.waiting.read()?;
+        Ok(reading)
+    }
+
+    /// Limits its processor time to thousandths of a core, at least 10; 0 removes the limit.
+    pub fn limit_cpu(&self, milli_cores: u64) -> Result<(), GroupError> {
+        let least = MIN_QUOTA_US * 1000 / PERIOD_US;
+        let milli_cores = match milli_cores {
+            0 => 0,
+            some => some.max(least),
+        };
+        let part = part_of(&self.parts, Controller::Cpu)?;
+        let limits = Limits {
+            milli_cores,
+            ..Limits::default()
+        };
+        for (file, text) in settings(Controller::Cpu, part.unified, &limits) {
+            let path = part.path.join(file);
+            write(&path, &text).map_err(|error| GroupError::of(&path, error))?;
+        }
+        Ok(())
+    }
+
+    /// The limit of its processor time in thousandths of a core; 0 without one.
+    pub fn cpu_limit(&self) -> Result<u64, GroupError> {
+        let part = part_of(&self.parts, Controller::Cpu)?;
+        let file = |name: &str| CounterFile::open(part.path.join(name));
+        let (file, quota, period) = if part.unified {
+            let file = file(CPU_MAX)?;
+            let text = file.read()?;
+            let (quota, period) = text.trim().split_once(' ').ok_or_else(|| file.malformed(&text))?;
+            let (quota, period) = (quota.to_owned(), period.to_owned());
+            (file, quota, period)
+        } else {
+            let period = file(CFS_PERIOD)?.read()?;
+            let file = file(CFS_QUOTA)?;
+            let quota = file.read()?;
+            (file, quota, period)
+        };
+        let (quota, period) = (quota.trim(), period.trim());
+        if matches!(quota, "max" | "-1") {
+            return Ok(0);
+        }
+        let number = |text: &str| text.parse::<u64>().map_err(|_| file.malformed(text));
+        Ok(number(quota)?.saturating_mul(1000) / number(period)?.max(1))
+    }
+
+    /// Sets its weight against its siblings.
+    pub fn weigh(&self, weight: Weight) -> Result<(), GroupError> {
+        weigh_all(&self.parts, weight)
+    }
+
+    /// Limits its memory in bytes, including cached files; 0 removes the limit. Returns an error, and changes nothing,
+    /// if it has more and the kernel cannot take it back without ending a process.
+    pub fn limit_memory(&self, bytes: u64) -> Result<(), GroupError> {
+        let part = part_of(&self.parts, Controller::Memory)?;
+        let limits = Limits {
+            memory_bytes: bytes,
+            ..Limits::default()
+        };
+        let change = |file: &str, text: &str| {
+            let path = part.path.join(file);
+            write(&path, text).map_err(|error| GroupError::of(&path, error))
+        };
+        if part.unified && bytes > 0 {
+            // The limit itself would end processes. This one only reclaims, before the call returns.
+            change("memory.high", &bytes.to_string())?;
+            let usage = CounterFile::open(part.path.join("memory.current"))?.number();
+            change("memory.high", "max")?;
+            if usage? > bytes {
+                return Err(GroupError::Refused {
+                    file: part.path.join("memory.max"),
+                    error: std::io::ErrorKind::ResourceBusy.into(),
+                });
+            }
+        }
+        // Swap, which the next file limits, is bounded by the sandbox's group.
+        match settings(Controller::Memory, part.unified, &limits).first() {
+            Some((file, text)) => change(file, text),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for WorkerGroup {
+    fn drop(&mut self) {
+        for part in &self.parts {
+            let counts_kills = part.has(Controller::Memory) && !part.unified;
+            let Some(kills) = self.kills.as_ref().filter(|_| counts_kills) else {
+                remove_emptied(&part.path, &part.home);
+                continue;
+            };
+            let mut retired = kills.retired.lock().unwrap_or_else(PoisonError::into_inner);
+            let killed = kills_of(&part.path.join(OOM_CONTROL));
+            if remove_emptied(&part.path, &part.home) {
+                *retired = retired.saturating_add(killed);
+            }
+        }
+    }
+}
+
+/// Groups that are removed unless all of them can be made.
+struct Made(Vec<Base>);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for part in &self.0 {
+            remove_emptied(&part.path, &part.home);
+        }
+    }
+}
+
+/// Sets the weight of groups in the hierarchy of processor time.
+pub(super) fn weigh_all(parts: &[Base], weight: Weight) -> Result<(), GroupError> {
+    let part = part_of(parts, Controller::Cpu)?;
+    let (file, value) = match part.unified {
+        true => ("cpu.weight", weight.0),
+        false => ("cpu.shares", (weight.0 * DEFAULT_SHARES / Weight::ONE_CORE).max(2)),
+    };
+    let path = part.path.join(file);
+    write(&path, &value.to_string()).map_err(|error| GroupError::of(&path, error))
+}
+
+/// The descendants of a process.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut parents = vec![pid];
+    while let Some(parent) = parents.pop() {
+        let threads = std::fs::read_dir(format!("/proc/{parent}/task"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        for thread in threads {
+            let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            for child in text.split_whitespace().filter_map(|child| child.parse().ok()) {
+                if found.len() < MAX_DESCENDANTS && !found.contains(&child) {
+                    found.push(child);
+                    parents.push(child);
+                }
+            }
+        }
+    }
+    found
+}

@@ -56,17 +56,6 @@ pub struct Load {
     pub free: Amount,
 }
 
-/// What became of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
-    /// Highest use.
-    pub peak: Amount,
-    /// How long it ran, in microseconds.
-    pub duration_us: u64,
-    /// It returned by itself.
-    pub succeeded: bool,
-}
-
 /// What an episode of training gave.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Episode {
@@ -109,7 +98,10 @@ struct Learning {
 #[derive(Debug, Clone)]
 struct Call {
     function: FunctionId,
+    began_us: u64,
     running: Running,
+    /// Highest use so far.
+    peak: Amount,
     /// Which of the episode's decisions was its.
     step: usize,
 }
@@ -179,23 +171,41 @@ impl Freyr {
         let running = record.begin(now_us, owned, allocation, guarded.calibrates);
         let begun = Call {
             function,
+            began_us: now_us,
             running,
+            peak: Amount::ZERO,
             step: index,
         };
         self.running.insert(call, begun);
         allocation
     }
 
-    /// Notes what became of a call. A call that never began, or already ended, is ignored.
-    pub fn end(&mut self, call: CallId, ended: &Ended) {
+    /// Notes what a call used in a window.
+    pub fn measure(&mut self, call: CallId, used: Amount) {
+        if let Some(call) = self.running.get_mut(&call) {
+            call.peak = call.peak.max(used);
+        }
+    }
+
+    /// Mean duration of a function's calls until now, in microseconds.
+    pub fn mean_duration_us(&self, function: FunctionId) -> u64 {
+        let seconds = self.records.get(&function).map_or(0.0, Record::duration_s);
+        (seconds * 1e6) as u64
+    }
+
+    /// A call ended: it returned, or it did not. One that never began, or already ended, is ignored.
+    pub fn end(&mut self, now_us: u64, call: CallId, has_returned: bool) {
         let Some(begun) = self.running.remove(&call) else {
             return;
         };
         let running = &begun.running;
+        let duration_us = now_us.saturating_sub(begun.began_us);
         let record = self.records.entry(begun.function).or_default();
-        record.end(running, ended.peak, ended.duration_us, ended.succeeded);
+        record.end(running, begun.peak, duration_us, has_returned);
         let owned = self.grid.cpu_units(running.owned) + self.grid.memory_units(running.owned);
-        let reward = self.earnings.add(relative_duration(running, ended), owned);
+        let reward = self
+            .earnings
+            .add(relative_duration(running, duration_us, has_returned), owned);
         let step = self
             .learning
             .as_mut()
@@ -251,12 +261,12 @@ fn state(grid: &Grid, record: &Record, now_us: u64, load: Load) -> State {
 }
 
 /// Duration relative to the baseline; 1 without one. A failed call is never faster than its baseline.
-fn relative_duration(running: &Running, ended: &Ended) -> f64 {
+fn relative_duration(running: &Running, duration_us: u64, has_returned: bool) -> f64 {
     let relative = match running.baseline_us {
-        Some(baseline) => ended.duration_us as f64 / baseline.max(1) as f64,
+        Some(baseline) => duration_us as f64 / baseline.max(1) as f64,
         None => 1.0,
     };
-    if ended.succeeded { relative } else { relative.max(1.0) }
+    if has_returned { relative } else { relative.max(1.0) }
 }
 
 impl Earnings {

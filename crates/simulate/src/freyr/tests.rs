@@ -27,12 +27,8 @@ impl Bandit {
                 };
                 let allocation = agent.decide(self.now_us, CallId(self.call), FunctionId(function), owned, load);
                 let cores = allocation.milli_cores.min(useful);
-                let ended = Ended {
-                    peak: Amount::new(cores, 100 * MIB),
-                    duration_us: 6_000_000_000 / cores,
-                    succeeded: true,
-                };
-                agent.end(CallId(self.call), &ended);
+                agent.measure(CallId(self.call), Amount::new(cores, 100 * MIB));
+                agent.end(self.now_us + 6_000_000_000 / cores, CallId(self.call), true);
                 right += usize::from(is_greedy && round == 1 && allocation.milli_cores >= useful);
             }
         }
@@ -87,12 +83,8 @@ fn read_weights_decide_as_the_learner() {
             .map(|call| {
                 let owned = Amount::new(2_000, 256 * MIB);
                 let allocation = agent.decide(call, CallId(call), FunctionId(1), owned, Load::default());
-                let ended = Ended {
-                    peak: Amount::new(500, 10 * MIB),
-                    duration_us: 10,
-                    succeeded: true,
-                };
-                agent.end(CallId(call), &ended);
+                agent.measure(CallId(call), Amount::new(500, 10 * MIB));
+                agent.end(call + 10, CallId(call), true);
                 allocation
             })
             .collect::<Vec<_>>()
@@ -115,12 +107,8 @@ fn absurd_events_leave_finite_weights() {
             };
             let now_us = if call % 2 == 0 { 0 } else { u64::MAX };
             agent.decide(now_us, CallId(call / 2), FunctionId(call % 3), owned, load);
-            let ended = Ended {
-                peak: owned,
-                duration_us: if call % 5 == 0 { 0 } else { u64::MAX },
-                succeeded: call % 4 > 0,
-            };
-            agent.end(CallId(call / 3), &ended);
+            agent.measure(CallId(call / 3), owned);
+            agent.end(if call % 5 == 0 { 0 } else { u64::MAX }, CallId(call / 3), call % 4 > 0);
         }
         let episode = agent.finish();
         assert!(

@@ -92,7 +92,7 @@ impl Weights {
                 let count = parameters.len();
                 return Err(WeightsError::Count { network, count });
             }
-            if let Some(index) = parameters.iter().position(|weight| !(weight.abs() <= MAX_WEIGHT)) {
+            if let Some(index) = parameters.iter().position(|weight| !is_usable(*weight)) {
                 return Err(WeightsError::Value { network, index });
             }
         }
@@ -111,6 +111,10 @@ impl Weights {
             critic: Network::from_parameters(self.critic.clone())?,
         })
     }
+}
+
+fn is_usable(weight: f32) -> bool {
+    weight.is_finite() && weight.abs() <= MAX_WEIGHT
 }
 
 #[cfg(test)]

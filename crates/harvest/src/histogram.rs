@@ -48,9 +48,8 @@ impl Histogram {
             .partition_point(|other| (self.values[usize::from(*other)], *other) < (value, slot))
     }
 
-    /// The value of a slot.
-    pub(crate) fn units(&self, slot: usize) -> u64 {
-        self.values[slot].units
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.values.capacity() * size_of::<Value>() + self.order.capacity() * size_of::<u16>()
     }
 
     /// The distribution in which every sample counts the same.

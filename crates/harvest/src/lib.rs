@@ -5,6 +5,7 @@
 //!
 //! - [`amount`]: amounts of processor time and memory;
 //! - [`demand`]: what is known about a call, and what is predicted from it;
+//! - [`forest`]: random forests whose leaves keep their samples;
 //! - [`profile`]: profiles of functions, which predict the demand of calls;
 //! - [`rules`]: what sites and published systems decide differently;
 //! - [`pool`]: the idle units of one resource on one node, who lent them, and who has them;
@@ -13,6 +14,7 @@
 pub mod amount;
 pub mod demand;
 pub mod engine;
+pub mod forest;
 mod histogram;
 pub mod pool;
 pub mod profile;

@@ -1,5 +1,8 @@
 //! Profiles: what each function used before, and what its next call will need (LIBRA, section 4).
 
+mod classes;
+mod contest;
+mod forests;
 mod function;
 mod window;
 
@@ -7,6 +10,8 @@ use std::collections::BTreeMap;
 
 use crate::amount::Amount;
 use crate::demand::{Demand, Features, FunctionId, Predictor, Sample};
+pub use contest::r2;
+pub use forests::settings;
 use function::Function;
 pub use window::{MAX_DURATION_US, MAX_SAMPLES};
 
@@ -84,6 +89,11 @@ impl Profiles {
         self.used(function).import(samples, &options);
     }
 
+    /// Bytes on the heap of the profile of a function.
+    pub fn heap_bytes(&self, function: FunctionId) -> usize {
+        self.functions.get(&function).map_or(0, Function::heap_bytes)
+    }
+
     /// The functions that have a profile, in their order.
     pub fn functions(&self) -> impl Iterator<Item = FunctionId> + '_ {
         self.functions.keys().copied()
@@ -98,7 +108,11 @@ impl Profiles {
                 self.functions.remove(&oldest);
             }
         }
-        let profile = self.functions.entry(function).or_default();
+        let options = &self.options;
+        let profile = self
+            .functions
+            .entry(function)
+            .or_insert_with(|| Function::new(function, options));
         profile.mark(self.uses);
         profile
     }

@@ -1,90 +1,207 @@
 //! The profile of one function.
 
-use super::window::{Measure, Window, bounded};
+use super::contest::{Contest, Loss};
+use super::forests::{FOREST_HIGH, Forests, Targets, predict_with};
+use super::window::{MAX_SAMPLES, Measure, Window, bounded};
 use super::{Models, Options};
 use crate::amount::{Amount, Resource};
-use crate::demand::{Demand, Features, Prediction, Sample};
+use crate::demand::{Demand, Features, FunctionId, Prediction, Sample};
+use crate::forest::{Row, row};
 use crate::histogram::BOUND_FACTOR;
 
-/// The share of calls whose peak stays below what a histogram predicts, and the share that ends sooner (section 4.3.2).
+/// The share of calls whose peak stays below what a histogram predicts (section 4.3.2).
 const HISTOGRAM_HIGH: f64 = 0.99;
-const SHORT: f64 = 0.05;
 
-#[derive(Debug, Default)]
-pub(crate) struct Function {
+/// Samples that are kept when a function has changed: those that showed it.
+const KEPT_ON_DRIFT: usize = 32;
+
+/// Forests are trained again at every half more samples, and once so many came after the window is full.
+const RELEARN_SAMPLES: usize = MAX_SAMPLES / 2;
+
+#[derive(Debug)]
+pub(super) struct Function {
     window: Window,
     has_begun: bool,
     last_use: u64,
+    seed: u64,
     /// At least so much of each resource is predicted, since the last sample was a lower bound. 0 if it was none.
     floor: Amount,
+    contest: Option<Contest>,
+    /// None while histograms predict.
+    forests: Option<Box<Forests>>,
+    drift: Drift,
+    /// Samples until the next training.
+    until_relearn: usize,
 }
 
 impl Function {
-    pub(crate) fn window(&self) -> &Window {
+    pub(super) fn new(id: FunctionId, options: &Options) -> Self {
+        Self {
+            window: Window::default(),
+            has_begun: false,
+            last_use: 0,
+            seed: options.seed ^ id.0.rotate_left(32),
+            floor: Amount::ZERO,
+            contest: None,
+            forests: None,
+            drift: Drift::default(),
+            until_relearn: options.profiling_calls.saturating_add(1),
+        }
+    }
+
+    pub(super) fn window(&self) -> &Window {
         &self.window
     }
 
-    pub(crate) fn last_use(&self) -> u64 {
+    pub(super) fn last_use(&self) -> u64 {
         self.last_use
     }
 
-    pub(crate) fn mark(&mut self, use_number: u64) {
+    pub(super) fn mark(&mut self, use_number: u64) {
         self.last_use = use_number;
     }
 
-    pub(crate) fn predict(&mut self, _features: &Features, options: &Options) -> Demand {
-        let is_first = !std::mem::replace(&mut self.has_begun, true);
-        let is_known = match options.models {
+    pub(super) fn floor(&self) -> Amount {
+        self.floor
+    }
+
+    pub(super) fn contest(&self) -> Option<&Contest> {
+        self.contest.as_ref()
+    }
+
+    pub(super) fn uses_forests(&self) -> bool {
+        self.forests.is_some()
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.window.heap_bytes()
+            + self
+                .forests
+                .as_ref()
+                .map_or(0, |forests| forests.heap_bytes() + size_of::<Forests>())
+    }
+
+    /// Whether there are enough samples to predict by.
+    pub(super) fn is_known(&self, options: &Options) -> bool {
+        match options.models {
             Models::MaxOfLast(_) => self.window.len() > 0,
             _ => self.window.len() > options.profiling_calls,
-        };
-        if is_known {
-            let prediction = match options.models {
-                Models::MaxOfLast(count) => self.max_of_last(count),
-                _ => self.by_histogram(),
-            };
-            return Demand::Known(self.sane(prediction, options));
         }
-        if is_first && self.window.len() == 0 {
+    }
+
+    pub(super) fn predict(&mut self, features: &Features, options: &Options) -> Demand {
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        if self.is_known(options) {
+            self.prediction(&row(features), options)
+                .map_or(Demand::Profiling, Demand::Known)
+        } else if is_first && self.window.len() == 0 {
             Demand::Unknown
         } else {
             Demand::Profiling
         }
     }
 
-    pub(crate) fn learn(&mut self, sample: Sample, options: &Options) {
+    /// What is predicted for a call, if anything is known about calls of this size.
+    pub(super) fn prediction(&self, row: &Row, options: &Options) -> Option<Prediction> {
+        let prediction = match (options.models, &self.forests) {
+            (Models::MaxOfLast(count), _) => self.max_of_last(count),
+            (_, Some(forests)) => forests.covers(row).then(|| forests.predict(row, &self.window))?,
+            (_, None) => self.by_histogram(),
+        };
+        Some(self.sane(prediction, options))
+    }
+
+    pub(super) fn learn(&mut self, sample: Sample, options: &Options) {
         let sample = bounded(sample, options.max_demand);
         self.has_begun = true;
+        let has_drifted = self.is_known(options) && self.has_drifted(&sample, options);
+        self.set_floor(&sample);
+        self.add(sample);
+        if has_drifted {
+            self.window = self.window.last(KEPT_ON_DRIFT);
+        }
+        self.until_relearn = self.until_relearn.saturating_sub(1);
+        if has_drifted || self.until_relearn == 0 {
+            self.relearn(options);
+        }
+    }
+
+    /// Learns from many samples, and trains once.
+    pub(super) fn import(&mut self, samples: &[Sample], options: &Options) {
+        for sample in samples {
+            let sample = bounded(*sample, options.max_demand);
+            self.set_floor(&sample);
+            self.add(sample);
+        }
+        self.has_begun = self.window.len() > 0;
+        if self.is_known(options) {
+            self.relearn(options);
+        } else {
+            self.until_relearn = self.until_relearn.saturating_sub(self.window.len()).max(1);
+        }
+    }
+
+    fn add(&mut self, sample: Sample) {
+        let (slot, old) = self.window.add(sample);
+        if let Some(forests) = &mut self.forests {
+            forests.replace(slot, old.as_ref(), &self.window.rows()[usize::from(slot)]);
+        }
+    }
+
+    /// A sample that is a lower bound doubles the demand of the next call, until one is not.
+    fn set_floor(&mut self, sample: &Sample) {
         for resource in Resource::ALL {
-            *self.floor.get_mut(resource) = if Measure::Peak(resource).is_bound(&sample) {
+            *self.floor.get_mut(resource) = if Measure::Peak(resource).is_bound(sample) {
                 sample.peak.get(resource).saturating_mul(BOUND_FACTOR)
             } else {
                 0
             };
         }
-        self.window.add(sample);
     }
 
-    pub(crate) fn import(&mut self, samples: &[Sample], options: &Options) {
-        for sample in samples {
-            self.learn(*sample, options);
+    fn has_drifted(&mut self, sample: &Sample, options: &Options) -> bool {
+        match self.prediction(&row(&sample.features), options) {
+            Some(prediction) => self.drift.observe(&prediction, sample, self.forests.is_some()),
+            None => false,
+        }
+    }
+
+    /// Holds the contest, and trains the forests if they win.
+    fn relearn(&mut self, options: &Options) {
+        let count = self.window.len();
+        self.until_relearn = if count < MAX_SAMPLES {
+            (count / 2).max(1)
+        } else {
+            RELEARN_SAMPLES
+        };
+        self.forests = None;
+        if matches!(options.models, Models::Best | Models::Forest) {
+            let targets = Targets::new(&self.window);
+            let (contest, forests) = Contest::hold(&self.window, &targets, self.seed);
+            if options.models == Models::Forest || contest.prefers_forest() {
+                self.forests = Some(Box::new(forests));
+            }
+            self.contest = Some(contest);
+        }
+        let expected = self.expected_loss();
+        self.drift = Drift::new(Loss::new(&self.window), expected);
+    }
+
+    /// What the chosen model should lose on each sample.
+    fn expected_loss(&self) -> f64 {
+        match (&self.contest, &self.forests) {
+            (Some(contest), Some(_)) => contest.forest_loss,
+            _ => {
+                let (loss, prediction) = (Loss::new(&self.window), self.by_histogram());
+                let samples = self.window.slots();
+                let sum: f64 = samples.iter().map(|sample| loss.of(&prediction, sample)).sum();
+                sum / samples.len().max(1) as f64
+            }
         }
     }
 
     fn by_histogram(&self) -> Prediction {
-        let of = |measure| self.window.histogram(measure).distribution();
-        let amount = |units: fn(&crate::histogram::Distribution<'_>) -> u64| {
-            Amount::new(
-                units(&of(Measure::Peak(Resource::Cpu))),
-                units(&of(Measure::Peak(Resource::Memory))),
-            )
-        };
-        Prediction {
-            median: amount(|distribution| distribution.median()),
-            high: amount(|distribution| distribution.high(HISTOGRAM_HIGH)),
-            short_us: of(Measure::Duration).low(SHORT),
-            median_us: of(Measure::Duration).median(),
-        }
+        predict_with(|measure, measured| measured(self.window.histogram(measure).distribution(), HISTOGRAM_HIGH))
     }
 
     fn max_of_last(&self, count: usize) -> Prediction {
@@ -111,5 +228,56 @@ impl Function {
         sane.median_us = prediction.median_us.min(super::MAX_DURATION_US);
         sane.short_us = prediction.short_us.min(sane.median_us);
         sane
+    }
+}
+
+/// Watches whether predictions still hold.
+#[derive(Debug, Default)]
+struct Drift {
+    loss: Option<Loss>,
+    expected: f64,
+    /// The mean loss, weighted towards the last samples.
+    mean: f64,
+    /// One bit for each of the last 32 samples: whether a peak exceeded its high prediction.
+    exceeded: u32,
+    observed: usize,
+}
+
+impl Drift {
+    /// The weight of the last sample in the mean.
+    const SHARE: f64 = 1.0 / 16.0;
+    /// Samples before anything is concluded.
+    const MIN_OBSERVED: usize = 16;
+    /// Samples of 32 that may exceed the high prediction. That 95 of 100 stay below it, and more exceed it by chance, has
+    /// a probability of 2 in 10,000; where 99 of 100 do, of 2 in 100,000.
+    const MAX_EXCEEDED_FOREST: u32 = 7;
+    const MAX_EXCEEDED_HISTOGRAM: u32 = 4;
+
+    fn new(loss: Loss, expected: f64) -> Self {
+        Self {
+            loss: Some(loss),
+            expected,
+            mean: expected,
+            ..Self::default()
+        }
+    }
+
+    /// Takes a sample and what was predicted. Returns whether the function has changed: its loss is more than twice what
+    /// it was (and 0.2 more than that, by which an outlier raises the mean), or high predictions are exceeded often.
+    fn observe(&mut self, prediction: &Prediction, sample: &Sample, is_forest: bool) -> bool {
+        let Some(loss) = self.loss else { return false };
+        let exceeds = Resource::ALL
+            .iter()
+            .any(|resource| sample.peak.get(*resource) > prediction.high.get(*resource));
+        self.observed += 1;
+        self.exceeded = (self.exceeded << 1) | u32::from(exceeds);
+        self.mean += (loss.of(prediction, sample) - self.mean) * Self::SHARE;
+        let allowed = if is_forest {
+            Self::MAX_EXCEEDED_FOREST
+        } else {
+            Self::MAX_EXCEEDED_HISTOGRAM
+        };
+        self.observed >= Self::MIN_OBSERVED
+            && (self.exceeded.count_ones() > allowed || self.mean > 2.0 * self.expected + 0.2)
     }
 }

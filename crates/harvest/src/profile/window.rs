@@ -2,6 +2,7 @@
 
 use crate::amount::{Amount, Resource};
 use crate::demand::{Features, Sample};
+use crate::forest::{Row, row};
 use crate::histogram::Histogram;
 
 /// Samples that are kept of a function. More would make a change of its behaviour count later.
@@ -50,25 +51,54 @@ impl Measure {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Window {
     samples: Vec<Sample>,
+    rows: Vec<Row>,
     next: usize,
     histograms: [Histogram; 3],
 }
 
 impl Window {
-    /// Adds a sample. Returns its slot.
-    pub(crate) fn add(&mut self, sample: Sample) -> usize {
+    /// Adds a sample. Returns its slot, and the features of the sample that had it before.
+    pub(crate) fn add(&mut self, sample: Sample) -> (u16, Option<Row>) {
         let slot = self.next;
         self.next = (self.next + 1) % MAX_SAMPLES;
-        if slot < self.samples.len() {
+        let old = self.rows.get(slot).copied();
+        if old.is_some() {
             self.samples[slot] = sample;
+            self.rows[slot] = row(&sample.features);
         } else {
             self.samples.push(sample);
+            self.rows.push(row(&sample.features));
         }
         for measure in Measure::ALL {
             let (units, is_bound) = (measure.units(&sample), measure.is_bound(&sample));
             self.histograms[measure.index()].set(slot as u16, units, is_bound);
         }
-        slot
+        (slot as u16, old)
+    }
+
+    /// A window of the last `count` samples only.
+    pub(crate) fn last(&self, count: usize) -> Self {
+        let mut last = Self::default();
+        for sample in self.in_order().skip(self.len().saturating_sub(count)) {
+            last.add(*sample);
+        }
+        last
+    }
+
+    /// The samples by slot.
+    pub(crate) fn slots(&self) -> &[Sample] {
+        &self.samples
+    }
+
+    /// The features of the samples by slot.
+    pub(crate) fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.samples.capacity() * size_of::<Sample>()
+            + self.rows.capacity() * size_of::<Row>()
+            + self.histograms.iter().map(Histogram::heap_bytes).sum::<usize>()
     }
 
     pub(crate) fn len(&self) -> usize {

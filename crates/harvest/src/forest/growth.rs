@@ -1,0 +1,332 @@
+//! How a tree grows from samples.
+
+use super::random::Random;
+use super::tree::Tree;
+use super::{Row, Settings, Target};
+use crate::demand::Features;
+
+/// Splits above a leaf. It bounds the time of a prediction whatever the samples are.
+const MAX_DEPTH: usize = 32;
+
+/// Samples to learn from, sorted by each feature once for all trees and forests.
+#[derive(Debug)]
+pub struct Training<'a> {
+    rows: &'a [Row],
+    members: Vec<u16>,
+    /// The features that are not the same in all samples, and the members in their order.
+    sorted: Vec<(usize, Vec<u16>)>,
+}
+
+impl<'a> Training<'a> {
+    /// Sorts the samples of these slots. There are at most 65,535 rows. Members without a row are left out.
+    pub fn new(rows: &'a [Row], members: &'a [u16]) -> Self {
+        let members: Vec<u16> = members
+            .iter()
+            .copied()
+            .filter(|slot| usize::from(*slot) < rows.len())
+            .collect();
+        let sorted = (0..Features::COUNT).filter_map(|feature| {
+            let value = |slot: u16| rows[usize::from(slot)][feature];
+            let mut order: Vec<u16> = members
+                .iter()
+                .copied()
+                .filter(|slot| usize::from(*slot) < rows.len())
+                .collect();
+            order.sort_unstable_by(|a, b| value(*a).total_cmp(&value(*b)).then(a.cmp(b)));
+            let varies = value(*order.first()?) < value(*order.last()?);
+            varies.then_some((feature, order))
+        });
+        let sorted = sorted.collect();
+        Self { rows, members, sorted }
+    }
+
+    pub(super) fn grow(&self, target: Target<'_>, settings: Settings, random: &mut Random) -> Tree {
+        let mut counts = vec![0u8; self.rows.len()];
+        for _ in 0..self.members.len() {
+            let drawn = self.members[random.below(self.members.len())];
+            let count = &mut counts[usize::from(drawn)];
+            *count = count.saturating_add(1);
+        }
+        let mut grower = Grower::new(self, target, settings, Tree::new(counts));
+        grower.grow(random);
+        grower.tree.shrink();
+        grower.tree
+    }
+}
+
+/// A sample as the search for a split sees it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Entry {
+    weight: f64,
+    value: f64,
+    class: u16,
+}
+
+/// A sample in the order of one feature, with its value of it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cell {
+    value: f32,
+    slot: u16,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Split {
+    column: usize,
+    score: f64,
+    /// Samples that go left.
+    left: usize,
+}
+
+struct Grower {
+    features: Vec<usize>,
+    tree: Tree,
+    entries: Vec<Entry>,
+    /// The drawn samples in the order of each feature. A node is the same range of all of them.
+    columns: Vec<Vec<Cell>>,
+    goes_left: Vec<bool>,
+    buffer: Vec<Cell>,
+    /// Weights of the classes on the left and on the right of a split; none if values are learned.
+    left: Vec<f64>,
+    right: Vec<f64>,
+    tried: usize,
+    min_leaf: usize,
+}
+
+impl Grower {
+    fn new(training: &Training<'_>, target: Target<'_>, settings: Settings, tree: Tree) -> Self {
+        let drawn = |feature: usize, order: &[u16]| {
+            let drawn = order.iter().copied().filter(|slot| tree.count(*slot) > 0);
+            let cell = |slot| Cell {
+                value: training.rows[usize::from(slot)][feature],
+                slot,
+            };
+            drawn.map(cell).collect()
+        };
+        let mut columns: Vec<Vec<Cell>> = training
+            .sorted
+            .iter()
+            .map(|(feature, order)| drawn(*feature, order))
+            .collect();
+        if columns.is_empty() {
+            columns.push(drawn(0, &training.members));
+        }
+        let (values, classes) = match target {
+            Target::Classes { classes, values } => (values, dense(classes)),
+            Target::Values(values) => (values, Vec::new()),
+        };
+        // Values relative to their mean lose fewer digits in sums.
+        let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+        let entries = (0..training.rows.len()).map(|slot| Entry {
+            weight: f64::from(tree.count(slot as u16)),
+            value: values.get(slot).map_or(0.0, |value| value - mean),
+            class: classes.get(slot).copied().unwrap_or_default(),
+        });
+        let class_count = classes.iter().max().map_or(0, |class| usize::from(*class) + 1);
+        let usual = match target {
+            Target::Classes { .. } => (training.sorted.len() as f64).sqrt() as usize,
+            Target::Values(_) => training.sorted.len(),
+        };
+        let tried = if settings.features_per_split > 0 {
+            settings.features_per_split
+        } else {
+            usual
+        };
+        Self {
+            features: training.sorted.iter().map(|(feature, _)| *feature).collect(),
+            entries: entries.collect(),
+            columns,
+            goes_left: vec![false; training.rows.len()],
+            buffer: vec![Cell::default(); training.members.len()],
+            left: vec![0.0; class_count],
+            right: vec![0.0; class_count],
+            tried: tried.max(1),
+            min_leaf: settings.min_leaf.max(1),
+            tree,
+        }
+    }
+
+    fn grow(&mut self, random: &mut Random) {
+        let mut waiting = vec![(0, 0, self.columns[0].len(), 0)];
+        while let Some((node, start, end, depth)) = waiting.pop() {
+            match self.split(start, end, depth, random) {
+                Some(split) => {
+                    let middle = start + split.left;
+                    let left = self
+                        .tree
+                        .split(node, self.features[split.column], self.threshold(split.column, middle));
+                    self.partition(split.column, start, middle, end);
+                    waiting.push((left + 1, middle, end, depth + 1));
+                    waiting.push((left, start, middle, depth + 1));
+                }
+                None => {
+                    for at in start..end {
+                        self.tree.put(node, self.columns[0][at].slot);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The best split of a node, if it can and need be split.
+    fn split(&mut self, start: usize, end: usize, depth: usize, random: &mut Random) -> Option<Split> {
+        if end - start < 2 * self.min_leaf || depth >= MAX_DEPTH || self.features.is_empty() {
+            return None;
+        }
+        let is_mixed = self.is_mixed(start, end);
+        let (mut weight, mut sum, mut squares) = (0.0, 0.0, 0.0);
+        for cell in &self.columns[0][start..end] {
+            let entry = self.entries[usize::from(cell.slot)];
+            weight += entry.weight;
+            sum += entry.weight * entry.value;
+            squares += entry.weight * entry.value * entry.value;
+        }
+        let whole = sum * sum / weight;
+        if !is_mixed && squares - whole <= 1e-12 * squares {
+            return None;
+        }
+        let mut order: [usize; Features::COUNT] = std::array::from_fn(|column| column);
+        random.shuffle(&mut order[..self.features.len()]);
+        let (mut best, mut tried) = (None::<Split>, 0);
+        for column in order.into_iter().take(self.features.len()) {
+            if self.is_constant(column, start, end) {
+                continue;
+            }
+            let found = if is_mixed {
+                self.best_by_class(column, start, end, weight)
+            } else {
+                self.best_by_value(column, start, end, weight, sum)
+            };
+            if let Some(found) = found.filter(|found| best.is_none_or(|best| found.score > best.score)) {
+                best = Some(found);
+            }
+            tried += 1;
+            if tried >= self.tried && best.is_some() {
+                break;
+            }
+        }
+        best
+    }
+
+    fn value(&self, column: usize, at: usize) -> f32 {
+        self.columns[column][at].value
+    }
+
+    fn is_constant(&self, column: usize, start: usize, end: usize) -> bool {
+        self.value(column, start) >= self.value(column, end - 1)
+    }
+
+    fn is_mixed(&self, start: usize, end: usize) -> bool {
+        let class = |cell: &Cell| self.entries[usize::from(cell.slot)].class;
+        let cells = &self.columns[0][start..end];
+        !self.left.is_empty() && cells.iter().any(|cell| class(cell) != class(&cells[0]))
+    }
+
+    /// The split with the least variance: that with the greatest sum of squared sums over weights.
+    fn best_by_value(&self, column: usize, start: usize, end: usize, weight: f64, sum: f64) -> Option<Split> {
+        let cells = &self.columns[column][start..end];
+        let (mut best, mut best_left) = (f64::NEG_INFINITY, 0);
+        let (mut left_weight, mut left_sum) = (0.0, 0.0);
+        let mut value = cells[0].value;
+        for left in 1..=cells.len() - self.min_leaf {
+            let entry = self.entries[usize::from(cells[left - 1].slot)];
+            left_weight += entry.weight;
+            left_sum += entry.weight * entry.value;
+            let next = cells[left].value;
+            if next > value && left >= self.min_leaf {
+                let right_sum = sum - left_sum;
+                let right_weight = weight - left_weight;
+                let score = (left_sum * left_sum * right_weight + right_sum * right_sum * left_weight)
+                    / (left_weight * right_weight);
+                if score > best {
+                    (best, best_left) = (score, left);
+                }
+            }
+            value = next;
+        }
+        (best_left > 0).then_some(Split {
+            column,
+            score: best,
+            left: best_left,
+        })
+    }
+
+    /// The split with the least Gini impurity: that with the greatest sum of squared class weights over weights.
+    fn best_by_class(&mut self, column: usize, start: usize, end: usize, weight: f64) -> Option<Split> {
+        let cells = &self.columns[column][start..end];
+        self.left.fill(0.0);
+        self.right.fill(0.0);
+        for cell in cells {
+            let entry = self.entries[usize::from(cell.slot)];
+            self.right[usize::from(entry.class)] += entry.weight;
+        }
+        let mut right_squares: f64 = self.right.iter().map(|weight| weight * weight).sum();
+        let (mut left_squares, mut left_weight) = (0.0, 0.0);
+        let (mut best, mut best_left) = (f64::NEG_INFINITY, 0);
+        let mut value = cells[0].value;
+        for left in 1..=cells.len() - self.min_leaf {
+            let entry = self.entries[usize::from(cells[left - 1].slot)];
+            let class = usize::from(entry.class);
+            left_weight += entry.weight;
+            left_squares += entry.weight * (2.0 * self.left[class] + entry.weight);
+            right_squares -= entry.weight * (2.0 * self.right[class] - entry.weight);
+            self.left[class] += entry.weight;
+            self.right[class] -= entry.weight;
+            let next = cells[left].value;
+            if next > value && left >= self.min_leaf {
+                let right_weight = weight - left_weight;
+                let score = (left_squares * right_weight + right_squares * left_weight) / (left_weight * right_weight);
+                if score > best {
+                    (best, best_left) = (score, left);
+                }
+            }
+            value = next;
+        }
+        (best_left > 0).then_some(Split {
+            column,
+            score: best,
+            left: best_left,
+        })
+    }
+
+    /// Half way between the values before and at `middle`, and below the latter.
+    fn threshold(&self, column: usize, middle: usize) -> f32 {
+        let (below, above) = (self.value(column, middle - 1), self.value(column, middle));
+        let half = below / 2.0 + above / 2.0;
+        if half >= below && half < above { half } else { below }
+    }
+
+    /// Moves the samples of a node that go left before those that go right, in all columns, and keeps their order.
+    fn partition(&mut self, column: usize, start: usize, middle: usize, end: usize) {
+        for at in start..end {
+            self.goes_left[usize::from(self.columns[column][at].slot)] = at < middle;
+        }
+        for (other, cells) in self.columns.iter_mut().enumerate() {
+            if other == column {
+                continue;
+            }
+            let cells = &mut cells[start..end];
+            // Writes each cell to both sides: a branch here would be mispredicted half of the time.
+            let (mut left, mut right) = (0, 0);
+            for at in 0..cells.len() {
+                let cell = cells[at];
+                let goes_left = usize::from(self.goes_left[usize::from(cell.slot)]);
+                cells[left] = cell;
+                self.buffer[right] = cell;
+                left += goes_left;
+                right += 1 - goes_left;
+            }
+            cells[left..].copy_from_slice(&self.buffer[..right]);
+        }
+    }
+}
+
+/// The classes with numbers without gaps, in the same order.
+fn dense(classes: &[u16]) -> Vec<u16> {
+    let mut present = classes.to_vec();
+    present.sort_unstable();
+    present.dedup();
+    classes
+        .iter()
+        .map(|class| present.partition_point(|other| other < class) as u16)
+        .collect()
+}

@@ -9,20 +9,26 @@
 //! - [`profile`]: profiles of functions, which predict the demand of calls;
 //! - [`rules`]: what sites and published systems decide differently;
 //! - [`pool`]: the idle units of one resource on one node, who lent them, and who has them;
-//! - [`engine`]: the policy of one node: events go in, changes of limits come out.
+//! - [`engine`]: the policy of one node: events go in, changes of limits come out;
+//! - [`coverage`]: how much of what a call wants a node's pools can give, and for how long;
+//! - [`placement`]: the node on which a call runs.
 
 pub mod amount;
+pub mod coverage;
 pub mod demand;
 pub mod engine;
 pub mod forest;
 mod histogram;
+pub mod placement;
 pub mod pool;
 pub mod profile;
 pub mod rules;
 mod unreserved;
 
 pub use amount::{Amount, Resource};
+pub use coverage::{Spare, Steps, Want};
 pub use demand::{CallId, Demand, Features, FunctionId, Prediction, Predictor, Sample, TenantId};
 pub use engine::{Action, Begin, Engine, Event, Group, Mode, Outcome};
+pub use placement::{Heartbeat, NodeIndex, Request, Scheduler, SchedulerKind, SchedulerOptions, Shard};
 pub use profile::{Models, Options, Profiles};
 pub use rules::Rules;

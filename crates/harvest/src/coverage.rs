@@ -1,0 +1,92 @@
+//! Demand coverage: how much of what a call wants above what it owns a node's pool can give, for as long as the call
+//! wants it (LIBRA, section 6.2).
+//!
+//! A pool is a step function: `S(t)` units of a resource remain in it for at least `t` more microseconds. Nodes send it
+//! on heartbeats as [`Steps`]. For `x` units wanted during `d`:
+//!
+//! ```text
+//! D_r = 1/(x d) * integral from 0 to d of min(x, S_r(t)) dt        D = 0.9 D_cpu + 0.1 D_memory
+//! ```
+//!
+//! Where nothing is wanted of a resource, or for no time, its `D_r` is 1: nothing is missing. So `D` never grows with
+//! the demand, and its order among nodes depends only on what is wanted. Integrals are exact, in 128 bits.
+
+mod outlook;
+mod steps;
+
+use serde::{Deserialize, Serialize};
+
+use crate::amount::{Amount, Resource};
+pub use outlook::{Change, Forecast};
+pub use steps::{MAX_STEPS, Step, Steps, StepsError};
+
+/// What the coverage of processor time counts in that of a call. Idle cores are scarcer than idle memory.
+const CPU_WEIGHT: f64 = 0.9;
+/// What the coverage of memory counts in that of a call.
+const MEMORY_WEIGHT: f64 = 0.1;
+
+/// What the pools of one node can spare, by remaining time.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Spare {
+    /// Thousandths of a core.
+    pub cpu: Steps,
+    /// Bytes of memory.
+    pub memory: Steps,
+}
+
+impl Spare {
+    /// The pool of one resource.
+    pub fn get(&self, resource: Resource) -> &Steps {
+        match resource {
+            Resource::Cpu => &self.cpu,
+            Resource::Memory => &self.memory,
+        }
+    }
+
+    /// What is left of it `by_us` microseconds later, if nothing joins the pools and nothing leaves them early.
+    #[must_use]
+    pub fn aged(&self, by_us: u64) -> Self {
+        Self {
+            cpu: self.cpu.aged(by_us),
+            memory: self.memory.aged(by_us),
+        }
+    }
+}
+
+/// What a call wants above what it owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Want {
+    /// How much of each resource.
+    pub extra: Amount,
+    /// For how long, in microseconds.
+    pub duration_us: u64,
+}
+
+impl Want {
+    /// Whether more than nothing is wanted, so that a loan could make a difference.
+    pub fn is_something(&self) -> bool {
+        self.extra != Amount::ZERO && self.duration_us > 0
+    }
+
+    /// Demand coverage by these pools, between 0 and 1. It is 1 where nothing is wanted.
+    pub fn coverage(&self, spare: &Spare) -> f64 {
+        self.covered_by(|resource, units| spare.get(resource).area(0, self.duration_us, units))
+    }
+
+    /// Demand coverage, where `area` gives the integral of `min(units, S(t))` of a resource over the duration.
+    pub(crate) fn covered_by(&self, area: impl Fn(Resource, u64) -> u128) -> f64 {
+        let share = |resource| {
+            let units = self.extra.get(resource);
+            let wanted = u128::from(units) * u128::from(self.duration_us);
+            if wanted == 0 {
+                return 1.0;
+            }
+            area(resource, units) as f64 / wanted as f64
+        };
+        let covered = CPU_WEIGHT * share(Resource::Cpu) + MEMORY_WEIGHT * share(Resource::Memory);
+        covered.clamp(0.0, 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

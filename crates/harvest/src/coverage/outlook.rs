@@ -1,0 +1,126 @@
+//! The pools of a node as a scheduler expects them: what the last heartbeat said, less what the scheduler promised since,
+//! plus what its own placements will lend.
+
+use super::steps::{Step, Steps, area};
+use super::{Spare, Want};
+use crate::amount::{Amount, Resource};
+
+/// Units that join or leave a pool until a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// How much of each resource.
+    pub amount: Amount,
+    /// Until when, in microseconds.
+    pub until_us: u64,
+}
+
+/// What a scheduler expects of both pools of one node. Times are those of the scheduler's clock.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Forecast {
+    cpu: Outlook,
+    memory: Outlook,
+}
+
+impl Forecast {
+    /// Pools as sent at `at_us`, less `taken` and plus `given`, each until its end. Nothing falls below 0.
+    pub fn new(at_us: u64, spare: &Spare, taken: &[Change], given: &[Change]) -> Self {
+        let outlook = |resource| {
+            let units = |change: &Change| (change.until_us, change.amount.get(resource));
+            Outlook::new(
+                at_us,
+                spare.get(resource),
+                taken.iter().map(units),
+                given.iter().map(units),
+            )
+        };
+        Self {
+            cpu: outlook(Resource::Cpu),
+            memory: outlook(Resource::Memory),
+        }
+    }
+
+    /// Demand coverage of a call that begins at `now_us`, between 0 and 1. It is 1 where nothing is wanted.
+    pub fn coverage(&self, now_us: u64, want: &Want) -> f64 {
+        want.covered_by(|resource, units| self.get(resource).area(now_us, want.duration_us, units))
+    }
+
+    /// A bound that [`Self::coverage`] never exceeds, at a fraction of its cost.
+    pub(crate) fn bound(&self, now_us: u64, want: &Want) -> f64 {
+        want.covered_by(|resource, units| {
+            let outlook = self.get(resource);
+            let left_us = outlook.end_us().saturating_sub(now_us).min(want.duration_us);
+            u128::from(outlook.most.min(units)) * u128::from(left_us)
+        })
+    }
+
+    fn get(&self, resource: Resource) -> &Outlook {
+        match resource {
+            Resource::Cpu => &self.cpu,
+            Resource::Memory => &self.memory,
+        }
+    }
+}
+
+/// What a scheduler expects of one pool. Unlike [`Steps`] it may rise again, when what was promised returns.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Outlook {
+    at_us: u64,
+    steps: Vec<Step>,
+    most: u64,
+}
+
+impl Outlook {
+    fn new(
+        at_us: u64,
+        steps: &Steps,
+        taken: impl Iterator<Item = (u64, u64)>,
+        given: impl Iterator<Item = (u64, u64)>,
+    ) -> Self {
+        // Each change is in force from the beginning. At its end it is undone.
+        let mut ends: Vec<(u64, i128)> = Vec::with_capacity(steps.as_slice().len() + 8);
+        let slice = steps.as_slice();
+        for (index, step) in slice.iter().enumerate() {
+            let next = slice.get(index + 1).map_or(0, |next| next.units);
+            ends.push((step.remaining_us, i128::from(step.units - next)));
+        }
+        let changes = taken.map(|(until, units)| (until, -i128::from(units)));
+        let changes = changes.chain(given.map(|(until, units)| (until, i128::from(units))));
+        ends.extend(changes.filter_map(|(until_us, units)| {
+            let remaining_us = until_us.saturating_sub(at_us);
+            (remaining_us > 0 && units != 0).then_some((remaining_us, units))
+        }));
+        ends.sort_unstable();
+        let mut level: i128 = ends.iter().map(|&(_, units)| units).sum();
+        let mut outlook = Self {
+            at_us,
+            steps: Vec::with_capacity(ends.len()),
+            most: 0,
+        };
+        for (remaining_us, units) in ends {
+            outlook.push(remaining_us, level.clamp(0, i128::from(u64::MAX)) as u64);
+            level -= units;
+        }
+        outlook
+    }
+
+    fn push(&mut self, remaining_us: u64, units: u64) {
+        self.most = self.most.max(units);
+        match self.steps.last_mut() {
+            // Of several changes at one time, the level before the first is in force until then.
+            Some(last) if last.remaining_us == remaining_us => {}
+            Some(last) if last.units == units => last.remaining_us = remaining_us,
+            _ => self.steps.push(Step { remaining_us, units }),
+        }
+    }
+
+    fn end_us(&self) -> u64 {
+        self.steps
+            .last()
+            .map_or(0, |step| self.at_us.saturating_add(step.remaining_us))
+    }
+
+    fn area(&self, now_us: u64, duration_us: u64, limit: u64) -> u128 {
+        let from_us = now_us.saturating_sub(self.at_us);
+        area(&self.steps, from_us, from_us.saturating_add(duration_us), limit)
+    }
+}

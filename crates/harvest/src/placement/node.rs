@@ -1,0 +1,200 @@
+//! What one scheduler knows about one node.
+
+use std::collections::BTreeMap;
+
+use super::share::Shard;
+use super::{Heartbeat, MAX_WARM, Request};
+use crate::amount::{Amount, Resource};
+use crate::coverage::{Change, Forecast, Spare, Want};
+use crate::demand::{CallId, FunctionId};
+
+/// Time after a refusal in which a node gets no call as large as the refused one, unless something ends there or a
+/// younger heartbeat comes.
+const REFUSAL_PAUSE_US: u64 = 100_000;
+
+/// A call on a node.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placed {
+    pub function: FunctionId,
+    pub owned: Amount,
+    /// When it was placed.
+    at_us: u64,
+    borrows: Change,
+    lends: Change,
+}
+
+impl Placed {
+    pub fn new(now_us: u64, request: &Request) -> Self {
+        Self {
+            function: request.function,
+            owned: request.owned,
+            at_us: now_us,
+            borrows: Change {
+                amount: request.want.extra,
+                until_us: now_us.saturating_add(request.want.duration_us),
+            },
+            lends: Change {
+                amount: request.lends,
+                until_us: now_us.saturating_add(request.lends_us),
+            },
+        }
+    }
+}
+
+/// Sums that cannot wrap: fewer than 2^64 calls of less than 2^64 units.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    milli_cores: u128,
+    memory_bytes: u128,
+}
+
+/// One node.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub key: u64,
+    pub is_up: bool,
+    /// This scheduler's part of the capacity.
+    pub share: Amount,
+    /// When the last heartbeat was taken.
+    pub heartbeat_us: Option<u64>,
+    /// Calls of this scheduler there.
+    pub calls: u64,
+    sum: Sum,
+    /// What is not reserved of the share.
+    free: Amount,
+    spare: Spare,
+    /// Calls that the last heartbeat does not show yet.
+    recent: BTreeMap<CallId, Placed>,
+    /// Of `spare` and `recent`; absent after a change.
+    forecast: Option<Forecast>,
+    /// Idle warm workers by function.
+    warm: BTreeMap<FunctionId, u32>,
+    /// What was refused, and when.
+    refusal: Option<(u64, Amount)>,
+}
+
+impl Node {
+    pub fn new(key: u64) -> Self {
+        Self {
+            key,
+            is_up: true,
+            share: Amount::ZERO,
+            heartbeat_us: None,
+            calls: 0,
+            sum: Sum::default(),
+            free: Amount::ZERO,
+            spare: Spare::default(),
+            recent: BTreeMap::new(),
+            forecast: None,
+            warm: BTreeMap::new(),
+            refusal: None,
+        }
+    }
+
+    pub fn set_capacity(&mut self, capacity: Amount, shard: Shard) {
+        self.share = shard.of(capacity);
+        self.set_free();
+    }
+
+    /// Takes a report. Calls that were placed at least `transit_us` before it are in its pools.
+    pub fn report(&mut self, at_us: u64, heartbeat: &Heartbeat, transit_us: u64) {
+        self.heartbeat_us = Some(at_us);
+        self.spare.clone_from(&heartbeat.spare);
+        self.recent
+            .retain(|_, placed| placed.at_us.saturating_add(transit_us) > at_us);
+        self.forecast = None;
+        self.refusal = None;
+        self.warm.clear();
+        for function in heartbeat.warm.iter().take(MAX_WARM) {
+            *self.warm.entry(*function).or_default() += 1;
+        }
+    }
+
+    pub fn reserve(&mut self, call: CallId, placed: &Placed) {
+        self.calls += 1;
+        self.sum.milli_cores += u128::from(placed.owned.milli_cores);
+        self.sum.memory_bytes += u128::from(placed.owned.memory_bytes);
+        self.set_free();
+        self.recent.insert(call, *placed);
+        self.forecast = None;
+        if let Some(workers) = self.warm.get_mut(&placed.function) {
+            *workers -= 1;
+            if *workers == 0 {
+                self.warm.remove(&placed.function);
+            }
+        }
+    }
+
+    pub fn release(&mut self, call: CallId, placed: &Placed) {
+        self.calls -= 1;
+        self.sum.milli_cores -= u128::from(placed.owned.milli_cores);
+        self.sum.memory_bytes -= u128::from(placed.owned.memory_bytes);
+        self.set_free();
+        if self.recent.remove(&call).is_some() {
+            self.forecast = None;
+        }
+    }
+
+    /// A call ended by itself: its worker is warm now, and there is room for others.
+    pub fn note_end(&mut self, placed: &Placed) {
+        self.refusal = None;
+        if self.warm.len() < MAX_WARM || self.warm.contains_key(&placed.function) {
+            *self.warm.entry(placed.function).or_default() += 1;
+        }
+    }
+
+    pub fn note_refusal(&mut self, now_us: u64, owned: Amount) {
+        self.refusal = Some((now_us, owned));
+    }
+
+    /// Whether the share has room for a call that owns this much, and the node did not just refuse as much.
+    pub fn has_room(&self, now_us: u64, owned: &Amount) -> bool {
+        self.is_up && self.free.covers(owned) && !self.has_refused(now_us, owned)
+    }
+
+    /// What is not reserved of the share.
+    pub fn free(&self) -> Amount {
+        self.free
+    }
+
+    /// What is reserved, at most what an [`Amount`] holds.
+    pub fn reserved(&self) -> Amount {
+        let units = |sum| u64::try_from(sum).unwrap_or(u64::MAX);
+        Amount::new(units(self.sum.milli_cores), units(self.sum.memory_bytes))
+    }
+
+    /// The larger reserved part of the share of a resource, after a call that owns this much came: 0 to 1, above 1 when
+    /// it is overbooked.
+    pub fn pressure(&self, owned: &Amount) -> f64 {
+        let after = self.reserved() + *owned;
+        let part = |resource| match (after.get(resource), self.share.get(resource)) {
+            (0, _) => 0.0,
+            (units, share) => units as f64 / share.max(1) as f64,
+        };
+        f64::max(part(Resource::Cpu), part(Resource::Memory))
+    }
+
+    /// Demand coverage, or `None` if it is certainly below `least`.
+    pub fn coverage(&mut self, now_us: u64, want: &Want, least: f64) -> Option<f64> {
+        let (spare, recent) = (&self.spare, &self.recent);
+        let at_us = self.heartbeat_us.unwrap_or(0);
+        let forecast = self.forecast.get_or_insert_with(|| {
+            let taken: Vec<Change> = recent.values().map(|placed| placed.borrows).collect();
+            let given: Vec<Change> = recent.values().map(|placed| placed.lends).collect();
+            Forecast::new(at_us, spare, &taken, &given)
+        });
+        if forecast.bound(now_us, want) < least {
+            return None;
+        }
+        Some(forecast.coverage(now_us, want))
+    }
+
+    fn has_refused(&self, now_us: u64, owned: &Amount) -> bool {
+        self.refusal
+            .is_some_and(|(at_us, refused)| now_us < at_us.saturating_add(REFUSAL_PAUSE_US) && owned.covers(&refused))
+    }
+
+    fn set_free(&mut self) {
+        self.free = self.share - self.reserved();
+    }
+}

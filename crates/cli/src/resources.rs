@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dayfly_client::Choice;
 use dayfly_lease::ledger::{MAX_WORKERS, Resources};
 use dayfly_node::images::Reference;
 use dayfly_node::{Options, Trust, options};
-use dayfly_protocol::api::{MAX_FABRIC_NAME, RendezvousAddress, Sandbox};
+use dayfly_protocol::api::{HarvestMode, MAX_FABRIC_NAME, RendezvousAddress, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TenantId;
 
@@ -64,6 +65,20 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     warm_pool: u8,
+    /// Whether CPU and memory that calls own and do not use are lent to other calls: `watch` measures what could be
+    /// lent, and lends nothing. It needs control groups, and holds each worker with long calls to the cores that it owns
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "off",
+        value_parser = harvest_mode(),
+        env = "DAYFLY_HARVEST",
+        hide_env_values = true
+    )]
+    harvest: HarvestMode,
+    /// Record events and actions of --harvest in `harvest.jsonl` in the state directory, up to this size
+    #[arg(long, value_name = "SIZE", value_parser = values::size, hide_short_help = true)]
+    harvest_log: Option<u64>,
     /// Allowed isolation of workers; may be repeated, the first is the default of leases. Level `process` applies to
     /// the owner's tenant only: other tenants' code is always isolated [default: `isolated` for a node, which runs
     /// other tenants' code; for `dayfly up` `process`, and `isolated` for leases that request it]
@@ -139,6 +154,10 @@ pub struct NodeArguments {
     on_fabric: Vec<String>,
 }
 
+fn harvest_mode() -> impl TypedValueParser<Value = HarvestMode> {
+    PossibleValuesParser::new(HarvestMode::ALL.map(HarvestMode::name)).try_map(|name| name.parse::<HarvestMode>())
+}
+
 fn fabric_name(name: &str) -> Result<String, String> {
     if name.is_empty() || name.len() > MAX_FABRIC_NAME || name.chars().any(char::is_control) {
         return Err(format!(
@@ -188,6 +207,12 @@ impl NodeArguments {
         options.warm_python = self.warm_pool.into();
         options.metrics = self.metrics;
         options.calls_per_core = self.calls_per_core;
+        if self.harvest == HarvestMode::On {
+            let text = "--harvest on: this release lends nothing yet; `--harvest watch` measures what could be lent";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        options.harvest = self.harvest;
+        options.harvest_log_bytes = self.harvest_log.unwrap_or(0);
         options.trust_fabric = self.trust_fabric;
         options.fabrics = self.fabric.clone();
         options.on_fabrics = self.on_fabric.clone();

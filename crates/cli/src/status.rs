@@ -3,7 +3,7 @@
 use clap::Args;
 use dayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
 use dayfly_command::Global;
-use dayfly_protocol::api::{Health, NodeState, VersionInfo};
+use dayfly_protocol::api::{HarvestStatus, Health, NodeState, VersionInfo};
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::NodeId;
 use serde::de::DeserializeOwned;
@@ -65,6 +65,11 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
                 );
             }
         }
+        for node in &nodes {
+            if let Some(harvest) = &node.harvest {
+                table += &format!("\n{}: {}", output::plain(&node.address.name), harvest_line(harvest));
+            }
+        }
         table
     };
     text += "\n\n";
@@ -75,6 +80,23 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     };
     output::line(&text);
     Ok(())
+}
+
+/// Returns a sentence about harvesting on a node.
+fn harvest_line(harvest: &HarvestStatus) -> String {
+    if let Some(why) = &harvest.why {
+        return format!("nothing is harvested. {}", output::plain(why));
+    }
+    let hours = |ms: u64| ms as f64 / 3_600_000.0;
+    format!(
+        "harvest {}: {} of {} measured; they used {:.2} of {:.2} core hours that they own, and borrowed {:.2}.",
+        harvest.mode,
+        output::count(harvest.samples, "call"),
+        output::count(harvest.functions.into(), "function"),
+        hours(harvest.core_ms.used),
+        hours(harvest.core_ms.owned),
+        hours(harvest.core_ms.borrowed),
+    )
 }
 
 fn node_table(nodes: &[NodeStatus]) -> Table {

@@ -17,6 +17,9 @@ const DEADLINE_MS: usize = 8;
 const STATE: usize = 12;
 const START_TICKS: usize = 16;
 const RUNNING: usize = 24;
+/// Bytes of the arguments of an announced call, and its sequence number.
+const ARGUMENT_BYTES: usize = 32;
+const ANNOUNCED: usize = 40;
 /// The second block: [`COMPUTING`] and the following for loading functions, and all polling.
 const UNCHARGED: usize = 128;
 const POLLING: usize = 152;
@@ -70,6 +73,8 @@ pub struct Reading {
     pub awake: bool,
     /// What it is charged to.
     pub account: Account,
+    /// Bytes of the running call's arguments, if the worker announced the call; otherwise 0.
+    pub argument_bytes: u64,
 }
 
 /// What calls are charged to: one function, or none.
@@ -150,6 +155,7 @@ impl Meter {
 
     /// Begins a new channel, with new sequence numbers.
     pub fn attach(&self) {
+        self.word(ANNOUNCED).store(0, Ordering::Relaxed);
         self.word(DEADLINE_MS).store(0, Ordering::Relaxed);
         self.word(STARTED).store(0, Ordering::Relaxed);
         self.word(FINISHED).store(0, Ordering::Release);
@@ -233,6 +239,12 @@ impl Meter {
         self.word(STARTED).store(sequence, Ordering::Release);
     }
 
+    /// Records the size of the arguments of a call that is about to begin.
+    pub fn announce(&self, sequence: u32, argument_bytes: u64) {
+        self.long(ARGUMENT_BYTES).store(argument_bytes, Ordering::Relaxed);
+        self.word(ANNOUNCED).store(sequence, Ordering::Relaxed);
+    }
+
     /// Records the end of a call, after `computing` ticks, and after `polling` ticks of polling before it.
     #[inline(always)]
     pub fn finish(&self, account: Account, sequence: u32, failed: bool, computing: u64, polling: u64) {
@@ -274,13 +286,19 @@ impl Meter {
     /// Reads the current state. The values may be from slightly different moments.
     pub fn read(&self) -> Reading {
         let finished = self.word(FINISHED).load(Ordering::Acquire);
+        let started = self.word(STARTED).load(Ordering::Acquire);
+        let is_announced = self.word(ANNOUNCED).load(Ordering::Relaxed) == started;
         Reading {
             finished,
-            started: self.word(STARTED).load(Ordering::Acquire),
+            started,
             deadline_ms: self.word(DEADLINE_MS).load(Ordering::Relaxed),
             start_ticks: self.long(START_TICKS).load(Ordering::Relaxed),
             awake: self.word(STATE).load(Ordering::Relaxed) != 0,
             account: Account(self.word(RUNNING).load(Ordering::Relaxed)),
+            argument_bytes: match is_announced {
+                true => self.long(ARGUMENT_BYTES).load(Ordering::Relaxed),
+                false => 0,
+            },
         }
     }
 }
@@ -320,6 +338,21 @@ mod tests {
         assert_eq!(meter.polling(), 10);
         meter.begin(mean, 5, 0, 0);
         assert_eq!(meter.read().account, mean);
+    }
+
+    #[test]
+    fn argument_size_is_that_of_announced_call() {
+        let meter = meter();
+        let account = meter.account("area@1");
+        meter.announce(7, 1 << 40);
+        meter.begin(account, 7, 0, 0);
+        assert_eq!(meter.read().argument_bytes, 1 << 40);
+        meter.finish(account, 7, false, 1, 0);
+        meter.begin(account, 8, 0, 0);
+        assert_eq!(meter.read().argument_bytes, 0);
+        meter.attach();
+        meter.begin(account, 7, 0, 0);
+        assert_eq!(meter.read().argument_bytes, 0);
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use dayfly_fabric::memory::Mapping;
 use dayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
-use dayfly_protocol::executor::{FromExecutor, LoadFunction, MAX_PACKET_BYTES, ToExecutor, VISIBLE_GPUS};
+use dayfly_protocol::executor::{
+    FromExecutor, LoadFunction, MAX_PACKET_BYTES, MIN_LONG_CALL_US, ToExecutor, VISIBLE_GPUS,
+};
 use dayfly_protocol::hello::{options, transport};
 use dayfly_protocol::ids::{FunctionIndex, WorkerIndex};
 use dayfly_protocol::slot::{Geometry, Status};
@@ -43,6 +45,10 @@ struct Worker<'a, R: Runtime> {
     /// Ticks of its last call, and the bound below which a call is short.
     last_call: u64,
     short_call: u64,
+    /// The bound above which the next call is announced; the largest number if no call is.
+    long_call: u64,
+    /// The socket to its parent, which passes announcements on.
+    parent: &'a OwnedFd,
     code_dir: PathBuf,
     hot_for_ms: u32,
     max_output_bytes: u64,
@@ -58,8 +64,8 @@ pub fn serve<R: Runtime>(runtime: &mut R, index: WorkerIndex, parent: &OwnedFd) 
     let Some((message, files)) = receive(parent, &mut packet) else {
         return;
     };
-    match Worker::of(runtime, index, message, files) {
-        Ok(mut worker) => worker.serve(parent, &mut packet),
+    match Worker::of(runtime, index, parent, message, files) {
+        Ok(mut worker) => worker.serve(&mut packet),
         Err(error) => eprintln!("dayfly worker {}: cannot begin: {error}", index.0),
     }
 }
@@ -78,7 +84,13 @@ fn receive(parent: &OwnedFd, packet: &mut [u8]) -> Option<(ToExecutor, Vec<Owned
 }
 
 impl<'a, R: Runtime> Worker<'a, R> {
-    fn of(runtime: &'a mut R, index: WorkerIndex, message: ToExecutor, files: Vec<OwnedFd>) -> std::io::Result<Self> {
+    fn of(
+        runtime: &'a mut R,
+        index: WorkerIndex,
+        parent: &'a OwnedFd,
+        message: ToExecutor,
+        files: Vec<OwnedFd>,
+    ) -> std::io::Result<Self> {
         let (
             ToExecutor::Assign {
                 workers,
@@ -88,6 +100,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 worker_memory_bytes,
                 gpus,
                 gpus_per_worker,
+                announces_calls,
                 ..
             },
             [meters, rest @ ..],
@@ -116,9 +129,16 @@ impl<'a, R: Runtime> Worker<'a, R> {
             Some(file) => Some(CoreSlot::new(file.try_clone()?, std::process::id())),
             None => None,
         };
+        let long_call = match announces_calls && hot_for_ms == 0 {
+            true => clock::ticks_of_us(MIN_LONG_CALL_US),
+            false => u64::MAX,
+        };
         Ok(Self {
             core_slot,
-            last_call: u64::MAX,
+            // Neither short nor long.
+            last_call: long_call,
+            long_call,
+            parent,
             short_call: clock::ticks_of_us(SHORT_CALL_US),
             meter: Meter::new(Arc::new(Mapping::of(meters, meters_length(workers))?), index.0),
             accounts: Vec::new(),
@@ -132,10 +152,10 @@ impl<'a, R: Runtime> Worker<'a, R> {
         })
     }
 
-    fn serve(&mut self, parent: &OwnedFd, packet: &mut [u8]) {
+    fn serve(&mut self, packet: &mut [u8]) {
         loop {
             self.meter.set_activity(Activity::Asleep);
-            let Some((message, files)) = receive(parent, packet) else {
+            let Some((message, files)) = receive(self.parent, packet) else {
                 return;
             };
             let channel = match &message {
@@ -170,7 +190,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
             let Ok(bytes) = serde_json::to_vec(&detached) else {
                 return;
             };
-            if descriptors::send(parent, &bytes, &[]).is_err() {
+            if descriptors::send(self.parent, &bytes, &[]).is_err() {
                 return;
             }
         }
@@ -265,7 +285,14 @@ impl<'a, R: Runtime> Worker<'a, R> {
             0 => Account::NONE,
             index => self.accounts.get(usize::from(index) - 1).copied().unwrap_or_default(),
         };
+        let follows_long = self.last_call > self.long_call;
+        if follows_long {
+            self.meter.announce(meta.sequence, link.current().input.len() as u64);
+        }
         self.meter.begin(account, meta.sequence, meta.deadline_ms, start);
+        if follows_long {
+            self.announce();
+        }
         let mut call = Call::new(link, self.max_output_bytes, meta.deadline_ms, start);
         let status = match meta.function {
             index if index == FunctionIndex::LOAD.0 => self.load(&mut call),
@@ -288,7 +315,20 @@ impl<'a, R: Runtime> Worker<'a, R> {
         self.meter
             .finish(account, meta.sequence, status != Status::Ok, end - start, polling);
         link.done();
+        if self.last_call > self.long_call {
+            self.announce();
+        }
         sent.map(|_| end)
+    }
+
+    /// Wakes the node, which reads the meter. Without it, the node notices the change at its next reading.
+    #[cold]
+    fn announce(&self) {
+        use rustix::net::{SendFlags, send};
+        let changed = FromExecutor::CallChanged { worker: self.index };
+        if let Ok(bytes) = serde_json::to_vec(&changed) {
+            let _ = send(self.parent, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
     }
 
     fn load(&mut self, call: &mut Call<'_>) -> Status {

@@ -98,7 +98,12 @@ impl Control {
         let node = node.ok_or(CloseReason::Replaced)?;
         match message {
             NodeMessage::Register { .. } => return Err(CloseReason::Violation("a second `register`".into())),
-            NodeMessage::Heartbeat { free, clock_ms } => {
+            NodeMessage::Heartbeat {
+                free,
+                clock_ms,
+                harvest,
+            } => {
+                node.on_harvest(harvest);
                 let skew_ms = clock_ms as i64 - now_ms() as i64;
                 if node.on_heartbeat(free, skew_ms) {
                     tracing::warn!(node = %id, skew_ms, "the node's clock differs from the manager's; synchronise them");

@@ -642,6 +642,7 @@ async fn node_that_violates_the_protocol_is_disconnected() {
     let heartbeat = NodeMessage::Heartbeat {
         free: NOTHING,
         clock_ms: 0,
+        harvest: None,
     };
     for messages in [
         vec![heartbeat],

@@ -26,7 +26,7 @@ pub struct SandboxFactory {
     name: String,
     scratch_bytes: u64,
     next: AtomicU32,
-    hierarchies: OnceLock<Hierarchies>,
+    hierarchies: OnceLock<Arc<Hierarchies>>,
     settings: OnceLock<PathBuf>,
 }
 
@@ -50,7 +50,7 @@ impl SandboxFactory {
     }
 
     /// Makes the hierarchies at the first use, since many nodes need none.
-    fn hierarchies(&self) -> &Hierarchies {
+    pub fn hierarchies(&self) -> &Arc<Hierarchies> {
         self.hierarchies.get_or_init(|| {
             let hierarchies = Hierarchies::make(&self.name);
             for controller in hierarchies.missing() {
@@ -59,7 +59,7 @@ impl SandboxFactory {
                     "this node may not use a control group controller; limits of single processes take its place"
                 );
             }
-            hierarchies
+            Arc::new(hierarchies)
         })
     }
 

@@ -14,7 +14,7 @@ mod worker_slot;
 
 pub use self::meters::{Durations, Tick, add_durations};
 pub use self::terms::{GrantedTerms, Origin, PresentedAllowance};
-pub use self::view::LeaseView;
+pub use self::view::{LeaseView, WorkerActivity};
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -227,6 +227,26 @@ impl NodeLease {
             .iter()
             .position(|slot| slot.running_pid() == Some(process))?;
         Some(WorkerIndex(index as u16))
+    }
+
+    /// What each worker does now.
+    pub fn activities(&self) -> Vec<WorkerActivity> {
+        let state = self.lock();
+        let each = state.slots.iter().zip(&self.meters);
+        each.map(|(slot, meter)| WorkerActivity {
+            pid: slot.running_pid(),
+            incarnation: slot.incarnation(),
+            reading: meter.read(),
+        })
+        .collect()
+    }
+
+    /// Whether this process of a worker still runs, as far as the kernel reports it.
+    pub fn is_running(&self, worker: WorkerIndex, incarnation: Incarnation) -> bool {
+        let state = self.lock();
+        let slot = state.slots.get(usize::from(worker.0));
+        let slot = slot.filter(|slot| slot.is_up() && slot.incarnation() == incarnation);
+        slot.and_then(WorkerSlot::process).is_some_and(worker_slot::is_alive)
     }
 
     /// Number of calls of this worker, if its meter shows that it sleeps.

@@ -11,6 +11,7 @@
 //!   `runtimes`: which language runtime suits a request;
 //! - `executors`: processes; `executor_sandbox`: directories and control groups of isolated ones; `pool`: executors
 //!   that wait for a lease; `images`, `environments` and `builds`: what they start in;
+//! - `harvest`: measures long calls in control groups of their own, and applies the policy of `dayfly-harvest`;
 //! - `sandbox_socket`, `connector`: what isolated workers can reach of the node, and what joins groups for them;
 //! - `disconnects`: notices clients that disconnect;
 //! - `journal`: state that survives the node; `manager_link`: the connection to the manager.
@@ -26,6 +27,7 @@ mod disconnects;
 mod environments;
 mod executor_sandbox;
 mod executors;
+mod harvest;
 pub mod images;
 mod journal;
 mod leases;

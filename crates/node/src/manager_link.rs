@@ -214,7 +214,11 @@ async fn session(
             },
             Some(answer) = to_send.recv() => send(&mut socket, &answer).await?,
             _ = heartbeats.tick() => {
-                let beat = NodeMessage::Heartbeat { free: node.leases.free(), clock_ms: clock::wall_ms() };
+                let beat = NodeMessage::Heartbeat {
+                    free: node.leases.free(),
+                    clock_ms: clock::wall_ms(),
+                    harvest: node.harvest.status_unless_off().map(Box::new),
+                };
                 send(&mut socket, &beat).await?;
             }
             _ = meters.tick() => {

@@ -95,6 +95,17 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
         "Calls of warm workers that run now",
         node.core_slots.holders().len() as u64,
     );
+    let harvest = node.harvest.status();
+    gauge(
+        "harvest_calls",
+        "Long calls whose use is measured now",
+        harvest.calls.into(),
+    );
+    gauge(
+        "harvest_functions",
+        "Functions with a profile of their use",
+        harvest.functions.into(),
+    );
     type Amount = fn(&Capacity) -> u64;
     let amounts: [(&str, &str, Amount); 4] = [
         ("cores", "Cores for hot workers", |c| c.cores.into()),
@@ -114,10 +125,48 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
     for (name, help, value) in [
         ("calls", "Calls since the node started", used.calls),
         ("failed_calls", "Of them, those that failed", used.failures),
+        (
+            "harvest_samples",
+            "Calls that profiles have learnt from",
+            harvest.samples,
+        ),
+        (
+            "harvest_late_windows",
+            "Measurements of calls that came too late",
+            harvest.late_windows,
+        ),
     ] {
         let counter: Counter = Counter::default();
         counter.inc_by(value);
         registry.register(name, help, counter);
+    }
+    for (name, help, unit, totals) in [
+        (
+            "harvest_cpu",
+            "Processor time of measured calls, in seconds of one core",
+            Unit::Seconds,
+            harvest.core_ms,
+        ),
+        (
+            "harvest_memory",
+            "Memory of measured calls, in MiB times seconds",
+            Unit::Other("mebibyte_seconds".into()),
+            harvest.mib_s,
+        ),
+    ] {
+        let scale = match unit {
+            Unit::Seconds => 1e-3,
+            _ => 1.0,
+        };
+        let family = Family::<TimeKind, Counter<f64, AtomicU64>>::default();
+        for (what, amount) in [
+            ("owned", totals.owned),
+            ("used", totals.used),
+            ("borrowed", totals.borrowed),
+        ] {
+            family.get_or_create(&TimeKind { what }).inc_by(amount as f64 * scale);
+        }
+        registry.register_with_unit(name, help, unit, family);
     }
     let time = Family::<TimeKind, Counter<f64, AtomicU64>>::default();
     for (what, us) in [

@@ -18,7 +18,7 @@ use std::time::Duration;
 use dayfly_executor::cores::CoreSlots;
 use dayfly_lease::token::Claims;
 use dayfly_lease::{Lease, ReplayWindow, SigningKey, Terms};
-use dayfly_protocol::api::{Capacity, Grant, LeaseRequest, LeaseState, NodeAddress, Sandbox};
+use dayfly_protocol::api::{Capacity, Grant, HarvestStatus, LeaseRequest, LeaseState, NodeAddress, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, Token};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -37,6 +37,7 @@ use crate::disconnects::DisconnectWatch;
 use crate::environments::Environments;
 use crate::executor_sandbox::SandboxFactory;
 use crate::executors::{Executor, Language};
+use crate::harvest::{self, Harvest};
 use crate::images::Images;
 use crate::journal::{self, Journal};
 use crate::leases::{GrantedTerms, LeaseView, NodeLease, Origin, PresentedAllowance};
@@ -75,6 +76,8 @@ pub struct Node {
     pub(crate) connection: watch::Sender<LinkState>,
     /// Refused system calls that no honest function makes, and that the manager was not informed of.
     pub(crate) incidents: Incidents,
+    /// Measures long calls, and lends what they do not use.
+    pub(crate) harvest: Harvest,
 }
 
 /// The connection to the manager.
@@ -102,6 +105,8 @@ pub struct Status {
     pub parked_executors: usize,
     /// Whether the manager is connected; always false without one.
     pub manager_connected: bool,
+    /// Harvesting.
+    pub harvest: HarvestStatus,
 }
 
 /// A started node. Dropping it leaves the node running; [`Handle::shutdown`] ends it.
@@ -167,6 +172,8 @@ impl Node {
         let sandboxes = SandboxFactory::new(path.clone(), name, options.scratch_bytes)
             .map_err(|error| NodeError::State { path, error })?;
         let pool = Pool::new(Spawner::new()?, sandboxes, &options);
+        let shared = resources.cores.len();
+        let harvest = start_harvest(&options, &pool, shared, resources.memory_bytes).await?;
         if options.own_process {
             let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         }
@@ -182,6 +189,7 @@ impl Node {
             report_due: Notify::new(),
             connection: watch::channel(LinkState::Connecting).0,
             incidents: Incidents::default(),
+            harvest,
             journal,
             pool,
             images,
@@ -278,8 +286,26 @@ impl Node {
             leases: self.leases.live().iter().map(|lease| lease.view()).collect(),
             parked_executors: self.pool.parked(),
             manager_connected: *self.connection.borrow() == LinkState::Up,
+            harvest: self.harvest.status(),
         }
     }
+}
+
+/// Starts to harvest, unless that is off.
+async fn start_harvest(options: &Options, pool: &Arc<Pool>, cores: usize, memory: u64) -> Result<Harvest, NodeError> {
+    let start = harvest::Start {
+        mode: options.harvest,
+        rules: dayfly_harvest::Rules::default(),
+        shared: harvest::shared(cores, memory),
+        recording: (options.harvest_log_bytes > 0).then(|| harvest::RecordingFile {
+            path: options.state_dir.join(harvest::RECORDING),
+            max_bytes: options.harvest_log_bytes,
+        }),
+    };
+    let pool = Arc::clone(pool);
+    let started =
+        tokio::task::spawn_blocking(move || Harvest::start(start, || Arc::clone(pool.sandboxes().hierarchies())));
+    started.await.map_err(std::io::Error::other)?.map_err(NodeError::System)
 }
 
 impl Handle {
@@ -348,6 +374,7 @@ impl Handle {
         self.node.pool.close().await;
         self.node.images.close().await;
         self.node.environments.close().await;
+        self.node.harvest.stop();
         self.node.tasks.close();
         if tokio::time::timeout(SHUTDOWN_DEADLINE, self.all_ended.recv())
             .await

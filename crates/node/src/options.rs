@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dayfly_fabric::Choice;
 use dayfly_lease::ledger::Resources;
-use dayfly_protocol::api::{ManagerAddress, RendezvousAddress, Sandbox};
+use dayfly_protocol::api::{HarvestMode, ManagerAddress, RendezvousAddress, Sandbox};
 use dayfly_protocol::executor::VISIBLE_GPUS;
 
 use crate::environments::Settings;
@@ -69,6 +69,11 @@ pub struct Options {
     pub scratch_bytes: u64,
     /// Most concurrent calls of warm workers for each shared core; 0 for no bound.
     pub calls_per_core: u16,
+    /// What becomes of resources that calls own and do not use.
+    pub harvest: HarvestMode,
+    /// Most bytes of the record of harvesting's events and actions, `harvest.jsonl` in the state directory, from which
+    /// `dayfly-simulate` can repeat the decisions; 0 for no record.
+    pub harvest_log_bytes: u64,
     /// Whether payloads may travel in clear beyond the loopback interface.
     pub trust_fabric: bool,
     /// Trusted fabrics: providers of libfabric that workers with the host's network may use.
@@ -142,6 +147,8 @@ impl Options {
             writable: Vec::new(),
             scratch_bytes: 1 << 30,
             calls_per_core: 1,
+            harvest: HarvestMode::Off,
+            harvest_log_bytes: 0,
             trust_fabric: false,
             fabrics: Vec::new(),
             on_fabrics: Vec::new(),

@@ -60,6 +60,11 @@ impl Pool {
         })
     }
 
+    /// Makes sandboxes, in the node's control groups.
+    pub fn sandboxes(&self) -> &SandboxFactory {
+        &self.sandboxes
+    }
+
     /// The spawner, whose processes end with the node.
     pub fn spawner(&self) -> &Arc<Spawner> {
         &self.spawner

@@ -15,6 +15,7 @@ use tracing::{Instrument, Span};
 
 use crate::executor_sandbox::ExecutorSandbox;
 use crate::executors::{Executor, ExecutorEvent};
+use crate::harvest::Observer;
 use crate::leases::{NodeLease, Tick};
 use crate::node::Node;
 use crate::{affinity, connector, runtimes};
@@ -75,7 +76,19 @@ pub async fn supervise(node: Arc<Node>, lease: Arc<NodeLease>, mut parked: Optio
             }
         };
         let mut known_kills = 0;
-        let outcome = watch_executor(&node, &lease, &mut executor, &shared_cores, &mut known_kills).await;
+        let sandbox = executor.sandbox.as_ref().map(ExecutorSandbox::group);
+        let mut calls = node.harvest.observer(&lease, sandbox);
+        let outcome = watch_executor(
+            &node,
+            &lease,
+            &mut executor,
+            &shared_cores,
+            &mut known_kills,
+            calls.as_mut(),
+        )
+        .await;
+        // Their control groups go before those of the sandbox.
+        drop(calls);
         // Inform the clients first.
         let out_of_memory = memory_kills(&executor) > known_kills;
         match outcome {
@@ -162,6 +175,7 @@ async fn start(
         } else {
             granted.reservation.memory_bytes + OVERHEAD_BYTES
         },
+        announces_calls: node.harvest.is_measuring(),
     };
     let control = executor.control();
     let mut files = vec![lease.meters_file.as_fd()];
@@ -240,6 +254,7 @@ async fn watch_executor(
     executor: &mut Executor,
     assigned: &[u16],
     known_kills: &mut u64,
+    mut calls: Option<&mut Observer>,
 ) -> Outcome {
     let mut cause = None;
     let mut message_rate = MessageRate {
@@ -256,6 +271,9 @@ async fn watch_executor(
                 return Outcome::ExecutorGone(Some("it did not kill a worker as requested".into()));
             }
         };
+        if let Some(calls) = &mut calls {
+            calls.observe(lease);
+        }
         let event = tokio::select! {
             event = executor.next_event() => event,
             () = lease.wake.notified() => continue,
@@ -300,7 +318,8 @@ async fn watch_executor(
             }
             Some(FromExecutor::Detached { worker, channel }) => lease.on_detached(worker, channel),
             Some(FromExecutor::Failed { message }) => cause = Some(message),
-            Some(FromExecutor::Ready { .. }) => {}
+            // The meter is read again.
+            Some(FromExecutor::CallChanged { .. } | FromExecutor::Ready { .. }) => {}
             None => return Outcome::ExecutorGone(cause),
         }
     }

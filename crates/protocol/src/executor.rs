@@ -9,6 +9,9 @@ use crate::ids::{ChannelId, CodeHash, Incarnation, WorkerIndex};
 
 /// Most bytes of a packet.
 pub const MAX_PACKET_BYTES: usize = 64 << 10;
+/// A call of this length is a long one, in microseconds. Only long calls are harvested, and only their workers send
+/// [`FromExecutor::CallChanged`].
+pub const MIN_LONG_CALL_US: u64 = 20_000;
 /// The descriptor number of an executor's control socket.
 pub const CONTROL_FD: i32 = 3;
 
@@ -46,6 +49,9 @@ pub enum ToExecutor {
         pins: bool,
         /// Most memory that one worker may map in bytes, if nothing limits the lease as a whole; 0 for no limit.
         worker_memory_bytes: u64,
+        /// Whether workers of long calls send [`FromExecutor::CallChanged`].
+        #[serde(default)]
+        announces_calls: bool,
     },
     /// Serves a channel. Descriptors: the channel's memory file (shm), or the connection (tcp, tls, libfabric).
     Attach {
@@ -117,6 +123,12 @@ pub enum FromExecutor {
         worker: WorkerIndex,
         /// Id of the channel.
         channel: ChannelId,
+    },
+    /// A call has begun or ended, in a worker whose call before was a long one. The node reads its meter. Not sent if
+    /// the socket is full.
+    CallChanged {
+        /// The worker.
+        worker: WorkerIndex,
     },
     /// The executor cannot continue. It exits after this message.
     Failed { message: String },

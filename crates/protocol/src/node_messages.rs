@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::{
-    Capacity, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode, NodeAddress, NodeSandboxes, Sandbox,
+    Capacity, HarvestStatus, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode, NodeAddress, NodeSandboxes,
+    Sandbox,
 };
 use crate::error::Failure;
 use crate::ids::{AllowanceId, LeaseId, PublicKey, TenantId};
@@ -34,6 +35,9 @@ pub enum NodeMessage {
         free: Capacity,
         /// The node's wall clock in milliseconds since the Unix epoch, from which the manager measures clock skew.
         clock_ms: u64,
+        /// Harvesting on the node; absent while it is off.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        harvest: Option<Box<HarvestStatus>>,
     },
     /// Calls by duration since the node started, in the buckets of [`crate::durations::duration_bucket`].
     Durations {

@@ -102,6 +102,7 @@ async fn live(socket: &mut WebSocketStream<Tls>, pace: Duration, number: u32, co
     let heartbeat = NodeMessage::Heartbeat {
         free: CAPACITY,
         clock_ms: 0,
+        harvest: None,
     };
     loop {
         let message = tokio::select! {
@@ -137,6 +138,7 @@ fn with_clock(message: &NodeMessage) -> NodeMessage {
         NodeMessage::Heartbeat { free, .. } => NodeMessage::Heartbeat {
             free: *free,
             clock_ms: now.map_or(0, |since| since.as_millis() as u64),
+            harvest: None,
         },
         other => other.clone(),
     }

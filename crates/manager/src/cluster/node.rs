@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use dayfly_lease::health::{Health, Suspension};
 use dayfly_lease::placement::View;
-use dayfly_protocol::api::{Capacity, LeaseState, Mode, NodeAddress, NodeSandboxes, NodeState, NodeStatus};
+use dayfly_protocol::api::{
+    Capacity, HarvestStatus, LeaseState, MAX_HARVEST_WHY_BYTES, Mode, NodeAddress, NodeSandboxes, NodeState, NodeStatus,
+};
 use dayfly_protocol::durations::DURATION_BUCKETS;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
@@ -77,6 +79,7 @@ pub struct Node {
     /// Leases that were offered and never answered: the node may hold them.
     uncertain: HashSet<LeaseId>,
     sandboxes: Option<NodeSandboxes>,
+    harvest: Option<Box<HarvestStatus>>,
 }
 
 /// A node's description of itself when it registers.
@@ -124,6 +127,7 @@ impl Node {
             skew_ms: 0,
             uncertain: HashSet::new(),
             sandboxes: None,
+            harvest: None,
         }
     }
 
@@ -260,7 +264,16 @@ impl Node {
             heartbeat_age_ms: millis(now.saturating_duration_since(self.last_seen)),
             leases: leases as u32,
             sandboxes: self.sandboxes.clone(),
+            harvest: self.harvest.as_deref().cloned(),
         }
+    }
+
+    /// Records what the node reports of harvesting.
+    pub fn on_harvest(&mut self, mut status: Option<Box<HarvestStatus>>) {
+        if let Some(why) = status.as_mut().and_then(|status| status.why.as_mut()) {
+            *why = dayfly_protocol::text::line(why, MAX_HARVEST_WHY_BYTES);
+        }
+        self.harvest = status;
     }
 
     /// Queues a message. Returns false if the node is not connected or its queue is full.

@@ -167,7 +167,7 @@ impl FakeNode {
                     }
                     Some(message) = to_say.recv() => send(&mut socket, &message).await,
                     _ = beats.tick(), if manner != Manner::Silent => {
-                        send(&mut socket, &NodeMessage::Heartbeat { free: books.free(), clock_ms: now_ms() }).await;
+                        send(&mut socket, &NodeMessage::Heartbeat { free: books.free(), clock_ms: now_ms(), harvest: None }).await;
                     }
                 }
             }

@@ -1,7 +1,19 @@
 //! The public state of a lease.
 
+use dayfly_executor::meter::Reading;
 use dayfly_protocol::api::{LeaseState, Mode, Sandbox, Usage};
-use dayfly_protocol::ids::{LeaseId, TenantId};
+use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId};
+
+/// What a worker does.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkerActivity {
+    /// Its process; `None` while it is replaced.
+    pub pid: Option<u32>,
+    /// Number of its process.
+    pub incarnation: Incarnation,
+    /// Its meter, which it may have falsified.
+    pub reading: Reading,
+}
 
 /// A row of `dayfly top`.
 #[derive(Debug, Clone, serde::Serialize)]

@@ -261,6 +261,14 @@ impl Channel {
     }
 }
 
+/// Whether a process has not ended.
+pub(super) fn is_alive(process: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut waiting = [PollFd::new(process, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut waiting, Some(&now)), Ok(0))
+}
+
 /// Whether the kernel has noticed that the peer of a socket closed its end.
 pub(super) fn is_disconnected(socket: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};

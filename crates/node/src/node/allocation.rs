@@ -288,6 +288,8 @@ impl Node {
             return;
         };
         self.set_core_slots(shared.len());
+        self.harvest
+            .set_shared(harvest::shared(shared.len(), self.leases.capacity().memory_bytes));
         for process in warm {
             affinity::pin(process, &shared);
         }

@@ -80,12 +80,20 @@ const FUNCTIONS: &str = r#"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 uint32_t echo(void *in, uint32_t size, void *out) { memcpy(out, in, size); return size; }
 uint32_t crash(void *in, uint32_t size, void *out) { volatile int *p = 0; *p = 1; return 0; }
 uint32_t leave(void *in, uint32_t size, void *out) { exit(7); }
 uint32_t spin(void *in, uint32_t size, void *out) { for (;;) { volatile int x = 0; (void)x; } }
 uint32_t nap(void *in, uint32_t size, void *out) { usleep(1000 * *(uint32_t *)in); return 0; }
+uint32_t burn(void *in, uint32_t size, void *out) {
+    struct timespec begun, now;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    do clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - begun.tv_sec) * 1000 + (now.tv_nsec - begun.tv_nsec) / 1000000 < *(uint32_t *)in);
+    return 0;
+}
 uint32_t spawn(void *in, uint32_t size, void *out) {
     int32_t pid = fork();
     if (pid == 0) { setsid(); for (;;) pause(); }

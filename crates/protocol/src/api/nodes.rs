@@ -88,7 +88,74 @@ pub struct NodeStatus {
     /// Isolation levels, as the node reported when it connected; absent while unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandboxes: Option<NodeSandboxes>,
+    /// Harvesting on the node, as it last reported; absent while it is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub harvest: Option<HarvestStatus>,
 }
+
+named_enum! {
+    /// What a node does with resources that calls own and do not use.
+    HarvestMode, "a harvest mode" {
+        /// It measures nothing.
+        Off = "off",
+        /// It measures, holds workers to what they own, and lends nothing.
+        Watch = "watch",
+        /// It lends them to other calls as long as they are idle.
+        On = "on",
+    }
+}
+
+/// Harvesting on a node. Only long calls of warm workers are measured, from the second call of a worker on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HarvestStatus {
+    /// What the node does.
+    pub mode: HarvestMode,
+    /// Why it can measure and lend nothing, as a sentence; absent if it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Calls that are measured now.
+    pub calls: u32,
+    /// Functions with a profile.
+    pub functions: u32,
+    /// Calls that profiles have learnt from since the node started.
+    pub samples: u64,
+    /// Processor time of measured calls since the node started, in milliseconds of one core.
+    pub core_ms: HarvestTotals,
+    /// Memory of measured calls since the node started, in MiB times seconds.
+    pub mib_s: HarvestTotals,
+    /// Measurements that came so late that a lender would have got everything back.
+    pub late_windows: u64,
+}
+
+/// An amount of a resource times the time for which calls had it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct HarvestTotals {
+    /// Owned by measured calls.
+    pub owned: u64,
+    /// Used by them, also of what they borrowed.
+    pub used: u64,
+    /// Borrowed by them.
+    pub borrowed: u64,
+}
+
+impl HarvestStatus {
+    /// The status of a node that has measured nothing.
+    pub fn new(mode: HarvestMode, why: Option<String>) -> Self {
+        Self {
+            mode,
+            why,
+            calls: 0,
+            functions: 0,
+            samples: 0,
+            core_ms: HarvestTotals::default(),
+            mib_s: HarvestTotals::default(),
+            late_windows: 0,
+        }
+    }
+}
+
+/// Most bytes of the sentence in [`HarvestStatus::why`].
+pub const MAX_HARVEST_WHY_BYTES: usize = 512;
 
 /// The isolation levels that a node allows, by tenant. The node decides and enforces them; the manager only shows them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -1,0 +1,357 @@
+//! The thread that measures, feeds the policy, and applies its actions. It owns all groups of workers.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, FunctionId, Mode, Outcome};
+use dayfly_protocol::api::{HarvestMode, HarvestStatus};
+use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
+use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
+use sha2::{Digest, Sha256};
+
+use super::Start;
+use super::learning::{CountedProfiles, Learnt};
+use super::recording::Recording;
+use super::totals::Totals;
+use super::worker::MeasuredWorker;
+use crate::leases::NodeLease;
+
+/// Length of a window.
+const WINDOW: Duration = Duration::from_millis(100);
+/// Windows after which the policy takes everything back from a call that was not measured.
+const LATE_WINDOWS: u32 = 3;
+/// Most workers with a group: each has some open files.
+const MAX_WORKERS: usize = 4096;
+
+/// A process of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct WorkerKey {
+    pub lease: LeaseId,
+    pub worker: WorkerIndex,
+    pub incarnation: Incarnation,
+}
+
+/// A long call, or a call of a function whose last call was long.
+#[derive(Debug)]
+pub(super) struct BegunCall {
+    pub worker: WorkerKey,
+    pub pid: u32,
+    pub lease: Weak<NodeLease>,
+    pub sandbox: Option<Weak<Group>>,
+    /// Workers of the lease, which share its sandbox.
+    pub workers: u64,
+    pub tenant: TenantId,
+    /// The function's name in the meter, with the beginning of its code's hash.
+    pub function: String,
+    pub argument_bytes: u64,
+    /// What one worker owns.
+    pub owned: Amount,
+}
+
+/// What the driver learns from the rest of the node.
+#[derive(Debug)]
+pub(super) enum Note {
+    Begun(Box<BegunCall>),
+    /// The call of this worker that began last has ended.
+    Ended(WorkerKey),
+    /// The worker has ended.
+    Gone(WorkerKey),
+    /// What warm workers share.
+    Shared(Amount),
+    Stop,
+}
+
+/// The thread's state.
+pub(super) struct Driver {
+    origin: Instant,
+    engine: Engine,
+    learnt: Arc<Learnt>,
+    recording: Option<Recording>,
+    hierarchies: Arc<Hierarchies>,
+    workers: BTreeMap<WorkerKey, MeasuredWorker>,
+    /// The first call of workers without a group, which they get at its end.
+    unmeasured: BTreeMap<WorkerKey, Box<BegunCall>>,
+    calls: BTreeMap<CallId, WorkerKey>,
+    /// Numbers for the policy, in the order of appearance.
+    tenants: BTreeMap<TenantId, u32>,
+    next_call: u64,
+    next_group: u64,
+    totals: Totals,
+    late_windows: u64,
+    status: Arc<Mutex<HarvestStatus>>,
+}
+
+impl Driver {
+    /// Prepares the policy.
+    pub fn new(
+        start: Start,
+        hierarchies: Arc<Hierarchies>,
+        status: Arc<Mutex<HarvestStatus>>,
+    ) -> std::io::Result<Self> {
+        let learnt = Arc::<Learnt>::default();
+        let profiles = CountedProfiles::new(Arc::clone(&learnt));
+        let recording = start.recording.as_ref();
+        let recording = recording.map(|target| Recording::begin(target, &start.rules));
+        let mut driver = Self {
+            origin: Instant::now(),
+            engine: Engine::new(start.rules, Box::new(profiles)),
+            learnt,
+            recording: recording.transpose()?,
+            hierarchies,
+            workers: BTreeMap::new(),
+            unmeasured: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            next_call: 0,
+            next_group: 0,
+            totals: Totals::default(),
+            late_windows: 0,
+            status,
+        };
+        driver.share(start.shared);
+        driver.handle(&Event::Mode {
+            mode: match start.mode {
+                HarvestMode::Off => Mode::Off,
+                HarvestMode::Watch => Mode::Watch,
+                HarvestMode::On => Mode::On,
+            },
+        });
+        Ok(driver)
+    }
+
+    /// Runs until it is told to stop. While no call is measured, it sleeps.
+    pub fn run(mut self, inbox: &mpsc::Receiver<Note>) {
+        let mut due = Instant::now();
+        loop {
+            let note = if self.calls.is_empty() {
+                due = Instant::now() + WINDOW;
+                inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                inbox.recv_timeout(due.saturating_duration_since(Instant::now()))
+            };
+            match note {
+                Ok(Note::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(note) => self.take(note),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let now = Instant::now();
+            if !self.calls.is_empty() && now >= due {
+                if now - due >= WINDOW * (LATE_WINDOWS - 1) {
+                    self.late_windows += 1;
+                }
+                self.sample();
+                due = now + WINDOW;
+            }
+            self.report();
+        }
+        self.handle(&Event::Mode { mode: Mode::Off });
+        if let Some(recording) = &mut self.recording {
+            recording.flush();
+        }
+    }
+
+    fn take(&mut self, note: Note) {
+        match note {
+            Note::Begun(call) => self.begin(call),
+            Note::Ended(key) => self.end(key),
+            Note::Gone(key) => self.forget(key),
+            Note::Shared(shared) => self.share(shared),
+            Note::Stop => {}
+        }
+    }
+
+    fn begin(&mut self, call: Box<BegunCall>) {
+        let key = call.worker;
+        if !self.workers.contains_key(&key) {
+            if self.workers.len() + self.unmeasured.len() < MAX_WORKERS {
+                self.unmeasured.insert(key, call);
+            }
+            return;
+        }
+        // The end of the call before was not noticed.
+        self.end_call(key, Outcome::Returned);
+        let id = CallId(self.next_call);
+        self.next_call += 1;
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        if let Err(error) = worker.begin(id) {
+            self.lose(key, &error);
+            return;
+        }
+        self.calls.insert(id, key);
+        let known = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
+        let tenant = *self.tenants.entry(call.tenant).or_insert(known);
+        self.handle(&Event::Begin(Begin {
+            call: id,
+            tenant: dayfly_harvest::TenantId(tenant),
+            function: function_id(call.tenant, &call.function),
+            features: Features {
+                argument_bytes: call.argument_bytes,
+                ..Features::default()
+            },
+            owned: call.owned,
+            lends: true,
+            borrows_cpu: true,
+            borrows_memory: false,
+            group: None,
+        }));
+    }
+
+    fn end(&mut self, key: WorkerKey) {
+        if let Some(call) = self.unmeasured.remove(&key) {
+            self.admit(&call);
+            return;
+        }
+        self.measure(key);
+        self.end_call(key, Outcome::Returned);
+    }
+
+    /// Gives a worker a group.
+    fn admit(&mut self, call: &BegunCall) {
+        let key = call.worker;
+        let is_running = || {
+            let lease = call.lease.upgrade();
+            lease.is_some_and(|lease| lease.is_running(key.worker, key.incarnation))
+        };
+        if !is_running() {
+            return;
+        }
+        let name = format!("worker-{}", self.next_group);
+        self.next_group += 1;
+        match MeasuredWorker::admit(&self.hierarchies, &name, call) {
+            // If it ended meanwhile, its number may have been another process's.
+            Ok(worker) if is_running() => {
+                self.workers.insert(key, worker);
+            }
+            Ok(_) => {}
+            // A sandbox that has ended takes its groups along.
+            Err(error) if error.is_vanished() => {}
+            Err(error) => tracing::warn!(lease = %key.lease, %error, "a worker's calls are not measured"),
+        }
+    }
+
+    fn forget(&mut self, key: WorkerKey) {
+        self.unmeasured.remove(&key);
+        self.end_call(key, Outcome::Aborted);
+        self.workers.remove(&key);
+    }
+
+    fn end_call(&mut self, key: WorkerKey, outcome: Outcome) {
+        let Some(call) = self.workers.get_mut(&key).and_then(MeasuredWorker::end) else {
+            return;
+        };
+        self.calls.remove(&call);
+        self.handle(&Event::End { call, outcome });
+    }
+
+    /// Stops measuring a worker whose group fails. The policy takes everything back that it has lent.
+    fn lose(&mut self, key: WorkerKey, error: &GroupError) {
+        if !error.is_vanished() {
+            tracing::warn!(lease = %key.lease, %error, "a worker's calls are no longer measured");
+        }
+        self.forget(key);
+    }
+
+    fn share(&mut self, shared: Amount) {
+        let weighed = self.hierarchies.weigh(Weight::of_cores(shared.milli_cores));
+        if let Err(error) = weighed {
+            tracing::warn!(%error, "measured workers have less weight than others");
+        }
+        self.handle(&Event::Capacity { shared });
+    }
+
+    /// Measures every running call.
+    fn sample(&mut self) {
+        let keys: Vec<WorkerKey> = self.calls.values().copied().collect();
+        for key in keys {
+            self.measure(key);
+        }
+        self.handle(&Event::Tick);
+        if let Some(recording) = &mut self.recording {
+            recording.flush();
+        }
+    }
+
+    /// Measures the running call of a worker.
+    fn measure(&mut self, key: WorkerKey) {
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        let owned = worker.owned();
+        match worker.measure() {
+            Ok(Some((call, window))) => {
+                let borrowed = self.engine.view(call).map_or(Amount::ZERO, |view| view.borrowed);
+                let us = u64::try_from(window.length.as_micros()).unwrap_or(u64::MAX);
+                self.totals.add(owned, window.used, borrowed, us);
+                self.handle(&Event::Usage {
+                    call,
+                    milli_cores: window.used.milli_cores,
+                    memory_bytes: window.used.memory_bytes,
+                    waiting_ppm: window.waiting_ppm,
+                });
+            }
+            Ok(None) => {}
+            Err(error) => self.lose(key, &error),
+        }
+    }
+
+    /// Gives the policy an event, and applies what follows.
+    fn handle(&mut self, event: &Event) {
+        let now_us = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let actions = self.engine.handle(now_us, event);
+        let full = self
+            .recording
+            .as_mut()
+            .is_some_and(|recording| !recording.add(now_us, event, &actions));
+        if full {
+            self.recording = None;
+        }
+        for action in actions {
+            self.apply(action);
+        }
+    }
+
+    /// Nothing is lent yet, so there is nothing to apply.
+    fn apply(&mut self, action: Action) {
+        tracing::warn!(?action, "an action of harvesting was not expected");
+    }
+
+    fn report(&self) {
+        let (core_ms, mib_s) = self.totals.report();
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        *status = HarvestStatus {
+            mode: status.mode,
+            why: status.why.take(),
+            calls: u32::try_from(self.calls.len()).unwrap_or(u32::MAX),
+            functions: self.learnt.functions(),
+            samples: self.learnt.samples(),
+            core_ms,
+            mib_s,
+            late_windows: self.late_windows,
+        };
+    }
+}
+
+/// The profile of a function: that of one tenant only, so that nobody spoils another's.
+fn function_id(tenant: TenantId, function: &str) -> FunctionId {
+    let digest = Sha256::new().chain_update(tenant.0).chain_update(function).finalize();
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    FunctionId(u64::from_le_bytes(first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenants_share_no_profile_of_a_function() {
+        let (one, other) = (TenantId([1; 16]), TenantId([2; 16]));
+        assert_eq!(function_id(one, "f@1"), function_id(one, "f@1"));
+        assert_ne!(function_id(one, "f@1"), function_id(other, "f@1"));
+        assert_ne!(function_id(one, "f@1"), function_id(one, "f@2"));
+    }
+}

@@ -1,0 +1,140 @@
+//! Notices the begins and ends of long calls in the meters of one lease.
+
+use std::sync::{Arc, Weak, mpsc};
+
+use dayfly_executor::meter::Reading;
+use dayfly_fabric::clock;
+use dayfly_harvest::Amount;
+use dayfly_protocol::executor::MIN_LONG_CALL_US;
+use dayfly_protocol::ids::{Incarnation, WorkerIndex};
+use dayfly_sandbox::cgroup::Group;
+
+use super::driver::{BegunCall, Note, WorkerKey};
+use crate::leases::NodeLease;
+
+/// The observer of one lease under one executor. Dropping it ends the measurement of its workers.
+#[derive(Debug)]
+pub struct Observer {
+    notes: mpsc::Sender<Note>,
+    lease: Weak<NodeLease>,
+    sandbox: Option<Weak<Group>>,
+    workers: Vec<ObservedWorker>,
+}
+
+/// What was noticed of a worker.
+#[derive(Debug, Default)]
+struct ObservedWorker {
+    key: Option<WorkerKey>,
+    /// Its process.
+    process: Option<(u32, Incarnation)>,
+    call: Option<ObservedCall>,
+    /// The account of its last long call: later calls of that function are noticed when they begin.
+    long_function: Option<usize>,
+}
+
+/// A call, as a meter identifies it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ObservedCall {
+    sequence: u32,
+    start_ticks: u64,
+}
+
+impl ObservedCall {
+    /// The running call of a reading, and the index of its function. Loading a function is no call.
+    fn of(reading: &Reading) -> Option<(Self, usize)> {
+        let function = reading.account.function().filter(|_| reading.is_running())?;
+        let call = Self {
+            sequence: reading.started,
+            start_ticks: reading.start_ticks,
+        };
+        Some((call, function))
+    }
+}
+
+impl Observer {
+    /// Watches a lease.
+    pub(super) fn new(notes: mpsc::Sender<Note>, lease: &Arc<NodeLease>, sandbox: Option<&Arc<Group>>) -> Self {
+        let workers = usize::from(lease.granted.reservation.workers);
+        Self {
+            notes,
+            lease: Arc::downgrade(lease),
+            sandbox: sandbox.map(Arc::downgrade),
+            workers: (0..workers).map(|_| ObservedWorker::default()).collect(),
+        }
+    }
+
+    /// Reads the meters, and reports what changed. Call it whenever the lease's clock ticks, and when a worker has sent
+    /// that its call changed.
+    pub fn observe(&mut self, lease: &NodeLease) {
+        let now = clock::ticks();
+        for (index, activity) in lease.activities().into_iter().enumerate() {
+            let process = activity.pid.map(|pid| (pid, activity.incarnation));
+            if self.workers[index].process != process {
+                self.forget(index);
+                self.workers[index].process = process;
+            }
+            let Some((pid, incarnation)) = process else { continue };
+            let running = ObservedCall::of(&activity.reading);
+            let worker = &mut self.workers[index];
+            if let Some(call) = worker.call
+                && running.map(|(running, _)| running) != Some(call)
+            {
+                worker.call = None;
+                let length_us = clock::us_of_ticks(now.saturating_sub(call.start_ticks));
+                if length_us < MIN_LONG_CALL_US {
+                    worker.long_function = None;
+                }
+                if let Some(key) = worker.key {
+                    let _ = self.notes.send(Note::Ended(key));
+                }
+            }
+            let Some((call, function)) = running.filter(|_| worker.call.is_none()) else {
+                continue;
+            };
+            let is_long = clock::us_of_ticks(now.saturating_sub(call.start_ticks)) >= MIN_LONG_CALL_US;
+            if !is_long && worker.long_function != Some(function) {
+                continue;
+            }
+            worker.long_function = Some(function);
+            worker.call = Some(call);
+            let key = WorkerKey {
+                lease: lease.id(),
+                worker: WorkerIndex(index as u16),
+                incarnation,
+            };
+            worker.key = Some(key);
+            let name = lease
+                .meter(key.worker)
+                .and_then(|meter| meter.function_name(function))
+                .unwrap_or_default();
+            let workers = u64::from(lease.granted.reservation.workers.max(1));
+            let cores = u64::from(lease.granted.request.cores_per_worker.max(1));
+            let _ = self.notes.send(Note::Begun(Box::new(BegunCall {
+                worker: key,
+                pid,
+                lease: self.lease.clone(),
+                sandbox: self.sandbox.clone(),
+                workers,
+                tenant: lease.granted.tenant,
+                function: name,
+                argument_bytes: activity.reading.argument_bytes,
+                owned: Amount::new(cores * 1000, lease.granted.reservation.memory_bytes / workers),
+            })));
+        }
+    }
+
+    /// Reports that a worker is gone.
+    fn forget(&mut self, index: usize) {
+        if let Some(key) = std::mem::take(&mut self.workers[index]).key {
+            let _ = self.notes.send(Note::Gone(key));
+        }
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        for index in 0..self.workers.len() {
+            self.forget(index);
+        }
+    }
+}

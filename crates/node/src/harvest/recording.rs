@@ -1,0 +1,112 @@
+//! A record of events and actions, from which the decisions can be repeated.
+//!
+//! The first line is the rules. Each further line is one event with its time and the actions that followed.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+
+use dayfly_harvest::{Action, Event, Rules};
+use serde::Serialize;
+
+/// A record to make. An earlier one at that path is replaced.
+#[derive(Debug)]
+pub struct RecordingFile {
+    pub path: PathBuf,
+    /// Its bound. Later events are not recorded: without its beginning, a record cannot be repeated.
+    pub max_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Header<'a> {
+    rules: &'a Rules,
+}
+
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    now_us: u64,
+    event: &'a Event,
+    actions: &'a [Action],
+}
+
+/// The record.
+#[derive(Debug)]
+pub(super) struct Recording {
+    file: BufWriter<File>,
+    path: PathBuf,
+    left: u64,
+}
+
+impl Recording {
+    /// Begins the record.
+    pub fn begin(target: &RecordingFile, rules: &Rules) -> std::io::Result<Self> {
+        let mut recording = Self {
+            file: BufWriter::new(File::create(&target.path)?),
+            path: target.path.clone(),
+            left: target.max_bytes,
+        };
+        recording.line(&Header { rules })?;
+        Ok(recording)
+    }
+
+    /// Adds an event. Returns false when the record is full, or cannot be written.
+    pub fn add(&mut self, now_us: u64, event: &Event, actions: &[Action]) -> bool {
+        let line = Line { now_us, event, actions };
+        match self.line(&line) {
+            Ok(true) => true,
+            Ok(false) => {
+                tracing::warn!(path = %self.path.display(), "the record of harvesting is full and ends here");
+                let _ = self.file.flush();
+                false
+            }
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "the record of harvesting ends here");
+                false
+            }
+        }
+    }
+
+    /// Writes what was added.
+    pub fn flush(&mut self) {
+        let _ = self.file.flush();
+    }
+
+    fn line(&mut self, value: &impl Serialize) -> std::io::Result<bool> {
+        let mut bytes = serde_json::to_vec(value)?;
+        bytes.push(b'\n');
+        let Some(left) = self.left.checked_sub(bytes.len() as u64) else {
+            return Ok(false);
+        };
+        self.left = left;
+        self.file.write_all(&bytes)?;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_record_ends_between_two_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record");
+        let rules = Rules::default();
+        let header = serde_json::to_vec(&Header { rules: &rules }).unwrap().len() as u64 + 1;
+        let target = RecordingFile {
+            path: path.clone(),
+            max_bytes: header + 100,
+        };
+        let mut recording = Recording::begin(&target, &rules).unwrap();
+        let added = (0..10).take_while(|n| recording.add(*n, &Event::Tick, &[])).count();
+        recording.flush();
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!((1..10).contains(&added));
+        assert_eq!(text.lines().count(), added + 1);
+        assert!(text.ends_with('\n'));
+        assert_eq!(
+            text.lines().nth(1),
+            Some(r#"{"now_us":0,"event":{"event":"tick"},"actions":[]}"#)
+        );
+    }
+}

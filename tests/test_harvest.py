@@ -1,0 +1,100 @@
+"""Harvesting: a node measures long calls of real workers, and says why if it cannot."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.daemons import Daemon
+from harness.leaks import wait_until
+from harness.programs import clean_environment, program, run, run_python
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+CALLS = """
+    import sys, time
+    import dayfly
+
+    def half(seconds):
+        '''Computes for half of the time.'''
+        until = time.monotonic() + seconds / 2
+        while time.monotonic() < until:
+            pass
+        time.sleep(seconds / 2)
+
+    def short():
+        return 1
+
+    with dayfly.connect() as client, client.lease(workers=1, mode="warm", sandbox=sys.argv[1]) as lease:
+        for _ in range(6):
+            lease.call(half, 0.3)
+        for _ in range(200):
+            lease.call(short)
+"""
+
+
+def harvest_of(site: Daemon) -> dict[str, Any]:
+    """What the site's only node reports of harvesting."""
+    (node,) = site.cli("status")["nodes"]
+    found: dict[str, Any] = node.get("harvest", {})
+    return found
+
+
+def metrics_of(site: Daemon) -> dict[tuple[str, ...], float]:
+    """The node's metrics by name and labels."""
+    address = next(line for line in site.output().splitlines() if "/metrics" in line)
+    url = "http://" + address.split("http://")[1].split("/metrics")[0] + "/metrics"
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def watching(start: Callable[..., Daemon], *options: str) -> Daemon:
+    """A node that watches. Skips the test where it can measure nothing, after a look at the reason."""
+    site = start("up", "--listen", "127.0.0.1:0", "--harvest", "watch", *options)
+    wait_until(lambda: harvest_of(site) != {}, "the first report")
+    found = harvest_of(site)
+    assert found["mode"] == "watch"
+    if "why" in found:
+        assert found["why"].endswith("."), found
+        text = run(program(), "status", env=clean_environment(**site.client_environment())).stdout
+        assert "nothing is harvested" in text
+        pytest.skip(found["why"])
+    return site
+
+
+@pytest.mark.parametrize("sandbox", ["process", "isolated"])
+def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], sandbox: str, tmp_path: Path) -> None:
+    site = watching(start, "--metrics", "127.0.0.1:0", "--harvest-log", "4M", "--sandbox", sandbox)
+    run_python(CALLS, sandbox, **site.client_environment())
+    wait_until(lambda: harvest_of(site)["samples"] >= 4, "the calls after the first one")
+    wait_until(lambda: harvest_of(site)["calls"] == 0, "the end of the last call")
+    found = harvest_of(site)
+    assert found["functions"] == 1, found
+    owned, used = found["core_ms"]["owned"], found["core_ms"]["used"]
+    # Five calls of 0.3 s, of which each computes for the half.
+    assert 900 < owned < 4_000, found
+    assert 0.2 < used / owned < 0.8, found
+    assert found["core_ms"]["borrowed"] == 0
+    assert found["mib_s"]["used"] > 0
+    metrics = metrics_of(site)
+    assert metrics["dayfly_node_harvest_samples_total",] == found["samples"]
+    assert metrics["dayfly_node_harvest_cpu_seconds_total", "used"] == pytest.approx(used / 1000, rel=0.01)
+    assert "used" in run(program(), "status", env=clean_environment(**site.client_environment())).stdout
+    site.stop()
+    (record,) = site.state.rglob("harvest.jsonl")
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert "rules" in lines[0]
+    assert sum(line["event"]["event"] == "begin" for line in lines[1:]) >= 4
+    assert all(line["actions"] == [] for line in lines[1:]), "nothing is lent"
+
+
+def test_lending_is_refused_until_it_lends(tmp_path: Path) -> None:
+    done = run(
+        program(), "up", "--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0", "--harvest", "on", check=False
+    )
+    assert done.returncode != 0
+    assert "lends nothing yet" in done.stderr

@@ -42,8 +42,8 @@ pub use share::{Shard, ShardError};
 
 /// Functions that a heartbeat may name as warm.
 pub const MAX_WARM: usize = 1_024;
-/// Ends of unknown calls that are remembered, so that a placement which is reported after its end leaves nothing.
-const MAX_EARLY_ENDS: usize = 1_024;
+/// Ends that are remembered, so that a placement which is reported after its end leaves nothing.
+const MAX_LAST_ENDS: usize = 1_024;
 
 /// A node, as this scheduler numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -115,7 +115,8 @@ impl Request {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Heartbeat {
-    /// When it was taken, on the scheduler's clock. Where clocks differ, the receiver puts the time of arrival here.
+    /// When it was taken, on the scheduler's clock. Where clocks differ, the receiver puts the time of arrival here: it
+    /// never copies this from a node, which could thereby silence its own later reports.
     pub at_us: u64,
     /// What calls share on the node, owned or not.
     pub capacity: Amount,
@@ -193,7 +194,7 @@ pub struct Scheduler {
     options: SchedulerOptions,
     nodes: Vec<Node>,
     calls: BTreeMap<CallId, (NodeIndex, Placed)>,
-    early_ends: VecDeque<(CallId, NodeIndex)>,
+    last_ends: VecDeque<(CallId, NodeIndex)>,
     choice: choice::State,
 }
 
@@ -205,7 +206,7 @@ impl Scheduler {
             options,
             nodes: Vec::new(),
             calls: BTreeMap::new(),
-            early_ends: VecDeque::new(),
+            last_ends: VecDeque::new(),
             choice: choice::State::new(&options),
         }
     }
@@ -241,15 +242,13 @@ impl Scheduler {
 
     /// Takes a node's report. One that is not younger than the last is ignored.
     pub fn heartbeat(&mut self, now_us: u64, index: NodeIndex, heartbeat: &Heartbeat) {
-        let Some(node) = self.node_mut(index) else { return };
-        let at_us = heartbeat.at_us.min(now_us);
-        if node.heartbeat_us.is_some_and(|last| at_us <= last) {
-            return;
-        }
         let (shard, transit_us) = (self.options.shard, self.options.transit_us);
         let Some(node) = self.node_mut(index) else { return };
+        if node.heartbeat_us.is_some_and(|last| heartbeat.at_us <= last) {
+            return;
+        }
         node.set_capacity(heartbeat.capacity, shard);
-        node.report(at_us, heartbeat, transit_us);
+        node.report(now_us, heartbeat, transit_us);
     }
 
     /// Chooses a node for a call and reserves what it owns there, or returns `None` when no node has room. A call that is
@@ -264,11 +263,9 @@ impl Scheduler {
     }
 
     /// Notes a call that runs on a node though this scheduler did not place it there, as after a restart. Its reservation
-    /// may exceed the share. Without effect if the call is known, or if its end was reported before.
+    /// may exceed the share. Without effect if the call is known, or if its end there was reported before.
     pub fn placed(&mut self, now_us: u64, call: CallId, index: NodeIndex, request: &Request) {
-        let early = self.early_ends.iter().position(|end| *end == (call, index));
-        if let Some(early) = early {
-            self.early_ends.remove(early);
+        if self.last_ends.contains(&(call, index)) {
             return;
         }
         if self.node_mut(index).is_some() && !self.calls.contains_key(&call) {
@@ -278,13 +275,11 @@ impl Scheduler {
 
     /// A call ended on a node: what it owned there is free again.
     pub fn ended(&mut self, call: CallId, index: NodeIndex) {
+        self.last_ends.push_back((call, index));
+        if self.last_ends.len() > MAX_LAST_ENDS {
+            self.last_ends.pop_front();
+        }
         let Some(placed) = self.release(call, index) else {
-            if !self.calls.contains_key(&call) && !self.early_ends.contains(&(call, index)) {
-                self.early_ends.push_back((call, index));
-                if self.early_ends.len() > MAX_EARLY_ENDS {
-                    self.early_ends.pop_front();
-                }
-            }
             return;
         };
         if let Some(node) = self.node_mut(index) {

@@ -48,7 +48,7 @@ impl Forecast {
     pub(crate) fn bound(&self, now_us: u64, want: &Want) -> f64 {
         want.covered_by(|resource, units| {
             let outlook = self.get(resource);
-            let left_us = outlook.end_us().saturating_sub(now_us).min(want.duration_us);
+            let left_us = outlook.left_us(now_us).min(want.duration_us);
             u128::from(outlook.most.min(units)) * u128::from(left_us)
         })
     }
@@ -113,10 +113,10 @@ impl Outlook {
         }
     }
 
-    fn end_us(&self) -> u64 {
-        self.steps
-            .last()
-            .map_or(0, |step| self.at_us.saturating_add(step.remaining_us))
+    /// Time after `now_us` until nothing is left.
+    fn left_us(&self, now_us: u64) -> u64 {
+        let end_us = self.steps.last().map_or(0, |step| step.remaining_us);
+        end_us.saturating_sub(now_us.saturating_sub(self.at_us))
     }
 
     fn area(&self, now_us: u64, duration_us: u64, limit: u64) -> u128 {

@@ -59,7 +59,7 @@ impl Steps {
             }
         }
         steps.reverse();
-        Self(largest_below(steps))
+        Self(largest_below(steps, MAX_STEPS))
     }
 
     /// The steps, the first to end first.
@@ -140,21 +140,21 @@ pub(super) fn area(steps: &[Step], from_us: u64, to_us: u64, limit: u64) -> u128
     sum
 }
 
-/// Returns at most [`MAX_STEPS`] of the steps: those under which the most area remains. A step that is left out falls to
+/// Returns at most `count` of the steps: those under which the most area remains. A step that is left out falls to
 /// the units of the next one kept.
 ///
 /// Dynamic programming over the number of steps kept. Keeping `i` and then `j` gains `(end_j - end_i) * units_j`. For
 /// `i < i' < j < j'`, the gains of `(i, j)` and `(i', j')` exceed those of `(i, j')` and `(i', j)` by
 /// `(end_i' - end_i) * (units_j - units_j') >= 0`, so the best predecessor never moves back as `j` grows, and divide and
 /// conquer finds all of a row in `n log n`.
-fn largest_below(steps: Vec<Step>) -> Vec<Step> {
-    if steps.len() <= MAX_STEPS {
+fn largest_below(steps: Vec<Step>, count: usize) -> Vec<Step> {
+    if steps.len() <= count {
         return steps;
     }
     // Row by row: the largest area with so many steps kept, of which `j` is the last.
     let mut best: Vec<u128> = steps.iter().map(|step| gain(None, step)).collect();
     let mut before: Vec<Vec<usize>> = Vec::new();
-    for kept in 1..MAX_STEPS {
+    for kept in 1..count {
         let mut row = Row {
             steps: &steps,
             shorter: &best,
@@ -170,7 +170,7 @@ fn largest_below(steps: Vec<Step>) -> Vec<Step> {
         best = longer;
         before.push(from);
     }
-    let first_possible = MAX_STEPS - 1;
+    let first_possible = count.saturating_sub(1);
     let mut last = (first_possible..steps.len())
         .max_by_key(|&j| best[j])
         .unwrap_or(first_possible);
@@ -212,5 +212,111 @@ impl Row<'_> {
         self.before[middle] = chosen;
         self.fill(from, middle, low, chosen + 1);
         self.fill(middle + 1, to, chosen, high);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn units_at(entries: &[(u64, u64)], after_us: u64) -> u64 {
+        let left = entries.iter().filter(|(expiry_us, _)| *expiry_us > after_us);
+        left.fold(0, |sum: u64, (_, units)| sum.saturating_add(*units))
+    }
+
+    /// The largest area of all ways to keep `count` of the steps.
+    fn largest_area(steps: &[Step], count: usize) -> u128 {
+        let subsets = (0..1_u32 << steps.len()).filter(|subset| subset.count_ones() as usize <= count);
+        let areas = subsets.map(|subset| {
+            let kept: Vec<Step> = (0..steps.len())
+                .filter(|i| subset >> i & 1 == 1)
+                .map(|i| steps[i])
+                .collect();
+            area(&kept, 0, u64::MAX, u64::MAX)
+        });
+        areas.max().unwrap_or(0)
+    }
+
+    fn entries(max: usize) -> impl Strategy<Value = Vec<(u64, u64)>> {
+        let some = proptest::collection::vec((0..200u64, 0..50u64), 0..max);
+        let any = proptest::collection::vec((any::<u64>(), any::<u64>()), 0..max);
+        prop_oneof![some, any]
+    }
+
+    #[test]
+    fn few_expiries_are_kept_exactly() {
+        let steps = Steps::of_pool(10, [(30, 1), (20, 2), (30, 4), (10, 8), (40, 0)]);
+        let expected = [(10, 7), (20, 5)].map(|(remaining_us, units)| Step { remaining_us, units });
+        assert_eq!(steps.as_slice(), expected);
+        assert_eq!((steps.at(9), steps.at(10), steps.at(20)), (7, 5, 0));
+        assert_eq!(steps.area(5, 100, 6), 5 * 6 + 10 * 5);
+    }
+
+    #[test]
+    fn bad_steps_are_refused_with_their_place() {
+        let read = |json: &str| serde_json::from_str::<Steps>(json).map_err(|error| error.to_string());
+        assert_eq!(
+            read(r#"[{"remaining_us": 5, "units": 18446744073709551615}]"#).map(|steps| steps.at(0)),
+            Ok(u64::MAX)
+        );
+        let later = read(r#"[{"remaining_us": 5, "units": 3}, {"remaining_us": 5, "units": 2}]"#).unwrap_err();
+        assert!(later.contains("step 1 of a pool does not end after"), "{later}");
+        let fewer = read(r#"[{"remaining_us": 5, "units": 3}, {"remaining_us": 6, "units": 3}]"#).unwrap_err();
+        assert!(fewer.contains("step 1 of a pool does not have fewer"), "{fewer}");
+        let many = (1..=17)
+            .map(|n| Step {
+                remaining_us: n,
+                units: 18 - n,
+            })
+            .collect::<Vec<_>>();
+        assert_eq!(Steps::try_from(many), Err(StepsError::TooMany(17)));
+        assert!(read(r#"[{"remaining_us": 0, "units": 3}]"#).is_err());
+        assert!(read(r#"[{"remaining_us": 1, "units": 0}]"#).is_err());
+    }
+
+    #[test]
+    fn thousands_of_expiries_become_sixteen_steps() {
+        let entries: Vec<(u64, u64)> = (1..=5_000).map(|n| (n * 1_000, 10)).collect();
+        let steps = Steps::of_pool(0, entries.iter().copied());
+        assert_eq!(steps.as_slice().len(), MAX_STEPS);
+        let exact: u128 = entries.iter().map(|(expiry, units)| u128::from(expiry * units)).sum();
+        // A straight slope loses a 17th of its area under 16 steps.
+        assert!(steps.area(0, u64::MAX, u64::MAX) * 1_000 > exact * 940);
+    }
+
+    proptest! {
+        #[test]
+        fn steps_never_exceed_the_pool(entries in entries(40), now_us in 0..100u64, times: [u64; 8]) {
+            let steps = Steps::of_pool(now_us, entries.iter().copied());
+            prop_assert!(steps.as_slice().len() <= MAX_STEPS);
+            prop_assert_eq!(Steps::try_from(Vec::from(steps.clone())), Ok(steps.clone()));
+            let at = times.into_iter().chain(0..200).chain(entries.iter().map(|(expiry_us, _)| *expiry_us));
+            for after_us in at {
+                let time = now_us.saturating_add(after_us);
+                let exact = units_at(&entries, time);
+                prop_assert!(steps.at(after_us) <= exact);
+                if entries.len() <= MAX_STEPS {
+                    prop_assert_eq!(steps.at(after_us), exact);
+                }
+            }
+        }
+
+        #[test]
+        fn merging_loses_as_little_as_possible(entries in entries(11), count in 1..5usize) {
+            let Steps(steps) = Steps::of_pool(0, entries);
+            let merged = largest_below(steps.clone(), count);
+            prop_assert!(merged.len() <= count);
+            prop_assert_eq!(area(&merged, 0, u64::MAX, u64::MAX), largest_area(&steps, count));
+        }
+
+        #[test]
+        fn aged_steps_are_those_of_later(entries in entries(20), by_us in 0..300u64, after_us in 0..300u64) {
+            let steps = Steps::of_pool(0, entries);
+            let aged = steps.aged(by_us);
+            prop_assert_eq!(aged.at(after_us), steps.at(by_us + after_us));
+            prop_assert_eq!(aged.area(0, after_us, 7), steps.area(by_us, by_us + after_us, 7));
+        }
     }
 }

@@ -63,6 +63,8 @@ pub(super) struct Node {
     /// What is not reserved of the share.
     free: Amount,
     spare: Spare,
+    /// When `spare` was taken.
+    spare_us: u64,
     /// Calls that the last heartbeat does not show yet.
     recent: BTreeMap<CallId, Placed>,
     /// Of `spare` and `recent`; absent after a change.
@@ -84,6 +86,7 @@ impl Node {
             sum: Sum::default(),
             free: Amount::ZERO,
             spare: Spare::default(),
+            spare_us: 0,
             recent: BTreeMap::new(),
             forecast: None,
             warm: BTreeMap::new(),
@@ -97,8 +100,10 @@ impl Node {
     }
 
     /// Takes a report. Calls that were placed at least `transit_us` before it are in its pools.
-    pub fn report(&mut self, at_us: u64, heartbeat: &Heartbeat, transit_us: u64) {
-        self.heartbeat_us = Some(at_us);
+    pub fn report(&mut self, now_us: u64, heartbeat: &Heartbeat, transit_us: u64) {
+        self.heartbeat_us = Some(heartbeat.at_us);
+        let at_us = heartbeat.at_us.min(now_us);
+        self.spare_us = at_us;
         self.spare.clone_from(&heartbeat.spare);
         self.recent
             .retain(|_, placed| placed.at_us.saturating_add(transit_us) > at_us);
@@ -177,7 +182,7 @@ impl Node {
     /// Demand coverage, or `None` if it is certainly below `least`.
     pub fn coverage(&mut self, now_us: u64, want: &Want, least: f64) -> Option<f64> {
         let (spare, recent) = (&self.spare, &self.recent);
-        let at_us = self.heartbeat_us.unwrap_or(0);
+        let at_us = self.spare_us;
         let forecast = self.forecast.get_or_insert_with(|| {
             let taken: Vec<Change> = recent.values().map(|placed| placed.borrows).collect();
             let given: Vec<Change> = recent.values().map(|placed| placed.lends).collect();

@@ -70,22 +70,24 @@ impl Want {
 
     /// Demand coverage by these pools, between 0 and 1. It is 1 where nothing is wanted.
     pub fn coverage(&self, spare: &Spare) -> f64 {
-        self.covered_by(|resource, units| spare.get(resource).area(0, self.duration_us, units))
+        let share = |resource| self.share(resource, |units| spare.get(resource).area(0, self.duration_us, units));
+        weighted(share(Resource::Cpu), share(Resource::Memory))
     }
 
-    /// Demand coverage, where `area` gives the integral of `min(units, S(t))` of a resource over the duration.
-    pub(crate) fn covered_by(&self, area: impl Fn(Resource, u64) -> u128) -> f64 {
-        let share = |resource| {
-            let units = self.extra.get(resource);
-            let wanted = u128::from(units) * u128::from(self.duration_us);
-            if wanted == 0 {
-                return 1.0;
-            }
-            area(resource, units) as f64 / wanted as f64
-        };
-        let covered = CPU_WEIGHT * share(Resource::Cpu) + MEMORY_WEIGHT * share(Resource::Memory);
-        covered.clamp(0.0, 1.0)
+    /// Coverage of one resource, where `area` gives the integral of `min(units, S(t))` over the duration.
+    fn share(&self, resource: Resource, area: impl FnOnce(u64) -> u128) -> f64 {
+        let units = self.extra.get(resource);
+        let wanted = u128::from(units) * u128::from(self.duration_us);
+        if wanted == 0 {
+            return 1.0;
+        }
+        area(units) as f64 / wanted as f64
     }
+}
+
+/// Coverage of a call, of those of both resources.
+fn weighted(cpu: f64, memory: f64) -> f64 {
+    (CPU_WEIGHT * cpu + MEMORY_WEIGHT * memory).clamp(0.0, 1.0)
 }
 
 #[cfg(test)]

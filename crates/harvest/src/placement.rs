@@ -257,7 +257,7 @@ impl Scheduler {
         if let Some((index, _)) = self.calls.get(&call) {
             return Some(*index);
         }
-        let index = self.choice.choose(self.kind, &mut self.nodes, now_us, request)?;
+        let index = self.choice.choose(self.kind, &self.nodes, now_us, request)?;
         self.reserve(now_us, call, index, request);
         Some(index)
     }

@@ -2,7 +2,7 @@
 //! plus what its own placements will lend.
 
 use super::steps::{Step, Steps, area};
-use super::{Spare, Want};
+use super::{Spare, Want, weighted};
 use crate::amount::{Amount, Resource};
 
 /// Units that join or leave a pool until a time.
@@ -15,7 +15,7 @@ pub struct Change {
 }
 
 /// What a scheduler expects of both pools of one node. Times are those of the scheduler's clock.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Forecast {
     cpu: Outlook,
     memory: Outlook,
@@ -41,15 +41,33 @@ impl Forecast {
 
     /// Demand coverage of a call that begins at `now_us`, between 0 and 1. It is 1 where nothing is wanted.
     pub fn coverage(&self, now_us: u64, want: &Want) -> f64 {
-        want.covered_by(|resource, units| self.get(resource).area(now_us, want.duration_us, units))
+        weighted(
+            self.share(now_us, want, Resource::Cpu),
+            self.share(now_us, want, Resource::Memory),
+        )
     }
 
-    /// A bound that [`Self::coverage`] never exceeds, at a fraction of its cost.
-    pub(crate) fn bound(&self, now_us: u64, want: &Want) -> f64 {
-        want.covered_by(|resource, units| {
-            let outlook = self.get(resource);
-            let left_us = outlook.left_us(now_us).min(want.duration_us);
-            u128::from(outlook.most.min(units)) * u128::from(left_us)
+    /// The same, or `None` where it is less than `least`. Bounds spare most of the work among many nodes.
+    pub fn coverage_from(&self, now_us: u64, want: &Want, least: f64) -> Option<f64> {
+        let bound = |resource| {
+            self.get(resource)
+                .bound(now_us, want.extra.get(resource), want.duration_us)
+        };
+        let memory = bound(Resource::Memory);
+        if weighted(bound(Resource::Cpu), memory) < least {
+            return None;
+        }
+        let cpu = self.share(now_us, want, Resource::Cpu);
+        if weighted(cpu, memory) < least {
+            return None;
+        }
+        let coverage = weighted(cpu, self.share(now_us, want, Resource::Memory));
+        (coverage >= least).then_some(coverage)
+    }
+
+    fn share(&self, now_us: u64, want: &Want, resource: Resource) -> f64 {
+        want.share(resource, |units| {
+            self.get(resource).area(now_us, want.duration_us, units)
         })
     }
 
@@ -62,12 +80,18 @@ impl Forecast {
 }
 
 /// What a scheduler expects of one pool. Unlike [`Steps`] it may rise again, when what was promised returns.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 struct Outlook {
     at_us: u64,
     steps: Vec<Step>,
+    /// The most units at any time.
     most: u64,
+    /// Area of all steps, rounded.
+    total: f64,
 }
+
+/// What a bound has above the value that it bounds, so that rounding never puts it below.
+const BOUND_SLACK: f64 = 1.0 + 1e-9;
 
 impl Outlook {
     fn new(
@@ -95,11 +119,13 @@ impl Outlook {
             at_us,
             steps: Vec::with_capacity(ends.len()),
             most: 0,
+            total: 0.0,
         };
         for (remaining_us, units) in ends {
             outlook.push(remaining_us, level.clamp(0, i128::from(u64::MAX)) as u64);
             level -= units;
         }
+        outlook.total = area(&outlook.steps, 0, u64::MAX, u64::MAX) as f64;
         outlook
     }
 
@@ -117,6 +143,16 @@ impl Outlook {
     fn left_us(&self, now_us: u64) -> u64 {
         let end_us = self.steps.last().map_or(0, |step| step.remaining_us);
         end_us.saturating_sub(now_us.saturating_sub(self.at_us))
+    }
+
+    /// A bound on the coverage of `units` during `duration_us`, without a look at the steps.
+    fn bound(&self, now_us: u64, units: u64, duration_us: u64) -> f64 {
+        let wanted = units as f64 * duration_us as f64;
+        if wanted == 0.0 {
+            return BOUND_SLACK;
+        }
+        let block = self.most.min(units) as f64 * self.left_us(now_us).min(duration_us) as f64;
+        block.min(self.total) / wanted * BOUND_SLACK
     }
 
     fn area(&self, now_us: u64, duration_us: u64, limit: u64) -> u128 {

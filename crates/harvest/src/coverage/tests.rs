@@ -156,7 +156,9 @@ proptest! {
         prop_assert!(coverage(&less) <= coverage(&both) && coverage(&both) <= coverage(&more));
         for forecast in [plain, both, less, more] {
             let covered = coverage(&forecast);
-            prop_assert!((0.0..=1.0).contains(&covered) && forecast.bound(now_us, &want) >= covered, "{covered}");
+            prop_assert!((0.0..=1.0).contains(&covered), "{covered}");
+            prop_assert_eq!(forecast.coverage_from(now_us, &want, covered), Some(covered));
+            prop_assert_eq!(forecast.coverage_from(now_us, &want, covered + ROUNDING), None);
         }
     }
 }

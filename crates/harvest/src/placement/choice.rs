@@ -46,13 +46,7 @@ impl State {
     }
 
     /// The node for a call, if one has room.
-    pub fn choose(
-        &mut self,
-        kind: SchedulerKind,
-        nodes: &mut [Node],
-        now_us: u64,
-        request: &Request,
-    ) -> Option<NodeIndex> {
+    pub fn choose(&mut self, kind: SchedulerKind, nodes: &[Node], now_us: u64, request: &Request) -> Option<NodeIndex> {
         if self.up.is_empty() {
             return None;
         }
@@ -69,11 +63,11 @@ impl State {
     }
 
     /// The node with the greatest demand coverage; among equals the one with the most free processor time.
-    fn best_covered(&self, nodes: &mut [Node], now_us: u64, request: &Request) -> Option<usize> {
+    fn best_covered(&self, nodes: &[Node], now_us: u64, request: &Request) -> Option<usize> {
         let turn = self.turn();
         let mut best: Option<(usize, f64, u64, u64)> = None;
         for &index in &self.up {
-            let node = &mut nodes[index];
+            let node = &nodes[index];
             if !node.has_room(now_us, &request.owned) {
                 continue;
             }
@@ -131,7 +125,7 @@ impl State {
     fn in_worker_set(&mut self, nodes: &[Node], now_us: u64, request: &Request) -> Option<usize> {
         let key = request.function.0;
         let mut order: Vec<usize> = self.up.clone();
-        order.sort_unstable_by_key(|&index| Reverse(weight(key, nodes[index].key)));
+        order.sort_by_cached_key(|&index| Reverse(weight(key, nodes[index].key)));
         let size = self.sets.get(&request.function).copied().unwrap_or(1).min(order.len());
         let pressure = |index: usize| nodes[index].pressure(&request.owned);
         let least = |size: usize| {

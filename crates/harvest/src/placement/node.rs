@@ -67,8 +67,8 @@ pub(super) struct Node {
     spare_us: u64,
     /// Calls that the last heartbeat does not show yet.
     recent: BTreeMap<CallId, Placed>,
-    /// Of `spare` and `recent`; absent after a change.
-    forecast: Option<Forecast>,
+    /// Of `spare` and `recent`. Renewed when they change, so that a decision only reads.
+    forecast: Forecast,
     /// Idle warm workers by function.
     warm: BTreeMap<FunctionId, u32>,
     /// What was refused, and when.
@@ -88,7 +88,7 @@ impl Node {
             spare: Spare::default(),
             spare_us: 0,
             recent: BTreeMap::new(),
-            forecast: None,
+            forecast: Forecast::default(),
             warm: BTreeMap::new(),
             refusal: None,
         }
@@ -107,7 +107,7 @@ impl Node {
         self.spare.clone_from(&heartbeat.spare);
         self.recent
             .retain(|_, placed| placed.at_us.saturating_add(transit_us) > at_us);
-        self.forecast = None;
+        self.renew_forecast();
         self.refusal = None;
         self.warm.clear();
         for function in heartbeat.warm.iter().take(MAX_WARM) {
@@ -121,7 +121,7 @@ impl Node {
         self.sum.memory_bytes += u128::from(placed.owned.memory_bytes);
         self.set_free();
         self.recent.insert(call, *placed);
-        self.forecast = None;
+        self.renew_forecast();
         if let Some(workers) = self.warm.get_mut(&placed.function) {
             *workers -= 1;
             if *workers == 0 {
@@ -136,7 +136,7 @@ impl Node {
         self.sum.memory_bytes -= u128::from(placed.owned.memory_bytes);
         self.set_free();
         if self.recent.remove(&call).is_some() {
-            self.forecast = None;
+            self.renew_forecast();
         }
     }
 
@@ -179,19 +179,15 @@ impl Node {
         f64::max(part(Resource::Cpu), part(Resource::Memory))
     }
 
-    /// Demand coverage, or `None` if it is certainly below `least`.
-    pub fn coverage(&mut self, now_us: u64, want: &Want, least: f64) -> Option<f64> {
-        let (spare, recent) = (&self.spare, &self.recent);
-        let at_us = self.spare_us;
-        let forecast = self.forecast.get_or_insert_with(|| {
-            let taken: Vec<Change> = recent.values().map(|placed| placed.borrows).collect();
-            let given: Vec<Change> = recent.values().map(|placed| placed.lends).collect();
-            Forecast::new(at_us, spare, &taken, &given)
-        });
-        if forecast.bound(now_us, want) < least {
-            return None;
-        }
-        Some(forecast.coverage(now_us, want))
+    /// Demand coverage, or `None` if it is below `least`.
+    pub fn coverage(&self, now_us: u64, want: &Want, least: f64) -> Option<f64> {
+        self.forecast.coverage_from(now_us, want, least)
+    }
+
+    fn renew_forecast(&mut self) {
+        let taken: Vec<Change> = self.recent.values().map(|placed| placed.borrows).collect();
+        let given: Vec<Change> = self.recent.values().map(|placed| placed.lends).collect();
+        self.forecast = Forecast::new(self.spare_us, &self.spare, &taken, &given);
     }
 
     fn has_refused(&self, now_us: u64, owned: &Amount) -> bool {

@@ -70,6 +70,7 @@ def manager(disk: Disk) -> Iterator[Manager]:
 
 def note(path: str, number: int) -> bytes:
     """Of what is kept in the database, among the longest. Waits for a gate."""
+    open(f"{path}/begun", "a").close()
     while not os.path.exists(f"{path}/gate"):
         time.sleep(0.01)
     with open(f"{path}/{number}", "a") as file:
@@ -85,6 +86,8 @@ def test_full_disk_delays_outcomes_and_loses_none(manager: Manager, disk: Disk, 
         for number in range(1, 200):
             batch.submit(note, str(tmp_path), number)
         batch.flush()
+        # A node without room for the code would execute nothing.
+        wait_until((tmp_path / "begun").exists, "a task runs", 60)
         filling = disk.fill(left=0)
         (tmp_path / "gate").touch()
         wait_until(lambda: "cannot write outcomes" in manager.daemon.output(), "the disk is full", 60)

@@ -84,7 +84,8 @@ class Run(Temporary):
         """Removes the directory."""
         assert self._remover.stdin is not None
         self._remover.stdin.close()
-        self._remover.wait(70)
+        # It tries again for a minute. One removal of all files can take as long on a busy machine.
+        self._remover.wait(300)
 
 
 def below(directory: Path, name: str) -> Path:

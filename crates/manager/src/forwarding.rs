@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{Request, State as Shared};
+use axum::extract::{FromRequestParts, Request, State as Shared};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use dayfly_protocol::api::{ErrorBody, LeaseRequest, LeaseStatus, Mode, NodeStatus};
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use dayfly_store::system::now_ms;
 use dayfly_store::{LeaseRecord, Peer};
@@ -31,7 +32,7 @@ use tracing::Instrument;
 
 use crate::cluster::lease_status;
 use crate::control::{Control, ENDED_LEASES_KEPT_MS};
-use crate::extractors::{MAX_BODY_BYTES, refuse};
+use crate::extractors::{Caller, MAX_BODY_BYTES, refuse};
 use crate::http::Api;
 
 /// Header of a forwarded request.
@@ -249,6 +250,31 @@ impl Control {
         Ok(self.store().others(Some(lease), 0).wait().await?.into_iter().next())
     }
 
+    /// Returns the leases of all managers that the caller sees and whose ids match. A lease that this manager owns comes
+    /// after its record in the store.
+    pub async fn leases_matching(&self, caller: &Caller, given: &IdPattern) -> Result<Vec<LeaseRecord>, Failure> {
+        let mut seen = self.leases_at_peers().await?;
+        seen.extend(self.cluster().leases().values().cloned());
+        seen.retain(|record| caller.sees(record.tenant) && given.matches(&record.lease.0));
+        Ok(seen)
+    }
+
+    /// Writes the full id of a lease into a path that has only its beginning or end. Returns `None` if the path names no
+    /// such lease: the handler explains what is wrong with it.
+    async fn full_lease_path(&self, caller: &Caller, uri: &Uri) -> Option<Uri> {
+        let rest = uri.path_and_query()?.as_str().strip_prefix("/v1/leases/")?;
+        let (given, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let given: IdPattern = given.parse().ok()?;
+        if given.full_id::<LeaseId>().is_some() {
+            return None;
+        }
+        let seen = self.leases_matching(caller, &given).await.ok()?;
+        let lease = given
+            .resolve(seen.iter().map(|record| record.lease).collect(), "lease")
+            .ok()?;
+        format!("/v1/leases/{lease}{rest}").parse().ok()
+    }
+
     /// Returns the managers that may grant a request, those with most free resources first.
     fn peers_by_room(&self, request: &LeaseRequest) -> Vec<Peer> {
         let mut peers = self.peers().all_alive();
@@ -365,6 +391,10 @@ impl Control {
 /// Forwards a request about a lease or a node to the manager that owns it, unless this one does.
 pub async fn to_owner(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
     let client = ClientAuthorization::of(request.headers()).filter(|client| client.may_be_forwarded(&control));
+    let request = match client {
+        Some(_) => with_full_lease_id(&control, request).await,
+        None => request,
+    };
     let forwarded = match (client, resource_of(request.uri().path())) {
         (Some(client), Some(resource)) => forward(&control, client, &resource, request).await,
         _ => Forwarded::Local(request),
@@ -373,6 +403,18 @@ pub async fn to_owner(Shared(control): Shared<Api>, request: Request, next: Next
         Forwarded::Done(response) => response,
         Forwarded::Local(request) => next.run(request).await,
     }
+}
+
+/// Replaces the abbreviated id of a lease: the owner of a lease is found by its full id.
+async fn with_full_lease_id(control: &Api, request: Request) -> Request {
+    let (mut parts, body) = request.into_parts();
+    if parts.uri.path().starts_with("/v1/leases/")
+        && let Ok(caller) = Caller::from_request_parts(&mut parts, control).await
+        && let Some(uri) = control.full_lease_path(&caller, &parts.uri).await
+    {
+        parts.uri = uri;
+    }
+    Request::from_parts(parts, body)
 }
 
 /// Forwards a request about tasks to the manager that owns the tasks, unless this one does.

@@ -148,9 +148,7 @@ async fn lease_at(control: &Control, caller: &Caller, path: &str) -> Result<Leas
     if let Some(whole) = given.full_id() {
         return Ok(control.lease_seen(caller, whole)?);
     }
-    let mut seen = control.leases_at_peers().await?;
-    seen.extend(control.cluster().leases().values().cloned());
-    seen.retain(|record| caller.sees(record.tenant) && given.matches(&record.lease.0));
+    let seen = control.leases_matching(caller, &given).await?;
     let lease = given.resolve(seen.iter().map(|record| record.lease).collect(), "lease")?;
     let found = seen.into_iter().rfind(|record| record.lease == lease);
     found.ok_or_else(|| refuse(Code::Internal, "the lease disappeared during the request; report this"))

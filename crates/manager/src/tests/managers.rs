@@ -68,7 +68,9 @@ async fn any_manager_grants_on_all_nodes() {
         ..both_cores.clone()
     };
     let mut events = a.events();
-    let (status, body) = client.send("DELETE", &format!("/v1/leases/{}", second.lease), "").await;
+    // An abbreviated id finds the lease of the other manager as well.
+    let end = second.lease.to_string().split_off(20);
+    let (status, body) = client.send("DELETE", &format!("/v1/leases/...{end}"), "").await;
     assert_eq!(status, 200, "{body}");
     event(&mut events, lease_event(second.lease, far.id, LeaseState::Released)).await;
     assert_eq!(client.lease(&wanted).await.unwrap().node.id, far.id);

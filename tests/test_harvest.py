@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,7 @@ def metrics_of(site: Daemon) -> dict[tuple[str, ...], float]:
 
 def watching(start: Callable[..., Daemon], *options: str) -> Daemon:
     """A node that watches. Skips the test where it can measure nothing, after a look at the reason."""
-    site = start("up", "--listen", "127.0.0.1:0", "--harvest", "watch", *options)
+    site = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--harvest", "watch", *options)
     wait_until(lambda: harvest_of(site) != {}, "the first report")
     found = harvest_of(site)
     assert found["mode"] == "watch"
@@ -67,7 +68,7 @@ def watching(start: Callable[..., Daemon], *options: str) -> Daemon:
 
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
-def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], sandbox: str, tmp_path: Path) -> None:
+def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], sandbox: str) -> None:
     site = watching(start, "--metrics", "127.0.0.1:0", "--harvest-log", "4M", "--sandbox", sandbox)
     run_python(CALLS, sandbox, **site.client_environment())
     wait_until(lambda: harvest_of(site)["samples"] >= 4, "the calls after the first one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -53,12 +54,12 @@ def metrics_of(site: Daemon) -> dict[tuple[str, ...], float]:
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 
-def watching(start: Callable[..., Daemon], *options: str) -> Daemon:
-    """A node that watches. Skips the test where it can measure nothing, after a look at the reason."""
-    site = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--harvest", "watch", *options)
+def harvesting(start: Callable[..., Daemon], mode: str, *options: str) -> Daemon:
+    """A node that harvests. Skips the test where it can measure nothing, after a look at the reason."""
+    site = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--harvest", mode, *options)
     wait_until(lambda: harvest_of(site) != {}, "the first report")
     found = harvest_of(site)
-    assert found["mode"] == "watch"
+    assert found["mode"] == mode
     if "why" in found:
         assert found["why"].endswith("."), found
         text = run(program(), "status", env=clean_environment(**site.client_environment())).stdout
@@ -69,7 +70,7 @@ def watching(start: Callable[..., Daemon], *options: str) -> Daemon:
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
 def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], sandbox: str) -> None:
-    site = watching(start, "--metrics", "127.0.0.1:0", "--harvest-log", "4M", "--sandbox", sandbox)
+    site = harvesting(start, "watch", "--metrics", "127.0.0.1:0", "--harvest-log", "4M", "--sandbox", sandbox)
     run_python(CALLS, sandbox, **site.client_environment())
     wait_until(lambda: harvest_of(site)["samples"] >= 4, "the calls after the first one")
     wait_until(lambda: harvest_of(site)["calls"] == 0, "the end of the last call")
@@ -93,9 +94,40 @@ def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], 
     assert all(line["actions"] == [] for line in lines[1:]), "nothing is lent"
 
 
-def test_lending_is_refused_until_it_lends(tmp_path: Path) -> None:
-    done = run(
-        program(), "up", "--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0", "--harvest", "on", check=False
-    )
-    assert done.returncode != 0
-    assert "lends nothing yet" in done.stderr
+WIDE = """
+    import multiprocessing, sys, time
+    import dayfly
+
+    def compute(seconds):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+
+    def wide(seconds):
+        '''Would use two cores.'''
+        helper = multiprocessing.get_context("fork").Process(target=compute, args=(seconds,))
+        helper.start()
+        compute(seconds)
+        helper.join()
+
+    with dayfly.connect() as client, client.lease(workers=2, mode="warm", sandbox=sys.argv[1]) as lease:
+        for _ in range(6):
+            lease.call(wide, 0.5)
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no second core to lend")
+@pytest.mark.parametrize("sandbox", ["process", "isolated"])
+def test_call_borrows_a_core_that_nobody_uses(start: Callable[..., Daemon], sandbox: str) -> None:
+    site = harvesting(start, "on", "--sandbox", sandbox)
+    run_python(WIDE, sandbox, **site.client_environment())
+    wait_until(lambda: harvest_of(site)["samples"] >= 4, "the calls after the first one")
+    wait_until(lambda: harvest_of(site)["calls"] == 0, "the end of the last call")
+    found = harvest_of(site)["core_ms"]
+    # As long as other programs on this machine leave it something to use: what is not used is returned.
+    assert found["borrowed"] > 100, found
+    assert found["used"] > found["owned"] * 0.6, found
+    assert "could not be changed" not in site.output()
+    site.stop()
+    for groups in Path("/sys/fs/cgroup").glob("**/dayfly-*/**/cpu.cfs_quota_us"):
+        assert groups.read_text().strip() in ("-1", "100000", "200000"), groups

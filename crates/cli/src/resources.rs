@@ -65,8 +65,9 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     warm_pool: u8,
-    /// Whether CPU and memory that calls own and do not use are lent to other calls: `watch` measures what could be
-    /// lent, and lends nothing. It needs control groups, and holds each worker with long calls to the cores that it owns
+    /// Whether cores that long calls own and do not use are lent to other long calls of warm workers: `on` lends them
+    /// and takes them back as soon as their owner needs them, `watch` only measures. Both need control groups, and hold
+    /// each such worker to the cores that it owns
     #[arg(
         long,
         value_name = "MODE",
@@ -207,10 +208,6 @@ impl NodeArguments {
         options.warm_python = self.warm_pool.into();
         options.metrics = self.metrics;
         options.calls_per_core = self.calls_per_core;
-        if self.harvest == HarvestMode::On {
-            let text = "--harvest on: this release lends nothing yet; `--harvest watch` measures what could be lent";
-            return Err(Failure::new(Code::InvalidRequest, text));
-        }
         options.harvest = self.harvest;
         options.harvest_log_bytes = self.harvest_log.unwrap_or(0);
         options.trust_fabric = self.trust_fabric;

@@ -12,13 +12,17 @@ use dayfly_protocol::slot::Status;
 use serde::Deserialize;
 
 async fn watching() -> Option<Site> {
+    harvesting(HarvestMode::Watch).await
+}
+
+async fn harvesting(mode: HarvestMode) -> Option<Site> {
     let site = Site::with(|options| {
-        options.harvest = HarvestMode::Watch;
+        options.harvest = mode;
         options.harvest_log_bytes = 1 << 20;
     })
     .await;
     let status = site.handle.status().harvest;
-    assert_eq!(status.mode, HarvestMode::Watch);
+    assert_eq!(status.mode, mode);
     match status.why {
         None => Some(site),
         Some(why) => {
@@ -105,6 +109,137 @@ async fn killed_worker_ends_its_measurement() {
     let status = || site.handle.status().harvest;
     until("no call is measured", || status().calls == 0).await;
     assert_eq!(status().samples, 0, "nothing is learnt from a killed call");
+    site.handle.shutdown().await;
+}
+
+/// The limit of processor time of a process's control group, in thousandths of a core.
+fn cpu_limit(pid: u32) -> Option<u64> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let own = groups.lines().find_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        (controllers.split(',').any(|one| one == "cpu") || controllers.is_empty()).then_some(path)
+    })?;
+    let file = |name: &str| {
+        let places = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"];
+        places
+            .iter()
+            .find_map(|place| std::fs::read_to_string(format!("{place}{own}/{name}")).ok())
+    };
+    if let Some(both) = file("cpu.max") {
+        let (quota, period) = both.trim().split_once(' ')?;
+        return Some(quota.parse::<u64>().ok()? * 1000 / period.parse::<u64>().ok()?);
+    }
+    let number = |name| file(name)?.trim().parse::<u64>().ok();
+    Some(number("cpu.cfs_quota_us")? * 1000 / number("cpu.cfs_period_us")?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn borrower_is_raised_and_lowered_again() {
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return;
+    }
+    let Some(site) = harvesting(HarvestMode::On).await else {
+        return;
+    };
+    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let pid = channel.verdict.worker_pid.get();
+    let (mut channel, index) = channel.load(hash, "burn_two").await;
+    let mut limits = std::collections::BTreeSet::new();
+    for round in 0..4 {
+        let (next, result) = {
+            let ms = 400u32.to_le_bytes();
+            let call = channel.call(index, 0, &ms);
+            let mut call = std::pin::pin!(call);
+            loop {
+                tokio::select! {
+                    ended = &mut call => break ended,
+                    () = tokio::time::sleep(Duration::from_millis(20)) => {
+                        if round > 0 {
+                            limits.extend(cpu_limit(pid));
+                        }
+                    }
+                }
+            }
+        };
+        assert_eq!(result.unwrap().0, Status::Ok);
+        channel = next;
+    }
+    // It owns one of two cores, and the other one has no owner.
+    assert!(limits.iter().any(|limit| (1_500..=2_000).contains(limit)), "{limits:?}");
+    until("the limit is what it owns", || cpu_limit(pid) == Some(1_000)).await;
+    let status = || site.handle.status().harvest;
+    until("the loan is counted", || status().core_ms.borrowed > 100).await;
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bursting_lender_gets_its_core_back() {
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return;
+    }
+    let Some(site) = harvesting(HarvestMode::On).await else {
+        return;
+    };
+    let lent = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
+    let borrowing = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
+    let hash = site.put_library(&lent).await;
+    site.put_library(&borrowing).await;
+    let (mut lender, lends) = site.channel(&lent, 0).await.unwrap().load(hash, "nap_burn").await;
+    let (borrower, burns) = site.channel(&borrowing, 0).await.unwrap().load(hash, "burn_two").await;
+    let pid = borrower.verdict.worker_pid.get();
+    let input = |nap: u32, burn: u32| [nap.to_le_bytes(), burn.to_le_bytes()].concat();
+    // The profile of a function that only waits: the first call, the profiling window, and some more.
+    for _ in 0..25 {
+        let (next, result) = lender.call(lends, 0, &input(40, 0)).await;
+        assert_eq!(result.unwrap().0, Status::Ok);
+        lender = next;
+    }
+    // A call before it has a group, and one that runs as configured.
+    let mut borrower = borrower;
+    for _ in 0..2 {
+        let (next, result) = borrower.call(burns, 0, &60u32.to_le_bytes()).await;
+        assert_eq!(result.unwrap().0, Status::Ok);
+        borrower = next;
+    }
+    let burst = tokio::spawn(async move { lender.call(lends, 0, &input(500, 1_500)).await.1 });
+    let long = tokio::spawn(async move { borrower.call(burns, 0, &1_900u32.to_le_bytes()).await.1 });
+    // Both own one of two cores. The lender does not use its own yet.
+    let begun = std::time::Instant::now();
+    until("the core is lent", || cpu_limit(pid).is_some_and(|limit| limit > 1_500)).await;
+    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    tokio::time::sleep(Duration::from_millis(500).saturating_sub(begun.elapsed())).await;
+    until("the core is taken back", || cpu_limit(pid) == Some(1_000)).await;
+    // In the middle of its burst, with room for a busy machine.
+    assert!(begun.elapsed() < Duration::from_millis(1_500), "{:?}", begun.elapsed());
+    assert_eq!(burst.await.unwrap().unwrap().0, Status::Ok);
+    assert_eq!(long.await.unwrap().unwrap().0, Status::Ok);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_borrower_leaves_no_loan() {
+    let Some(site) = harvesting(HarvestMode::On).await else {
+        return;
+    };
+    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (channel, index) = channel.load(hash, "burn_two").await;
+    let (channel, result) = channel.call(index, 0, &100u32.to_le_bytes()).await;
+    assert_eq!(result.unwrap().0, Status::Ok);
+    let (_, result) = channel.call(index, 400, &5_000u32.to_le_bytes()).await;
+    assert!(result.is_err(), "{result:?}");
+    until("no call is measured", || site.handle.status().harvest.calls == 0).await;
+    // The next worker has no group until its first long call has ended, and no limit of the former one.
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let pid = channel.verdict.worker_pid.get();
+    let (channel, index) = channel.load(hash, "burn_two").await;
+    let (_channel, result) = channel.call(index, 0, &100u32.to_le_bytes()).await;
+    assert_eq!(result.unwrap().0, Status::Ok);
+    until("the limit is what it owns", || cpu_limit(pid) == Some(1_000)).await;
     site.handle.shutdown().await;
 }
 

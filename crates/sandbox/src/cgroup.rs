@@ -273,6 +273,12 @@ impl Group {
         Ok(())
     }
 
+    /// Changes its limit of processor time to thousandths of a core, at least 10; 0 removes it. In version 1, it must be
+    /// at least that of each group below it.
+    pub fn limit_cpu(&self, milli_cores: u64) -> std::result::Result<(), GroupError> {
+        worker::limit_cpu_of(&self.parts, milli_cores)
+    }
+
     /// Sets its weight against other sandboxes.
     pub fn weigh(&self, weight: Weight) -> std::result::Result<(), GroupError> {
         worker::weigh_all(&self.parts, weight)

@@ -215,9 +215,16 @@ fn worker_in_a_sandbox_stays_within_both_limits() {
     let (before, after, took) = window(&mut group, Duration::from_millis(500));
     let cores = (after.cpu_ns - before.cpu_ns) as f64 / took.as_nanos() as f64;
     assert!((0.01..0.45).contains(&cores), "{cores} cores");
+    // A loan: the sandbox first. Back: the worker first.
+    sandbox.limit_cpu(800).unwrap();
+    group.limit_cpu(800).unwrap();
+    group.weigh(Weight::below_others(1000)).unwrap();
+    sandbox
+        .weigh(Weight::sum([Weight::of_cores(1000), Weight::below_others(1000)]))
+        .unwrap();
     group.limit_cpu(100).unwrap();
-    group.weigh(Weight::of_cores(100)).unwrap();
-    sandbox.weigh(Weight::of_cores(1000)).unwrap();
+    sandbox.limit_cpu(300).unwrap();
+    assert_eq!(group.cpu_limit().unwrap(), 100);
     drop(group);
     let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.0.id())).unwrap();
     assert!(groups.contains("sandbox-0"), "back in its sandbox: {groups}");

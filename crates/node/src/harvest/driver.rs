@@ -1,11 +1,11 @@
 //! The thread that measures, feeds the policy, and applies its actions. It owns all groups of workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, FunctionId, Mode, Outcome};
+use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, FunctionId, Mode, Outcome, Resource};
 use dayfly_protocol::api::{HarvestMode, HarvestStatus};
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
@@ -15,7 +15,7 @@ use super::Start;
 use super::learning::{CountedProfiles, Learnt};
 use super::recording::Recording;
 use super::totals::Totals;
-use super::worker::MeasuredWorker;
+use super::worker::{MeasuredWorker, Others};
 use crate::leases::NodeLease;
 
 /// Length of a window.
@@ -244,6 +244,12 @@ impl Driver {
             return;
         };
         self.calls.remove(&call);
+        // Before the policy gives its units to others.
+        if let Err(error) = self.limit_cpu(key, 0)
+            && outcome == Outcome::Returned
+        {
+            self.lose(key, &error);
+        }
         self.handle(&Event::End { call, outcome });
     }
 
@@ -286,6 +292,12 @@ impl Driver {
                 let borrowed = self.engine.view(call).map_or(Amount::ZERO, |view| view.borrowed);
                 let us = u64::try_from(window.length.as_micros()).unwrap_or(u64::MAX);
                 self.totals.add(owned, window.used, borrowed, us);
+                let others = self.others_of(key);
+                if let Some(worker) = self.workers.get_mut(&key)
+                    && let Err(error) = worker.balance(&window, &others)
+                {
+                    tracing::debug!(lease = %key.lease, %error, "a borrower keeps its weight");
+                }
                 self.handle(&Event::Usage {
                     call,
                     milli_cores: window.used.milli_cores,
@@ -300,23 +312,77 @@ impl Driver {
 
     /// Gives the policy an event, and applies what follows.
     fn handle(&mut self, event: &Event) {
-        let now_us = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let actions = self.engine.handle(now_us, event);
-        let full = self
-            .recording
-            .as_mut()
-            .is_some_and(|recording| !recording.add(now_us, event, &actions));
-        if full {
-            self.recording = None;
-        }
-        for action in actions {
-            self.apply(action);
+        let mut events = VecDeque::from([*event]);
+        // What cannot be applied is an event itself. Each call is refused at most once for each resource.
+        while let Some(event) = events.pop_front() {
+            let now_us = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let actions = self.engine.handle(now_us, &event);
+            let full = self
+                .recording
+                .as_mut()
+                .is_some_and(|recording| !recording.add(now_us, &event, &actions));
+            if full {
+                self.recording = None;
+            }
+            events.extend(actions.into_iter().filter_map(|action| self.apply(action)));
         }
     }
 
-    /// Nothing is lent yet, so there is nothing to apply.
-    fn apply(&mut self, action: Action) {
-        tracing::warn!(?action, "an action of harvesting was not expected");
+    /// Applies an action. Returns the event of a refused one.
+    fn apply(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::Limit {
+                call,
+                resource: Resource::Cpu,
+                units,
+            } => {
+                let key = *self.calls.get(&call)?;
+                let raising = self.workers.get(&key).is_some_and(|worker| units > worker.limit());
+                let error = self.limit_cpu(key, units).err()?;
+                tracing::warn!(lease = %key.lease, %error, raising, "a worker's limit could not be changed");
+                Some(Event::Refused {
+                    call,
+                    resource: Resource::Cpu,
+                    raising,
+                })
+            }
+            Action::EndCall { call } => {
+                let key = *self.calls.get(&call)?;
+                if let Some(worker) = self.workers.get(&key) {
+                    worker.kill(key.worker);
+                }
+                None
+            }
+            // Memory is not borrowed, and no worker has a limit of its own.
+            Action::Limit { .. } | Action::Reclaim { .. } => None,
+        }
+    }
+
+    /// Changes a worker's limit of processor time, which is never below what it owns.
+    fn limit_cpu(&mut self, key: WorkerKey, milli_cores: u64) -> Result<(), GroupError> {
+        let others = self.others_of(key);
+        match self.workers.get_mut(&key) {
+            Some(worker) if milli_cores > 0 || worker.has_loans() => worker.limit_cpu(milli_cores, &others),
+            _ => Ok(()),
+        }
+    }
+
+    /// The other measured workers of a lease.
+    fn others_of(&self, key: WorkerKey) -> Others {
+        let first = WorkerKey {
+            worker: WorkerIndex(0),
+            incarnation: Incarnation(0),
+            ..key
+        };
+        let same = self
+            .workers
+            .range(first..)
+            .take_while(|(other, _)| other.lease == key.lease);
+        let others = same.filter(|(other, _)| **other != key);
+        others.fold(Others::default(), |sum, (_, worker)| Others {
+            borrowed: sum.borrowed.saturating_add(worker.borrowed()),
+            light: sum.light + u64::from(worker.is_light()),
+        })
     }
 
     fn report(&self) {

@@ -4,9 +4,12 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use dayfly_harvest::{Amount, CallId};
-use dayfly_sandbox::cgroup::{GroupError, Hierarchies, Reading, Weight, WorkerGroup};
+use dayfly_protocol::ids::WorkerIndex;
+use dayfly_protocol::node_api::End;
+use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Reading, Weight, WorkerGroup};
 
 use super::driver::BegunCall;
+use crate::leases::NodeLease;
 
 /// Shortest window that is measured: the kernel accounts in ticks of up to 4 ms.
 const MIN_WINDOW: Duration = Duration::from_millis(10);
@@ -19,11 +22,33 @@ pub(super) struct Window {
     pub waiting_ppm: u32,
 }
 
+/// Share of what it owns, in percent, below which a borrower that waits counts as starved.
+const STARVED_PERCENT: u64 = 95;
+/// Share of a window, in millionths, that a starved borrower waits.
+const STARVED_WAITING_PPM: u32 = 50_000;
+
+/// The other measured workers of a lease.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Others {
+    /// What they borrowed together, in thousandths of a core.
+    pub borrowed: u64,
+    /// Those with less weight.
+    pub light: u64,
+}
+
 /// A worker with a group of its own.
 #[derive(Debug)]
 pub(super) struct MeasuredWorker {
     group: WorkerGroup,
+    sandbox: Option<Weak<Group>>,
+    lease: Weak<NodeLease>,
+    /// Workers of its lease.
+    workers: u64,
     owned: Amount,
+    /// Its limit of processor time in thousandths of a core: what it owns, and what it borrowed.
+    limit: u64,
+    /// Whether it has less weight than others.
+    is_light: bool,
     call: Option<RunningCall>,
 }
 
@@ -47,9 +72,121 @@ impl MeasuredWorker {
         group.admit(call.pid)?;
         Ok(Self {
             group,
+            sandbox: call.sandbox.clone(),
+            lease: call.lease.clone(),
+            workers: call.workers.max(1),
             owned: call.owned,
+            limit: call.owned.milli_cores,
+            is_light: false,
             call: None,
         })
+    }
+
+    /// Changes its limit of processor time, and its weight: a borrower has less than others, so that those who own cores
+    /// get them back before anybody reacts. `others` are the other workers of its lease.
+    pub fn limit_cpu(&mut self, milli_cores: u64, others: &Others) -> Result<(), GroupError> {
+        let milli_cores = milli_cores.max(self.owned.milli_cores);
+        let borrowed = milli_cores - self.owned.milli_cores;
+        // Of the sandbox.
+        let whole = self.owned.milli_cores.saturating_mul(self.workers);
+        let whole = whole.saturating_add(others.borrowed).saturating_add(borrowed);
+        if milli_cores <= self.limit {
+            return self.lower(milli_cores, whole, others);
+        }
+        let before = (self.limit, whole - (milli_cores - self.limit));
+        self.limit = milli_cores;
+        // No group of version 1 may have more than the one above it.
+        let raised = self
+            .set_light(true, others)
+            .and_then(|()| self.limit_sandbox(whole))
+            .and_then(|()| self.group.limit_cpu(milli_cores));
+        if raised.is_err() {
+            let _ = self.lower(before.0, before.1, others);
+        }
+        raised
+    }
+
+    /// Lowers its limit, then that of its sandbox, also if its own group is gone.
+    fn lower(&mut self, milli_cores: u64, whole: u64, others: &Others) -> Result<(), GroupError> {
+        let lowered = self.group.limit_cpu(milli_cores);
+        if lowered.as_ref().is_err_and(|error| !error.is_vanished()) {
+            return lowered;
+        }
+        self.limit = milli_cores;
+        self.limit_sandbox(whole)?;
+        self.set_light(self.has_loans(), others)?;
+        lowered
+    }
+
+    /// Whether its limit is above what it owns.
+    pub fn has_loans(&self) -> bool {
+        self.limit > self.owned.milli_cores
+    }
+
+    /// What it borrowed, in thousandths of a core.
+    pub fn borrowed(&self) -> u64 {
+        self.limit.saturating_sub(self.owned.milli_cores)
+    }
+
+    /// Its limit of processor time in thousandths of a core.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Whether it has less weight than others.
+    pub fn is_light(&self) -> bool {
+        self.is_light
+    }
+
+    /// Gives a borrower that got less than it owns, and waited, the weight of its own cores, until it has them: calls
+    /// that are not measured have the weight of others, too.
+    pub fn balance(&mut self, window: &Window, others: &Others) -> Result<(), GroupError> {
+        if !self.has_loans() {
+            return Ok(());
+        }
+        let own = self.owned.milli_cores.saturating_mul(STARVED_PERCENT) / 100;
+        let is_starved = window.used.milli_cores < own && window.waiting_ppm > STARVED_WAITING_PPM;
+        self.set_light(!is_starved, others)
+    }
+
+    /// Ends its process, as if the system had.
+    pub fn kill(&self, worker: WorkerIndex) {
+        if let Some(lease) = self.lease.upgrade() {
+            let signal = rustix::process::Signal::KILL.as_raw();
+            lease.kill_worker(worker, End::Signalled { signal });
+        }
+    }
+
+    fn limit_sandbox(&self, milli_cores: u64) -> Result<(), GroupError> {
+        match self.sandbox.as_ref().and_then(Weak::upgrade) {
+            Some(sandbox) => sandbox.limit_cpu(milli_cores),
+            None => Ok(()),
+        }
+    }
+
+    fn set_light(&mut self, is_light: bool, others: &Others) -> Result<(), GroupError> {
+        if is_light == self.is_light {
+            return Ok(());
+        }
+        let owned = self.owned.milli_cores;
+        let (light, full) = (Weight::below_others(owned), Weight::of_cores(owned));
+        let own = match is_light {
+            true => light,
+            false => full,
+        };
+        self.group.weigh(own)?;
+        if let Some(sandbox) = self.sandbox.as_ref().and_then(Weak::upgrade) {
+            let heavy = (self.workers - 1).saturating_sub(others.light);
+            let full = Weight::of_cores(owned.saturating_mul(heavy));
+            let mut all = vec![own];
+            all.extend((0..others.light).map(|_| light));
+            if heavy > 0 {
+                all.push(full);
+            }
+            sandbox.weigh(Weight::sum(all))?;
+        }
+        self.is_light = is_light;
+        Ok(())
     }
 
     /// Begins to measure a call.

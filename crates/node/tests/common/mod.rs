@@ -77,6 +77,7 @@ fn newest_in(directory: &Path) -> SystemTime {
 }
 
 const FUNCTIONS: &str = r#"
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,6 +95,18 @@ uint32_t burn(void *in, uint32_t size, void *out) {
     while ((now.tv_sec - begun.tv_sec) * 1000 + (now.tv_nsec - begun.tv_nsec) / 1000000 < *(uint32_t *)in);
     return 0;
 }
+static void *burn_thread(void *in) { burn(in, 4, 0); return 0; }
+uint32_t burn_two(void *in, uint32_t size, void *out) {
+    pthread_t other;
+    if (pthread_create(&other, 0, burn_thread, in)) return 1;
+    burn(in, size, out);
+    pthread_join(other, 0);
+    return 0;
+}
+uint32_t nap_burn(void *in, uint32_t size, void *out) {
+    nap(in, 4, out);
+    return burn((char *)in + 4, 4, out);
+}
 uint32_t spawn(void *in, uint32_t size, void *out) {
     int32_t pid = fork();
     if (pid == 0) { setsid(); for (;;) pause(); }
@@ -109,7 +122,7 @@ pub fn library() -> &'static [u8] {
         let (source, library) = (dir.path().join("f.c"), dir.path().join("f.so"));
         std::fs::write(&source, FUNCTIONS).unwrap();
         let status = Command::new("cc")
-            .args(["-O1", "-w", "-shared", "-fPIC", "-o"])
+            .args(["-O1", "-w", "-shared", "-fPIC", "-pthread", "-o"])
             .args([&library, &source])
             .status()
             .unwrap();

@@ -100,7 +100,7 @@ named_enum! {
         Off = "off",
         /// It measures, holds workers to what they own, and lends nothing.
         Watch = "watch",
-        /// It lends them to other calls as long as they are idle.
+        /// It lends cores to other calls as long as they are idle. Memory is measured, and not lent.
         On = "on",
     }
 }

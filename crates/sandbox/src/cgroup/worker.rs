@@ -31,6 +31,16 @@ impl Weight {
         Self(weight.clamp(1, 10_000))
     }
 
+    /// A hundredth of the weight of a group that owns these thousandths of a core: it gets what others leave.
+    pub fn below_others(milli_cores: u64) -> Self {
+        Self::new(Self::of_cores(milli_cores).0 / 100)
+    }
+
+    /// The weight of several groups together.
+    pub fn sum(weights: impl IntoIterator<Item = Self>) -> Self {
+        Self::new(weights.into_iter().fold(0, |sum, weight| sum.saturating_add(weight.0)))
+    }
+
     /// The weight of a group that owns these thousandths of a core.
     pub fn of_cores(milli_cores: u64) -> Self {
         Self::new(milli_cores.saturating_mul(Self::ONE_CORE) / 1000)
@@ -115,21 +125,7 @@ impl WorkerGroup {
 
     /// Limits its processor time to thousandths of a core, at least 10; 0 removes the limit.
     pub fn limit_cpu(&self, milli_cores: u64) -> Result<(), GroupError> {
-        let least = MIN_QUOTA_US * 1000 / PERIOD_US;
-        let milli_cores = match milli_cores {
-            0 => 0,
-            some => some.max(least),
-        };
-        let part = part_of(&self.parts, Controller::Cpu)?;
-        let limits = Limits {
-            milli_cores,
-            ..Limits::default()
-        };
-        for (file, text) in settings(Controller::Cpu, part.unified, &limits) {
-            let path = part.path.join(file);
-            write(&path, &text).map_err(|error| GroupError::of(&path, error))?;
-        }
-        Ok(())
+        limit_cpu_of(&self.parts, milli_cores)
     }
 
     /// The limit of its processor time in thousandths of a core; 0 without one.
@@ -219,6 +215,25 @@ impl Drop for Made {
             remove_emptied(&part.path, &part.home);
         }
     }
+}
+
+/// Limits the processor time of groups to thousandths of a core; 0 removes the limit.
+pub(super) fn limit_cpu_of(parts: &[Base], milli_cores: u64) -> Result<(), GroupError> {
+    let least = MIN_QUOTA_US * 1000 / PERIOD_US;
+    let milli_cores = match milli_cores {
+        0 => 0,
+        some => some.max(least),
+    };
+    let part = part_of(parts, Controller::Cpu)?;
+    let limits = Limits {
+        milli_cores,
+        ..Limits::default()
+    };
+    for (file, text) in settings(Controller::Cpu, part.unified, &limits) {
+        let path = part.path.join(file);
+        write(&path, &text).map_err(|error| GroupError::of(&path, error))?;
+    }
+    Ok(())
 }
 
 /// Sets the weight of groups in the hierarchy of processor time.

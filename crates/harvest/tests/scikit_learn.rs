@@ -98,7 +98,7 @@ fn forest_scores_as_scikit_learn_with_equal_settings() {
 
 /// The first five functions are those whose demand depends on sizes: the classes of the others can only be guessed.
 #[test]
-fn profile_forest_scores_no_worse_than_scikit_learn_defaults() {
+fn profile_forest_scores_like_scikit_learn() {
     let fixture = fixture();
     for function in &fixture.functions[..5] {
         let (ours, theirs) = (scores(function, fixture.train, settings), function.scores.default);

@@ -11,6 +11,7 @@ mod sandbox_state;
 mod terms;
 mod view;
 mod worker_slot;
+mod workers;
 
 pub use self::meters::{Durations, Tick, add_durations};
 pub use self::terms::{GrantedTerms, Origin, PresentedAllowance};
@@ -206,62 +207,6 @@ impl NodeLease {
     /// Wall-clock time until which any token of this lease is valid, in milliseconds.
     pub fn token_end_ms(&self) -> u64 {
         self.token_end_ms.load(Ordering::Relaxed)
-    }
-
-    /// The meter of a worker.
-    pub fn meter(&self, worker: WorkerIndex) -> Option<&Meter> {
-        self.meters.get(usize::from(worker.0))
-    }
-
-    /// Process ids of its workers.
-    pub fn processes(&self) -> Vec<u32> {
-        let state = self.lock();
-        state.slots.iter().filter_map(WorkerSlot::running_pid).collect()
-    }
-
-    /// The worker with this process id.
-    pub fn worker_of(&self, process: u32) -> Option<WorkerIndex> {
-        let state = self.lock();
-        let index = state
-            .slots
-            .iter()
-            .position(|slot| slot.running_pid() == Some(process))?;
-        Some(WorkerIndex(index as u16))
-    }
-
-    /// What each worker does now.
-    pub fn activities(&self) -> Vec<WorkerActivity> {
-        let state = self.lock();
-        let each = state.slots.iter().zip(&self.meters);
-        each.map(|(slot, meter)| WorkerActivity {
-            pid: slot.running_pid(),
-            incarnation: slot.incarnation(),
-            reading: meter.read(),
-        })
-        .collect()
-    }
-
-    /// Whether this process of a worker still runs, as far as the kernel reports it.
-    pub fn is_running(&self, worker: WorkerIndex, incarnation: Incarnation) -> bool {
-        let state = self.lock();
-        let slot = state.slots.get(usize::from(worker.0));
-        let slot = slot.filter(|slot| slot.is_up() && slot.incarnation() == incarnation);
-        slot.and_then(WorkerSlot::process).is_some_and(worker_slot::is_alive)
-    }
-
-    /// Number of calls of this worker, if its meter shows that it sleeps.
-    pub fn calls_before_sleep(&self, worker: WorkerIndex) -> Option<u64> {
-        let meter = self.meters.get(usize::from(worker.0))?;
-        (!meter.read().awake).then(|| meter.total().calls)
-    }
-
-    /// Ends a worker, which is then replaced.
-    pub fn kill_worker(&self, worker: WorkerIndex, end: End) {
-        let mut state = self.lock();
-        let LeaseData { slots, control, .. } = &mut *state;
-        if let Some(slot) = slots.get_mut(usize::from(worker.0)) {
-            slot.kill(control.as_ref(), usize::from(worker.0), end);
-        }
     }
 
     /// Restarts its duration from now.

@@ -96,7 +96,7 @@ fn promises_return_when_they_end() {
 }
 
 #[test]
-fn units_lent_soon_cover_like_those_of_the_pool() {
+fn units_lent_soon_cover_like_idle_units() {
     let forecast = Forecast::new(0, &Spare::default(), &[cores(1, 10)], &[cores(3, 10)]);
     let want = Want {
         extra: Amount::new(2, 0),

@@ -66,7 +66,7 @@ fn scheduler(kind: SchedulerKind, nodes: u64, shard: u32, round: u64) -> Schedul
 /// Full pools: 16 steps of each resource.
 fn heartbeat(capacity: Amount, index: NodeIndex, round: u64) -> Heartbeat {
     let mut random = Random(round << 32 | u64::from(index.0));
-    let mut steps = |most: u64| {
+    let steps = |random: &mut Random, most: u64| {
         let entries: Vec<(u64, u64)> = (0..40).map(|_| (random.below(8_000_000), random.below(most))).collect();
         Steps::of_pool(1, entries)
     };
@@ -74,9 +74,10 @@ fn heartbeat(capacity: Amount, index: NodeIndex, round: u64) -> Heartbeat {
         at_us: 1,
         capacity,
         spare: Spare {
-            cpu: steps(800),
-            memory: steps(GIB / 8),
+            cpu: steps(&mut random, 800),
+            memory: steps(&mut random, GIB / 8),
         },
+        unowned: Amount::new(random.below(8_000), 64 * GIB),
         warm: Vec::new(),
     }
 }

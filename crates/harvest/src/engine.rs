@@ -311,6 +311,11 @@ impl Engine {
         self.pools[index(resource)].idle_by_expiry()
     }
 
+    /// Units of a resource that no call owns and nobody has borrowed; 0 under rules that do not lend them.
+    pub fn idle_unowned(&self, resource: Resource) -> u64 {
+        self.unreserved[index(resource)].idle()
+    }
+
     /// What was harvested of a resource, up to a time.
     pub fn totals(&mut self, resource: Resource, now_us: u64) -> PoolTotals {
         let pool = &mut self.pools[index(resource)];

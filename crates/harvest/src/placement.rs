@@ -7,9 +7,14 @@
 //!    a heartbeat.
 //! 2. A call that wants more than it owns (it is *accelerable*) goes where its demand coverage is greatest
 //!    ([`crate::coverage`]). The scheduler counts the pools of the last heartbeat, less what calls that it placed since
-//!    will borrow, each until its expected end, plus what they will lend.
-//! 3. Among nodes of equal coverage, the call goes to the one with the most free processor time that nobody owns.
-//! 4. All other calls of a function go to one node, which rendezvous hashing finds: there it finds warm workers. If that
+//!    will borrow, each until its expected end, plus what they will lend. Where nodes also lend what nobody owns, this
+//!    counts too, less what the call itself will own and what calls placed since own: a loan of it ends when another call
+//!    needs it, but it makes a call as fast as a harvested unit does. A node without a warm worker counts as much less
+//!    as its cold start would take from what full coverage saves.
+//! 3. Among nodes of equal coverage, the call goes where the pools alone cover most of it, so that what is harvested
+//!    does not stay idle while there is more than enough; then to the node with the most processor time that is not
+//!    reserved.
+//! 4. All other calls of a function go to one node, which rendezvous hashing finds: there they find warm workers. If that
 //!    node is full, the next one in the function's order of nodes takes the call.
 //! 5. What is still equal is decided by a hash of the node and a counter, so that equal nodes take turns.
 //!
@@ -34,8 +39,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::amount::{Amount, Resource};
-use crate::coverage::{Spare, Want};
+use crate::coverage::{Spare, Steps, Want};
 use crate::demand::{CallId, Demand, FunctionId, TenantId};
+use crate::engine::Engine;
 use crate::rules::Rules;
 use node::{Node, Placed};
 pub use share::{Shard, ShardError};
@@ -122,8 +128,30 @@ pub struct Heartbeat {
     pub capacity: Amount,
     /// What its pools can spare.
     pub spare: Spare,
+    /// What no call owns and nobody has borrowed, where the node lends that too.
+    pub unowned: Amount,
     /// Functions that have an idle warm worker there. At most [`MAX_WARM`] count.
     pub warm: Vec<FunctionId>,
+}
+
+impl Heartbeat {
+    /// What a node reports whose policy is `engine`, now. `warm` are functions with an idle warm worker.
+    pub fn of(engine: &Engine, now_us: u64, capacity: Amount, warm: Vec<FunctionId>) -> Self {
+        let steps = |resource| Steps::of_pool(now_us, engine.idle_by_expiry(resource));
+        Self {
+            at_us: now_us,
+            capacity,
+            spare: Spare {
+                cpu: steps(Resource::Cpu),
+                memory: steps(Resource::Memory),
+            },
+            unowned: Amount::new(
+                engine.idle_unowned(Resource::Cpu),
+                engine.idle_unowned(Resource::Memory),
+            ),
+            warm,
+        }
+    }
 }
 
 /// How a scheduler decides.
@@ -174,6 +202,8 @@ pub struct SchedulerOptions {
     /// Time after which the pools in a heartbeat show a placement: from the decision to the call's begin on the node, in
     /// microseconds.
     pub transit_us: u64,
+    /// How much longer a call takes where no worker of its function is warm, in microseconds.
+    pub cold_start_us: u64,
 }
 
 impl Default for SchedulerOptions {
@@ -183,6 +213,7 @@ impl Default for SchedulerOptions {
             seed: 0,
             // The begin of a call reaches the engine of a node within 2 ms.
             transit_us: 2_000,
+            cold_start_us: 0,
         }
     }
 }

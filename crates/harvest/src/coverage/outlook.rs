@@ -1,7 +1,7 @@
 //! The pools of a node as a scheduler expects them: what the last heartbeat said, less what the scheduler promised since,
 //! plus what its own placements will lend.
 
-use super::steps::{Step, Steps, area};
+use super::steps::Steps;
 use super::{Spare, Want, weighted};
 use crate::amount::{Amount, Resource};
 
@@ -22,7 +22,8 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Pools as sent at `at_us`, less `taken` and plus `given`, each until its end. Nothing falls below 0.
+    /// Pools as sent at `at_us`, less `taken` and plus `given`, each until its end. Where more is taken than there is, the
+    /// rest is taken from what the node lends beside its pools.
     pub fn new(at_us: u64, spare: &Spare, taken: &[Change], given: &[Change]) -> Self {
         let outlook = |resource| {
             let units = |change: &Change| (change.until_us, change.amount.get(resource));
@@ -39,35 +40,35 @@ impl Forecast {
         }
     }
 
-    /// Demand coverage of a call that begins at `now_us`, between 0 and 1. It is 1 where nothing is wanted.
-    pub fn coverage(&self, now_us: u64, want: &Want) -> f64 {
-        weighted(
-            self.share(now_us, want, Resource::Cpu),
-            self.share(now_us, want, Resource::Memory),
-        )
+    /// Demand coverage of a call that begins at `now_us`, between 0 and 1. It is 1 where nothing is wanted. `beside` is what
+    /// the node can lend beside its pools, with no known end.
+    pub fn coverage(&self, now_us: u64, want: &Want, beside: Amount) -> f64 {
+        let share = |resource| self.share(now_us, want, beside, resource);
+        weighted(share(Resource::Cpu), share(Resource::Memory))
     }
 
     /// The same, or `None` where it is less than `least`. Bounds spare most of the work among many nodes.
-    pub fn coverage_from(&self, now_us: u64, want: &Want, least: f64) -> Option<f64> {
-        let bound = |resource| {
-            self.get(resource)
-                .bound(now_us, want.extra.get(resource), want.duration_us)
+    pub fn coverage_from(&self, now_us: u64, want: &Want, beside: Amount, least: f64) -> Option<f64> {
+        let bound = |resource: Resource| {
+            let (units, beside) = (want.extra.get(resource), beside.get(resource));
+            self.get(resource).bound(now_us, want.duration_us, units, beside)
         };
         let memory = bound(Resource::Memory);
         if weighted(bound(Resource::Cpu), memory) < least {
             return None;
         }
-        let cpu = self.share(now_us, want, Resource::Cpu);
+        let cpu = self.share(now_us, want, beside, Resource::Cpu);
         if weighted(cpu, memory) < least {
             return None;
         }
-        let coverage = weighted(cpu, self.share(now_us, want, Resource::Memory));
+        let coverage = weighted(cpu, self.share(now_us, want, beside, Resource::Memory));
         (coverage >= least).then_some(coverage)
     }
 
-    fn share(&self, now_us: u64, want: &Want, resource: Resource) -> f64 {
+    fn share(&self, now_us: u64, want: &Want, beside: Amount, resource: Resource) -> f64 {
         want.share(resource, |units| {
-            self.get(resource).area(now_us, want.duration_us, units)
+            let outlook = self.get(resource);
+            outlook.area(now_us, want.duration_us, units, beside.get(resource))
         })
     }
 
@@ -79,15 +80,23 @@ impl Forecast {
     }
 }
 
-/// What a scheduler expects of one pool. Unlike [`Steps`] it may rise again, when what was promised returns.
+/// What a scheduler expects of one pool. Unlike [`Steps`] it may rise again, when what was promised returns, and it may
+/// be below 0, where more was promised than the pool has.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Outlook {
     at_us: u64,
-    steps: Vec<Step>,
+    levels: Vec<Level>,
     /// The most units at any time.
     most: u64,
-    /// Area of all steps, rounded.
+    /// Area of all that is above 0, rounded.
     total: f64,
+}
+
+/// Units until a time after the heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Level {
+    remaining_us: u64,
+    units: i64,
 }
 
 /// What a bound has above the value that it bounds, so that rounding never puts it below.
@@ -101,8 +110,8 @@ impl Outlook {
         given: impl Iterator<Item = (u64, u64)>,
     ) -> Self {
         // Each change is in force from the beginning. At its end it is undone.
-        let mut ends: Vec<(u64, i128)> = Vec::with_capacity(steps.as_slice().len() + 8);
         let slice = steps.as_slice();
+        let mut ends: Vec<(u64, i128)> = Vec::with_capacity(slice.len() + 8);
         for (index, step) in slice.iter().enumerate() {
             let next = slice.get(index + 1).map_or(0, |next| next.units);
             ends.push((step.remaining_us, i128::from(step.units - next)));
@@ -117,46 +126,61 @@ impl Outlook {
         let mut level: i128 = ends.iter().map(|&(_, units)| units).sum();
         let mut outlook = Self {
             at_us,
-            steps: Vec::with_capacity(ends.len()),
+            levels: Vec::with_capacity(ends.len()),
             most: 0,
             total: 0.0,
         };
         for (remaining_us, units) in ends {
-            outlook.push(remaining_us, level.clamp(0, i128::from(u64::MAX)) as u64);
+            outlook.push(remaining_us, level.clamp(i64::MIN.into(), i64::MAX.into()) as i64);
             level -= units;
         }
-        outlook.total = area(&outlook.steps, 0, u64::MAX, u64::MAX) as f64;
+        outlook.total = outlook.area(at_us, u64::MAX, u64::MAX, 0) as f64;
         outlook
     }
 
-    fn push(&mut self, remaining_us: u64, units: u64) {
-        self.most = self.most.max(units);
-        match self.steps.last_mut() {
+    fn push(&mut self, remaining_us: u64, units: i64) {
+        self.most = self.most.max(units.max(0).unsigned_abs());
+        match self.levels.last_mut() {
             // Of several changes at one time, the level before the first is in force until then.
             Some(last) if last.remaining_us == remaining_us => {}
             Some(last) if last.units == units => last.remaining_us = remaining_us,
-            _ => self.steps.push(Step { remaining_us, units }),
+            _ => self.levels.push(Level { remaining_us, units }),
         }
     }
 
     /// Time after `now_us` until nothing is left.
     fn left_us(&self, now_us: u64) -> u64 {
-        let end_us = self.steps.last().map_or(0, |step| step.remaining_us);
+        let end_us = self.levels.last().map_or(0, |level| level.remaining_us);
         end_us.saturating_sub(now_us.saturating_sub(self.at_us))
     }
 
-    /// A bound on the coverage of `units` during `duration_us`, without a look at the steps.
-    fn bound(&self, now_us: u64, units: u64, duration_us: u64) -> f64 {
+    /// A bound on the coverage of `units` during `duration_us`, without a look at the levels.
+    fn bound(&self, now_us: u64, duration_us: u64, units: u64, beside: u64) -> f64 {
         let wanted = units as f64 * duration_us as f64;
         if wanted == 0.0 {
             return BOUND_SLACK;
         }
         let block = self.most.min(units) as f64 * self.left_us(now_us).min(duration_us) as f64;
-        block.min(self.total) / wanted * BOUND_SLACK
+        let beside = beside.min(units) as f64 * duration_us as f64;
+        (block.min(self.total) + beside).min(wanted) / wanted * BOUND_SLACK
     }
 
-    fn area(&self, now_us: u64, duration_us: u64, limit: u64) -> u128 {
-        let from_us = now_us.saturating_sub(self.at_us);
-        area(&self.steps, from_us, from_us.saturating_add(duration_us), limit)
+    /// Integral from `now_us` over the duration of `min(limit, level + beside)`, where that is above 0.
+    fn area(&self, now_us: u64, duration_us: u64, limit: u64, beside: u64) -> u128 {
+        let mut begin_us = now_us.saturating_sub(self.at_us);
+        let to_us = begin_us.saturating_add(duration_us);
+        let mut sum = 0;
+        for level in &self.levels {
+            if begin_us >= to_us {
+                break;
+            }
+            let end_us = level.remaining_us.min(to_us);
+            if end_us > begin_us {
+                let units = beside.saturating_add_signed(level.units).min(limit);
+                sum += u128::from(end_us - begin_us) * u128::from(units);
+                begin_us = end_us;
+            }
+        }
+        sum + u128::from(to_us.saturating_sub(begin_us)) * u128::from(beside.min(limit))
     }
 }

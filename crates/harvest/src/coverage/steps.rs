@@ -124,7 +124,7 @@ impl From<Steps> for Vec<Step> {
 }
 
 /// Integral of `min(limit, steps)` from `from_us` to `to_us`. Steps are in order of their ends; units in any order.
-pub(super) fn area(steps: &[Step], from_us: u64, to_us: u64, limit: u64) -> u128 {
+fn area(steps: &[Step], from_us: u64, to_us: u64, limit: u64) -> u128 {
     let mut begin_us = from_us;
     let mut sum = 0;
     for step in steps {

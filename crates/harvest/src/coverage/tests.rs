@@ -4,6 +4,7 @@ use super::*;
 
 /// The largest difference that rounding makes.
 const ROUNDING: f64 = 1e-12;
+const NOTHING: Amount = Amount::ZERO;
 
 fn steps(pairs: &[(u64, u64)]) -> Steps {
     Steps::of_pool(0, pairs.iter().copied())
@@ -22,6 +23,12 @@ fn spare() -> impl Strategy<Value = Spare> {
         cpu: steps(&cpu),
         memory: steps(&memory),
     })
+}
+
+/// Pools of less than 2^63 units: levels of a forecast are signed.
+fn small_spare() -> impl Strategy<Value = Spare> {
+    let steps = || pairs().prop_map(|pairs| Steps::of_pool(0, pairs.into_iter().map(|(us, units)| (us, units >> 5))));
+    (steps(), steps()).prop_map(|(cpu, memory)| Spare { cpu, memory })
 }
 
 fn want() -> impl Strategy<Value = Want> {
@@ -89,10 +96,10 @@ fn promises_return_when_they_end() {
         duration_us,
     };
     // Two are left for 10, none for 5, then four for 5 more.
-    assert_eq!(forecast.coverage(100, &want(10)), 0.9 * 0.5 + 0.1);
-    assert_eq!(forecast.coverage(110, &want(5)), 0.1);
-    assert_eq!(forecast.coverage(115, &want(5)), 1.0);
-    assert_eq!(forecast.coverage(120, &want(5)), 0.1);
+    assert_eq!(forecast.coverage(100, &want(10), NOTHING), 0.9 * 0.5 + 0.1);
+    assert_eq!(forecast.coverage(110, &want(5), NOTHING), 0.1);
+    assert_eq!(forecast.coverage(115, &want(5), NOTHING), 1.0);
+    assert_eq!(forecast.coverage(120, &want(5), NOTHING), 0.1);
 }
 
 #[test]
@@ -102,7 +109,25 @@ fn units_lent_soon_cover_like_idle_units() {
         extra: Amount::new(2, 0),
         duration_us: 20,
     };
-    assert_eq!(forecast.coverage(0, &want), 0.9 * 0.5 + 0.1);
+    assert_eq!(forecast.coverage(0, &want, NOTHING), 0.9 * 0.5 + 0.1);
+}
+
+#[test]
+fn promises_beyond_the_pool_take_unowned_units() {
+    let spare = Spare {
+        cpu: steps(&[(10, 2)]),
+        memory: Steps::default(),
+    };
+    let forecast = Forecast::new(0, &spare, &[cores(3, 10)], &[]);
+    let want = Want {
+        extra: Amount::new(4, 0),
+        duration_us: 20,
+    };
+    // Of two beside the pool one is promised for 10, and both are there afterwards.
+    assert_eq!(
+        forecast.coverage(0, &want, Amount::new(2, 0)),
+        0.9 * (10.0 + 20.0) / 80.0 + 0.1
+    );
 }
 
 proptest! {
@@ -134,31 +159,32 @@ proptest! {
     }
 
     #[test]
-    fn forecast_without_changes_is_the_aged_pool(spare in spare(), want in want(), at_us in number(), age_us in number()) {
+    fn forecast_without_changes_is_the_aged_pool(spare in small_spare(), want in want(), at_us in number(), age_us in number()) {
         let forecast = Forecast::new(at_us, &spare, &[], &[]);
         let now_us = at_us.saturating_add(age_us);
-        let (left, expected) = (forecast.coverage(now_us, &want), want.coverage(&spare.aged(now_us - at_us)));
+        let (left, expected) = (forecast.coverage(now_us, &want, NOTHING), want.coverage(&spare.aged(now_us - at_us)));
         prop_assert!((left - expected).abs() <= ROUNDING, "{left} {expected}");
         // A scheduler whose clock is behind takes the pool as it was sent.
-        prop_assert_eq!(forecast.coverage(0, &want), want.coverage(&spare));
+        prop_assert_eq!(forecast.coverage(0, &want, NOTHING), want.coverage(&spare));
     }
 
     #[test]
     fn promises_lower_and_loans_raise_a_forecast(
         spare in spare(), want in want(), taken in changes(), given in changes(), at_us in 0..9u64, now_us in number(),
+        beside in (number(), number()).prop_map(|(milli_cores, bytes)| Amount::new(milli_cores, bytes)),
     ) {
         let plain = Forecast::new(at_us, &spare, &[], &[]);
         let both = Forecast::new(at_us, &spare, &taken, &given);
         let less = Forecast::new(at_us, &spare, &taken, &[]);
         let more = Forecast::new(at_us, &spare, &[], &given);
-        let coverage = |forecast: &Forecast| forecast.coverage(now_us, &want);
+        let coverage = |forecast: &Forecast| forecast.coverage(now_us, &want, beside);
         prop_assert!(coverage(&less) <= coverage(&plain) && coverage(&plain) <= coverage(&more));
         prop_assert!(coverage(&less) <= coverage(&both) && coverage(&both) <= coverage(&more));
         for forecast in [plain, both, less, more] {
             let covered = coverage(&forecast);
             prop_assert!((0.0..=1.0).contains(&covered), "{covered}");
-            prop_assert_eq!(forecast.coverage_from(now_us, &want, covered), Some(covered));
-            prop_assert_eq!(forecast.coverage_from(now_us, &want, covered + ROUNDING), None);
+            prop_assert_eq!(forecast.coverage_from(now_us, &want, beside, covered), Some(covered));
+            prop_assert_eq!(forecast.coverage_from(now_us, &want, beside, covered + ROUNDING), None);
         }
     }
 }

@@ -15,9 +15,23 @@ const NARROW_BELOW: f64 = 0.4;
 /// Functions whose set of workers is remembered. Beyond it, all start again with one node.
 const MAX_SETS: usize = 65_536;
 
+/// How good a node is for a call that wants more than it owns. The first difference decides.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+struct Score {
+    /// Demand coverage by all that the node can lend, less what a cold start takes from it.
+    coverage: f64,
+    /// Demand coverage by its pools alone: what is harvested does not stay idle.
+    pool: f64,
+    /// Processor time that is not reserved.
+    free: u64,
+    /// Makes equal nodes take turns.
+    tie: u64,
+}
+
 /// What the choices remember from one call to the next.
 #[derive(Debug)]
 pub(super) struct State {
+    cold_start_us: u64,
     salt: u64,
     /// Choices made.
     turns: u64,
@@ -33,6 +47,7 @@ impl State {
     pub fn new(options: &SchedulerOptions) -> Self {
         let shard = options.shard.index();
         Self {
+            cold_start_us: options.cold_start_us,
             salt: mix(options.seed ^ mix(shard.into())),
             turns: 0,
             next: shard as usize,
@@ -62,29 +77,29 @@ impl State {
         Some(NodeIndex(chosen as u32))
     }
 
-    /// The node with the greatest demand coverage; among equals the one with the most free processor time.
+    /// The node with the best [`Score`].
     fn best_covered(&self, nodes: &[Node], now_us: u64, request: &Request) -> Option<usize> {
         let turn = self.turn();
-        let mut best: Option<(usize, f64, u64, u64)> = None;
-        for &index in &self.up {
+        let cold = cold_start(request, self.cold_start_us);
+        let mut best: Option<(Score, usize)> = None;
+        for index in self.open(nodes, now_us, request) {
             let node = &nodes[index];
-            if !node.has_room(now_us, &request.owned) {
-                continue;
-            }
-            let least = best.map_or(0.0, |(_, coverage, _, _)| coverage);
-            let Some(coverage) = node.coverage(now_us, &request.want, least) else {
+            let lost = if node.is_warm(request.function) { 0.0 } else { cold };
+            let least = best.map_or(0.0, |(score, _)| (score.coverage + lost).max(0.0));
+            let Some(coverage) = node.coverage(now_us, request, least) else {
                 continue;
             };
-            let (free, tie) = (node.free().milli_cores, weight(turn, node.key));
-            let is_better = best.is_none_or(|(_, most, most_free, last_tie)| {
-                let order = coverage.total_cmp(&most);
-                order.then(free.cmp(&most_free)).then(tie.cmp(&last_tie)).is_gt()
-            });
-            if is_better {
-                best = Some((index, coverage, free, tie));
+            let score = Score {
+                coverage: coverage - lost,
+                pool: node.pool_coverage(now_us, request),
+                free: node.free().milli_cores,
+                tie: weight(turn, node.key),
+            };
+            if best.is_none_or(|(most, _)| score > most) {
+                best = Some((score, index));
             }
         }
-        best.map(|(index, ..)| index)
+        best.map(|(_, index)| index)
     }
 
     /// The first node with room in the function's order of nodes.
@@ -172,4 +187,17 @@ fn step_of(count: usize, hash: u64) -> usize {
 
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The demand coverage that is worth a cold start of this length. Full coverage of `x` thousandths of a core above `o`
+/// owned ones shortens a call from `d (o + x) / o` to `d`. A start of `c` thus takes as long as coverage of `c o / (d x)`
+/// saves.
+fn cold_start(request: &Request, cold_start_us: u64) -> f64 {
+    let start = cold_start_us as f64 * request.owned.milli_cores as f64;
+    let saved = request.want.duration_us as f64 * request.want.extra.milli_cores as f64;
+    if start < saved {
+        start / saved
+    } else {
+        f64::from(start > 0.0)
+    }
 }

@@ -63,6 +63,10 @@ pub(super) struct Node {
     /// What is not reserved of the share.
     free: Amount,
     spare: Spare,
+    /// What nobody owned and nobody had borrowed at the last heartbeat.
+    reported: Amount,
+    /// What is left of it for calls that come now.
+    unowned: Amount,
     /// When `spare` was taken.
     spare_us: u64,
     /// Calls that the last heartbeat does not show yet.
@@ -86,6 +90,8 @@ impl Node {
             sum: Sum::default(),
             free: Amount::ZERO,
             spare: Spare::default(),
+            reported: Amount::ZERO,
+            unowned: Amount::ZERO,
             spare_us: 0,
             recent: BTreeMap::new(),
             forecast: Forecast::default(),
@@ -105,6 +111,7 @@ impl Node {
         let at_us = heartbeat.at_us.min(now_us);
         self.spare_us = at_us;
         self.spare.clone_from(&heartbeat.spare);
+        self.reported = heartbeat.unowned;
         self.recent
             .retain(|_, placed| placed.at_us.saturating_add(transit_us) > at_us);
         self.renew_forecast();
@@ -179,15 +186,31 @@ impl Node {
         f64::max(part(Resource::Cpu), part(Resource::Memory))
     }
 
-    /// Demand coverage, or `None` if it is below `least`.
-    pub fn coverage(&self, now_us: u64, want: &Want, least: f64) -> Option<f64> {
-        self.forecast.coverage_from(now_us, want, least)
+    /// Demand coverage by all that the node could lend to this call: its pools, and what nobody owns once the call has
+    /// what it owns. `None` if it is below `least`.
+    pub fn coverage(&self, now_us: u64, request: &Request, least: f64) -> Option<f64> {
+        let beside = self.unowned - request.owned;
+        self.forecast.coverage_from(now_us, &request.want, beside, least)
+    }
+
+    /// Demand coverage by the pools alone.
+    pub fn pool_coverage(&self, now_us: u64, request: &Request) -> f64 {
+        self.forecast.coverage(now_us, &request.want, Amount::ZERO)
+    }
+
+    /// Whether an idle worker of this function is there.
+    pub fn is_warm(&self, function: FunctionId) -> bool {
+        self.warm.contains_key(&function)
     }
 
     fn renew_forecast(&mut self) {
         let taken: Vec<Change> = self.recent.values().map(|placed| placed.borrows).collect();
         let given: Vec<Change> = self.recent.values().map(|placed| placed.lends).collect();
         self.forecast = Forecast::new(self.spare_us, &self.spare, &taken, &given);
+        self.unowned = self
+            .recent
+            .values()
+            .fold(self.reported, |left, placed| left - placed.owned);
     }
 
     fn has_refused(&self, now_us: u64, owned: &Amount) -> bool {

@@ -39,6 +39,7 @@ fn heartbeat(at_us: u64, cores: u64, entries: &[(u64, u64)]) -> Heartbeat {
             cpu: Steps::of_pool(at_us, entries.iter().copied()),
             memory: Steps::default(),
         },
+        unowned: Amount::ZERO,
         warm: Vec::new(),
     }
 }
@@ -53,6 +54,84 @@ fn accelerable_call_goes_where_coverage_is_greatest() {
     // Of 3 cores one is left there, for the second call of two.
     assert_eq!(scheduler.place(10, CallId(2), &call), Some(NodeIndex(1)));
     assert_eq!(scheduler.place(10, CallId(3), &call), Some(NodeIndex(0)));
+}
+
+#[test]
+fn unowned_cores_count_beside_the_pools() {
+    let mut scheduler = cluster(SchedulerKind::Dayfly, 2, 32);
+    let beat = |at_us, entries: &[(u64, u64)], unowned: u64| Heartbeat {
+        unowned: Amount::new(unowned, 0),
+        ..heartbeat(at_us, 32, entries)
+    };
+    scheduler.heartbeat(10, NodeIndex(0), &beat(10, &[(9_000, 1_000)], 1_000));
+    scheduler.heartbeat(10, NodeIndex(1), &beat(10, &[], 4_000));
+    let call = wanting(1, 1, 2, 5_000);
+    // Node 0 has one core left beside what the call owns; node 1 has three.
+    assert_eq!(scheduler.place(10, CallId(1), &call), Some(NodeIndex(1)));
+    scheduler.heartbeat(20_000, NodeIndex(0), &beat(20_000, &[(90_000, 2_000)], 9_000));
+    scheduler.heartbeat(20_000, NodeIndex(1), &beat(20_000, &[], 10_000));
+    // Both cover all of it. Harvested units are used first.
+    assert_eq!(scheduler.place(20_000, CallId(2), &call), Some(NodeIndex(0)));
+}
+
+#[test]
+fn warm_node_outweighs_as_much_as_a_cold_start_costs() {
+    for (cold_start_us, expected) in [(0, NodeIndex(0)), (1_000, NodeIndex(0)), (5_000, NodeIndex(1))] {
+        let options = SchedulerOptions {
+            cold_start_us,
+            ..SchedulerOptions::default()
+        };
+        let mut scheduler = Scheduler::new(SchedulerKind::Dayfly, options);
+        for (key, cores) in [(0, 2_000), (1, 1_000)] {
+            let index = scheduler.join(key, amount(32));
+            let warm = if key == 1 { vec![FunctionId(1)] } else { Vec::new() };
+            let pool = [(100_000, cores)];
+            scheduler.heartbeat(
+                10,
+                index,
+                &Heartbeat {
+                    warm,
+                    ..heartbeat(10, 32, &pool)
+                },
+            );
+        }
+        // Two cores for 5 ms save 10 ms of 15. A start of 5 ms counts as half of that; the difference is 0.45.
+        assert_eq!(
+            scheduler.place(10, CallId(1), &wanting(1, 1, 2, 5_000)),
+            Some(expected),
+            "{cold_start_us}"
+        );
+    }
+}
+
+#[test]
+fn engine_reports_its_pools_and_unowned_units() {
+    use crate::engine::{Begin, Event, Mode};
+    use crate::rules::Rules;
+
+    let profiles = crate::Profiles::new(crate::Options::default());
+    let mut engine = Engine::new(Rules::default(), Box::new(profiles));
+    engine.handle(0, &Event::Mode { mode: Mode::On });
+    engine.handle(0, &Event::Capacity { shared: amount(8) });
+    engine.handle(
+        1,
+        &Event::Begin(Begin {
+            call: CallId(1),
+            tenant: TenantId(0),
+            function: FunctionId(1),
+            features: crate::Features::default(),
+            owned: amount(3),
+            lends: true,
+            borrows_cpu: true,
+            borrows_memory: false,
+            group: None,
+        }),
+    );
+    let beat = Heartbeat::of(&engine, 2, amount(8), Vec::new());
+    assert_eq!((beat.at_us, beat.capacity, beat.unowned), (2, amount(8), amount(5)));
+    assert_eq!(beat.spare, Spare::default());
+    let json = serde_json::to_string(&beat).unwrap();
+    assert_eq!(serde_json::from_str::<Heartbeat>(&json).unwrap(), beat);
 }
 
 #[test]
@@ -233,13 +312,19 @@ fn any_request() -> impl Strategy<Value = Request> {
 fn any_heartbeat() -> impl Strategy<Value = Heartbeat> {
     let entries = proptest::collection::vec((0..900u64, 0..5_000u64), 0..5);
     let warm = proptest::collection::vec((0..6u64).prop_map(FunctionId), 0..4);
-    (prop_oneof![0..2_000u64, any::<u64>()], any_amount(), entries, warm).prop_map(
-        |(at_us, capacity, entries, warm)| Heartbeat {
+    (
+        prop_oneof![0..2_000u64, any::<u64>()],
+        any_amount(),
+        any_amount(),
+        entries,
+        warm,
+    )
+        .prop_map(|(at_us, capacity, unowned, entries, warm)| Heartbeat {
             capacity,
+            unowned,
             warm,
             ..heartbeat(at_us, 0, &entries)
-        },
-    )
+        })
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -264,6 +349,7 @@ fn any_options() -> impl Strategy<Value = (SchedulerKind, SchedulerOptions)> {
                 shard,
                 seed,
                 transit_us,
+                cold_start_us: transit_us * 10,
             },
         )
     })

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -131,3 +133,56 @@ def test_call_borrows_a_core_that_nobody_uses(start: Callable[..., Daemon], sand
     site.stop()
     for groups in Path("/sys/fs/cgroup").glob("**/dayfly-*/**/cpu.cfs_quota_us"):
         assert groups.read_text().strip() in ("-1", "100000", "200000"), groups
+
+
+HANGING = """
+    import time
+    import dayfly
+
+    def wide(seconds):
+        import multiprocessing
+
+        def compute():
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                pass
+
+        helper = multiprocessing.get_context("fork").Process(target=compute)
+        helper.start()
+        compute()
+        helper.join()
+
+    with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+        for _ in range(3):
+            lease.call(wide, 0.2)
+        print("wide", flush=True)
+        lease.call(wide, 60)
+"""
+
+
+def raised_limits() -> list[Path]:
+    """Control groups of workers that may use more than one core."""
+    quotas = Path("/sys/fs/cgroup").glob("**/dayfly-*/**/worker-*/cpu.cfs_quota_us")
+    return [quota for quota in quotas if int(quota.read_text()) > 100_000]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no second core to lend")
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").is_dir(), reason="it looks at groups of version 1")
+def test_killed_node_leaves_no_raised_limit(start: Callable[..., Daemon]) -> None:
+    site = harvesting(start, "on", "--sandbox", "process")
+    source = textwrap.dedent(HANGING)
+    environment = {**os.environ, **site.client_environment()}
+    client = subprocess.Popen([sys.executable, "-c", source], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"wide\n"
+        wait_until(lambda: raised_limits() != [], "a loan")
+        site.kill_tree()
+    finally:
+        client.kill()
+        client.communicate()
+    again = site.restart()
+    wait_until(lambda: harvest_of(again) != {}, "the first report")
+    assert raised_limits() == []
+    assert harvest_of(again)["calls"] == 0
+    again.stop()

@@ -354,6 +354,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn missing_controllers_are_named_in_a_sentence() {
+        let base = |controllers: &[Controller], unified| Base {
+            path: PathBuf::new(),
+            controllers: controllers.to_vec(),
+            unified,
+            home: PathBuf::new(),
+        };
+        let why = |bases: Vec<Base>| std::mem::ManuallyDrop::new(Hierarchies { bases }).check_workers();
+        let nothing = why(Vec::new()).unwrap_err();
+        assert!(
+            nothing.contains("with cpu, memory,") && nothing.ends_with('.'),
+            "{nothing}"
+        );
+        let split = [Controller::Cpu, Controller::Memory];
+        let uncounted = why(vec![base(&split, false)]).unwrap_err();
+        assert!(uncounted.contains("with cpuacct,"), "{uncounted}");
+        assert_eq!(why(vec![base(&split, true)]), Ok(()));
+        assert_eq!(
+            why(vec![base(&split, false), base(&[Controller::Cpuacct], false)]),
+            Ok(())
+        );
+    }
+
+    #[test]
     fn next_node_removes_groups_of_a_killed_one() {
         let left = Hierarchies::make("test-left");
         let Some(base) = left

@@ -1,6 +1,6 @@
 //! The thread that measures, feeds the policy, and applies its actions. It owns all groups of workers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ const WINDOW: Duration = Duration::from_millis(100);
 const LATE_WINDOWS: u32 = 3;
 /// Most workers with a group: each has some open files.
 const MAX_WORKERS: usize = 4096;
+/// Most functions of a tenant with profiles of their own. A node keeps 1,024 profiles.
+const MAX_FUNCTIONS: usize = 64;
 
 /// A process of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,8 +76,7 @@ pub(super) struct Driver {
     /// The first call of workers without a group, which they get at its end.
     unmeasured: BTreeMap<WorkerKey, Box<BegunCall>>,
     calls: BTreeMap<CallId, WorkerKey>,
-    /// Numbers for the policy, in the order of appearance.
-    tenants: BTreeMap<TenantId, u32>,
+    names: Names,
     next_call: u64,
     next_group: u64,
     totals: Totals,
@@ -103,7 +104,7 @@ impl Driver {
             workers: BTreeMap::new(),
             unmeasured: BTreeMap::new(),
             calls: BTreeMap::new(),
-            tenants: BTreeMap::new(),
+            names: Names::default(),
             next_call: 0,
             next_group: 0,
             totals: Totals::default(),
@@ -182,12 +183,11 @@ impl Driver {
             return;
         }
         self.calls.insert(id, key);
-        let known = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
-        let tenant = *self.tenants.entry(call.tenant).or_insert(known);
+        let (tenant, function) = self.names.of(call.tenant, &call.function);
         self.handle(&Event::Begin(Begin {
             call: id,
-            tenant: dayfly_harvest::TenantId(tenant),
-            function: function_id(call.tenant, &call.function),
+            tenant,
+            function,
             features: Features {
                 argument_bytes: call.argument_bytes,
                 ..Features::default()
@@ -401,6 +401,29 @@ impl Driver {
     }
 }
 
+/// Numbers of tenants and functions for the policy. Names come from meters, which workers can falsify.
+#[derive(Debug, Default)]
+struct Names {
+    /// In the order of appearance.
+    tenants: BTreeMap<TenantId, (u32, BTreeSet<FunctionId>)>,
+}
+
+impl Names {
+    /// The numbers of a tenant and of its function. A tenant's functions beyond [`MAX_FUNCTIONS`] share a profile, so
+    /// that no tenant displaces the profiles of others.
+    fn of(&mut self, tenant: TenantId, function: &str) -> (dayfly_harvest::TenantId, FunctionId) {
+        let next = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
+        let (number, known) = self.tenants.entry(tenant).or_insert((next, BTreeSet::new()));
+        let mut id = function_id(tenant, function);
+        if !known.contains(&id) && known.len() >= MAX_FUNCTIONS {
+            id = function_id(tenant, "");
+        } else {
+            known.insert(id);
+        }
+        (dayfly_harvest::TenantId(*number), id)
+    }
+}
+
 /// The profile of a function: that of one tenant only, so that nobody spoils another's.
 fn function_id(tenant: TenantId, function: &str) -> FunctionId {
     let digest = Sha256::new().chain_update(tenant.0).chain_update(function).finalize();
@@ -419,5 +442,16 @@ mod tests {
         assert_eq!(function_id(one, "f@1"), function_id(one, "f@1"));
         assert_ne!(function_id(one, "f@1"), function_id(other, "f@1"));
         assert_ne!(function_id(one, "f@1"), function_id(one, "f@2"));
+    }
+
+    #[test]
+    fn invented_functions_displace_no_other_profile() {
+        let (mut names, tenant) = (Names::default(), TenantId([1; 16]));
+        let first = names.of(tenant, "f0");
+        let invented: BTreeSet<_> = (0..10_000).map(|n| names.of(tenant, &format!("f{n}"))).collect();
+        assert_eq!(invented.len(), MAX_FUNCTIONS + 1);
+        assert_eq!(names.of(tenant, "f0"), first);
+        let other = names.of(TenantId([2; 16]), "f0");
+        assert!(!invented.contains(&other) && other.0 != first.0);
     }
 }

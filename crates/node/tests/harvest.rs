@@ -243,6 +243,43 @@ async fn killed_borrower_leaves_no_loan() {
     site.handle.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn vanished_group_ends_only_the_measurement() {
+    let Some(site) = harvesting(HarvestMode::On).await else {
+        return;
+    };
+    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let pid = channel.verdict.worker_pid.get();
+    let (mut channel, index) = channel.load(hash, "nap").await;
+    let status = || site.handle.status().harvest;
+    for round in 0..4 {
+        let call = tokio::spawn(async move { channel.call(index, 0, &600u32.to_le_bytes()).await });
+        if round == 1 {
+            until("the call is measured", || status().calls == 1).await;
+            let Some(group) = version_1_group(pid) else { return };
+            std::fs::write("/sys/fs/cgroup/cpu/cgroup.procs", pid.to_string()).unwrap();
+            std::fs::remove_dir(group).unwrap();
+            until("the measurement ends", || status().calls == 0).await;
+        }
+        let (next, result) = call.await.unwrap();
+        assert_eq!(result.unwrap().0, Status::Ok);
+        channel = next;
+    }
+    until("a later call is measured", || status().samples >= 1).await;
+    until("it has a group again", || version_1_group(pid).is_some()).await;
+    site.handle.shutdown().await;
+}
+
+/// The group of a worker among those of version 1 that limit processor time.
+fn version_1_group(pid: u32) -> Option<std::path::PathBuf> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let own = groups.lines().find_map(|line| line.split_once(":cpu:"))?.1;
+    let group = std::path::PathBuf::from(format!("/sys/fs/cgroup/cpu{own}"));
+    (own.contains("worker-") && group.is_dir()).then_some(group)
+}
+
 #[derive(Deserialize)]
 struct Header {
     rules: Rules,

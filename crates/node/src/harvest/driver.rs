@@ -76,6 +76,8 @@ pub(super) struct Driver {
     /// The first call of workers without a group, which they get at its end.
     unmeasured: BTreeMap<WorkerKey, Box<BegunCall>>,
     calls: BTreeMap<CallId, WorkerKey>,
+    /// Workers whose groups are still to be removed.
+    leaving: Vec<MeasuredWorker>,
     names: Names,
     next_call: u64,
     next_group: u64,
@@ -104,6 +106,7 @@ impl Driver {
             workers: BTreeMap::new(),
             unmeasured: BTreeMap::new(),
             calls: BTreeMap::new(),
+            leaving: Vec::new(),
             names: Names::default(),
             next_call: 0,
             next_group: 0,
@@ -126,7 +129,7 @@ impl Driver {
     pub fn run(mut self, inbox: &mpsc::Receiver<Note>) {
         let mut due = Instant::now();
         loop {
-            let note = if self.calls.is_empty() {
+            let note = if self.calls.is_empty() && self.leaving.is_empty() {
                 due = Instant::now() + WINDOW;
                 inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
@@ -138,11 +141,12 @@ impl Driver {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             let now = Instant::now();
-            if !self.calls.is_empty() && now >= due {
+            if now >= due {
                 if now - due >= WINDOW * (LATE_WINDOWS - 1) {
                     self.late_windows += 1;
                 }
                 self.sample();
+                self.remove_left();
                 due = now + WINDOW;
             }
             self.report();
@@ -236,7 +240,13 @@ impl Driver {
     fn forget(&mut self, key: WorkerKey) {
         self.unmeasured.remove(&key);
         self.end_call(key, Outcome::Aborted);
-        self.workers.remove(&key);
+        self.leaving.extend(self.workers.remove(&key));
+        self.remove_left();
+    }
+
+    /// Removes groups of workers that have ended. One whose processes are still dying waits for the next window.
+    fn remove_left(&mut self) {
+        self.leaving.retain_mut(|worker| !worker.leave());
     }
 
     fn end_call(&mut self, key: WorkerKey, outcome: Outcome) {
@@ -271,6 +281,9 @@ impl Driver {
 
     /// Measures every running call.
     fn sample(&mut self) {
+        if self.calls.is_empty() {
+            return;
+        }
         let keys: Vec<WorkerKey> = self.calls.values().copied().collect();
         for key in keys {
             self.measure(key);

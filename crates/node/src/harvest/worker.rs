@@ -149,6 +149,11 @@ impl MeasuredWorker {
         self.set_light(!is_starved, others)
     }
 
+    /// Moves it out of its group, and removes the group. Returns whether that is done.
+    pub fn leave(&mut self) -> bool {
+        self.group.leave()
+    }
+
     /// Ends its process, as if the system had.
     pub fn kill(&self, worker: WorkerIndex) {
         if let Some(lease) = self.lease.upgrade() {

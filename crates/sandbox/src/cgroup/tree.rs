@@ -9,7 +9,7 @@ use super::Controller;
 use super::mounts::DAEMON_LEAF;
 
 /// Tries to remove a group whose last process is dying.
-const REMOVE_TRIES: u32 = 200;
+pub(super) const REMOVE_TRIES: u32 = 200;
 /// Most passes to move processes that fork meanwhile.
 pub(super) const MOVE_PASSES: u32 = 20;
 
@@ -117,10 +117,11 @@ pub(super) fn remove_tree(path: &Path) {
 }
 
 /// Moves the processes that are in a group, not those in groups below it, to the group `home`, and then removes it.
-/// Returns whether it is gone. A process that is moved keeps running.
-pub(super) fn remove_emptied(path: &Path, home: &Path) -> bool {
+/// Returns whether it is gone. A process that is moved keeps running. Tries so many times, and waits after the first
+/// [`MOVE_PASSES`].
+pub(super) fn remove_emptied(path: &Path, home: &Path, tries: u32) -> bool {
     let door = home.join("cgroup.procs");
-    for attempt in 0..REMOVE_TRIES {
+    for attempt in 0..tries {
         if std::fs::remove_dir(path).is_ok() || !path.is_dir() {
             return true;
         }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use super::counters::{CounterFile, CpuCounters, MemoryCounters, part_of};
-use super::tree::{MOVE_PASSES, hand_down, remove_emptied, write};
+use super::tree::{MOVE_PASSES, REMOVE_TRIES, hand_down, remove_emptied, write};
 use super::waiting::Waiting;
 use super::{
     Base, CFS_PERIOD, CFS_QUOTA, CPU_MAX, Controller, GroupError, Kills, Limits, OOM_CONTROL, PERIOD_US, Reading,
@@ -12,6 +12,8 @@ use super::{
 
 /// Shortest quota that the kernel accepts, in microseconds of each period.
 const MIN_QUOTA_US: u64 = 1_000;
+/// Tries to remove a group without waiting.
+const LEAVE_TRIES: u32 = 3;
 /// Most descendants of a worker that are moved with it.
 const MAX_DESCENDANTS: usize = 4096;
 /// Weight of a group of version 1 that has the default weight of version 2.
@@ -152,6 +154,31 @@ impl WorkerGroup {
         Ok(number(quota)?.saturating_mul(1000) / number(period)?.max(1))
     }
 
+    /// Begins to do what dropping it does, without waiting. Returns whether it is done: the kernel refuses to remove a
+    /// group whose last process is dying. Afterwards, the group is only good for this.
+    pub fn leave(&mut self) -> bool {
+        self.remove(LEAVE_TRIES);
+        self.parts.is_empty()
+    }
+
+    /// Moves its processes to where they were, and removes those of its groups that can be.
+    fn remove(&mut self, tries: u32) {
+        let kills = self.kills.clone();
+        self.parts.retain(|part| {
+            let counts_kills = part.has(Controller::Memory) && !part.unified;
+            let Some(kills) = kills.as_ref().filter(|_| counts_kills) else {
+                return !remove_emptied(&part.path, &part.home, tries);
+            };
+            let mut retired = kills.retired.lock().unwrap_or_else(PoisonError::into_inner);
+            let killed = kills_of(&part.path.join(OOM_CONTROL));
+            let gone = remove_emptied(&part.path, &part.home, tries);
+            if gone {
+                *retired = retired.saturating_add(killed);
+            }
+            !gone
+        });
+    }
+
     /// Sets its weight against its siblings.
     pub fn weigh(&self, weight: Weight) -> Result<(), GroupError> {
         weigh_all(&self.parts, weight)
@@ -191,18 +218,7 @@ impl WorkerGroup {
 
 impl Drop for WorkerGroup {
     fn drop(&mut self) {
-        for part in &self.parts {
-            let counts_kills = part.has(Controller::Memory) && !part.unified;
-            let Some(kills) = self.kills.as_ref().filter(|_| counts_kills) else {
-                remove_emptied(&part.path, &part.home);
-                continue;
-            };
-            let mut retired = kills.retired.lock().unwrap_or_else(PoisonError::into_inner);
-            let killed = kills_of(&part.path.join(OOM_CONTROL));
-            if remove_emptied(&part.path, &part.home) {
-                *retired = retired.saturating_add(killed);
-            }
-        }
+        self.remove(REMOVE_TRIES);
     }
 }
 
@@ -212,7 +228,7 @@ struct Made(Vec<Base>);
 impl Drop for Made {
     fn drop(&mut self) {
         for part in &self.0 {
-            remove_emptied(&part.path, &part.home);
+            remove_emptied(&part.path, &part.home, REMOVE_TRIES);
         }
     }
 }

@@ -61,7 +61,9 @@ fn main() {
             "predict",
             (0..4_000).map(|number| {
                 let features = sample(SAMPLES + number).features;
-                timed(|| drop(black_box(profiles.predict(FUNCTION, &features))))
+                timed(|| {
+                    black_box(profiles.predict(FUNCTION, &features));
+                })
             }),
         );
         quartiles(

@@ -64,8 +64,9 @@ impl Histogram {
     }
 
     /// The distribution in which the sample of each slot has a weight. Weights are finite and not negative; if all are
-    /// 0, every sample counts the same.
-    pub(crate) fn weighted<'a>(&'a self, weights: &'a [f32]) -> Distribution<'a> {
+    /// 0, every sample counts the same. They tell as much as `count_factor` times the number of samples of equal weight
+    /// that Kish (1965) counts.
+    pub(crate) fn weighted<'a>(&'a self, weights: &'a [f32], count_factor: f64) -> Distribution<'a> {
         let (mut total, mut squares) = (0.0, 0.0);
         for weight in &weights[..self.values.len()] {
             total += f64::from(*weight);
@@ -78,8 +79,7 @@ impl Histogram {
             histogram: self,
             weights: Some(weights),
             total,
-            // Kish (1965): as many samples of equal weight tell as much.
-            count: total * total / squares,
+            count: count_factor * total * total / squares,
         }
     }
 }
@@ -240,7 +240,7 @@ mod tests {
             let histogram = histogram(&values.iter().map(|value| (value.0, value.1)).collect::<Vec<_>>());
             let weights: Vec<f32> = values.iter().map(|value| value.2).collect();
             let (low, high) = (shares.0.min(shares.1), shares.0.max(shares.1));
-            for distribution in [histogram.distribution(), histogram.weighted(&weights)] {
+            for distribution in [histogram.distribution(), histogram.weighted(&weights, 1.0)] {
                 prop_assert!(distribution.quantile(low) <= distribution.quantile(high));
                 prop_assert!(distribution.low(0.05) <= distribution.median().max(1));
                 prop_assert!(distribution.median() <= distribution.high(0.95));

@@ -4,6 +4,7 @@ mod classes;
 mod contest;
 mod forests;
 mod function;
+mod report;
 mod window;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use crate::demand::{Demand, Features, FunctionId, Predictor, Sample};
 pub use contest::r2;
 pub use forests::settings;
 use function::Function;
+pub use report::{ChosenModel, Report, Scores};
 pub use window::{MAX_DURATION_US, MAX_SAMPLES};
 
 /// Which model predicts.
@@ -87,6 +89,13 @@ impl Profiles {
         self.functions.remove(&function);
         let options = self.options.clone();
         self.used(function).import(samples, &options);
+    }
+
+    /// What is known about a function whose calls own an amount, of which they keep their predicted use divided by
+    /// `headroom`. None if the function has no profile.
+    pub fn report(&self, function: FunctionId, owned: Amount, headroom: f64) -> Option<Report> {
+        let function = self.functions.get(&function)?;
+        Some(Report::new(function, owned, headroom, &self.options))
     }
 
     /// Bytes on the heap of the profile of a function.

@@ -155,7 +155,7 @@ impl Tally {
         }
         // With the percentile of the forest: the question is whether sizes tell anything.
         let by_histogram =
-            predict_with(|measure, measured| measured(window.histogram(measure).weighted(&weights), FOREST_HIGH));
+            predict_with(|measure, measured| measured(window.histogram(measure).weighted(&weights, 1.0), FOREST_HIGH));
         for slot in test {
             let slot = usize::from(*slot);
             let (sample, row) = (&window.slots()[slot], &window.rows()[slot]);

@@ -16,6 +16,11 @@ pub(super) const SHORT: f64 = 0.05;
 const TREES: usize = 32;
 const MIN_LEAF: usize = 3;
 
+/// How many more samples the neighbours of a call count for than their unequal weights suggest: part of what differs
+/// between them is size, not chance. Measured on the functions of `tests/scikit_learn.json` after 80 and 270 samples:
+/// with 2, calls exceed a high prediction in 0 to 7 of 100 cases; with 1 in 0 to 2, with 3 in 0 to 9.
+const NEIGHBOUR_FACTOR: f64 = 2.0;
+
 /// How far beyond the sizes of its samples a forest still predicts: it cannot extrapolate.
 const RANGE_SLACK: f32 = 0.1;
 
@@ -115,7 +120,10 @@ impl Forests {
         predict_with(|measure, measured| {
             let mut weights = [0.0; MAX_SAMPLES];
             self.forest(measure).weigh(row, &mut weights);
-            measured(window.histogram(measure).weighted(&weights), FOREST_HIGH)
+            measured(
+                window.histogram(measure).weighted(&weights, NEIGHBOUR_FACTOR),
+                FOREST_HIGH,
+            )
         })
     }
 

@@ -1,7 +1,8 @@
 //! The profile of one function.
 
 use super::contest::{Contest, Loss};
-use super::forests::{FOREST_HIGH, Forests, Targets, predict_with};
+use super::forests::{Forests, Targets, predict_with};
+use super::report::ChosenModel;
 use super::window::{MAX_SAMPLES, Measure, Window, bounded};
 use super::{Models, Options};
 use crate::amount::{Amount, Resource};
@@ -12,8 +13,9 @@ use crate::histogram::BOUND_FACTOR;
 /// The share of calls whose peak stays below what a histogram predicts (section 4.3.2).
 const HISTOGRAM_HIGH: f64 = 0.99;
 
-/// Samples that are kept when a function has changed: those that showed it.
-const KEPT_ON_DRIFT: usize = 32;
+/// Samples that show a change before it is noticed: a sharp one takes five. Those before them are forgotten: what is not
+/// needed to predict at once, the rest when there are enough new ones.
+const SHOWN_BY_DRIFT: usize = 4;
 
 /// Forests are trained again at every half more samples, and once so many came after the window is full.
 const RELEARN_SAMPLES: usize = MAX_SAMPLES / 2;
@@ -32,6 +34,8 @@ pub(super) struct Function {
     drift: Drift,
     /// Samples until the next training.
     until_relearn: usize,
+    /// The oldest samples, which the next training forgets, since they are from before a change.
+    stale: usize,
 }
 
 impl Function {
@@ -45,7 +49,8 @@ impl Function {
             contest: None,
             forests: None,
             drift: Drift::default(),
-            until_relearn: options.profiling_calls.saturating_add(1),
+            stale: 0,
+            until_relearn: options.profiling_calls.saturating_add(1).min(MAX_SAMPLES),
         }
     }
 
@@ -81,12 +86,27 @@ impl Function {
                 .map_or(0, |forests| forests.heap_bytes() + size_of::<Forests>())
     }
 
+    pub(super) fn model(&self, options: &Options) -> ChosenModel {
+        match options.models {
+            _ if !self.is_known(options) => ChosenModel::None,
+            Models::MaxOfLast(_) => ChosenModel::MaxOfLast,
+            _ if self.forests.is_some() => ChosenModel::Forest,
+            _ => ChosenModel::Histogram,
+        }
+    }
+
+    /// The number of samples from which on it is predicted.
+    pub(super) fn samples_needed(&self, options: &Options) -> usize {
+        match options.models {
+            Models::MaxOfLast(_) => 1,
+            // More are never kept.
+            _ => options.profiling_calls.saturating_add(1).min(MAX_SAMPLES),
+        }
+    }
+
     /// Whether there are enough samples to predict by.
     pub(super) fn is_known(&self, options: &Options) -> bool {
-        match options.models {
-            Models::MaxOfLast(_) => self.window.len() > 0,
-            _ => self.window.len() > options.profiling_calls,
-        }
+        self.window.len() >= self.samples_needed(options)
     }
 
     pub(super) fn predict(&mut self, features: &Features, options: &Options) -> Demand {
@@ -117,11 +137,12 @@ impl Function {
         let has_drifted = self.is_known(options) && self.has_drifted(&sample, options);
         self.set_floor(&sample);
         self.add(sample);
-        if has_drifted {
-            self.window = self.window.last(KEPT_ON_DRIFT);
-        }
         self.until_relearn = self.until_relearn.saturating_sub(1);
-        if has_drifted || self.until_relearn == 0 {
+        if has_drifted {
+            self.forget(options);
+        } else if self.until_relearn == 0 {
+            self.window = self.window.last(self.window.len() - self.stale.min(self.window.len()));
+            self.stale = 0;
             self.relearn(options);
         }
     }
@@ -139,6 +160,15 @@ impl Function {
         } else {
             self.until_relearn = self.until_relearn.saturating_sub(self.window.len()).max(1);
         }
+    }
+
+    /// Begins anew with the last samples, since the function has changed.
+    fn forget(&mut self, options: &Options) {
+        let needed = self.samples_needed(options);
+        self.window = self.window.last(needed.max(SHOWN_BY_DRIFT));
+        self.stale = needed.saturating_sub(SHOWN_BY_DRIFT);
+        self.relearn(options);
+        self.until_relearn = needed;
     }
 
     fn add(&mut self, sample: Sample) {
@@ -248,9 +278,9 @@ impl Drift {
     const SHARE: f64 = 1.0 / 16.0;
     /// Samples before anything is concluded.
     const MIN_OBSERVED: usize = 16;
-    /// Samples of 32 that may exceed the high prediction. That 95 of 100 stay below it, and more exceed it by chance, has
-    /// a probability of 2 in 10,000; where 99 of 100 do, of 2 in 100,000.
-    const MAX_EXCEEDED_FOREST: u32 = 7;
+    /// Samples of 32 that may exceed one of both high predictions. If each is exceeded in 5 of 100 calls, as it should,
+    /// more than so many do by chance with a probability of 1 in 7,000; if in 1 of 100, of 1 in 2,500.
+    const MAX_EXCEEDED_FOREST: u32 = 10;
     const MAX_EXCEEDED_HISTOGRAM: u32 = 4;
 
     fn new(loss: Loss, expected: f64) -> Self {

@@ -105,6 +105,170 @@ fn function_used_longest_ago_is_forgotten() {
     assert!(profiles.functions().eq([FunctionId(1), FunctionId(3)]));
 }
 
+/// A call whose demand is that of its size, or of chance.
+fn sized(size: u64, demand: u64) -> Sample {
+    let mut sample = sample(200 + 30 * demand, (100 + demand) << 20, 1_000 * demand);
+    sample.features.sizes[0] = size as f64;
+    sample
+}
+
+fn scattered(number: u64) -> u64 {
+    1 + number * 37 % 101
+}
+
+fn sizes(size: f64) -> Features {
+    Features {
+        sizes: [size, 0.0, 0.0, 0.0],
+        ..Features::default()
+    }
+}
+
+#[test]
+fn forest_predicts_functions_that_sizes_tell() {
+    let mut profiles = Profiles::default();
+    for number in 0..100 {
+        profiles.learn(FUNCTION, sized(scattered(number), scattered(number)));
+    }
+    let (small, large) = (known(&mut profiles, &sizes(10.0)), known(&mut profiles, &sizes(90.0)));
+    assert!((500..1_000).contains(&small.high.milli_cores), "{small:?}");
+    assert!((2_500..3_600).contains(&large.median.milli_cores), "{large:?}");
+    assert!(large.short_us > 4 * small.median_us, "{small:?} {large:?}");
+    let report = profiles.report(FUNCTION, Amount::new(8_000, 1 << 30), 0.8).unwrap();
+    assert_eq!(report.model, ChosenModel::Forest);
+    let scores = report.scores.unwrap();
+    assert!(
+        scores.forest_loss < scores.histogram_loss / 2.0 && scores.duration_r2 > 0.9,
+        "{scores:?}"
+    );
+    assert!(
+        report.reason.contains("predicted from their sizes"),
+        "{}",
+        report.reason
+    );
+    assert!(report.lends.milli_cores > 4_000, "{report:?}");
+}
+
+#[test]
+fn histogram_predicts_functions_that_sizes_do_not_tell() {
+    let mut profiles = Profiles::default();
+    let mut random = crate::forest::random::Random::new(11);
+    for number in 0..200 {
+        profiles.learn(FUNCTION, sized(scattered(number), 1 + random.below(100) as u64));
+    }
+    let report = profiles.report(FUNCTION, Amount::new(2_000, 128 << 20), 0.8).unwrap();
+    assert_eq!(report.model, ChosenModel::Histogram);
+    assert!(!report.scores.unwrap().is_size_related);
+    assert_eq!(report.lends, Amount::ZERO);
+    assert!(
+        report
+            .reason
+            .starts_with("It lends nothing, because its calls need up to"),
+        "{}",
+        report.reason
+    );
+}
+
+#[test]
+fn unseen_size_is_profiled() {
+    let mut profiles = profiles(Models::Forest);
+    for number in 0..100 {
+        profiles.learn(FUNCTION, sized(scattered(number), scattered(number)));
+    }
+    assert_eq!(profiles.predict(FUNCTION, &sizes(1_000.0)), Demand::Profiling);
+    profiles.learn(FUNCTION, sized(1_000, 1_000));
+    assert!(matches!(profiles.predict(FUNCTION, &sizes(1_000.0)), Demand::Known(_)));
+}
+
+#[test]
+fn bound_samples_double_demand_of_forest() {
+    let mut profiles = profiles(Models::Forest);
+    for number in 0..200 {
+        let mut sample = sized(scattered(number), scattered(number));
+        if sample.peak.milli_cores > 2_000 {
+            sample.peak.milli_cores = 2_000;
+            sample.cpu_is_bound = true;
+        }
+        profiles.learn(FUNCTION, sample);
+    }
+    profiles.learn(FUNCTION, sized(1, 1));
+    let (small, large) = (known(&mut profiles, &sizes(10.0)), known(&mut profiles, &sizes(90.0)));
+    assert!(small.median.milli_cores < 1_000, "{small:?}");
+    assert_eq!(large.median.milli_cores, 4_000);
+}
+
+#[test]
+fn changed_function_is_learned_anew() {
+    for models in [Models::Best, Models::Forest, Models::Histogram] {
+        let mut profiles = profiles(models);
+        let learn = |profiles: &mut Profiles, count, factor| {
+            for number in 0..count {
+                let size = scattered(number);
+                profiles.learn(FUNCTION, sized(size, size * factor));
+            }
+        };
+        learn(&mut profiles, 400, 4);
+        learn(&mut profiles, 70, 1);
+        let fallen = known(&mut profiles, &sizes(50.0));
+        // A histogram of so wide a spread notices only a rise, and lends less until then.
+        assert!(
+            models == Models::Histogram || fallen.high.milli_cores < 4_500,
+            "{models:?} {fallen:?}"
+        );
+        learn(&mut profiles, 40, 6);
+        let risen = known(&mut profiles, &sizes(50.0));
+        assert!(risen.high.milli_cores >= 9_200, "{models:?} {risen:?}");
+    }
+}
+
+#[test]
+fn outlier_is_no_change_of_behaviour() {
+    let mut profiles = Profiles::default();
+    for number in 0..200 {
+        profiles.learn(FUNCTION, sized(scattered(number), scattered(number)));
+    }
+    profiles.learn(FUNCTION, sample(u64::MAX, u64::MAX, u64::MAX));
+    assert_eq!(profiles.export(FUNCTION).len(), 201);
+}
+
+#[test]
+fn full_profile_takes_less_than_a_mebibyte() {
+    let mut profiles = profiles(Models::Forest);
+    let mut random = crate::forest::random::Random::new(5);
+    let mut number = || random.below(1_000_000) as u64;
+    let samples: Vec<_> = (0..MAX_SAMPLES)
+        .map(|_| {
+            let mut sample = sample(number(), number() << 10, number());
+            sample.features.argument_bytes = number();
+            sample.features.sizes = std::array::from_fn(|_| number() as f64);
+            sample
+        })
+        .collect();
+    profiles.import(FUNCTION, &samples);
+    // 32 running calls of different functions share 32 MiB with the rest of harvesting.
+    let bytes = profiles.heap_bytes(FUNCTION);
+    assert!((100_000..600_000).contains(&bytes), "{bytes}");
+}
+
+#[test]
+fn report_says_what_is_missing() {
+    let mut profiles = Profiles::default();
+    let owned = Amount::new(2_000, 1 << 30);
+    assert_eq!(profiles.report(FUNCTION, owned, 0.8), None);
+    profiles.predict(FUNCTION, &Features::default());
+    let reason = |profiles: &Profiles| profiles.report(FUNCTION, owned, 0.8).unwrap().reason;
+    assert!(reason(&profiles).contains("none of its calls has ended"));
+    profiles.learn(FUNCTION, sample(1, 1, 1));
+    assert!(reason(&profiles).contains("1 of 21 samples"), "{}", reason(&profiles));
+    for _ in 0..30 {
+        profiles.learn(FUNCTION, sample(500, 100 << 20, 1_000_000));
+    }
+    assert_eq!(
+        reason(&profiles),
+        "It lends about 1.38 cores and 899 MiB of 2.00 cores and 1024 MiB, because its last calls need at most about \
+         0.50 cores and 100 MiB, whatever their sizes are."
+    );
+}
+
 fn any_units() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(0),

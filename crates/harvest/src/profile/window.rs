@@ -111,6 +111,12 @@ impl Window {
         (0..self.samples.len()).map(move |age| &self.samples[(oldest + age) % MAX_SAMPLES])
     }
 
+    /// The features of the samples, oldest first.
+    pub(crate) fn rows_in_order(&self) -> impl DoubleEndedIterator<Item = &Row> {
+        let oldest = if self.samples.len() < MAX_SAMPLES { 0 } else { self.next };
+        (0..self.rows.len()).map(move |age| &self.rows[(oldest + age) % MAX_SAMPLES])
+    }
+
     pub(crate) fn histogram(&self, measure: Measure) -> &Histogram {
         &self.histograms[measure.index()]
     }

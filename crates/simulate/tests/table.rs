@@ -51,7 +51,12 @@ fn print_table(kind: &str, options: &Options, earlier_calls: usize) {
         let oracle = Policy::ALL.iter().position(|policy| *policy == Policy::Oracle).unwrap();
         let gain = all.iter().map(|reports| {
             let gain = |report: &Report| reports[0].p99_s - report.p99_s;
-            100.0 * gain(&reports[index]) / gain(&reports[oracle]).max(1e-9)
+            // Where the oracle gains nothing, there is nothing to share.
+            if gain(&reports[oracle]) > 0.0 {
+                100.0 * gain(&reports[index]) / gain(&reports[oracle])
+            } else {
+                100.0
+            }
         });
         println!(
             "{:<13}{:>27}{:>27}{:>27}{:>24}{:>24}{:>22}",
@@ -88,5 +93,177 @@ fn single_is_printed() {
         for earlier_calls in [100, 0] {
             print_table(kind, &Options::default(), earlier_calls);
         }
+    }
+}
+
+#[test]
+#[ignore = "prints"]
+fn rates_are_printed() {
+    use dayfly_harvest::{Amount, SchedulerKind};
+    use dayfly_simulate::generate::MULTI_RATES;
+    println!(
+        "\n4 nodes of 32 cores: sums over {} seeds; p99 s, completion s, idle core-s",
+        SEEDS.count()
+    );
+    for rate in MULTI_RATES {
+        print!("{rate:>4}");
+        for scheduler in SchedulerKind::ALL {
+            let options = Options {
+                nodes: 4,
+                capacity: Amount::new(32_000, 32 << 30),
+                scheduler,
+                ..Options::default()
+            };
+            let mut sums = [0.0; 3];
+            for seed in SEEDS {
+                let report = one(&format!("multi-{rate}"), seed, &options, Policy::Dayfly);
+                sums[0] += report.p99_s;
+                sums[1] += report.completion_s;
+                sums[2] += report.idle_core_s;
+            }
+            print!("  {}: {:.2} {:.1} {:.1}", scheduler.name(), sums[0], sums[1], sums[2]);
+        }
+        println!();
+    }
+}
+
+#[test]
+#[ignore = "prints"]
+fn scaling_is_printed() {
+    use dayfly_harvest::Amount;
+    let options = |nodes, shards| Options {
+        nodes,
+        shards,
+        capacity: Amount::new(32_000, 32 << 30),
+        ..Options::default()
+    };
+    println!("\nnodes of 32 cores, 20 calls a node, 4 shards: completion s");
+    for nodes in [10, 20, 30, 40, 50] {
+        let report = one(
+            &format!("scaling-{}", 20 * nodes),
+            1,
+            &options(nodes, 4),
+            Policy::Dayfly,
+        );
+        println!("{nodes} nodes: {:.3}", report.completion_s);
+    }
+    for shards in 1..=4 {
+        for nodes in [10, 50] {
+            let report = one("scaling-1000", 1, &options(nodes, shards), Policy::Dayfly);
+            println!(
+                "1,000 calls, {nodes} nodes, {shards} shards: {:.3} s",
+                report.completion_s
+            );
+        }
+    }
+    for nodes in [50, 1_000] {
+        let report = one("scaling-1000", 1, &options(nodes, 4), Policy::Dayfly);
+        println!("{nodes} nodes, 4 shards: one decision {:?} us", report.decision_p50_us);
+    }
+}
+
+/// The report of one policy, with measured decisions.
+fn one(kind: &str, seed: u64, options: &Options, policy: Policy) -> Report {
+    let functions = Functions::measured();
+    let trace = kind.parse::<Generator>().unwrap().generate(functions, seed);
+    let history = history(&trace, functions, 100, seed);
+    let options = Options {
+        seed,
+        ..options.clone()
+    };
+    let begin = std::time::Instant::now();
+    let mut clock = || begin.elapsed().as_nanos() as u64;
+    let study = Study::new(trace.calls(), &history, options).unwrap();
+    study.run(policy, &mut clock).unwrap().0
+}
+
+#[test]
+#[ignore = "prints"]
+fn slowest_calls_are_printed() {
+    let functions = Functions::measured();
+    for seed in 1..=3 {
+        let trace = "single".parse::<Generator>().unwrap().generate(functions, seed);
+        let history = history(&trace, functions, 100, seed);
+        let study = Study::new(trace.calls(), &history, Options::default()).unwrap();
+        let dayfly = study.run(Policy::Dayfly, &mut || 0).unwrap().1.records;
+        let oracle = study.run(Policy::Oracle, &mut || 0).unwrap().1.records;
+        let without = study.without();
+        let mut order: Vec<_> = (0..without.len()).collect();
+        order.sort_by_key(|index| std::cmp::Reverse(without[*index].response_us()));
+        println!("\nseed {seed}: function, default s, dayfly s, oracle s, own cores, peak cores, core-s");
+        for index in order.into_iter().take(8) {
+            let call = &trace.calls()[index];
+            println!(
+                "{:<16}{:>8.2}{:>8.2}{:>8.2}{:>6.1}{:>6.1}{:>8.2}",
+                trace.function_name(call.function),
+                without[index].response_us() as f64 / 1e6,
+                dayfly[index].response_us() as f64 / 1e6,
+                oracle[index].response_us() as f64 / 1e6,
+                call.owned.milli_cores as f64 / 1e3,
+                call.peak().milli_cores as f64 / 1e3,
+                call.core_us() as f64 / 1e6,
+            );
+        }
+    }
+}
+
+#[test]
+fn single_gains_most_of_what_the_oracle_gains() {
+    for seed in 1..=4 {
+        let [default, dayfly, oracle] = [Policy::Default, Policy::Dayfly, Policy::Oracle]
+            .map(|policy| one("single", seed, &Options::default(), policy));
+        let gain = |report: &Report| default.p99_s - report.p99_s;
+        assert!(gain(&oracle) > 0.4 * default.p99_s, "seed {seed}: {oracle}");
+        assert!(gain(&dayfly) >= 0.9 * gain(&oracle), "seed {seed}: {dayfly}");
+        assert!(dayfly.completion_s <= default.completion_s, "seed {seed}: {dayfly}");
+    }
+}
+
+#[test]
+fn single_slows_no_call_by_a_hundredth() {
+    for seed in 5..=8 {
+        let report = one("single", seed, &Options::default(), Policy::Dayfly);
+        assert!(report.worst_degradation <= Some(0.01), "seed {seed}: {report}");
+    }
+}
+
+#[test]
+fn lenders_of_libra_are_slowed() {
+    let worst = |policy| one("single", 1, &Options::default(), policy).worst_degradation;
+    assert!(worst(Policy::Libra) > worst(Policy::Dayfly));
+}
+
+/// 2,000 calls a minute for 500 minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn million_calls_are_simulated() {
+    use dayfly_harvest::Amount;
+    let functions = Functions::measured();
+    let mut calls = Vec::new();
+    for minute in 0..500 {
+        let trace = "multi-2000".parse::<Generator>().unwrap().generate(functions, minute);
+        calls.extend(trace.calls().iter().map(|call| dayfly_simulate::Call {
+            arrival_us: call.arrival_us + minute * 60_000_000,
+            ..*call
+        }));
+    }
+    let options = Options {
+        nodes: 8,
+        capacity: Amount::new(32_000, 32 << 30),
+        shards: 4,
+        ..Options::default()
+    };
+    for count in [250_000, 1_000_000] {
+        let begin = std::time::Instant::now();
+        let study = Study::new(&calls[..count], &[], options.clone()).unwrap();
+        let without_s = begin.elapsed().as_secs_f64();
+        let report = study.run(Policy::Dayfly, &mut || 0).unwrap().0;
+        let both_s = begin.elapsed().as_secs_f64();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let peak = status
+            .lines()
+            .find(|line| line.starts_with("VmHWM"))
+            .unwrap_or_default();
+        println!("{count} calls: default {without_s:.1} s, with dayfly {both_s:.1} s, {peak}; {report}");
     }
 }

@@ -160,6 +160,23 @@ HANGING = """
 """
 
 
+def test_operator_switches_a_running_node(start: Callable[..., Daemon]) -> None:
+    site = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
+    assert harvest_of(site) == {}
+    (node,) = site.cli("status")["nodes"]
+    site.cli("node", "harvest", node["address"]["name"], "watch")
+    wait_until(lambda: harvest_of(site).get("mode") == "watch", "the next heartbeat")
+    if "why" not in harvest_of(site):
+        run_python(CALLS, "process", **site.client_environment())
+        wait_until(lambda: harvest_of(site)["samples"] >= 4, "the calls after the first one")
+    site.cli("node", "harvest", node["address"]["id"], "off")
+    wait_until(lambda: harvest_of(site) == {}, "the next heartbeat")
+    refused = run(
+        program(), "node", "harvest", "0" * 32, "on", env=clean_environment(**site.client_environment()), check=False
+    )
+    assert "there is no node" in refused.stderr
+
+
 def raised_limits() -> list[Path]:
     """Control groups of workers that may use more than one core."""
     quotas = Path("/sys/fs/cgroup").glob("**/dayfly-*/**/worker-*/cpu.cfs_quota_us")

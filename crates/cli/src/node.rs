@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use dayfly_client::Client;
 use dayfly_command::Global;
 use dayfly_node::{ManagerLink, Node};
-use dayfly_protocol::api::{JoinToken, NodeState, Sandbox};
+use dayfly_protocol::api::{HarvestMode, JoinToken, NodeState, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{NodeId, TenantId};
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::daemon::{self, Ending, StateDir};
 use crate::manager::write_private;
 use crate::resources::NodeArguments;
-use crate::{connect, output, up, values};
+use crate::{connect, output, resources, up, values};
 
 /// File in a node's state directory that names its manager.
 const MANAGER_FILE: &str = "manager.json";
@@ -82,6 +82,8 @@ enum What {
     Reclaim(Reclaim),
     /// Offer a reclaimed or suspended node to leases again
     Resume(Resume),
+    /// Switch what a node does with resources that calls own and do not use
+    Harvest(Harvest),
 }
 
 /// Reclaim a node for its owner: its leases end, and it gets no new ones.
@@ -111,6 +113,23 @@ struct Resume {
     /// Name of the node, if it is unique, or its id
     #[arg(value_name = "NAME_OR_ID")]
     node: String,
+}
+
+/// Switch what a node does with resources that calls own and do not use, until the node ends.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dayfly node harvest rack3-07 watch          measures what could be lent
+  dayfly node harvest rack3-07 on             lends cores as long as their owners do not use them
+  dayfly node harvest rack3-07 off            takes everything back, and measures nothing
+
+A node that starts again does what its option --harvest says. `dayfly status` shows what was measured.")]
+struct Harvest {
+    /// Name of the node, if it is unique, or its id
+    #[arg(value_name = "NAME_OR_ID")]
+    node: String,
+    /// What it does from now on
+    #[arg(value_name = "MODE", value_parser = resources::harvest_mode())]
+    mode: HarvestMode,
 }
 
 /// Limit of the initial wait for the manager. A node is useful without it.
@@ -144,6 +163,16 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
                     output::count(reclaimed.leases.into(), "lease"),
                     reclaimed.empty_ms
                 ),
+            });
+            Ok(())
+        }
+        Some(What::Harvest(wanted)) => {
+            let client = connect::manager(global)?;
+            let node = named(&client, &wanted.node)?;
+            let status = client.switch_harvest(node, wanted.mode).map_err(|error| error.0)?;
+            output::line(&match global.json {
+                true => output::json(&status)?,
+                false => format!("The node {} harvests: {}.", status.address.name, wanted.mode),
             });
             Ok(())
         }

@@ -155,7 +155,8 @@ pub struct NodeArguments {
     on_fabric: Vec<String>,
 }
 
-fn harvest_mode() -> impl TypedValueParser<Value = HarvestMode> {
+/// Returns the parser of what a node harvests.
+pub fn harvest_mode() -> impl TypedValueParser<Value = HarvestMode> {
     PossibleValuesParser::new(HarvestMode::ALL.map(HarvestMode::name)).try_map(|name| name.parse::<HarvestMode>())
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{
-    Connection, GangRequest, Grant, LeaseRequest, LeaseStatus, MAX_WAIT_MS, NodeAddress, NodeStatus, Placement,
-    Reclaimed,
+    Connection, GangRequest, Grant, HarvestMode, LeaseRequest, LeaseStatus, MAX_WAIT_MS, NodeAddress, NodeStatus,
+    Placement, Reclaimed,
 };
 use dayfly_protocol::contents::Content;
 use dayfly_protocol::error::Code;
@@ -339,6 +339,11 @@ impl Client {
     /// Opens a reclaimed node to leases again.
     pub fn resume_node(&self, node: NodeId) -> Result<NodeStatus, Error> {
         self.manager()?.resume_node(node)
+    }
+
+    /// Switches what a node does with resources that calls own and do not use, until the node ends.
+    pub fn switch_harvest(&self, node: NodeId, mode: HarvestMode) -> Result<NodeStatus, Error> {
+        self.manager()?.switch_harvest(node, mode)
     }
 
     /// Lists the manager's leases.

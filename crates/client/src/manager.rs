@@ -8,8 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use dayfly_protocol::api::{
-    Allowance, AllowanceRequest, Connection, GangRequest, Grant, LeaseRequest, LeaseStatus, ManagerAddress,
-    ManagerStatus, NodeStatus, Reclaimed, RenewRequest,
+    Allowance, AllowanceRequest, Connection, GangRequest, Grant, HarvestMode, HarvestSwitch, LeaseRequest, LeaseStatus,
+    ManagerAddress, ManagerStatus, NodeStatus, Reclaimed, RenewRequest,
 };
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
@@ -295,6 +295,10 @@ impl ManagerClient {
 
     pub fn resume_node(&self, node: NodeId) -> Result<NodeStatus, Error> {
         self.put(&format!("/v1/nodes/{node}"), &serde_json::Value::Null)
+    }
+
+    pub fn switch_harvest(&self, node: NodeId, mode: HarvestMode) -> Result<NodeStatus, Error> {
+        self.put(&format!("/v1/nodes/{node}/harvest"), &HarvestSwitch { mode })
     }
 
     pub fn nodes(&self) -> Result<Vec<NodeStatus>, Error> {

@@ -80,6 +80,7 @@ pub fn router(control: Api) -> Router {
         )
         .route("/v1/nodes", get(nodes::list_nodes))
         .route("/v1/nodes/{id}", put(nodes::resume_node).delete(nodes::reclaim_node))
+        .route("/v1/nodes/{id}/harvest", put(nodes::switch_harvest))
         .route("/v1/nodes/join-tokens", post(nodes::create_join_token))
         .route("/v1/nodes/connect", get(nodes::connect_node))
         .route("/v1/tenants", get(tenants::list_tenants))

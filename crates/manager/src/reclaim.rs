@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::api::{Event, NodeStatus, Reclaimed};
+use dayfly_protocol::api::{Event, HarvestMode, NodeStatus, Reclaimed};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::NodeId;
 use dayfly_protocol::node_messages::ManagerMessage;
@@ -82,6 +82,16 @@ impl Control {
         if was_reclaimed || was_suspended {
             self.publish(Event::NodeUp { node: id });
         }
+        self.node_status(id)
+    }
+
+    /// Switches harvesting on a node. Returns when the node has switched; its next heartbeat reports what it can do.
+    pub async fn switch_harvest(&self, id: NodeId, mode: HarvestMode) -> Result<NodeStatus, Failure> {
+        if self.cluster().nodes_mut().get_mut(&id).is_none() {
+            return Err(no_such_node(id));
+        }
+        self.request(id, None, |request, _| ManagerMessage::Harvest { request, mode })
+            .await?;
         self.node_status(id)
     }
 

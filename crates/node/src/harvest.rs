@@ -14,17 +14,18 @@ mod totals;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use dayfly_harvest::{Amount, Rules};
 use dayfly_protocol::api::{HarvestMode, HarvestStatus, Mode};
-use dayfly_sandbox::cgroup::{Group, Hierarchies};
+use dayfly_sandbox::cgroup::Group;
 
 use self::driver::{Driver, Note};
 pub use self::observer::Observer;
 pub use self::recording::RecordingFile;
 use crate::leases::NodeLease;
+use crate::pool::Pool;
 
 /// Name of the record of events and actions in the state directory.
 pub const RECORDING: &str = "harvest.jsonl";
@@ -32,19 +33,26 @@ pub const RECORDING: &str = "harvest.jsonl";
 /// What a node harvests.
 #[derive(Debug)]
 pub struct Harvest {
-    status: Arc<Mutex<HarvestStatus>>,
-    is_measuring: AtomicBool,
-    notes: Mutex<Option<mpsc::Sender<Note>>>,
+    inner: Arc<Inner>,
+    setup: Setup,
+    pool: Arc<Pool>,
+    shared: Mutex<Amount>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// How to begin.
+/// What observers and the thread share with the node.
 #[derive(Debug)]
-pub struct Start {
-    pub mode: HarvestMode,
+struct Inner {
+    status: Mutex<HarvestStatus>,
+    is_measuring: AtomicBool,
+    /// Of the thread, once there is one.
+    notes: Mutex<Option<mpsc::Sender<Note>>>,
+}
+
+/// How to harvest.
+#[derive(Debug)]
+pub struct Setup {
     pub rules: Rules,
-    /// Cores that no hot worker owns, and the memory of leases.
-    pub shared: Amount,
     pub recording: Option<RecordingFile>,
 }
 
@@ -53,46 +61,73 @@ pub fn shared(cores: usize, memory_bytes: u64) -> Amount {
     Amount::new((cores as u64).saturating_mul(1000), memory_bytes)
 }
 
-impl Harvest {
-    /// Begins, in a thread of its own, unless the mode is `off` or no control groups can be made. The hierarchies are
-    /// made only if they are needed. Blocks for a moment.
-    pub fn start(start: Start, hierarchies: impl FnOnce() -> Arc<Hierarchies>) -> std::io::Result<Self> {
-        let (mut notes, mut thread, mut why) = (None, None, None);
-        let status = Arc::new(Mutex::new(HarvestStatus::new(start.mode, None)));
-        if start.mode != HarvestMode::Off {
-            let hierarchies = hierarchies();
-            match hierarchies.check_workers() {
-                Ok(()) => {
-                    let (sender, inbox) = mpsc::channel();
-                    let driver = Driver::new(start, hierarchies, Arc::clone(&status))?;
-                    let running = std::thread::Builder::new()
-                        .name("dayfly-harvest".into())
-                        .spawn(move || driver.run(&inbox))?;
-                    (notes, thread) = (Some(sender), Some(running));
-                }
-                Err(reason) => {
-                    tracing::warn!(reason, "nothing is harvested");
-                    why = Some(reason);
-                }
-            }
-        }
-        let harvest = Self {
-            is_measuring: AtomicBool::new(notes.is_some()),
-            notes: Mutex::new(notes),
-            thread: Mutex::new(thread),
-            status,
-        };
-        harvest.change_status(|status| status.why = why);
-        Ok(harvest)
+impl Inner {
+    fn status(&self) -> MutexGuard<'_, HarvestStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change_status(&self, change: impl FnOnce(&mut HarvestStatus)) {
-        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    fn is_measuring(&self) -> bool {
+        self.is_measuring.load(Ordering::Relaxed)
+    }
+
+    /// Informs the thread, if there is one.
+    fn send(&self, note: Note) -> bool {
+        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.as_ref().is_some_and(|notes| notes.send(note).is_ok())
+    }
+}
+
+impl Harvest {
+    /// Does nothing until it is switched on. Warm workers share `shared`: the cores that no hot worker owns, and the
+    /// memory of leases.
+    pub fn new(setup: Setup, pool: &Arc<Pool>, shared: Amount) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                status: Mutex::new(HarvestStatus::new(HarvestMode::Off, None)),
+                is_measuring: AtomicBool::new(false),
+                notes: Mutex::default(),
+            }),
+            setup,
+            pool: Arc::clone(pool),
+            shared: Mutex::new(shared),
+            thread: Mutex::default(),
+        }
+    }
+
+    /// Switches to a mode. The first time to another one than `off`, it makes the node's control groups and starts the
+    /// thread; where no groups can be made, the status says why. Blocks for a moment.
+    pub fn switch(&self, mode: HarvestMode) -> std::io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() && mode != HarvestMode::Off {
+            let hierarchies = self.pool.sandboxes().hierarchies();
+            if let Err(why) = hierarchies.check_workers() {
+                tracing::warn!(why, "nothing is harvested");
+                *self.inner.status() = HarvestStatus::new(mode, Some(why));
+                return Ok(());
+            }
+            let shared = *self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let driver = Driver::new(&self.setup, shared, Arc::clone(hierarchies), Arc::clone(&self.inner))?;
+            let (notes, inbox) = mpsc::channel();
+            *thread = Some(
+                std::thread::Builder::new()
+                    .name("dayfly-harvest".into())
+                    .spawn(move || driver.run(&inbox))?,
+            );
+            *self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner) = Some(notes);
+        }
+        let mut status = self.inner.status();
+        status.mode = mode;
+        status.why = None;
+        drop(status);
+        let has_thread = self.inner.send(Note::Mode(mode));
+        let measures = has_thread && mode != HarvestMode::Off;
+        self.inner.is_measuring.store(measures, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The current state.
     pub fn status(&self) -> HarvestStatus {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.status().clone()
     }
 
     /// The current state, unless the node does not harvest.
@@ -102,35 +137,26 @@ impl Harvest {
 
     /// Whether calls are measured.
     pub fn is_measuring(&self) -> bool {
-        self.is_measuring.load(Ordering::Relaxed)
+        self.inner.is_measuring()
     }
 
-    fn sender(&self) -> Option<mpsc::Sender<Note>> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Watches the calls of a lease, whose executor has this sandbox. `None` if none of them is measured.
+    /// Watches the calls of a lease, whose executor has this sandbox, whenever calls are measured. `None` if none of its
+    /// calls ever is.
     pub fn observer(&self, lease: &Arc<NodeLease>, sandbox: Option<&Arc<Group>>) -> Option<Observer> {
-        if !self.is_measuring() || lease.granted.reservation.mode == Mode::Hot {
-            return None;
-        }
-        Some(Observer::new(self.sender()?, lease, sandbox))
+        let is_warm = lease.granted.reservation.mode != Mode::Hot;
+        is_warm.then(|| Observer::new(Arc::clone(&self.inner), lease, sandbox))
     }
 
     /// Records that warm workers share other cores than before.
     pub fn set_shared(&self, shared: Amount) {
-        if let Some(notes) = self.sender() {
-            let _ = notes.send(Note::Shared(shared));
-        }
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = shared;
+        self.inner.send(Note::Shared(shared));
     }
 
     /// Stops: everything that was lent is returned, and workers leave their groups. Blocks for some milliseconds.
     pub fn stop(&self) {
-        self.is_measuring.store(false, Ordering::Relaxed);
-        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(notes) = notes {
-            let _ = notes.send(Note::Stop);
-        }
+        self.inner.is_measuring.store(false, Ordering::Relaxed);
+        self.inner.send(Note::Stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join();

@@ -16,9 +16,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dayfly_executor::cores::CoreSlots;
+use dayfly_harvest::Amount;
 use dayfly_lease::token::Claims;
 use dayfly_lease::{Lease, ReplayWindow, SigningKey, Terms};
-use dayfly_protocol::api::{Capacity, Grant, HarvestStatus, LeaseRequest, LeaseState, NodeAddress, Sandbox};
+use dayfly_protocol::api::{
+    Capacity, Grant, HarvestMode, HarvestStatus, LeaseRequest, LeaseState, NodeAddress, Sandbox,
+};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, Token};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -173,7 +176,7 @@ impl Node {
             .map_err(|error| NodeError::State { path, error })?;
         let pool = Pool::new(Spawner::new()?, sandboxes, &options);
         let shared = resources.cores.len();
-        let harvest = start_harvest(&options, &pool, shared, resources.memory_bytes).await?;
+        let harvest = start_harvest(&options, &pool, harvest::shared(shared, resources.memory_bytes)).await?;
         if options.own_process {
             let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         }
@@ -291,21 +294,20 @@ impl Node {
     }
 }
 
-/// Starts to harvest, unless that is off.
-async fn start_harvest(options: &Options, pool: &Arc<Pool>, cores: usize, memory: u64) -> Result<Harvest, NodeError> {
-    let start = harvest::Start {
-        mode: options.harvest,
+/// Harvests as the options want it.
+async fn start_harvest(options: &Options, pool: &Arc<Pool>, shared: Amount) -> Result<Harvest, NodeError> {
+    let setup = harvest::Setup {
         rules: dayfly_harvest::Rules::default(),
-        shared: harvest::shared(cores, memory),
         recording: (options.harvest_log_bytes > 0).then(|| harvest::RecordingFile {
             path: options.state_dir.join(harvest::RECORDING),
             max_bytes: options.harvest_log_bytes,
         }),
     };
-    let pool = Arc::clone(pool);
-    let started =
-        tokio::task::spawn_blocking(move || Harvest::start(start, || Arc::clone(pool.sandboxes().hierarchies())));
-    started.await.map_err(std::io::Error::other)?.map_err(NodeError::System)
+    let (harvest, mode) = (Harvest::new(setup, pool, shared), options.harvest);
+    tokio::task::spawn_blocking(move || harvest.switch(mode).map(|()| harvest))
+        .await
+        .map_err(std::io::Error::other)?
+        .map_err(NodeError::System)
 }
 
 impl Handle {
@@ -352,6 +354,11 @@ impl Handle {
     /// The current state.
     pub fn status(&self) -> Status {
         self.node.status()
+    }
+
+    /// Switches what becomes of resources that calls own and do not use. Blocks for a moment.
+    pub fn switch_harvest(&self, mode: HarvestMode) -> std::io::Result<()> {
+        self.node.harvest.switch(mode)
     }
 
     /// Revokes one lease or all, as an operator would. Returns their number.

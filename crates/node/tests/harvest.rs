@@ -272,6 +272,40 @@ async fn vanished_group_ends_only_the_measurement() {
     site.handle.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn running_node_is_switched_on_and_off() {
+    let Some(site) = harvesting(HarvestMode::Off).await else {
+        return;
+    };
+    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let pid = channel.verdict.worker_pid.get();
+    let (mut channel, index) = channel.load(hash, "burn_two").await;
+    let status = || site.handle.status().harvest;
+    for mode in [HarvestMode::Off, HarvestMode::On, HarvestMode::Watch, HarvestMode::Off] {
+        site.handle.switch_harvest(mode).unwrap();
+        assert_eq!(status().mode, mode);
+        if status().why.is_some() {
+            break;
+        }
+        let before = status().samples;
+        for _ in 0..3 {
+            let (next, result) = channel.call(index, 0, &80u32.to_le_bytes()).await;
+            assert_eq!(result.unwrap().0, Status::Ok);
+            channel = next;
+        }
+        if mode == HarvestMode::Off {
+            until("it is back in its group", || cpu_limit(pid) != Some(1_000)).await;
+            assert_eq!((status().samples, status().calls), (before, 0));
+        } else {
+            until("calls are learnt from", || status().samples >= before + 2).await;
+            until("it has what it owns", || cpu_limit(pid) == Some(1_000)).await;
+        }
+    }
+    site.handle.shutdown().await;
+}
+
 /// The group of a worker among those of version 1 that limit processor time.
 fn version_1_group(pid: u32) -> Option<std::path::PathBuf> {
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::{
-    Capacity, HarvestStatus, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode, NodeAddress, NodeSandboxes,
-    Sandbox,
+    Capacity, HarvestMode, HarvestStatus, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode, NodeAddress,
+    NodeSandboxes, Sandbox,
 };
 use crate::error::Failure;
 use crate::ids::{AllowanceId, LeaseId, PublicKey, TenantId};
@@ -196,6 +196,13 @@ pub enum ManagerMessage {
     Resume {
         /// Number of the request; the response repeats it.
         request: u64,
+    },
+    /// Switches harvesting.
+    Harvest {
+        /// Number of the request; the response repeats it.
+        request: u64,
+        /// What the node does from now on.
+        mode: HarvestMode,
     },
     /// Acknowledges meters up to a sequence number as booked.
     Booked {

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State as Shared;
 use axum::http::StatusCode;
 use axum::response::Response;
-use dayfly_protocol::api::{ErrorBody, JoinToken, JoinTokenRequest, NodeStatus, Reclaimed};
+use dayfly_protocol::api::{ErrorBody, HarvestSwitch, JoinToken, JoinTokenRequest, NodeStatus, Reclaimed};
 use dayfly_protocol::ids::NodeId;
 
 use super::{Api, SOCKET_BUFFER_BYTES};
@@ -61,6 +61,24 @@ pub(crate) async fn resume_node(call: Call<OperatorWrite, PathOf<NodeId>>) -> Re
     let node = path;
     control.audit().record(&caller, "node.resume", node, &()).await?;
     Ok(Json(control.resume(node).await?))
+}
+
+/// Switches what a node does with resources that calls own and do not use, until the node ends.
+#[utoipa::path(put, path = "/v1/nodes/{id}/harvest", params(("id" = NodeId, Path)), request_body = HarvestSwitch,
+    security(("bearer" = [])),
+    responses((status = 200, body = NodeStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn switch_harvest(
+    call: Call<OperatorWrite, PathOf<NodeId>, (), JsonBody<HarvestSwitch>>,
+) -> Result<Json<NodeStatus>, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(node),
+        body: JsonBody(request),
+        ..
+    } = call;
+    control.audit().record(&caller, "node.harvest", node, &request).await?;
+    Ok(Json(control.switch_harvest(node, request.mode).await?))
 }
 
 /// Makes a token with which one node may join.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, FunctionId, Mode, Outcome, Resource};
@@ -11,11 +11,11 @@ use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
 use sha2::{Digest, Sha256};
 
-use super::Start;
 use super::learning::{CountedProfiles, Learnt};
 use super::recording::Recording;
 use super::totals::Totals;
 use super::worker::{MeasuredWorker, Others};
+use super::{Inner, Setup};
 use crate::leases::NodeLease;
 
 /// Length of a window.
@@ -62,6 +62,8 @@ pub(super) enum Note {
     Gone(WorkerKey),
     /// What warm workers share.
     Shared(Amount),
+    /// The node's mode.
+    Mode(HarvestMode),
     Stop,
 }
 
@@ -83,23 +85,25 @@ pub(super) struct Driver {
     next_group: u64,
     totals: Totals,
     late_windows: u64,
-    status: Arc<Mutex<HarvestStatus>>,
+    mode: HarvestMode,
+    node: Arc<Inner>,
 }
 
 impl Driver {
     /// Prepares the policy.
     pub fn new(
-        start: Start,
+        setup: &Setup,
+        shared: Amount,
         hierarchies: Arc<Hierarchies>,
-        status: Arc<Mutex<HarvestStatus>>,
+        node: Arc<Inner>,
     ) -> std::io::Result<Self> {
         let learnt = Arc::<Learnt>::default();
         let profiles = CountedProfiles::new(Arc::clone(&learnt));
-        let recording = start.recording.as_ref();
-        let recording = recording.map(|target| Recording::begin(target, &start.rules));
+        let recording = setup.recording.as_ref();
+        let recording = recording.map(|target| Recording::begin(target, &setup.rules));
         let mut driver = Self {
             origin: Instant::now(),
-            engine: Engine::new(start.rules, Box::new(profiles)),
+            engine: Engine::new(setup.rules, Box::new(profiles)),
             learnt,
             recording: recording.transpose()?,
             hierarchies,
@@ -112,16 +116,10 @@ impl Driver {
             next_group: 0,
             totals: Totals::default(),
             late_windows: 0,
-            status,
+            mode: HarvestMode::Off,
+            node,
         };
-        driver.share(start.shared);
-        driver.handle(&Event::Mode {
-            mode: match start.mode {
-                HarvestMode::Off => Mode::Off,
-                HarvestMode::Watch => Mode::Watch,
-                HarvestMode::On => Mode::On,
-            },
-        });
+        driver.share(shared);
         Ok(driver)
     }
 
@@ -151,16 +149,38 @@ impl Driver {
             }
             self.report();
         }
-        self.handle(&Event::Mode { mode: Mode::Off });
+        self.switch(HarvestMode::Off);
         if let Some(recording) = &mut self.recording {
             recording.flush();
         }
     }
 
+    /// Switches to a mode. Without measurement, no worker has a group.
+    fn switch(&mut self, mode: HarvestMode) {
+        self.mode = mode;
+        self.handle(&Event::Mode {
+            mode: match mode {
+                HarvestMode::Off => Mode::Off,
+                HarvestMode::Watch => Mode::Watch,
+                HarvestMode::On => Mode::On,
+            },
+        });
+        if mode == HarvestMode::Off {
+            self.unmeasured.clear();
+            let keys: Vec<WorkerKey> = self.workers.keys().copied().collect();
+            for key in keys {
+                self.forget(key);
+            }
+        }
+    }
+
     fn take(&mut self, note: Note) {
         match note {
+            // Of an observer that has not noticed the switch yet.
+            Note::Begun(_) | Note::Ended(_) if self.mode == HarvestMode::Off => {}
             Note::Begun(call) => self.begin(call),
             Note::Ended(key) => self.end(key),
+            Note::Mode(mode) => self.switch(mode),
             Note::Gone(key) => self.forget(key),
             Note::Shared(shared) => self.share(shared),
             Note::Stop => {}
@@ -400,7 +420,7 @@ impl Driver {
 
     fn report(&self) {
         let (core_ms, mib_s) = self.totals.report();
-        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut status = self.node.status();
         *status = HarvestStatus {
             mode: status.mode,
             why: status.why.take(),

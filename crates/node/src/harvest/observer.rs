@@ -1,6 +1,6 @@
 //! Notices the begins and ends of long calls in the meters of one lease.
 
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, Weak};
 
 use dayfly_executor::meter::Reading;
 use dayfly_fabric::clock;
@@ -9,13 +9,14 @@ use dayfly_protocol::executor::MIN_LONG_CALL_US;
 use dayfly_protocol::ids::{Incarnation, WorkerIndex};
 use dayfly_sandbox::cgroup::Group;
 
+use super::Inner;
 use super::driver::{BegunCall, Note, WorkerKey};
 use crate::leases::NodeLease;
 
 /// The observer of one lease under one executor. Dropping it ends the measurement of its workers.
 #[derive(Debug)]
 pub struct Observer {
-    notes: mpsc::Sender<Note>,
+    harvest: Arc<Inner>,
     lease: Weak<NodeLease>,
     sandbox: Option<Weak<Group>>,
     workers: Vec<ObservedWorker>,
@@ -53,10 +54,10 @@ impl ObservedCall {
 
 impl Observer {
     /// Watches a lease.
-    pub(super) fn new(notes: mpsc::Sender<Note>, lease: &Arc<NodeLease>, sandbox: Option<&Arc<Group>>) -> Self {
+    pub(super) fn new(harvest: Arc<Inner>, lease: &Arc<NodeLease>, sandbox: Option<&Arc<Group>>) -> Self {
         let workers = usize::from(lease.granted.reservation.workers);
         Self {
-            notes,
+            harvest,
             lease: Arc::downgrade(lease),
             sandbox: sandbox.map(Arc::downgrade),
             workers: (0..workers).map(|_| ObservedWorker::default()).collect(),
@@ -66,6 +67,13 @@ impl Observer {
     /// Reads the meters, and reports what changed. Call it whenever the lease's clock ticks, and when a worker has sent
     /// that its call changed.
     pub fn observe(&mut self, lease: &NodeLease) {
+        if !self.harvest.is_measuring() {
+            // The driver has forgotten them, too.
+            if self.workers.iter().any(|worker| worker.process.is_some()) {
+                self.workers.fill_with(ObservedWorker::default);
+            }
+            return;
+        }
         let now = clock::ticks();
         for (index, activity) in lease.activities().into_iter().enumerate() {
             let process = activity.pid.map(|pid| (pid, activity.incarnation));
@@ -85,7 +93,7 @@ impl Observer {
                     worker.long_function = None;
                 }
                 if let Some(key) = worker.key {
-                    let _ = self.notes.send(Note::Ended(key));
+                    self.harvest.send(Note::Ended(key));
                 }
             }
             let Some((call, function)) = running.filter(|_| worker.call.is_none()) else {
@@ -109,7 +117,7 @@ impl Observer {
                 .unwrap_or_default();
             let workers = u64::from(lease.granted.reservation.workers.max(1));
             let cores = u64::from(lease.granted.request.cores_per_worker.max(1));
-            let _ = self.notes.send(Note::Begun(Box::new(BegunCall {
+            self.harvest.send(Note::Begun(Box::new(BegunCall {
                 worker: key,
                 pid,
                 lease: self.lease.clone(),
@@ -126,7 +134,7 @@ impl Observer {
     /// Reports that a worker is gone.
     fn forget(&mut self, index: usize) {
         if let Some(key) = std::mem::take(&mut self.workers[index]).key {
-            let _ = self.notes.send(Note::Gone(key));
+            self.harvest.send(Note::Gone(key));
         }
     }
 }

@@ -131,6 +131,21 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
             node.resume();
             let _ = responses.try_send(answer(request, None, None));
         }
+        ManagerMessage::Harvest { request, mode } => {
+            let node = node.clone();
+            node.clone().tasks.spawn(async move {
+                let switched = tokio::task::spawn_blocking(move || node.harvest.switch(mode)).await;
+                let refused = match switched {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(Failure::new(
+                        Code::Internal,
+                        format!("harvesting cannot be switched: {error}"),
+                    )),
+                    Err(error) => Some(Failure::new(Code::Internal, error.to_string())),
+                };
+                let _ = responses.send(answer(request, refused, None)).await;
+            });
+        }
         ManagerMessage::Booked { sequence } => node.journal.booked(sequence),
         ManagerMessage::Adopted { lease } => {
             node.journal.adopted(lease);

@@ -154,6 +154,13 @@ impl HarvestStatus {
     }
 }
 
+/// `PUT /v1/nodes/ID/harvest`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HarvestSwitch {
+    /// What the node does from now on, until it ends.
+    pub mode: HarvestMode,
+}
+
 /// Most bytes of the sentence in [`HarvestStatus::why`].
 pub const MAX_HARVEST_WHY_BYTES: usize = 512;
 

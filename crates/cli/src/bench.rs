@@ -1,4 +1,4 @@
-//! `dayfly bench`: executes the program that measures, `dayfly-bench`.
+//! `dayfly bench` and `dayfly simulate`: execute the program that measures and simulates, `dayfly-bench`.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ const PROGRAM: &str = "dayfly-bench";
 pub enum StartError {
     /// There is none beside `dayfly`, nor on the `PATH`.
     #[error(
-        "`{PROGRAM}`, the program that measures, is neither beside `dayfly` nor on the PATH. Copy it into the directory of \
+        "`{PROGRAM}`, the program that measures and simulates, is neither beside `dayfly` nor on the PATH. Copy it into the directory of \
          `dayfly`; `make build` makes both"
     )]
     Missing,

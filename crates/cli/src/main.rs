@@ -122,6 +122,8 @@ enum Command {
     Connector(connector::Arguments),
     /// Measure invocations, and compare them with the machine's limits in the same run
     Bench(dayfly_command::bench::Arguments),
+    /// Simulate what harvesting idle resources would give, before it is switched on
+    Simulate(dayfly_command::simulate::Arguments),
     /// Print the release of this program
     Version(version::Arguments),
     /// Print completions for a shell
@@ -177,7 +179,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Run(arguments) => return run::run(arguments, global),
         Command::Rendezvous(arguments) => rendezvous::run(arguments, global),
         Command::Connector(_) => connector::run(),
-        Command::Bench(_) => return Err(bench::run().into()),
+        Command::Bench(_) | Command::Simulate(_) => return Err(bench::run().into()),
         Command::Version(arguments) => version::run(arguments, global),
         Command::Completions(arguments) => completions::run(arguments, global),
     }

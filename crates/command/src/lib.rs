@@ -1,7 +1,7 @@
 //! What the programs `dayfly` and `dayfly-bench` share, so that both parse, log and fail alike.
 //!
 //! - [`global`]: the options of every command; [`values`]: durations, sizes and sandboxes as people write them.
-//! - [`bench`]: the options of `dayfly bench`, without what measures.
+//! - [`bench`], [`simulate`]: the options of `dayfly bench` and `dayfly simulate`, without what measures and simulates.
 //! - [`logging`], [`exit`], [`colours`]: logs, errors and exit statuses, colours on a terminal.
 //! - [`beside`]: finds the other program.
 
@@ -9,6 +9,7 @@ pub mod bench;
 pub mod exit;
 pub mod global;
 pub mod logging;
+pub mod simulate;
 pub mod values;
 
 use std::io::IsTerminal;

@@ -307,7 +307,7 @@ impl<'a> Cluster<'a> {
         let agent = freyr.map(|freyr| Agent::new(stage.clone(), freyr));
         let predictor = || match &agent {
             Some(agent) => Box::new(agent.clone()) as Box<dyn Predictor + Send>,
-            None => options.policy.predictor(options.seed, &stage),
+            None => options.policy.predictor(&stage),
         };
         // Other schedulers do not ask, and one node leaves no choice.
         let asks = options.scheduler == SchedulerKind::Dayfly && options.nodes > 1;

@@ -100,12 +100,11 @@ impl Policy {
         }
     }
 
-    /// What predicts for it, but for Freyr.
-    pub(crate) fn predictor(self, seed: u64, stage: &Stage) -> Box<dyn Predictor + Send> {
+    /// What predicts for it, but for Freyr. Profiles are those of a live node, with its seed.
+    pub(crate) fn predictor(self, stage: &Stage) -> Box<dyn Predictor + Send> {
         let profiles = |models| {
             Profiles::new(Options {
                 models,
-                seed,
                 ..Options::default()
             })
         };

@@ -187,13 +187,7 @@ fn recorded_log_is_decided_again_to_the_byte() {
         .map(|entry| serde_json::to_string(entry).unwrap())
         .collect();
     let text = lines.join("\n");
-    // The scheduler's predictions leave no trace in the profiles.
-    let profiles = || {
-        Box::new(dayfly_harvest::Profiles::new(dayfly_harvest::Options {
-            seed: options.seed,
-            ..Default::default()
-        }))
-    };
+    let profiles = || Box::new(dayfly_harvest::Profiles::default());
     let rules = dayfly_harvest::Rules::default();
     assert_eq!(crate::log::replay(text.as_bytes(), rules, profiles()), Ok(lines.len()));
     let line = lines.iter().position(|line| line.contains("\"units\"")).unwrap();

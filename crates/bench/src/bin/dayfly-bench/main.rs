@@ -1,12 +1,13 @@
-//! The program `dayfly-bench`: measures invocations beside the limits of the machine.
+//! The program `dayfly-bench`: measures invocations beside the limits of the machine, and simulates harvesting.
 //!
-//! `dayfly bench` executes it with its whole command line, so that `dayfly` contains no fonts and no plotting.
+//! `dayfly bench` and `dayfly simulate` execute it with its whole command line, so that `dayfly` contains no fonts and no plotting.
 //! The options are in `crates/command`, the measurements in this crate's library.
 
 mod cold;
 mod comm;
 mod manager;
 mod python;
+mod simulate;
 mod table;
 mod tasks;
 
@@ -25,7 +26,7 @@ use crate::cold::measure_cold;
 use crate::manager::{BareManager, offer, own_manager};
 use crate::python::measure_python;
 
-/// The measurements of `dayfly bench`, which starts this program with its own arguments.
+/// The measurements of `dayfly bench` and `dayfly simulate`, which start this program with its own arguments.
 #[derive(Debug, Parser)]
 #[command(name = "dayfly", version, max_term_width = 100)]
 struct Cli {
@@ -39,18 +40,20 @@ struct Cli {
 enum Command {
     /// Measure invocations beside the machine's own limits, in the same run
     Bench(Arguments),
+    /// Simulate what harvesting idle resources would give, before it is switched on
+    Simulate(dayfly_command::simulate::Arguments),
 }
 
 fn main() -> ExitCode {
-    let Cli {
-        global,
-        command: Command::Bench(arguments),
-    } = Cli::parse();
+    let Cli { global, command } = Cli::parse();
     let telling = Telling {
         level: "warn",
         service: None,
     };
-    let measured = logging::start(&global, telling).and_then(|_exporter| run(&arguments, global.json));
+    let measured = logging::start(&global, telling).and_then(|_exporter| match &command {
+        Command::Bench(arguments) => run(arguments, global.json),
+        Command::Simulate(arguments) => simulate::run(arguments, global.json),
+    });
     match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => exit::report(&failure, global.json),

@@ -1,0 +1,188 @@
+//! `dayfly simulate`: harvesting in virtual time.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use dayfly_command::simulate::Arguments;
+use dayfly_harvest::profile::Profiles;
+use dayfly_harvest::{Amount, FunctionId, Rules, Sample};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_simulate::cluster::{self, MAX_CORES, Options};
+use dayfly_simulate::functions::Functions;
+use dayfly_simulate::generate::Generator;
+use dayfly_simulate::history;
+use dayfly_simulate::log::{Entry, replay};
+use dayfly_simulate::policy::Policy;
+use dayfly_simulate::report::Report;
+use dayfly_simulate::study::Study;
+use dayfly_simulate::trace::{NamedText, Trace};
+use serde_json::json;
+
+/// Calls of each function that a policy has learned from when a generated trace begins.
+const HISTORY: usize = 100;
+/// Bytes of a trace or a log at most.
+const MAX_FILE_BYTES: u64 = 4 << 30;
+
+pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    if let Some(log) = &arguments.source.replay {
+        return decide_again(log, json);
+    }
+    let trace = read(arguments)?;
+    let options = options(arguments)?;
+    let history = history_of(arguments, &trace);
+    let study = Study::new(trace.calls(), &history, options.clone()).map_err(|error| wrong(&error))?;
+    if arguments.compare {
+        return compare(&study, json);
+    }
+    let (report, outcome) = study.run(options.policy, &mut clock()).map_err(|error| wrong(&error))?;
+    if let Some(path) = &arguments.events {
+        write_log(path, outcome.logs.first().map_or(&[], Vec::as_slice))?;
+    }
+    crate::print(&report, json)
+}
+
+fn wrong(error: &dyn std::error::Error) -> Failure {
+    Failure::new(Code::InvalidRequest, error.to_string())
+}
+
+/// A clock for the time of decisions.
+fn clock() -> impl FnMut() -> u64 {
+    let begin = Instant::now();
+    move || u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn decide_again(path: &Path, json: bool) -> Result<(), Failure> {
+    let text = read_file(path)?;
+    let events = replay(&text, Rules::default(), Box::new(Profiles::default())).map_err(|error| wrong(&error))?;
+    if json {
+        println!("{}", json!({ "events": events, "same": true }));
+    } else {
+        println!("{events} events: the same decisions");
+    }
+    Ok(())
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
+    let refuse = |error: std::io::Error| {
+        let text = format!(
+            "{} cannot be read: {error}. Give a file that you may read.",
+            path.display()
+        );
+        Failure::new(Code::NotFound, text)
+    };
+    let length = std::fs::metadata(path).map_err(refuse)?.len();
+    if length > MAX_FILE_BYTES {
+        let text = format!("{} has more than {MAX_FILE_BYTES} bytes. Split it.", path.display());
+        return Err(Failure::new(Code::TooLarge, text));
+    }
+    std::fs::read(path).map_err(refuse)
+}
+
+fn read(arguments: &Arguments) -> Result<Trace, Failure> {
+    let functions = Functions::measured();
+    if let Some(kind) = &arguments.source.generate {
+        let generator: Generator = kind.parse().map_err(|error| wrong(&error))?;
+        return Ok(generator.generate(functions, arguments.seed));
+    }
+    let mut texts = Vec::new();
+    for path in &arguments.source.trace {
+        texts.push((path.display().to_string(), read_file(path)?));
+    }
+    let files: Vec<_> = texts.iter().map(|(name, bytes)| NamedText { name, bytes }).collect();
+    Trace::read(&files, functions, arguments.seed).map_err(|error| wrong(&error))
+}
+
+/// What each kind of trace runs on: the clusters of LIBRA's evaluation (section 8.2.1). Nodes of `scaling` have 32 cores
+/// in place of 24, so that a quarter of a node holds the largest function.
+fn options(arguments: &Arguments) -> Result<Options, Failure> {
+    let kind = arguments.source.generate.as_deref().unwrap_or_default();
+    let (nodes, cores) = match kind.split('-').next() {
+        Some("multi") => (4, 32),
+        Some("scaling") => (50, 32),
+        _ => (1, 72),
+    };
+    let cores = u64::from(arguments.cores.unwrap_or(cores));
+    if cores > MAX_CORES {
+        let text = format!("--cores {cores} is more than {MAX_CORES}; give fewer, and more --nodes");
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    let nodes = arguments.nodes.unwrap_or(nodes);
+    if arguments.events.is_some() && nodes != 1 {
+        // Nodes learn from each other here, so that the log of one of several cannot be decided again by itself.
+        let text = format!("--events with {nodes} nodes; give --nodes 1");
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    Ok(Options {
+        nodes,
+        capacity: Amount::new(cores * 1_000, arguments.memory.unwrap_or(cores << 30)),
+        shards: arguments.shards,
+        policy: arguments.policy.parse().map_err(|error| wrong(&error))?,
+        scheduler: cluster::scheduler_named(&arguments.scheduler).map_err(|error| wrong(&error))?,
+        seed: arguments.seed,
+        cold_start_us: micros(arguments.cold_start),
+        heartbeat_us: micros(arguments.heartbeat),
+        logs: arguments.events.is_some(),
+        ..cluster::Options::default()
+    })
+}
+
+fn history_of(arguments: &Arguments, trace: &Trace) -> Vec<(FunctionId, Sample)> {
+    let calls = if arguments.source.generate.is_some() {
+        HISTORY
+    } else {
+        0
+    };
+    let calls = arguments.history.unwrap_or(calls);
+    history::history(trace, Functions::measured(), calls, arguments.seed)
+}
+
+fn compare(study: &Study<'_>, json: bool) -> Result<(), Failure> {
+    let reports = Policy::ALL
+        .into_iter()
+        .map(|policy| study.run(policy, &mut clock()).map(|(report, _)| report))
+        .collect::<Result<Vec<Report>, _>>()
+        .map_err(|error| wrong(&error))?;
+    if json {
+        println!("{}", json!({ "policies": reports }));
+        return Ok(());
+    }
+    println!(
+        "{:<13}{:>10}{:>10}{:>10}{:>13}{:>12}{:>8}{:>9}{:>13}",
+        "policy", "p99 s", "p50 s", "mean s", "completion s", "slowed by %", "cpu %", "memory %", "idle core-s"
+    );
+    for report in reports {
+        println!(
+            "{:<13}{:>10.3}{:>10.3}{:>10.3}{:>13.3}{:>12.2}{:>8.2}{:>9.2}{:>13.3}",
+            report.policy.name(),
+            report.p99_s,
+            report.p50_s,
+            report.mean_s,
+            report.completion_s,
+            report.worst_degradation.unwrap_or(0.0) * 100.0,
+            report.cpu_use * 100.0,
+            report.memory_use * 100.0,
+            report.idle_core_s
+        );
+    }
+    Ok(())
+}
+
+fn write_log(path: &Path, entries: &[Entry]) -> Result<(), Failure> {
+    let write = || {
+        let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+        for entry in entries {
+            serde_json::to_writer(&mut file, entry)?;
+            file.write_all(b"\n")?;
+        }
+        file.flush()
+    };
+    write().map_err(|error| {
+        let text = format!(
+            "{} cannot be written: {error}. Give a path that you may write.",
+            path.display()
+        );
+        Failure::new(Code::Internal, text)
+    })
+}

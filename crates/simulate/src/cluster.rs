@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use dayfly_harvest::{Amount, FunctionId, Predictor, Resource, Sample, SchedulerKind};
 
 use crate::call::Call;
-use crate::freyr::Freyr;
+use crate::freyr::{Freyr, Weights};
 use crate::log::Entry;
 use crate::node::{Node, NodeOptions, Run};
 use crate::policy::{Agent, Policy, Shared, Stage};
@@ -55,6 +55,8 @@ pub struct Options {
     pub safeguard: Option<f64>,
     /// Time between two points of the timeline, in microseconds; 0 for no timeline.
     pub timeline_us: u64,
+    /// Weights of Freyr's networks, if others than those that come with this crate.
+    pub freyr: Option<Weights>,
     /// Whether each node keeps a log of its events.
     pub logs: bool,
 }
@@ -77,6 +79,7 @@ impl Default for Options {
             decision_us: 50,
             safeguard: None,
             timeline_us: 0,
+            freyr: None,
             logs: false,
         }
     }
@@ -124,9 +127,6 @@ pub enum SimulateError {
         /// Number of the call, from 1.
         call: usize,
     },
-    /// The committed weights of Freyr are of another release.
-    #[error("The weights of `freyr` are not those of this release. Install the release again.")]
-    Weights,
     /// There is no call.
     #[error("The trace has no call. Give one that has.")]
     Empty,
@@ -216,8 +216,7 @@ pub fn simulate(
     clock_ns: &mut dyn FnMut() -> u64,
 ) -> Result<Outcome, SimulateError> {
     let freyr = if options.policy == Policy::Freyr {
-        let freyr = crate::training::trained(calls, options.seed).ok_or(SimulateError::Weights)?;
-        Some(Arc::new(Mutex::new(freyr)))
+        Some(Arc::new(Mutex::new(crate::training::agent(calls, options))))
     } else {
         None
     };

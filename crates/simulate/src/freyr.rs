@@ -24,7 +24,8 @@
 //!
 //! - Features are scaled to about [0, 1]; there, they go into the networks as they are.
 //! - Advantages are scaled to mean 0 and deviation 1, and rewards by the number of calls; both make learning steadier.
-//! - A failed call never earns anything; there, a call that fails early counts as a fast one.
+//! - A failed call costs its time beside that of the call that runs in its place; there, a call that fails early counts as
+//!   a fast one.
 //! - What a call earns counts for its own decision, and with a discount of 0.9 for those before; there, undiscounted for
 //!   all decisions before it ended, which is mostly the noise of the others. On a task of 32 independent decisions of
 //!   which by chance 42 % are right, 500 episodes teach nothing with a discount of 1, and 99 % with 0.9.
@@ -33,17 +34,17 @@
 mod grid;
 mod network;
 mod policy;
-mod random;
 mod record;
 mod weights;
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use dayfly_harvest::{Amount, CallId, FunctionId};
 
+use crate::random::Random;
 pub use grid::Grid;
 use policy::{FEATURES, Policy, Rates, STEPS, State, Step, Teacher};
-use random::Random;
 use record::{Record, Running};
 pub use weights::{MAX_WEIGHTS_BYTES, Weights, WeightsError};
 
@@ -115,17 +116,18 @@ struct Earnings {
 }
 
 impl Freyr {
+    /// An agent that decides by the weights that come with this crate.
+    pub fn trained(grid: Grid, seed: u64) -> Self {
+        static WEIGHTS: OnceLock<Weights> = OnceLock::new();
+        let weights = WEIGHTS.get_or_init(|| {
+            Weights::from_json(include_str!("../data/freyr.json")).expect("a test reads the committed weights")
+        });
+        Self::new(weights, grid, seed)
+    }
+
     /// An agent that decides by trained weights. The seed draws among the allocations, by their probabilities.
-    ///
-    /// # Errors
-    ///
-    /// [`WeightsError::Count`] for weights that were not read by [`Weights::from_json`] and are incomplete.
-    pub fn new(weights: &Weights, grid: Grid, seed: u64) -> Result<Self, WeightsError> {
-        let policy = weights.policy().ok_or(WeightsError::Count {
-            network: "network",
-            count: 0,
-        })?;
-        Ok(Self::with(policy, grid, Random::new(seed), None))
+    pub fn new(weights: &Weights, grid: Grid, seed: u64) -> Self {
+        Self::with(weights.policy(), grid, Random::new(seed), None)
     }
 
     /// An agent that knows nothing yet and learns.
@@ -185,12 +187,6 @@ impl Freyr {
         if let Some(call) = self.running.get_mut(&call) {
             call.peak = call.peak.max(used);
         }
-    }
-
-    /// Mean duration of a function's calls until now, in microseconds.
-    pub fn mean_duration_us(&self, function: FunctionId) -> u64 {
-        let seconds = self.records.get(&function).map_or(0.0, Record::duration_s);
-        (seconds * 1e6) as u64
     }
 
     /// A call ended: it returned, or it did not. One that never began, or already ended, is ignored.
@@ -260,13 +256,14 @@ fn state(grid: &Grid, record: &Record, now_us: u64, load: Load) -> State {
     features.map(|feature| feature.clamp(0.0, 8.0) as f32)
 }
 
-/// Duration relative to the baseline; 1 without one. A failed call is never faster than its baseline.
+/// Duration relative to the baseline; 1 without one. A failed call runs again as it is configured, so its time comes on
+/// top of that.
 fn relative_duration(running: &Running, duration_us: u64, has_returned: bool) -> f64 {
     let relative = match running.baseline_us {
         Some(baseline) => duration_us as f64 / baseline.max(1) as f64,
         None => 1.0,
     };
-    if has_returned { relative } else { relative.max(1.0) }
+    if has_returned { relative } else { 1.0 + relative }
 }
 
 impl Earnings {

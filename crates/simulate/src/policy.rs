@@ -87,9 +87,11 @@ impl Policy {
             Self::Dayfly | Self::NoProfiler | Self::Histogram | Self::Forest => Some(Rules::default()),
             Self::NoSafeguard | Self::Neither => Some(unguarded),
             Self::Libra => Some(Rules::libra()),
-            // Freyr's safeguard is a matter of its agent: it looks at the call before.
+            // Freyr's safeguard is a matter of its agent: it looks at the call before. There is no pool in its public
+            // repository: an allocation is of whatever is free on the node.
             Self::Freyr => Some(Rules {
                 safeguard: None,
+                lends_unreserved: true,
                 ..Rules::libra()
             }),
             // What is known needs no headroom and no guard.

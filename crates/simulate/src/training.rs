@@ -33,9 +33,12 @@ pub(crate) fn grid(calls: &[Call]) -> Grid {
     Grid::PAPER.reaching(most)
 }
 
-/// The agent of the committed weights.
-pub(crate) fn trained(calls: &[Call], seed: u64) -> Option<Freyr> {
-    Some(Freyr::learner(grid(calls), seed))
+/// The agent that decides on a trace: by the options' weights, or by those that come with this crate.
+pub(crate) fn agent(calls: &[Call], options: &Options) -> Freyr {
+    match &options.freyr {
+        Some(weights) => Freyr::new(weights, grid(calls), options.seed),
+        None => Freyr::trained(grid(calls), options.seed),
+    }
 }
 
 /// Trains an agent on traces `single` of other seeds than anybody measures with. The same seed gives the same weights.
@@ -85,4 +88,24 @@ pub fn train(
         weights,
         episodes: results,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn same_seed_trains_the_same_weights_on_traces() {
+        let train = |seed| {
+            let options = Options {
+                seed,
+                ..Options::default()
+            };
+            train(Functions::measured(), &options, 2, "").unwrap()
+        };
+        let trained = train(1);
+        assert_eq!(trained.weights, train(1).weights);
+        assert_ne!(trained.weights, train(2).weights);
+        assert!(trained.episodes.iter().all(|episode| episode.decisions >= 165));
+    }
 }

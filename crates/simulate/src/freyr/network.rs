@@ -1,6 +1,6 @@
 //! A perceptron of fixed shape, 11-32-16-1 with hyperbolic tangents, its gradient, and the optimizer that trains it.
 
-use super::random::Random;
+use crate::random::Random;
 
 /// Features of one candidate.
 pub(super) const INPUTS: usize = 11;
@@ -33,14 +33,16 @@ impl Network {
         let mut parameters = Vec::with_capacity(PARAMETERS);
         for (inputs, outputs) in [(INPUTS, FIRST), (FIRST, SECOND), (SECOND, 1)] {
             let bound = 1.0 / (inputs as f32).sqrt();
-            parameters.extend((0..(inputs + 1) * outputs).map(|_| (2.0 * random.unit() - 1.0) * bound));
+            parameters.extend((0..(inputs + 1) * outputs).map(|_| (2.0 * random.unit() as f32 - 1.0) * bound));
         }
         Self { parameters }
     }
 
-    /// Takes `PARAMETERS` parameters; `None` for another number of them.
-    pub(super) fn from_parameters(parameters: Vec<f32>) -> Option<Self> {
-        (parameters.len() == PARAMETERS).then_some(Self { parameters })
+    /// Takes `PARAMETERS` parameters. Those that are missing are 0.
+    pub(super) fn new(parameters: &[f32]) -> Self {
+        let mut parameters = parameters.to_vec();
+        parameters.resize(PARAMETERS, 0.0);
+        Self { parameters }
     }
 
     pub(super) fn parameters(&self) -> &[f32] {
@@ -162,7 +164,7 @@ mod tests {
     use super::*;
 
     fn input(random: &mut Random) -> [f32; INPUTS] {
-        std::array::from_fn(|_| 2.0 * random.unit() - 1.0)
+        std::array::from_fn(|_| 2.0 * random.unit() as f32 - 1.0)
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use super::network::{INPUTS, Network, Optimizer, PARAMETERS, Pass};
-use super::random::Random;
+use crate::random::Random;
 
 /// Steps of an allocation in each resource.
 pub(super) const STEPS: u8 = 8;
@@ -134,7 +134,7 @@ impl Policy {
 
     fn draw(&self, state: &State, allowed: &Allowed, random: &mut Random) -> (Action, f32) {
         let choice = self.distribution(state, allowed);
-        let mut left = random.unit();
+        let mut left = random.unit() as f32;
         let mut drawn = (
             Action {
                 cpu: *allowed.cpu.end(),

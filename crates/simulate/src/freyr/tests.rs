@@ -46,7 +46,7 @@ impl Bandit {
 
 #[test]
 fn learner_finds_allocation_that_accelerates_calls() {
-    let agent = |weights: &Weights| Freyr::new(weights, Grid::PAPER, 2).unwrap();
+    let agent = |weights: &Weights| Freyr::new(weights, Grid::PAPER, 2);
     let mut bandit = Bandit { now_us: 0, call: 0 };
     let mut learner = Freyr::learner(Grid::PAPER, 1);
     let (before, slow) = bandit.score(&mut agent(&learner.weights("", 1, 0)));
@@ -89,8 +89,8 @@ fn read_weights_decide_as_the_learner() {
             })
             .collect::<Vec<_>>()
     };
-    let first = decisions(Freyr::new(&weights, Grid::PAPER, 9).unwrap());
-    assert_eq!(first, decisions(Freyr::new(&weights, Grid::PAPER, 9).unwrap()));
+    let first = decisions(Freyr::new(&weights, Grid::PAPER, 9));
+    assert_eq!(first, decisions(Freyr::new(&weights, Grid::PAPER, 9)));
     assert!(first.iter().any(|allocation| allocation.milli_cores == 1_000));
 }
 
@@ -117,4 +117,11 @@ fn absurd_events_leave_finite_weights() {
         );
     }
     assert!(Weights::from_json(&agent.weights("", 0, 0).to_json()).is_ok());
+}
+
+#[test]
+fn committed_weights_are_read() {
+    let weights = Weights::from_json(include_str!("../../data/freyr.json")).unwrap();
+    assert!(weights.to_json().len() < 100_000);
+    Freyr::trained(Grid::PAPER, 1);
 }

@@ -104,12 +104,11 @@ impl Weights {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// `None` if the number of weights is wrong, which `from_json` refuses.
-    pub(super) fn policy(&self) -> Option<Policy> {
-        Some(Policy {
-            actor: Network::from_parameters(self.actor.clone())?,
-            critic: Network::from_parameters(self.critic.clone())?,
-        })
+    pub(super) fn policy(&self) -> Policy {
+        Policy {
+            actor: Network::new(&self.actor),
+            critic: Network::new(&self.critic),
+        }
     }
 }
 
@@ -119,8 +118,8 @@ fn is_usable(weight: f32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::random::Random;
     use super::*;
+    use crate::random::Random;
 
     fn weights() -> Weights {
         Weights::of(&Policy::random(&mut Random::new(1)), "train", 1, 0)

@@ -57,7 +57,7 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["replay", "events"])]
     pub compare: bool,
     /// Write the events and decisions of the node to a file, which --replay reads; with one node only
-    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["replay", "history"])]
     pub events: Option<PathBuf>,
 }
 

@@ -113,6 +113,10 @@ fn options(arguments: &Arguments) -> Result<Options, Failure> {
         let text = format!("--events with {nodes} nodes; give --nodes 1");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
+    if arguments.events.is_some() && arguments.policy != Policy::Dayfly.name() {
+        let text = "--events with another policy than dayfly, which is what --replay decides by; remove --policy";
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
     let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
     Ok(Options {
         nodes,
@@ -129,11 +133,9 @@ fn options(arguments: &Arguments) -> Result<Options, Failure> {
 }
 
 fn history_of(arguments: &Arguments, trace: &Trace) -> Vec<(FunctionId, Sample)> {
-    let calls = if arguments.source.generate.is_some() {
-        HISTORY
-    } else {
-        0
-    };
+    // A log is decided again by a policy that has learned nothing before it.
+    let learned = arguments.source.generate.is_some() && arguments.events.is_none();
+    let calls = if learned { HISTORY } else { 0 };
     let calls = arguments.history.unwrap_or(calls);
     history::history(trace, Functions::measured(), calls, arguments.seed)
 }

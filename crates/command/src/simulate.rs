@@ -53,6 +53,9 @@ pub struct Arguments {
     /// Interval of the nodes' heartbeats
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
     pub heartbeat: Duration,
+    /// Traces that --train-freyr trains on
+    #[arg(long, value_name = "NUMBER", default_value_t = 500)]
+    pub episodes: u64,
     /// All policies in one table
     #[arg(long, conflicts_with_all = ["replay", "events"])]
     pub compare: bool,
@@ -74,4 +77,7 @@ pub struct Source {
     /// Decide the events of a node's log again, and check that the decisions are the same
     #[arg(long, value_name = "LOG")]
     pub replay: Option<PathBuf>,
+    /// Train the policy freyr on generated traces of other seeds, and write its weights to a file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "generate", "replay"])]
+    pub train_freyr: Option<PathBuf>,
 }

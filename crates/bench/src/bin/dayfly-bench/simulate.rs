@@ -28,6 +28,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let Some(log) = &arguments.source.replay {
         return decide_again(log, json);
     }
+    if let Some(path) = &arguments.source.train_freyr {
+        return train(path, arguments, json);
+    }
     let trace = read(arguments)?;
     let options = options(arguments)?;
     let history = history_of(arguments, &trace);
@@ -40,6 +43,31 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         write_log(path, outcome.logs.first().map_or(&[], Vec::as_slice))?;
     }
     crate::print(&report, json)
+}
+
+fn train(path: &Path, arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let episodes = arguments.episodes;
+    let seed = arguments.seed;
+    let command = format!("dayfly simulate --train-freyr FILE --episodes {episodes} --seed {seed}");
+    let trained = dayfly_simulate::training::train(Functions::measured(), &options(arguments)?, episodes, &command)
+        .map_err(|error| wrong(&error))?;
+    std::fs::write(path, trained.weights.to_json()).map_err(|error| {
+        let text = format!(
+            "{} cannot be written: {error}. Give a path that you may write.",
+            path.display()
+        );
+        Failure::new(Code::Internal, text)
+    })?;
+    if json {
+        println!("{}", json!({ "episodes": trained.episodes.len() }));
+    } else {
+        println!(
+            "{} episodes; the weights are in {}",
+            trained.episodes.len(),
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 fn wrong(error: &dyn std::error::Error) -> Failure {

@@ -41,6 +41,9 @@ pub struct Options {
     pub max_demand: Amount,
     /// Functions that are kept. Beyond it, the one that was used longest ago is forgotten.
     pub max_functions: usize,
+    /// Bytes on the heap of all profiles. Beyond it, functions lose their forests, in the order of their last use, and
+    /// histograms predict them for some calls. If there are no forests, functions are forgotten.
+    pub max_bytes: usize,
     /// The seed of all forests.
     pub seed: u64,
 }
@@ -52,7 +55,9 @@ impl Default for Options {
             profiling_calls: 20,
             // More than any node has: 4,096 cores and 64 TiB.
             max_demand: Amount::new(4_096_000, 64 << 40),
-            max_functions: 1_024,
+            max_functions: 4_096,
+            // Of the 32 MiB for all of harvesting: 85 functions with forests, or 340 with histograms.
+            max_bytes: 27 << 20,
             seed: 0,
         }
     }
@@ -63,6 +68,7 @@ impl Default for Options {
 pub struct Profiles {
     options: Options,
     functions: BTreeMap<FunctionId, Function>,
+    bytes: usize,
     uses: u64,
 }
 
@@ -72,6 +78,7 @@ impl Profiles {
         Self {
             options,
             functions: BTreeMap::new(),
+            bytes: 0,
             uses: 0,
         }
     }
@@ -86,9 +93,8 @@ impl Profiles {
     /// [`MAX_SAMPLES`] count.
     pub fn import(&mut self, function: FunctionId, samples: &[Sample]) {
         let samples = &samples[samples.len().saturating_sub(MAX_SAMPLES)..];
-        self.functions.remove(&function);
-        let options = self.options.clone();
-        self.used(function).import(samples, &options);
+        self.forget(function);
+        self.change(function, |profile, options| profile.import(samples, options));
     }
 
     /// What is known about a function whose calls own an amount, of which they keep their predicted use divided by
@@ -108,13 +114,43 @@ impl Profiles {
         self.functions.keys().copied()
     }
 
+    fn forget(&mut self, function: FunctionId) {
+        self.bytes -= self.heap_bytes(function);
+        self.functions.remove(&function);
+    }
+
+    /// Changes a profile, and keeps all profiles within their bytes.
+    fn change(&mut self, function: FunctionId, change: impl FnOnce(&mut Function, &Options)) {
+        let options = self.options.clone();
+        let profile = self.used(function);
+        let before = profile.heap_bytes();
+        change(profile, &options);
+        let after = profile.heap_bytes();
+        self.bytes = self.bytes - before + after;
+        while self.bytes > options.max_bytes {
+            let others = self.functions.iter_mut().filter(|(id, _)| **id != function);
+            let Some((id, oldest)) = others.min_by_key(|(_, profile)| (!profile.uses_forests(), profile.last_use()))
+            else {
+                return;
+            };
+            if oldest.uses_forests() {
+                let before = oldest.heap_bytes();
+                oldest.drop_forests();
+                self.bytes = self.bytes - before + oldest.heap_bytes();
+            } else {
+                let oldest = *id;
+                self.forget(oldest);
+            }
+        }
+    }
+
     /// The profile of a function, begun if need be, and marked as the last used.
     fn used(&mut self, function: FunctionId) -> &mut Function {
         self.uses += 1;
         if !self.functions.contains_key(&function) && self.functions.len() >= self.options.max_functions.max(1) {
             let oldest = self.functions.iter().min_by_key(|(_, profile)| profile.last_use());
             if let Some(oldest) = oldest.map(|(id, _)| *id) {
-                self.functions.remove(&oldest);
+                self.forget(oldest);
             }
         }
         let options = &self.options;
@@ -140,8 +176,7 @@ impl Predictor for Profiles {
     }
 
     fn learn(&mut self, function: FunctionId, sample: Sample) {
-        let options = self.options.clone();
-        self.used(function).learn(sample, &options);
+        self.change(function, |profile, options| profile.learn(sample, options));
     }
 }
 

@@ -46,18 +46,46 @@ def functions(random: numpy.random.Generator):
     size = random.integers(1, 200, ROWS)
     yield "dna", size * 1e3, size, 990 + 0 * size * noise(0.1), 120 + 1.5 * size, 8 * size * noise(0.05)
     size = random.integers(1, 5000, ROWS)
-    yield "html", 90 + 0 * size, size, 180 + 0.11 * size * noise(0.1), 60 + 0.01 * size * noise(0.1), 2 + size / 90 * noise(0.15)
+    yield (
+        "html",
+        90 + 0 * size,
+        size,
+        180 + 0.11 * size * noise(0.1),
+        60 + 0.01 * size * noise(0.1),
+        2 + size / 90 * noise(0.15),
+    )
 
     size = random.uniform(1, 100, ROWS)
     kind = random.integers(0, 3, ROWS)
-    yield "video", size * 1e6, size, 1000 + 2500 * kind * noise(0.1), 200 * 1.6**kind * noise(0.1), random.lognormal(8, 1, ROWS)
+    yield (
+        "video",
+        size * 1e6,
+        size,
+        1000 + 2500 * kind * noise(0.1),
+        200 * 1.6**kind * noise(0.1),
+        random.lognormal(8, 1, ROWS),
+    )
     size = random.uniform(1, 20, ROWS)
     kind = random.random(ROWS) < 0.3
-    yield "recognise", size * 1e5, size, 1500 + 3000 * kind * noise(0.1), 300 + 250 * kind * noise(0.1), random.lognormal(6, 0.6, ROWS)
+    yield (
+        "recognise",
+        size * 1e5,
+        size,
+        1500 + 3000 * kind * noise(0.1),
+        300 + 250 * kind * noise(0.1),
+        random.lognormal(6, 0.6, ROWS),
+    )
     for name, spread in (("pagerank", 0.5), ("tree", 0.3), ("search", 0.8)):
         size = random.integers(10, 100000, ROWS)
         content = random.random(ROWS)
-        yield name, size * 8, size, 500 + 4000 * content**2, 100 + 500 * content, 1000 * random.lognormal(0, spread, ROWS)
+        yield (
+            name,
+            size * 8,
+            size,
+            500 + 4000 * content**2,
+            100 + 500 * content,
+            1000 * random.lognormal(0, spread, ROWS),
+        )
 
 
 def scores(rows, options) -> list[float]:
@@ -76,8 +104,8 @@ def scores(rows, options) -> list[float]:
 
 def main() -> None:
     made = []
-    for name, *columns in functions(numpy.random.default_rng(20231)):
-        columns = [numpy.maximum(1, numpy.rint(column)).astype(int).tolist() for column in columns]
+    for name, *drawn in functions(numpy.random.default_rng(20231)):
+        columns = [numpy.maximum(1, numpy.rint(column)).astype(int).tolist() for column in drawn]
         rows = [
             [size, count, cores, cpu_class(cores), mib, memory_class(mib), duration]
             for size, count, cores, mib, duration in zip(*columns, strict=True)

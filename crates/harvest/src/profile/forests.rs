@@ -11,8 +11,9 @@ use crate::histogram::{BOUND_FACTOR, Distribution};
 pub(super) const FOREST_HIGH: f64 = 0.95;
 pub(super) const SHORT: f64 = 0.05;
 
-/// The form of each forest. Measured on synthetic functions (`tests/scikit_learn.rs`): 32 trees score within 0.01 of
-/// 100, and leaves of three samples keep the accuracy of single ones, while enough neighbours remain for quantiles.
+/// The form of each forest. On the functions of `tests/scikit_learn.json` that sizes tell, it scores at most 0.012 below
+/// the 100 trees with leaves of one sample that scikit-learn has by default, and up to 0.05 above. Larger leaves leave
+/// neighbours for quantiles, fewer trees are faster.
 const TREES: usize = 32;
 const MIN_LEAF: usize = 3;
 

@@ -20,6 +20,10 @@ const SHOWN_BY_DRIFT: usize = 4;
 /// Forests are trained again at every half more samples, and once so many came after the window is full.
 const RELEARN_SAMPLES: usize = MAX_SAMPLES / 2;
 
+/// Samples from which forests that made room for others are trained again, so that functions that take turns at the room
+/// do not train at each call.
+const RELEARN_WITHOUT_FORESTS: usize = 16;
+
 #[derive(Debug)]
 pub(super) struct Function {
     window: Window,
@@ -76,6 +80,13 @@ impl Function {
 
     pub(super) fn uses_forests(&self) -> bool {
         self.forests.is_some()
+    }
+
+    /// Histograms predict until enough samples came to train the forests again.
+    pub(super) fn drop_forests(&mut self) {
+        self.forests = None;
+        self.drift = Drift::default();
+        self.until_relearn = self.until_relearn.min(RELEARN_WITHOUT_FORESTS);
     }
 
     pub(super) fn heap_bytes(&self) -> usize {

@@ -250,6 +250,27 @@ fn full_profile_takes_less_than_a_mebibyte() {
 }
 
 #[test]
+fn profiles_stay_within_their_bytes() {
+    let mut profiles = Profiles::new(Options {
+        max_bytes: 500_000,
+        ..Options::default()
+    });
+    for number in 0..100 {
+        for id in 0..10 {
+            profiles.learn(FunctionId(id), sized(scattered(number), scattered(number)));
+        }
+        let sum: usize = profiles.functions().map(|id| profiles.heap_bytes(id)).sum();
+        assert_eq!(profiles.bytes, sum);
+        assert!(sum <= 500_000, "{sum}");
+    }
+    let report = |id| profiles.report(FunctionId(id), Amount::ZERO, 0.8);
+    let models: Vec<_> = (0..10).map(|id| report(id).map(|report| report.model)).collect();
+    assert!(models.contains(&Some(ChosenModel::Forest)), "{models:?}");
+    assert!(models.contains(&Some(ChosenModel::Histogram)), "{models:?}");
+    assert!(models.iter().all(Option::is_some), "{models:?}");
+}
+
+#[test]
 fn report_says_what_is_missing() {
     let mut profiles = Profiles::default();
     let owned = Amount::new(2_000, 1 << 30);
@@ -328,9 +349,12 @@ proptest! {
     ) {
         let options = Options { models, ..Options::default() };
         let max = options.max_demand;
-        let mut profiles = Profiles::new(options);
+        let mut profiles = Profiles::new(options.clone());
+        let mut twin = Profiles::new(options);
         for sample in samples {
             profiles.learn(FUNCTION, sample);
+            twin.learn(FUNCTION, sample);
+            prop_assert_eq!(twin.predict(FUNCTION, &features), profiles.predict(FUNCTION, &features));
             if let Demand::Known(prediction) = profiles.predict(FUNCTION, &features) {
                 prop_assert!(max.covers(&prediction.high));
                 prop_assert!(prediction.high.covers(&prediction.median));

@@ -88,6 +88,8 @@ struct Outlook {
     levels: Vec<Level>,
     /// The most units at any time.
     most: u64,
+    /// By how much more was promised than the pool has, at the worst time.
+    owed: u64,
     /// Area of all that is above 0, rounded.
     total: f64,
 }
@@ -128,6 +130,7 @@ impl Outlook {
             at_us,
             levels: Vec::with_capacity(ends.len()),
             most: 0,
+            owed: 0,
             total: 0.0,
         };
         for (remaining_us, units) in ends {
@@ -140,6 +143,7 @@ impl Outlook {
 
     fn push(&mut self, remaining_us: u64, units: i64) {
         self.most = self.most.max(units.max(0).unsigned_abs());
+        self.owed = self.owed.max(units.min(0).unsigned_abs());
         match self.levels.last_mut() {
             // Of several changes at one time, the level before the first is in force until then.
             Some(last) if last.remaining_us == remaining_us => {}
@@ -169,6 +173,9 @@ impl Outlook {
     fn area(&self, now_us: u64, duration_us: u64, limit: u64, beside: u64) -> u128 {
         let mut begin_us = now_us.saturating_sub(self.at_us);
         let to_us = begin_us.saturating_add(duration_us);
+        if beside.saturating_sub(self.owed) >= limit {
+            return u128::from(to_us - begin_us) * u128::from(limit);
+        }
         let mut sum = 0;
         for level in &self.levels {
             if begin_us >= to_us {

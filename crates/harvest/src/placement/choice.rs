@@ -85,13 +85,19 @@ impl State {
         for index in self.open(nodes, now_us, request) {
             let node = &nodes[index];
             let lost = if node.is_warm(request.function) { 0.0 } else { cold };
-            let least = best.map_or(0.0, |(score, _)| (score.coverage + lost).max(0.0));
-            let Some(coverage) = node.coverage(now_us, request, least) else {
+            let (least, least_pool) = best.map_or((f64::MIN, 0.0), |(score, _)| (score.coverage, score.pool));
+            let Some(coverage) = node.coverage(now_us, request, least + lost) else {
+                continue;
+            };
+            let coverage = coverage - lost;
+            // Only among equals does it matter what the pools alone cover.
+            let least_pool = if coverage > least { 0.0 } else { least_pool };
+            let Some(pool) = node.pool_coverage(now_us, request, least_pool) else {
                 continue;
             };
             let score = Score {
-                coverage: coverage - lost,
-                pool: node.pool_coverage(now_us, request),
+                coverage,
+                pool,
                 free: node.free().milli_cores,
                 tie: weight(turn, node.key),
             };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::share::Shard;
 use super::{Heartbeat, MAX_WARM, Request};
 use crate::amount::{Amount, Resource};
-use crate::coverage::{Change, Forecast, Spare, Want};
+use crate::coverage::{Change, Forecast, Spare};
 use crate::demand::{CallId, FunctionId};
 
 /// Time after a refusal in which a node gets no call as large as the refused one, unless something ends there or a
@@ -193,9 +193,9 @@ impl Node {
         self.forecast.coverage_from(now_us, &request.want, beside, least)
     }
 
-    /// Demand coverage by the pools alone.
-    pub fn pool_coverage(&self, now_us: u64, request: &Request) -> f64 {
-        self.forecast.coverage(now_us, &request.want, Amount::ZERO)
+    /// Demand coverage by the pools alone. `None` if it is below `least`.
+    pub fn pool_coverage(&self, now_us: u64, request: &Request, least: f64) -> Option<f64> {
+        self.forecast.coverage_from(now_us, &request.want, Amount::ZERO, least)
     }
 
     /// Whether an idle worker of this function is there.

@@ -1,7 +1,7 @@
 """Ten functions whose demand for cores and memory differs between calls, for examples and measurements of harvesting.
 
 They follow the applications of the benchmark suite SeBS (Copik and others, Middleware 2021) and are written for this
-project. `dayfly bench harvest` and `crates/simulate/measure.py` call them.
+project. `crates/simulate/measure.py` measures them. One subject: each function is short and stands alone.
 
 Five functions are related to their input's size: `dynamic_html`, `thumbnail`, `compress`, `visualise_dna`, `upload`.
 For the other five, the content decides and the stated number means nothing: `encode_video`, `recognise`, `pagerank`,

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::demand::{Demand, Prediction, Sample};
+use crate::demand::{Demand, Features, Prediction, Sample, TenantId};
 
 const MIB: u64 = 1 << 20;
 const SHARED: Amount = Amount::new(16_000, 4_096 * MIB);

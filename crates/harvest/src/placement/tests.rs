@@ -75,7 +75,7 @@ fn unowned_cores_count_beside_the_pools() {
 }
 
 #[test]
-fn warm_node_outweighs_as_much_as_a_cold_start_costs() {
+fn warm_node_outweighs_a_cold_start() {
     for (cold_start_us, expected) in [(0, NodeIndex(0)), (1_000, NodeIndex(0)), (5_000, NodeIndex(1))] {
         let options = SchedulerOptions {
             cold_start_us,

@@ -1,3 +1,4 @@
+use dayfly_harvest::Amount;
 use dayfly_harvest::{Features, TenantId};
 use proptest::prelude::*;
 
@@ -83,7 +84,7 @@ fn oracle_lends_what_a_call_cannot_use() {
 }
 
 #[test]
-fn call_that_runs_out_of_memory_fails_in_the_end() {
+fn call_without_enough_memory_fails() {
     let mut large = call(0, 1, 1, 100, 1);
     large.owned.memory_bytes = 50 * MIB;
     let outcome = run(&[large], &options(Policy::Default, 4));

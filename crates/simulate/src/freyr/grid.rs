@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn other_steps_are_below_or_above_what_is_owned() {
+    fn other_steps_differ_from_what_is_owned() {
         let owned = Amount::new(1_500, 200 << 20);
         let one = Grid::PAPER.allocation(Action { cpu: 1, memory: 1 }, owned);
         assert_eq!(one, Amount::new(1_000, 128 << 20));

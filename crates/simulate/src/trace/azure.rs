@@ -38,7 +38,7 @@ const DURATIONS: [(&str, f64); 7] = [
     ("percentile_Average_99", 0.99),
     ("percentile_Average_100", 1.0),
 ];
-const MOST_MEMORY: &str = "AverageAllocatedMb_pct100";
+const PEAK_MEMORY: &str = "AverageAllocatedMb_pct100";
 /// The largest configured memory: that of all functions here.
 const MAX_OWNED_BYTES: u64 = 1 << 30;
 
@@ -108,7 +108,7 @@ fn read_memory(mut table: Table<'_>) -> Result<BTreeMap<&str, u64>, TraceError> 
     let name = table
         .find("HashFunction")
         .map_or_else(|| table.require("HashApp"), Ok)?;
-    let most = table.require(MOST_MEMORY)?;
+    let most = table.require(PEAK_MEMORY)?;
     let mut found = BTreeMap::new();
     let mut fields = Vec::new();
     while let Some(line) = table.next(&mut fields)? {

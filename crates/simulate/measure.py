@@ -7,8 +7,8 @@ Each run has a process of its own, as on a worker that starts: the Python module
 made before. A run is divided into the phases that the function marks. For each phase:
 
 - `core_us`: user and system time of the process and its children. It depends less on other load than the
-  wall time does. Yet of 103 runs above 0.1 core-seconds, the median took 1.05 times as long under load as on idle cores,
-  and a tenth took more than 1.31 times. Measure on an idle machine;
+  wall time does. Yet of 103 runs above 0.1 core-seconds, the median took 1.05 times as long under load as on idle
+  cores, and a tenth took more than 1.31 times. Measure on an idle machine;
 - `milli_cores`: 1000 times the threads or processes that the function runs in this phase, and which are all runnable:
   pieces of work are handed out one by one. Above the measuring machine's cores the use itself cannot be seen, and what
   threads cost each other at the memory or at Python's global lock beyond that is not part of it. A phase that mostly

@@ -94,6 +94,8 @@ def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], 
     assert "rules" in lines[0]
     assert sum(line["event"]["event"] == "begin" for line in lines[1:]) >= 4
     assert all(line["actions"] == [] for line in lines[1:]), "nothing is lent"
+    replayed = run(program(), "simulate", "--replay", record).stdout
+    assert f"{len(lines) - 1} events: the same decisions" in replayed
 
 
 WIDE = """

@@ -6,10 +6,10 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use dayfly_harvest::{Action, Engine, Event, Options as ProfileOptions, Profiles, Rules};
+use dayfly_harvest::record::{Entry, Header};
+use dayfly_harvest::{Engine, Event, Options as ProfileOptions, Profiles};
 use dayfly_protocol::api::{HarvestMode, Mode};
 use dayfly_protocol::slot::Status;
-use serde::Deserialize;
 
 async fn watching() -> Option<Site> {
     harvesting(HarvestMode::Watch).await
@@ -314,18 +314,6 @@ fn version_1_group(pid: u32) -> Option<std::path::PathBuf> {
     (own.contains("worker-") && group.is_dir()).then_some(group)
 }
 
-#[derive(Deserialize)]
-struct Header {
-    rules: Rules,
-}
-
-#[derive(Deserialize)]
-struct Line {
-    now_us: u64,
-    event: Event,
-    actions: Vec<Action>,
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recorded_events_lead_to_the_same_actions() {
     let Some(site) = watching().await else { return };
@@ -340,7 +328,7 @@ async fn recorded_events_lead_to_the_same_actions() {
     let mut engine = Engine::new(header.rules, Box::new(Profiles::new(ProfileOptions::default())));
     let mut begins = 0;
     for line in lines {
-        let line: Line = serde_json::from_str(line).unwrap();
+        let line: Entry = serde_json::from_str(line).unwrap();
         begins += usize::from(matches!(line.event, Event::Begin(_)));
         assert_eq!(engine.handle(line.now_us, &line.event), line.actions);
     }

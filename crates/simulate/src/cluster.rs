@@ -9,11 +9,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::{Arc, Mutex};
 
+use dayfly_harvest::record::Entry;
 use dayfly_harvest::{FunctionId, Predictor, Resource, Sample, SchedulerKind};
 
 use crate::call::Call;
 use crate::freyr::Freyr;
-use crate::log::Entry;
 use crate::node::{Node, NodeOptions, Run};
 use crate::policy::{Agent, Policy, Shared, Stage};
 use crate::record::Record;

@@ -1,30 +1,18 @@
-//! Logs of what happened on a node and what its policy decided: a line of JSON for each event. A log that a live node
-//! recorded is decided again by the same policy, and must give the same actions.
+//! Records of nodes ([`dayfly_harvest::record`]), decided again by the same policy: it must decide the same.
 
-use dayfly_harvest::{Action, Engine, Event, Predictor, Rules};
-use serde::{Deserialize, Serialize};
+use dayfly_harvest::record::{Entry, Header};
+use dayfly_harvest::{Action, Engine, Predictor};
+use serde::de::DeserializeOwned;
 
 /// Bytes of one line at most: an event has at most as many actions as there are running calls.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
 
-/// One event, and what was decided.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Entry {
-    /// When it was handled, in microseconds of the node's clock.
-    pub now_us: u64,
-    /// What happened.
-    pub event: Event,
-    /// What was decided.
-    pub actions: Vec<Action>,
-}
-
 /// Why a log cannot be decided again.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ReplayError {
-    /// A line is not an entry.
+    /// A line is not an entry, or the first line is no header.
     #[error(
-        "Line {line}, column {column} of the log is no event: {reason}. Give a file that `dayfly node` recorded, or remove the line."
+        "Line {line}, column {column} of the log is not what a record has there: {reason}. Give a file that `dayfly node` recorded, or remove the line."
     )]
     Line {
         /// Number of the line, from 1.
@@ -55,13 +43,13 @@ pub enum ReplayError {
     },
 }
 
-/// Decides the events of a log again. Returns the number of events.
+/// Decides the events of a log again, by its own rules. Returns the number of events.
 ///
 /// # Errors
 ///
 /// [`ReplayError`] for the first line that is no entry, or whose actions differ.
-pub fn replay(text: &[u8], rules: Rules, predictor: Box<dyn Predictor + Send>) -> Result<usize, ReplayError> {
-    let mut engine = Engine::new(rules, predictor);
+pub fn replay(text: &[u8], predictor: Box<dyn Predictor + Send>) -> Result<usize, ReplayError> {
+    let (mut engine, mut predictor) = (None, Some(predictor));
     let mut events = 0;
     for (index, bytes) in text.split(|byte| *byte == b'\n').enumerate() {
         let line = index + 1;
@@ -71,11 +59,12 @@ pub fn replay(text: &[u8], rules: Rules, predictor: Box<dyn Predictor + Send>) -
         if bytes.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let entry: Entry = serde_json::from_slice(bytes).map_err(|error| ReplayError::Line {
-            line,
-            column: error.column().max(1),
-            reason: error.to_string(),
-        })?;
+        let Some(engine) = &mut engine else {
+            let Header { rules } = parsed(bytes, line)?;
+            engine = predictor.take().map(|predictor| Engine::new(rules, predictor));
+            continue;
+        };
+        let entry: Entry = parsed(bytes, line)?;
         let decided = engine.handle(entry.now_us, &entry.event);
         let (recorded, decided) = (text_of(&entry.actions), text_of(&decided));
         if recorded != decided {
@@ -88,6 +77,14 @@ pub fn replay(text: &[u8], rules: Rules, predictor: Box<dyn Predictor + Send>) -
         events += 1;
     }
     Ok(events)
+}
+
+fn parsed<T: DeserializeOwned>(bytes: &[u8], line: usize) -> Result<T, ReplayError> {
+    serde_json::from_slice(bytes).map_err(|error| ReplayError::Line {
+        line,
+        column: error.column().max(1),
+        reason: error.to_string(),
+    })
 }
 
 fn text_of(actions: &[Action]) -> String {

@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use dayfly_harvest::engine::{Action, Begin, Counts, Engine, Event, Mode, Outcome};
+use dayfly_harvest::record::Entry;
 use dayfly_harvest::{Amount, CallId, FunctionId, Heartbeat, Predictor, Rules};
 
 use crate::call::Call;
 use crate::freyr::Load;
-use crate::log::Entry;
 use crate::machine::{Machine, Measured, Stop, Totals};
 use crate::policy::{Agent, Stage};
 use crate::record::Record;

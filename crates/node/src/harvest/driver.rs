@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use dayfly_harvest::record::Entry;
 use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, FunctionId, Mode, Outcome, Resource};
 use dayfly_protocol::api::{HarvestMode, HarvestStatus};
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
@@ -100,7 +101,7 @@ impl Driver {
         let learnt = Arc::<Learnt>::default();
         let profiles = CountedProfiles::new(Arc::clone(&learnt));
         let recording = setup.recording.as_ref();
-        let recording = recording.map(|target| Recording::begin(target, &setup.rules));
+        let recording = recording.map(|target| Recording::begin(target, setup.rules));
         let mut driver = Self {
             origin: Instant::now(),
             engine: Engine::new(setup.rules, Box::new(profiles)),
@@ -350,14 +351,9 @@ impl Driver {
         while let Some(event) = events.pop_front() {
             let now_us = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
             let actions = self.engine.handle(now_us, &event);
-            let full = self
-                .recording
-                .as_mut()
-                .is_some_and(|recording| !recording.add(now_us, &event, &actions));
-            if full {
-                self.recording = None;
-            }
-            events.extend(actions.into_iter().filter_map(|action| self.apply(action)));
+            let entry = Entry { now_us, event, actions };
+            self.recording.take_if(|recording| !recording.add(&entry));
+            events.extend(entry.actions.into_iter().filter_map(|action| self.apply(action)));
         }
     }
 

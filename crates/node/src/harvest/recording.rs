@@ -1,12 +1,11 @@
-//! A record of events and actions, from which the decisions can be repeated.
-//!
-//! The first line is the rules. Each further line is one event with its time and the actions that followed.
+//! The file with a record of events and actions, from which the decisions can be repeated.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
-use dayfly_harvest::{Action, Event, Rules};
+use dayfly_harvest::Rules;
+use dayfly_harvest::record::{Entry, Header};
 use serde::Serialize;
 
 /// A record to make. An earlier one at that path is replaced.
@@ -15,18 +14,6 @@ pub struct RecordingFile {
     pub path: PathBuf,
     /// Its bound. Later events are not recorded: without its beginning, a record cannot be repeated.
     pub max_bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Header<'a> {
-    rules: &'a Rules,
-}
-
-#[derive(Debug, Serialize)]
-struct Line<'a> {
-    now_us: u64,
-    event: &'a Event,
-    actions: &'a [Action],
 }
 
 /// The record.
@@ -39,7 +26,7 @@ pub(super) struct Recording {
 
 impl Recording {
     /// Begins the record.
-    pub fn begin(target: &RecordingFile, rules: &Rules) -> std::io::Result<Self> {
+    pub fn begin(target: &RecordingFile, rules: Rules) -> std::io::Result<Self> {
         let mut recording = Self {
             file: BufWriter::new(File::create(&target.path)?),
             path: target.path.clone(),
@@ -50,9 +37,8 @@ impl Recording {
     }
 
     /// Adds an event. Returns false when the record is full, or cannot be written.
-    pub fn add(&mut self, now_us: u64, event: &Event, actions: &[Action]) -> bool {
-        let line = Line { now_us, event, actions };
-        match self.line(&line) {
+    pub fn add(&mut self, entry: &Entry) -> bool {
+        match self.line(entry) {
             Ok(true) => true,
             Ok(false) => {
                 tracing::warn!(path = %self.path.display(), "the record of harvesting is full and ends here");
@@ -85,20 +71,30 @@ impl Recording {
 
 #[cfg(test)]
 mod tests {
+    use dayfly_harvest::Event;
+
     use super::*;
+
+    fn tick(now_us: u64) -> Entry {
+        Entry {
+            now_us,
+            event: Event::Tick,
+            actions: Vec::new(),
+        }
+    }
 
     #[test]
     fn full_record_ends_between_two_lines() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
         let rules = Rules::default();
-        let header = serde_json::to_vec(&Header { rules: &rules }).unwrap().len() as u64 + 1;
+        let header = serde_json::to_vec(&Header { rules }).unwrap().len() as u64 + 1;
         let target = RecordingFile {
             path: path.clone(),
             max_bytes: header + 100,
         };
-        let mut recording = Recording::begin(&target, &rules).unwrap();
-        let added = (0..10).take_while(|n| recording.add(*n, &Event::Tick, &[])).count();
+        let mut recording = Recording::begin(&target, rules).unwrap();
+        let added = (0..10).take_while(|n| recording.add(&tick(*n))).count();
         recording.flush();
         let text = std::fs::read_to_string(path).unwrap();
         assert!((1..10).contains(&added));

@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use dayfly_command::simulate::Arguments;
 use dayfly_harvest::profile::Profiles;
-use dayfly_harvest::{Amount, FunctionId, Rules, Sample};
+use dayfly_harvest::record::{Entry, Header};
+use dayfly_harvest::{Amount, FunctionId, Sample};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_simulate::cluster::{self, MAX_CORES, Options};
 use dayfly_simulate::functions::Functions;
 use dayfly_simulate::generate::Generator;
 use dayfly_simulate::history;
-use dayfly_simulate::log::{Entry, replay};
+use dayfly_simulate::log::replay;
 use dayfly_simulate::policy::Policy;
 use dayfly_simulate::report::Report;
 use dayfly_simulate::study::Study;
@@ -40,7 +41,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let (report, outcome) = study.run(options.policy, &mut clock()).map_err(|error| wrong(&error))?;
     if let Some(path) = &arguments.events {
-        write_log(path, outcome.logs.first().map_or(&[], Vec::as_slice))?;
+        let rules = options.policy.rules().unwrap_or_default();
+        write_log(path, &Header { rules }, outcome.logs.first().map_or(&[], Vec::as_slice))?;
     }
     crate::print(&report, json)
 }
@@ -51,13 +53,7 @@ fn train(path: &Path, arguments: &Arguments, json: bool) -> Result<(), Failure> 
     let command = format!("dayfly simulate --train-freyr FILE --episodes {episodes} --seed {seed}");
     let trained = dayfly_simulate::training::train(Functions::measured(), &options(arguments)?, episodes, &command)
         .map_err(|error| wrong(&error))?;
-    std::fs::write(path, trained.weights.to_json()).map_err(|error| {
-        let text = format!(
-            "{} cannot be written: {error}. Give a path that you may write.",
-            path.display()
-        );
-        Failure::new(Code::Internal, text)
-    })?;
+    std::fs::write(path, trained.weights.to_json()).map_err(|error| unwritable(path, &error))?;
     if json {
         println!("{}", json!({ "episodes": trained.episodes.len() }));
     } else {
@@ -82,7 +78,7 @@ fn clock() -> impl FnMut() -> u64 {
 
 fn decide_again(path: &Path, json: bool) -> Result<(), Failure> {
     let text = read_file(path)?;
-    let events = replay(&text, Rules::default(), Box::new(Profiles::default())).map_err(|error| wrong(&error))?;
+    let events = replay(&text, Box::new(Profiles::default())).map_err(|error| wrong(&error))?;
     if json {
         println!("{}", json!({ "events": events, "same": true }));
     } else {
@@ -199,20 +195,24 @@ fn compare(study: &Study<'_>, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn write_log(path: &Path, entries: &[Entry]) -> Result<(), Failure> {
+fn write_log(path: &Path, header: &Header, entries: &[Entry]) -> Result<(), Failure> {
     let write = || {
         let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+        serde_json::to_writer(&mut file, header)?;
+        file.write_all(b"\n")?;
         for entry in entries {
             serde_json::to_writer(&mut file, entry)?;
             file.write_all(b"\n")?;
         }
         file.flush()
     };
-    write().map_err(|error| {
-        let text = format!(
-            "{} cannot be written: {error}. Give a path that you may write.",
-            path.display()
-        );
-        Failure::new(Code::Internal, text)
-    })
+    write().map_err(|error| unwritable(path, &error))
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
+    let text = format!(
+        "{} cannot be written: {error}. Give a path that you may write.",
+        path.display()
+    );
+    Failure::new(Code::Internal, text)
 }

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use dayfly_harvest::random::Random;
 use dayfly_harvest::{
     Amount, CallId, FunctionId, Heartbeat, NodeIndex, Request, Scheduler, SchedulerKind, SchedulerOptions, Shard,
     Spare, Steps, TenantId, Want,
@@ -33,7 +34,7 @@ fn main() {
 
 /// Times all calls; half of them want more than they own.
 fn decisions(kind: SchedulerKind, nodes: u64, round: u64) -> Vec<f64> {
-    let mut random = Random(round);
+    let mut random = Random::new(round);
     let mut schedulers: Vec<Scheduler> = (0..SHARDS).map(|shard| scheduler(kind, nodes, shard, round)).collect();
     (0..CALLS)
         .map(|call| {
@@ -65,7 +66,7 @@ fn scheduler(kind: SchedulerKind, nodes: u64, shard: u32, round: u64) -> Schedul
 
 /// Full pools: 16 steps of each resource.
 fn heartbeat(capacity: Amount, index: NodeIndex, round: u64) -> Heartbeat {
-    let mut random = Random(round << 32 | u64::from(index.0));
+    let mut random = Random::new(round << 32 | u64::from(index.0));
     let steps = |random: &mut Random, most: u64| {
         let entries: Vec<(u64, u64)> = (0..40).map(|_| (random.below(8_000_000), random.below(most))).collect();
         Steps::of_pool(1, entries)
@@ -95,17 +96,4 @@ fn request(random: &mut Random, call: u64) -> Request {
         request.lends_us = random.below(5_000_000);
     }
     request
-}
-
-/// A linear congruential generator (Knuth's MMIX).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
 }

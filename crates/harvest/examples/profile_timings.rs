@@ -4,19 +4,15 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use dayfly_harvest::random::mix;
 use dayfly_harvest::{Amount, Features, FunctionId, Models, Options, Predictor, Profiles, Sample};
 
 const FUNCTION: FunctionId = FunctionId(1);
 const SAMPLES: u64 = 512;
 
-fn mixed(number: u64) -> u64 {
-    let number = (number ^ (number >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (number ^ (number >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20
-}
-
 /// A call whose demand depends on all five sizes.
 fn sample(number: u64) -> Sample {
-    let size = |which: u64| (mixed(number * 5 + which) % 100_000) as f64;
+    let size = |which: u64| (mix(number * 5 + which) % 100_000) as f64;
     let sizes = [size(1), size(2), size(3), size(4)];
     let argument_bytes = size(0) as u64;
     let sum = sizes.iter().sum::<f64>() + argument_bytes as f64;

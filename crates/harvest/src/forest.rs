@@ -13,12 +13,11 @@
 //! stay as they are until the forest is trained again.
 
 mod growth;
-pub(crate) mod random;
 mod tree;
 
 use crate::demand::Features;
+use crate::random::Random;
 pub use growth::Training;
-use random::Random;
 use tree::Tree;
 
 /// The features of a sample or call. They are finite.

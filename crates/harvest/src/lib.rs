@@ -10,6 +10,7 @@
 //! - [`rules`]: what sites and published systems decide differently;
 //! - [`pool`]: the idle units of one resource on one node, who lent them, and who has them;
 //! - [`engine`]: the policy of one node: events go in, changes of limits come out;
+//! - [`random`]: seeded random numbers;
 //! - [`record`]: what an engine was told and decided, line by line;
 //! - [`coverage`]: how much of what a call wants a node's pools can give, and for how long;
 //! - [`placement`]: the node on which a call runs.
@@ -23,6 +24,7 @@ mod histogram;
 pub mod placement;
 pub mod pool;
 pub mod profile;
+pub mod random;
 pub mod record;
 pub mod rules;
 mod unreserved;

@@ -1,6 +1,6 @@
 //! When calls arrive within a window of which only their number is known.
 
-use crate::random::Random;
+use dayfly_harvest::random::Random;
 
 /// Microseconds in which the calls of one burst arrive: a second. The Azure set has counts a minute only; in the arrivals
 /// of a language model's service, which are exact, 98 % follow the one before within a second.

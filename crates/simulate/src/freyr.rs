@@ -42,7 +42,7 @@ use std::sync::OnceLock;
 
 use dayfly_harvest::{Amount, CallId, FunctionId};
 
-use crate::random::Random;
+use dayfly_harvest::random::Random;
 pub use grid::Grid;
 use policy::{FEATURES, Policy, Rates, STEPS, State, Step, Teacher};
 use record::{Record, Running};

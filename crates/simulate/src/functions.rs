@@ -14,8 +14,8 @@ use dayfly_harvest::{Amount, Features};
 use serde::Deserialize;
 
 use crate::call::{MAX_PHASES, Phase, Phases};
-use crate::random::Random;
 use curve::Curve;
+use dayfly_harvest::random::Random;
 
 /// Why measurements cannot be used.
 #[derive(Debug, thiserror::Error)]

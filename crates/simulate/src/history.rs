@@ -10,8 +10,8 @@ use crate::call::Phases;
 use crate::functions::Functions;
 use crate::generate::draw_size;
 use crate::machine::{Machine, Stop};
-use crate::random::Random;
 use crate::trace::Trace;
+use dayfly_harvest::random::Random;
 
 /// Samples of a function that a profile keeps at most.
 pub const MAX_HISTORY: usize = 512;

@@ -7,7 +7,7 @@
 //! - [`generate`]: seeded traces of these functions; [`history`]: what was learned before;
 //! - [`log`]: logs of nodes, decided again;
 //! - [`policy`]: the policies that are compared; [`study`]: one beside the one that harvests nothing;
-//! - [`random`]: seeded random numbers; [`training`]: of the baseline Freyr;
+//! - [`training`]: of the baseline Freyr;
 //! - [`record`], [`report`]: what became of each call, and the figures of all;
 //! - [`trace`]: calls in order, and the formats that they are read from.
 
@@ -22,7 +22,6 @@ pub mod log;
 pub mod machine;
 pub mod node;
 pub mod policy;
-pub mod random;
 pub mod record;
 pub mod report;
 pub mod study;

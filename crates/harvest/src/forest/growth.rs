@@ -1,9 +1,9 @@
 //! How a tree grows from samples.
 
-use super::random::Random;
 use super::tree::Tree;
 use super::{Row, Settings, Target};
 use crate::demand::Features;
+use crate::random::Random;
 
 /// Splits above a leaf. It bounds the time of a prediction whatever the samples are.
 const MAX_DEPTH: usize = 32;
@@ -27,11 +27,7 @@ impl<'a> Training<'a> {
             .collect();
         let sorted = (0..Features::COUNT).filter_map(|feature| {
             let value = |slot: u16| rows[usize::from(slot)][feature];
-            let mut order: Vec<u16> = members
-                .iter()
-                .copied()
-                .filter(|slot| usize::from(*slot) < rows.len())
-                .collect();
+            let mut order = members.clone();
             order.sort_unstable_by(|a, b| value(*a).total_cmp(&value(*b)).then(a.cmp(b)));
             let varies = value(*order.first()?) < value(*order.last()?);
             varies.then_some((feature, order))
@@ -43,7 +39,7 @@ impl<'a> Training<'a> {
     pub(super) fn grow(&self, target: Target<'_>, settings: Settings, random: &mut Random) -> Tree {
         let mut counts = vec![0u8; self.rows.len()];
         for _ in 0..self.members.len() {
-            let drawn = self.members[random.below(self.members.len())];
+            let drawn = self.members[random.index(self.members.len())];
             let count = &mut counts[usize::from(drawn)];
             *count = count.saturating_add(1);
         }

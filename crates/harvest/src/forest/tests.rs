@@ -12,7 +12,7 @@ const SETTINGS: Settings = Settings {
 fn rows(count: usize) -> Vec<Row> {
     let mut random = Random::new(1);
     (0..count)
-        .map(|_| std::array::from_fn(|_| random.below(1_000_000) as f32))
+        .map(|_| std::array::from_fn(|_| random.index(1_000_000) as f32))
         .collect()
 }
 

@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::hash::{mix, weight};
+use super::hash::weight;
 use super::node::Node;
 use super::{NodeIndex, Request, SchedulerKind, SchedulerOptions};
 use crate::demand::FunctionId;
+use crate::random::mix;
 
 /// A function's set of workers grows when its least loaded node would be fuller than this.
 const WIDEN_ABOVE: f64 = 0.8;

@@ -9,7 +9,7 @@ use super::forests::{FOREST_HIGH, Forests, SHORT, Targets, predict_with};
 use super::window::{Measure, Window};
 use crate::amount::Resource;
 use crate::demand::{Prediction, Sample};
-use crate::forest::random::Random;
+use crate::random::Random;
 
 /// How much less a forest must lose: sizes that tell nothing lose as little now and then.
 const FOREST_BONUS: f64 = 0.95;

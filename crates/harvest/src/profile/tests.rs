@@ -151,9 +151,9 @@ fn forest_predicts_functions_that_sizes_tell() {
 #[test]
 fn histogram_predicts_functions_that_sizes_do_not_tell() {
     let mut profiles = Profiles::default();
-    let mut random = crate::forest::random::Random::new(11);
+    let mut random = crate::random::Random::new(11);
     for number in 0..200 {
-        profiles.learn(FUNCTION, sized(scattered(number), 1 + random.below(100) as u64));
+        profiles.learn(FUNCTION, sized(scattered(number), 1 + random.below(100)));
     }
     let report = profiles.report(FUNCTION, Amount::new(2_000, 128 << 20), 0.8).unwrap();
     assert_eq!(report.model, ChosenModel::Histogram);
@@ -233,8 +233,8 @@ fn outlier_is_no_change_of_behaviour() {
 #[test]
 fn full_profile_takes_less_than_a_mebibyte() {
     let mut profiles = profiles(Models::Forest);
-    let mut random = crate::forest::random::Random::new(5);
-    let mut number = || random.below(1_000_000) as u64;
+    let mut random = crate::random::Random::new(5);
+    let mut number = || random.below(1_000_000);
     let samples: Vec<_> = (0..MAX_SAMPLES)
         .map(|_| {
             let mut sample = sample(number(), number() << 10, number());

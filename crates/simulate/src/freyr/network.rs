@@ -1,6 +1,6 @@
 //! A perceptron of fixed shape, 11-32-16-1 with hyperbolic tangents, its gradient, and the optimizer that trains it.
 
-use crate::random::Random;
+use dayfly_harvest::random::Random;
 
 /// Features of one candidate.
 pub(super) const INPUTS: usize = 11;

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use super::network::{INPUTS, Network, Optimizer, PARAMETERS, Pass};
-use crate::random::Random;
+use dayfly_harvest::random::Random;
 
 /// Steps of an allocation in each resource.
 pub(super) const STEPS: u8 = 8;

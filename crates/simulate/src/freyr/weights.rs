@@ -119,7 +119,7 @@ fn is_usable(weight: f32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use dayfly_harvest::random::Random;
 
     fn weights() -> Weights {
         Weights::of(&Policy::random(&mut Random::new(1)), "train", 1, 0)

@@ -23,7 +23,7 @@ use crate::arrival::Trigger;
 use crate::call::Call;
 use crate::functions::{Function, Functions};
 use crate::generate::MEMORY_STEP_BYTES;
-use crate::random::Random;
+use dayfly_harvest::random::Random;
 
 const MINUTE_US: u64 = 60_000_000;
 /// Minutes of a trace at most: a year's.

@@ -27,7 +27,7 @@ use super::text::{Line, Table, number, whole};
 use super::{MAX_ARRIVAL_US, MAX_CALLS, NamedText, Names, Problem, Trace, TraceError, error::shown};
 use crate::call::{Call, MAX_CORE_US, MAX_MEMORY_BYTES, MAX_MILLI_CORES, MAX_PHASES, Phase, Phases};
 use crate::functions::{Function, Functions};
-use crate::random::Random;
+use dayfly_harvest::random::Random;
 
 /// The first column.
 pub const FIRST_COLUMN: &str = "arrival_us";

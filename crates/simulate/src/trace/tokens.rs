@@ -12,7 +12,7 @@ use super::text::Table;
 use super::{MAX_ARRIVAL_US, MAX_CALLS, NamedText, Names, Problem, Trace, TraceError};
 use crate::call::Call;
 use crate::functions::Functions;
-use crate::random::Random;
+use dayfly_harvest::random::Random;
 
 /// The first column.
 pub const FIRST_COLUMN: &str = "TIMESTAMP";

@@ -1,6 +1,17 @@
 //! Seeded random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The same seed gives the same numbers on
 //! every machine.
 
+/// What SplitMix64 adds to its state at each step.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A pseudorandom number that depends on `number` only: a step of SplitMix64.
+pub fn mix(number: u64) -> u64 {
+    let mixed = number.wrapping_add(STEP);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
 /// A generator of random numbers. Not for secrets.
 #[derive(Debug, Clone)]
 pub struct Random {
@@ -15,17 +26,19 @@ impl Random {
 
     /// A generator for one purpose, independent of how many numbers other purposes draw.
     pub fn for_purpose(seed: u64, purpose: u64) -> Self {
-        let mut first = Self::new(seed ^ purpose.wrapping_mul(0xd134_2543_de82_ef95));
-        Self::new(first.next_u64())
+        Self::new(mix(seed ^ purpose.wrapping_mul(0xd134_2543_de82_ef95)))
+    }
+
+    /// A generator for a part of the work, whose numbers do not depend on the other parts.
+    pub fn derived(&self, part: u64) -> Self {
+        Self::new(mix(self.state ^ part.wrapping_mul(0xd1b5_4a32_d192_ed03)))
     }
 
     /// Any number.
     pub fn next_u64(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        let number = mix(self.state);
+        self.state = self.state.wrapping_add(STEP);
+        number
     }
 
     /// A number from 0 up to, but not including, 1.
@@ -43,6 +56,27 @@ impl Random {
     /// An index into a list of `len` items; 0 if it is empty.
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
+    }
+
+    /// A Poisson variable of mean 1, at most 6.
+    pub fn poisson_of_mean_one(&mut self) -> u8 {
+        let uniform = self.unit();
+        let (mut count, mut share, mut passed) = (0u8, (-1.0f64).exp(), 0.0);
+        loop {
+            passed += share;
+            if uniform < passed || count == 6 {
+                return count;
+            }
+            count += 1;
+            share /= f64::from(count);
+        }
+    }
+
+    /// Puts items into a random order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.index(last + 1));
+        }
     }
 
     /// How often a trial that ends with probability `1 / mean` is made until it ends: at least 1, `mean` on average.

@@ -65,6 +65,15 @@ impl Amount {
         )
     }
 
+    /// The smaller of the two, resource by resource.
+    #[must_use]
+    pub fn min(self, other: Self) -> Self {
+        Self::new(
+            self.milli_cores.min(other.milli_cores),
+            self.memory_bytes.min(other.memory_bytes),
+        )
+    }
+
     /// Whether it holds at least as much of each resource.
     pub fn covers(&self, other: &Self) -> bool {
         self.milli_cores >= other.milli_cores && self.memory_bytes >= other.memory_bytes

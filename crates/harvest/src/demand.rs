@@ -63,6 +63,12 @@ pub struct Sample {
     pub memory_is_bound: bool,
 }
 
+/// Whether a call that used so much of its limit in a window wants more. The kernel accounts use in slices, so that it is
+/// never quite all.
+pub fn is_bound(used: u64, limit: u64) -> bool {
+    used as f64 >= 0.95 * limit as f64
+}
+
 /// What a call is expected to need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Prediction {

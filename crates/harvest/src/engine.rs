@@ -192,10 +192,7 @@ impl Engine {
     }
 
     fn resize(&mut self, shared: Amount) {
-        self.shared = Amount::new(
-            shared.milli_cores.min(MAX_OWNED.milli_cores),
-            shared.memory_bytes.min(MAX_OWNED.memory_bytes),
-        );
+        self.shared = shared.min(MAX_OWNED);
         self.fit_unreserved();
         self.fit_loans();
     }
@@ -206,8 +203,7 @@ impl Engine {
         }
         let demand = self.predictor.predict(begin.function, &begin.features);
         let mut call = Call::new(begin, demand, self.now_us);
-        call.owned.milli_cores = call.owned.milli_cores.min(MAX_OWNED.milli_cores);
-        call.owned.memory_bytes = call.owned.memory_bytes.min(MAX_OWNED.memory_bytes);
+        call.owned = call.owned.min(MAX_OWNED);
         self.owned += call.owned;
         self.kept += call.owned;
         if let Some(group) = begin.group {

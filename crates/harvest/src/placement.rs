@@ -91,20 +91,13 @@ impl Request {
     #[must_use]
     pub fn with_demand(mut self, demand: &Demand, rules: &Rules) -> Self {
         const PROFILING_US: u64 = 1_000_000;
+        self.want.extra = rules.wanted(demand, self.owned);
         match demand {
             Demand::Unknown => {}
-            Demand::Profiling => {
-                self.want = Want {
-                    extra: rules.profiling - self.owned,
-                    duration_us: PROFILING_US,
-                };
-            }
-            Demand::Known(prediction) if prediction.median_us < rules.min_duration_us => {}
+            Demand::Profiling => self.want.duration_us = PROFILING_US,
+            Demand::Known(prediction) if rules.leaves_alone(prediction) => {}
             Demand::Known(prediction) => {
-                self.want = Want {
-                    extra: prediction.median - self.owned,
-                    duration_us: prediction.median_us,
-                };
+                self.want.duration_us = prediction.median_us;
                 for resource in Resource::ALL {
                     let owned = self.owned.get(resource);
                     let kept = rules.kept(resource, owned, prediction.high.get(resource), 0);

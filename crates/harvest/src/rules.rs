@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::amount::{Amount, Resource};
+use crate::demand::{Demand, Prediction};
 
 const MIB: u64 = 1 << 20;
 
@@ -81,21 +82,36 @@ impl Rules {
 
     /// What a lender keeps of `owned`, if it is expected to use up to `high` and uses `now`.
     pub fn kept(&self, resource: Resource, owned: u64, high: u64, now: u64) -> u64 {
-        let headroom = if self.headroom > 0.0 {
-            self.headroom.min(1.0)
-        } else {
-            1.0
-        };
-        // Casts from f64 saturate.
-        let kept = (high.max(now) as f64 / headroom).ceil() as u64;
         let floor = self.floor.get(resource).min(owned);
-        kept.clamp(floor, owned)
+        with_headroom(high.max(now), self.headroom).clamp(floor, owned)
+    }
+
+    /// Whether a call is expected to be so short that it is left alone.
+    pub fn leaves_alone(&self, prediction: &Prediction) -> bool {
+        prediction.median_us < self.min_duration_us
+    }
+
+    /// What a call of this demand wants above what it owns.
+    pub fn wanted(&self, demand: &Demand, owned: Amount) -> Amount {
+        match demand {
+            Demand::Unknown => Amount::ZERO,
+            Demand::Profiling => self.profiling - owned,
+            Demand::Known(prediction) if self.leaves_alone(prediction) => Amount::ZERO,
+            Demand::Known(prediction) => prediction.median - owned,
+        }
     }
 
     /// Whether a lender that kept `kept` and uses `now` needs the rest.
     pub fn exceeds(&self, kept: u64, now: u64) -> bool {
         self.safeguard.is_some_and(|share| now as f64 > share * kept as f64)
     }
+}
+
+/// The amount of which `units` are the share `headroom`, rounded up. A headroom outside of 0 to 1 counts as 1.
+pub(crate) fn with_headroom(units: u64, headroom: f64) -> u64 {
+    let headroom = if headroom > 0.0 { headroom.min(1.0) } else { 1.0 };
+    // Casts from f64 saturate.
+    (units as f64 / headroom).ceil() as u64
 }
 
 #[cfg(test)]

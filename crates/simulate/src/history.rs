@@ -4,26 +4,20 @@
 //! they are measured (LIBRA, section 8.2.3). So generated traces begin with samples of other calls of the same functions:
 //! their sizes are drawn as those of the trace, by another seed, and none of them is in it.
 
-use dayfly_harvest::{Amount, CallId, FunctionId, Sample};
+use dayfly_harvest::demand::is_bound;
+use dayfly_harvest::profile::MAX_SAMPLES;
+use dayfly_harvest::{Amount, CallId, FunctionId, Rules, Sample};
 
 use crate::call::Phases;
 use crate::functions::Functions;
 use crate::generate::draw_size;
 use crate::machine::{Machine, Stop};
+use crate::node::MIN_WINDOW_US;
 use crate::trace::Trace;
 use dayfly_harvest::random::Random;
 
-/// Samples of a function that a profile keeps at most.
-pub const MAX_HISTORY: usize = 512;
-/// What each call of the history may use: the profiling window's maximum.
-pub const ALLOCATION: Amount = Amount::new(8_000, 1 << 30);
 /// Apart from the seeds of traces.
 const PURPOSE: u64 = 0x4849_5354;
-const WINDOW_US: u64 = 100_000;
-/// A window that is shorter is not measured.
-const MIN_WINDOW_US: u64 = 20_000;
-/// A call that uses this share of its allocation could use more.
-const BOUND_SHARE: f64 = 0.95;
 
 /// Samples of `calls` calls of each measured function of a trace, oldest first. Functions that were not measured have
 /// none.
@@ -34,7 +28,7 @@ pub fn history(trace: &Trace, functions: &Functions, calls: usize, seed: u64) ->
             continue;
         };
         let mut random = Random::for_purpose(seed, PURPOSE + index as u64);
-        for _ in 0..calls.min(MAX_HISTORY) {
+        for _ in 0..calls.min(MAX_SAMPLES) {
             let size = draw_size(function, &mut random);
             let phases = function.draw(size, &mut random);
             if let Some(mut sample) = alone(phases) {
@@ -49,10 +43,16 @@ pub fn history(trace: &Trace, functions: &Functions, calls: usize, seed: u64) ->
 /// Runs a call alone with the largest allocation. `None` if it is too short to be measured, or needs more memory.
 fn alone(phases: Phases) -> Option<Sample> {
     let id = CallId(0);
-    let mut machine = Machine::new(ALLOCATION);
-    machine.start(id, ALLOCATION, phases);
+    // As in the profiling window.
+    let Rules {
+        profiling: allocation,
+        window_us,
+        ..
+    } = Rules::default();
+    let mut machine = Machine::new(allocation);
+    machine.start(id, allocation, phases);
     let mut peak = None;
-    let mut window_end_us = WINDOW_US;
+    let mut window_end_us = window_us;
     loop {
         let at_us = machine.next_us()?.min(window_end_us);
         machine.advance(at_us);
@@ -64,7 +64,7 @@ fn alone(phases: Phases) -> Option<Sample> {
             peak = Some(used.max(peak.unwrap_or(Amount::ZERO)));
         }
         if at_us == window_end_us {
-            window_end_us += WINDOW_US;
+            window_end_us += window_us;
         }
         match stopped.first() {
             Some((_, Stop::Finished)) => break,
@@ -73,14 +73,13 @@ fn alone(phases: Phases) -> Option<Sample> {
         }
     }
     let peak = peak?;
-    let is_bound = |used: u64, limit: u64| used as f64 >= BOUND_SHARE * limit as f64;
     Some(Sample {
         features: Default::default(),
-        allocation: ALLOCATION,
+        allocation,
         peak,
         duration_us: machine.now_us(),
-        cpu_is_bound: is_bound(peak.milli_cores, ALLOCATION.milli_cores),
-        memory_is_bound: is_bound(peak.memory_bytes, ALLOCATION.memory_bytes),
+        cpu_is_bound: is_bound(peak.milli_cores, allocation.milli_cores),
+        memory_is_bound: is_bound(peak.memory_bytes, allocation.memory_bytes),
     })
 }
 

@@ -18,7 +18,7 @@ use crate::record::Record;
 /// Times that a call runs at most. The last failure is the call's.
 pub const MAX_ATTEMPTS: u8 = 3;
 /// Windows that are shorter are part of the next: the kernel accounts use in ticks of up to 10 ms.
-const MIN_WINDOW_US: u64 = 20_000;
+pub(crate) const MIN_WINDOW_US: u64 = 20_000;
 
 /// Constants of a node.
 #[derive(Debug, Clone, Copy)]

@@ -4,18 +4,13 @@ use std::collections::BTreeMap;
 
 use super::{Engine, Mode, index};
 use crate::amount::{Amount, Resource};
-use crate::demand::{CallId, Demand, TenantId};
+use crate::demand::{CallId, TenantId};
 
 impl Engine {
     /// Decides what a call wants above what it owns.
     pub(super) fn want(&mut self, id: CallId) {
         let Some(call) = self.calls.get_mut(&id) else { return };
-        call.wanted = match call.demand {
-            Demand::Unknown => Amount::ZERO,
-            Demand::Profiling => self.rules.profiling - call.owned,
-            Demand::Known(prediction) if prediction.median_us < self.rules.min_duration_us => Amount::ZERO,
-            Demand::Known(prediction) => prediction.median - call.owned,
-        };
+        call.wanted = self.rules.wanted(&call.demand, call.owned);
         for resource in Resource::ALL {
             let wanted = call.wanted.get_mut(resource);
             *wanted = (*wanted).min(self.shared.get(resource));
@@ -23,9 +18,16 @@ impl Engine {
                 *wanted = 0;
             }
         }
-        let wants = Resource::ALL.iter().any(|resource| call.missing(*resource) > 0);
-        if wants {
+        self.note_wanting(id);
+    }
+
+    /// Remembers whether a call wants more than it has.
+    pub(super) fn note_wanting(&mut self, id: CallId) {
+        let call = self.calls.get(&id);
+        if call.is_some_and(|call| Resource::ALL.iter().any(|resource| call.missing(*resource) > 0)) {
             self.wanting.insert(id);
+        } else {
+            self.wanting.remove(&id);
         }
     }
 
@@ -33,7 +35,7 @@ impl Engine {
         if let Some(call) = self.calls.get_mut(&id) {
             call.wanted = Amount::ZERO;
         }
-        self.wanting.remove(&id);
+        self.note_wanting(id);
     }
 
     /// Gives idle units to calls that want them, so that each tenant borrows as much as the others.
@@ -106,10 +108,8 @@ impl Engine {
         }
         if let Some(call) = self.calls.get_mut(&id) {
             *call.borrowed.get_mut(resource) += got;
-            if Resource::ALL.iter().all(|resource| call.missing(*resource) == 0) {
-                self.wanting.remove(&id);
-            }
         }
+        self.note_wanting(id);
         self.counts.loans += u64::from(got > 0);
         got
     }
@@ -156,8 +156,8 @@ impl Engine {
     pub(super) fn lose(&mut self, id: CallId, resource: Resource, units: u64) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         *call.borrowed.get_mut(resource) -= units;
-        if self.rules.regrants && self.mode == Mode::On && call.missing(resource) > 0 {
-            self.wanting.insert(id);
+        if self.rules.regrants && self.mode == Mode::On {
+            self.note_wanting(id);
         }
         self.lose_ranks(id, resource);
     }
@@ -179,10 +179,8 @@ impl Engine {
             }
             *call.unused.get_mut(resource) = 0;
             *call.wanted.get_mut(resource) = borrowed - spare;
-            if Resource::ALL.iter().all(|resource| call.missing(*resource) == 0) {
-                self.wanting.remove(&id);
-            }
             self.give_back(id, resource, spare);
+            self.note_wanting(id);
         }
     }
 

@@ -2,11 +2,8 @@
 
 use super::{Begin, Group, index};
 use crate::amount::{Amount, Resource};
-use crate::demand::{Demand, Features, FunctionId, Sample, TenantId};
+use crate::demand::{Demand, Features, FunctionId, Sample, TenantId, is_bound};
 use crate::rules::Rules;
-
-/// A call that uses this share of its limit wants more: the kernel accounts use in slices, so that it is never quite 1.
-const BOUND_SHARE: f64 = 0.95;
 
 /// A running call. Only `engine/` changes it.
 #[derive(Debug)]
@@ -91,10 +88,7 @@ impl Call {
     pub fn note_usage(&mut self, used: Amount, now_us: u64) {
         let limit = self.owned + self.borrowed;
         for resource in Resource::ALL {
-            let (used, limit) = (used.get(resource), limit.get(resource));
-            if used as f64 >= BOUND_SHARE * limit as f64 {
-                self.is_bound[index(resource)] = true;
-            }
+            self.is_bound[index(resource)] |= is_bound(used.get(resource), limit.get(resource));
         }
         self.max_limit = self.max_limit.max(limit);
         self.peak = self.peak.max(used);

@@ -25,8 +25,8 @@ impl Engine {
         let Demand::Known(prediction) = call.demand else {
             return 0;
         };
-        let is_short = prediction.median_us < self.rules.min_duration_us;
-        let is_open = call.may_lend[index(resource)] && !is_short && call.offered.get(resource) == 0;
+        let may_lend = call.may_lend[index(resource)] && !self.rules.leaves_alone(&prediction);
+        let is_open = may_lend && call.offered.get(resource) == 0;
         if !is_open || (resource == Resource::Memory && !self.may_lend_memory(call.function)) {
             return 0;
         }

@@ -38,9 +38,7 @@ impl Engine {
         self.give_back(id, resource, u64::MAX);
         for member in self.other_ranks(id) {
             self.give_back(member, resource, u64::MAX);
-            if self.calls.get(&member).is_some_and(|call| call.missing(resource) > 0) {
-                self.wanting.insert(member);
-            }
+            self.note_wanting(member);
         }
     }
 
@@ -105,7 +103,7 @@ impl Engine {
             if got.iter().any(|got| *got < each) {
                 for member in &members {
                     self.give_back(*member, resource, u64::MAX);
-                    self.wanting.insert(*member);
+                    self.note_wanting(*member);
                 }
             }
         }

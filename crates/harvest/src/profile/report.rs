@@ -7,6 +7,7 @@ use super::contest::Contest;
 use super::function::Function;
 use crate::amount::{Amount, Resource};
 use crate::demand::Prediction;
+use crate::rules::with_headroom;
 
 /// The last calls of which a report takes the mean.
 const REPORTED_CALLS: usize = 32;
@@ -120,8 +121,7 @@ fn high(predictions: &[Prediction]) -> Option<Amount> {
 }
 
 fn lends(predictions: &[Prediction], owned: Amount, headroom: f64) -> Amount {
-    let headroom = if headroom > 0.0 { headroom } else { 1.0 };
-    let kept = |units: u64| (units as f64 / headroom).ceil() as u64;
+    let kept = |units: u64| with_headroom(units, headroom);
     mean(
         predictions.iter().map(|prediction| {
             owned - Amount::new(kept(prediction.high.milli_cores), kept(prediction.high.memory_bytes))

@@ -107,14 +107,17 @@ impl Window {
 
     /// The samples, oldest first.
     pub(crate) fn in_order(&self) -> impl DoubleEndedIterator<Item = &Sample> + ExactSizeIterator {
-        let oldest = if self.samples.len() < MAX_SAMPLES { 0 } else { self.next };
-        (0..self.samples.len()).map(move |age| &self.samples[(oldest + age) % MAX_SAMPLES])
+        self.slots_by_age().map(|slot| &self.samples[slot])
     }
 
     /// The features of the samples, oldest first.
     pub(crate) fn rows_in_order(&self) -> impl DoubleEndedIterator<Item = &Row> {
+        self.slots_by_age().map(|slot| &self.rows[slot])
+    }
+
+    fn slots_by_age(&self) -> impl DoubleEndedIterator<Item = usize> + ExactSizeIterator + use<> {
         let oldest = if self.samples.len() < MAX_SAMPLES { 0 } else { self.next };
-        (0..self.rows.len()).map(move |age| &self.rows[(oldest + age) % MAX_SAMPLES])
+        (0..self.samples.len()).map(move |age| (oldest + age) % MAX_SAMPLES)
     }
 
     pub(crate) fn histogram(&self, measure: Measure) -> &Histogram {
@@ -124,12 +127,6 @@ impl Window {
 
 /// The sample with its values within bounds.
 pub(crate) fn bounded(sample: Sample, max: Amount) -> Sample {
-    let within = |amount: Amount| {
-        Amount::new(
-            amount.milli_cores.min(max.milli_cores),
-            amount.memory_bytes.min(max.memory_bytes),
-        )
-    };
     let sizes = sample
         .features
         .sizes
@@ -139,8 +136,8 @@ pub(crate) fn bounded(sample: Sample, max: Amount) -> Sample {
             sizes,
             ..sample.features
         },
-        allocation: within(sample.allocation),
-        peak: within(sample.peak),
+        allocation: sample.allocation.min(max),
+        peak: sample.peak.min(max),
         duration_us: sample.duration_us.min(MAX_DURATION_US),
         ..sample
     }

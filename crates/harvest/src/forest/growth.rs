@@ -187,11 +187,20 @@ impl Grower {
             if self.is_constant(column, start, end) {
                 continue;
             }
+            let cells = &self.columns[column][start..end];
             let found = if is_mixed {
-                self.best_by_class(column, start, end, weight)
+                let criterion = Gini::new(cells, &self.entries, weight, &mut self.left, &mut self.right);
+                best_cut(cells, &self.entries, self.min_leaf, criterion)
             } else {
-                self.best_by_value(column, start, end, weight, sum)
+                let criterion = Variance {
+                    weight,
+                    sum,
+                    left_weight: 0.0,
+                    left_sum: 0.0,
+                };
+                best_cut(cells, &self.entries, self.min_leaf, criterion)
             };
+            let found = found.map(|(score, left)| Split { column, score, left });
             if let Some(found) = found.filter(|found| best.is_none_or(|best| found.score > best.score)) {
                 best = Some(found);
             }
@@ -215,73 +224,6 @@ impl Grower {
         let class = |cell: &Cell| self.entries[usize::from(cell.slot)].class;
         let cells = &self.columns[0][start..end];
         !self.left.is_empty() && cells.iter().any(|cell| class(cell) != class(&cells[0]))
-    }
-
-    /// The split with the least variance: that with the greatest sum of squared sums over weights.
-    fn best_by_value(&self, column: usize, start: usize, end: usize, weight: f64, sum: f64) -> Option<Split> {
-        let cells = &self.columns[column][start..end];
-        let (mut best, mut best_left) = (f64::NEG_INFINITY, 0);
-        let (mut left_weight, mut left_sum) = (0.0, 0.0);
-        let mut value = cells[0].value;
-        for left in 1..=cells.len() - self.min_leaf {
-            let entry = self.entries[usize::from(cells[left - 1].slot)];
-            left_weight += entry.weight;
-            left_sum += entry.weight * entry.value;
-            let next = cells[left].value;
-            if next > value && left >= self.min_leaf {
-                let right_sum = sum - left_sum;
-                let right_weight = weight - left_weight;
-                let score = (left_sum * left_sum * right_weight + right_sum * right_sum * left_weight)
-                    / (left_weight * right_weight);
-                if score > best {
-                    (best, best_left) = (score, left);
-                }
-            }
-            value = next;
-        }
-        (best_left > 0).then_some(Split {
-            column,
-            score: best,
-            left: best_left,
-        })
-    }
-
-    /// The split with the least Gini impurity: that with the greatest sum of squared class weights over weights.
-    fn best_by_class(&mut self, column: usize, start: usize, end: usize, weight: f64) -> Option<Split> {
-        let cells = &self.columns[column][start..end];
-        self.left.fill(0.0);
-        self.right.fill(0.0);
-        for cell in cells {
-            let entry = self.entries[usize::from(cell.slot)];
-            self.right[usize::from(entry.class)] += entry.weight;
-        }
-        let mut right_squares: f64 = self.right.iter().map(|weight| weight * weight).sum();
-        let (mut left_squares, mut left_weight) = (0.0, 0.0);
-        let (mut best, mut best_left) = (f64::NEG_INFINITY, 0);
-        let mut value = cells[0].value;
-        for left in 1..=cells.len() - self.min_leaf {
-            let entry = self.entries[usize::from(cells[left - 1].slot)];
-            let class = usize::from(entry.class);
-            left_weight += entry.weight;
-            left_squares += entry.weight * (2.0 * self.left[class] + entry.weight);
-            right_squares -= entry.weight * (2.0 * self.right[class] - entry.weight);
-            self.left[class] += entry.weight;
-            self.right[class] -= entry.weight;
-            let next = cells[left].value;
-            if next > value && left >= self.min_leaf {
-                let right_weight = weight - left_weight;
-                let score = (left_squares * right_weight + right_squares * left_weight) / (left_weight * right_weight);
-                if score > best {
-                    (best, best_left) = (score, left);
-                }
-            }
-            value = next;
-        }
-        (best_left > 0).then_some(Split {
-            column,
-            score: best,
-            left: best_left,
-        })
     }
 
     /// Half way between the values before and at `middle`, and below the latter.
@@ -313,6 +255,101 @@ impl Grower {
             }
             cells[left..].copy_from_slice(&self.buffer[..right]);
         }
+    }
+}
+
+/// How good a cut of a node into two sides is.
+trait Criterion {
+    /// Moves a sample from the right side to the left.
+    fn move_left(&mut self, entry: &Entry);
+
+    /// The greater, the better.
+    fn score(&self) -> f64;
+}
+
+/// The cut with the best score, and the number of samples on its left. None if there is no cut between two values.
+fn best_cut(cells: &[Cell], entries: &[Entry], min_leaf: usize, mut criterion: impl Criterion) -> Option<(f64, usize)> {
+    let (mut best, mut best_left) = (f64::NEG_INFINITY, 0);
+    let mut value = cells[0].value;
+    for left in 1..=cells.len() - min_leaf {
+        criterion.move_left(&entries[usize::from(cells[left - 1].slot)]);
+        let next = cells[left].value;
+        if next > value && left >= min_leaf {
+            let score = criterion.score();
+            if score > best {
+                (best, best_left) = (score, left);
+            }
+        }
+        value = next;
+    }
+    (best_left > 0).then_some((best, best_left))
+}
+
+/// The least variance: the greatest sum of squared sums over weights.
+struct Variance {
+    weight: f64,
+    sum: f64,
+    left_weight: f64,
+    left_sum: f64,
+}
+
+impl Criterion for Variance {
+    fn move_left(&mut self, entry: &Entry) {
+        self.left_weight += entry.weight;
+        self.left_sum += entry.weight * entry.value;
+    }
+
+    fn score(&self) -> f64 {
+        let right_sum = self.sum - self.left_sum;
+        let right_weight = self.weight - self.left_weight;
+        (self.left_sum * self.left_sum * right_weight + right_sum * right_sum * self.left_weight)
+            / (self.left_weight * right_weight)
+    }
+}
+
+/// The least Gini impurity: the greatest sum of squared class weights over weights.
+struct Gini<'a> {
+    weight: f64,
+    left: &'a mut [f64],
+    right: &'a mut [f64],
+    left_weight: f64,
+    left_squares: f64,
+    right_squares: f64,
+}
+
+impl<'a> Gini<'a> {
+    /// All samples are on the right.
+    fn new(cells: &[Cell], entries: &[Entry], weight: f64, left: &'a mut [f64], right: &'a mut [f64]) -> Self {
+        left.fill(0.0);
+        right.fill(0.0);
+        for cell in cells {
+            let entry = entries[usize::from(cell.slot)];
+            right[usize::from(entry.class)] += entry.weight;
+        }
+        Self {
+            weight,
+            right_squares: right.iter().map(|weight| weight * weight).sum(),
+            left,
+            right,
+            left_weight: 0.0,
+            left_squares: 0.0,
+        }
+    }
+}
+
+impl Criterion for Gini<'_> {
+    fn move_left(&mut self, entry: &Entry) {
+        let class = usize::from(entry.class);
+        self.left_weight += entry.weight;
+        self.left_squares += entry.weight * (2.0 * self.left[class] + entry.weight);
+        self.right_squares -= entry.weight * (2.0 * self.right[class] - entry.weight);
+        self.left[class] += entry.weight;
+        self.right[class] -= entry.weight;
+    }
+
+    fn score(&self) -> f64 {
+        let right_weight = self.weight - self.left_weight;
+        (self.left_squares * right_weight + self.right_squares * self.left_weight) / (self.left_weight * right_weight)
     }
 }
 

@@ -72,27 +72,25 @@ fn features(row_of_fixture: &[u64; 7]) -> Row {
     })
 }
 
+/// Asserts something of each score, with the most by which that score may differ.
+fn assert_all(function: &Function, is_near: impl Fn(usize, f64) -> bool) {
+    let scores = [
+        ("CPU class", MAX_ACCURACY_BELOW),
+        ("memory class", MAX_ACCURACY_BELOW),
+        ("duration", MAX_R2_BELOW),
+    ];
+    for (score, (name, most)) in scores.into_iter().enumerate() {
+        assert!(is_near(score, most), "{name} of {}", function.name);
+    }
+}
+
 #[test]
 fn forest_scores_as_scikit_learn_with_equal_settings() {
     let fixture = fixture();
     for function in &fixture.functions {
         let (ours, theirs) = (scores(function, fixture.train, settings), function.scores.profile);
         println!("{:10} {ours:.4?} scikit-learn {theirs:.4?}", function.name);
-        assert!(
-            (ours[0] - theirs[0]).abs() <= MAX_ACCURACY_BELOW,
-            "CPU class of {}",
-            function.name
-        );
-        assert!(
-            (ours[1] - theirs[1]).abs() <= MAX_ACCURACY_BELOW,
-            "memory class of {}",
-            function.name
-        );
-        assert!(
-            (ours[2] - theirs[2]).abs() <= MAX_R2_BELOW,
-            "duration of {}",
-            function.name
-        );
+        assert_all(function, |score, most| (ours[score] - theirs[score]).abs() <= most);
     }
 }
 
@@ -103,17 +101,7 @@ fn profile_forest_scores_like_scikit_learn() {
     for function in &fixture.functions[..5] {
         let (ours, theirs) = (scores(function, fixture.train, settings), function.scores.default);
         println!("{:10} {ours:.4?} scikit-learn's defaults {theirs:.4?}", function.name);
-        assert!(
-            ours[0] >= theirs[0] - MAX_ACCURACY_BELOW,
-            "CPU class of {}",
-            function.name
-        );
-        assert!(
-            ours[1] >= theirs[1] - MAX_ACCURACY_BELOW,
-            "memory class of {}",
-            function.name
-        );
-        assert!(ours[2] >= theirs[2] - MAX_R2_BELOW, "duration of {}", function.name);
+        assert_all(function, |score, most| ours[score] >= theirs[score] - most);
     }
 }
 
@@ -128,20 +116,6 @@ fn hundred_unpruned_trees_score_as_scikit_learn_defaults() {
     for function in &fixture.functions {
         let (ours, theirs) = (scores(function, fixture.train, unpruned), function.scores.default);
         println!("{:10} {ours:.4?} scikit-learn's defaults {theirs:.4?}", function.name);
-        assert!(
-            (ours[0] - theirs[0]).abs() <= MAX_ACCURACY_BELOW,
-            "CPU class of {}",
-            function.name
-        );
-        assert!(
-            (ours[1] - theirs[1]).abs() <= MAX_ACCURACY_BELOW,
-            "memory class of {}",
-            function.name
-        );
-        assert!(
-            (ours[2] - theirs[2]).abs() <= MAX_R2_BELOW,
-            "duration of {}",
-            function.name
-        );
+        assert_all(function, |score, most| (ours[score] - theirs[score]).abs() <= most);
     }
 }

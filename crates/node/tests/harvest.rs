@@ -8,7 +8,8 @@ use std::time::Duration;
 use common::*;
 use dayfly_harvest::record::{Entry, Header};
 use dayfly_harvest::{Engine, Event, Options as ProfileOptions, Profiles};
-use dayfly_protocol::api::{HarvestMode, Mode};
+use dayfly_protocol::api::{Grant, HarvestMode, Mode};
+use dayfly_protocol::ids::CodeHash;
 use dayfly_protocol::slot::Status;
 
 async fn watching() -> Option<Site> {
@@ -34,17 +35,29 @@ async fn harvesting(mode: HarvestMode) -> Option<Site> {
     }
 }
 
-/// Calls a function that takes milliseconds so many times.
-async fn call_for(site: &Site, function: &str, ms: u32, times: usize, mode: Mode) {
+/// A channel to the worker of a new lease that has the library, and the library's hash.
+async fn worker(site: &Site, mode: Mode) -> (Grant, CodeHash, Channel) {
     let grant = site.lease(|request| request.mode = mode).await.unwrap();
     let hash = site.put_library(&grant).await;
     let channel = site.channel(&grant, 0).await.unwrap();
-    let (mut channel, index) = channel.load(hash, function).await;
+    (grant, hash, channel)
+}
+
+/// Calls a function so many times. Each call ends well.
+async fn call(mut channel: Channel, index: u16, input: &[u8], times: usize) -> Channel {
     for _ in 0..times {
-        let (next, result) = channel.call(index, 0, &ms.to_le_bytes()).await;
+        let (next, result) = channel.call(index, 0, input).await;
         assert_eq!(result.unwrap().0, Status::Ok);
         channel = next;
     }
+    channel
+}
+
+/// Calls a function that takes milliseconds so many times.
+async fn call_for(site: &Site, function: &str, ms: u32, times: usize, mode: Mode) {
+    let (_grant, hash, channel) = worker(site, mode).await;
+    let (channel, index) = channel.load(hash, function).await;
+    call(channel, index, &ms.to_le_bytes(), times).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -96,12 +109,9 @@ async fn short_and_hot_calls_are_left_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_worker_ends_its_measurement() {
     let Some(site) = watching().await else { return };
-    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
-    let hash = site.put_library(&grant).await;
-    let channel = site.channel(&grant, 0).await.unwrap();
+    let (_grant, hash, channel) = worker(&site, Mode::Warm).await;
     let (channel, nap) = channel.load(hash, "nap").await;
-    let (channel, result) = channel.call(nap, 0, &60u32.to_le_bytes()).await;
-    assert_eq!(result.unwrap().0, Status::Ok);
+    let channel = call(channel, nap, &60u32.to_le_bytes(), 1).await;
     let (channel, spin) = channel.load(hash, "spin").await;
     // Beyond its deadline.
     let (_, result) = channel.call(spin, 500, b"").await;
@@ -142,9 +152,7 @@ async fn borrower_is_raised_and_lowered_again() {
     let Some(site) = harvesting(HarvestMode::On).await else {
         return;
     };
-    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
-    let hash = site.put_library(&grant).await;
-    let channel = site.channel(&grant, 0).await.unwrap();
+    let (_grant, hash, channel) = worker(&site, Mode::Warm).await;
     let pid = channel.verdict.worker_pid.get();
     let (mut channel, index) = channel.load(hash, "burn_two").await;
     let mut limits = std::collections::BTreeSet::new();
@@ -187,23 +195,14 @@ async fn bursting_lender_gets_its_core_back() {
     let borrowing = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
     let hash = site.put_library(&lent).await;
     site.put_library(&borrowing).await;
-    let (mut lender, lends) = site.channel(&lent, 0).await.unwrap().load(hash, "nap_burn").await;
+    let (lender, lends) = site.channel(&lent, 0).await.unwrap().load(hash, "nap_burn").await;
     let (borrower, burns) = site.channel(&borrowing, 0).await.unwrap().load(hash, "burn_two").await;
     let pid = borrower.verdict.worker_pid.get();
     let input = |nap: u32, burn: u32| [nap.to_le_bytes(), burn.to_le_bytes()].concat();
     // The profile of a function that only waits: the first call, the profiling window, and some more.
-    for _ in 0..25 {
-        let (next, result) = lender.call(lends, 0, &input(40, 0)).await;
-        assert_eq!(result.unwrap().0, Status::Ok);
-        lender = next;
-    }
+    let lender = call(lender, lends, &input(40, 0), 25).await;
     // A call before it has a group, and one that runs as configured.
-    let mut borrower = borrower;
-    for _ in 0..2 {
-        let (next, result) = borrower.call(burns, 0, &60u32.to_le_bytes()).await;
-        assert_eq!(result.unwrap().0, Status::Ok);
-        borrower = next;
-    }
+    let borrower = call(borrower, burns, &60u32.to_le_bytes(), 2).await;
     let burst = tokio::spawn(async move { lender.call(lends, 0, &input(500, 1_500)).await.1 });
     let long = tokio::spawn(async move { borrower.call(burns, 0, &1_900u32.to_le_bytes()).await.1 });
     // Both own one of two cores. The lender does not use its own yet.
@@ -224,12 +223,9 @@ async fn killed_borrower_leaves_no_loan() {
     let Some(site) = harvesting(HarvestMode::On).await else {
         return;
     };
-    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
-    let hash = site.put_library(&grant).await;
-    let channel = site.channel(&grant, 0).await.unwrap();
+    let (grant, hash, channel) = worker(&site, Mode::Warm).await;
     let (channel, index) = channel.load(hash, "burn_two").await;
-    let (channel, result) = channel.call(index, 0, &100u32.to_le_bytes()).await;
-    assert_eq!(result.unwrap().0, Status::Ok);
+    let channel = call(channel, index, &100u32.to_le_bytes(), 1).await;
     let (_, result) = channel.call(index, 400, &5_000u32.to_le_bytes()).await;
     assert!(result.is_err(), "{result:?}");
     until("no call is measured", || site.handle.status().harvest.calls == 0).await;
@@ -237,8 +233,7 @@ async fn killed_borrower_leaves_no_loan() {
     let channel = site.channel(&grant, 0).await.unwrap();
     let pid = channel.verdict.worker_pid.get();
     let (channel, index) = channel.load(hash, "burn_two").await;
-    let (_channel, result) = channel.call(index, 0, &100u32.to_le_bytes()).await;
-    assert_eq!(result.unwrap().0, Status::Ok);
+    let _channel = call(channel, index, &100u32.to_le_bytes(), 1).await;
     until("the limit is what it owns", || cpu_limit(pid) == Some(1_000)).await;
     site.handle.shutdown().await;
 }
@@ -248,9 +243,7 @@ async fn vanished_group_ends_only_the_measurement() {
     let Some(site) = harvesting(HarvestMode::On).await else {
         return;
     };
-    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
-    let hash = site.put_library(&grant).await;
-    let channel = site.channel(&grant, 0).await.unwrap();
+    let (_grant, hash, channel) = worker(&site, Mode::Warm).await;
     let pid = channel.verdict.worker_pid.get();
     let (mut channel, index) = channel.load(hash, "nap").await;
     let status = || site.handle.status().harvest;
@@ -277,9 +270,7 @@ async fn running_node_is_switched_on_and_off() {
     let Some(site) = harvesting(HarvestMode::Off).await else {
         return;
     };
-    let grant = site.lease(|request| request.mode = Mode::Warm).await.unwrap();
-    let hash = site.put_library(&grant).await;
-    let channel = site.channel(&grant, 0).await.unwrap();
+    let (_grant, hash, channel) = worker(&site, Mode::Warm).await;
     let pid = channel.verdict.worker_pid.get();
     let (mut channel, index) = channel.load(hash, "burn_two").await;
     let status = || site.handle.status().harvest;
@@ -290,11 +281,7 @@ async fn running_node_is_switched_on_and_off() {
             break;
         }
         let before = status().samples;
-        for _ in 0..3 {
-            let (next, result) = channel.call(index, 0, &80u32.to_le_bytes()).await;
-            assert_eq!(result.unwrap().0, Status::Ok);
-            channel = next;
-        }
+        channel = call(channel, index, &80u32.to_le_bytes(), 3).await;
         if mode == HarvestMode::Off {
             until("it is back in its group", || cpu_limit(pid) != Some(1_000)).await;
             assert_eq!((status().samples, status().calls), (before, 0));

@@ -1,7 +1,7 @@
 //! Examples and properties of the engine, with a driver that applies its actions one by one.
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use proptest::prelude::*;
 
@@ -341,15 +341,13 @@ fn limit_that_cannot_be_lowered_ends_the_borrower() {
 #[test]
 fn watching_learns_and_lends_nothing() {
     #[derive(Default, Clone)]
-    struct Counting(Rc<RefCell<u32>>);
-    // SAFETY: the test runs in one thread.
-    unsafe impl Send for Counting {}
+    struct Counting(Arc<AtomicU32>);
     impl Predictor for Counting {
         fn predict(&mut self, _function: FunctionId, _features: &Features) -> Demand {
             scripted(FunctionId(10))
         }
         fn learn(&mut self, _function: FunctionId, _sample: Sample) {
-            *self.0.borrow_mut() += 1;
+            self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
     let learnt = Counting::default();
@@ -360,7 +358,7 @@ fn watching_learns_and_lends_nothing() {
     assert_eq!(engine.view(CallId(1)).unwrap().offered, Amount::ZERO);
     engine.handle(100_000, &usage(1, 4_000));
     engine.handle(200_000, &end(1));
-    assert_eq!(*learnt.0.borrow(), 1);
+    assert_eq!(learnt.0.load(Ordering::Relaxed), 1);
 }
 
 #[test]

@@ -259,22 +259,6 @@ impl Control {
         Ok(seen)
     }
 
-    /// Writes the full id of a lease into a path that has only its beginning or end. Returns `None` if the path names no
-    /// such lease: the handler explains what is wrong with it.
-    async fn full_lease_path(&self, caller: &Caller, uri: &Uri) -> Option<Uri> {
-        let rest = uri.path_and_query()?.as_str().strip_prefix("/v1/leases/")?;
-        let (given, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-        let given: IdPattern = given.parse().ok()?;
-        if given.full_id::<LeaseId>().is_some() {
-            return None;
-        }
-        let seen = self.leases_matching(caller, &given).await.ok()?;
-        let lease = given
-            .resolve(seen.iter().map(|record| record.lease).collect(), "lease")
-            .ok()?;
-        format!("/v1/leases/{lease}{rest}").parse().ok()
-    }
-
     /// Returns the managers that may grant a request, those with most free resources first.
     fn peers_by_room(&self, request: &LeaseRequest) -> Vec<Peer> {
         let mut peers = self.peers().all_alive();
@@ -405,16 +389,29 @@ pub async fn to_owner(Shared(control): Shared<Api>, request: Request, next: Next
     }
 }
 
-/// Replaces the abbreviated id of a lease: the owner of a lease is found by its full id.
+/// Writes the full id of a lease in place of an abbreviated one: the owner of a lease is found by its full id. A path that
+/// names no lease of the caller stays: the handler explains what is wrong with it.
 async fn with_full_lease_id(control: &Api, request: Request) -> Request {
+    let Some((given, rest)) = abbreviated_lease(request.uri()) else {
+        return request;
+    };
     let (mut parts, body) = request.into_parts();
-    if parts.uri.path().starts_with("/v1/leases/")
-        && let Ok(caller) = Caller::from_request_parts(&mut parts, control).await
-        && let Some(uri) = control.full_lease_path(&caller, &parts.uri).await
+    if let Ok(caller) = Caller::from_request_parts(&mut parts, control).await
+        && let Ok(seen) = control.leases_matching(&caller, &given).await
+        && let Ok(lease) = given.resolve(seen.iter().map(|record| record.lease).collect(), "lease")
+        && let Ok(uri) = format!("/v1/leases/{lease}{rest}").parse()
     {
         parts.uri = uri;
     }
     Request::from_parts(parts, body)
+}
+
+/// The abbreviated id of a lease in a path, and what follows it.
+fn abbreviated_lease(uri: &Uri) -> Option<(IdPattern, String)> {
+    let rest = uri.path_and_query()?.as_str().strip_prefix("/v1/leases/")?;
+    let (given, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let given: IdPattern = given.parse().ok()?;
+    given.full_id::<LeaseId>().is_none().then(|| (given, rest.to_owned()))
 }
 
 /// Forwards a request about tasks to the manager that owns the tasks, unless this one does.

@@ -122,7 +122,7 @@ struct Resume {
   dayfly node harvest rack3-07 on             lends cores as long as their owners do not use them
   dayfly node harvest rack3-07 off            takes everything back, and measures nothing
 
-A node that starts again does what its option --harvest says. `dayfly status` shows what was measured.")]
+A node that starts again follows its option --harvest. `dayfly status` shows the measurements.")]
 struct Harvest {
     /// Name of the node, if it is unique, or its id
     #[arg(value_name = "NAME_OR_ID")]

@@ -49,7 +49,7 @@ impl Features {
 /// What one finished call used.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// What was known before it ran.
+    /// What was known of it before it ran.
     pub features: Features,
     /// The most it was allowed to use: owned and borrowed.
     pub allocation: Amount,

@@ -141,7 +141,7 @@ impl Engine {
         self.unreserved[index(resource)].idle()
     }
 
-    /// What was harvested of a resource, up to a time.
+    /// Totals of a resource up to a time.
     pub fn totals(&mut self, resource: Resource, now_us: u64) -> PoolTotals {
         let pool = &mut self.pools[index(resource)];
         pool.advance(now_us);
@@ -210,7 +210,7 @@ impl Engine {
             self.groups.entry(group.id).or_default().insert(begin.call);
         }
         self.calls.insert(begin.call, call);
-        // The call owns its units from now on: whoever has them gives them back before anything else is decided.
+        // The call owns its units from now on. Their borrowers give them back before anything else is decided.
         self.fit_unreserved();
         if self.mode == Mode::On {
             self.offer(begin.call);

@@ -74,7 +74,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A call of which nothing is known but what it owns.
+    /// A call whose demand is not known.
     pub fn new(function: FunctionId, tenant: TenantId, owned: Amount) -> Self {
         Self {
             function,

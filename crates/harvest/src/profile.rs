@@ -97,8 +97,7 @@ impl Profiles {
         self.change(function, |profile, options| profile.import(samples, options));
     }
 
-    /// What is known about a function whose calls own an amount, of which they keep their predicted use divided by
-    /// `headroom`. None if the function has no profile.
+    /// What is known about a function. Its calls own `owned`, and keep their predicted use divided by `headroom`. None if the function has no profile.
     pub fn report(&self, function: FunctionId, owned: Amount, headroom: f64) -> Option<Report> {
         let function = self.functions.get(&function)?;
         Some(Report::new(function, owned, headroom, &self.options))

@@ -14,7 +14,7 @@ pub struct Header {
     pub rules: Rules,
 }
 
-/// One event, and what was decided.
+/// One event, and the decisions that followed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
@@ -22,6 +22,6 @@ pub struct Entry {
     pub now_us: u64,
     /// What happened.
     pub event: Event,
-    /// What was decided.
+    /// The decisions, in their order.
     pub actions: Vec<Action>,
 }

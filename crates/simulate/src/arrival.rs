@@ -1,4 +1,4 @@
-//! When calls arrive within a window of which only their number is known.
+//! When calls arrive within a window, if only their number is known.
 
 use dayfly_harvest::random::Random;
 

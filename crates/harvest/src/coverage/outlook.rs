@@ -80,7 +80,7 @@ impl Forecast {
     }
 }
 
-/// What a scheduler expects of one pool. Unlike [`Steps`] it may rise again, when what was promised returns, and it may
+/// What a scheduler expects of one pool. Unlike [`Steps`] it may rise again, when promised units return, and it may
 /// be below 0, where more was promised than the pool has.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Outlook {

@@ -151,7 +151,7 @@ fn largest_below(steps: Vec<Step>, count: usize) -> Vec<Step> {
     if steps.len() <= count {
         return steps;
     }
-    // Row by row: the largest area with so many steps kept, of which `j` is the last.
+    // Row by row: the largest area with so many steps kept. `j` is the last of them.
     let mut best: Vec<u128> = steps.iter().map(|step| gain(None, step)).collect();
     let mut before: Vec<Vec<usize>> = Vec::new();
     for kept in 1..count {

@@ -108,7 +108,7 @@ impl Engine {
         }
     }
 
-    /// Gives those everything back whom nobody measured for too long, as when the node was suspended.
+    /// Returns everything to lenders that were not measured for too long, as when the node was suspended.
     pub(super) fn recall_unmeasured(&mut self) {
         if self.rules.safeguard.is_none() {
             return;

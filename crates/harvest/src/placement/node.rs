@@ -75,7 +75,7 @@ pub(super) struct Node {
     forecast: Forecast,
     /// Idle warm workers by function.
     warm: BTreeMap<FunctionId, u32>,
-    /// What was refused, and when.
+    /// The refused amount, and when it was refused.
     refusal: Option<(u64, Amount)>,
 }
 

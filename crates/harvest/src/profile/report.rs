@@ -9,7 +9,7 @@ use crate::amount::{Amount, Resource};
 use crate::demand::Prediction;
 use crate::rules::with_headroom;
 
-/// The last calls of which a report takes the mean.
+/// The last calls whose mean a report shows.
 const REPORTED_CALLS: usize = 32;
 
 /// Which model predicts a function.

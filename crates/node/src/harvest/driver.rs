@@ -124,7 +124,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Runs until it is told to stop. While no call is measured, it sleeps.
+    /// Runs until [`Note::Stop`]. While no call is measured, it sleeps.
     pub fn run(mut self, inbox: &mpsc::Receiver<Note>) {
         let mut due = Instant::now();
         loop {

@@ -22,7 +22,7 @@ pub struct Observer {
     workers: Vec<ObservedWorker>,
 }
 
-/// What was noticed of a worker.
+/// The state of a worker at the last reading.
 #[derive(Debug, Default)]
 struct ObservedWorker {
     key: Option<WorkerKey>,

@@ -52,7 +52,7 @@ impl Recording {
         }
     }
 
-    /// Writes what was added.
+    /// Writes the added entries.
     pub fn flush(&mut self) {
         let _ = self.file.flush();
     }

@@ -229,7 +229,7 @@ impl MeasuredWorker {
     }
 }
 
-/// What was used between two readings.
+/// The use between two readings.
 fn window(before: &Reading, after: &Reading, length: Duration) -> Window {
     let length_ns = length.as_nanos().max(1);
     let share = |ns: u64, scale: u128| u64::try_from(u128::from(ns) * scale / length_ns).unwrap_or(u64::MAX);

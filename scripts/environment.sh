@@ -61,13 +61,13 @@ sources() {
 
 # Sets TEST_PROFILE, cargo's options for tests and lints. They use the profile of the programs, so that both share
 # their dependencies, which are most of what a clean machine compiles. Only this workspace's crates differ: they have
-# assertions and line numbers, and are optimised only where they move bytes.
+# assertions and line numbers, and are optimised only where they move bytes, train models or simulate.
 set_test_profile() {
     local file=$CARGO_TARGET_DIR/test-profile.toml name level
     mkdir -p "$CARGO_TARGET_DIR"
     for name in $(sources | grep '/Cargo.toml$' | xargs -d '\n' grep -hm1 '^name = ' | cut -d'"' -f2); do
         level=0
-        [[ $name =~ -(comm|fabric|protocol|rendezvous)$ ]] && level=1
+        [[ $name =~ -(comm|fabric|harvest|protocol|rendezvous|simulate)$ ]] && level=1
         printf '[profile.release.package.%s]\nopt-level = %s\ndebug = "line-tables-only"\nstrip = false\n' "$name" "$level"
         printf 'debug-assertions = true\noverflow-checks = true\n\n'
     done >"$file.$$"

@@ -28,7 +28,7 @@
 //!   a fast one.
 //! - What a call earns counts for its own decision, and with a discount of 0.9 for those before; there, undiscounted for
 //!   all decisions before it ended, which is mostly the noise of the others. On a task of 32 independent decisions of
-//!   which by chance 42 % are right, 500 episodes teach nothing with a discount of 1, and 99 % with 0.9.
+//!   which 41 % are right before, 500 episodes teach nothing with a discount of 1, and 99 % with 0.9.
 //! - Of the trained weights those with the least relative duration over ten episodes are kept; there, over one.
 
 mod grid;

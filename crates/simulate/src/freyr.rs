@@ -40,9 +40,9 @@ mod weights;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use dayfly_harvest::random::Random;
 use dayfly_harvest::{Amount, CallId, FunctionId};
 
-use dayfly_harvest::random::Random;
 pub use grid::Grid;
 use policy::{FEATURES, Policy, Rates, STEPS, State, Step, Teacher};
 use record::{Record, Running};

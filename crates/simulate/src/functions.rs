@@ -10,12 +10,12 @@ mod curve;
 
 use std::sync::OnceLock;
 
+use dayfly_harvest::random::Random;
 use dayfly_harvest::{Amount, Features};
 use serde::Deserialize;
 
 use crate::call::{MAX_PHASES, Phase, Phases};
 use curve::Curve;
-use dayfly_harvest::random::Random;
 
 /// Why measurements cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -20,12 +20,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use dayfly_harvest::TenantId;
+use dayfly_harvest::random::Random;
 
 use crate::arrival::Trigger;
 use crate::call::Call;
 use crate::functions::{Function, Functions};
 use crate::trace::{Names, Trace};
-use dayfly_harvest::random::Random;
 
 /// Steps in which memory is configured: 128 MiB.
 pub const MEMORY_STEP_BYTES: u64 = 128 << 20;

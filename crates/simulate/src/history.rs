@@ -6,6 +6,7 @@
 
 use dayfly_harvest::demand::is_bound;
 use dayfly_harvest::profile::MAX_SAMPLES;
+use dayfly_harvest::random::Random;
 use dayfly_harvest::{Amount, CallId, FunctionId, Rules, Sample};
 
 use crate::call::Phases;
@@ -14,7 +15,6 @@ use crate::generate::draw_size;
 use crate::machine::{Machine, Stop};
 use crate::node::MIN_WINDOW_US;
 use crate::trace::Trace;
-use dayfly_harvest::random::Random;
 
 /// Apart from the seeds of traces.
 const PURPOSE: u64 = 0x4849_5354;

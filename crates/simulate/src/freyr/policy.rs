@@ -3,8 +3,9 @@
 
 use std::ops::RangeInclusive;
 
-use super::network::{INPUTS, Network, Optimizer, PARAMETERS, Pass};
 use dayfly_harvest::random::Random;
+
+use super::network::{INPUTS, Network, Optimizer, PARAMETERS, Pass};
 
 /// Steps of an allocation in each resource.
 pub(super) const STEPS: u8 = 8;

@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 
+use dayfly_harvest::random::Random;
 use dayfly_harvest::{Amount, FunctionId, TenantId};
 
 use super::text::{Line, Table};
@@ -23,7 +24,6 @@ use crate::arrival::Trigger;
 use crate::call::Call;
 use crate::functions::{Function, Functions};
 use crate::generate::MEMORY_STEP_BYTES;
-use dayfly_harvest::random::Random;
 
 const MINUTE_US: u64 = 60_000_000;
 /// Minutes of a trace at most: a year's.

@@ -21,13 +21,13 @@
 use std::fmt::{self, Write};
 
 use dayfly_harvest::demand::MAX_SIZES;
+use dayfly_harvest::random::Random;
 use dayfly_harvest::{Amount, Features, TenantId};
 
 use super::text::{Line, Table, number, whole};
 use super::{MAX_ARRIVAL_US, MAX_CALLS, NamedText, Names, Problem, Trace, TraceError, error::shown};
 use crate::call::{Call, MAX_CORE_US, MAX_MEMORY_BYTES, MAX_MILLI_CORES, MAX_PHASES, Phase, Phases};
 use crate::functions::{Function, Functions};
-use dayfly_harvest::random::Random;
 
 /// The first column.
 pub const FIRST_COLUMN: &str = "arrival_us";

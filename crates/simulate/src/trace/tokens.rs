@@ -6,13 +6,13 @@
 //! too, at a size whose place between smallest and largest is that of the call's tokens, context and generated, between
 //! none and the most in the trace.
 
+use dayfly_harvest::random::Random;
 use dayfly_harvest::{Features, TenantId};
 
 use super::text::Table;
 use super::{MAX_ARRIVAL_US, MAX_CALLS, NamedText, Names, Problem, Trace, TraceError};
 use crate::call::Call;
 use crate::functions::Functions;
-use dayfly_harvest::random::Random;
 
 /// The first column.
 pub const FIRST_COLUMN: &str = "TIMESTAMP";

@@ -48,6 +48,8 @@ pub enum What {
     Control(ControlArguments),
     /// Durable tasks, from submission to result and per second, beside those of Parsl
     Tasks(TasksArguments),
+    /// What lending idle cores gives the borrower and costs the lender, beside the same calls without it
+    Harvest(HarvestArguments),
     /// Messages and collectives between ranks, beside those of Open MPI in the same run
     Comm(CommArguments),
     /// Cold, warm and hot over each transport, with a picture of the distributions
@@ -214,6 +216,22 @@ pub struct TasksArguments {
     #[arg(long)]
     pub force: bool,
     /// Python interpreter that has the dayfly module
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
+    pub python: String,
+}
+
+#[derive(Debug, Args)]
+pub struct HarvestArguments {
+    /// Number of rounds: the lender's calls twice in each mode, and the borrower's once
+    #[arg(long, default_value_t = 6)]
+    pub rounds: usize,
+    /// Number of lenders that suddenly need their core
+    #[arg(long, default_value_t = 12)]
+    pub bursts: usize,
+    /// Report even if the machine was busy
+    #[arg(long)]
+    pub force: bool,
+    /// Python interpreter that has the dayfly module, NumPy and Pillow
     #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     pub python: String,
 }

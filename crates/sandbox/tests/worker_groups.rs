@@ -230,6 +230,53 @@ fn worker_in_a_sandbox_stays_within_both_limits() {
     assert!(groups.contains("sandbox-0"), "back in its sandbox: {groups}");
 }
 
+/// The value of a file of a worker's group in the hierarchy of processor time.
+fn cpu_file_of(process: &Process, name: &str) -> Option<String> {
+    let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.0.id())).unwrap();
+    let path = groups.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        controllers
+            .split(',')
+            .any(|c| c == "cpu" || c.is_empty())
+            .then_some(path)
+    })?;
+    ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
+        .iter()
+        .find_map(|mount| std::fs::read_to_string(format!("{mount}{path}/{name}")).ok())
+        .map(|text| text.trim().to_owned())
+}
+
+#[test]
+fn borrower_gets_what_others_leave() {
+    let Some(all) = hierarchies("idle") else { return };
+    let process = Process::shell("exec sleep 60");
+    let group = admitted(&all, None, &process);
+    group.weigh(Weight::of_cores(2000)).unwrap();
+    let weight = |name| cpu_file_of(&process, name);
+    let full = [weight("cpu.idle"), weight("cpu.shares"), weight("cpu.weight")];
+    if full[0].is_none() {
+        eprintln!("skipped: this kernel has no idle groups");
+        return;
+    }
+    assert_eq!(full[0].as_deref(), Some("0"));
+    group.weigh(Weight::below_others(2000)).unwrap();
+    assert_eq!(weight("cpu.idle").as_deref(), Some("1"));
+    // Twice, since the kernel refuses weights of idle groups.
+    group.weigh(Weight::below_others(2000)).unwrap();
+    group.weigh(Weight::of_cores(2000)).unwrap();
+    assert_eq!([weight("cpu.idle"), weight("cpu.shares"), weight("cpu.weight")], full);
+}
+
+#[test]
+fn sandbox_is_idle_only_with_all_its_workers() {
+    let (light, full) = (Weight::below_others(1000), Weight::of_cores(1000));
+    assert_eq!(Weight::sum([light]), light);
+    assert_ne!(Weight::sum([light, full]), Weight::sum([light, light]));
+    assert_eq!(Weight::sum([full]), full);
+    assert_eq!(Weight::sum([]), Weight::new(1));
+}
+
 #[test]
 fn memory_kill_in_worker_group_counts_for_sandbox() {
     let Some(all) = hierarchies("kills") else { return };

@@ -3,7 +3,8 @@
 ``invoke`` prints one JSON object: round trips of a no-op function (``samples_ns``), calls per second through futures
 (``futures_per_s``), and with ``--items`` the rate of `Lease.map` without a chunk size and that of the standard
 library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python function.
-``tasks`` measures durable tasks (see `dayfly._bench_tasks`).
+``tasks`` measures durable tasks (see `dayfly._bench_tasks`), ``harvest`` the lending of idle cores (see
+`dayfly._bench_harvest`).
 """
 
 from __future__ import annotations
@@ -120,6 +121,13 @@ def tasks(options: argparse.Namespace) -> dict[str, Any]:
     return measure(options)
 
 
+def harvest(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures what lending idle cores gives and costs."""
+    from dayfly._bench_harvest import measure
+
+    return measure(options)
+
+
 def main() -> None:
     """Runs the command of the command line."""
     parser = argparse.ArgumentParser(prog="python -m dayfly._bench", description=__doc__.splitlines()[0])
@@ -142,6 +150,11 @@ def main() -> None:
     command.add_argument("--size", type=int, default=0)
     command.add_argument("--workers", type=int, default=2)
     command.add_argument("--parsl", default="")
+    command = commands.add_parser("harvest", help="lending of idle cores")
+    command.set_defaults(run=harvest)
+    command.add_argument("--functions", required=True)
+    command.add_argument("--rounds", type=int, default=6)
+    command.add_argument("--bursts", type=int, default=12)
     options = parser.parse_args()
     json.dump(options.run(options), sys.stdout)
     print()

@@ -22,7 +22,11 @@ const DEFAULT_SHARES: u64 = 1024;
 /// The weight of a group against its siblings while they compete for cores. A process without a group has 100, as a
 /// group has by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Weight(u64);
+pub struct Weight {
+    value: u64,
+    /// Whether it gets only what its siblings leave.
+    is_idle: bool,
+}
 
 impl Weight {
     /// That of one core, and of a process without a group.
@@ -30,17 +34,33 @@ impl Weight {
 
     /// A weight, limited to what the kernel accepts in both versions: 1 to 10,000.
     pub fn new(weight: u64) -> Self {
-        Self(weight.clamp(1, 10_000))
+        Self {
+            value: weight.clamp(1, 10_000),
+            is_idle: false,
+        }
     }
 
-    /// A hundredth of the weight of a group that owns these thousandths of a core: it gets what others leave.
+    /// The weight of a group that gets what others leave. The kernel then runs a sibling that wakes at once, and does
+    /// not wait for the end of a time slice. Kernels before 5.15 have no such groups. There it has a hundredth of the
+    /// weight of a group that owns these thousandths of a core.
     pub fn below_others(milli_cores: u64) -> Self {
-        Self::new(Self::of_cores(milli_cores).0 / 100)
+        Self {
+            is_idle: true,
+            ..Self::new(Self::of_cores(milli_cores).value / 100)
+        }
     }
 
-    /// The weight of several groups together.
+    /// The weight of several groups together. They get what others leave if all of them do.
     pub fn sum(weights: impl IntoIterator<Item = Self>) -> Self {
-        Self::new(weights.into_iter().fold(0, |sum, weight| sum.saturating_add(weight.0)))
+        let (mut value, mut is_idle) = (0_u64, true);
+        for weight in weights {
+            value = value.saturating_add(weight.value);
+            is_idle &= weight.is_idle;
+        }
+        Self {
+            is_idle: is_idle && value > 0,
+            ..Self::new(value)
+        }
     }
 
     /// The weight of a group that owns these thousandths of a core.
@@ -255,12 +275,23 @@ pub(super) fn limit_cpu_of(parts: &[Base], milli_cores: u64) -> Result<(), Group
 /// Sets the weight of groups in the hierarchy of processor time.
 pub(super) fn weigh_all(parts: &[Base], weight: Weight) -> Result<(), GroupError> {
     let part = part_of(parts, Controller::Cpu)?;
-    let (file, value) = match part.unified {
-        true => ("cpu.weight", weight.0),
-        false => ("cpu.shares", (weight.0 * DEFAULT_SHARES / Weight::ONE_CORE).max(2)),
+    let set = |file: &str, value: u64| {
+        let path = part.path.join(file);
+        write(&path, &value.to_string()).map_err(|error| (path, error))
     };
-    let path = part.path.join(file);
-    write(&path, &value.to_string()).map_err(|error| GroupError::of(&path, error))
+    match set("cpu.idle", weight.is_idle.into()) {
+        // The kernel accepts no weight for such a group.
+        Ok(()) if weight.is_idle => return Ok(()),
+        Ok(()) => {}
+        // Older kernels do not have it, and a group that is gone has no file.
+        Err((_, error)) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err((path, error)) => return Err(GroupError::of(&path, error)),
+    }
+    let (file, value) = match part.unified {
+        true => ("cpu.weight", weight.value),
+        false => ("cpu.shares", (weight.value * DEFAULT_SHARES / Weight::ONE_CORE).max(2)),
+    };
+    set(file, value).map_err(|(path, error)| GroupError::of(&path, error))
 }
 
 /// The descendants of a process.

@@ -247,7 +247,7 @@ impl Engine {
 
     fn measure(&mut self, id: CallId, used: Amount, waiting_ppm: u32) {
         let Some(call) = self.calls.get_mut(&id) else { return };
-        call.note_usage(used, self.now_us);
+        call.note_usage(used, waiting_ppm, self.now_us);
         self.note_reclaimed(id, used.memory_bytes);
         if self.mode != Mode::On {
             return;

@@ -162,13 +162,13 @@ impl Engine {
         self.lose_ranks(id, resource);
     }
 
-    /// Returns what a borrower did not use in two windows, and wants it no more.
+    /// Returns what a borrower neither used nor waited for in two windows, and wants it no more.
     pub(super) fn return_unused(&mut self, id: CallId) {
         // Borrowed memory is returned by asking for it, never by guessing that it is not needed.
         for resource in [Resource::Cpu] {
             let Some(call) = self.calls.get_mut(&id) else { return };
             let borrowed = call.borrowed.get(resource);
-            let over = call.used.get(resource).saturating_sub(call.owned.get(resource));
+            let over = call.sought.get(resource).saturating_sub(call.owned.get(resource));
             let unused = borrowed.saturating_sub(over);
             let before = std::mem::replace(call.unused.get_mut(resource), unused);
             let spare = unused.min(before);

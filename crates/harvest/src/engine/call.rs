@@ -23,6 +23,8 @@ pub(super) struct Call {
     pub wanted: Amount,
     /// Its use in the last window.
     pub used: Amount,
+    /// What it would have used in the last window if it had not waited for a processor.
+    pub sought: Amount,
     pub is_measured: bool,
     /// When it was measured last, or began.
     pub measured_us: u64,
@@ -50,6 +52,7 @@ impl Call {
             borrowed: Amount::ZERO,
             wanted: Amount::ZERO,
             used: Amount::ZERO,
+            sought: Amount::ZERO,
             is_measured: false,
             measured_us: now_us,
             unused: Amount::ZERO,
@@ -85,10 +88,14 @@ impl Call {
         }
     }
 
-    pub fn note_usage(&mut self, used: Amount, now_us: u64) {
+    /// Notes a window. A call that waits for a processor would use more than it does: without that, a node whose cores
+    /// are busy would teach that nobody wants any.
+    pub fn note_usage(&mut self, used: Amount, waiting_ppm: u32, now_us: u64) {
         let limit = self.owned + self.borrowed;
+        let waited = Amount::new(u64::from(waiting_ppm) / 1_000, 0);
+        self.sought = used + waited;
         for resource in Resource::ALL {
-            self.is_bound[index(resource)] |= is_bound(used.get(resource), limit.get(resource));
+            self.is_bound[index(resource)] |= is_bound(self.sought.get(resource), limit.get(resource));
         }
         self.max_limit = self.max_limit.max(limit);
         self.peak = self.peak.max(used);

@@ -1,7 +1,6 @@
 //! Examples and properties of the engine, with a driver that applies its actions one by one.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
@@ -43,6 +42,20 @@ impl Predictor for Scripted {
     }
 
     fn learn(&mut self, _function: FunctionId, _sample: Sample) {}
+}
+
+/// Keeps what it should learn.
+#[derive(Debug, Clone, Default)]
+struct Recorded(Arc<Mutex<Vec<Sample>>>);
+
+impl Predictor for Recorded {
+    fn predict(&mut self, function: FunctionId, _features: &Features) -> Demand {
+        scripted(function)
+    }
+
+    fn learn(&mut self, _function: FunctionId, sample: Sample) {
+        self.0.lock().unwrap().push(sample);
+    }
 }
 
 fn begin(call: u64, function: u64, owned: Amount) -> Begin {
@@ -90,11 +103,15 @@ fn end(call: u64) -> Event {
 }
 
 fn usage(call: u64, milli_cores: u64) -> Event {
+    waiting(call, milli_cores, 0)
+}
+
+fn waiting(call: u64, milli_cores: u64, waiting_ppm: u32) -> Event {
     Event::Usage {
         call: CallId(call),
         milli_cores,
         memory_bytes: MIB,
-        waiting_ppm: 0,
+        waiting_ppm,
     }
 }
 
@@ -153,13 +170,7 @@ fn lender_that_waits_gets_everything_back() {
     let mut engine = engine(between_calls());
     engine.handle(0, &Event::Begin(begin(1, 10, FOUR)));
     engine.handle(0, &Event::Begin(begin(2, 30, ONE)));
-    let waits = Event::Usage {
-        call: CallId(1),
-        milli_cores: 100,
-        memory_bytes: MIB,
-        waiting_ppm: 20_001,
-    };
-    assert_eq!(engine.handle(100_000, &waits), [limit(2, 1_000)]);
+    assert_eq!(engine.handle(100_000, &waiting(1, 100, 20_001)), [limit(2, 1_000)]);
 }
 
 #[test]
@@ -181,6 +192,41 @@ fn unused_loan_returns_after_two_windows() {
     assert_eq!(engine.handle(100_000, &usage(2, 900)), []);
     assert_eq!(engine.handle(200_000, &usage(2, 900)), [limit(2, 1_000)]);
     assert_eq!(engine.handle(200_001, &Event::Tick), [], "it wants no more");
+}
+
+#[test]
+fn borrower_that_waits_keeps_its_loan() {
+    let mut engine = engine(between_calls());
+    engine.handle(0, &Event::Begin(begin(1, 10, FOUR)));
+    engine.handle(0, &Event::Begin(begin(2, 30, ONE)));
+    let (borrowed, waits) = (engine.view(CallId(2)).unwrap().borrowed.milli_cores, 900_000);
+    for at_us in [100_000, 200_000, 300_000] {
+        engine.handle(at_us, &usage(1, 1_000));
+        assert_eq!(engine.handle(at_us, &waiting(2, 100 + borrowed, waits)), []);
+    }
+}
+
+#[test]
+fn call_that_waited_teaches_a_lower_bound() {
+    for (waiting_ppm, is_bound) in [(0, false), (300_000, false), (460_000, true)] {
+        let learnt = Recorded::default();
+        let mut engine = Engine::new(Rules::default(), Box::new(learnt.clone()));
+        engine.handle(0, &Event::Capacity { shared: SHARED });
+        engine.handle(0, &Event::Mode { mode: Mode::Watch });
+        engine.handle(0, &Event::Begin(begin(1, 10, ONE)));
+        engine.handle(100_000, &waiting(1, 500, waiting_ppm));
+        let outcome = Outcome::Returned;
+        engine.handle(
+            110_000,
+            &Event::End {
+                call: CallId(1),
+                outcome,
+            },
+        );
+        let samples = learnt.0.lock().unwrap();
+        assert_eq!(samples.len(), 1);
+        assert_eq!((samples[0].peak.milli_cores, samples[0].cpu_is_bound), (500, is_bound));
+    }
 }
 
 #[test]
@@ -340,17 +386,7 @@ fn limit_that_cannot_be_lowered_ends_the_borrower() {
 
 #[test]
 fn watching_learns_and_lends_nothing() {
-    #[derive(Default, Clone)]
-    struct Counting(Arc<AtomicU32>);
-    impl Predictor for Counting {
-        fn predict(&mut self, _function: FunctionId, _features: &Features) -> Demand {
-            scripted(FunctionId(10))
-        }
-        fn learn(&mut self, _function: FunctionId, _sample: Sample) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-    let learnt = Counting::default();
+    let learnt = Recorded::default();
     let mut engine = Engine::new(Rules::default(), Box::new(learnt.clone()));
     engine.handle(0, &Event::Capacity { shared: SHARED });
     engine.handle(0, &Event::Mode { mode: Mode::Watch });
@@ -358,7 +394,7 @@ fn watching_learns_and_lends_nothing() {
     assert_eq!(engine.view(CallId(1)).unwrap().offered, Amount::ZERO);
     engine.handle(100_000, &usage(1, 4_000));
     engine.handle(200_000, &end(1));
-    assert_eq!(learnt.0.load(Ordering::Relaxed), 1);
+    assert_eq!(learnt.0.lock().unwrap().len(), 1);
 }
 
 #[test]

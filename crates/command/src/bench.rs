@@ -228,6 +228,9 @@ pub struct HarvestArguments {
     /// Number of lenders that suddenly need their core
     #[arg(long, default_value_t = 12)]
     pub bursts: usize,
+    /// Only this function of the lender's; may be repeated [default: all ten]
+    #[arg(long, value_name = "FUNCTION")]
+    pub only: Vec<String>,
     /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,

@@ -155,6 +155,7 @@ def main() -> None:
     command.add_argument("--functions", required=True)
     command.add_argument("--rounds", type=int, default=6)
     command.add_argument("--bursts", type=int, default=12)
+    command.add_argument("--only", action="append", default=[])
     options = parser.parse_args()
     json.dump(options.run(options), sys.stdout)
     print()

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import dayfly
 
-#: What a lender's calls get as their sizes, or as the names of their contents: some tenths of a core-second each, so that
-#: a block has many calls.
+#: What a lender's calls get as their sizes, or as the names of their contents. Each call takes some tenths of a
+#: core-second, so that a block has many calls.
 SIZES = {
     "dynamic_html": (300, 600, 1_000),
     "thumbnail": (1, 2, 3),
@@ -49,8 +49,12 @@ OWNED = 1.0
 QUIET_S, SUDDEN_S = 0.4, 0.3
 #: Length of the window in which a lender has its own again, and the share of it.
 BACK_S, BACK_SHARE = 0.010, 0.95
+#: Seconds in which a node surely sends a heartbeat.
+BEAT_S = 30.0
 #: Calls that run at once when the node's own use is measured.
 MANY = 32
+#: Seconds of each of them.
+MANY_S = 8.0
 
 
 def load(path: str) -> Any:
@@ -141,7 +145,6 @@ class Repeated(threading.Thread):
 
     def __init__(self, call: Callable[[], object]) -> None:
         super().__init__()
-        self.ends: list[float] = []
         self._call, self._stopped = call, threading.Event()
         self._error: BaseException | None = None
         self.start()
@@ -150,7 +153,6 @@ class Repeated(threading.Thread):
         try:
             while not self._stopped.is_set():
                 self._call()
-                self.ends.append(time.monotonic())
         except BaseException as error:
             self._error = error
 
@@ -162,11 +164,11 @@ class Repeated(threading.Thread):
 
 
 @contextmanager
-def repeated(call: Callable[[], object]) -> Iterator[Repeated]:
+def repeated(call: Callable[[], object]) -> Iterator[None]:
     """Calls again and again in another thread."""
     thread = Repeated(call)
     try:
-        yield thread
+        yield
     finally:
         thread.stop()
 
@@ -226,16 +228,15 @@ class Site:
         """Switches the node."""
         self._client._native.put(f"/v1/nodes/{self._node}/harvest", json.dumps({"mode": mode}))
 
-    def core_ms(self) -> dict[str, int]:
-        """Returns the node's totals of processor time, after its next heartbeat."""
-        before = self.status().get("harvest", {}).get("core_ms")
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            now: dict[str, int] | None = self.status().get("harvest", {}).get("core_ms")
-            if now is not None and now != before:
-                return now
+    def owned_ms(self) -> int:
+        """Returns the processor time that measured calls owned so far, by a heartbeat from now on."""
+        begin = time.monotonic()
+        while (node := self.status())["heartbeat_age_ms"] >= (time.monotonic() - begin) * 1e3:
+            if time.monotonic() - begin > BEAT_S:
+                raise SystemExit("The node sends no heartbeats.")
             time.sleep(0.05)
-        return before or {}
+        owned: int = node["harvest"]["core_ms"]["owned"]
+        return owned
 
 
 class Pair:
@@ -245,7 +246,7 @@ class Pair:
         self.site, self.threads = site, threads
         self.lender = client.lease(cores=1, mode="warm", spin=0.0)
         self.borrower = client.lease(cores=1, mode="warm", spin=0.0)
-        self.pids = [lease.call(os.getpid) for lease in (self.lender, self.borrower)]
+        self._pids = [lease.call(os.getpid) for lease in (self.lender, self.borrower)]
 
     def close(self) -> None:
         self.lender.shutdown()
@@ -258,14 +259,14 @@ class Pair:
 
     def used(self) -> list[float]:
         """Returns the processor time of both workers."""
-        return [used_s(pid) for pid in self.pids]
+        return [used_s(pid) for pid in self._pids]
 
 
-def plan(module: Any, seed: int) -> list[tuple[str, tuple[Any, ...], float]]:
+def plan(module: Any, names: list[str], seed: int) -> list[tuple[str, tuple[Any, ...], float]]:
     """Returns the calls of one block: function, arguments, and the pause before it."""
     drawn = random.Random(seed)
     calls = []
-    for name in SIZES:
+    for name in names:
         size = drawn.choice(SIZES[name])
         calls.append((name, module.arguments(name, size), drawn.expovariate(1 / PAUSE_S)))
     drawn.shuffle(calls)
@@ -283,30 +284,30 @@ def block(pair: Pair, module: Any, calls: list[tuple[str, tuple[Any, ...], float
     return seconds
 
 
-def measure_lender(pair: Pair, module: Any, rounds: int, note: Callable[[str], None]) -> dict[str, Any]:
+def measure_lender(
+    pair: Pair, module: Any, names: list[str], rounds: int, note: Callable[[str], None]
+) -> dict[str, Any]:
     """Compares the lender's calls in both modes, and sums up what of its idle core was used."""
-    plans = [plan(module, seed) for seed in range(3)]
-    note(f"learning {len(SIZES)} functions")
+    plans = [plan(module, names, seed) for seed in range(3)]
+    note(f"learning {len(names)} functions")
     for number in range(LEARNING):
         block(pair, module, [(name, arguments, 0.0) for name, arguments, _ in plans[number % len(plans)]])
     slower: list[float] = []
     noise: list[float] = []
     idle = taken = 0.0
     times: dict[str, list[float]] = {}
-    borrowed_calls = {"watch": 0.0, "on": 0.0}
     for number in range(rounds):
         calls = plans[number % len(plans)]
         found: dict[str, list[list[float]]] = {"watch": [], "on": []}
         # Each mode twice, mirrored, so that a drift of the machine affects both alike.
         for mode in ("watch", "on", "on", "watch"):
             pair.site.switch(mode)
-            with repeated(pair.borrow) as other:
+            with repeated(pair.borrow):
                 time.sleep(0.3)
-                begin, before, done = time.monotonic(), pair.used(), len(other.ends)
+                begin, before = time.monotonic(), pair.used()
                 found[mode].append(block(pair, module, calls))
                 length = time.monotonic() - begin
                 lender, borrower = (now - then for now, then in zip(pair.used(), before, strict=True))
-                borrowed_calls[mode] += (len(other.ends) - done) / length
             if mode == "on":
                 idle += max(0.0, OWNED * length - lender)
                 taken += max(0.0, borrower - OWNED * length)
@@ -347,7 +348,7 @@ def measure_borrower(pair: Pair, rounds: int, note: Callable[[str], None]) -> di
                 done[mode + "_cores"] = (pair.used()[1] - totals) / (time.monotonic() - begin)
         shares.append(done["on"] / done["off"])
         gains.append(done["on"] / done["watch"])
-        note(f"block {number + 1} of {rounds}: borrower {gains[-1]:.2f} times as fast as without, {shares[-1]:.2f} of by hand")
+        note(f"block {number + 1} of {rounds}: borrower {gains[-1]:.2f} times faster, {shares[-1]:.2f} of by hand")
     return {"borrower_share": statistics.median(shares), "borrower_gain": statistics.median(gains)}
 
 
@@ -369,7 +370,7 @@ def measure_return(pair: Pair, rounds: int, note: Callable[[str], None]) -> dict
                 continue
             backs.append(back_ms(points))
             recalls.append(recalled * 1e3)
-            note(f"burst {number + 1} of {rounds}: own core after {backs[-1]:.1f} ms, recalled after {recalls[-1]:.1f} ms")
+            note(f"burst {number + 1} of {rounds}: core after {backs[-1]:.1f} ms, recalled after {recalls[-1]:.1f} ms")
     if not backs:
         raise SystemExit("A waiting call lent nothing in any round, so its return cannot be measured.")
     return {
@@ -399,11 +400,12 @@ def harvest_threads() -> list[Path]:
 def measure_node(client: dayfly.Client, site: Site) -> dict[str, Any]:
     """Measures what the node's own thread uses while many calls are measured."""
     site.switch("on")
+    owned_ms = site.owned_ms()
     with client.lease(workers=MANY, mode="warm", spin=0.0) as lease:
         for _ in range(2):
             for future in [lease.submit(wait, 0.2) for _ in range(MANY)]:
                 future.result()
-        futures = [lease.submit(wait, 4.0) for _ in range(MANY)]
+        futures = [lease.submit(wait, MANY_S) for _ in range(MANY)]
         time.sleep(1.0)
         threads = harvest_threads()
         if not threads:
@@ -412,12 +414,14 @@ def measure_node(client: dayfly.Client, site: Site) -> dict[str, Any]:
         def used_ns() -> int:
             return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads)
 
-        begin, before, running = time.monotonic(), used_ns(), site.status()["harvest"]["calls"]
-        time.sleep(2.0)
+        begin, before = time.monotonic(), used_ns()
+        time.sleep(MANY_S / 2)
         share = (used_ns() - before) / 1e9 / (time.monotonic() - begin)
         for future in futures:
             future.result()
-    return {"overhead_core_share": share, "overhead_calls": running}
+        owned_ms = site.owned_ms() - owned_ms
+    # Those of the second round are measured, too, for 0.2 s each.
+    return {"overhead_core_share": share, "overhead_calls": round(owned_ms / 1e3 / (MANY_S + 0.2))}
 
 
 def measure(options: Any) -> dict[str, Any]:
@@ -427,6 +431,9 @@ def measure(options: Any) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
         raise SystemExit("This measurement needs two cores.")
+    names = options.only or list(SIZES)
+    if unknown := [name for name in names if name not in SIZES]:
+        raise SystemExit(f"There is no function {unknown[0]}. Choose from {', '.join(SIZES)}")
     module = load(options.functions)
 
     def note(text: str) -> None:
@@ -440,7 +447,7 @@ def measure(options: Any) -> dict[str, Any]:
         try:
             found |= measure_return(pair, options.bursts, note)
             found |= measure_borrower(pair, options.rounds, note)
-            found |= measure_lender(pair, module, options.rounds, note)
+            found |= measure_lender(pair, module, names, options.rounds, note)
         finally:
             pair.close()
         found |= measure_node(client, site)

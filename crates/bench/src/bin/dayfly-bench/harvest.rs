@@ -109,6 +109,9 @@ pub fn run(options: &HarvestArguments) -> Result<HarvestReport, Failure> {
     for (name, value) in [("--rounds", options.rounds), ("--bursts", options.bursts)] {
         command.args([name, &value.max(1).to_string()]);
     }
+    for name in &options.only {
+        command.args(["--only", name]);
+    }
     let found = serde_json::from_value(ask(command)?.into());
     let mut report: HarvestReport =
         found.map_err(|error| Failure::new(Code::Internal, format!("the report makes no sense: {error}")))?;

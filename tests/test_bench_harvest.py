@@ -23,6 +23,8 @@ NUMBERS = [
     "overhead_core_share",
     "owner_back_ms",
     "owner_back_p99_ms",
+    "owner_back_watch_ms",
+    "owner_back_watch_p99_ms",
     "recall_ms",
     "recall_p99_ms",
 ]

@@ -2,7 +2,7 @@
 
 python examples/python/harvest.py [--out build/harvest.svg]
 
-`pages` owns half of the cores and waits for most of its time, more or less of it depending on its input. `keys` owns
+`pages` owns half of the cores and waits for a part of its time, which depends on its input. `keys` owns
 the other half and could use all. First the node only watches, then it lends. It takes a minute.
 """
 
@@ -16,24 +16,23 @@ from pathlib import Path
 import dayfly
 
 #: Shares of its time in which `pages` computes: few pages, more, and as many as its cores can make.
-CASES = {"few pages": 20, "more pages": 50, "many pages": 100}
+CASES = {"few pages": 10, "more pages": 50, "many pages": 100}
 #: Calls of each case before it is measured: the first one runs as it is configured, and the next 20 are the profile.
 LEARNING = 14
 
 
-def pages(templates):
-    """Renders pages on one core, and waits for a store in between. More templates are more work."""
+def pages(share):
+    """Renders pages for a share of each hundredth of a second, in percent, and waits for a store in between."""
     import string
     import time
 
-    end = time.monotonic() + 0.25
-    busy = 0.25 * len(templates) / 100
-    until = time.monotonic() + busy
-    rendered = 0
-    while time.monotonic() < until:
-        for template in templates[:10]:
-            rendered += len(string.Template(template).substitute(name="Ada", items=", ".join(map(str, range(99)))))
-    time.sleep(max(0.0, end - time.monotonic()))
+    page = string.Template("$name has $items. " * 20)
+    begin, rendered = time.monotonic(), 0
+    for turn in range(25):
+        start = begin + turn / 100
+        time.sleep(max(0.0, start - time.monotonic()))
+        while time.monotonic() < start + share / 10_000:
+            rendered += len(page.substitute(name="Ada", items=", ".join(map(str, range(20)))))
     return rendered
 
 
@@ -111,8 +110,7 @@ def measured(mode, cores, passwords, calls):
             raise SystemExit(f"This machine lends nothing. {harvest['why']}")
         watcher = Watcher(client)
         for case, share in CASES.items():
-            templates = ["$name has $items. " * 20] * share
-            lender = Repeated(front, pages, templates)
+            lender = Repeated(front, pages, share)
             for _ in range(LEARNING):
                 back.call(keys, passwords, cores)
             lender.seconds.clear()
@@ -182,7 +180,7 @@ def main():
     cores = len(os.sched_getaffinity(0)) // 2 * 2
     if cores < 2:
         raise SystemExit("This needs two cores.")
-    passwords = [f"password {number}".encode() for number in range(8 * cores)]
+    passwords = [f"password {number}".encode() for number in range(16 * cores)]
     results = {}
     for mode in ("watch", "on"):
         results[mode], rows = measured(mode, cores, passwords, given.calls)

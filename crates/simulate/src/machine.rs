@@ -1,7 +1,7 @@
 //! The processors and the memory of one node in virtual time, as fluids.
 //!
 //! A running call uses processors at a rate that is constant between events: the least of its parallelism, its limit and
-//! its share. Those who own units come first, which is the meaning of a borrower's weight of a hundredth; what they leave
+//! its share. Those who own units come first, which is the meaning of a borrower's idle group; what they leave
 //! is shared between borrowers in proportion to what they borrowed. Work is counted in whole thousandths of a core times
 //! microseconds, so that nothing is lost to rounding.
 //!

@@ -41,6 +41,9 @@ pub struct HarvestReport {
     /// Until a lender that begins to compute has 95 % of its core.
     owner_back_ms: f64,
     owner_back_p99_ms: f64,
+    /// The same without lending: other processes run beside it.
+    owner_back_watch_ms: f64,
+    owner_back_watch_p99_ms: f64,
     /// Until all that it lent is recalled.
     recall_ms: f64,
     recall_p99_ms: f64,
@@ -76,8 +79,13 @@ impl fmt::Display for HarvestReport {
         writeln!(f, "  idle cores that were used: {:.0} %", 100.0 * self.idle_used_share)?;
         writeln!(
             f,
-            "  a sudden lender has its core after {:.1} ms p50, {:.1} ms p99; all is recalled after {:.1} ms p50, {:.1} ms p99",
-            self.owner_back_ms, self.owner_back_p99_ms, self.recall_ms, self.recall_p99_ms
+            "  a sudden lender has its core after {:.1} ms p50, {:.1} ms p99 (without lending, {:.1} ms, {:.1} ms)",
+            self.owner_back_ms, self.owner_back_p99_ms, self.owner_back_watch_ms, self.owner_back_watch_p99_ms
+        )?;
+        writeln!(
+            f,
+            "  all that it lent is recalled after {:.1} ms p50, {:.1} ms p99",
+            self.recall_ms, self.recall_p99_ms
         )?;
         writeln!(
             f,

@@ -124,3 +124,22 @@ proptest! {
         prop_assert_eq!(read_text(&text).unwrap(), trace);
     }
 }
+
+/// Ten times the calls take ten times as long; a factor of two is left for the noise of a shared machine.
+#[test]
+#[ignore = "soak"]
+fn soak_million_calls_are_read_in_linear_time() {
+    let seconds = |calls: u32| {
+        let trace = Generator::Scaling(calls).generate(Functions::measured(), 1);
+        let mut text = String::new();
+        write(&trace, &mut text).unwrap();
+        let begun = std::time::Instant::now();
+        assert_eq!(read_text(&text).unwrap().calls().len(), calls as usize);
+        let taken = begun.elapsed().as_secs_f64();
+        println!("{calls} calls, {} bytes: {taken:.3} s", text.len());
+        taken
+    };
+    let (few, many) = (seconds(100_000), seconds(1_000_000));
+    assert!(many < 20.0 * few, "{few} s for a tenth of {many} s");
+    assert!(std::mem::size_of::<Call>() * super::super::MAX_CALLS <= 1 << 30);
+}

@@ -20,10 +20,9 @@ use crate::amount::{Amount, Resource};
 pub use outlook::{Change, Forecast};
 pub use steps::{MAX_STEPS, Step, Steps, StepsError};
 
-/// What the coverage of processor time counts in that of a call. Idle cores are scarcer than idle memory.
-const CPU_WEIGHT: f64 = 0.9;
-/// What the coverage of memory counts in that of a call.
-const MEMORY_WEIGHT: f64 = 0.1;
+/// What the coverage of processor time counts in that of a call, in percent. Idle cores are scarcer than idle memory.
+/// That of memory counts the rest.
+pub const CPU_WEIGHT_PERCENT: u8 = 90;
 
 /// What the pools of one node can spare, by remaining time.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -71,7 +70,7 @@ impl Want {
     /// Demand coverage by these pools, between 0 and 1. It is 1 where nothing is wanted.
     pub fn coverage(&self, spare: &Spare) -> f64 {
         let share = |resource| self.share(resource, |units| spare.get(resource).area(0, self.duration_us, units));
-        weighted(share(Resource::Cpu), share(Resource::Memory))
+        weighted(CPU_WEIGHT_PERCENT, share(Resource::Cpu), share(Resource::Memory))
     }
 
     /// Coverage of one resource, where `area` gives the integral of `min(units, S(t))` over the duration.
@@ -86,8 +85,9 @@ impl Want {
 }
 
 /// Coverage of a call, of those of both resources.
-fn weighted(cpu: f64, memory: f64) -> f64 {
-    (CPU_WEIGHT * cpu + MEMORY_WEIGHT * memory).clamp(0.0, 1.0)
+fn weighted(cpu_percent: u8, cpu: f64, memory: f64) -> f64 {
+    let cpu_percent = f64::from(cpu_percent);
+    ((cpu_percent * cpu + (100.0 - cpu_percent) * memory) / 100.0).clamp(0.0, 1.0)
 }
 
 #[cfg(test)]

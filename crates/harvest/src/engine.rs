@@ -256,6 +256,7 @@ impl Engine {
         if self.rules.returns_unused {
             self.return_unused(id);
         }
+        self.want_more(id, waiting_ppm);
     }
 
     fn tick(&mut self) {

@@ -11,7 +11,8 @@
 //!    counts too, less what the call itself will own and what calls placed since own: a loan of it ends when another call
 //!    needs it, but it makes a call as fast as a harvested unit does. A node without a warm worker counts as much less
 //!    as its cold start would take from what full coverage saves.
-//! 3. Among nodes of equal coverage, the call goes where the pools alone cover most of it, so that what is harvested
+//! 3. Among nodes of equal coverage, the call goes where the share still holds the largest call of late, then where the
+//!    pools alone cover most of it, so that what is harvested
 //!    does not stay idle while there is more than enough; then to the node with the most processor time that is not
 //!    reserved.
 //! 4. All other calls of a function go to one node, which rendezvous hashing finds: there they find warm workers. If that
@@ -39,7 +40,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::amount::{Amount, Resource};
-use crate::coverage::{Spare, Steps, Want};
+use crate::coverage::{CPU_WEIGHT_PERCENT, Spare, Steps, Want};
 use crate::demand::{CallId, Demand, FunctionId, TenantId};
 use crate::engine::Engine;
 use crate::rules::Rules;
@@ -197,6 +198,8 @@ pub struct SchedulerOptions {
     pub transit_us: u64,
     /// How much longer a call takes where no worker of its function is warm, in microseconds.
     pub cold_start_us: u64,
+    /// What the coverage of processor time counts in that of a call, in percent; that of memory counts the rest.
+    pub cpu_weight_percent: u8,
 }
 
 impl Default for SchedulerOptions {
@@ -207,6 +210,7 @@ impl Default for SchedulerOptions {
             // The begin of a call reaches the engine of a node within 2 ms.
             transit_us: 2_000,
             cold_start_us: 0,
+            cpu_weight_percent: CPU_WEIGHT_PERCENT,
         }
     }
 }
@@ -243,7 +247,7 @@ impl Scheduler {
         let free = || self.nodes.iter().position(|node| !node.is_up);
         let index = known.or_else(free).unwrap_or(self.nodes.len());
         if known.is_none() {
-            let node = Node::new(key);
+            let node = Node::new(key, self.options.cpu_weight_percent);
             match self.nodes.get_mut(index) {
                 Some(slot) => *slot = node,
                 None => self.nodes.push(node),

@@ -41,6 +41,8 @@ pub struct Report {
     /// The largest share by which a call took longer than without harvesting; 0 if none did. Calls that fail in either
     /// run do not count.
     pub worst_degradation: Option<f64>,
+    /// Why calls took more than [`MAX_SLOWDOWN`] longer than without harvesting.
+    pub slowed: Option<Slowed>,
     /// Busy core-seconds over cores and completion time.
     pub cpu_use: f64,
     /// Used memory over memory and completion time.
@@ -63,6 +65,50 @@ pub struct Report {
     pub ooms: u64,
     /// Calls that waited for a new worker.
     pub cold_starts: usize,
+}
+
+/// The share by which a call may take longer than without harvesting before it counts as slowed.
+pub const MAX_SLOWDOWN: f64 = 0.01;
+
+/// Calls that took more than [`MAX_SLOWDOWN`] longer than without harvesting, by the reason of most of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Slowed {
+    /// They waited longer for a node with room: schedulers placed the calls before them elsewhere.
+    pub queue: usize,
+    /// They waited for a new worker. Calls that end earlier need fewer workers, so fewer are there for the next ones.
+    pub cold_start: usize,
+    /// They ran out of memory, or were ended to free memory.
+    pub memory: usize,
+    /// They ran slower: the policy is wrong.
+    pub running: usize,
+}
+
+impl Slowed {
+    fn new(records: &[Record], without: &[Record]) -> Self {
+        let mut slowed = Self::default();
+        for (record, other) in records.iter().zip(without) {
+            if slowdown(record, other) <= MAX_SLOWDOWN {
+                continue;
+            }
+            let waited = |record: &Record| record.started_us.saturating_sub(record.arrival_us);
+            let more_waiting = waited(record).saturating_sub(waited(other));
+            let longer = record.response_us().saturating_sub(other.response_us());
+            if record.attempts > other.attempts {
+                slowed.memory += 1;
+            } else if more_waiting > longer / 2 {
+                slowed.queue += 1;
+            } else if record.is_cold && !other.is_cold {
+                slowed.cold_start += 1;
+            } else {
+                slowed.running += 1;
+            }
+        }
+        slowed
+    }
+
+    fn count(&self) -> usize {
+        self.queue + self.cold_start + self.memory + self.running
+    }
 }
 
 impl Report {
@@ -95,6 +141,7 @@ impl Report {
             mean_s: share(sum_s, records.len() as f64),
             completion_s,
             worst_degradation: without.map(|without| worst_degradation(records, without)),
+            slowed: without.map(|without| Slowed::new(records, without)),
             cpu_use: share(
                 totals.work as f64 / 1e9,
                 nodes * capacity.milli_cores as f64 / 1e3 * completion_s,
@@ -130,14 +177,20 @@ pub fn percentile(sorted: &[u64], share: f64) -> u64 {
     sorted.get(rank.max(1) - 1).copied().unwrap_or(0)
 }
 
+/// The share by which a call took longer than without harvesting. 0 if it failed in either run.
+fn slowdown(record: &Record, without: &Record) -> f64 {
+    let (now, before) = (record.response_us() as f64, without.response_us() as f64);
+    let counts = before > 0.0 && !record.is_failed && !without.is_failed;
+    if counts { now / before - 1.0 } else { 0.0 }
+}
+
 /// The largest share by which a call took longer than without harvesting.
 fn worst_degradation(records: &[Record], without: &[Record]) -> f64 {
-    let slowdown = |(record, other): (&Record, &Record)| {
-        let (now, before) = (record.response_us() as f64, other.response_us() as f64);
-        let counts = before > 0.0 && !record.is_failed && !other.is_failed;
-        if counts { now / before - 1.0 } else { 0.0 }
-    };
-    records.iter().zip(without).map(slowdown).fold(0.0, f64::max)
+    let slowdowns = records
+        .iter()
+        .zip(without)
+        .map(|(record, other)| slowdown(record, other));
+    slowdowns.fold(0.0, f64::max)
 }
 
 impl fmt::Display for Report {
@@ -160,6 +213,17 @@ impl fmt::Display for Report {
         if let Some(worst) = self.worst_degradation {
             writeln!(f, "  slowed by      {:>10.2} % at worst", worst * 100.0)?;
         }
+        if let Some(slowed) = self.slowed.filter(|slowed| slowed.count() > 0) {
+            writeln!(
+                f,
+                "  slowed calls   {:>10}  {} in a queue, {} by a new worker, {} by memory, {} while they ran",
+                slowed.count(),
+                slowed.queue,
+                slowed.cold_start,
+                slowed.memory,
+                slowed.running
+            )?;
+        }
         writeln!(f, "  processor use  {:>10.2} %", self.cpu_use * 100.0)?;
         writeln!(f, "  memory use     {:>10.2} %", self.memory_use * 100.0)?;
         writeln!(
@@ -175,5 +239,47 @@ impl fmt::Display for Report {
             "  {} offers, {} loans, {} recalled by the safeguard, {} borrowers ended, {} out of memory, {} cold starts",
             self.lends, self.borrows, self.safeguards, self.recalls_by_force, self.ooms, self.cold_starts
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(started_us: u64, ended_us: u64) -> Record {
+        Record {
+            started_us,
+            ended_us,
+            attempts: 1,
+            ..Record::default()
+        }
+    }
+
+    #[test]
+    fn slowed_calls_are_counted_by_reason() {
+        let without = record(0, 100_000);
+        let cold = Record {
+            is_cold: true,
+            ..record(0, 106_000)
+        };
+        let ended = Record {
+            attempts: 2,
+            ..record(0, 200_000)
+        };
+        let records = [
+            record(5_000, 105_000),
+            cold,
+            ended,
+            record(0, 110_000),
+            record(0, 100_900),
+        ];
+        let expected = Slowed {
+            queue: 1,
+            cold_start: 1,
+            memory: 1,
+            running: 1,
+        };
+        assert_eq!(Slowed::new(&records, &[without; 5]), expected);
+        assert_eq!(worst_degradation(&records, &[without; 5]), 1.0);
     }
 }

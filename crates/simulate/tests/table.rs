@@ -37,18 +37,30 @@ fn print_table(kind: &str, options: &Options, earlier_calls: usize) {
         "\n{kind}, {earlier_calls} earlier calls of each function: median (range) over {} seeds, in %",
         all.len()
     );
-    println!(
-        "{:<13}{:>27}{:>27}{:>27}{:>24}{:>24}{:>22}",
-        "policy", "p99", "completion", "mean", "worst degradation", "memory use / default", "p99 gain / oracle"
-    );
+    let place = |of| Policy::ALL.iter().position(|policy| *policy == of).unwrap();
+    let (oracle, freyr) = (place(Policy::Oracle), place(Policy::Freyr));
+    let change = |of: fn(&Report) -> f64, index: usize, base: usize| {
+        let changes = all
+            .iter()
+            .map(|reports| 100.0 * (of(&reports[index]) / of(&reports[base]) - 1.0));
+        median_and_range(changes.collect())
+    };
+    print!("{:<13}", "policy");
+    for title in [
+        "p99",
+        "p99 / freyr",
+        "completion",
+        "completion / freyr",
+        "mean",
+        "memory use",
+        "processor use",
+        "slowed at worst",
+        "p99 gain / oracle",
+    ] {
+        print!("{title:>27}");
+    }
+    println!();
     for (index, policy) in Policy::ALL.iter().enumerate() {
-        let against = |of: fn(&Report) -> f64| {
-            let changes = all
-                .iter()
-                .map(|reports| 100.0 * (of(&reports[index]) / of(&reports[0]) - 1.0));
-            median_and_range(changes.collect())
-        };
-        let oracle = Policy::ALL.iter().position(|policy| *policy == Policy::Oracle).unwrap();
         let gain = all.iter().map(|reports| {
             let gain = |report: &Report| reports[0].p99_s - report.p99_s;
             // Where the oracle gains nothing, there is nothing to share.
@@ -58,24 +70,24 @@ fn print_table(kind: &str, options: &Options, earlier_calls: usize) {
                 100.0
             }
         });
-        println!(
-            "{:<13}{:>27}{:>27}{:>27}{:>24}{:>24}{:>22}",
-            policy.name(),
-            against(|report| report.p99_s),
-            against(|report| report.completion_s),
-            against(|report| report.mean_s),
-            median_and_range(
-                all.iter()
-                    .map(|reports| 100.0 * reports[index].worst_degradation.unwrap())
-                    .collect()
-            ),
-            median_and_range(
-                all.iter()
-                    .map(|reports| 100.0 * reports[index].memory_use / reports[0].memory_use)
-                    .collect()
-            ),
+        let worst = all
+            .iter()
+            .map(|reports| 100.0 * reports[index].worst_degradation.unwrap());
+        print!("{:<13}", policy.name());
+        for column in [
+            change(|report| report.p99_s, index, 0),
+            change(|report| report.p99_s, index, freyr),
+            change(|report| report.completion_s, index, 0),
+            change(|report| report.completion_s, index, freyr),
+            change(|report| report.mean_s, index, 0),
+            change(|report| report.memory_use, index, 0),
+            change(|report| report.cpu_use, index, 0),
+            median_and_range(worst.collect()),
             median_and_range(gain.collect()),
-        );
+        ] {
+            print!("{column:>27}");
+        }
+        println!();
     }
     for (index, policy) in Policy::ALL.iter().enumerate() {
         println!(
@@ -134,10 +146,10 @@ fn scaling_is_printed() {
     let options = |nodes, shards| Options {
         nodes,
         shards,
-        capacity: Amount::new(32_000, 32 << 30),
+        capacity: Amount::new(24_000, 24 << 30),
         ..Options::default()
     };
-    println!("\nnodes of 32 cores, 20 calls a node, 4 shards: completion s");
+    println!("\nnodes of 24 cores, 20 calls a node, 4 shards: completion s");
     for nodes in [10, 20, 30, 40, 50] {
         let report = one(
             &format!("scaling-{}", 20 * nodes),
@@ -213,17 +225,37 @@ fn single_gains_most_of_what_the_oracle_gains() {
         let [default, dayfly, oracle] = [Policy::Default, Policy::Dayfly, Policy::Oracle]
             .map(|policy| one("single", seed, &Options::default(), policy));
         let gain = |report: &Report| default.p99_s - report.p99_s;
-        assert!(gain(&oracle) > 0.4 * default.p99_s, "seed {seed}: {oracle}");
+        assert!(gain(&oracle) > 0.3 * default.p99_s, "seed {seed}: {oracle}");
         assert!(gain(&dayfly) >= 0.9 * gain(&oracle), "seed {seed}: {dayfly}");
         assert!(dayfly.completion_s <= default.completion_s, "seed {seed}: {dayfly}");
     }
 }
 
+/// Calls that end earlier need fewer workers, so a later call may have to wait for a new one: nothing else slows any.
 #[test]
-fn single_slows_no_call_by_a_hundredth() {
-    for seed in 5..=8 {
-        let report = one("single", seed, &Options::default(), Policy::Dayfly);
-        assert!(report.worst_degradation <= Some(0.01), "seed {seed}: {report}");
+fn calls_are_slowed_by_cold_starts_alone() {
+    let cluster = Options {
+        nodes: 4,
+        capacity: dayfly_harvest::Amount::new(32_000, 32 << 30),
+        ..Options::default()
+    };
+    for (kind, options) in [
+        ("single", Options::default()),
+        ("single-related", Options::default()),
+        ("single-unrelated", Options::default()),
+        ("multi-60", cluster.clone()),
+        ("multi-300", cluster),
+    ] {
+        for seed in 5..=8 {
+            let report = one(kind, seed, &options, Policy::Dayfly);
+            let slowed = report.slowed.unwrap();
+            assert_eq!(
+                (slowed.queue, slowed.memory, slowed.running),
+                (0, 0, 0),
+                "{kind}, seed {seed}: {report}"
+            );
+            assert!(slowed.cold_start * 50 <= report.calls, "{kind}, seed {seed}: {report}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! plus what its own placements will lend.
 
 use super::steps::Steps;
-use super::{Spare, Want, weighted};
+use super::{CPU_WEIGHT_PERCENT, Spare, Want, weighted};
 use crate::amount::{Amount, Resource};
 
 /// Units that join or leave a pool until a time.
@@ -15,10 +15,21 @@ pub struct Change {
 }
 
 /// What a scheduler expects of both pools of one node. Times are those of the scheduler's clock.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Forecast {
     cpu: Outlook,
     memory: Outlook,
+    cpu_percent: u8,
+}
+
+impl Default for Forecast {
+    fn default() -> Self {
+        Self {
+            cpu: Outlook::default(),
+            memory: Outlook::default(),
+            cpu_percent: CPU_WEIGHT_PERCENT,
+        }
+    }
 }
 
 impl Forecast {
@@ -37,14 +48,22 @@ impl Forecast {
         Self {
             cpu: outlook(Resource::Cpu),
             memory: outlook(Resource::Memory),
+            cpu_percent: CPU_WEIGHT_PERCENT,
         }
+    }
+
+    /// The same with another weight of processor time, in percent, in place of [`CPU_WEIGHT_PERCENT`].
+    #[must_use]
+    pub fn with_cpu_weight(mut self, percent: u8) -> Self {
+        self.cpu_percent = percent.min(100);
+        self
     }
 
     /// Demand coverage of a call that begins at `now_us`, between 0 and 1. It is 1 where nothing is wanted. `beside` is what
     /// the node can lend beside its pools, with no known end.
     pub fn coverage(&self, now_us: u64, want: &Want, beside: Amount) -> f64 {
         let share = |resource| self.share(now_us, want, beside, resource);
-        weighted(share(Resource::Cpu), share(Resource::Memory))
+        weighted(self.cpu_percent, share(Resource::Cpu), share(Resource::Memory))
     }
 
     /// The same, or `None` where it is less than `least`. Bounds spare most of the work among many nodes.
@@ -54,14 +73,18 @@ impl Forecast {
             self.get(resource).bound(now_us, want.duration_us, units, beside)
         };
         let memory = bound(Resource::Memory);
-        if weighted(bound(Resource::Cpu), memory) < least {
+        if weighted(self.cpu_percent, bound(Resource::Cpu), memory) < least {
             return None;
         }
         let cpu = self.share(now_us, want, beside, Resource::Cpu);
-        if weighted(cpu, memory) < least {
+        if weighted(self.cpu_percent, cpu, memory) < least {
             return None;
         }
-        let coverage = weighted(cpu, self.share(now_us, want, beside, Resource::Memory));
+        let coverage = weighted(
+            self.cpu_percent,
+            cpu,
+            self.share(now_us, want, beside, Resource::Memory),
+        );
         (coverage >= least).then_some(coverage)
     }
 

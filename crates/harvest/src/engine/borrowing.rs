@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Engine, Mode, index};
 use crate::amount::{Amount, Resource};
-use crate::demand::{CallId, TenantId};
+use crate::demand::{CallId, Demand, TenantId, is_bound};
 
 impl Engine {
     /// Decides what a call wants above what it owns.
@@ -36,6 +36,28 @@ impl Engine {
             call.wanted = Amount::ZERO;
         }
         self.note_wanting(id);
+    }
+
+    /// A call that waits for a processor although it uses all that it may was predicted to need less than it does. It wants
+    /// twice what it may use, up to what profiling calls get, or to what its use rarely exceeds. So a function whose median
+    /// call needs little speeds up its large calls too. Ranks are not considered: they borrow all or none.
+    pub(super) fn want_more(&mut self, id: CallId, waiting_ppm: u32) {
+        let resource = Resource::Cpu;
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        let Demand::Known(prediction) = call.demand else {
+            return;
+        };
+        let (owned, limit) = (call.owned.get(resource), (call.owned + call.borrowed).get(resource));
+        let is_throttled = waiting_ppm > self.rules.max_waiting_ppm && is_bound(call.used.get(resource), limit);
+        if !is_throttled || !self.rules.regrants || call.group.is_some() {
+            return;
+        }
+        let most = self.rules.profiling.max(prediction.high).min(self.shared).get(resource);
+        let wanted = most.min(limit.saturating_mul(2)).saturating_sub(owned);
+        if wanted >= self.rules.min_loan.get(resource) && wanted > call.wanted.get(resource) {
+            *call.wanted.get_mut(resource) = wanted;
+            self.note_wanting(id);
+        }
     }
 
     /// Gives idle units to calls that want them, so that each tenant borrows as much as the others.

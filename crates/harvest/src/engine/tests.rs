@@ -194,6 +194,49 @@ fn unused_loan_returns_after_two_windows() {
     assert_eq!(engine.handle(200_001, &Event::Tick), [], "it wants no more");
 }
 
+fn throttled(call: u64, milli_cores: u64) -> Event {
+    Event::Usage {
+        call: CallId(call),
+        milli_cores,
+        memory_bytes: MIB,
+        waiting_ppm: 500_000,
+    }
+}
+
+#[test]
+fn throttled_call_gets_twice_until_profiling_limit() {
+    let mut engine = engine(Rules::default());
+    // Predicted to need half a core.
+    assert_eq!(engine.handle(0, &Event::Begin(begin(1, 5, ONE))), []);
+    assert_eq!(engine.handle(100_000, &usage(1, 1_000)), [], "it does not wait");
+    assert_eq!(
+        engine.handle(200_000, &throttled(1, 900)),
+        [],
+        "others have the processor"
+    );
+    for (window, limits) in [(3, 2_000), (4, 4_000), (5, 8_000)] {
+        let used = throttled(1, limits / 2);
+        assert_eq!(engine.handle(window * 100_000, &used), [limit(1, limits)]);
+    }
+    assert_eq!(engine.handle(600_000, &throttled(1, 8_000)), []);
+}
+
+#[test]
+fn throttled_first_call_stays_as_configured() {
+    let mut engine = engine(Rules::default());
+    engine.handle(0, &Event::Begin(begin(1, 0, ONE)));
+    assert_eq!(engine.handle(100_000, &throttled(1, 1_000)), []);
+}
+
+#[test]
+fn throttled_call_that_may_not_borrow_gets_nothing() {
+    let mut engine = engine(Rules::default());
+    let mut begin = begin(1, 5, ONE);
+    begin.borrows_cpu = false;
+    engine.handle(0, &Event::Begin(begin));
+    assert_eq!(engine.handle(100_000, &throttled(1, 1_000)), []);
+}
+
 #[test]
 fn borrower_that_waits_keeps_its_loan() {
     let mut engine = engine(between_calls());

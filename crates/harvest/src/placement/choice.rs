@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::hash::weight;
 use super::node::Node;
 use super::{NodeIndex, Request, SchedulerKind, SchedulerOptions};
+use crate::amount::Amount;
 use crate::demand::FunctionId;
 use crate::random::mix;
 
@@ -13,6 +14,8 @@ use crate::random::mix;
 const WIDEN_ABOVE: f64 = 0.8;
 /// A function's set of workers shrinks when its least loaded node would be emptier than this.
 const NARROW_BELOW: f64 = 0.4;
+/// Choices for which the largest call is remembered, and as many again.
+const MAX_GENERATION: u64 = 4_096;
 /// Functions whose set of workers is remembered. Beyond it, all start again with one node.
 const MAX_SETS: usize = 65_536;
 
@@ -21,6 +24,9 @@ const MAX_SETS: usize = 65_536;
 struct Score {
     /// Demand coverage by all that the node can lend, less what a cold start takes from it.
     coverage: f64,
+    /// Its share still holds the largest call of late, or did not hold it before. With several schedulers, each has a part
+    /// of every node: calls that are spread evenly would leave no part whole.
+    keeps_room: bool,
     /// Demand coverage by its pools alone: what is harvested does not stay idle.
     pool: f64,
     /// Processor time that is not reserved.
@@ -42,6 +48,8 @@ pub(super) struct State {
     up: Vec<usize>,
     /// Size of the set of workers of each function.
     sets: BTreeMap<FunctionId, usize>,
+    /// The most that calls own: those of the current generation of [`MAX_GENERATION`] choices, and of the one before.
+    largest: [Amount; 2],
 }
 
 impl State {
@@ -54,6 +62,7 @@ impl State {
             next: shard as usize,
             up: Vec::new(),
             sets: BTreeMap::new(),
+            largest: [Amount::ZERO; 2],
         }
     }
 
@@ -66,6 +75,7 @@ impl State {
         if self.up.is_empty() {
             return None;
         }
+        self.largest[0] = self.largest[0].max(request.owned);
         let chosen = match kind {
             SchedulerKind::Dayfly if request.want.is_something() => self.best_covered(nodes, now_us, request),
             SchedulerKind::Dayfly => self.in_order(nodes, now_us, request),
@@ -75,6 +85,9 @@ impl State {
             SchedulerKind::MinWorkerSet => self.in_worker_set(nodes, now_us, request),
         }?;
         self.turns += 1;
+        if self.turns.is_multiple_of(MAX_GENERATION) {
+            self.largest = [Amount::ZERO, self.largest[0]];
+        }
         Some(NodeIndex(chosen as u32))
     }
 
@@ -91,15 +104,19 @@ impl State {
                 continue;
             };
             let coverage = coverage - lost;
+            let (free, largest) = (node.free(), self.largest[0].max(self.largest[1]));
+            let keeps_room = (free - request.owned).covers(&largest) || !free.covers(&largest);
             // Only among equals does it matter what the pools alone cover.
-            let least_pool = if coverage > least { 0.0 } else { least_pool };
+            let is_equal = best.is_some_and(|(score, _)| score.coverage >= coverage && score.keeps_room == keeps_room);
+            let least_pool = if is_equal { least_pool } else { 0.0 };
             let Some(pool) = node.pool_coverage(now_us, request, least_pool) else {
                 continue;
             };
             let score = Score {
                 coverage,
+                keeps_room,
                 pool,
-                free: node.free().milli_cores,
+                free: free.milli_cores,
                 tie: weight(turn, node.key),
             };
             if best.is_none_or(|(most, _)| score > most) {

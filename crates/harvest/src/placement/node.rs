@@ -73,6 +73,7 @@ pub(super) struct Node {
     recent: BTreeMap<CallId, Placed>,
     /// Of `spare` and `recent`. Renewed when they change, so that a decision only reads.
     forecast: Forecast,
+    cpu_weight_percent: u8,
     /// Idle warm workers by function.
     warm: BTreeMap<FunctionId, u32>,
     /// The refused amount, and when it was refused.
@@ -80,7 +81,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub fn new(key: u64) -> Self {
+    pub fn new(key: u64, cpu_weight_percent: u8) -> Self {
         Self {
             key,
             is_up: true,
@@ -94,7 +95,8 @@ impl Node {
             unowned: Amount::ZERO,
             spare_us: 0,
             recent: BTreeMap::new(),
-            forecast: Forecast::default(),
+            forecast: Forecast::default().with_cpu_weight(cpu_weight_percent),
+            cpu_weight_percent,
             warm: BTreeMap::new(),
             refusal: None,
         }
@@ -206,7 +208,8 @@ impl Node {
     fn renew_forecast(&mut self) {
         let taken: Vec<Change> = self.recent.values().map(|placed| placed.borrows).collect();
         let given: Vec<Change> = self.recent.values().map(|placed| placed.lends).collect();
-        self.forecast = Forecast::new(self.spare_us, &self.spare, &taken, &given);
+        self.forecast =
+            Forecast::new(self.spare_us, &self.spare, &taken, &given).with_cpu_weight(self.cpu_weight_percent);
         self.unowned = self
             .recent
             .values()

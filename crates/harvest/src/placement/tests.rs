@@ -75,6 +75,30 @@ fn unowned_cores_count_beside_the_pools() {
 }
 
 #[test]
+fn small_calls_leave_a_share_whole_for_large_ones() {
+    let options = SchedulerOptions {
+        shard: Shard::new(0, 4).unwrap(),
+        ..SchedulerOptions::default()
+    };
+    let mut scheduler = Scheduler::new(SchedulerKind::Dayfly, options);
+    for key in 0..4 {
+        let index = scheduler.join(key, amount(32));
+        let beat = Heartbeat {
+            unowned: amount(32),
+            ..heartbeat(10, 32, &[])
+        };
+        scheduler.heartbeat(10, index, &beat);
+    }
+    // The large call owns all that this scheduler has of a node.
+    assert!(scheduler.place(10, CallId(0), &request(0, 8)).is_some());
+    for call in 1..=8 {
+        assert!(scheduler.place(10, CallId(call), &wanting(1, 1, 1, 1_000)).is_some());
+    }
+    assert!(scheduler.place(10, CallId(9), &request(0, 8)).is_some());
+    assert!(scheduler.place(10, CallId(10), &request(0, 8)).is_some());
+}
+
+#[test]
 fn warm_node_outweighs_a_cold_start() {
     for (cold_start_us, expected) in [(0, NodeIndex(0)), (1_000, NodeIndex(0)), (5_000, NodeIndex(1))] {
         let options = SchedulerOptions {
@@ -350,6 +374,7 @@ fn any_options() -> impl Strategy<Value = (SchedulerKind, SchedulerOptions)> {
                 seed,
                 transit_us,
                 cold_start_us: transit_us * 10,
+                cpu_weight_percent: (seed % 101) as u8,
             },
         )
     })

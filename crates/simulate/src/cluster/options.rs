@@ -1,5 +1,6 @@
 //! What is simulated, and its bounds.
 
+use dayfly_harvest::coverage::CPU_WEIGHT_PERCENT;
 use dayfly_harvest::{Amount, SchedulerKind};
 
 use crate::freyr::Weights;
@@ -39,6 +40,8 @@ pub struct Options {
     pub decision_us: u64,
     /// Share of the safeguard, if it is not the policy's.
     pub safeguard: Option<f64>,
+    /// What the coverage of processor time counts in that of a call, in percent.
+    pub cpu_weight_percent: u8,
     /// Time between two points of the timeline, in microseconds; 0 for no timeline.
     pub timeline_us: u64,
     /// Weights of Freyr's networks, if others than those that come with this crate.
@@ -64,6 +67,7 @@ impl Default for Options {
             heartbeat_us: 2_000_000,
             decision_us: 50,
             safeguard: None,
+            cpu_weight_percent: CPU_WEIGHT_PERCENT,
             timeline_us: 0,
             freyr: None,
             logs: false,

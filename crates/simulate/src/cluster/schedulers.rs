@@ -49,6 +49,7 @@ impl Schedulers {
                     shard,
                     seed: options.seed,
                     cold_start_us: options.cold_start_us,
+                    cpu_weight_percent: options.cpu_weight_percent,
                     ..SchedulerOptions::default()
                 },
             );

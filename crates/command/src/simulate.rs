@@ -16,6 +16,7 @@ use crate::values;
   dayfly simulate --trace calls.csv --nodes 8 --cores 64   a site's own trace
   dayfly simulate --trace invocation.csv --trace duration.csv --trace memory.csv   a day of Azure Functions 2019
   dayfly simulate --replay node.log                        decide the events of a node again
+  dayfly simulate --figures figures                        drawings of all policies, schedulers and thresholds
 
 Virtual time: ten thousand calls take about a second. Nothing is started and no manager is needed. The same trace, options and seed
 give the same figures. `worst_degradation` compares each call with the same call without harvesting.")]
@@ -32,7 +33,7 @@ pub struct Arguments {
     /// Nodes [default: 1; 4 for multi, 50 for scaling]
     #[arg(long)]
     pub nodes: Option<usize>,
-    /// Cores of each node [default: 72; 32 for multi and scaling]
+    /// Cores of each node [default: 72; 32 for multi, 24 for scaling]
     #[arg(long)]
     pub cores: Option<u32>,
     /// Memory of each node, such as 64G [default: 1G for each core]
@@ -80,4 +81,7 @@ pub struct Source {
     /// Train the policy freyr on generated traces of other seeds, and write its weights to a file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "generate", "replay"])]
     pub train_freyr: Option<PathBuf>,
+    /// Draw figures 6 to 14 and 16 of LIBRA from simulations, one SVG file each, in a directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["trace", "generate", "replay", "train_freyr"])]
+    pub figures: Option<PathBuf>,
 }

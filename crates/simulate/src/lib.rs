@@ -2,6 +2,7 @@
 //!
 //! - [`call`]: one call: when it comes, what it owns, what it needs;
 //! - [`cluster`]: nodes and schedulers; [`node`]: one node; [`machine`]: its processors and its memory;
+//! - [`figures`]: drawings of simulations;
 //! - [`freyr`]: the baseline Freyr, which chooses allocations by reinforcement learning;
 //! - [`functions`]: the demand of ten measured functions by the size of their input;
 //! - [`generate`]: seeded traces of these functions; [`history`]: what was learned before;
@@ -14,6 +15,7 @@
 mod arrival;
 pub mod call;
 pub mod cluster;
+pub mod figures;
 pub mod freyr;
 pub mod functions;
 pub mod generate;

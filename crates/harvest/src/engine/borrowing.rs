@@ -6,6 +6,9 @@ use super::{Engine, Mode, index};
 use crate::amount::{Amount, Resource};
 use crate::demand::{CallId, Demand, TenantId, is_bound};
 
+/// Share of a window, in millionths, that a call may wait for a processor before it wants more.
+const MAX_WAITING_PPM: u32 = 20_000;
+
 impl Engine {
     /// Decides what a call wants above what it owns.
     pub(super) fn want(&mut self, id: CallId) {
@@ -48,7 +51,7 @@ impl Engine {
             return;
         };
         let (owned, limit) = (call.owned.get(resource), (call.owned + call.borrowed).get(resource));
-        let is_throttled = waiting_ppm > self.rules.max_waiting_ppm && is_bound(call.used.get(resource), limit);
+        let is_throttled = waiting_ppm > MAX_WAITING_PPM && is_bound(call.used.get(resource), limit);
         if !is_throttled || !self.rules.regrants || call.group.is_some() {
             return;
         }

@@ -195,12 +195,7 @@ fn unused_loan_returns_after_two_windows() {
 }
 
 fn throttled(call: u64, milli_cores: u64) -> Event {
-    Event::Usage {
-        call: CallId(call),
-        milli_cores,
-        memory_bytes: MIB,
-        waiting_ppm: 500_000,
-    }
+    waiting(call, milli_cores, 500_000)
 }
 
 #[test]

@@ -32,6 +32,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let Some(path) = &arguments.source.train_freyr {
         return train(path, arguments, json);
     }
+    if let Some(directory) = &arguments.source.figures {
+        return draw(directory, arguments.seed, json);
+    }
     let trace = read(arguments)?;
     let options = options(arguments)?;
     let history = history_of(arguments, &trace);
@@ -62,6 +65,25 @@ fn train(path: &Path, arguments: &Arguments, json: bool) -> Result<(), Failure> 
             trained.episodes.len(),
             path.display()
         );
+    }
+    Ok(())
+}
+
+fn draw(directory: &Path, seed: u64, json: bool) -> Result<(), Failure> {
+    // Before minutes of simulation.
+    std::fs::create_dir_all(directory).map_err(|error| unwritable(directory, &error))?;
+    let figures =
+        dayfly_simulate::figures::figures(Functions::measured(), seed, &mut clock()).map_err(|error| wrong(&error))?;
+    let mut paths = Vec::new();
+    for figure in figures {
+        let path = directory.join(format!("{}.svg", figure.name));
+        std::fs::write(&path, figure.svg).map_err(|error| unwritable(&path, &error))?;
+        paths.push(path.display().to_string());
+    }
+    if json {
+        println!("{}", json!({ "figures": paths }));
+    } else {
+        paths.iter().for_each(|path| println!("{path}"));
     }
     Ok(())
 }
@@ -117,13 +139,12 @@ fn read(arguments: &Arguments) -> Result<Trace, Failure> {
     Trace::read(&files, functions, arguments.seed).map_err(|error| wrong(&error))
 }
 
-/// What each kind of trace runs on: the clusters of LIBRA's evaluation (section 8.2.1). Nodes of `scaling` have 32 cores
-/// in place of 24, so that a quarter of a node holds the largest function.
+/// What each kind of trace runs on: the clusters of LIBRA's evaluation (section 8.2.1).
 fn options(arguments: &Arguments) -> Result<Options, Failure> {
     let kind = arguments.source.generate.as_deref().unwrap_or_default();
     let (nodes, cores) = match kind.split('-').next() {
         Some("multi") => (4, 32),
-        Some("scaling") => (50, 32),
+        Some("scaling") => (50, 24),
         _ => (1, 72),
     };
     let cores = u64::from(arguments.cores.unwrap_or(cores));

@@ -137,6 +137,53 @@ def test_call_borrows_a_core_that_nobody_uses(start: Callable[..., Daemon], sand
         assert groups.read_text().strip() in ("-1", "100000", "200000"), groups
 
 
+BOUND = """
+    import time
+    import dayfly
+
+    def wide(seconds):
+        '''Would use two cores.'''
+        import multiprocessing
+
+        def compute():
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                pass
+
+        helper = multiprocessing.get_context("fork").Process(target=compute)
+        helper.start()
+        compute()
+        helper.join()
+
+    with dayfly.connect() as client:
+        try:
+            client.lease(mode="warm", borrow="gpu")
+            raise SystemExit("a lease that borrows GPUs")
+        except ValueError as error:
+            assert "borrow=" in str(error), error
+        with client.lease(mode="warm", lend=False, borrow="none") as lease:
+            for _ in range(4):
+                lease.call(wide, 0.3)
+        with dayfly.Executor(client=client, lend=False, borrow="none") as executor:
+            for _ in range(4):
+                executor.submit(wide, 0.3).result()
+"""
+
+
+def test_calls_follow_the_terms_of_their_lease(start: Callable[..., Daemon]) -> None:
+    site = harvesting(start, "on", "--harvest-log", "4M", "--harvest-within-tenant", "--sandbox", "process")
+    run_python(BOUND, **site.client_environment())
+    wait_until(lambda: harvest_of(site)["samples"] >= 4, "the calls after the first ones")
+    assert harvest_of(site)["core_ms"]["borrowed"] == 0
+    site.stop()
+    (record,) = site.state.rglob("harvest.jsonl")
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert lines[0]["rules"]["stays_within_tenant"] is True
+    begins = [line["event"] for line in lines[1:] if line["event"]["event"] == "begin"]
+    assert len(begins) >= 4
+    assert not any(begin["lends"] or begin["borrows_cpu"] or begin["borrows_memory"] for begin in begins), begins
+
+
 HANGING = """
     import time
     import dayfly

@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dayfly_client::{
-    AllowanceOptions, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease,
-    LeaseOptions, Mode, OutputReader, Placement, PoolOptions, Runtime, Sandbox, Stream, TasksOptions, Transport,
-    WorkerOutput,
+    AllowanceOptions, Borrow, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath,
+    Lease as InnerLease, LeaseOptions, LoanTerms, Mode, OutputReader, Placement, PoolOptions, Runtime, Sandbox, Stream,
+    TasksOptions, Transport, WorkerOutput,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -44,6 +44,8 @@ struct Wanted {
     sandbox: Option<String>,
     image: Option<String>,
     network: bool,
+    lend: bool,
+    borrow: String,
     /// Paths, and whether they are writable.
     files: Vec<(String, bool)>,
     wait: f64,
@@ -74,6 +76,10 @@ impl Wanted {
             image: self.image,
             network: self.network,
             output_by_call: false,
+            loans: LoanTerms {
+                lend: self.lend,
+                borrow: borrow(&self.borrow)?,
+            },
             wait: seconds(self.wait, "wait")?,
             traceparent: self.traceparent,
             files: self
@@ -266,6 +272,11 @@ fn place(name: &str) -> PyResult<Placement> {
             "placement={name:?}: ask for \"packed\", \"spread\" or \"together\""
         ))
     })
+}
+
+fn borrow(what: &str) -> PyResult<Borrow> {
+    Borrow::from_name(what)
+        .ok_or_else(|| PyValueError::new_err(format!("borrow={what:?}: ask for \"none\", \"cpu\" or \"cpu,memory\"")))
 }
 
 fn parse(mode: &str) -> PyResult<Mode> {

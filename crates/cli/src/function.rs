@@ -7,7 +7,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use dayfly_client::encoded;
 use dayfly_command::Global;
-use dayfly_protocol::api::Runtime;
+use dayfly_protocol::api::{Borrow, Runtime};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::functions::FunctionStatus;
 use dayfly_protocol::sharing::FunctionSharing;
@@ -268,6 +268,12 @@ fn described(function: &FunctionStatus) -> String {
     }
     if resources.memory_bytes > 0 {
         needs += &format!(", {}", output::size(resources.memory_bytes));
+    }
+    if !resources.loans.lend {
+        needs += ", lends nothing";
+    }
+    if resources.loans.borrow != Borrow::default() {
+        needs += &format!(", borrows {}", resources.loans.borrow);
     }
     if resources.walltime_ms > 0 {
         needs += &format!(", {} at most", output::span(resources.walltime_ms.into()));

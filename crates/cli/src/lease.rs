@@ -14,6 +14,7 @@ use dayfly_protocol::ids::{LeaseId, NodeId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::loans::LoanArguments;
 use crate::manager::write_private;
 use crate::values::Level;
 use crate::{connect, output, status, values};
@@ -105,6 +106,8 @@ struct Create {
     /// Memory of the whole lease, such as 512M [default: the node's share for each worker]
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,
+    #[command(flatten)]
+    loans: LoanArguments,
     /// Duration from the first use
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
     duration: Duration,
@@ -249,6 +252,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         cores_per_worker: wanted.cores_per_worker,
         memory_bytes: wanted.memory.unwrap_or(0),
         gpus_per_worker: wanted.gpus_per_worker,
+        loans: wanted.loans.terms(),
         sandbox: wanted.sandbox.map(Into::into),
         image: wanted.image.clone(),
         idle_release_ms: wanted.idle_release.as_millis() as u64,

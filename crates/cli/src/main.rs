@@ -19,6 +19,7 @@ mod function;
 mod interpreter;
 mod invoke;
 mod lease;
+mod loans;
 mod login;
 mod manager;
 mod node;

@@ -10,12 +10,12 @@ use dayfly_client::Choice;
 use dayfly_lease::ledger::{MAX_WORKERS, Resources};
 use dayfly_node::images::Reference;
 use dayfly_node::{Options, Trust, options};
-use dayfly_protocol::api::{HarvestMode, MAX_FABRIC_NAME, RendezvousAddress, Sandbox};
+use dayfly_protocol::api::{Borrow, HarvestMode, MAX_FABRIC_NAME, RendezvousAddress, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TenantId;
 
 use crate::values::Level;
-use crate::{interpreter, values};
+use crate::{interpreter, loans, values};
 
 /// Options shared by `dayfly up` and `dayfly node`.
 #[derive(Debug, Args)]
@@ -77,6 +77,18 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     harvest: HarvestMode,
+    /// Lend between calls of one tenant only
+    #[arg(long, env = "DAYFLY_HARVEST_WITHIN_TENANT", hide_env_values = true)]
+    harvest_within_tenant: bool,
+    /// The most that calls on this node may borrow: none, cpu, or cpu,memory
+    #[arg(
+        long,
+        value_name = "WHAT",
+        default_value = "cpu,memory",
+        value_parser = loans::borrow(),
+        hide_short_help = true
+    )]
+    harvest_borrow: Borrow,
     /// Record events and actions of --harvest in `harvest.jsonl` in the state directory, up to this size
     #[arg(long, value_name = "SIZE", value_parser = values::size, hide_short_help = true)]
     harvest_log: Option<u64>,
@@ -210,6 +222,8 @@ impl NodeArguments {
         options.metrics = self.metrics;
         options.calls_per_core = self.calls_per_core;
         options.harvest = self.harvest;
+        options.harvest_within_tenant = self.harvest_within_tenant;
+        options.harvest_borrow = self.harvest_borrow;
         options.harvest_log_bytes = self.harvest_log.unwrap_or(0);
         options.trust_fabric = self.trust_fabric;
         options.fabrics = self.fabric.clone();

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use dayfly_fabric::Transport;
 use dayfly_lease::SigningKey;
-use dayfly_protocol::api::{Grant, HostPath, LeaseRequest, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox};
+use dayfly_protocol::api::{
+    Grant, HostPath, LeaseRequest, LoanTerms, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox,
+};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, PublicKey, WorkerIndex};
@@ -50,6 +52,8 @@ pub struct LeaseOptions {
     pub files: Vec<HostPath>,
     /// Whether output is attributed to calls. A call that prints then ends only when the node has read all its output.
     pub output_by_call: bool,
+    /// What the calls of warm workers lend and borrow, where the node harvests.
+    pub loans: LoanTerms,
     /// How long to wait for room.
     pub wait: Duration,
     /// W3C `traceparent` of the requesting step; the default is the environment variable `TRACEPARENT`.
@@ -76,6 +80,7 @@ impl LeaseOptions {
             network: false,
             files: Vec::new(),
             output_by_call: false,
+            loans: LoanTerms::default(),
             wait: Duration::ZERO,
             traceparent: None,
         }
@@ -98,6 +103,7 @@ impl LeaseOptions {
             network: self.network,
             files: self.files.clone(),
             output_by_call: self.output_by_call,
+            loans: self.loans,
             wait_ms: (self.wait.as_millis() as u64).min(MAX_WAIT_MS),
             holder,
             idle_release_ms: self.idle_release.as_millis() as u64,

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use dayfly_harvest::{Amount, Rules};
-use dayfly_protocol::api::{HarvestMode, HarvestStatus, Mode};
+use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, Mode};
 use dayfly_sandbox::cgroup::Group;
 
 use self::driver::{Driver, Note};
@@ -53,6 +53,8 @@ struct Inner {
 #[derive(Debug)]
 pub struct Setup {
     pub rules: Rules,
+    /// The most that calls may borrow, whatever they request.
+    pub borrow: Borrow,
     pub recording: Option<RecordingFile>,
 }
 

@@ -297,7 +297,11 @@ impl Node {
 /// Harvests as the options want it.
 async fn start_harvest(options: &Options, pool: &Arc<Pool>, shared: Amount) -> Result<Harvest, NodeError> {
     let setup = harvest::Setup {
-        rules: dayfly_harvest::Rules::default(),
+        rules: dayfly_harvest::Rules {
+            stays_within_tenant: options.harvest_within_tenant,
+            ..Default::default()
+        },
+        borrow: options.harvest_borrow,
         recording: (options.harvest_log_bytes > 0).then(|| harvest::RecordingFile {
             path: options.state_dir.join(harvest::RECORDING),
             max_bytes: options.harvest_log_bytes,

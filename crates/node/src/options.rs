@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dayfly_fabric::Choice;
 use dayfly_lease::ledger::Resources;
-use dayfly_protocol::api::{HarvestMode, ManagerAddress, RendezvousAddress, Sandbox};
+use dayfly_protocol::api::{Borrow, HarvestMode, ManagerAddress, RendezvousAddress, Sandbox};
 use dayfly_protocol::executor::VISIBLE_GPUS;
 
 use crate::environments::Settings;
@@ -71,6 +71,10 @@ pub struct Options {
     pub calls_per_core: u16,
     /// What becomes of resources that calls own and do not use.
     pub harvest: HarvestMode,
+    /// Whether calls borrow from calls of their own tenant only.
+    pub harvest_within_tenant: bool,
+    /// The most that calls may borrow, whatever they request.
+    pub harvest_borrow: Borrow,
     /// Most bytes of the record of harvesting's events and actions, `harvest.jsonl` in the state directory, from which
     /// `dayfly-simulate` can repeat the decisions; 0 for no record.
     pub harvest_log_bytes: u64,
@@ -148,6 +152,8 @@ impl Options {
             scratch_bytes: 1 << 30,
             calls_per_core: 1,
             harvest: HarvestMode::Off,
+            harvest_within_tenant: false,
+            harvest_borrow: Borrow::CpuAndMemory,
             harvest_log_bytes: 0,
             trust_fabric: false,
             fabrics: Vec::new(),

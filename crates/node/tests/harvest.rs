@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::*;
 use dayfly_harvest::record::{Entry, Header};
 use dayfly_harvest::{Engine, Event, Options as ProfileOptions, Profiles};
-use dayfly_protocol::api::{Grant, HarvestMode, Mode};
+use dayfly_protocol::api::{Borrow, Grant, HarvestMode, LoanTerms, Mode};
 use dayfly_protocol::ids::CodeHash;
 use dayfly_protocol::slot::Status;
 
@@ -181,6 +181,66 @@ async fn borrower_is_raised_and_lowered_again() {
     let status = || site.handle.status().harvest;
     until("the loan is counted", || status().core_ms.borrowed > 100).await;
     site.handle.shutdown().await;
+}
+
+/// What a call of two threads borrows on a node with a free core, in core milliseconds, if its lease has these terms.
+/// `None` where nothing can be measured.
+async fn borrowed_under(loans: LoanTerms, change: impl FnOnce(&mut dayfly_node::Options)) -> Option<u64> {
+    let site = Site::with(|options| {
+        options.harvest = HarvestMode::On;
+        options.harvest_log_bytes = 1 << 20;
+        change(options);
+    })
+    .await;
+    let can_measure = site.handle.status().harvest.why.is_none();
+    if can_measure {
+        let leased = site.lease(|request| request.loans = loans).await.unwrap();
+        let hash = site.put_library(&leased).await;
+        let (channel, index) = site.channel(&leased, 0).await.unwrap().load(hash, "burn_two").await;
+        call(channel, index, &150u32.to_le_bytes(), 4).await;
+        let status = || site.handle.status().harvest;
+        until("the last call is learnt from", || status().samples >= 2).await;
+    }
+    let borrowed = site.handle.status().harvest.core_ms.borrowed;
+    let record = site.dir.path().join("state/harvest.jsonl");
+    site.handle.shutdown().await;
+    let record = std::fs::read_to_string(record).unwrap_or_default();
+    let begins = record
+        .lines()
+        .skip(1)
+        .filter_map(|line| serde_json::from_str::<Entry>(line).ok());
+    for begin in begins.filter_map(|entry| match entry.event {
+        Event::Begin(begin) => Some(begin),
+        _ => None,
+    }) {
+        assert_eq!(begin.lends, loans.lend, "{begin:?}");
+        assert!(begin.borrows_cpu <= loans.borrow.has_cpu(), "{begin:?}");
+        assert!(begin.borrows_memory <= loans.borrow.has_memory(), "{begin:?}");
+    }
+    can_measure.then_some(borrowed)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_borrows_only_what_its_lease_allows() {
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return;
+    }
+    let terms = |lend, borrow| LoanTerms { lend, borrow };
+    let Some(borrowed) = borrowed_under(terms(false, Borrow::Cpu), |_| {}).await else {
+        return;
+    };
+    assert!(borrowed > 0);
+    assert_eq!(borrowed_under(terms(true, Borrow::None), |_| {}).await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn site_forbids_what_a_lease_wants_to_borrow() {
+    let forbid = |options: &mut dayfly_node::Options| options.harvest_borrow = Borrow::None;
+    let loans = LoanTerms {
+        lend: true,
+        borrow: Borrow::CpuAndMemory,
+    };
+    assert!(matches!(borrowed_under(loans, forbid).await, None | Some(0)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

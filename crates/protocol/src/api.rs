@@ -4,12 +4,14 @@
 
 mod allowances;
 mod leases;
+mod loans;
 mod nodes;
 mod site;
 mod usage;
 
 pub use allowances::*;
 pub use leases::*;
+pub use loans::*;
 pub use nodes::*;
 pub use site::*;
 pub use usage::*;

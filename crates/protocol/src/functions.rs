@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::{Placement, Runtime, is_default};
+use crate::api::{LoanTerms, Placement, Runtime, is_default};
 use crate::blob::Blob;
 use crate::executor::Form;
 use crate::ids::{CodeHash, FunctionId};
@@ -29,6 +29,9 @@ pub struct Resources {
     /// Placement of the ranks on nodes.
     #[serde(skip_serializing_if = "is_default")]
     pub placement: Placement,
+    /// What executions lend and borrow.
+    #[serde(flatten)]
+    pub loans: LoanTerms,
 }
 
 impl Resources {
@@ -47,6 +50,7 @@ impl Default for Resources {
             walltime_ms: 0,
             ranks: 0,
             placement: Placement::default(),
+            loans: LoanTerms::default(),
         }
     }
 }

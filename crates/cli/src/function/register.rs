@@ -13,6 +13,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::functions::{FunctionRegistration, FunctionStatus, Resources};
 
 use super::read;
+use crate::loans::LoanArguments;
 use crate::{connect, output, values};
 
 /// Name of a command in the source made of it.
@@ -74,6 +75,8 @@ pub struct Register {
     /// GPUs of its worker; it sees no others
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpus: u16,
+    #[command(flatten)]
+    loans: LoanArguments,
     /// Time limit of one execution [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     walltime: Option<Duration>,
@@ -157,6 +160,7 @@ impl Register {
                 walltime_ms,
                 ranks: self.ranks.unwrap_or_default(),
                 placement: self.placement,
+                loans: self.loans.terms(),
             },
             repeatable: self.repeatable,
             shared_with: self.share.clone(),

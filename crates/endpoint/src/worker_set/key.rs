@@ -1,6 +1,6 @@
 //! The properties that decide which worker set a task belongs to.
 
-use dayfly_protocol::api::{Placement, Runtime};
+use dayfly_protocol::api::{LoanTerms, Placement, Runtime};
 use dayfly_protocol::dispatch::Program;
 use dayfly_protocol::ids::TenantId;
 
@@ -21,6 +21,8 @@ pub struct WorkerKey {
     pub gpus: u16,
     pub ranks: u16,
     pub placement: Placement,
+    /// A lease has the same terms for all its calls.
+    pub loans: LoanTerms,
 }
 
 impl WorkerKey {
@@ -36,6 +38,7 @@ impl WorkerKey {
             gpus: program.resources.gpus,
             ranks: program.resources.ranks,
             placement: program.resources.placement,
+            loans: program.resources.loans,
         }
     }
 }

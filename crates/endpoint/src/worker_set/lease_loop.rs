@@ -180,6 +180,7 @@ impl WorkerSet {
             memory_bytes: self.key.memory_bytes.saturating_mul(workers.into()),
             gpus_per_worker: self.key.gpus,
             output_by_call: true,
+            loans: self.key.loans,
             ..LeaseOptions::native(workers)
         }
     }

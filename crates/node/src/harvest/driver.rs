@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dayfly_harvest::record::Entry;
 use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, FunctionId, Mode, Outcome, Resource};
-use dayfly_protocol::api::{HarvestMode, HarvestStatus};
+use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LoanTerms};
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
 use sha2::{Digest, Sha256};
@@ -51,6 +51,8 @@ pub(super) struct BegunCall {
     pub argument_bytes: u64,
     /// What one worker owns.
     pub owned: Amount,
+    /// What its lease lends and borrows.
+    pub loans: LoanTerms,
 }
 
 /// What the driver learns from the rest of the node.
@@ -72,6 +74,8 @@ pub(super) enum Note {
 pub(super) struct Driver {
     origin: Instant,
     engine: Engine,
+    /// The most that calls may borrow.
+    borrow: Borrow,
     learnt: Arc<Learnt>,
     recording: Option<Recording>,
     hierarchies: Arc<Hierarchies>,
@@ -105,6 +109,7 @@ impl Driver {
         let mut driver = Self {
             origin: Instant::now(),
             engine: Engine::new(setup.rules, Box::new(profiles)),
+            borrow: setup.borrow,
             learnt,
             recording: recording.transpose()?,
             hierarchies,
@@ -208,6 +213,7 @@ impl Driver {
             return;
         }
         self.calls.insert(id, key);
+        let borrow = call.loans.borrow.min(self.borrow);
         let (tenant, function) = self.names.of(call.tenant, &call.function);
         self.handle(&Event::Begin(Begin {
             call: id,
@@ -218,9 +224,9 @@ impl Driver {
                 ..Features::default()
             },
             owned: call.owned,
-            lends: true,
-            borrows_cpu: true,
-            borrows_memory: false,
+            lends: call.loans.lend,
+            borrows_cpu: borrow.has_cpu(),
+            borrows_memory: borrow.has_memory(),
             group: None,
         }));
     }

@@ -127,6 +127,7 @@ impl Observer {
                 function: name,
                 argument_bytes: activity.reading.argument_bytes,
                 owned: Amount::new(cores * 1000, lease.granted.reservation.memory_bytes / workers),
+                loans: lease.granted.request.loans,
             })));
         }
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{NodeAddress, Usage, is_default};
+use super::{LoanTerms, NodeAddress, Usage, is_default};
 use crate::environment::Environment;
 use crate::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use crate::named::named_enum;
@@ -146,6 +146,9 @@ pub struct LeaseRequest {
     /// Whether output is attributed to the call that printed it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_by_call: bool,
+    /// What its calls lend and borrow. Hot workers do neither.
+    #[serde(flatten)]
+    pub loans: LoanTerms,
     /// Ed25519 key whose owner may use the lease.
     pub holder: PublicKey,
     /// Milliseconds after which a lease whose last channel has closed is released; 0 for never.
@@ -177,6 +180,7 @@ impl LeaseRequest {
             network: false,
             files: Vec::new(),
             output_by_call: false,
+            loans: LoanTerms::default(),
             holder,
             idle_release_ms: 0,
             node: None,

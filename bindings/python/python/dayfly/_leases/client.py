@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from dayfly._connection import Connection
 from dayfly._functions.environment import EnvironmentLike, environment_of
 from dayfly._functions.runtime import runtime
-from dayfly._leases.defaults import BULK, DAY, SLOTS, STRIDE, Placement
+from dayfly._leases.defaults import BULK, DAY, SLOTS, STRIDE, Borrow, Placement
 from dayfly._leases.gang import run_parallel
 from dayfly._trace import traceparent
 
@@ -34,6 +34,8 @@ class LeaseClient(Connection):
         memory: int = 0,
         cores: int = 1,
         gpus: int = 0,
+        lend: bool = True,
+        borrow: Borrow = "cpu",
         hot_for: float | None = None,
         runtime: Literal["python", "native"] = "python",
         transport: str = "auto",
@@ -64,6 +66,10 @@ class LeaseClient(Connection):
             memory: bytes for the whole lease; 0 for the node's default share.
             cores: cores of each worker. A warm worker counts as that many workers towards the node's limit.
             gpus: GPUs of each worker. ``CUDA_VISIBLE_DEVICES`` names them, and the worker sees no others.
+            lend: whether calls of warm workers lend cores and memory that they do not use, where the node harvests.
+                They get them back when they need them.
+            borrow: what such calls may borrow: ``none``, ``cpu``, or ``cpu,memory``. A call that borrows memory may be
+                ended when its owner needs it.
             hot_for: seconds that a hot worker polls after a call before it sleeps; None for no limit.
             runtime: ``python`` workers call Python functions and shared libraries; ``native`` workers call shared
                 libraries only.

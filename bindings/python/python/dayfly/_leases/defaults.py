@@ -6,6 +6,8 @@ from typing import Literal
 
 #: Placement of workers on nodes, as for `Client.gang`.
 Placement = Literal["packed", "spread", "together", "fabric"]
+#: What calls may borrow while others do not use it, as for `Client.lease`.
+Borrow = Literal["none", "cpu", "cpu,memory"]
 #: Default duration of a lease in seconds. A shorter one would end in a notebook left open overnight. The manager's
 #: policy may allow less.
 DAY = 86_400.0

@@ -24,7 +24,7 @@ from dayfly._futures.coroutines import async_variant, submit_and_await
 from dayfly._futures.future import Future, await_task
 from dayfly._leases.chunks import async_results
 from dayfly._leases.client import LeaseClient
-from dayfly._leases.defaults import Placement
+from dayfly._leases.defaults import Borrow, Placement
 from dayfly._tasks.options import check_endpoint, task_options, workers_of
 from dayfly._tasks.registered import Registered
 from dayfly._tasks.submission import TaskSubmitter, in_order, unchunked, values_of
@@ -67,6 +67,8 @@ class Executor(TaskSubmitter, cf.Executor):
         cores: cores of the worker, for functions that are not registered, as all options below.
         memory: bytes of memory of the worker; 0 for the node's default share.
         gpus: GPUs of the worker, which sees no others.
+        lend: whether executions lend cores and memory that they do not use, as for `Client.lease`.
+        borrow: what executions may borrow, as for `Client.lease`.
         ranks: number of workers that each task has at the same time, all or none. Each worker calls the function,
             where ``MPI.COMM_WORLD`` of `dayfly.MPI` connects them. The result is the list of the ranks' results.
         placement: placement of the ranks on nodes, as for `Client.gang`.
@@ -109,6 +111,8 @@ class Executor(TaskSubmitter, cf.Executor):
         cores: int = 1,
         memory: int = 0,
         gpus: int = 0,
+        lend: bool = True,
+        borrow: Borrow = "cpu",
         ranks: int = 0,
         placement: Placement | None = None,
         source: bool = False,
@@ -143,6 +147,8 @@ class Executor(TaskSubmitter, cf.Executor):
             "cores": cores != 1,
             "memory": memory != 0,
             "gpus": gpus != 0,
+            "lend": not lend,
+            "borrow": borrow != "cpu",
             "ranks": ranks != 0,
             "placement": placement is not None,
             "source": source,
@@ -169,6 +175,8 @@ class Executor(TaskSubmitter, cf.Executor):
                 "cores": cores,
                 "memory": memory,
                 "gpus": gpus,
+                "lend": lend,
+                "borrow": borrow,
                 "ranks": ranks,
                 "placement": placement,
             },
@@ -287,6 +295,8 @@ class DirectExecutor(Executor):
         cores: int = 1,
         memory: int = 0,
         gpus: int = 0,
+        lend: bool = True,
+        borrow: Borrow = "cpu",
         max_workers: int | None = None,
         max_tasks_per_child: int | None = None,
         initializer: Callable[..., object] | None = None,
@@ -325,6 +335,8 @@ class DirectExecutor(Executor):
                 cores=cores,
                 memory=memory * workers,
                 gpus=gpus,
+                lend=lend,
+                borrow=borrow,
                 environment=environment,
                 image=image,
                 wait=WAIT,

@@ -13,7 +13,7 @@ from dayfly._codec.trust import TrustLike, trust_of
 from dayfly._connection import Connection
 from dayfly._functions.environment import EnvironmentLike, environment_of
 from dayfly._futures.coroutines import async_variant
-from dayfly._leases.defaults import Placement
+from dayfly._leases.defaults import Borrow, Placement
 
 if TYPE_CHECKING:
     from dayfly._tasks.executor import Executor
@@ -37,6 +37,8 @@ class FunctionClient(Connection):
         cores: int = 1,
         memory: int = 0,
         gpus: int = 0,
+        lend: bool = True,
+        borrow: Borrow = "cpu",
         walltime: float | None = None,
         repeatable: bool = False,
         share: Iterable[str] = (),
@@ -58,6 +60,8 @@ class FunctionClient(Connection):
             cores: cores of the worker that runs it.
             memory: bytes of memory of the worker; 0 for the node's default share.
             gpus: GPUs of the worker, which sees no others.
+            lend: whether its executions lend cores and memory that they do not use, as for `lease`.
+            borrow: what its executions may borrow, as for `lease`.
             walltime: maximum seconds of one execution. The execution is then killed with all its processes.
             repeatable: whether a task may be executed again if it may have been executed already.
             share: names of tenants that may also run it, ``"team:NAME"`` for a team, ``"*"`` for all tenants.
@@ -90,6 +94,8 @@ class FunctionClient(Connection):
             cores=cores,
             memory=memory,
             gpus=gpus,
+            lend=lend,
+            borrow=borrow,
             walltime=walltime,
             repeatable=repeatable,
             share=share,

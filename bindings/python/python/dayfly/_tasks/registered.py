@@ -12,7 +12,7 @@ from dayfly._functions.environment import Environment
 from dayfly._functions.kinds import FunctionKind, PickledFunction, Program
 from dayfly._functions.source import Source
 from dayfly._functions.symbol import Symbol
-from dayfly._leases.defaults import Placement
+from dayfly._leases.defaults import Borrow, Placement
 from dayfly._native import Tasks
 from dayfly._tasks.options import milliseconds
 
@@ -73,6 +73,8 @@ def describe(
     cores: int = 1,
     memory: int = 0,
     gpus: int = 0,
+    lend: bool = True,
+    borrow: Borrow = "cpu",
     walltime: float | None = None,
     repeatable: bool = False,
     share: Iterable[str] = (),
@@ -94,6 +96,8 @@ def describe(
             "gpus": gpus,
             "walltime_ms": milliseconds("walltime", walltime),
             "ranks": ranks,
+            "lend": lend,
+            "borrow": borrow,
             **({} if placement is None else {"placement": placement}),
         },
         "repeatable": repeatable,

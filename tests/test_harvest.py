@@ -131,6 +131,8 @@ def test_call_borrows_a_core_that_nobody_uses(start: Callable[..., Daemon], sand
     # As long as other programs on this machine leave it something to use: what is not used is returned.
     assert found["borrowed"] > 100, found
     assert found["used"] > found["owned"] * 0.6, found
+    wait_until(lambda: borrowed_on_bill(site) > 0, "the loan on the bill")
+    assert borrowed_on_bill(site) <= (found["borrowed"] + 1) * 1000
     assert "could not be changed" not in site.output()
     site.stop()
     for groups in Path("/sys/fs/cgroup").glob("**/dayfly-*/**/cpu.cfs_quota_us"):
@@ -182,6 +184,11 @@ def test_calls_follow_the_terms_of_their_lease(start: Callable[..., Daemon]) -> 
     begins = [line["event"] for line in lines[1:] if line["event"]["event"] == "begin"]
     assert len(begins) >= 4
     assert not any(begin["lends"] or begin["borrows_cpu"] or begin["borrows_memory"] for begin in begins), begins
+
+
+def borrowed_on_bill(site: Daemon) -> int:
+    """Microseconds of one core that all leases of the site borrowed."""
+    return sum(line.get("loans", {}).get("borrowed_core_us", 0) for line in site.cli("bill"))
 
 
 HANGING = """

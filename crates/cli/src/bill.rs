@@ -85,6 +85,11 @@ struct Line {
     computing: u64,
     polling: u64,
     total: u64,
+    borrowing: u64,
+    lent_core_us: u64,
+    borrowed_core_us: u64,
+    lent_mib_s: u64,
+    borrowed_mib_s: u64,
 }
 
 impl Line {
@@ -101,6 +106,11 @@ impl Line {
             computing: line.computing,
             polling: line.polling,
             total: line.total,
+            borrowing: line.borrowing,
+            lent_core_us: line.loans.lent_core_us,
+            borrowed_core_us: line.loans.borrowed_core_us,
+            lent_mib_s: line.loans.lent_mib_s,
+            borrowed_mib_s: line.loans.borrowed_mib_s,
             ..Self::default()
         });
     }
@@ -117,6 +127,11 @@ impl Line {
             (&mut self.computing, other.computing),
             (&mut self.polling, other.polling),
             (&mut self.total, other.total),
+            (&mut self.borrowing, other.borrowing),
+            (&mut self.lent_core_us, other.lent_core_us),
+            (&mut self.borrowed_core_us, other.borrowed_core_us),
+            (&mut self.lent_mib_s, other.lent_mib_s),
+            (&mut self.borrowed_mib_s, other.borrowed_mib_s),
         ];
         for (sum, part) in parts {
             *sum = sum.saturating_add(part);
@@ -152,8 +167,9 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         if shown < lines.len() {
             eprintln!("({shown} of {} rows; --limit shows more.)", lines.len());
         }
+        let loans = loans(&lines);
         let rows = table(lines, arguments.by, most);
-        output::line(&format!("{rows}\n\n{} in all", output::amount(total)));
+        output::line(&format!("{rows}\n\n{} in all{loans}", output::amount(total)));
     }
     Ok(())
 }
@@ -269,6 +285,31 @@ fn gather_functions(lines: &[BillLine]) -> Vec<Line> {
     gathered.into_values().collect()
 }
 
+/// Returns a line about what was lent and borrowed, if anything was.
+fn loans(lines: &[Line]) -> String {
+    let mut sum = Line::default();
+    for line in lines {
+        sum.merge(line);
+    }
+    let quantities = [
+        ("lent", sum.lent_core_us, sum.lent_mib_s),
+        ("borrowed", sum.borrowed_core_us, sum.borrowed_mib_s),
+    ];
+    let parts: Vec<String> = quantities
+        .into_iter()
+        .filter(|(_, core_us, mib_s)| core_us | mib_s != 0)
+        .map(|(what, core_us, mib_s)| {
+            let core_hours = core_us as f64 / 3.6e9;
+            let gib_hours = mib_s as f64 / 1024.0 / 3600.0;
+            format!("{what} {core_hours:.3} core hours and {gib_hours:.3} GiB hours")
+        })
+        .collect();
+    match parts.as_slice() {
+        [] => String::new(),
+        parts => format!("\n{}, for {}", parts.join(", "), output::amount(sum.borrowing)),
+    }
+}
+
 fn heading(by: By) -> &'static str {
     match by {
         By::Lease => "lease",
@@ -281,7 +322,8 @@ fn heading(by: By) -> &'static str {
 
 fn csv(lines: &[Line], by: By) -> String {
     let heading = format!(
-        "{},payer,leases,calls,failures,computing_us,polling_us,allocated_us,allocation,computing,polling,total",
+        "{},payer,leases,calls,failures,computing_us,polling_us,allocated_us,allocation,computing,polling,total,\
+         borrowing,lent_core_us,borrowed_core_us,lent_mib_s,borrowed_mib_s",
         heading(by)
     );
     // Ids, dates and most names contain no comma or quote. Only the name of a node may need quoting.
@@ -301,6 +343,11 @@ fn csv(lines: &[Line], by: By) -> String {
             line.computing,
             line.polling,
             line.total,
+            line.borrowing,
+            line.lent_core_us,
+            line.borrowed_core_us,
+            line.lent_mib_s,
+            line.borrowed_mib_s,
         ];
         let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
         let [what, tenant] = [&line.what, &line.tenant].map(|text| quoted(&output::plain(text)));
@@ -428,7 +475,7 @@ pub fn audit(arguments: &AuditArguments, global: &Global) -> Result<(), Failure>
 
 #[cfg(test)]
 mod tests {
-    use dayfly_protocol::api::{FunctionUsage, LeaseState, Mode, Usage};
+    use dayfly_protocol::api::{FunctionUsage, LeaseState, LoanUsage, Mode, Usage};
     use dayfly_protocol::ids::{LeaseId, TenantId};
     use dayfly_protocol::tenancy::Prices;
 
@@ -451,10 +498,12 @@ mod tests {
                 ..Usage::default()
             },
             functions: Vec::new(),
+            loans: LoanUsage::default(),
             prices: Prices::default(),
             allocation: 0,
             computing: total,
             polling: 0,
+            borrowing: 0,
             total,
         }
     }
@@ -484,6 +533,23 @@ mod tests {
         assert_eq!(sums, [("-", 2, 440), ("area@1", 6, 1_600), ("mean@2", 2, 100)]);
         let total: u64 = gathered.iter().map(|line| line.total).sum();
         assert_eq!(total, lines.iter().map(|line| line.total).sum::<u64>());
+    }
+
+    #[test]
+    fn loans_are_added_up_and_shown() {
+        assert_eq!(loans(&gather(&[line(1, "a", 5, 1)], By::Lease, &BTreeMap::new())), "");
+        let mut lines = [line(1, "a", 5, 1), line(2, "a", 6, 1)];
+        lines[0].loans.lent_core_us = 3_600_000_000;
+        lines[1].loans.borrowed_mib_s = 2 * 1024 * 3600;
+        lines[1].loans.lent_core_us = 1_800_000_000;
+        let gathered = gather(&lines, By::Tenant, &BTreeMap::new());
+        assert_eq!(
+            loans(&gathered),
+            "\nlent 1.500 core hours and 0.000 GiB hours, borrowed 0.000 core hours and 2.000 GiB hours, for 0"
+        );
+        let text = csv(&gathered, By::Tenant);
+        assert!(text.starts_with("tenant,payer,leases,"), "{text}");
+        assert!(text.ends_with(",0,5400000000,0,0,7372800"), "{text}");
     }
 
     #[test]
@@ -530,6 +596,6 @@ mod tests {
         let names = BTreeMap::from([(NodeId([1; 16]), "rack \"7\", left".to_owned())]);
         let text = csv(&gather(&[line(1, "a", 5, 10)], By::Node, &names), By::Node);
         let row = text.lines().nth(1).unwrap();
-        assert_eq!(row, "\"rack \"\"7\"\", left\",a,1,2,0,0,0,0,0,10,0,10");
+        assert_eq!(row, "\"rack \"\"7\"\", left\",a,1,2,0,0,0,0,0,10,0,10,0,0,0,0,0");
     }
 }

@@ -61,7 +61,7 @@ struct Set {
     #[command(flatten)]
     prices: PriceArguments,
     /// Use the site's prices
-    #[arg(long, conflicts_with_all = ["allocation", "computing", "polling"])]
+    #[arg(long, conflicts_with_all = ["allocation", "computing", "polling", "borrowed_core", "borrowed_memory"])]
     no_prices: bool,
     /// Suspend it: it gets no leases, and loses those it has
     #[arg(long)]
@@ -71,7 +71,7 @@ struct Set {
     resume: bool,
 }
 
-/// The prices Ca, Cc and Ch of the bill.
+/// The prices Ca, Cc and Ch of the bill, and those of loans.
 #[derive(Debug, Args)]
 struct PriceArguments {
     /// Price of one GiB held for one second
@@ -83,11 +83,24 @@ struct PriceArguments {
     /// Price of one second of polling
     #[arg(long = "price-polling", id = "polling", value_name = "AMOUNT", value_parser = values::amount)]
     polling: Option<u64>,
+    /// Price of one borrowed core for one second
+    #[arg(long = "price-borrowed-core", id = "borrowed_core", value_name = "AMOUNT", value_parser = values::amount)]
+    borrowed_core: Option<u64>,
+    /// Price of one borrowed GiB for one second
+    #[arg(long = "price-borrowed-memory", id = "borrowed_memory", value_name = "AMOUNT", value_parser = values::amount)]
+    borrowed_memory: Option<u64>,
 }
 
 impl PriceArguments {
     fn named(&self) -> bool {
-        self.allocation.is_some() || self.computing.is_some() || self.polling.is_some()
+        let given = [
+            self.allocation,
+            self.computing,
+            self.polling,
+            self.borrowed_core,
+            self.borrowed_memory,
+        ];
+        given.iter().any(Option::is_some)
     }
 
     fn over(&self, prices: Prices) -> Prices {
@@ -95,6 +108,8 @@ impl PriceArguments {
             allocation_per_gib_s: self.allocation.unwrap_or(prices.allocation_per_gib_s),
             computing_per_s: self.computing.unwrap_or(prices.computing_per_s),
             polling_per_s: self.polling.unwrap_or(prices.polling_per_s),
+            borrowed_core_per_s: self.borrowed_core.unwrap_or(prices.borrowed_core_per_s),
+            borrowed_per_gib_s: self.borrowed_memory.unwrap_or(prices.borrowed_per_gib_s),
         }
     }
 }
@@ -202,8 +217,9 @@ fn state(tenant: &Tenant) -> &'static str {
   dayfly prices
   dayfly prices --price-allocation 0.000004 --price-computing 0.001 --price-polling 0.0005
 
-A lease costs C = Ca ta + Cc tc + Ch th: memory held, time inside functions, time spent polling. It keeps the prices at the time
-of its grant. Amounts have up to nine decimals, in the site's unit of account.")]
+A lease costs C = Ca ta + Cc tc + Ch th: memory held, time inside functions, time spent polling. What it borrows is free unless
+`--price-borrowed-core` and `--price-borrowed-memory` are set. It keeps the prices at the time of its grant. Amounts have
+up to nine decimals, in the site's unit of account.")]
 pub struct PricesArguments {
     #[command(flatten)]
     prices: PriceArguments,
@@ -221,10 +237,12 @@ pub fn prices(arguments: &PricesArguments, global: &Global) -> Result<(), Failur
     } else {
         format!(
             "allocation  {} for one GiB held for one second\ncomputing   {} for one second inside functions\n\
-             polling     {} for one second of polling",
+             polling     {} for one second of polling\nborrowing   {} for one core, {} for one GiB, for one second",
             output::amount(prices.allocation_per_gib_s),
             output::amount(prices.computing_per_s),
-            output::amount(prices.polling_per_s)
+            output::amount(prices.polling_per_s),
+            output::amount(prices.borrowed_core_per_s),
+            output::amount(prices.borrowed_per_gib_s)
         )
     });
     Ok(())

@@ -155,10 +155,15 @@ impl Engine {
 
     /// What a running call owns, uses, lends and borrows.
     pub fn view(&self, call: CallId) -> Option<LoanView> {
+        let lent = |from: &Call, resource| {
+            let idle = self.pools[index(resource)].idle_of(call);
+            from.offered.get(resource).saturating_sub(idle)
+        };
         self.calls.get(&call).map(|call| LoanView {
             owned: call.owned,
             used: call.used,
             offered: call.offered,
+            lent: Amount::new(lent(call, Resource::Cpu), lent(call, Resource::Memory)),
             borrowed: call.borrowed,
         })
     }

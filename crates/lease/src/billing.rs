@@ -3,7 +3,7 @@
 //! User code can write to the meters, so their values are untrusted claims: [`clamp`] cuts them to what wall-clock time
 //! allows. Meters travel as totals with growing sequence numbers, so that an entry may arrive more than once.
 
-use dayfly_protocol::api::Usage;
+use dayfly_protocol::api::{LoanUsage, Usage};
 use dayfly_protocol::tenancy::Prices;
 
 /// Cuts one worker's meter to plausible values: computing and polling together take at most the time since the lease
@@ -67,6 +67,8 @@ pub struct Cost {
     pub computing: u64,
     /// Cost of polling: Ch th.
     pub polling: u64,
+    /// Cost of what was borrowed.
+    pub borrowing: u64,
 }
 
 impl Cost {
@@ -84,14 +86,28 @@ impl Cost {
             allocation: whole(allocation),
             computing: per_s(usage.computing_us, prices.computing_per_s),
             polling: per_s(usage.polling_us, prices.polling_per_s),
+            borrowing: 0,
         }
     }
 
-    /// Returns C = Ca ta + Cc tc + Ch th. Saturates.
+    /// Returns this cost with that of `loans`. More loans never cost less.
+    #[must_use]
+    pub fn with_loans(self, prices: &Prices, loans: &LoanUsage) -> Self {
+        let product = |units: u64, price: u64, scale: u128| u128::from(units) * u128::from(price) / scale;
+        let cores = product(loans.borrowed_core_us, prices.borrowed_core_per_s, 1_000_000);
+        let memory = product(loans.borrowed_mib_s, prices.borrowed_per_gib_s, 1_024);
+        Self {
+            borrowing: u64::try_from(cores.saturating_add(memory)).unwrap_or(u64::MAX),
+            ..self
+        }
+    }
+
+    /// Returns C = Ca ta + Cc tc + Ch th, with the cost of loans. Saturates.
     pub fn total(&self) -> u64 {
         self.allocation
             .saturating_add(self.computing)
             .saturating_add(self.polling)
+            .saturating_add(self.borrowing)
     }
 }
 
@@ -149,6 +165,7 @@ mod tests {
             allocation_per_gib_s: 2,
             computing_per_s: 1_000,
             polling_per_s: 100,
+            ..Prices::default()
         };
         let usage = Usage {
             computing_us: 3_000_000,
@@ -162,6 +179,37 @@ mod tests {
             Cost::of(&prices, &usage, 2 << 30, 4).total(),
             2 * 20 + 1_000 * 3 + 100 * 5
         );
+    }
+
+    #[test]
+    fn borrowing_costs_what_the_site_sets() {
+        let loans = LoanUsage {
+            lent_core_us: u64::MAX,
+            borrowed_core_us: 3_000_000,
+            lent_mib_s: u64::MAX,
+            borrowed_mib_s: 2_048,
+            waited_us: 7,
+        };
+        let free = Cost::default().with_loans(&Prices::default(), &loans);
+        assert_eq!(free.total(), 0);
+        let prices = Prices {
+            borrowed_core_per_s: 10,
+            borrowed_per_gib_s: 100,
+            ..Prices::default()
+        };
+        let paid = Cost::default().with_loans(&prices, &loans);
+        assert_eq!((paid.borrowing, paid.total()), (230, 230));
+        let endless = LoanUsage {
+            borrowed_core_us: u64::MAX,
+            borrowed_mib_s: u64::MAX,
+            ..loans
+        };
+        let dear = Prices {
+            borrowed_core_per_s: u64::MAX,
+            borrowed_per_gib_s: u64::MAX,
+            ..prices
+        };
+        assert_eq!(paid.with_loans(&dear, &endless).total(), u64::MAX);
     }
 
     fn any_usage() -> impl Strategy<Value = Usage> {
@@ -201,7 +249,7 @@ mod tests {
 
         #[test]
         fn more_usage_never_costs_less(a in any_usage(), b in any_usage(), memory in any::<u64>(), workers in any::<u16>(), price in any::<u64>()) {
-            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price };
+            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price, ..Prices::default() };
             let less = Cost::of(&prices, &a, memory, workers);
             let more = Cost::of(&prices, &merge(a, b), memory, workers);
             prop_assert!(more.total() >= less.total());
@@ -209,7 +257,7 @@ mod tests {
 
         #[test]
         fn no_usage_overflows_the_bill(usage in any_usage(), memory in any::<u64>(), workers in any::<u16>(), price in any::<u64>()) {
-            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price };
+            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price, ..Prices::default() };
             Cost::of(&prices, &usage, memory, workers).total();
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dayfly_lease::quota::Held;
 use dayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS, check_evidence};
-use dayfly_protocol::api::{Allowance, AllowanceRequest, LeaseState, Mode, Usage};
+use dayfly_protocol::api::{Allowance, AllowanceRequest, LeaseState, LoanUsage, Mode, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{HELLO_BYTES, Hello};
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, TenantId};
@@ -258,6 +258,7 @@ impl Control {
             ended_at_ms: 0,
             usage: Usage::default(),
             functions: Vec::new(),
+            loans: LoanUsage::default(),
             prices: cluster.tenants().prices_of(&token.tenant),
             bearer: cluster.allowances().bearer_of(allowance),
         };

@@ -52,10 +52,12 @@ fn bill_line(cluster: &Cluster, record: &LeaseRecord) -> BillLine {
         mode: record.mode,
         usage: record.usage,
         functions: record.functions.clone(),
+        loans: record.loans,
         prices: record.prices,
         allocation: cost.allocation,
         computing: cost.computing,
         polling: cost.polling,
+        borrowing: cost.borrowing,
         total: cost.total(),
     }
 }

@@ -225,7 +225,7 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
-    use dayfly_protocol::api::Usage;
+    use dayfly_protocol::api::{LoanUsage, Usage};
 
     use super::*;
 
@@ -236,7 +236,11 @@ mod tests {
             calls,
             ..Usage::default()
         };
-        usage.into()
+        let loans = LoanUsage {
+            borrowed_core_us: calls,
+            ..LoanUsage::default()
+        };
+        Metered { loans, ..usage.into() }
     }
 
     fn ended(state: LeaseState) -> Ended {

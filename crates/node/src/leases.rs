@@ -44,6 +44,7 @@ use crate::clock;
 use crate::connector::Connector;
 use crate::disconnects::DisconnectWatch;
 use crate::executors::ControlSocket;
+use crate::loan_sums::{LoanSums, LoanWindow};
 use crate::node::random;
 use crate::output::OutputBuffer;
 use crate::sandbox_socket::SandboxSocket;
@@ -86,6 +87,8 @@ struct LeaseData {
     history: ChannelHistory,
     /// Usage of functions that dead workers did not record.
     lost: BTreeMap<String, FunctionUsage>,
+    /// What its calls lent and borrowed.
+    loans: LoanSums,
     /// Usage that was journaled last.
     journaled: Metered,
 }
@@ -121,6 +124,7 @@ impl NodeLease {
                 slots: (0..workers).map(|_| WorkerSlot::default()).collect(),
                 history: ChannelHistory::default(),
                 lost: BTreeMap::new(),
+                loans: LoanSums::default(),
                 journaled: Metered::default(),
             }),
             changed: watch::channel(0).0,

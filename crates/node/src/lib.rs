@@ -32,6 +32,7 @@ pub mod images;
 mod journal;
 mod leases;
 mod listener;
+mod loan_sums;
 mod manager_link;
 mod managers;
 mod metrics;

@@ -275,6 +275,21 @@ async fn bursting_lender_gets_its_core_back() {
     assert!(begun.elapsed() < Duration::from_millis(1_500), "{:?}", begun.elapsed());
     assert_eq!(burst.await.unwrap().unwrap().0, Status::Ok);
     assert_eq!(long.await.unwrap().unwrap().0, Status::Ok);
+    let loans_of = |grant: &Grant| {
+        let status = site.handle.status();
+        let view = status.leases.iter().find(|view| view.lease == grant.lease);
+        view.map(|view| (view.loans, view.usage)).unwrap()
+    };
+    until("the loan is on both leases", || {
+        loans_of(&lent).0.lent_core_us > 0 && loans_of(&borrowing).0.borrowed_core_us > 0
+    })
+    .await;
+    let (loans, usage) = loans_of(&lent);
+    // 25 calls and the burst. What it waited is no computing time, and is less than the burst. It lent most of the nap.
+    assert!((50_000..2_000_000).contains(&loans.lent_core_us), "{loans:?}");
+    assert!(loans.waited_us < 1_500_000, "{loans:?}");
+    let computed = 25 * 40_000 + 1_900_000 - loans.waited_us;
+    assert!(usage.computing_us >= computed, "{usage:?} {loans:?}");
     site.handle.shutdown().await;
 }
 

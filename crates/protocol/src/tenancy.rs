@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::{FunctionUsage, LeaseState, ManagerAddress, Mode, Usage};
+use crate::api::{FunctionUsage, LeaseState, LoanUsage, ManagerAddress, Mode, Usage, is_default};
 use crate::ids::{LeaseId, NodeId, TenantId};
 use crate::named::named_enum;
 
@@ -21,7 +21,8 @@ named_enum! {
     }
 }
 
-/// Prices of a site: the constants of C = Ca ta + Cc tc + Ch th.
+/// Prices of a site: the constants of C = Ca ta + Cc tc + Ch th, and the prices of loans. Lending has no price: what a
+/// tenant has spent never falls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Prices {
     /// Ca: price of one GiB held for one second.
@@ -33,6 +34,14 @@ pub struct Prices {
     /// Ch: price of one second of polling.
     #[schema(maximum = 9_223_372_036_854_u64)]
     pub polling_per_s: u64,
+    /// Price of one borrowed core for one second.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[schema(maximum = 9_223_372_036_854_u64)]
+    pub borrowed_core_per_s: u64,
+    /// Price of one borrowed GiB for one second.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[schema(maximum = 9_223_372_036_854_u64)]
+    pub borrowed_per_gib_s: u64,
 }
 
 /// Limits on what a tenant may hold at a time. An absent field means no limit.
@@ -210,6 +219,9 @@ pub struct BillLine {
     /// Usage by function.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub functions: Vec<FunctionUsage>,
+    /// What its calls lent and borrowed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub loans: LoanUsage,
     /// Prices agreed at the time of the grant.
     pub prices: Prices,
     /// Cost of memory: Ca ta.
@@ -218,7 +230,10 @@ pub struct BillLine {
     pub computing: u64,
     /// Cost of polling: Ch th.
     pub polling: u64,
-    /// Total cost: C.
+    /// Cost of what was borrowed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub borrowing: u64,
+    /// Total cost: C, with that of loans.
     pub total: u64,
 }
 

@@ -3,7 +3,7 @@
 use dayfly_lease::Cost;
 use dayfly_lease::billing::merge;
 use dayfly_lease::quota::{Held, QuotaError};
-use dayfly_protocol::api::{FunctionUsage, LeaseState, MAX_FUNCTIONS, Metered, Mode, Sandbox, Usage};
+use dayfly_protocol::api::{FunctionUsage, LeaseState, LoanUsage, MAX_FUNCTIONS, Metered, Mode, Sandbox, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::tenancy::Prices;
 
@@ -45,6 +45,8 @@ pub struct LeaseRecord {
     pub usage: Usage,
     /// Usage by function, as last reported by its node.
     pub functions: Vec<FunctionUsage>,
+    /// What its calls lent and borrowed.
+    pub loans: LoanUsage,
     /// Prices agreed at the time of the grant.
     pub prices: Prices,
     /// SHA-256 of the token that it was granted or last renewed with, and with which it ends; `None` if it does not end
@@ -66,6 +68,7 @@ impl LeaseRecord {
     /// Books totals of usage. The latest totals determine the division among functions.
     pub fn book(&mut self, used: Metered) {
         self.usage = merge(self.usage, used.usage);
+        self.loans = self.loans.merged(used.loans);
         // A restarted node does not know the lease's functions.
         if !used.functions.is_empty() {
             self.functions = used.functions;
@@ -75,7 +78,7 @@ impl LeaseRecord {
 
     /// Returns the cost so far.
     pub fn cost(&self) -> Cost {
-        Cost::of(&self.prices, &self.usage, self.memory_bytes, self.workers)
+        Cost::of(&self.prices, &self.usage, self.memory_bytes, self.workers).with_loans(&self.prices, &self.loans)
     }
 }
 

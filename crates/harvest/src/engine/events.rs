@@ -159,6 +159,9 @@ pub struct LoanView {
     pub used: Amount,
     /// What it put into the pool.
     pub offered: Amount,
+    /// The part of `offered` that borrowers have.
+    #[serde(default)]
+    pub lent: Amount,
     /// What it has of others.
     pub borrowed: Amount,
 }

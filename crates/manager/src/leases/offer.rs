@@ -5,7 +5,7 @@ use std::time::Duration;
 use dayfly_lease::quota::Held;
 use dayfly_lease::state::DEFAULT_GRACE_MS;
 use dayfly_lease::token::Claims;
-use dayfly_protocol::api::{Grant, LeaseRequest, LeaseState, NodeAddress, Runtime, Sandbox, Usage};
+use dayfly_protocol::api::{Grant, LeaseRequest, LeaseState, LoanUsage, NodeAddress, Runtime, Sandbox, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{TOKEN_BYTES, Token};
 use dayfly_protocol::ids::{LeaseId, NodeId, time_first};
@@ -51,6 +51,7 @@ impl Control {
             ended_at_ms: 0,
             usage: Usage::default(),
             functions: Vec::new(),
+            loans: LoanUsage::default(),
             prices,
             bearer: principal.bearer,
         };

@@ -18,6 +18,7 @@ use super::totals::Totals;
 use super::worker::{MeasuredWorker, Others};
 use super::{Inner, Setup};
 use crate::leases::NodeLease;
+use crate::loan_sums::LoanWindow;
 
 /// Length of a window.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -329,9 +330,17 @@ impl Driver {
         let owned = worker.owned();
         match worker.measure() {
             Ok(Some((call, window))) => {
-                let borrowed = self.engine.view(call).map_or(Amount::ZERO, |view| view.borrowed);
-                let us = u64::try_from(window.length.as_micros()).unwrap_or(u64::MAX);
-                self.totals.add(owned, window.used, borrowed, us);
+                let view = self.engine.view(call).unwrap_or_default();
+                let loans = LoanWindow {
+                    us: u64::try_from(window.length.as_micros()).unwrap_or(u64::MAX),
+                    owned,
+                    used: window.used,
+                    lent: view.lent,
+                    borrowed: view.borrowed,
+                    waiting_ppm: window.waiting_ppm,
+                };
+                worker.note_loans(&loans);
+                self.totals.add(&loans);
                 let others = self.others_of(key);
                 if let Some(worker) = self.workers.get_mut(&key)
                     && let Err(error) = worker.balance(&window, &others)

@@ -10,6 +10,7 @@ use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Reading, Weight, Wo
 
 use super::driver::BegunCall;
 use crate::leases::NodeLease;
+use crate::loan_sums::LoanWindow;
 
 /// Shortest window that is measured: the kernel accounts in ticks of up to 4 ms.
 const MIN_WINDOW: Duration = Duration::from_millis(10);
@@ -152,6 +153,14 @@ impl MeasuredWorker {
     /// Moves it out of its group, and removes the group. Returns whether that is done.
     pub fn leave(&mut self) -> bool {
         self.group.leave()
+    }
+
+    /// Records what its lease lent and borrowed in a window.
+    pub fn note_loans(&self, window: &LoanWindow) {
+        let has_loans = window.lent != Amount::ZERO || window.borrowed != Amount::ZERO;
+        if let Some(lease) = self.lease.upgrade().filter(|_| has_loans) {
+            lease.add_loans(window);
+        }
     }
 
     /// Ends its process, as if the system had.

@@ -143,6 +143,7 @@ impl NodeLease {
         Metered {
             usage,
             functions: functions::functions_of(state, &self.meters, &usage),
+            loans: state.loans.usage(),
         }
     }
 
@@ -168,7 +169,15 @@ impl NodeLease {
             };
             total = billing::add(total, slot.update_usage(claimed, wall_us));
         }
+        // A lender does not pay for its wait. A window is measured up to 100 ms later than its meter.
+        let waited_us = state.loans.usage().waited_us;
+        total.computing_us = total.computing_us.saturating_sub(waited_us);
         total
+    }
+
+    /// Adds what a call of this lease lent and borrowed in a window.
+    pub fn add_loans(&self, window: &LoanWindow) {
+        self.lock().loans.add(window);
     }
 
     /// Number of calls by duration.
@@ -195,6 +204,7 @@ impl NodeLease {
             channels: state.life.channels(),
             pids: state.slots.iter().map(WorkerSlot::pid).collect(),
             usage: self.usage_of(&mut state),
+            loans: state.loans.usage(),
         }
     }
 }

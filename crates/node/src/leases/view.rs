@@ -1,7 +1,7 @@
 //! The public state of a lease.
 
 use dayfly_executor::meter::Reading;
-use dayfly_protocol::api::{LeaseState, Mode, Sandbox, Usage};
+use dayfly_protocol::api::{LeaseState, LoanUsage, Mode, Sandbox, Usage};
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId};
 
 /// What a worker does.
@@ -39,4 +39,11 @@ pub struct LeaseView {
     pub pids: Vec<u32>,
     /// Usage so far.
     pub usage: Usage,
+    /// What its calls lent and borrowed.
+    #[serde(skip_serializing_if = "is_none")]
+    pub loans: LoanUsage,
+}
+
+fn is_none(loans: &LoanUsage) -> bool {
+    *loans == LoanUsage::default()
 }

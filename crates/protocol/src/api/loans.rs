@@ -52,6 +52,37 @@ impl Default for LoanTerms {
     }
 }
 
+/// What the calls of a lease lent and borrowed. All quantities are totals that never decrease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct LoanUsage {
+    /// Processor time that others had of its calls, in microseconds of one core.
+    pub lent_core_us: u64,
+    /// Processor time that its calls had of others, in microseconds of one core.
+    pub borrowed_core_us: u64,
+    /// Memory that others had of its calls, in MiB times seconds.
+    pub lent_mib_s: u64,
+    /// Memory that its calls had of others, in MiB times seconds.
+    pub borrowed_mib_s: u64,
+    /// Time that its calls waited for processor time that they own, while they lent, in microseconds. It is no part of
+    /// [`computing_us`](super::Usage::computing_us).
+    pub waited_us: u64,
+}
+
+impl LoanUsage {
+    /// Returns the larger value of each quantity. Totals therefore never decrease, in whatever order they arrive.
+    #[must_use]
+    pub fn merged(self, other: Self) -> Self {
+        Self {
+            lent_core_us: self.lent_core_us.max(other.lent_core_us),
+            borrowed_core_us: self.borrowed_core_us.max(other.borrowed_core_us),
+            lent_mib_s: self.lent_mib_s.max(other.lent_mib_s),
+            borrowed_mib_s: self.borrowed_mib_s.max(other.borrowed_mib_s),
+            waited_us: self.waited_us.max(other.waited_us),
+        }
+    }
+}
+
 fn is_true(value: &bool) -> bool {
     *value
 }

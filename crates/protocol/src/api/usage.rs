@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::{LoanUsage, is_default};
+
 /// Metered usage of a lease: the quantities that a bill is computed from. All but `calls` and `failures` are in
 /// microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -47,6 +49,9 @@ pub struct Metered {
     /// Usage by function, in the order of their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub functions: Vec<FunctionUsage>,
+    /// What its calls lent and borrowed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub loans: LoanUsage,
 }
 
 impl From<Usage> for Metered {
@@ -54,6 +59,7 @@ impl From<Usage> for Metered {
         Self {
             usage,
             functions: Vec::new(),
+            loans: LoanUsage::default(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Properties of bookings, charges, bills and the audit log of every store.
 
-use dayfly_protocol::api::{FunctionUsage, LeaseState, MAX_FUNCTIONS, Metered, NodeAddress};
+use dayfly_protocol::api::{FunctionUsage, LeaseState, LoanUsage, MAX_FUNCTIONS, Metered, NodeAddress};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use dayfly_protocol::tenancy::{AuditEntry, Prices, TenantSpec};
 
@@ -89,6 +89,7 @@ pub async fn lease_stores_its_latest_usage_by_function(store: &dyn Store) {
     let metered = |calls| Metered {
         usage: used(10, calls),
         functions: by(calls),
+        loans: LoanUsage::default(),
     };
     for sequence in 1..=2 {
         let totals = vec![(LEASE, metered(sequence))];
@@ -105,9 +106,34 @@ pub async fn lease_stores_its_latest_usage_by_function(store: &dyn Store) {
     let totals = Metered {
         usage: used(12, 4),
         functions: many,
+        loans: LoanUsage::default(),
     };
     store.book(NODE, 4, vec![(LEASE, totals)]).wait().await.unwrap();
     assert_eq!(only_lease(store).await.functions.len(), MAX_FUNCTIONS);
+}
+
+pub async fn lease_stores_totals_of_its_loans(store: &dyn Store) {
+    register(store, address(1)).await;
+    changed(store, vec![Change::Offered(Box::new(record()))]).await;
+    assert_eq!(only_lease(store).await.loans, LoanUsage::default());
+    let loans = |lent_core_us, waited_us| LoanUsage {
+        lent_core_us,
+        borrowed_core_us: 7,
+        lent_mib_s: 8,
+        borrowed_mib_s: 1024,
+        waited_us,
+    };
+    let metered = |loans| Metered {
+        loans,
+        ..used(10, 1).into()
+    };
+    for (sequence, loans) in [(1, loans(5, 2)), (2, loans(4, 3)), (3, LoanUsage::default())] {
+        let totals = vec![(LEASE, metered(loans))];
+        store.book(NODE, sequence, totals).wait().await.unwrap();
+    }
+    assert_eq!(only_lease(store).await.loans, loans(5, 3), "totals never decrease");
+    // 10 us of computing, 7 us of a core and one GiB for a second.
+    assert_eq!(only_lease(store).await.cost().total(), 10 + 7 + 3);
 }
 
 pub async fn booking_is_charged_once_at_the_leases_prices(store: &dyn Store) {
@@ -289,6 +315,7 @@ macro_rules! store_tests_of_accounting {
             booking_counts_once_for_the_nodes_own_leases,
             booking_after_the_leases_end_is_counted,
             lease_stores_its_latest_usage_by_function,
+            lease_stores_totals_of_its_loans,
             booking_is_charged_once_at_the_leases_prices,
             bill_lists_leases_of_its_period_by_pages,
             audit_entries_are_numbered_and_prices_stored,

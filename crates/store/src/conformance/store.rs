@@ -1,6 +1,6 @@
 //! Properties of every store.
 
-use dayfly_protocol::api::{Capacity, LeaseState, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::api::{Capacity, LeaseState, LoanUsage, Mode, NodeAddress, Sandbox, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::tenancy::{Prices, Role};
 
@@ -17,6 +17,8 @@ pub(crate) const PRICES: Prices = Prices {
     allocation_per_gib_s: 0,
     computing_per_s: 1_000_000,
     polling_per_s: 0,
+    borrowed_core_per_s: 1_000_000,
+    borrowed_per_gib_s: 3,
 };
 /// Capacity of [`NODE`].
 pub(crate) const CAPACITY: Capacity = Capacity {
@@ -60,6 +62,7 @@ pub fn record() -> LeaseRecord {
         ended_at_ms: 0,
         usage: Usage::default(),
         functions: Vec::new(),
+        loans: LoanUsage::default(),
         prices: PRICES,
         bearer: Some([1; 32]),
     }

@@ -18,7 +18,8 @@ macro_rules! lease_columns {
     () => {
         "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms, granted_at_ms, \
          expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox, \
-         allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer"
+         allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer, loans, \
+         borrowed_core_price, borrowed_memory_price"
     };
 }
 pub(super) use lease_columns;
@@ -35,12 +36,12 @@ pub(super) use node_columns;
 pub const INSERT_LEASE: &str = concat!(
     "INSERT INTO leases (",
     lease_columns!(),
-    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)"
+    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29)"
 );
 
 /// Updates the columns of a lease that may change, from [`lease_changes`].
 pub const UPDATE_LEASE: &str = "UPDATE leases SET state = $2, hot = $3, duration_ms = $4, expires_at_ms = $5, \
-    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13, sandbox = $14 WHERE id = $1";
+    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13, sandbox = $14, loans = $15 WHERE id = $1";
 
 /// Changes the bearer of a lease, from its id and the bearer. Separate from [`UPDATE_LEASE`], because revoking or
 /// replacing a bearer changes it without the lock of the lease's node.
@@ -117,6 +118,8 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
             allocation_per_gib_s: unsigned(row, 19)?,
             computing_per_s: unsigned(row, 20)?,
             polling_per_s: unsigned(row, 21)?,
+            borrowed_core_per_s: unsigned(row, 27)?,
+            borrowed_per_gib_s: unsigned(row, 28)?,
         },
         image: row.try_get(22)?,
         functions: parsed(row, 23)?,
@@ -125,6 +128,7 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
             Some(_) => Some(bytes(row, 25)?),
             None => None,
         },
+        loans: parsed(row, 26)?,
     })
 }
 
@@ -174,6 +178,9 @@ pub fn lease_parameters(record: &LeaseRecord) -> Params {
         Box::new(json(&record.functions)),
         number(record.gpus_per_worker),
         Box::new(record.bearer.map(|hash| hash.to_vec())),
+        Box::new(json(&record.loans)),
+        number(record.prices.borrowed_core_per_s),
+        number(record.prices.borrowed_per_gib_s),
     ]);
     parameters
 }
@@ -192,6 +199,7 @@ pub fn lease_changes(record: &LeaseRecord) -> Params {
     parameters.push(Box::new(record.image.clone()));
     parameters.push(Box::new(json(&record.functions)));
     parameters.push(number(record.sandbox.number()));
+    parameters.push(Box::new(json(&record.loans)));
     parameters
 }
 

@@ -7,7 +7,7 @@ use super::{commit_mark, tasks};
 use crate::StoreError;
 
 /// Version of these tables.
-pub const SCHEMA: i64 = 13;
+pub const SCHEMA: i64 = 14;
 
 /// Schema of the tables when this program had another name.
 const FORMER_SCHEMA: &str = "mayfly";
@@ -18,7 +18,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS dayfly;
 CREATE TABLE dayfly.version (version BIGINT NOT NULL);
-INSERT INTO dayfly.version VALUES (13);
+INSERT INTO dayfly.version VALUES (14);
 CREATE TABLE dayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -35,7 +35,8 @@ CREATE TABLE dayfly.leases (
     allocated_us BIGINT NOT NULL, calls BIGINT NOT NULL, failures BIGINT NOT NULL, sandbox BIGINT NOT NULL,
     allocation_price BIGINT NOT NULL, computing_price BIGINT NOT NULL, polling_price BIGINT NOT NULL,
     image TEXT, functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker BIGINT NOT NULL DEFAULT 0,
-    bearer BYTEA
+    bearer BYTEA, loans TEXT NOT NULL DEFAULT '{}', borrowed_core_price BIGINT NOT NULL DEFAULT 0,
+    borrowed_memory_price BIGINT NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
 CREATE INDEX leases_by_node ON dayfly.leases (node, ended_at_ms);
 CREATE INDEX leases_by_end ON dayfly.leases (ended_at_ms);
@@ -60,7 +61,7 @@ CREATE TABLE dayfly.audit (
 ";
 
 /// Statements that upgrade tables from each version to the next, beginning with the first.
-const UPGRADES: [&str; 12] = [
+const UPGRADES: [&str; 13] = [
     "ALTER TABLE dayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE dayfly.version SET version = 2;",
     concat!(tasks::schema::tables!(), "UPDATE dayfly.version SET version = 3;"),
     "ALTER TABLE dayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE dayfly.version SET version = 4;",
@@ -79,6 +80,9 @@ const UPGRADES: [&str; 12] = [
     concat!(commit_mark::mark_table!(), "UPDATE dayfly.version SET version = 11;"),
     concat!(tasks::schema::exceptions!(), "UPDATE dayfly.version SET version = 12;"),
     concat!(tasks::schema::output!(), "UPDATE dayfly.version SET version = 13;"),
+    "ALTER TABLE dayfly.leases ADD COLUMN loans TEXT NOT NULL DEFAULT '{}',
+    ADD COLUMN borrowed_core_price BIGINT NOT NULL DEFAULT 0, ADD COLUMN borrowed_memory_price BIGINT NOT NULL DEFAULT 0;
+    UPDATE dayfly.version SET version = 14;",
 ];
 
 /// Creates missing tables and upgrades those of an earlier release. Does not change those of a later one.

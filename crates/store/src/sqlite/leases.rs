@@ -22,8 +22,9 @@ pub fn apply(transaction: &Transaction<'_>, owned: &OwnedChange) -> rusqlite::Re
             .prepare_cached(
                 "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
                  duration_ms, granted_at_ms, expires_at_ms, sandbox, allocation_price, computing_price, polling_price,
-                 gpus_per_worker, bearer)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
+                 gpus_per_worker, bearer, borrowed_core_price, borrowed_memory_price)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
+                 ?19, ?20)
                  ON CONFLICT (id) DO NOTHING",
             )?
             .execute(params![
@@ -44,7 +45,9 @@ pub fn apply(transaction: &Transaction<'_>, owned: &OwnedChange) -> rusqlite::Re
                 signed(record.prices.computing_per_s),
                 signed(record.prices.polling_per_s),
                 record.gpus_per_worker,
-                record.bearer
+                record.bearer,
+                signed(record.prices.borrowed_core_per_s),
+                signed(record.prices.borrowed_per_gib_s)
             ])?,
         Change::Taken {
             lease,
@@ -100,7 +103,7 @@ pub fn charge(
     transaction
         .prepare_cached(
             "UPDATE leases SET computing_us = ?2, polling_us = ?3, allocated_us = ?4, calls = ?5, failures = ?6,
-             functions = ?7
+             functions = ?7, loans = ?8
              WHERE id = ?1",
         )?
         .execute(params![
@@ -110,7 +113,8 @@ pub fn charge(
             signed(after.usage.allocated_us),
             signed(after.usage.calls),
             signed(after.usage.failures),
-            json(&after.functions)?
+            json(&after.functions)?,
+            json(&after.loans)?
         ])?;
     let amount = after.cost().total().saturating_sub(before.cost().total());
     Ok(Some((after.tenant, amount)))

@@ -24,7 +24,8 @@ pub fn tenant_of(row: &Row<'_>) -> rusqlite::Result<TenantRecord> {
 /// Columns in the order in which [`lease_of`] reads them.
 pub const LEASE: &str = "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
     granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
-    allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer";
+    allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer, loans,
+    borrowed_core_price, borrowed_memory_price";
 
 /// Decodes [`LEASE`].
 pub fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
@@ -55,11 +56,14 @@ pub fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
             allocation_per_gib_s: unsigned(row, 19)?,
             computing_per_s: unsigned(row, 20)?,
             polling_per_s: unsigned(row, 21)?,
+            borrowed_core_per_s: unsigned(row, 27)?,
+            borrowed_per_gib_s: unsigned(row, 28)?,
         },
         image: row.get(22)?,
         functions: parsed(row, 23)?,
         gpus_per_worker: row.get(24)?,
         bearer: row.get(25)?,
+        loans: parsed(row, 26)?,
     })
 }
 

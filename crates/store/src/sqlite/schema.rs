@@ -22,7 +22,9 @@ CREATE TABLE leases (
     allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
     sandbox INTEGER NOT NULL DEFAULT 0, allocation_price INTEGER NOT NULL DEFAULT 0,
     computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0, image TEXT,
-    functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker INTEGER NOT NULL DEFAULT 0, bearer BLOB
+    functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker INTEGER NOT NULL DEFAULT 0, bearer BLOB,
+    loans TEXT NOT NULL DEFAULT '{}', borrowed_core_price INTEGER NOT NULL DEFAULT 0,
+    borrowed_memory_price INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX leases_by_end ON leases (ended_at_ms);
 CREATE INDEX leases_by_grant ON leases (granted_at_ms, id);
@@ -42,7 +44,7 @@ CREATE TABLE audit (
 );
 ";
 
-const UPGRADES: [&str; 7] = [
+const UPGRADES: [&str; 8] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0",
     // The bearer of the former single token becomes one tenant of several, and the administrator.
@@ -68,4 +70,7 @@ const UPGRADES: [&str; 7] = [
     // Leases of earlier releases end with no token.
     "ALTER TABLE leases ADD COLUMN bearer BLOB;
     CREATE INDEX leases_by_bearer ON leases (bearer) WHERE ended_at_ms = 0",
+    "ALTER TABLE leases ADD COLUMN loans TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE leases ADD COLUMN borrowed_core_price INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE leases ADD COLUMN borrowed_memory_price INTEGER NOT NULL DEFAULT 0",
 ];

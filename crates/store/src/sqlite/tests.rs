@@ -65,7 +65,7 @@ async fn file_of_later_release_is_refused() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None, false).err(),
-        Some(StoreError::Schema { found: 99, known: 8 })
+        Some(StoreError::Schema { found: 99, known: 9 })
     );
 }
 
@@ -85,7 +85,8 @@ async fn earlier_file_is_upgraded_and_keeps_rows() {
         ALTER TABLE leases DROP COLUMN allocation_price; ALTER TABLE leases DROP COLUMN computing_price;
         ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
         ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
-        ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
+        ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN loans; ALTER TABLE leases DROP COLUMN borrowed_core_price;
+        ALTER TABLE leases DROP COLUMN borrowed_memory_price; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);
     let store = SqliteStore::open(&path, None, false).unwrap();

@@ -88,6 +88,10 @@ def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], 
     assert metrics["dayfly_node_harvest_samples_total",] == found["samples"]
     assert metrics["dayfly_node_harvest_cpu_seconds_total", "used"] == pytest.approx(used / 1000, rel=0.01)
     assert "used" in run(program(), "status", env=clean_environment(**site.client_environment())).stdout
+    (profile,) = site.cli("function", "profile", "half")
+    assert profile["samples"] == found["samples"]
+    assert (profile["mode"], profile["model"], profile["owned"]["milli_cores"]) == ("watch", "none", 1000)
+    assert "samples are there to predict by" in profile["reason"], profile
     site.stop()
     (record,) = site.state.rglob("harvest.jsonl")
     lines = [json.loads(line) for line in record.read_text().splitlines()]
@@ -219,6 +223,9 @@ HANGING = """
 def test_operator_switches_a_running_node(start: Callable[..., Daemon]) -> None:
     site = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
     assert harvest_of(site) == {}
+    environment = clean_environment(**site.client_environment())
+    refused = run(program(), "function", "profile", "half", env=environment, check=False)
+    assert "--harvest watch" in refused.stderr
     (node,) = site.cli("status")["nodes"]
     site.cli("node", "harvest", node["address"]["name"], "watch")
     wait_until(lambda: harvest_of(site).get("mode") == "watch", "the next heartbeat")

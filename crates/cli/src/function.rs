@@ -1,5 +1,6 @@
 //! `dayfly function`: the functions that durable tasks run.
 
+mod profile;
 mod read;
 mod register;
 
@@ -26,6 +27,7 @@ use crate::{connect, output};
   dayfly function show ann/simulate        a function that ann shares with you
   dayfly function diff simulate            compares the latest version with the one before
   dayfly function diff simulate 2 5
+  dayfly function profile simulate         what nodes learnt about its calls, and what it lends
   dayfly function share simulate --with ann --with team:astro
   dayfly function share simulate           ends all sharing
   dayfly function remove simulate
@@ -49,6 +51,8 @@ enum What {
     Show(Show),
     /// Show how the source of a function differs between two of its versions
     Diff(Diff),
+    /// Show what nodes learnt about your calls of a function, and why it lends or does not
+    Profile(profile::Profile),
     /// Set who may run a function of yours
     Share(Share),
     /// Remove a function of yours that is no longer in use
@@ -109,6 +113,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         What::List => list(global),
         What::Show(wanted) => show(wanted, global),
         What::Diff(wanted) => diff(wanted, global),
+        What::Profile(wanted) => profile::run(wanted, global),
         What::Share(wanted) => share(wanted, global),
         What::Remove(wanted) => remove(wanted, global),
     }

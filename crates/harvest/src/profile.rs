@@ -14,7 +14,7 @@ use crate::demand::{Demand, Features, FunctionId, Predictor, Sample};
 pub use contest::r2;
 pub use forests::settings;
 use function::Function;
-pub use report::{ChosenModel, Report, Scores};
+pub use report::{ChosenModel, Lending, Report, Scores};
 pub use window::{MAX_DURATION_US, MAX_SAMPLES};
 
 /// Which model predicts.
@@ -97,10 +97,10 @@ impl Profiles {
         self.change(function, |profile, options| profile.import(samples, options));
     }
 
-    /// What is known about a function. Its calls own `owned`, and keep their predicted use divided by `headroom`. None if the function has no profile.
-    pub fn report(&self, function: FunctionId, owned: Amount, headroom: f64) -> Option<Report> {
+    /// What is known about a function, and what its calls lend. None if the function has no profile.
+    pub fn report(&self, function: FunctionId, lending: &Lending) -> Option<Report> {
         let function = self.functions.get(&function)?;
-        Some(Report::new(function, owned, headroom, &self.options))
+        Some(Report::new(function, lending, &self.options))
     }
 
     /// Bytes on the heap of the profile of a function.

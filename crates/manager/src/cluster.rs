@@ -26,7 +26,7 @@ use dayfly_store::{Bearer, BearerKind, Change, LeaseRecord, NodeRecord, OwnedCha
 pub use self::allowances::{ALLOWANCE_LIFETIME, Allowances, MAX_REPORT_DELAY, NewAllowance};
 pub use self::leases::{Leases, lease_status};
 pub use self::node::{Node, ReclaimReport, Registration, Reply, end_message};
-pub use self::nodes::Nodes;
+pub use self::nodes::{AskedNode, Nodes};
 pub use self::summary::{CapacityTotal, Summary};
 pub use self::tenants::{Account, Tenants};
 use crate::token_registry::TokenRegistry;

@@ -319,6 +319,12 @@ impl Control {
     }
 
     async fn list<T: DeserializeOwned>(&self, client: &ClientAuthorization, path: &str) -> Vec<T> {
+        let lists = self.from_peers::<Vec<T>>(client, path).await;
+        lists.into_iter().flatten().collect()
+    }
+
+    /// Returns what the other managers respond at a path. Late responses and errors are omitted.
+    pub async fn from_peers<T: DeserializeOwned>(&self, client: &ClientAuthorization, path: &str) -> Vec<T> {
         let requests = self.peers().all_alive().into_iter().map(|peer| async move {
             let forwarded = PeerRequest {
                 method: Method::GET,
@@ -328,14 +334,10 @@ impl Control {
                 limit: Some(LIST_LIMIT),
             };
             let response = self.peers().connections().send(&peer, &forwarded).await;
-            let list = response.and_then(|response| serde_json::from_slice::<Vec<T>>(&response.body).ok());
-            list.unwrap_or_default()
+            response.and_then(|response| serde_json::from_slice(&response.body).ok())
         });
-        futures_util::future::join_all(requests)
-            .await
-            .into_iter()
-            .flatten()
-            .collect()
+        let responses = futures_util::future::join_all(requests).await;
+        responses.into_iter().flatten().collect()
     }
 
     /// Lists every node of the site. Nodes of managers that do not respond are listed as known last.

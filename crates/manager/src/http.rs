@@ -11,6 +11,7 @@ pub mod leases;
 pub mod login;
 pub mod nodes;
 pub mod observability;
+pub mod profiles;
 pub mod tasks;
 pub mod teams;
 pub mod tenants;
@@ -92,6 +93,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/bill", get(tenants::show_bill))
         .route("/v1/audit", get(audit::show_audit))
         .merge(about_tasks)
+        .route("/v1/functions/{id}/profile", get(profiles::show_profile))
         .route("/v1/events", get(events::watch_events))
         .route("/v1/metrics", get(observability::metrics))
         .route("/v1/history", get(observability::history))

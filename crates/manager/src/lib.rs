@@ -37,6 +37,7 @@ mod openapi;
 mod options;
 mod peers;
 mod principal;
+mod profiles;
 mod reclaim;
 mod server;
 mod sessions;

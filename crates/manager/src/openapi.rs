@@ -59,6 +59,7 @@ impl Modify for BearerScheme {
         http::functions::show_code,
         http::functions::share_function,
         http::functions::remove_function,
+        http::profiles::show_profile,
         http::tasks::submit_tasks,
         http::tasks::list_tasks,
         http::tasks::count_tasks,

@@ -176,6 +176,7 @@ impl Control {
                 drop(cluster);
                 self.publish(Event::NodeReclaimed { node: id });
             }
+            NodeMessage::Profiles { request, profiles } => node.on_profiles(request, profiles),
             NodeMessage::Leaving => return Err(CloseReason::Left),
             NodeMessage::Meters { sequence, usage } => {
                 drop(cluster);

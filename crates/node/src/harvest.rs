@@ -8,6 +8,7 @@
 
 mod driver;
 mod learning;
+mod names;
 mod observer;
 mod recording;
 mod totals;
@@ -18,10 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use dayfly_harvest::{Amount, Rules};
-use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, Mode};
+use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LearntProfile, Mode};
+use dayfly_protocol::ids::TenantId;
 use dayfly_sandbox::cgroup::Group;
 
 use self::driver::{Driver, Note};
+use self::learning::Learning;
 pub use self::observer::Observer;
 pub use self::recording::RecordingFile;
 use crate::leases::NodeLease;
@@ -47,6 +50,7 @@ struct Inner {
     is_measuring: AtomicBool,
     /// Of the thread, once there is one.
     notes: Mutex<Option<mpsc::Sender<Note>>>,
+    learning: Learning,
 }
 
 /// How to harvest.
@@ -88,6 +92,7 @@ impl Harvest {
                 status: Mutex::new(HarvestStatus::new(HarvestMode::Off, None)),
                 is_measuring: AtomicBool::new(false),
                 notes: Mutex::default(),
+                learning: Learning::default(),
             }),
             setup,
             pool: Arc::clone(pool),
@@ -135,6 +140,12 @@ impl Harvest {
     /// The current state, unless the node does not harvest.
     pub fn status_unless_off(&self) -> Option<HarvestStatus> {
         Some(self.status()).filter(|status| status.mode != HarvestMode::Off)
+    }
+
+    /// What was learnt about the functions of a tenant that a text names. Takes up to some milliseconds.
+    pub fn profiles(&self, tenant: TenantId, function: &str) -> Vec<LearntProfile> {
+        let is_on = self.status().mode == HarvestMode::On;
+        self.inner.learning.reports(tenant, function, self.setup.rules, is_on)
     }
 
     /// Whether calls are measured.

@@ -20,7 +20,7 @@ use dayfly_harvest::Amount;
 use dayfly_lease::token::Claims;
 use dayfly_lease::{Lease, ReplayWindow, SigningKey, Terms};
 use dayfly_protocol::api::{
-    Capacity, Grant, HarvestMode, HarvestStatus, LeaseRequest, LeaseState, NodeAddress, Sandbox,
+    Capacity, Grant, HarvestMode, HarvestStatus, LearntProfile, LeaseRequest, LeaseState, NodeAddress, Sandbox,
 };
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, Token};
@@ -363,6 +363,12 @@ impl Handle {
     /// Switches what becomes of resources that calls own and do not use. Blocks for a moment.
     pub fn switch_harvest(&self, mode: HarvestMode) -> std::io::Result<()> {
         self.node.harvest.switch(mode)
+    }
+
+    /// What was learnt about the functions of a tenant that a text names, as a manager would ask for it. Blocks for some
+    /// milliseconds.
+    pub fn profiles(&self, tenant: TenantId, function: &str) -> Vec<LearntProfile> {
+        self.node.harvest.profiles(tenant, function)
     }
 
     /// Revokes one lease or all, as an operator would. Returns their number.

@@ -6,6 +6,7 @@ mod allowances;
 mod leases;
 mod loans;
 mod nodes;
+mod profiles;
 mod site;
 mod usage;
 
@@ -13,6 +14,7 @@ pub use allowances::*;
 pub use leases::*;
 pub use loans::*;
 pub use nodes::*;
+pub use profiles::*;
 pub use site::*;
 pub use usage::*;
 

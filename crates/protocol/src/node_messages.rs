@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::{
-    Capacity, HarvestMode, HarvestStatus, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode, NodeAddress,
-    NodeSandboxes, Sandbox,
+    Capacity, HarvestMode, HarvestStatus, LearntProfile, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode,
+    NodeAddress, NodeSandboxes, Sandbox,
 };
 use crate::error::Failure;
 use crate::ids::{AllowanceId, LeaseId, PublicKey, TenantId};
@@ -98,6 +98,13 @@ pub enum NodeMessage {
         leases: u32,
         /// Microseconds from the request's arrival until none of their processes was left.
         empty_us: u64,
+    },
+    /// Response to [`ManagerMessage::Profiles`].
+    Profiles {
+        /// Number of the request.
+        request: u64,
+        /// What the node learnt about the functions of this name, at most [`MAX_PROFILES`](crate::api::MAX_PROFILES).
+        profiles: Vec<LearntProfile>,
     },
     /// Last message of a node that is stopped in order. It holds no leases and will not reconnect soon.
     Leaving,
@@ -203,6 +210,15 @@ pub enum ManagerMessage {
         request: u64,
         /// What the node does from now on.
         mode: HarvestMode,
+    },
+    /// Asks for the profiles of a function. Sent only to nodes that report harvesting.
+    Profiles {
+        /// Number of the request; the response repeats it.
+        request: u64,
+        /// The tenant whose calls the node learnt from.
+        tenant: TenantId,
+        /// The function, as [`is_named`](crate::api::is_named) understands it.
+        function: String,
     },
     /// Acknowledges meters up to a sequence number as booked.
     Booked {

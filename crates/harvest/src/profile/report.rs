@@ -7,7 +7,7 @@ use super::contest::Contest;
 use super::function::Function;
 use crate::amount::{Amount, Resource};
 use crate::demand::Prediction;
-use crate::rules::with_headroom;
+use crate::rules::Rules;
 
 /// The last calls whose mean a report shows.
 const REPORTED_CALLS: usize = 32;
@@ -57,6 +57,17 @@ impl From<&Contest> for Scores {
     }
 }
 
+/// What decides how much a call lends, beside its prediction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lending {
+    /// What a call owns.
+    pub owned: Amount,
+    /// The rules of its node.
+    pub rules: Rules,
+    /// Whether the node lends. Otherwise the reason states what the call would lend.
+    pub is_on: bool,
+}
+
 /// What is known about a function.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
@@ -77,12 +88,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report of a function whose calls own an amount and keep their predicted use divided by `headroom`.
-    pub(super) fn new(function: &Function, owned: Amount, headroom: f64, options: &Options) -> Self {
+    /// The report of a function whose calls own an amount under these rules.
+    pub(super) fn new(function: &Function, lending: &Lending, options: &Options) -> Self {
         let samples = function.window().len();
         let samples_needed = function.samples_needed(options);
         let predictions = last_predictions(function, options);
-        let (high, lends) = (high(&predictions), lends(&predictions, owned, headroom));
+        let (high, lends) = (high(&predictions), lends(&predictions, lending));
         Self {
             samples,
             samples_needed,
@@ -96,7 +107,11 @@ impl Report {
                     "It lends nothing yet, because {samples} of {samples_needed} samples are there to predict by."
                 ),
                 None => "It lends nothing, because its last calls are of sizes that it did not have before.".to_owned(),
-                Some(high) => reason(function, owned, high, lends),
+                Some(_) if predictions.iter().all(|one| lending.rules.leaves_alone(one)) => format!(
+                    "It lends nothing, because its calls are expected to take less than {} ms.",
+                    lending.rules.min_duration_us / 1_000
+                ),
+                Some(high) => reason(function, lending, high, lends),
             },
         }
     }
@@ -120,16 +135,23 @@ fn high(predictions: &[Prediction]) -> Option<Amount> {
     (!predictions.is_empty()).then(|| mean(predictions.iter().map(|prediction| prediction.high)))
 }
 
-fn lends(predictions: &[Prediction], owned: Amount, headroom: f64) -> Amount {
-    let kept = |units: u64| with_headroom(units, headroom);
-    mean(
-        predictions.iter().map(|prediction| {
-            owned - Amount::new(kept(prediction.high.milli_cores), kept(prediction.high.memory_bytes))
-        }),
-    )
+fn lends(predictions: &[Prediction], lending: &Lending) -> Amount {
+    let (owned, rules) = (lending.owned, &lending.rules);
+    let kept = |resource, high: Amount| rules.kept(resource, owned.get(resource), high.get(resource), 0);
+    let lent = predictions
+        .iter()
+        .map(|prediction| match rules.leaves_alone(prediction) {
+            true => Amount::ZERO,
+            false => {
+                let high = prediction.high;
+                owned - Amount::new(kept(Resource::Cpu, high), kept(Resource::Memory, high))
+            }
+        });
+    mean(lent)
 }
 
-fn reason(function: &Function, owned: Amount, high: Amount, lends: Amount) -> String {
+fn reason(function: &Function, lending: &Lending, high: Amount, lends: Amount) -> String {
+    let owned = lending.owned;
     let basis = if function.uses_forests() {
         "predicted from their sizes"
     } else {
@@ -148,8 +170,9 @@ fn reason(function: &Function, owned: Amount, high: Amount, lends: Amount) -> St
                 .collect();
             named.join(" and ")
         };
+        let verb = if lending.is_on { "lends" } else { "would lend" };
         return format!(
-            "It lends about {} of {}, because its last calls need at most about {}, {basis}.",
+            "It {verb} about {} of {}, because its last calls need at most about {}, {basis}.",
             list(lends),
             list(owned),
             list(high)

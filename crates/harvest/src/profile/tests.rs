@@ -133,7 +133,9 @@ fn forest_predicts_functions_that_sizes_tell() {
     assert!((500..1_000).contains(&small.high.milli_cores), "{small:?}");
     assert!((2_500..3_600).contains(&large.median.milli_cores), "{large:?}");
     assert!(large.short_us > 4 * small.median_us, "{small:?} {large:?}");
-    let report = profiles.report(FUNCTION, Amount::new(8_000, 1 << 30), 0.8).unwrap();
+    let report = profiles
+        .report(FUNCTION, &lending(Amount::new(8_000, 1 << 30)))
+        .unwrap();
     assert_eq!(report.model, ChosenModel::Forest);
     let scores = report.scores.unwrap();
     assert!(
@@ -155,7 +157,9 @@ fn histogram_predicts_functions_that_sizes_do_not_tell() {
     for number in 0..200 {
         profiles.learn(FUNCTION, sized(scattered(number), 1 + random.below(100)));
     }
-    let report = profiles.report(FUNCTION, Amount::new(2_000, 128 << 20), 0.8).unwrap();
+    let report = profiles
+        .report(FUNCTION, &lending(Amount::new(2_000, 128 << 20)))
+        .unwrap();
     assert_eq!(report.model, ChosenModel::Histogram);
     assert!(!report.scores.unwrap().is_size_related);
     assert_eq!(report.lends, Amount::ZERO);
@@ -263,20 +267,62 @@ fn profiles_stay_within_their_bytes() {
         assert_eq!(profiles.bytes, sum);
         assert!(sum <= 500_000, "{sum}");
     }
-    let report = |id| profiles.report(FunctionId(id), Amount::ZERO, 0.8);
+    let report = |id| profiles.report(FunctionId(id), &lending(Amount::ZERO));
     let models: Vec<_> = (0..10).map(|id| report(id).map(|report| report.model)).collect();
     assert!(models.contains(&Some(ChosenModel::Forest)), "{models:?}");
     assert!(models.contains(&Some(ChosenModel::Histogram)), "{models:?}");
     assert!(models.iter().all(Option::is_some), "{models:?}");
 }
 
+fn lending(owned: Amount) -> Lending {
+    Lending {
+        owned,
+        rules: crate::Rules::default(),
+        is_on: true,
+    }
+}
+
+#[test]
+fn report_of_short_calls_says_that_they_are_left_alone() {
+    let mut profiles = Profiles::default();
+    for _ in 0..30 {
+        profiles.learn(FUNCTION, sample(500, 100 << 20, 5_000));
+    }
+    let report = profiles
+        .report(FUNCTION, &lending(Amount::new(2_000, 1 << 30)))
+        .unwrap();
+    assert_eq!(report.lends, Amount::ZERO);
+    assert!(report.reason.contains("less than 20 ms"), "{}", report.reason);
+}
+
+#[test]
+fn report_of_watching_node_says_what_would_be_lent() {
+    let mut profiles = Profiles::default();
+    for _ in 0..30 {
+        profiles.learn(FUNCTION, sample(0, 1, 1_000_000));
+    }
+    let owned = Amount::new(2_000, 1 << 30);
+    let watching = Lending {
+        is_on: false,
+        ..lending(owned)
+    };
+    let report = profiles.report(FUNCTION, &watching).unwrap();
+    assert!(
+        report.reason.starts_with("It would lend about 1.90 cores"),
+        "{}",
+        report.reason
+    );
+    // The floor stays.
+    assert_eq!(report.lends, owned - crate::Rules::default().floor);
+}
+
 #[test]
 fn report_says_what_is_missing() {
     let mut profiles = Profiles::default();
     let owned = Amount::new(2_000, 1 << 30);
-    assert_eq!(profiles.report(FUNCTION, owned, 0.8), None);
+    assert_eq!(profiles.report(FUNCTION, &lending(owned)), None);
     profiles.predict(FUNCTION, &Features::default());
-    let reason = |profiles: &Profiles| profiles.report(FUNCTION, owned, 0.8).unwrap().reason;
+    let reason = |profiles: &Profiles| profiles.report(FUNCTION, &lending(owned)).unwrap().reason;
     assert!(reason(&profiles).contains("none of its calls has ended"));
     profiles.learn(FUNCTION, sample(1, 1, 1));
     assert!(reason(&profiles).contains("1 of 21 samples"), "{}", reason(&profiles));

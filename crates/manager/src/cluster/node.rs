@@ -1,5 +1,7 @@
 //! One node: its connection, its free resources, its health, and the requests that it has not answered.
 
+mod profiles;
+
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,7 @@ use dayfly_store::{LeaseRecord, NodeRecord};
 use dayfly_telemetry::traceparent;
 use tokio::sync::{mpsc, oneshot};
 
+use self::profiles::ProfileRequests;
 use super::{clock_ms, millis};
 
 /// Log a clock difference from here on. It is a tenth of what tokens tolerate.
@@ -48,6 +51,7 @@ struct Session {
     epoch: u64,
     outgoing: mpsc::Sender<ManagerMessage>,
     pending: HashMap<u64, PendingRequest>,
+    profiles: ProfileRequests,
 }
 
 /// One node that has registered at some time.
@@ -159,6 +163,7 @@ impl Node {
                 epoch,
                 outgoing,
                 pending: HashMap::new(),
+                profiles: ProfileRequests::default(),
             }),
             free,
             health,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use dayfly_lease::allowance::mix;
 use dayfly_lease::placement::View;
-use dayfly_protocol::api::{Capacity, FreeNode};
+use dayfly_protocol::api::{Capacity, FreeNode, HarvestMode, LearntProfile};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::{LeaseRecord, NodeRecord};
@@ -17,6 +17,18 @@ use super::node::{Entry, Node, ReclaimReport, Reply};
 pub(super) const SAMPLE: usize = 32;
 /// Nodes in one list for an allowance. If there are more, each list begins at a random one, so that clients spread.
 const MAX_LISTED: usize = 256;
+
+/// A node that was asked for profiles.
+pub struct AskedNode {
+    /// Its id.
+    pub node: NodeId,
+    /// Its name.
+    pub name: String,
+    /// What it does with idle resources.
+    pub mode: HarvestMode,
+    /// Where its response arrives.
+    pub response: oneshot::Receiver<Vec<LearntProfile>>,
+}
 
 /// Every node that ever registered.
 #[derive(Default)]
@@ -195,6 +207,24 @@ impl Nodes {
         let number = self.next_request();
         let response = self.by_id.get_mut(&id)?.request(number, offer, message)?;
         Some((number, response))
+    }
+
+    /// Asks up to `most` connected nodes that measure calls for profiles, with messages made from the requests' numbers.
+    pub fn ask_profiles(&mut self, most: usize, message: impl Fn(u64) -> ManagerMessage) -> Vec<AskedNode> {
+        let ids: Vec<NodeId> = self.order.iter().copied().collect();
+        let asked = ids.into_iter().filter_map(|id| {
+            let mode = self.by_id.get(&id)?.harvests()?;
+            let number = self.next_request();
+            let node = self.by_id.get_mut(&id)?;
+            let response = node.ask_profiles(number, message(number))?;
+            Some(AskedNode {
+                node: id,
+                name: node.address().name.clone(),
+                mode,
+                response,
+            })
+        });
+        asked.take(most).collect()
     }
 
     /// Reclaims a node with a message made from the request's number. Returns `None` for an unknown node; otherwise the

@@ -1,18 +1,16 @@
 //! The thread that measures, feeds the policy, and applies its actions. It owns all groups of workers.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use dayfly_harvest::record::Entry;
-use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, FunctionId, Mode, Outcome, Resource};
+use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, Mode, Outcome, Resource};
 use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LoanTerms};
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
-use sha2::{Digest, Sha256};
 
-use super::learning::{CountedProfiles, Learnt};
 use super::recording::Recording;
 use super::totals::Totals;
 use super::worker::{MeasuredWorker, Others};
@@ -26,8 +24,6 @@ const WINDOW: Duration = Duration::from_millis(100);
 const LATE_WINDOWS: u32 = 3;
 /// Most workers with a group: each has some open files.
 const MAX_WORKERS: usize = 4096;
-/// Most functions of a tenant with profiles of their own. A node keeps 1,024 profiles.
-const MAX_FUNCTIONS: usize = 64;
 
 /// A process of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,7 +73,6 @@ pub(super) struct Driver {
     engine: Engine,
     /// The most that calls may borrow.
     borrow: Borrow,
-    learnt: Arc<Learnt>,
     recording: Option<Recording>,
     hierarchies: Arc<Hierarchies>,
     workers: BTreeMap<WorkerKey, MeasuredWorker>,
@@ -86,7 +81,6 @@ pub(super) struct Driver {
     calls: BTreeMap<CallId, WorkerKey>,
     /// Workers whose groups are still to be removed.
     leaving: Vec<MeasuredWorker>,
-    names: Names,
     next_call: u64,
     next_group: u64,
     totals: Totals,
@@ -103,22 +97,18 @@ impl Driver {
         hierarchies: Arc<Hierarchies>,
         node: Arc<Inner>,
     ) -> std::io::Result<Self> {
-        let learnt = Arc::<Learnt>::default();
-        let profiles = CountedProfiles::new(Arc::clone(&learnt));
         let recording = setup.recording.as_ref();
         let recording = recording.map(|target| Recording::begin(target, setup.rules));
         let mut driver = Self {
             origin: Instant::now(),
-            engine: Engine::new(setup.rules, Box::new(profiles)),
+            engine: Engine::new(setup.rules, Box::new(node.learning.clone())),
             borrow: setup.borrow,
-            learnt,
             recording: recording.transpose()?,
             hierarchies,
             workers: BTreeMap::new(),
             unmeasured: BTreeMap::new(),
             calls: BTreeMap::new(),
             leaving: Vec::new(),
-            names: Names::default(),
             next_call: 0,
             next_group: 0,
             totals: Totals::default(),
@@ -215,7 +205,7 @@ impl Driver {
         }
         self.calls.insert(id, key);
         let borrow = call.loans.borrow.min(self.borrow);
-        let (tenant, function) = self.names.of(call.tenant, &call.function);
+        let (tenant, function) = self.node.learning.number(call.tenant, &call.function, call.owned);
         self.handle(&Event::Begin(Begin {
             call: id,
             tenant,
@@ -436,66 +426,11 @@ impl Driver {
             mode: status.mode,
             why: status.why.take(),
             calls: u32::try_from(self.calls.len()).unwrap_or(u32::MAX),
-            functions: self.learnt.functions(),
-            samples: self.learnt.samples(),
+            functions: self.node.learning.functions(),
+            samples: self.node.learning.samples(),
             core_ms,
             mib_s,
             late_windows: self.late_windows,
         };
-    }
-}
-
-/// Numbers of tenants and functions for the policy. Names come from meters, which workers can falsify.
-#[derive(Debug, Default)]
-struct Names {
-    /// In the order of appearance.
-    tenants: BTreeMap<TenantId, (u32, BTreeSet<FunctionId>)>,
-}
-
-impl Names {
-    /// The numbers of a tenant and of its function. A tenant's functions beyond [`MAX_FUNCTIONS`] share a profile, so
-    /// that no tenant displaces the profiles of others.
-    fn of(&mut self, tenant: TenantId, function: &str) -> (dayfly_harvest::TenantId, FunctionId) {
-        let next = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
-        let (number, known) = self.tenants.entry(tenant).or_insert((next, BTreeSet::new()));
-        let mut id = function_id(tenant, function);
-        if !known.contains(&id) && known.len() >= MAX_FUNCTIONS {
-            id = function_id(tenant, "");
-        } else {
-            known.insert(id);
-        }
-        (dayfly_harvest::TenantId(*number), id)
-    }
-}
-
-/// The profile of a function: that of one tenant only, so that nobody spoils another's.
-fn function_id(tenant: TenantId, function: &str) -> FunctionId {
-    let digest = Sha256::new().chain_update(tenant.0).chain_update(function).finalize();
-    let mut first = [0; 8];
-    first.copy_from_slice(&digest[..8]);
-    FunctionId(u64::from_le_bytes(first))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tenants_share_no_profile_of_a_function() {
-        let (one, other) = (TenantId([1; 16]), TenantId([2; 16]));
-        assert_eq!(function_id(one, "f@1"), function_id(one, "f@1"));
-        assert_ne!(function_id(one, "f@1"), function_id(other, "f@1"));
-        assert_ne!(function_id(one, "f@1"), function_id(one, "f@2"));
-    }
-
-    #[test]
-    fn invented_functions_displace_no_other_profile() {
-        let (mut names, tenant) = (Names::default(), TenantId([1; 16]));
-        let first = names.of(tenant, "f0");
-        let invented: BTreeSet<_> = (0..10_000).map(|n| names.of(tenant, &format!("f{n}"))).collect();
-        assert_eq!(invented.len(), MAX_FUNCTIONS + 1);
-        assert_eq!(names.of(tenant, "f0"), first);
-        let other = names.of(TenantId([2; 16]), "f0");
-        assert!(!invented.contains(&other) && other.0 != first.0);
     }
 }

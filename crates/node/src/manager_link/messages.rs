@@ -146,6 +146,18 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
                 let _ = responses.send(answer(request, refused, None)).await;
             });
         }
+        ManagerMessage::Profiles {
+            request,
+            tenant,
+            function,
+        } => {
+            let node = node.clone();
+            node.clone().tasks.spawn(async move {
+                let learnt = tokio::task::spawn_blocking(move || node.harvest.profiles(tenant, &function)).await;
+                let profiles = learnt.unwrap_or_default();
+                let _ = responses.send(NodeMessage::Profiles { request, profiles }).await;
+            });
+        }
         ManagerMessage::Booked { sequence } => node.journal.booked(sequence),
         ManagerMessage::Adopted { lease } => {
             node.journal.adopted(lease);

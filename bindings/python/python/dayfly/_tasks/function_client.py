@@ -141,6 +141,36 @@ class FunctionClient(Connection):
 
         return [Registered(status) for status in json.loads(self._native.get("/v1/functions"))]
 
+    def profile(self, function: Registered | str, *, tenant: str | None = None) -> list[dict[str, Any]]:
+        """Returns what nodes learnt about your calls of a function, and why it lends idle resources or does not.
+
+        Each node that harvests (``--harvest watch`` or ``on``) learns from its own long calls, so there is one
+        dictionary for each node and each function of this name.
+
+        Args:
+            function: a registered function, its name or id; or the name of any function that you call, such as
+                ``"resize"`` or ``"images.resize"``. ``NAME@HASH`` selects one version by its code.
+            tenant: the tenant whose calls count, for operators. Default: you.
+
+        Returns:
+            Dictionaries with ``node_name``, ``mode``, ``function``, ``samples``, ``samples_needed``, ``model``,
+            ``scores`` (after the models were compared), ``owned``, ``high``, ``lends`` (``milli_cores`` and
+            ``memory_bytes``) and ``reason``, a sentence.
+
+        Raises:
+            dayfly.Error: ``not_found`` if no node measures calls, or none has learnt from a call of this function.
+
+        Example:
+            >>> for learnt in client.profile("resize"):  # doctest: +SKIP
+            ...     print(learnt["node_name"], learnt["model"], learnt["samples"], learnt["reason"])
+        """
+        name = function if isinstance(function, str) else function.id
+        query = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
+        found: list[dict[str, Any]] = json.loads(
+            self._native.get(f"/v1/functions/{quote(name, safe='')}/profile{query}")
+        )
+        return found
+
     def share(self, function: Registered | str, share: Iterable[str]) -> Registered:
         """Replaces the list of tenants that may run a function of yours. Accepted tasks continue.
 

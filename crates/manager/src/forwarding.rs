@@ -319,12 +319,12 @@ impl Control {
     }
 
     async fn list<T: DeserializeOwned>(&self, client: &ClientAuthorization, path: &str) -> Vec<T> {
-        let lists = self.from_peers::<Vec<T>>(client, path).await;
+        let lists = self.peer_responses::<Vec<T>>(client, path).await;
         lists.into_iter().flatten().collect()
     }
 
     /// Returns what the other managers respond at a path. Late responses and errors are omitted.
-    pub async fn from_peers<T: DeserializeOwned>(&self, client: &ClientAuthorization, path: &str) -> Vec<T> {
+    pub async fn peer_responses<T: DeserializeOwned>(&self, client: &ClientAuthorization, path: &str) -> Vec<T> {
         let requests = self.peers().all_alive().into_iter().map(|peer| async move {
             let forwarded = PeerRequest {
                 method: Method::GET,

@@ -61,7 +61,7 @@ impl Control {
         );
         let (mut found, others) = tokio::join!(
             self.own_profiles(owner, &label),
-            self.from_peers::<Vec<FunctionProfile>>(&client, &path)
+            self.peer_responses::<Vec<FunctionProfile>>(&client, &path)
         );
         let mut known: std::collections::HashSet<_> = found.iter().map(|row| row.node).collect();
         for rows in others {
@@ -93,7 +93,7 @@ impl Control {
     async fn label_at_peers(&self, client: &ClientAuthorization, wanted: &str) -> String {
         let path = format!("/v1/functions/{}", encoded(wanted));
         let found = self
-            .from_peers::<FunctionStatus>(client, &path)
+            .peer_responses::<FunctionStatus>(client, &path)
             .await
             .into_iter()
             .next();

@@ -211,7 +211,7 @@ impl Nodes {
 
     /// Asks up to `most` connected nodes that measure calls for profiles, with messages made from the requests' numbers.
     pub fn ask_profiles(&mut self, most: usize, message: impl Fn(u64) -> ManagerMessage) -> Vec<AskedNode> {
-        let ids: Vec<NodeId> = self.order.iter().copied().collect();
+        let ids: Vec<NodeId> = self.order.to_vec();
         let asked = ids.into_iter().filter_map(|id| {
             let mode = self.by_id.get(&id)?.harvests()?;
             let number = self.next_request();

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dayfly
 import pytest
 from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.programs import clean_environment, program, run, run_python
+from harness.sites import several_nodes, up
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 CALLS = """
@@ -238,6 +240,25 @@ def test_operator_switches_a_running_node(start: Callable[..., Daemon]) -> None:
         program(), "node", "harvest", "0" * 32, "on", env=clean_environment(**site.client_environment()), check=False
     )
     assert "there is no node" in refused.stderr
+
+
+def test_warm_leases_go_to_the_node_that_lends(start: Callable[..., Daemon]) -> None:
+    manager, _ = several_nodes(start, 2, 4)
+
+    def harvest() -> dict[str, Any]:
+        (node,) = (node for node in up(manager) if node["address"]["name"] == "n1")
+        found: dict[str, Any] = node.get("harvest", {})
+        return found
+
+    manager.cli("node", "harvest", "n1", "on")
+    wait_until(lambda: harvest() != {}, "the next heartbeat")
+    if "why" in harvest():
+        pytest.skip(harvest()["why"])
+    with dayfly.connect(manager.state) as client:
+        for _ in range(6):
+            # Both nodes have as many free workers each time.
+            with client.lease(workers=1, mode="warm") as lease:
+                assert lease.grant["node"]["name"] == "n1"
 
 
 def raised_limits() -> list[Path]:

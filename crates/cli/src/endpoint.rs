@@ -15,6 +15,7 @@ use dayfly_command::Global;
 use dayfly_protocol::endpoints::{BlockStatus, EndpointStatus};
 use dayfly_protocol::error::Failure;
 
+pub use self::nodes::lending;
 use crate::output::Align::{Left, Right};
 use crate::{connect, output, task};
 

@@ -21,6 +21,7 @@ use serde_json::json;
 
 use crate::contents::ContentArguments;
 use crate::daemon::{self, Ending, StateDir};
+use crate::endpoint::lending;
 use crate::resources::NodeArguments;
 use crate::{connect, output};
 
@@ -210,6 +211,7 @@ async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Resu
             manager: manager.clone(),
             runtime: tokio::runtime::Handle::current(),
         }),
+        lending: lending(manager),
         max_workers: cores.min(status.capacity.workers).max(1),
         idle: IDLE,
     };

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use crate::contents::Contents;
 use crate::dispatcher_state::DispatcherState;
+use crate::lending::LendingNodes;
 use crate::watch::Watcher;
 use crate::worker_set::{Task, WorkerKey, WorkerSet};
 
@@ -96,6 +97,8 @@ pub struct Options {
     pub runtime_check: RuntimeCheck,
     /// Store of long arguments and results.
     pub contents: Arc<dyn Contents>,
+    /// Nodes that lend what is idle.
+    pub lending: LendingNodes,
     /// Most cores for workers of one tenant and runtime.
     pub max_workers: u16,
     /// How long idle workers are kept.

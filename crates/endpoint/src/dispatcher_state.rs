@@ -11,6 +11,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::contents::ContentTransfer;
 use crate::dispatcher::{ElasticNodes, Options};
 use crate::fair_share::FairShare;
+use crate::lending::Lending;
 use crate::worker_set::{WorkerKey, WorkerSet};
 
 /// Relative change of the window that is reported to the manager.
@@ -26,11 +27,14 @@ pub struct DispatcherState {
     window: Mutex<(Window, u32)>,
     workers: AtomicU32,
     pub fair_share: FairShare<WorkerKey>,
+    pub lending: Lending,
 }
 
 impl DispatcherState {
-    pub fn new(options: Options, runtime: Handle, outgoing: UnboundedSender<FromDispatcher>) -> Self {
+    pub fn new(mut options: Options, runtime: Handle, outgoing: UnboundedSender<FromDispatcher>) -> Self {
+        let lending = std::mem::replace(&mut options.lending, Box::new(Vec::new));
         Self {
+            lending: Lending::new(lending),
             transfer: ContentTransfer::new(Arc::clone(&options.contents), runtime),
             options,
             worker_sets: Mutex::default(),

@@ -47,6 +47,9 @@ pub trait LeaseDriver: Send + Sync {
     /// Whether to give it one more execution of this function.
     fn accepts(&self, program: &Program) -> bool;
 
+    /// Known mean duration of this function's executions here, in microseconds.
+    fn mean_us(&self, program: &Program) -> Option<u64>;
+
     /// Number of executions that it has.
     fn running(&self) -> usize;
 

@@ -6,6 +6,7 @@
 //!   arrive, and releases them when no tasks arrive for a while or when other worker sets need the room
 //!   ([`fair_share`]);
 //! - [`lease_driver`]: the pools of channels of one lease, or of the leases of a gang, and their thread;
+//! - [`lending`]: what nodes could lend to tasks, which decides among workers that could have one;
 //! - [`dispatcher_state`]: what all worker sets of a dispatcher share;
 //! - [`contents`]: long arguments and results, which travel through a content store;
 //! - [`watch`]: files that triggers wait for, in directories and buckets of the site;
@@ -19,6 +20,7 @@ mod dispatcher;
 mod dispatcher_state;
 mod fair_share;
 mod lease_driver;
+mod lending;
 mod outbox;
 pub mod provider;
 mod watch;
@@ -29,3 +31,4 @@ pub use dispatcher::{
     ConnectionFuture, Dispatcher, ElasticNodes, Handle, Invitations, NodeLimits, Options, RuntimeCheck,
     TenantConnections,
 };
+pub use lending::{LendingNode, LendingNodes};

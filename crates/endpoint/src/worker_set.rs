@@ -1,5 +1,6 @@
 //! The workers of one tenant and one runtime, and their tasks.
 
+mod covered;
 mod key;
 mod lease_loop;
 mod task_queue;
@@ -106,6 +107,7 @@ impl WorkerSet {
     /// Gives tasks to drivers with room, and leases more workers if tasks remain.
     fn assign_tasks(self: &Arc<Self>, state: &mut WorkerSetState) {
         let (mut over, mut back) = (Vec::new(), Vec::new());
+        self.assign_covered(state, &mut over, &mut back);
         for driver in &state.drivers {
             let left = self.remaining(driver.as_ref());
             while let Some(task) = state.tasks.next_for(driver.as_ref(), left) {
@@ -235,6 +237,7 @@ impl WorkerSet {
         long: Vec<(Ended, Output)>,
         back: Vec<Task>,
     ) {
+        self.forget_claims(driver.as_ref(), &ended, &long, &back);
         self.shared
             .record_durations(ended.iter().chain(long.iter().map(|(one, _)| one)));
         if !ended.is_empty() {

@@ -11,12 +11,14 @@
 //! Where nothing is wanted of a resource, or for no time, its `D_r` is 1: nothing is missing. So `D` never grows with
 //! the demand, and its order among nodes depends only on what is wanted. Integrals are exact, in 128 bits.
 
+mod expected;
 mod outlook;
 mod steps;
 
 use serde::{Deserialize, Serialize};
 
 use crate::amount::{Amount, Resource};
+pub use expected::{Claim, ExpectedPools};
 pub use outlook::{Change, Forecast};
 pub use steps::{MAX_STEPS, Step, Steps, StepsError};
 
@@ -42,6 +44,15 @@ impl Spare {
         }
     }
 
+    /// The same pools with at most so much of each resource at any time.
+    #[must_use]
+    pub fn at_most(&self, most: Amount) -> Self {
+        Self {
+            cpu: self.cpu.at_most(most.milli_cores),
+            memory: self.memory.at_most(most.memory_bytes),
+        }
+    }
+
     /// What is left of it `by_us` microseconds later, if nothing joins the pools and nothing leaves them early.
     #[must_use]
     pub fn aged(&self, by_us: u64) -> Self {
@@ -62,6 +73,12 @@ pub struct Want {
 }
 
 impl Want {
+    /// What to take for a call of which nothing is known: one more core for one second.
+    pub const NOMINAL: Self = Self {
+        extra: Amount::new(1_000, 0),
+        duration_us: 1_000_000,
+    };
+
     /// Whether more than nothing is wanted, so that a loan could make a difference.
     pub fn is_something(&self) -> bool {
         self.extra != Amount::ZERO && self.duration_us > 0

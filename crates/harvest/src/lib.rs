@@ -30,7 +30,7 @@ pub mod rules;
 mod unreserved;
 
 pub use amount::{Amount, Resource};
-pub use coverage::{Spare, Steps, Want};
+pub use coverage::{Claim, ExpectedPools, Spare, Step, Steps, StepsError, Want};
 pub use demand::{CallId, Demand, Features, FunctionId, Prediction, Predictor, Sample, TenantId};
 pub use engine::{Action, Begin, Engine, Event, Group, Mode, Outcome};
 pub use placement::{Heartbeat, NodeIndex, Request, Scheduler, SchedulerKind, SchedulerOptions, Shard};

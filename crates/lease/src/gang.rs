@@ -247,6 +247,7 @@ mod tests {
                 workers: free_workers,
                 ..capacity
             },
+            coverage_percent: 0,
         }
     }
 

@@ -17,6 +17,9 @@ pub struct View {
     pub capacity: Capacity,
     /// Free resources, as last reported.
     pub free: Capacity,
+    /// How much of what the lease's calls may want above what they own the node could lend, in hundredths. 0 where nothing
+    /// is lent, or nothing is wanted.
+    pub coverage_percent: u8,
 }
 
 /// Why a lease cannot be placed.
@@ -129,8 +132,8 @@ impl From<PlacementError> for Failure {
 }
 
 /// Returns the nodes that should be able to take the lease, best first. Hot leases go where they leave the fewest free
-/// cores, so that large nodes stay free. Warm leases go where the most workers are free, so that load spreads. `spin`
-/// (any number) breaks ties, so that equal nodes take turns.
+/// cores, so that large nodes stay free. Warm leases go where the most workers are free, so that load spreads; among such
+/// nodes, where the most could be lent to them. `spin` (any number) breaks ties, so that equal nodes take turns.
 pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<NodeId>, PlacementError> {
     validate(request)?;
     let up = eligible(request, nodes)?;
@@ -146,8 +149,8 @@ pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<N
     fitting.rotate_left((spin % count) as usize);
     // The sort is stable, so that the rotation breaks ties. Every hot placement precedes any warm one.
     fitting.sort_by_key(|(view, mode)| match mode {
-        Mode::Hot => (0, u64::from(view.free.cores)),
-        _ => (1, u64::from(u16::MAX - view.free.workers)),
+        Mode::Hot => (0, view.free.cores, 0),
+        _ => (1, u16::MAX - view.free.workers, u8::MAX - view.coverage_percent),
     });
     Ok(fitting.into_iter().map(|(view, _)| view.node).collect())
 }
@@ -252,6 +255,14 @@ mod tests {
             up: true,
             capacity,
             free,
+            coverage_percent: 0,
+        }
+    }
+
+    fn lending(view: View, coverage_percent: u8) -> View {
+        View {
+            coverage_percent,
+            ..view
         }
     }
 
@@ -282,6 +293,26 @@ mod tests {
         let nodes = [view(1, 4, 64), view(2, 4, 64)];
         assert_eq!(choose(&request(1, Mode::Hot), &nodes, 0), Ok(ids(&[1, 2])));
         assert_eq!(choose(&request(1, Mode::Hot), &nodes, 1), Ok(ids(&[2, 1])));
+    }
+
+    #[test]
+    fn equally_free_nodes_go_by_what_they_lend() {
+        let nodes = [
+            view(1, 4, 30),
+            lending(view(2, 4, 30), 20),
+            lending(view(3, 4, 30), 90),
+            lending(view(4, 4, 29), 100),
+        ];
+        for spin in 0..8 {
+            assert_eq!(choose(&request(1, Mode::Warm), &nodes, spin), Ok(ids(&[3, 2, 1, 4])));
+        }
+    }
+
+    #[test]
+    fn hot_lease_ignores_what_nodes_lend() {
+        let nodes = [view(1, 2, 64), lending(view(2, 4, 64), 100)];
+        assert_eq!(choose(&request(1, Mode::Hot), &nodes, 0), Ok(ids(&[1, 2])));
+        assert_eq!(choose(&request(1, Mode::Auto), &nodes, 0), Ok(ids(&[1, 2])));
     }
 
     #[test]
@@ -320,7 +351,45 @@ mod tests {
         assert_eq!(choose(&missing, &nodes, 0).unwrap_err().code(), Code::NotFound);
     }
 
+    /// The choice as it is where nobody lends.
+    fn without_lending(request: &LeaseRequest, nodes: &[View], spin: u64) -> Vec<NodeId> {
+        let mut fitting: Vec<&View> = nodes
+            .iter()
+            .filter(|view| mode_on(request, view.free).is_some())
+            .collect();
+        fitting.sort_by_key(|view| view.node);
+        let count = fitting.len().max(1) as u64;
+        fitting.rotate_left((spin % count) as usize);
+        fitting.sort_by_key(|view| match mode_on(request, view.free) {
+            Some(Mode::Hot) => (0, u64::from(view.free.cores)),
+            _ => (1, u64::from(u16::MAX - view.free.workers)),
+        });
+        fitting.into_iter().map(|view| view.node).collect()
+    }
+
     proptest! {
+        #[test]
+        fn lending_only_breaks_ties(
+            sizes in proptest::collection::vec((0..3u16, 0..4u16, 0..101u8), 0..8), mode in 0..3usize, spin in any::<u64>(),
+        ) {
+            let lends = |(n, &(c, w, percent)): (usize, &(u16, u16, u8))| lending(view(n as u8, c, w), percent);
+            let nodes: Vec<View> = sizes.iter().enumerate().map(lends).collect();
+            let none: Vec<View> = nodes.iter().map(|view| lending(*view, 0)).collect();
+            let request = request(1, [Mode::Hot, Mode::Warm, Mode::Auto][mode]);
+            let before = without_lending(&request, &none, spin);
+            prop_assert_eq!(choose(&request, &none, spin).unwrap_or_default(), before.clone());
+            let same: Vec<View> = nodes.iter().map(|view| lending(*view, 77)).collect();
+            prop_assert_eq!(choose(&request, &same, spin).unwrap_or_default(), before.clone());
+            let after = choose(&request, &nodes, spin).unwrap_or_default();
+            // Position by position, a node with as much room as before.
+            let room = |id: &NodeId| {
+                let free = nodes[usize::from(id.0[0])].free;
+                let mode = mode_on(&request, free);
+                (mode, if mode == Some(Mode::Hot) { free.cores } else { free.workers })
+            };
+            prop_assert_eq!(after.iter().map(room).collect::<Vec<_>>(), before.iter().map(room).collect::<Vec<_>>());
+        }
+
         #[test]
         fn chosen_nodes_have_room(
             sizes in proptest::collection::vec((0..9u16, 0..65u16), 0..8),

@@ -7,6 +7,7 @@ mod allowances;
 mod leases;
 mod node;
 mod nodes;
+mod pools;
 mod summary;
 mod tenants;
 
@@ -27,6 +28,7 @@ pub use self::allowances::{ALLOWANCE_LIFETIME, Allowances, MAX_REPORT_DELAY, New
 pub use self::leases::{Leases, lease_status};
 pub use self::node::{Node, ReclaimReport, Registration, Reply, end_message};
 pub use self::nodes::{AskedNode, Nodes};
+pub use self::pools::{LeaseDemand, LendingReport};
 pub use self::summary::{CapacityTotal, Summary};
 pub use self::tenants::{Account, Tenants};
 use crate::token_registry::TokenRegistry;

@@ -67,7 +67,7 @@ impl Control {
             let views: Vec<View> = self
                 .cluster()
                 .nodes()
-                .views(lease.node)
+                .views(lease.node, None)
                 .into_iter()
                 .filter(|view| request.among.is_empty() || request.among.contains(&view.node))
                 .filter(|view| !refusing.contains(&view.node))

@@ -5,7 +5,7 @@ mod offer;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dayfly_lease::ledger;
 use dayfly_lease::placement::{PlacementError, View, choose};
@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use tracing::Instrument;
 
 pub use self::capacity_wait::{CapacityWait, WaitingWorkers};
-use crate::cluster::{end_message, millis};
+use crate::cluster::{LeaseDemand, end_message, millis};
 use crate::control::Control;
 use crate::extractors::Caller;
 use crate::forwarding::ClientAuthorization;
@@ -118,7 +118,8 @@ impl Control {
     async fn place(&self, principal: Principal, mut request: LeaseRequest) -> Result<Grant, Failure> {
         self.complete(&principal, &mut request)?;
         let spin = u64::from_le_bytes(random());
-        if let Some(views) = self.sample(&request, spin)
+        let demand = LeaseDemand::of(&request, Instant::now());
+        if let Some(views) = self.sample(&request, spin, demand.as_ref())
             && let Ok(candidates) = choose(&prefer_hot(&request), &views, spin)
         {
             match self.offer_in_turn(principal, &request, &candidates, &views).await {
@@ -126,7 +127,7 @@ impl Control {
                 done => return done,
             }
         }
-        let views = self.cluster().nodes().views(request.node);
+        let views = self.cluster().nodes().views(request.node, demand.as_ref());
         // The free resources may be outdated: a lease may have ended a moment ago. So nodes that would have room if
         // they were empty are asked too, after those that seem to have room.
         let empty: Vec<View> = views
@@ -154,9 +155,9 @@ impl Control {
     }
 
     /// Returns a sample of many nodes. All nodes are considered only if none of the sample has room.
-    fn sample(&self, request: &LeaseRequest, spin: u64) -> Option<Vec<View>> {
+    fn sample(&self, request: &LeaseRequest, spin: u64, demand: Option<&LeaseDemand>) -> Option<Vec<View>> {
         match request.node {
-            None => self.cluster().nodes().sample(spin),
+            None => self.cluster().nodes().sample(spin, demand),
             Some(_) => None,
         }
     }

@@ -50,6 +50,7 @@ mod tokens;
 #[cfg(test)]
 mod tests;
 
+pub use cluster::LendingReport;
 pub use error::Error;
 pub use events::SiteEvent;
 pub use manager::{Handle, Manager};

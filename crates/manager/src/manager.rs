@@ -1,5 +1,6 @@
 //! Starting a manager, and the handle to one that runs.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use dayfly_lease::SigningKey;
 use dayfly_lease::rendezvous::vouch;
 use dayfly_protocol::api::{Connection, JoinToken, NodeStatus, RendezvousAddress};
 use dayfly_protocol::error::{Code, Failure};
-use dayfly_protocol::ids::{PublicKey, TenantId};
+use dayfly_protocol::ids::{NodeId, PublicKey, TenantId};
 use dayfly_protocol::tenancy::{Role, TenantSpec};
 use dayfly_rendezvous::server::{BoundServer, ServeOptions};
 use dayfly_storage::StoreUrl;
@@ -24,7 +25,7 @@ use dayfly_store::{
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, LeaseDemand, LendingReport};
 use crate::control::{Control, ENDED_LEASES_KEPT_MS, run_clock};
 use crate::error::Error;
 use crate::events::SiteEvent;
@@ -413,6 +414,19 @@ impl Handle {
     /// Statuses of this manager's nodes.
     pub fn nodes(&self) -> Vec<NodeStatus> {
         self.0.control.cluster().node_statuses(Instant::now())
+    }
+
+    /// What each node that lends could lend, as it last reported.
+    pub fn lending(&self) -> Vec<(NodeId, LendingReport)> {
+        let cluster = self.0.control.cluster();
+        let lending = cluster.nodes().lending();
+        lending.map(|(id, report)| (id, report.clone())).collect()
+    }
+
+    /// How much of what a warm worker with one core may want above it each node that lends could lend, in hundredths.
+    pub fn coverages(&self) -> HashMap<NodeId, u8> {
+        let demand = LeaseDemand::of_worker(Instant::now());
+        self.0.control.cluster().nodes().coverages(&demand)
     }
 
     /// Attaches a dispatcher in this process, which runs the tasks of the manager's own endpoint with this name.

@@ -15,7 +15,7 @@ use dayfly_store::{Bearer, Change, LeaseRecord, OwnedChange};
 use tokio::sync::mpsc;
 
 use self::registration::{Accepted, register};
-use crate::cluster::{Cluster, ReclaimReport};
+use crate::cluster::{Cluster, LendingReport, ReclaimReport};
 use crate::control::Control;
 use crate::http::validity::ENDED;
 use crate::shutdown::stopped;
@@ -102,8 +102,15 @@ impl Control {
                 free,
                 clock_ms,
                 harvest,
+                pools,
             } => {
                 node.on_harvest(harvest);
+                let report = pools.map(|pools| LendingReport::new(Instant::now(), *pools, &node.capacity()));
+                // A wrong report costs the node new leases at most: they prefer nodes that could lend.
+                node.pools_mut().report(report.transpose().unwrap_or_else(|error| {
+                    tracing::debug!(node = %id, %error, "what the node could lend is ignored");
+                    None
+                }));
                 let skew_ms = clock_ms as i64 - now_ms() as i64;
                 if node.on_heartbeat(free, skew_ms) {
                     tracing::warn!(node = %id, skew_ms, "the node's clock differs from the manager's; synchronise them");

@@ -3,6 +3,7 @@
 mod allowances;
 mod fake_node;
 mod gangs;
+mod lending;
 mod managers;
 mod profiles;
 mod tasks;
@@ -644,6 +645,7 @@ async fn node_that_violates_the_protocol_is_disconnected() {
         free: NOTHING,
         clock_ms: 0,
         harvest: None,
+        pools: None,
     };
     for messages in [
         vec![heartbeat],

@@ -10,6 +10,7 @@ mod driver;
 mod learning;
 mod names;
 mod observer;
+mod pools;
 mod recording;
 mod totals;
 mod worker;
@@ -21,11 +22,13 @@ use std::thread::JoinHandle;
 use dayfly_harvest::{Amount, Rules};
 use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LearntProfile, Mode};
 use dayfly_protocol::ids::TenantId;
+use dayfly_protocol::node_messages::LendablePools;
 use dayfly_sandbox::cgroup::Group;
 
 use self::driver::{Driver, Note};
 use self::learning::Learning;
 pub use self::observer::Observer;
+use self::pools::Pools;
 pub use self::recording::RecordingFile;
 use crate::leases::NodeLease;
 use crate::pool::Pool;
@@ -47,6 +50,8 @@ pub struct Harvest {
 #[derive(Debug)]
 struct Inner {
     status: Mutex<HarvestStatus>,
+    /// What could be lent at the end of the last window.
+    pools: Mutex<Option<Pools>>,
     is_measuring: AtomicBool,
     /// Of the thread, once there is one.
     notes: Mutex<Option<mpsc::Sender<Note>>>,
@@ -72,6 +77,10 @@ impl Inner {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn set_pools(&self, pools: Option<Pools>) {
+        *self.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools;
+    }
+
     fn is_measuring(&self) -> bool {
         self.is_measuring.load(Ordering::Relaxed)
     }
@@ -90,6 +99,7 @@ impl Harvest {
         Self {
             inner: Arc::new(Inner {
                 status: Mutex::new(HarvestStatus::new(HarvestMode::Off, None)),
+                pools: Mutex::default(),
                 is_measuring: AtomicBool::new(false),
                 notes: Mutex::default(),
                 learning: Learning::default(),
@@ -146,6 +156,13 @@ impl Harvest {
     pub fn profiles(&self, tenant: TenantId, function: &str) -> Vec<LearntProfile> {
         let is_on = self.status().mode == HarvestMode::On;
         self.inner.learning.reports(tenant, function, self.setup.rules, is_on)
+    }
+
+    /// What could be lent now, unless the node lends nothing.
+    pub fn pools(&self) -> Option<LendablePools> {
+        let lends = self.inner.status().mode == HarvestMode::On;
+        let pools = self.inner.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.as_ref().filter(|_| lends).map(Pools::now)
     }
 
     /// Whether calls are measured.

@@ -218,6 +218,7 @@ async fn session(
                     free: node.leases.free(),
                     clock_ms: clock::wall_ms(),
                     harvest: node.harvest.status_unless_off().map(Box::new),
+                    pools: node.harvest.pools().map(Box::new),
                 };
                 send(&mut socket, &beat).await?;
             }

@@ -7,8 +7,9 @@ use std::time::Duration;
 use common::*;
 use dayfly_manager::{Manager, StoreKind};
 use dayfly_node::{ManagerLink, Trust};
-use dayfly_protocol::api::{Event, LeaseRequest, LeaseState, LeaseStatus};
+use dayfly_protocol::api::{Event, HarvestMode, LeaseRequest, LeaseState, LeaseStatus};
 use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::LeaseId;
 
 struct Control {
     /// `None` while it is stopped.
@@ -57,10 +58,15 @@ impl Control {
     }
 
     async fn site(&self) -> Site {
+        self.harvesting(HarvestMode::Off).await
+    }
+
+    async fn harvesting(&self, mode: HarvestMode) -> Site {
         let join = self.manager().join_token(Duration::from_secs(60)).await.unwrap();
         let owner = self.manager().owner().unwrap();
         let site = Site::with(|options| {
             options.trust = Trust::Owners(vec![owner]);
+            options.harvest = mode;
             options.manager = Some(ManagerLink {
                 url: join.manager,
                 ca_pem: join.ca_pem,
@@ -82,7 +88,18 @@ impl Control {
         .await
     }
 
-    async fn status(&self, lease: dayfly_protocol::ids::LeaseId) -> LeaseStatus {
+    async fn release(&self, lease: LeaseId) {
+        let (agent, url, bearer) = client(self.manager());
+        blocking(move || {
+            let delete = agent
+                .delete(format!("{url}/v1/leases/{lease}"))
+                .header("authorization", bearer);
+            delete.call().unwrap();
+        })
+        .await;
+    }
+
+    async fn status(&self, lease: LeaseId) -> LeaseStatus {
         let (agent, url, bearer) = client(self.manager());
         blocking(move || {
             let get = agent
@@ -93,7 +110,7 @@ impl Control {
         .await
     }
 
-    async fn until(&self, lease: dayfly_protocol::ids::LeaseId, what: &str, is: impl Fn(&LeaseStatus) -> bool) {
+    async fn until(&self, lease: LeaseId, what: &str, is: impl Fn(&LeaseStatus) -> bool) {
         let begun = std::time::Instant::now();
         loop {
             let status = self.status(lease).await;
@@ -126,15 +143,7 @@ async fn managed_lease_is_used_metered_and_ended() {
         .until(grant.lease, "the booking", |status| status.usage.calls == 2)
         .await;
     drop(channel);
-    let (agent, url, bearer) = client(control.manager());
-    let lease = grant.lease;
-    blocking(move || {
-        let delete = agent
-            .delete(format!("{url}/v1/leases/{lease}"))
-            .header("authorization", bearer);
-        delete.call().unwrap();
-    })
-    .await;
+    control.release(grant.lease).await;
     until("the end", || site.handle.status().leases.is_empty()).await;
     assert_eq!(site.channel(&grant, 0).await.err().unwrap().code, Code::LeaseEnded);
     site.handle.shutdown().await;
@@ -194,5 +203,73 @@ async fn stopped_node_reports_lease_ends_and_usage() {
     assert!(!heard.contains(&Event::NodeLost { node }), "{heard:?}");
     let status = control.status(grant.lease).await;
     assert_eq!((status.state, status.usage.calls), (LeaseState::Revoked, 2));
+    control.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn warm_leases_go_to_the_node_that_lends() {
+    let mut control = Control::start().await;
+    let idle = control.site().await;
+    let lender = control.harvesting(HarvestMode::On).await;
+    if let Some(why) = lender.handle.status().harvest.why {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    let lending = || control.manager().lending();
+    until("its heartbeat", || !lending().is_empty()).await;
+    let (node, report) = lending().remove(0);
+    assert_eq!((lending().len(), node), (1, lender.node()));
+    // No call runs: all of its shared cores are there, and nobody owns them.
+    assert!(
+        report.unowned.milli_cores >= 1_000 && report.spare.cpu.at(0) == 0,
+        "{report:?}"
+    );
+    for _ in 0..6 {
+        let grant = control.lease(request(&lender.holder)).await;
+        assert_eq!(grant.node.id, lender.node());
+        control.release(grant.lease).await;
+    }
+    // Where the other node has more free workers, it comes first.
+    let held = control.lease(request(&lender.holder)).await;
+    let other = control.lease(request(&lender.holder)).await;
+    assert_ne!(held.node.id, other.node.id);
+    lender.handle.switch_harvest(HarvestMode::Watch).unwrap();
+    until("the next heartbeat", || lending().is_empty()).await;
+    for site in [idle, lender] {
+        site.handle.shutdown().await;
+    }
+    control.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_part_of_a_running_call_reaches_the_manager() {
+    let mut control = Control::start().await;
+    let site = control.harvesting(HarvestMode::On).await;
+    if let Some(why) = site.handle.status().harvest.why {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    let grant = control.lease(request(&site.holder)).await;
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (mut channel, nap) = channel.load(hash, "nap").await;
+    let owned = || {
+        let mut lending = control.manager().lending();
+        lending.pop().map_or(0, |(_, report)| report.spare.cpu.at(0))
+    };
+    let calls = async {
+        // Its first calls lend nothing: they show what it uses.
+        for _ in 0..60 {
+            let result;
+            (channel, result) = channel.call(nap, 0, &300u32.to_le_bytes()).await;
+            result.unwrap();
+        }
+    };
+    tokio::select! {
+        () = until("a report while it sleeps", || owned() > 0) => {}
+        () = calls => panic!("nothing of what it owned was reported"),
+    }
+    assert!(owned() <= 1_000, "it owns one core");
+    site.handle.shutdown().await;
     control.stop().await;
 }

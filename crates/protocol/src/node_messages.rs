@@ -38,6 +38,9 @@ pub enum NodeMessage {
         /// Harvesting on the node; absent while it is off.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         harvest: Option<Box<HarvestStatus>>,
+        /// What the node could lend now; absent while it lends nothing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pools: Option<Box<LendablePools>>,
     },
     /// Calls by duration since the node started, in the buckets of [`crate::durations::duration_bucket`].
     Durations {
@@ -108,6 +111,33 @@ pub enum NodeMessage {
     },
     /// Last message of a node that is stopped in order. It holds no leases and will not reconnect soon.
     Leaving,
+}
+
+/// What a node could lend to another call, for its placement. Only managers receive it: a tenant could learn from it what
+/// others leave idle.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct LendablePools {
+    /// Idle processor time that running calls own, by the time for which they are expected to run on. At most 16 steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cpu: Vec<PoolStep>,
+    /// Idle memory that running calls own. At most 16 steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<PoolStep>,
+    /// Thousandths of a core that no running call owns and nobody has borrowed.
+    #[serde(default)]
+    pub unowned_milli_cores: u64,
+    /// Bytes of memory that no running call owns and nobody has borrowed.
+    #[serde(default)]
+    pub unowned_bytes: u64,
+}
+
+/// So much of a resource is left for so long. Each step of a pool ends later than the one before, and has less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolStep {
+    /// The step ends this many microseconds after the message.
+    pub remaining_us: u64,
+    /// Thousandths of a core, or bytes.
+    pub units: u64,
 }
 
 /// Messages from manager to node.

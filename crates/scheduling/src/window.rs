@@ -54,6 +54,11 @@ impl Cost {
         self.mean_us = Some((mean_us * (WEIGHT - 1) + took_us) / WEIGHT);
     }
 
+    /// Mean duration in microseconds; `None` before the first execution has ended.
+    pub fn mean_us(&self) -> Option<u64> {
+        self.mean_us
+    }
+
     /// Expected duration of the next execution, in microseconds. It is long for an unknown function: the execution
     /// might take an hour, and calls behind it on the same worker would wait.
     pub fn expected_us(&self) -> u64 {

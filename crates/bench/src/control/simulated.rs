@@ -103,6 +103,7 @@ async fn live(socket: &mut WebSocketStream<Tls>, pace: Duration, number: u32, co
         free: CAPACITY,
         clock_ms: 0,
         harvest: None,
+        pools: None,
     };
     loop {
         let message = tokio::select! {
@@ -139,6 +140,7 @@ fn with_clock(message: &NodeMessage) -> NodeMessage {
             free: *free,
             clock_ms: now.map_or(0, |since| since.as_millis() as u64),
             harvest: None,
+            pools: None,
         },
         other => other.clone(),
     }

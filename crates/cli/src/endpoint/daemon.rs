@@ -73,6 +73,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         invitations: Some(invites(&manager, config.is_shared())),
         runtime_check: nodes::suits(&config),
         contents: Arc::new(contents.map_err(|error| error.0)?),
+        lending: nodes::lending(&manager),
         max_workers: config.max_workers(),
         idle: IDLE.min(config.blocks.idle),
     };

@@ -8,7 +8,8 @@ use std::time::Duration;
 use dayfly_client::Client;
 use dayfly_endpoint::blocks::{Site, SiteNode};
 use dayfly_endpoint::provider::{Local, Program, Provider, ProviderError};
-use dayfly_endpoint::{ElasticNodes, NodeLimits, RuntimeCheck};
+use dayfly_endpoint::{ElasticNodes, LendingNode, LendingNodes, NodeLimits, RuntimeCheck};
+use dayfly_manager::LendingReport;
 use dayfly_node::runtimes;
 use dayfly_protocol::api::{JoinToken, NodeState, NodeStatus};
 use dayfly_protocol::dispatch::FromDispatcher;
@@ -53,6 +54,18 @@ pub fn suits(config: &Config) -> RuntimeCheck {
     // Tasks of the owner may access all files.
     let sees_all = !config.is_shared();
     Box::new(move |runtime| runtimes::check_version(runtime, &pythons, |_| sees_all))
+}
+
+/// Returns what a manager's nodes could lend, for its dispatcher.
+pub fn lending(manager: &dayfly_manager::Handle) -> LendingNodes {
+    let manager = manager.clone();
+    let lending = move |(node, LendingReport { at, spare, unowned })| LendingNode {
+        node,
+        at,
+        spare,
+        unowned,
+    };
+    Box::new(move || manager.lending().into_iter().map(lending).collect())
 }
 
 /// Returns the interval of queries to the provider.
@@ -202,7 +215,10 @@ impl ElasticNodes for Lasting {
     fn nodes_lasting(&self, needed: Duration) -> Vec<NodeId> {
         let mut nodes = self.manager.nodes();
         nodes.retain(|node| node.state == NodeState::Up);
-        nodes.sort_by_key(|node| std::cmp::Reverse(node.free.workers));
+        // As for all warm leases: the emptiest first, and among those the nodes that could lend most.
+        let coverages = self.manager.coverages();
+        let coverage = |node: &NodeStatus| coverages.get(&node.address.id).copied().unwrap_or(0);
+        nodes.sort_by_key(|node| std::cmp::Reverse((node.free.workers, coverage(node))));
         let mut seen = self.seen();
         seen.workers = nodes.iter().map(|node| u32::from(node.capacity.workers)).sum();
         let of = |node: &NodeStatus| Some((node.address.id, node.address.name.rsplit_once('.')?.0.to_owned()));

@@ -332,6 +332,10 @@ impl LeaseDriver for GangDriver {
         self.running() == 0
     }
 
+    fn mean_us(&self, _: &Program) -> Option<u64> {
+        None
+    }
+
     fn running(&self) -> usize {
         self.state().running.iter().count()
     }

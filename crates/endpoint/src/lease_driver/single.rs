@@ -194,6 +194,10 @@ impl LeaseDriver for SingleDriver {
         accepts_more(self.workers().into(), calls.running.len(), calls.ahead_us, cost)
     }
 
+    fn mean_us(&self, program: &Program) -> Option<u64> {
+        self.calls().functions.get(&program.id)?.cost.mean_us()
+    }
+
     fn nodes(&self) -> Vec<NodeId> {
         vec![self.lease.node()]
     }

@@ -66,15 +66,22 @@ impl TaskQueue {
     /// Removes the next task for a driver whose node remains for `remaining`: the first that fits, unless the driver
     /// does not accept it.
     pub fn next_for(&mut self, driver: &dyn LeaseDriver, remaining: Option<Duration>) -> Option<Task> {
+        let at = self.position_for(driver, remaining)?;
+        self.waiting.remove(at)
+    }
+
+    /// The task that [`Self::next_for`] would remove.
+    pub fn peek_for(&self, driver: &dyn LeaseDriver, remaining: Option<Duration>) -> Option<&Task> {
+        self.waiting.get(self.position_for(driver, remaining)?)
+    }
+
+    fn position_for(&self, driver: &dyn LeaseDriver, remaining: Option<Duration>) -> Option<usize> {
         let fits = |task: &Task| {
             let needed = Duration::from_millis(task.assigned.walltime_ms.into());
             remaining.is_none_or(|remaining| needed < remaining)
         };
         let at = self.waiting.iter().take(MAX_EXAMINED).position(fits)?;
-        if !driver.accepts(&self.waiting.get(at)?.program) {
-            return None;
-        }
-        self.waiting.remove(at)
+        driver.accepts(&self.waiting.get(at)?.program).then_some(at)
     }
 
     /// Number of tasks that wait for a worker.

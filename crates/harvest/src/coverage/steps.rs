@@ -73,6 +73,17 @@ impl Steps {
         self.0.get(step).map_or(0, |step| step.units)
     }
 
+    /// The steps with at most `most` units at any time.
+    #[must_use]
+    pub fn at_most(&self, most: u64) -> Self {
+        let above = self.0.partition_point(|step| step.units > most);
+        let highest = self.0[..above].last().filter(|_| most > 0);
+        // Where the next step has as many units, the two are one.
+        let highest = highest.filter(|_| self.0.get(above).is_none_or(|next| next.units < most));
+        let highest = highest.map(|step| Step { units: most, ..*step });
+        Self(highest.into_iter().chain(self.0[above..].iter().copied()).collect())
+    }
+
     /// The steps `by_us` microseconds later.
     #[must_use]
     pub fn aged(&self, by_us: u64) -> Self {
@@ -309,6 +320,14 @@ mod tests {
             let merged = largest_below(steps.clone(), count);
             prop_assert!(merged.len() <= count);
             prop_assert_eq!(area(&merged, 0, u64::MAX, u64::MAX), largest_area(&steps, count));
+        }
+
+        #[test]
+        fn limited_steps_are_the_smaller_of_both(entries in entries(20), most in 0..150u64, after_us in 0..300u64) {
+            let steps = Steps::of_pool(0, entries);
+            let limited = steps.at_most(most);
+            prop_assert_eq!(limited.at(after_us), steps.at(after_us).min(most));
+            prop_assert_eq!(Steps::try_from(Vec::from(limited.clone())), Ok(limited));
         }
 
         #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::share::Shard;
 use super::{Heartbeat, MAX_WARM, Request};
 use crate::amount::{Amount, Resource};
-use crate::coverage::{Change, Forecast, Spare};
+use crate::coverage::{Claim, ExpectedPools};
 use crate::demand::{CallId, FunctionId};
 
 /// Time after a refusal in which a node gets no call as large as the refused one, unless something ends there or a
@@ -17,10 +17,7 @@ const REFUSAL_PAUSE_US: u64 = 100_000;
 pub(super) struct Placed {
     pub function: FunctionId,
     pub owned: Amount,
-    /// When it was placed.
-    at_us: u64,
-    borrows: Change,
-    lends: Change,
+    claim: Claim,
 }
 
 impl Placed {
@@ -28,15 +25,7 @@ impl Placed {
         Self {
             function: request.function,
             owned: request.owned,
-            at_us: now_us,
-            borrows: Change {
-                amount: request.want.extra,
-                until_us: now_us.saturating_add(request.want.duration_us),
-            },
-            lends: Change {
-                amount: request.lends,
-                until_us: now_us.saturating_add(request.lends_us),
-            },
+            claim: Claim::new(now_us, request.owned, &request.want).lending(request.lends, request.lends_us),
         }
     }
 }
@@ -62,18 +51,7 @@ pub(super) struct Node {
     sum: Sum,
     /// What is not reserved of the share.
     free: Amount,
-    spare: Spare,
-    /// What nobody owned and nobody had borrowed at the last heartbeat.
-    reported: Amount,
-    /// What is left of it for calls that come now.
-    unowned: Amount,
-    /// When `spare` was taken.
-    spare_us: u64,
-    /// Calls that the last heartbeat does not show yet.
-    recent: BTreeMap<CallId, Placed>,
-    /// Of `spare` and `recent`. Renewed when they change, so that a decision only reads.
-    forecast: Forecast,
-    cpu_weight_percent: u8,
+    pools: ExpectedPools<CallId>,
     /// Idle warm workers by function.
     warm: BTreeMap<FunctionId, u32>,
     /// The refused amount, and when it was refused.
@@ -90,13 +68,7 @@ impl Node {
             calls: 0,
             sum: Sum::default(),
             free: Amount::ZERO,
-            spare: Spare::default(),
-            reported: Amount::ZERO,
-            unowned: Amount::ZERO,
-            spare_us: 0,
-            recent: BTreeMap::new(),
-            forecast: Forecast::default().with_cpu_weight(cpu_weight_percent),
-            cpu_weight_percent,
+            pools: ExpectedPools::with_cpu_weight(cpu_weight_percent),
             warm: BTreeMap::new(),
             refusal: None,
         }
@@ -111,12 +83,8 @@ impl Node {
     pub fn report(&mut self, now_us: u64, heartbeat: &Heartbeat, transit_us: u64) {
         self.heartbeat_us = Some(heartbeat.at_us);
         let at_us = heartbeat.at_us.min(now_us);
-        self.spare_us = at_us;
-        self.spare.clone_from(&heartbeat.spare);
-        self.reported = heartbeat.unowned;
-        self.recent
-            .retain(|_, placed| placed.at_us.saturating_add(transit_us) > at_us);
-        self.renew_forecast();
+        self.pools
+            .report(at_us, &heartbeat.spare, heartbeat.unowned, transit_us);
         self.refusal = None;
         self.warm.clear();
         for function in heartbeat.warm.iter().take(MAX_WARM) {
@@ -129,8 +97,7 @@ impl Node {
         self.sum.milli_cores += u128::from(placed.owned.milli_cores);
         self.sum.memory_bytes += u128::from(placed.owned.memory_bytes);
         self.set_free();
-        self.recent.insert(call, *placed);
-        self.renew_forecast();
+        self.pools.add(call, placed.claim);
         if let Some(workers) = self.warm.get_mut(&placed.function) {
             *workers -= 1;
             if *workers == 0 {
@@ -144,9 +111,7 @@ impl Node {
         self.sum.milli_cores -= u128::from(placed.owned.milli_cores);
         self.sum.memory_bytes -= u128::from(placed.owned.memory_bytes);
         self.set_free();
-        if self.recent.remove(&call).is_some() {
-            self.renew_forecast();
-        }
+        self.pools.remove(&call);
     }
 
     /// A call ended by itself: its worker is warm now, and there is room for others.
@@ -191,29 +156,17 @@ impl Node {
     /// Demand coverage by all that the node could lend to this call: its pools, and what nobody owns once the call has
     /// what it owns. `None` if it is below `least`.
     pub fn coverage(&self, now_us: u64, request: &Request, least: f64) -> Option<f64> {
-        let beside = self.unowned - request.owned;
-        self.forecast.coverage_from(now_us, &request.want, beside, least)
+        self.pools.coverage_from(now_us, &request.want, request.owned, least)
     }
 
     /// Demand coverage by the pools alone. `None` if it is below `least`.
     pub fn pool_coverage(&self, now_us: u64, request: &Request, least: f64) -> Option<f64> {
-        self.forecast.coverage_from(now_us, &request.want, Amount::ZERO, least)
+        self.pools.pool_coverage_from(now_us, &request.want, least)
     }
 
     /// Whether an idle worker of this function is there.
     pub fn is_warm(&self, function: FunctionId) -> bool {
         self.warm.contains_key(&function)
-    }
-
-    fn renew_forecast(&mut self) {
-        let taken: Vec<Change> = self.recent.values().map(|placed| placed.borrows).collect();
-        let given: Vec<Change> = self.recent.values().map(|placed| placed.lends).collect();
-        self.forecast =
-            Forecast::new(self.spare_us, &self.spare, &taken, &given).with_cpu_weight(self.cpu_weight_percent);
-        self.unowned = self
-            .recent
-            .values()
-            .fold(self.reported, |left, placed| left - placed.owned);
     }
 
     fn has_refused(&self, now_us: u64, owned: &Amount) -> bool {

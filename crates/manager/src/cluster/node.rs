@@ -19,6 +19,7 @@ use dayfly_telemetry::traceparent;
 use tokio::sync::{mpsc, oneshot};
 
 use self::profiles::ProfileRequests;
+use super::pools::{LeaseDemand, NodePools};
 use super::{clock_ms, millis};
 
 /// Log a clock difference from here on. It is a tenth of what tokens tolerate.
@@ -84,6 +85,7 @@ pub struct Node {
     uncertain: HashSet<LeaseId>,
     sandboxes: Option<NodeSandboxes>,
     harvest: Option<Box<HarvestStatus>>,
+    pools: NodePools,
 }
 
 /// A node's description of itself when it registers.
@@ -132,6 +134,7 @@ impl Node {
             uncertain: HashSet::new(),
             sandboxes: None,
             harvest: None,
+            pools: NodePools::default(),
         }
     }
 
@@ -233,9 +236,10 @@ impl Node {
         self.uncertain.contains(lease)
     }
 
-    /// The node as placement sees it.
-    pub fn view(&self) -> View {
+    /// The node as the placement of a lease sees it. Without a demand, what the node could lend makes no difference.
+    pub fn view(&self, demand: Option<&LeaseDemand>) -> View {
         View {
+            coverage_percent: demand.map_or(0, |demand| self.pools.coverage_percent(demand)),
             node: self.address.id,
             up: self.accepts_leases(),
             capacity: self.capacity,
@@ -279,6 +283,16 @@ impl Node {
             *why = dayfly_protocol::text::line(why, MAX_HARVEST_WHY_BYTES);
         }
         self.harvest = status;
+    }
+
+    /// What it could lend, while it lends.
+    pub fn pools(&self) -> &NodePools {
+        &self.pools
+    }
+
+    /// What it could lend, while it lends.
+    pub fn pools_mut(&mut self) -> &mut NodePools {
+        &mut self.pools
     }
 
     /// Queues a message. Returns false if the node is not connected or its queue is full.
@@ -371,6 +385,7 @@ impl Node {
 
     /// Adds a lease to the free resources again.
     pub(super) fn give_back(&mut self, record: &LeaseRecord) {
+        self.pools.remove(&record.lease);
         let (cores, workers) = worker_places(record);
         self.free = Capacity {
             cores: self.free.cores.saturating_add(cores).min(self.capacity.cores),
@@ -386,6 +401,7 @@ impl Node {
 
     /// Subtracts a lease from the free resources.
     pub(super) fn take(&mut self, record: &LeaseRecord) {
+        self.pools.add(record);
         let (cores, workers) = worker_places(record);
         self.free = Capacity {
             cores: self.free.cores.saturating_sub(cores),

@@ -12,6 +12,7 @@ use dayfly_store::{LeaseRecord, NodeRecord};
 use tokio::sync::oneshot;
 
 use super::node::{Entry, Node, ReclaimReport, Reply};
+use super::pools::{LeaseDemand, LendingReport};
 
 /// Number of nodes in a sample for placement.
 pub(super) const SAMPLE: usize = 32;
@@ -91,11 +92,12 @@ impl Nodes {
         }
     }
 
-    /// Returns the views of all nodes for placement, or of the one that is named.
-    pub fn views(&self, only: Option<NodeId>) -> Vec<View> {
+    /// Returns the views of all nodes for the placement of a lease with this demand, or of the one that is named.
+    pub fn views(&self, only: Option<NodeId>, demand: Option<&LeaseDemand>) -> Vec<View> {
+        let view = |node: &Node| node.view(demand);
         match only {
-            Some(id) => self.by_id.get(&id).map(Node::view).into_iter().collect(),
-            None => self.in_order().map(|(_, node)| node.view()).collect(),
+            Some(id) => self.by_id.get(&id).map(view).into_iter().collect(),
+            None => self.in_order().map(|(_, node)| view(node)).collect(),
         }
     }
 
@@ -113,7 +115,7 @@ impl Nodes {
     /// Returns the views of a random sample of nodes. The best of a few nodes is nearly as good as the best of all (the
     /// power of d choices), at a cost that does not grow with their number. Returns `None` if all nodes are hardly more
     /// than a sample.
-    pub fn sample(&self, random: u64) -> Option<Vec<View>> {
+    pub fn sample(&self, random: u64, demand: Option<&LeaseDemand>) -> Option<Vec<View>> {
         let all = self.order.len();
         if all <= SAMPLE * 2 {
             return None;
@@ -124,11 +126,26 @@ impl Nodes {
             state = mix(state);
             let index = (u128::from(state) * all as u128) >> 64;
             let id = self.order.get(index as usize);
-            views.extend(id.and_then(|id| self.by_id.get(id)).map(Node::view));
+            views.extend(id.and_then(|id| self.by_id.get(id)).map(|node| node.view(demand)));
         }
         views.sort_by_key(|view| view.node);
         views.dedup_by_key(|view| view.node);
         Some(views)
+    }
+
+    /// Iterates over what the nodes that lend could lend, as they last reported it.
+    pub fn lending(&self) -> impl Iterator<Item = (NodeId, &LendingReport)> {
+        self.by_id
+            .iter()
+            .filter_map(|(id, node)| Some((*id, node.pools().last()?)))
+    }
+
+    /// Returns how much of what a lease with this demand may want each node that lends could lend, in hundredths.
+    pub fn coverages(&self, demand: &LeaseDemand) -> HashMap<NodeId, u8> {
+        let lending = self.by_id.values().filter(|node| node.pools().last().is_some());
+        lending
+            .map(|node| (node.address().id, node.pools().coverage_percent(demand)))
+            .collect()
     }
 
     /// Returns the free resources of all nodes in service, added up.

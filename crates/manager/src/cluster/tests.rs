@@ -46,11 +46,11 @@ fn cluster(nodes: u16) -> Cluster {
 #[test]
 fn samples_are_small_distinct_and_reach_every_node() {
     let few = cluster(2 * SAMPLE as u16);
-    assert!(few.nodes().sample(7).is_none(), "so few are all considered");
+    assert!(few.nodes().sample(7, None).is_none(), "so few are all considered");
     let cluster = cluster(1_000);
     let mut seen = BTreeSet::new();
     for random in 0..1_000 {
-        let sample = cluster.nodes().sample(random).unwrap();
+        let sample = cluster.nodes().sample(random, None).unwrap();
         let sample: Vec<NodeId> = sample.iter().map(|view| view.node).collect();
         let distinct: BTreeSet<NodeId> = sample.iter().copied().collect();
         assert_eq!(distinct.len(), sample.len());
@@ -58,7 +58,7 @@ fn samples_are_small_distinct_and_reach_every_node() {
         seen.extend(distinct);
     }
     assert_eq!(seen.len(), 1_000);
-    assert_eq!(cluster.nodes().views(None).len(), 1_000);
+    assert_eq!(cluster.nodes().views(None, None).len(), 1_000);
 }
 
 const OLD: [u8; 32] = [1; 32];

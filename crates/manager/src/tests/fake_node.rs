@@ -1,7 +1,7 @@
 //! A fake node: it connects to a real manager with a WebSocket over TLS, and behaves as a test chooses.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dayfly_lease::{Ledger, SigningKey, ledger::Resources};
@@ -10,7 +10,7 @@ use dayfly_protocol::api::{Capacity, Mode, NodeAddress};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use dayfly_protocol::node_api::HeldLease;
-use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
+use dayfly_protocol::node_messages::{LendablePools, ManagerMessage, NodeMessage};
 use dayfly_store::system::now_ms;
 use futures_util::{SinkExt, StreamExt};
 use rustls::pki_types::ServerName;
@@ -82,6 +82,8 @@ pub struct FakeNode {
     /// Messages of the manager. Offers and ends are responded to first.
     pub heard: mpsc::UnboundedReceiver<ManagerMessage>,
     pub say: mpsc::UnboundedSender<NodeMessage>,
+    /// What its heartbeats report that it could lend.
+    pub pools: Arc<Mutex<Option<LendablePools>>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -153,6 +155,8 @@ impl FakeNode {
         let (tell, heard) = mpsc::unbounded_channel();
         let (say, mut to_say) = mpsc::unbounded_channel();
         let held: HashSet<LeaseId> = held.iter().copied().collect();
+        let pools = Arc::<Mutex<Option<LendablePools>>>::default();
+        let reported = Arc::clone(&pools);
         let task = tokio::spawn(async move {
             let mut held = held;
             let mut beats = tokio::time::interval(heartbeat);
@@ -167,7 +171,13 @@ impl FakeNode {
                     }
                     Some(message) = to_say.recv() => send(&mut socket, &message).await,
                     _ = beats.tick(), if manner != Manner::Silent => {
-                        send(&mut socket, &NodeMessage::Heartbeat { free: books.free(), clock_ms: now_ms(), harvest: None }).await;
+                        let beat = NodeMessage::Heartbeat {
+                            free: books.free(),
+                            clock_ms: now_ms(),
+                            harvest: None,
+                            pools: reported.lock().unwrap().clone().map(Box::new),
+                        };
+                        send(&mut socket, &beat).await;
                     }
                 }
             }
@@ -179,6 +189,7 @@ impl FakeNode {
             signing_keys,
             heard,
             say,
+            pools,
             task,
         })
     }

@@ -11,6 +11,7 @@ use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LoanTerms};
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
 
+use super::pools::Pools;
 use super::recording::Recording;
 use super::totals::Totals;
 use super::worker::{MeasuredWorker, Others};
@@ -143,6 +144,9 @@ impl Driver {
                 self.sample();
                 self.remove_left();
                 due = now + WINDOW;
+                self.report_pools();
+            } else if self.calls.is_empty() {
+                self.report_pools();
             }
             self.report();
         }
@@ -354,7 +358,7 @@ impl Driver {
         let mut events = VecDeque::from([*event]);
         // What cannot be applied is an event itself. Each call is refused at most once for each resource.
         while let Some(event) = events.pop_front() {
-            let now_us = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let now_us = self.now_us();
             let actions = self.engine.handle(now_us, &event);
             let entry = Entry { now_us, event, actions };
             self.recording.take_if(|recording| !recording.add(&entry));
@@ -417,6 +421,16 @@ impl Driver {
             borrowed: sum.borrowed.saturating_add(worker.borrowed()),
             light: sum.light + u64::from(worker.is_light()),
         })
+    }
+
+    /// Reports what is lendable: once in a window, and when the last call has ended.
+    fn report_pools(&self) {
+        let pools = (self.mode == HarvestMode::On).then(|| Pools::of(&self.engine, self.now_us()));
+        self.node.set_pools(pools);
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     fn report(&self) {

@@ -24,6 +24,7 @@ fn heartbeat(mode: HarvestMode, why: Option<&str>) -> NodeMessage {
         free: ledger(2).free(),
         clock_ms: now_ms(),
         harvest: Some(Box::new(HarvestStatus::new(mode, why.map(str::to_owned)))),
+        pools: None,
     }
 }
 

@@ -221,7 +221,8 @@ impl Driver {
             owned: call.owned,
             lends: call.loans.lend,
             borrows_cpu: borrow.has_cpu(),
-            borrows_memory: borrow.has_memory(),
+            // No worker has a limit of memory of its own that a loan could raise.
+            borrows_memory: false,
             group: None,
         }));
     }

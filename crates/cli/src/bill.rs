@@ -322,8 +322,8 @@ fn heading(by: By) -> &'static str {
 
 fn csv(lines: &[Line], by: By) -> String {
     let heading = format!(
-        "{},payer,leases,calls,failures,computing_us,polling_us,allocated_us,allocation,computing,polling,total,\
-         borrowing,lent_core_us,borrowed_core_us,lent_mib_s,borrowed_mib_s",
+        "{},payer,leases,calls,failures,computing_us,polling_us,allocated_us,lent_core_us,borrowed_core_us,lent_mib_s,\
+         borrowed_mib_s,allocation,computing,polling,borrowing,total",
         heading(by)
     );
     // Ids, dates and most names contain no comma or quote. Only the name of a node may need quoting.
@@ -339,15 +339,15 @@ fn csv(lines: &[Line], by: By) -> String {
             line.computing_us,
             line.polling_us,
             line.allocated_us,
-            line.allocation,
-            line.computing,
-            line.polling,
-            line.total,
-            line.borrowing,
             line.lent_core_us,
             line.borrowed_core_us,
             line.lent_mib_s,
             line.borrowed_mib_s,
+            line.allocation,
+            line.computing,
+            line.polling,
+            line.borrowing,
+            line.total,
         ];
         let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
         let [what, tenant] = [&line.what, &line.tenant].map(|text| quoted(&output::plain(text)));
@@ -549,7 +549,7 @@ mod tests {
         );
         let text = csv(&gathered, By::Tenant);
         assert!(text.starts_with("tenant,payer,leases,"), "{text}");
-        assert!(text.ends_with(",0,5400000000,0,0,7372800"), "{text}");
+        assert!(text.contains(",5400000000,0,0,7372800,"), "{text}");
     }
 
     #[test]
@@ -596,6 +596,6 @@ mod tests {
         let names = BTreeMap::from([(NodeId([1; 16]), "rack \"7\", left".to_owned())]);
         let text = csv(&gather(&[line(1, "a", 5, 10)], By::Node, &names), By::Node);
         let row = text.lines().nth(1).unwrap();
-        assert_eq!(row, "\"rack \"\"7\"\", left\",a,1,2,0,0,0,0,0,10,0,10,0,0,0,0,0");
+        assert_eq!(row, "\"rack \"\"7\"\", left\",a,1,2,0,0,0,0,0,0,0,0,0,10,0,0,10");
     }
 }

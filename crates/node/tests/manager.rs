@@ -242,7 +242,7 @@ async fn warm_leases_go_to_the_node_that_lends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_part_of_a_running_call_reaches_the_manager() {
+async fn idle_part_of_call_reaches_manager() {
     let mut control = Control::start().await;
     let site = control.harvesting(HarvestMode::On).await;
     if let Some(why) = site.handle.status().harvest.why {

@@ -75,7 +75,7 @@ fn unowned_cores_count_beside_the_pools() {
 }
 
 #[test]
-fn small_calls_leave_a_share_whole_for_large_ones() {
+fn small_calls_leave_one_share_whole() {
     let options = SchedulerOptions {
         shard: Shard::new(0, 4).unwrap(),
         ..SchedulerOptions::default()

@@ -283,7 +283,7 @@ fn lending(owned: Amount) -> Lending {
 }
 
 #[test]
-fn report_of_short_calls_says_that_they_are_left_alone() {
+fn short_calls_are_reported_as_left_alone() {
     let mut profiles = Profiles::default();
     for _ in 0..30 {
         profiles.learn(FUNCTION, sample(500, 100 << 20, 5_000));
@@ -296,7 +296,7 @@ fn report_of_short_calls_says_that_they_are_left_alone() {
 }
 
 #[test]
-fn report_of_watching_node_says_what_would_be_lent() {
+fn watching_node_reports_what_would_be_lent() {
     let mut profiles = Profiles::default();
     for _ in 0..30 {
         profiles.learn(FUNCTION, sample(0, 1, 1_000_000));

@@ -116,12 +116,7 @@ impl Node {
             capacity: record.capacity,
             epoch: record.epoch,
             owner: record.manager,
-            free: Capacity {
-                cores: 0,
-                memory_bytes: 0,
-                workers: 0,
-                gpus: 0,
-            },
+            free: Capacity::default(),
             session: None,
             has_left: false,
             is_reclaimed: record.reclaimed,

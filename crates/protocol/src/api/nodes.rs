@@ -33,7 +33,7 @@ pub const MAX_FABRICS: usize = 16;
 pub const MAX_FABRIC_NAME: usize = 64;
 
 /// Resources of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Capacity {
     /// Cores that leases may use.
     pub cores: u16,

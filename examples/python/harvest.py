@@ -7,6 +7,7 @@ the other half and could use all. First the node only watches, then it lends. It
 """
 
 import argparse
+import math
 import os
 import statistics
 import threading
@@ -139,36 +140,51 @@ def line(points, column, width, height, most):
     return " ".join(f"{point[0] / end * width:.1f},{height - point[column] / most * height:.1f}" for point in points)
 
 
-def picture(results, rows):
-    """The median times of each case as bars, and the node's cores over time below them."""
-    width, height, parts = 640, 180, []
+def bars(results):
+    """The median times of each case."""
     longest = max(seconds for found in results.values() for both in found.values() for seconds in both)
-    colors = {"watch": "#8a94a6", "on": "#1f77b4"}
+    parts = ['<text x="20" y="18">Median time of a call without lending (gray) and with it (blue)</text>']
     for number, case in enumerate(CASES):
         for kind, name in enumerate(("pages", "keys")):
-            for side, mode in enumerate(("watch", "on")):
+            left = 20 + number * 215 + kind * 100
+            for side, (mode, color) in enumerate((("watch", "#8a94a6"), ("on", "#1f77b4"))):
                 seconds = results[mode][case][kind]
-                x, tall = 20 + number * 210 + kind * 95 + side * 40, seconds / longest * 130
-                parts.append(
-                    f'<rect x="{x}" y="{150 - tall:.1f}" width="36" height="{tall:.1f}" fill="{colors[mode]}"/>'
-                )
-                parts.append(f'<text x="{x + 18}" y="{145 - tall:.1f}" text-anchor="middle">{seconds:.2f} s</text>')
-            parts.append(f'<text x="{x - 2}" y="165" text-anchor="middle">{name}</text>')
-        parts.append(f'<text x="{100 + number * 210}" y="185" text-anchor="middle">{case}</text>')
-    parts.append('<text x="20" y="15">Median time of a call. Gray: without lending. Blue: with it.</text>')
+                x, tall = left + side * 44, seconds / longest * 100
+                parts.append(f'<rect x="{x}" y="{150 - tall:.1f}" width="40" height="{tall:.1f}" fill="{color}"/>')
+                parts.append(f'<text x="{x + 20}" y="{145 - tall:.1f}" text-anchor="middle">{seconds:.2f} s</text>')
+            parts.append(f'<text x="{left + 42}" y="166" text-anchor="middle">{name}</text>')
+        parts.append(f'<text x="{112 + number * 215}" y="186" text-anchor="middle">{case}</text>')
+    return parts
+
+
+def timeline(points, width, height):
+    """What the node's calls owned, used and borrowed while it lent."""
+    most = math.ceil(max(max(point[1:]) for point in points)) or 1
+    parts = [
+        '<text x="20" y="222">Cores of running calls while the node lends: owned (gray), used (green), '
+        "borrowed (blue)</text>",
+        '<g transform="translate(45,240)">',
+    ]
+    for cores in range(most + 1):
+        y = height - cores / most * height
+        parts.append(f'<line x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
+        parts.append(f'<text x="-8" y="{y + 4:.1f}" text-anchor="end">{cores}</text>')
+    for column, color in ((1, "#8a94a6"), (2, "#2ca02c"), (3, "#1f77b4")):
+        path = line(points, column, width, height, most)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+    parts.append(f'<text y="{height + 20}">0 s</text>')
+    parts.append(f'<text x="{width}" y="{height + 20}" text-anchor="end">{points[-1][0]:.0f} s</text></g>')
+    return parts
+
+
+def picture(results, rows):
+    """Both drawings."""
+    parts = bars(results)
     if points := rates(rows):
-        most = max(max(point[1:]) for point in points) or 1
-        parts.append(
-            '<g transform="translate(20,230)"><text y="-8">Cores: owned (gray), used (green), borrowed (blue)</text>'
-        )
-        for column, color in ((1, "#8a94a6"), (2, "#2ca02c"), (3, "#1f77b4")):
-            path = line(points, column, width - 40, height - 40, most)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
-        end = f'x="{width - 40}" y="{height - 22}" text-anchor="end"'
-        parts.append(f'<text y="{height - 22}">0 s</text><text {end}>{points[-1][0]:.0f} s</text></g>')
+        parts += timeline(points, 600, 130)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 420" font-family="sans-serif" font-size="12">'
-        f'<rect width="{width}" height="420" fill="white"/>{"".join(parts)}</svg>'
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 665 410" font-family="sans-serif" font-size="12">'
+        f'<rect width="665" height="410" fill="white"/>{"".join(parts)}</svg>'
     )
 
 

@@ -17,7 +17,7 @@ pub struct LoanArguments {
         hide_possible_values = true
     )]
     lend: bool,
-    /// What such calls may borrow; one that borrows memory may be ended when its owner needs it
+    /// What such calls may borrow; nodes lend no memory yet
     #[arg(long, value_name = "WHAT", default_value = "cpu", value_parser = borrow())]
     borrow: Borrow,
 }

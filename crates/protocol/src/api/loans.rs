@@ -65,7 +65,7 @@ pub struct LoanUsage {
     /// Memory that its calls had of others, in MiB times seconds.
     pub borrowed_mib_s: u64,
     /// Time that its calls waited for processor time that they own, while they lent, in microseconds. It is no part of
-    /// [`computing_us`](super::Usage::computing_us).
+    /// `computing_us`.
     pub waited_us: u64,
 }
 

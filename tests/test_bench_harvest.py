@@ -35,12 +35,14 @@ def measured(*options: str) -> Any:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is no second core to lend")
     command = [program(), "bench", "harvest", "--python", sys.executable, "--force", "--rounds", "1", "--bursts", "2"]
-    found = run(*command, *options, env=clean_environment(), check=False, timeout=110)
-    if "This machine lends nothing" in found.stderr:
-        pytest.skip(found.stderr)
+    found = run(*command, *options, env=clean_environment(), check=False, timeout=220)
+    for why in ("This machine lends nothing", "the machine is too busy to measure"):
+        if why in found.stderr:
+            pytest.skip(why)
     return found
 
 
+@pytest.mark.timeout(240)
 def test_lender_and_borrower_are_measured() -> None:
     found = measured("--only", "upload", "--only", "dynamic_html", "--json")
     assert found.returncode == 0, found.stderr

@@ -358,7 +358,7 @@ def measure_return(pair: Pair, rounds: int, note: Callable[[str], None]) -> dict
     Without lending, it does not have it at once either, as other processes run beside it.
     """
     backs: dict[str, list[float]] = {"on": [], "watch": []}
-    recalls = []
+    recalls: list[float] = []
     with repeated(pair.borrow):
         for number in range(2 * rounds * MAX_TRIES):
             if number % 2 == 0 and len(recalls) >= rounds:

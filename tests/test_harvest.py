@@ -145,7 +145,8 @@ def test_call_borrows_a_core_that_nobody_uses(start: Callable[..., Daemon], sand
         assert groups.read_text().strip() in ("-1", "100000", "200000"), groups
 
 
-BOUND = """
+#: A function that would use two cores.
+FORKING = """
     import time
     import dayfly
 
@@ -162,7 +163,11 @@ BOUND = """
         helper.start()
         compute()
         helper.join()
+"""
 
+BOUND = (
+    FORKING
+    + """
     with dayfly.connect() as client:
         try:
             client.lease(mode="warm", borrow="gpu")
@@ -176,6 +181,7 @@ BOUND = """
             for _ in range(4):
                 executor.submit(wide, 0.3).result()
 """
+)
 
 
 def test_calls_follow_the_terms_of_their_lease(start: Callable[..., Daemon]) -> None:
@@ -197,29 +203,16 @@ def borrowed_on_bill(site: Daemon) -> int:
     return sum(line.get("loans", {}).get("borrowed_core_us", 0) for line in site.cli("bill"))
 
 
-HANGING = """
-    import time
-    import dayfly
-
-    def wide(seconds):
-        import multiprocessing
-
-        def compute():
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                pass
-
-        helper = multiprocessing.get_context("fork").Process(target=compute)
-        helper.start()
-        compute()
-        helper.join()
-
+HANGING = (
+    FORKING
+    + """
     with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
         for _ in range(3):
             lease.call(wide, 0.2)
         print("wide", flush=True)
         lease.call(wide, 60)
 """
+)
 
 
 def test_operator_switches_a_running_node(start: Callable[..., Daemon]) -> None:

@@ -448,20 +448,6 @@ fn refused(id: TaskId, error: &Error) -> TaskOutcome {
     }
 }
 
-/// Percent-encodes a tag or a name for a path of the manager's API.
-pub fn encoded(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-    text.bytes()
-        .map(|byte| {
-            if plain(byte) {
-                char::from(byte).to_string()
-            } else {
-                format!("%{byte:02X}")
-            }
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;

@@ -73,7 +73,7 @@ pub struct Want {
 }
 
 impl Want {
-    /// What to take for a call of which nothing is known: one more core for one second.
+    /// Assumed for a call about which nothing is known: one more core for one second.
     pub const NOMINAL: Self = Self {
         extra: Amount::new(1_000, 0),
         duration_us: 1_000_000,

@@ -67,7 +67,7 @@ pub struct Cost {
     pub computing: u64,
     /// Cost of polling: Ch th.
     pub polling: u64,
-    /// Cost of what was borrowed.
+    /// Cost of borrowed resources.
     pub borrowing: u64,
 }
 

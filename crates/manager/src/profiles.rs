@@ -8,7 +8,7 @@ use dayfly_protocol::executor::LoadFunction;
 use dayfly_protocol::functions::FunctionStatus;
 use dayfly_protocol::ids::TenantId;
 use dayfly_protocol::node_messages::ManagerMessage;
-use dayfly_protocol::text;
+use dayfly_protocol::text::{self, encoded};
 use futures_util::future::join_all;
 
 use crate::cluster::AskedNode;
@@ -152,13 +152,4 @@ fn nothing_learnt(wanted: &str, nodes: &[NodeStatus]) -> Failure {
         },
     };
     Failure::new(Code::NotFound, text)
-}
-
-/// The text as one segment of a path.
-fn encoded(text: &str) -> String {
-    let byte = |byte: u8| match byte.is_ascii_alphanumeric() {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02X}"),
-    };
-    text.bytes().map(byte).collect()
 }

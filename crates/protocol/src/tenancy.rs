@@ -230,7 +230,7 @@ pub struct BillLine {
     pub computing: u64,
     /// Cost of polling: Ch th.
     pub polling: u64,
-    /// Cost of what was borrowed.
+    /// Cost of borrowed resources.
     #[serde(default, skip_serializing_if = "is_default")]
     pub borrowing: u64,
     /// Total cost: C, with that of loans.

@@ -28,6 +28,20 @@ pub fn is_unsafe(c: char) -> bool {
         )
 }
 
+/// Percent-encodes a tag or a name for a path of the manager's API.
+pub fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+    text.bytes()
+        .map(|byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
+        .collect()
+}
+
 /// Returns the text as one line of at most `max_bytes` bytes. Escapes unsafe characters and omits the middle of a
 /// longer text.
 pub fn line(text: &str, max_bytes: usize) -> String {

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dayfly._bench_tasks import quantile
+
 if TYPE_CHECKING:
     import dayfly
 
@@ -120,7 +122,7 @@ def sudden(number: int) -> Callable[..., Any]:
 
 
 def back_ms(points: list[tuple[float, float]]) -> float:
-    """Returns the milliseconds until a call had its core: the begin of the first window of which it got its share."""
+    """Returns the milliseconds until a call had its core: the start of the first window in which it got its share."""
     for at, (begin, used) in enumerate(points):
         for end, used_then in points[at:]:
             if end - begin >= BACK_S:
@@ -128,12 +130,6 @@ def back_ms(points: list[tuple[float, float]]) -> float:
                     return begin * 1e3
                 break
     return points[-1][0] * 1e3
-
-
-def quantile(samples: list[float], part: float) -> float:
-    """Returns the smallest sample that at least this part of the samples does not exceed; 0 of none."""
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
 
 def used_s(pid: int) -> float:

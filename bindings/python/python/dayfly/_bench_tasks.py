@@ -83,9 +83,9 @@ def arguments(size: int) -> Callable[[], bytes]:
 
 
 def quantile(samples: list[float], part: float) -> float:
-    """Returns the smallest sample that at least this part of the samples does not exceed."""
+    """Returns the smallest sample that at least this part of the samples does not exceed; 0 without samples."""
     ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
 
 class Parsl:

@@ -6,8 +6,9 @@ use std::time::Duration;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::TaskId;
 use dayfly_protocol::tasks::{MAX_WAIT_MS, Outcomes, TaskOutcome};
+use dayfly_protocol::text::encoded;
 
-use super::{Inner, RETRY, State, encoded, wait};
+use super::{Inner, RETRY, State, wait};
 use crate::Error;
 
 /// Most outcomes that are read one by one, because following a tag from its beginning may take long.

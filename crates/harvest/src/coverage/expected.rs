@@ -58,7 +58,6 @@ pub struct ExpectedPools<K> {
     recent: BTreeMap<K, Claim>,
     /// Of `spare` and `recent`. Renewed when they change, so that a decision only reads.
     forecast: Forecast,
-    cpu_weight_percent: u8,
 }
 
 impl<K> Default for ExpectedPools<K> {
@@ -68,7 +67,7 @@ impl<K> Default for ExpectedPools<K> {
 }
 
 impl<K> ExpectedPools<K> {
-    /// Pools of which nothing is reported yet. The coverage of processor time counts `percent` in that of a call.
+    /// Pools before the first report. The coverage of processor time counts `percent` in that of a call.
     pub fn with_cpu_weight(percent: u8) -> Self {
         Self {
             spare: Spare::default(),
@@ -77,7 +76,6 @@ impl<K> ExpectedPools<K> {
             unowned: Amount::ZERO,
             recent: BTreeMap::new(),
             forecast: Forecast::default().with_cpu_weight(percent),
-            cpu_weight_percent: percent,
         }
     }
 }
@@ -127,7 +125,7 @@ impl<K: Ord> ExpectedPools<K> {
     /// that wants one resource only, and 0 for a call that wants nothing. Rounded, so that nodes that are about as good
     /// are equal.
     pub fn gain_percent(&self, now_us: u64, want: &Want, owned: Amount) -> u8 {
-        let without = Forecast::default().with_cpu_weight(self.cpu_weight_percent);
+        let without = Forecast::default().with_cpu_weight(self.forecast.cpu_weight());
         let nothing = without.coverage(now_us, want, Amount::ZERO);
         if nothing >= 1.0 {
             return 0;
@@ -141,7 +139,7 @@ impl<K: Ord> ExpectedPools<K> {
         let taken: Vec<Change> = self.recent.values().map(|claim| claim.borrows).collect();
         let given: Vec<Change> = self.recent.values().map(|claim| claim.lends).collect();
         let forecast = Forecast::new(self.spare_us, &self.spare, &taken, &given);
-        self.forecast = forecast.with_cpu_weight(self.cpu_weight_percent);
+        self.forecast = forecast.with_cpu_weight(self.forecast.cpu_weight());
         let owned = self.recent.values().map(|claim| claim.owned);
         self.unowned = owned.fold(self.reported, |left, owned| left - owned);
     }

@@ -59,6 +59,11 @@ impl Forecast {
         self
     }
 
+    /// The weight of processor time, in percent.
+    pub(super) fn cpu_weight(&self) -> u8 {
+        self.cpu_percent
+    }
+
     /// Demand coverage of a call that begins at `now_us`, between 0 and 1. It is 1 where nothing is wanted. `beside` is what
     /// the node can lend beside its pools, with no known end.
     pub fn coverage(&self, now_us: u64, want: &Want, beside: Amount) -> f64 {

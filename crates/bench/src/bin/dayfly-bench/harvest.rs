@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::Write as _;
 use std::time::Duration;
 
 use dayfly_bench::busy::{Noise, Watch};
@@ -110,8 +109,7 @@ pub fn run(options: &HarvestArguments) -> Result<HarvestReport, Failure> {
     };
     let dir = tempfile::tempdir().map_err(unwritable)?;
     let functions = dir.path().join("harvest_functions.py");
-    let written = std::fs::File::create(&functions).and_then(|mut file| file.write_all(FUNCTIONS.as_bytes()));
-    written.map_err(unwritable)?;
+    std::fs::write(&functions, FUNCTIONS).map_err(unwritable)?;
     let mut command = python(&options.python, "harvest");
     command.arg("--functions").arg(&functions);
     for (name, value) in [("--rounds", options.rounds), ("--bursts", options.bursts)] {

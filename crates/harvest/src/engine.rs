@@ -155,17 +155,26 @@ impl Engine {
 
     /// What a running call owns, uses, lends and borrows.
     pub fn view(&self, call: CallId) -> Option<LoanView> {
-        let lent = |from: &Call, resource| {
-            let idle = self.pools[index(resource)].idle_of(call);
-            from.offered.get(resource).saturating_sub(idle)
-        };
+        let lent = |resource| self.lent_by(call, resource);
         self.calls.get(&call).map(|call| LoanView {
             owned: call.owned,
             used: call.used,
             offered: call.offered,
-            lent: Amount::new(lent(call, Resource::Cpu), lent(call, Resource::Memory)),
+            lent: Amount::new(lent(Resource::Cpu), lent(Resource::Memory)),
             borrowed: call.borrowed,
         })
+    }
+
+    /// Running calls whose processor time others have.
+    pub fn lenders(&self) -> impl Iterator<Item = CallId> {
+        let has_loans = |id: &CallId| self.lent_by(*id, Resource::Cpu) > 0;
+        self.calls.keys().copied().filter(has_loans)
+    }
+
+    /// Whether the safeguard would take back what a lender lent if it used this many thousandths of a core in a window.
+    pub fn would_recall(&self, lender: CallId, milli_cores: u64) -> bool {
+        let call = self.calls.get(&lender);
+        call.is_some_and(|call| self.rules.exceeds(call.kept(Resource::Cpu), milli_cores))
     }
 
     /// Number of running calls.

@@ -1,5 +1,6 @@
 //! What the engine knows about a running call.
 
+use super::lending::Waiting;
 use super::{Begin, Group, index};
 use crate::amount::{Amount, Resource};
 use crate::demand::{Demand, Features, FunctionId, Sample, TenantId, is_bound};
@@ -30,6 +31,8 @@ pub(super) struct Call {
     pub measured_us: u64,
     /// Units that it borrowed and did not use in the last window.
     pub unused: Amount,
+    /// What the safeguard knows about its waiting.
+    pub waiting: Waiting,
     features: Features,
     begun_us: u64,
     peak: Amount,
@@ -56,6 +59,7 @@ impl Call {
             is_measured: false,
             measured_us: now_us,
             unused: Amount::ZERO,
+            waiting: Waiting::default(),
             features: begin.features,
             begun_us: now_us,
             peak: Amount::ZERO,

@@ -6,6 +6,21 @@ use crate::demand::{CallId, Demand};
 
 /// Windows without a measurement after which a lender gets everything back.
 const MAX_LATE_WINDOWS: u64 = 3;
+/// How often a call may lend again after it waited.
+const MAX_TRIALS: u8 = 3;
+
+/// How long a lender waits for processors, with its loans and without them.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Waiting {
+    /// Its waiting in the last window in which nobody had its units, in millionths.
+    background_ppm: u32,
+    /// Whether somebody had its units at the end of the last window.
+    had_loans: bool,
+    /// Whether it lost its loans since it waited, and its next window shows if they were the cause.
+    is_on_trial: bool,
+    /// How often it was allowed to lend again.
+    trials: u8,
+}
 
 impl Engine {
     /// Puts what a call is not expected to use into the pools.
@@ -86,19 +101,25 @@ impl Engine {
         self.fit_loans();
     }
 
-    /// The safeguard: a lender that uses nearly all that it kept, or waits for a processor, gets everything back.
+    /// The safeguard: a lender that uses nearly all that it kept, or waits for a processor longer than it would without
+    /// its loans, gets everything back.
     pub(super) fn guard(&mut self, id: CallId, waiting_ppm: u32) {
+        self.compare_waiting(id, waiting_ppm);
         for resource in Resource::ALL {
+            let has_loans = self.lent_by(id, resource) > 0;
             let Some(call) = self.calls.get_mut(&id) else { return };
             if call.offered.get(resource) == 0 {
                 continue;
             }
-            let waits = resource == Resource::Cpu && waiting_ppm > self.rules.max_waiting_ppm;
-            if !waits && !self.rules.exceeds(call.kept(resource), call.used.get(resource)) {
+            let max_ppm = self.rules.max_waiting_ppm.saturating_add(call.waiting.background_ppm);
+            let waits = resource == Resource::Cpu && has_loans && waiting_ppm > max_ppm;
+            let exceeds = self.rules.exceeds(call.kept(resource), call.used.get(resource));
+            if !waits && !exceeds {
                 continue;
             }
-            // It was predicted wrongly, so it does not lend again.
+            // If it was predicted wrongly, it does not lend again.
             call.may_lend[index(resource)] = false;
+            call.waiting.is_on_trial |= waits && !exceeds;
             let function = call.function;
             self.counts.safeguards += 1;
             if resource == Resource::Memory {
@@ -106,6 +127,33 @@ impl Engine {
             }
             self.recall(id, resource);
         }
+        let has_loans = self.lent_by(id, Resource::Cpu) > 0;
+        if let Some(call) = self.calls.get_mut(&id) {
+            call.waiting.had_loans = has_loans;
+        }
+    }
+
+    /// Notes how long a call waits while nobody has its units. Other processes of the machine make it wait, too. If it
+    /// lost its loans since it waited and waits on without them, they were not the cause, and it lends again.
+    fn compare_waiting(&mut self, id: CallId, waiting_ppm: u32) {
+        let has_loans = self.lent_by(id, Resource::Cpu) > 0;
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        if has_loans || call.waiting.had_loans {
+            return;
+        }
+        call.waiting.background_ppm = waiting_ppm;
+        let was_on_trial = std::mem::take(&mut call.waiting.is_on_trial);
+        if was_on_trial && waiting_ppm > self.rules.max_waiting_ppm && call.waiting.trials < MAX_TRIALS {
+            call.waiting.trials += 1;
+            call.may_lend[index(Resource::Cpu)] = true;
+            self.offer(id);
+        }
+    }
+
+    /// Units of a call that borrowers have.
+    pub(super) fn lent_by(&self, id: CallId, resource: Resource) -> u64 {
+        let offered = self.calls.get(&id).map_or(0, |call| call.offered.get(resource));
+        offered.saturating_sub(self.pools[index(resource)].idle_of(id))
     }
 
     /// Returns everything to lenders that were not measured for too long, as when the node was suspended.

@@ -171,6 +171,34 @@ fn lender_that_waits_gets_everything_back() {
     engine.handle(0, &Event::Begin(begin(1, 10, FOUR)));
     engine.handle(0, &Event::Begin(begin(2, 30, ONE)));
     assert_eq!(engine.handle(100_000, &waiting(1, 100, 20_001)), [limit(2, 1_000)]);
+    assert_eq!(engine.handle(200_000, &waiting(1, 100, 20_000)), [], "the loan was why");
+    assert_eq!(engine.handle(300_000, &waiting(1, 100, 900_000)), []);
+}
+
+#[test]
+fn lender_that_waits_without_loans_lends_again() {
+    let mut engine = engine(between_calls());
+    engine.handle(0, &Event::Begin(begin(1, 10, FOUR)));
+    // Nobody has its units.
+    assert_eq!(engine.handle(50_000, &waiting(1, 100, 10_000)), []);
+    assert_eq!(
+        engine.handle(60_000, &Event::Begin(begin(2, 30, ONE))),
+        [limit(2, 3_000)]
+    );
+    assert_eq!(engine.handle(150_000, &waiting(1, 100, 30_000)), [], "2 % more");
+    assert_eq!(engine.handle(250_000, &waiting(1, 100, 30_001)), [limit(2, 1_000)]);
+    assert_eq!(engine.handle(350_000, &waiting(1, 100, 50_000)), [limit(2, 3_000)]);
+    assert_eq!(engine.handle(450_000, &waiting(1, 100, 70_000)), [], "2 % more");
+    // Three times, then no more.
+    for (window, share) in [(6, 70_000), (8, 90_000)] {
+        let at = window * 100_000;
+        assert_eq!(engine.handle(at, &waiting(1, 100, share + 1)), [limit(2, 1_000)]);
+        let next = engine.handle(at + 100_000, &waiting(1, 100, share));
+        assert_eq!(next, [limit(2, 3_000)]);
+    }
+    assert_eq!(engine.handle(1_000_000, &waiting(1, 100, 200_000)), [limit(2, 1_000)]);
+    assert_eq!(engine.handle(1_100_000, &waiting(1, 100, 200_000)), []);
+    assert_eq!(engine.counts().safeguards, 4);
 }
 
 #[test]

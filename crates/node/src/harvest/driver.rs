@@ -124,12 +124,14 @@ impl Driver {
     /// Runs until [`Note::Stop`]. While no call is measured, it sleeps.
     pub fn run(mut self, inbox: &mpsc::Receiver<Note>) {
         let mut due = Instant::now();
+        let mut has_checked = false;
         loop {
             let note = if self.calls.is_empty() && self.leaving.is_empty() {
-                due = Instant::now() + WINDOW;
+                (due, has_checked) = (Instant::now() + WINDOW, false);
                 inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
-                inbox.recv_timeout(due.saturating_duration_since(Instant::now()))
+                let next = if has_checked { due } else { due - WINDOW / 2 };
+                inbox.recv_timeout(next.saturating_duration_since(Instant::now()))
             };
             match note {
                 Ok(Note::Stop) | Err(RecvTimeoutError::Disconnected) => break,
@@ -143,10 +145,13 @@ impl Driver {
                 }
                 self.sample();
                 self.remove_left();
-                due = now + WINDOW;
+                (due, has_checked) = (now + WINDOW, false);
                 self.report_pools();
             } else if self.calls.is_empty() {
                 self.report_pools();
+            } else if !has_checked && now >= due - WINDOW / 2 {
+                self.check_lenders();
+                has_checked = true;
             }
             self.report();
         }
@@ -314,6 +319,26 @@ impl Driver {
         self.handle(&Event::Tick);
         if let Some(recording) = &mut self.recording {
             recording.flush();
+        }
+    }
+
+    /// In the middle of a window: measures lenders that already use more than they kept, so that they wait for half a
+    /// window at most.
+    fn check_lenders(&mut self) {
+        let lenders: Vec<WorkerKey> = self
+            .engine
+            .lenders()
+            .filter_map(|call| self.calls.get(&call).copied())
+            .collect();
+        for key in lenders {
+            let Some(worker) = self.workers.get_mut(&key) else {
+                continue;
+            };
+            match worker.milli_cores() {
+                Ok(Some((call, milli_cores))) if self.engine.would_recall(call, milli_cores) => self.measure(key),
+                Ok(_) => {}
+                Err(error) => self.lose(key, &error),
+            }
         }
     }
 

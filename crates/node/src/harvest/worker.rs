@@ -224,6 +224,16 @@ impl MeasuredWorker {
         self.call.take().map(|call| call.id)
     }
 
+    /// The processor time, in thousandths of a core, that the running call has used since the last window. `None` without
+    /// a call, and for a very short window.
+    pub fn milli_cores(&self) -> Result<Option<(CallId, u64)>, GroupError> {
+        let Some(call) = self.call.as_ref().filter(|call| call.at.elapsed() >= MIN_WINDOW) else {
+            return Ok(None);
+        };
+        let cpu_ns = self.group.read_cpu()?;
+        Ok(Some((call.id, milli_cores(&call.last, cpu_ns, call.at.elapsed()))))
+    }
+
     /// What the running call used since the last window. `None` without a call, and for a very short window.
     pub fn measure(&mut self) -> Result<Option<(CallId, Window)>, GroupError> {
         let Some(call) = &mut self.call else { return Ok(None) };
@@ -240,8 +250,6 @@ impl MeasuredWorker {
 
 /// The use between two readings.
 fn window(before: &Reading, after: &Reading, length: Duration) -> Window {
-    let length_ns = length.as_nanos().max(1);
-    let share = |ns: u64, scale: u128| u64::try_from(u128::from(ns) * scale / length_ns).unwrap_or(u64::MAX);
     let waited = match (before.waiting_ns, after.waiting_ns) {
         (Some(before), Some(after)) => after.saturating_sub(before),
         // No record: only its use speaks for it.
@@ -249,12 +257,19 @@ fn window(before: &Reading, after: &Reading, length: Duration) -> Window {
     };
     Window {
         length,
-        used: Amount::new(
-            share(after.cpu_ns.saturating_sub(before.cpu_ns), 1_000),
-            after.memory_peak_bytes,
-        ),
-        waiting_ppm: share(waited, 1_000_000).min(1_000_000) as u32,
+        used: Amount::new(milli_cores(before, after.cpu_ns, length), after.memory_peak_bytes),
+        waiting_ppm: share(waited, 1_000_000, length).min(1_000_000) as u32,
     }
+}
+
+/// The mean use of processors since a reading, in thousandths of a core.
+fn milli_cores(before: &Reading, cpu_ns: u64, length: Duration) -> u64 {
+    share(cpu_ns.saturating_sub(before.cpu_ns), 1_000, length)
+}
+
+/// A part of a time, where all of it is `scale`.
+fn share(ns: u64, scale: u128, length: Duration) -> u64 {
+    u64::try_from(u128::from(ns) * scale / length.as_nanos().max(1)).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -145,6 +145,13 @@ impl WorkerGroup {
         Ok(reading)
     }
 
+    /// The processor time that it has used, in nanoseconds.
+    pub fn read_cpu(&self) -> Result<u64, GroupError> {
+        let mut reading = Reading::default();
+        self.cpu.read(&mut reading)?;
+        Ok(reading.cpu_ns)
+    }
+
     /// Limits its processor time to thousandths of a core, at least 10; 0 removes the limit.
     pub fn limit_cpu(&self, milli_cores: u64) -> Result<(), GroupError> {
         limit_cpu_of(&self.parts, milli_cores)

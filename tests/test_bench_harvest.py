@@ -54,6 +54,9 @@ def test_lender_and_borrower_are_measured() -> None:
     assert report["recall_ms"] > 0
     assert report["borrower_gain"] > 0.2
     assert report["overhead_calls"] > 0
+    assert report["simulated"]["calls"] > 40, report
+    assert report["simulated"]["live_p99_s"] > 0
+    assert 0.5 < report["simulated"]["completion_ratio"] < 2
     assert report["noise"]["cores"] == len(os.sched_getaffinity(0))
 
 

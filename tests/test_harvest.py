@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -203,18 +204,6 @@ def borrowed_on_bill(site: Daemon) -> int:
     return sum(line.get("loans", {}).get("borrowed_core_us", 0) for line in site.cli("bill"))
 
 
-HANGING = (
-    FORKING
-    + """
-    with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
-        for _ in range(3):
-            lease.call(wide, 0.2)
-        print("wide", flush=True)
-        lease.call(wide, 60)
-"""
-)
-
-
 def test_operator_switches_a_running_node(start: Callable[..., Daemon]) -> None:
     site = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
     assert harvest_of(site) == {}
@@ -254,29 +243,134 @@ def test_warm_leases_go_to_the_node_that_lends(start: Callable[..., Daemon]) -> 
                 assert lease.grant["node"]["name"] == "n1"
 
 
-def raised_limits() -> list[Path]:
-    """Control groups of workers that may use more than one core."""
-    quotas = Path("/sys/fs/cgroup").glob("**/dayfly-*/**/worker-*/cpu.cfs_quota_us")
+def raised_limits(node: str) -> list[Path]:
+    """Control groups of the node's workers that may use more than one core."""
+    quotas = Path("/sys/fs/cgroup").glob(f"**/dayfly-{node}/**/worker-*/cpu.cfs_quota_us")
     return [quota for quota in quotas if int(quota.read_text()) > 100_000]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no second core to lend")
-@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").is_dir(), reason="it looks at groups of version 1")
-def test_killed_node_leaves_no_raised_limit(start: Callable[..., Daemon]) -> None:
-    site = harvesting(start, "on", "--sandbox", "process")
-    source = textwrap.dedent(HANGING)
-    environment = {**os.environ, **site.client_environment()}
-    client = subprocess.Popen([sys.executable, "-c", source], env=environment, stdout=subprocess.PIPE)
-    try:
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"wide\n"
-        wait_until(lambda: raised_limits() != [], "a loan")
-        site.kill_tree()
-    finally:
-        client.kill()
-        client.communicate()
-    again = site.restart()
-    wait_until(lambda: harvest_of(again) != {}, "the first report")
-    assert raised_limits() == []
-    assert harvest_of(again)["calls"] == 0
-    again.stop()
+BORROWING = (
+    FORKING
+    + """
+    import os
+
+    with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+        worker = lease.call(os.getpid)
+        for _ in range(3):
+            lease.call(wide, 0.2)
+        print(worker, flush=True)
+        try:
+            lease.call(wide, float(input()))
+        except dayfly.Error as error:
+            print("failed:", error.code, flush=True)
+        print("done", flush=True)
+"""
+)
+
+
+class Borrower:
+    """A client whose call borrows a core, until it is closed."""
+
+    def __init__(self, site: Daemon, seconds: float) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(BORROWING)],
+            env={**os.environ, **site.client_environment()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.worker = int(self.line())
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        """Returns the next line that it prints."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def node_id(site: Daemon) -> str:
+    """The part of the node's id that its control groups are named by."""
+    (node,) = site.cli("status")["nodes"]
+    found: str = node["address"]["id"]
+    return found[:12]
+
+
+def bill_adds_up(site: Daemon) -> bool:
+    """Whether the bill has all that the node's calls borrowed. Each lease is rounded down to microseconds."""
+    return abs(borrowed_on_bill(site) / 1000 - harvest_of(site)["core_ms"]["borrowed"]) < 2
+
+
+two_cores_and_groups = [
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no second core to lend"),
+    pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").is_dir(), reason="it looks at groups of version 1"),
+]
+
+
+class TestKilledInMidLoan:
+    """What remains of a loan after a part of the system was killed."""
+
+    pytestmark = two_cores_and_groups
+
+    def test_node_leaves_no_raised_limit(self, start: Callable[..., Daemon]) -> None:
+        site = harvesting(start, "on", "--sandbox", "process")
+        node = node_id(site)
+        borrower = Borrower(site, 60)
+        try:
+            wait_until(lambda: raised_limits(node) != [], "a loan")
+            wait_until(lambda: borrowed_on_bill(site) > 0, "the loan on the bill")
+            billed = borrowed_on_bill(site)
+            site.kill_tree()
+        finally:
+            borrower.close()
+        again = site.restart()
+        wait_until(lambda: harvest_of(again) != {}, "the first report")
+        assert raised_limits(node) == []
+        assert harvest_of(again)["calls"] == 0
+        assert borrowed_on_bill(again) >= billed > 0
+        again.stop()
+
+    @pytest.mark.parametrize("killed", ["worker", "client"])
+    def test_borrower_returns_its_loan(self, start: Callable[..., Daemon], killed: str) -> None:
+        site = harvesting(start, "on", "--sandbox", "process")
+        node = node_id(site)
+        borrower = Borrower(site, 60)
+        try:
+            wait_until(lambda: raised_limits(node) != [], "a loan")
+            if killed == "worker":
+                os.kill(borrower.worker, signal.SIGKILL)
+                assert borrower.line().startswith("failed:")
+                assert borrower.line() == "done"
+            else:
+                borrower.close()
+            wait_until(lambda: raised_limits(node) == [], "the return of the loan")
+        finally:
+            borrower.close()
+        wait_until(lambda: harvest_of(site)["calls"] == 0, "the end of the call")
+        wait_until(lambda: bill_adds_up(site), "all loans on the bill")
+        assert borrowed_on_bill(site) > 0
+
+    def test_manager_gets_all_loans_later(self, start: Callable[..., Daemon]) -> None:
+        manager, _ = several_nodes(start, 1, 2, "process", "--harvest", "on")
+        wait_until(lambda: harvest_of(manager) != {}, "the first report")
+        if "why" in harvest_of(manager):
+            pytest.skip(harvest_of(manager)["why"])
+        node = node_id(manager)
+        borrower = Borrower(manager, 3)
+        try:
+            wait_until(lambda: raised_limits(node) != [], "a loan")
+            manager.kill()
+            # The call goes on, since it needs no manager.
+            assert borrower.line() == "done"
+            manager = manager.restart()
+        finally:
+            borrower.close()
+        wait_until(lambda: harvest_of(manager).get("calls") == 0, "the node's return")
+        wait_until(lambda: bill_adds_up(manager), "all loans on the bill")
+        assert borrowed_on_bill(manager) > 0
+        manager.stop()

@@ -22,7 +22,18 @@ ROOMS = [
     ("_tasks", "_groups"),
     ("_client",),
     # Programs and adapters, which use the package as users do.
-    ("", "_bench", "_bench_harvest", "_bench_tasks", "_env_command", "_run_command", "joblib", "parsl", "torch"),
+    (
+        "",
+        "_bench",
+        "_bench_harvest",
+        "_bench_record",
+        "_bench_tasks",
+        "_env_command",
+        "_run_command",
+        "joblib",
+        "parsl",
+        "torch",
+    ),
 ]
 
 

@@ -15,7 +15,8 @@ use crate::values;
   dayfly simulate --generate multi-120 --scheduler hash    another scheduler, four nodes of 32 cores
   dayfly simulate --trace calls.csv --nodes 8 --cores 64   a site's own trace
   dayfly simulate --trace invocation.csv --trace duration.csv --trace memory.csv   a day of Azure Functions 2019
-  dayfly simulate --replay node.log                        decide the events of a node again
+  dayfly simulate --trace harvest.jsonl --compare          what a node recorded, under all policies
+  dayfly simulate --replay harvest.jsonl                   decide the events of a node again
   dayfly simulate --figures figures                        drawings of all policies, schedulers and thresholds
 
 Virtual time: ten thousand calls take about a second. Nothing is started and no manager is needed. The same trace, options and seed
@@ -33,10 +34,10 @@ pub struct Arguments {
     /// Nodes [default: 1; 4 for multi, 50 for scaling]
     #[arg(long)]
     pub nodes: Option<usize>,
-    /// Cores of each node [default: 72; 32 for multi, 24 for scaling]
+    /// Cores of each node [default: 72; 32 for multi, 24 for scaling; those of the node for its record]
     #[arg(long)]
     pub cores: Option<u32>,
-    /// Memory of each node, such as 64G [default: 1G for each core]
+    /// Memory of each node, such as 64G [default: 1G for each core; that of the node for its record]
     #[arg(long, value_parser = values::size)]
     pub memory: Option<u64>,
     /// Schedulers that share nothing
@@ -48,9 +49,9 @@ pub struct Arguments {
     /// Earlier calls of each function that the policy has learned from [default: 100 for generated traces, 0 for others]
     #[arg(long, value_name = "CALLS")]
     pub history: Option<usize>,
-    /// Time until a new worker begins its first call
-    #[arg(long, value_name = "DURATION", default_value = "6ms", value_parser = values::duration)]
-    pub cold_start: Duration,
+    /// Time until a new worker begins its first call [default: 6ms; 0s for the record of a node, whose calls had workers]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub cold_start: Option<Duration>,
     /// Interval of the nodes' heartbeats
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
     pub heartbeat: Duration,
@@ -69,7 +70,8 @@ pub struct Arguments {
 #[derive(Debug, Args)]
 #[group(required = true)]
 pub struct Source {
-    /// Trace: one call a line, arrivals of a language model's service, or the three files of Azure Functions 2019
+    /// Trace: one call a line, the record of a node (--harvest-log), arrivals of a language model's service, or the three
+    /// files of Azure Functions 2019
     #[arg(long, value_name = "FILE", conflicts_with_all = ["generate", "replay"])]
     pub trace: Vec<PathBuf>,
     /// Trace of ten measured functions: single, single-related, single-unrelated, multi-RPM (calls a minute) or scaling-CALLS

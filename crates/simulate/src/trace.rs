@@ -5,25 +5,29 @@
 //! | one call a line, of this project | a header that begins with `arrival_us` | [`own`] |
 //! | Azure Functions 2019: invocations a minute, with percentiles of duration and memory | three files, one of them with `Trigger` | [`azure`] |
 //! | arrivals of a language model's service | a header that begins with `TIMESTAMP` | [`tokens`] |
+//! | the record of a live node | a line that begins with `{"rules":` | [`node_record`] |
 //!
-//! Only the first has what a call needs. For the others, demand and duration come from the measured functions
+//! The first and the last have what a call needs. For the others, demand and duration come from the measured functions
 //! ([`crate::functions`]). Reading takes time linear in the text; the calls of a trace take at most
 //! [`MAX_CALLS`] times the size of a [`Call`].
 
 pub mod azure;
 pub mod error;
+pub mod node_record;
 pub mod own;
 mod text;
 pub mod tokens;
 
 use std::collections::BTreeMap;
 
-use dayfly_harvest::{FunctionId, TenantId};
+use dayfly_harvest::{Amount, FunctionId, TenantId};
+use serde::{Deserialize, Serialize};
 
 pub use error::{Problem, TraceError};
 
 use crate::call::Call;
 use crate::functions::Functions;
+use crate::report::percentile;
 
 /// Calls of one trace at most: below a gibibyte of memory.
 pub const MAX_CALLS: usize = 4_000_000;
@@ -50,6 +54,37 @@ pub struct NamedText<'a> {
 pub struct Trace {
     calls: Vec<Call>,
     functions: Vec<(TenantId, String)>,
+    recorded: Option<Recorded>,
+}
+
+/// What happened on the live node whose record a trace was read from.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Recorded {
+    /// The cores and memory that its calls shared.
+    pub capacity: Amount,
+    /// Calls that returned.
+    pub calls: usize,
+    /// The time from begin to end that 99 % of them did not exceed.
+    pub p99_s: f64,
+    /// Its median.
+    pub p50_s: f64,
+    /// From the first begin to the last end.
+    pub completion_s: f64,
+}
+
+impl Recorded {
+    /// The figures of calls that took these times, in microseconds.
+    pub(crate) fn new(capacity: Amount, mut responses_us: Vec<u64>, completion_us: u64) -> Self {
+        responses_us.sort_unstable();
+        let seconds = |us: u64| us as f64 / 1e6;
+        Self {
+            capacity,
+            calls: responses_us.len(),
+            p99_s: seconds(percentile(&responses_us, 0.99)),
+            p50_s: seconds(percentile(&responses_us, 0.5)),
+            completion_s: seconds(completion_us),
+        }
+    }
 }
 
 impl Trace {
@@ -66,7 +101,23 @@ impl Trace {
                 FunctionId(functions.len() as u64 - 1)
             });
         }
-        Self { calls, functions }
+        Self {
+            calls,
+            functions,
+            recorded: None,
+        }
+    }
+
+    pub(crate) fn with_recorded(self, recorded: Recorded) -> Self {
+        Self {
+            recorded: Some(recorded),
+            ..self
+        }
+    }
+
+    /// What happened on the live node, if this is the record of one.
+    pub fn recorded(&self) -> Option<&Recorded> {
+        self.recorded.as_ref()
     }
 
     /// The calls, in the order of their arrival.
@@ -101,6 +152,8 @@ impl Trace {
             own::read(*first, functions, seed)
         } else if header.starts_with(tokens::FIRST_COLUMN.as_bytes()) {
             tokens::read(*first, functions, seed)
+        } else if header.starts_with(node_record::BEGINNING.as_bytes()) {
+            node_record::read(*first)
         } else {
             Err(TraceError::new(first.name, 1, 1, Problem::UnknownFormat))
         }

@@ -4,7 +4,7 @@
 (``futures_per_s``), and with ``--items`` the rate of `Lease.map` without a chunk size and that of the standard
 library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python function.
 ``tasks`` measures durable tasks (see `dayfly._bench_tasks`), ``harvest`` the lending of idle cores (see
-`dayfly._bench_harvest`).
+`dayfly._bench_harvest` and `dayfly._bench_record`).
 """
 
 from __future__ import annotations
@@ -124,8 +124,11 @@ def tasks(options: argparse.Namespace) -> dict[str, Any]:
 def harvest(options: argparse.Namespace) -> dict[str, Any]:
     """Measures what lending idle cores gives and costs."""
     from dayfly._bench_harvest import measure
+    from dayfly._bench_record import record
 
-    return measure(options)
+    found = measure(options)
+    record(options)
+    return found
 
 
 def main() -> None:
@@ -153,6 +156,7 @@ def main() -> None:
     command = commands.add_parser("harvest", help="lending of idle cores")
     command.set_defaults(run=harvest)
     command.add_argument("--functions", required=True)
+    command.add_argument("--record", required=True)
     command.add_argument("--rounds", type=int, default=6)
     command.add_argument("--bursts", type=int, default=12)
     command.add_argument("--only", action="append", default=[])

@@ -280,9 +280,7 @@ def block(pair: Pair, module: Any, calls: list[tuple[str, tuple[Any, ...], float
     return seconds
 
 
-def measure_lender(
-    pair: Pair, module: Any, names: list[str], rounds: int, note: Callable[[str], None]
-) -> dict[str, Any]:
+def measure_lender(pair: Pair, module: Any, names: list[str], rounds: int) -> dict[str, Any]:
     """Compares the lender's calls in both modes, and sums up what of its idle core was used."""
     plans = [plan(module, names, seed) for seed in range(3)]
     note(f"learning {len(names)} functions")
@@ -325,7 +323,7 @@ def measure_lender(
     }
 
 
-def measure_borrower(pair: Pair, rounds: int, note: Callable[[str], None]) -> dict[str, Any]:
+def measure_borrower(pair: Pair, rounds: int) -> dict[str, Any]:
     """Compares a borrower with one that has the same cores by hand: no lender, and no limit."""
     for _ in range(LEARNING):
         pair.lender.call(wait, 0.05)
@@ -348,7 +346,7 @@ def measure_borrower(pair: Pair, rounds: int, note: Callable[[str], None]) -> di
     return {"borrower_share": statistics.median(shares), "borrower_gain": statistics.median(gains)}
 
 
-def measure_return(pair: Pair, rounds: int, note: Callable[[str], None]) -> dict[str, Any]:
+def measure_return(pair: Pair, rounds: int) -> dict[str, Any]:
     """Measures how soon a lender that suddenly computes has its core, and when all that it lent is recalled.
 
     Without lending, it does not have it at once either, as other processes run beside it.
@@ -430,6 +428,19 @@ def measure_node(client: dayfly.Client, site: Site) -> dict[str, Any]:
     return {"overhead_core_share": share, "overhead_calls": round(owned_ms / 1e3 / (MANY_S + 0.2))}
 
 
+def chosen(options: Any) -> tuple[Any, list[str]]:
+    """Returns the functions' module and the names of those to call."""
+    names = options.only or list(SIZES)
+    if unknown := [name for name in names if name not in SIZES]:
+        raise SystemExit(f"There is no function {unknown[0]}. Choose from {', '.join(SIZES)}")
+    return load(options.functions), names
+
+
+def note(text: str) -> None:
+    """Reports progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def measure(options: Any) -> dict[str, Any]:
     """Returns the results that ``dayfly bench harvest`` prints."""
     import dayfly
@@ -437,23 +448,16 @@ def measure(options: Any) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
         raise SystemExit("This measurement needs two cores.")
-    names = options.only or list(SIZES)
-    if unknown := [name for name in names if name not in SIZES]:
-        raise SystemExit(f"There is no function {unknown[0]}. Choose from {', '.join(SIZES)}")
-    module = load(options.functions)
-
-    def note(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
+    module, names = chosen(options)
     os.environ["DAYFLY_HARVEST"] = "watch"
     found: dict[str, Any] = {"cores": cores, "rounds": options.rounds}
     with dayfly.Client._own() as client:
         site = Site(client)
         pair = Pair(site, client, cores)
         try:
-            found |= measure_return(pair, options.bursts, note)
-            found |= measure_borrower(pair, options.rounds, note)
-            found |= measure_lender(pair, module, names, options.rounds, note)
+            found |= measure_return(pair, options.bursts)
+            found |= measure_borrower(pair, options.rounds)
+            found |= measure_lender(pair, module, names, options.rounds)
         finally:
             pair.close()
         found |= measure_node(client, site)

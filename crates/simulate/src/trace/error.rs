@@ -51,7 +51,7 @@ pub enum Problem {
     /// The header belongs to no known format.
     #[error(
         "The header belongs to no known format. It begins with `arrival_us` for one call a line, with `TIMESTAMP` for \
-         arrivals of a language model; Azure's schema has three files: invocations, durations, memory."
+         arrivals of a language model, with `{{\"rules\":` for the record of a node; Azure's schema has three files: invocations, durations, memory."
     )]
     UnknownFormat,
     /// A file of Azure's schema is missing.
@@ -106,6 +106,15 @@ pub enum Problem {
     /// Flags are malformed.
     #[error("`{0}` are not flags: `lend`, `borrow_cpu` and `borrow_memory`, separated by semicolons. Correct them.")]
     Flags(String),
+    /// A line is not what a node records.
+    #[error("The line is not what a node records: {0}. Give a file that `dayfly node` recorded, or remove the line.")]
+    Entry(String),
+    /// A line of a record is too long.
+    #[error(
+        "The line is longer than {} bytes. Give a file that `dayfly node` recorded.",
+        crate::log::MAX_LINE_BYTES
+    )]
+    LongEntry,
     /// No line has a call.
     #[error("There is no call. Check that the file is complete.")]
     Empty,

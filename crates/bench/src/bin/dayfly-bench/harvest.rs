@@ -1,5 +1,7 @@
 //! `dayfly bench harvest`: what lending idle cores gives the borrower and costs the lender.
 
+mod simulated;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use dayfly_command::bench::HarvestArguments;
 use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
+use self::simulated::Simulated;
 use crate::failure;
 use crate::python::{ask, python};
 
@@ -50,6 +53,9 @@ pub struct HarvestReport {
     overhead_core_share: f64,
     /// Calls that were measured meanwhile.
     overhead_calls: u32,
+    /// Recorded calls in the simulator.
+    #[serde(skip_deserializing)]
+    simulated: Option<Simulated>,
     #[serde(skip_deserializing)]
     noise: Option<Noise>,
 }
@@ -91,6 +97,18 @@ impl fmt::Display for HarvestReport {
             "  the node itself: {:.1} % of a core with {} calls",
             100.0 * self.overhead_core_share,
             self.overhead_calls
+        )?;
+        let Some(simulated) = &self.simulated else {
+            return Ok(());
+        };
+        writeln!(
+            f,
+            "  {} recorded calls: P99 {:.3} s, simulated {:.2} of it; completion {:.1} s, simulated {:.2} of it",
+            simulated.calls,
+            simulated.live_p99_s,
+            simulated.p99_ratio,
+            simulated.live_completion_s,
+            simulated.completion_ratio
         )
     }
 }
@@ -110,8 +128,9 @@ pub fn run(options: &HarvestArguments) -> Result<HarvestReport, Failure> {
     let dir = tempfile::tempdir().map_err(unwritable)?;
     let functions = dir.path().join("harvest_functions.py");
     std::fs::write(&functions, FUNCTIONS).map_err(unwritable)?;
+    let record = dir.path().join("harvest.jsonl");
     let mut command = python(&options.python, "harvest");
-    command.arg("--functions").arg(&functions);
+    command.arg("--functions").arg(&functions).arg("--record").arg(&record);
     for (name, value) in [("--rounds", options.rounds), ("--bursts", options.bursts)] {
         command.args([name, &value.max(1).to_string()]);
     }
@@ -121,6 +140,7 @@ pub fn run(options: &HarvestArguments) -> Result<HarvestReport, Failure> {
     let found = serde_json::from_value(ask(command)?.into());
     let mut report: HarvestReport =
         found.map_err(|error| Failure::new(Code::Internal, format!("the report makes no sense: {error}")))?;
+    report.simulated = Some(simulated::simulate(&record)?);
     report.noise = Some(noise);
     Ok(report)
 }

@@ -17,7 +17,8 @@ use dayfly_simulate::log::replay;
 use dayfly_simulate::policy::Policy;
 use dayfly_simulate::report::Report;
 use dayfly_simulate::study::Study;
-use dayfly_simulate::trace::{NamedText, Trace};
+use dayfly_simulate::trace::{NamedText, Recorded, Trace};
+use serde::Serialize;
 use serde_json::json;
 
 /// Calls of each function that a policy has learned from when a generated trace begins.
@@ -36,26 +37,59 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return draw(directory, arguments.seed, json);
     }
     let trace = read(arguments)?;
-    let options = options(arguments)?;
+    let options = options(arguments, trace.recorded())?;
     let history = history_of(arguments, &trace);
     let study = Study::new(trace.calls(), &history, options.clone()).map_err(|error| wrong(&error))?;
     if arguments.compare {
-        return compare(&study, json);
+        return compare(&study, trace.recorded(), json);
     }
     let (report, outcome) = study.run(options.policy, &mut clock()).map_err(|error| wrong(&error))?;
     if let Some(path) = &arguments.events {
         let rules = options.policy.rules().unwrap_or_default();
         write_log(path, &Header { rules }, outcome.logs.first().map_or(&[], Vec::as_slice))?;
     }
-    crate::print(&report, json)
+    crate::print(
+        &Simulated {
+            report,
+            recorded: trace.recorded().copied(),
+        },
+        json,
+    )
+}
+
+/// The figures of a simulation and, for the record of a node, what happened there.
+#[derive(Debug, Serialize)]
+struct Simulated {
+    #[serde(flatten)]
+    report: Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded: Option<Recorded>,
+}
+
+impl std::fmt::Display for Simulated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.report.fmt(f)?;
+        match &self.recorded {
+            Some(recorded) => write!(f, "\n{}", on_the_node(recorded)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn on_the_node(recorded: &Recorded) -> String {
+    format!(
+        "on the node: {} calls, P99 {:.3} s, median {:.3} s, completion {:.3} s",
+        recorded.calls, recorded.p99_s, recorded.p50_s, recorded.completion_s
+    )
 }
 
 fn train(path: &Path, arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let episodes = arguments.episodes;
     let seed = arguments.seed;
     let command = format!("dayfly simulate --train-freyr FILE --episodes {episodes} --seed {seed}");
-    let trained = dayfly_simulate::training::train(Functions::measured(), &options(arguments)?, episodes, &command)
-        .map_err(|error| wrong(&error))?;
+    let trained =
+        dayfly_simulate::training::train(Functions::measured(), &options(arguments, None)?, episodes, &command)
+            .map_err(|error| wrong(&error))?;
     std::fs::write(path, trained.weights.to_json()).map_err(|error| unwritable(path, &error))?;
     if json {
         println!("{}", json!({ "episodes": trained.episodes.len() }));
@@ -140,14 +174,23 @@ fn read(arguments: &Arguments) -> Result<Trace, Failure> {
 }
 
 /// What each kind of trace runs on: the clusters of LIBRA's evaluation (section 8.2.1).
-fn options(arguments: &Arguments) -> Result<Options, Failure> {
+fn options(arguments: &Arguments, recorded: Option<&Recorded>) -> Result<Options, Failure> {
     let kind = arguments.source.generate.as_deref().unwrap_or_default();
     let (nodes, cores) = match kind.split('-').next() {
         Some("multi") => (4, 32),
         Some("scaling") => (50, 24),
         _ => (1, 72),
     };
-    let cores = u64::from(arguments.cores.unwrap_or(cores));
+    let milli_cores = match (arguments.cores, recorded) {
+        (None, Some(recorded)) => recorded.capacity.milli_cores,
+        (given, _) => u64::from(given.unwrap_or(cores)).saturating_mul(1_000),
+    };
+    let memory = match (arguments.memory, recorded) {
+        (Some(bytes), _) => bytes,
+        (None, Some(recorded)) => recorded.capacity.memory_bytes,
+        (None, None) => milli_cores / 1_000 << 30,
+    };
+    let cores = milli_cores / 1_000;
     if cores > MAX_CORES {
         let text = format!("--cores {cores} is more than {MAX_CORES}; give fewer, and more --nodes");
         return Err(Failure::new(Code::InvalidRequest, text));
@@ -165,12 +208,16 @@ fn options(arguments: &Arguments) -> Result<Options, Failure> {
     let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
     Ok(Options {
         nodes,
-        capacity: Amount::new(cores * 1_000, arguments.memory.unwrap_or(cores << 30)),
+        capacity: Amount::new(milli_cores, memory),
         shards: arguments.shards,
         policy: arguments.policy.parse().map_err(|error| wrong(&error))?,
         scheduler: cluster::scheduler_named(&arguments.scheduler).map_err(|error| wrong(&error))?,
         seed: arguments.seed,
-        cold_start_us: micros(arguments.cold_start),
+        cold_start_us: match (arguments.cold_start, recorded) {
+            (Some(given), _) => micros(given),
+            (None, Some(_)) => 0,
+            (None, None) => Options::default().cold_start_us,
+        },
         heartbeat_us: micros(arguments.heartbeat),
         logs: arguments.events.is_some(),
         ..cluster::Options::default()
@@ -185,14 +232,18 @@ fn history_of(arguments: &Arguments, trace: &Trace) -> Vec<(FunctionId, Sample)>
     history::history(trace, Functions::measured(), calls, arguments.seed)
 }
 
-fn compare(study: &Study<'_>, json: bool) -> Result<(), Failure> {
+fn compare(study: &Study<'_>, recorded: Option<&Recorded>, json: bool) -> Result<(), Failure> {
     let reports = Policy::ALL
         .into_iter()
         .map(|policy| study.run(policy, &mut clock()).map(|(report, _)| report))
         .collect::<Result<Vec<Report>, _>>()
         .map_err(|error| wrong(&error))?;
     if json {
-        println!("{}", json!({ "policies": reports }));
+        let mut all = json!({ "policies": reports });
+        if let Some(recorded) = recorded {
+            all["recorded"] = json!(recorded);
+        }
+        println!("{all}");
         return Ok(());
     }
     println!(
@@ -212,6 +263,9 @@ fn compare(study: &Study<'_>, json: bool) -> Result<(), Failure> {
             report.memory_use * 100.0,
             report.idle_core_s
         );
+    }
+    if let Some(recorded) = recorded {
+        println!("{}", on_the_node(recorded));
     }
     Ok(())
 }

@@ -199,6 +199,30 @@ def test_calls_follow_the_terms_of_their_lease(start: Callable[..., Daemon]) -> 
     assert not any(begin["lends"] or begin["borrows_cpu"] or begin["borrows_memory"] for begin in begins), begins
 
 
+GANG = (
+    FORKING
+    + """
+    with dayfly.connect() as client, client.gang(2, mode="warm") as gang:
+        for _ in range(3):
+            for future in [gang.rank(rank).submit(wide, 0.3) for rank in range(2)]:
+                future.result()
+"""
+)
+
+
+def test_calls_of_a_gang_are_ranks(start: Callable[..., Daemon]) -> None:
+    site = harvesting(start, "on", "--harvest-log", "4M", "--cores", "0", "--workers", "2", "--sandbox", "process")
+    run_python(GANG, **site.client_environment())
+    wait_until(lambda: harvest_of(site)["samples"] >= 4, "the calls after the first ones")
+    site.stop()
+    (record,) = site.state.rglob("harvest.jsonl")
+    events = [json.loads(line)["event"] for line in record.read_text().splitlines()[1:]]
+    groups = [event["group"] for event in events if event["event"] == "begin"]
+    assert len(groups) >= 4
+    assert {group["size"] for group in groups} == {2}
+    assert len({group["id"] for group in groups}) == 1
+
+
 def borrowed_on_bill(site: Daemon) -> int:
     """Microseconds of one core that all leases of the site borrowed."""
     return sum(line.get("loans", {}).get("borrowed_core_us", 0) for line in site.cli("bill"))

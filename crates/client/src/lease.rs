@@ -104,6 +104,7 @@ impl LeaseOptions {
             files: self.files.clone(),
             output_by_call: self.output_by_call,
             loans: self.loans,
+            is_gang: false,
             wait_ms: (self.wait.as_millis() as u64).min(MAX_WAIT_MS),
             holder,
             idle_release_ms: self.idle_release.as_millis() as u64,

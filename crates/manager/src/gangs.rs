@@ -123,6 +123,7 @@ impl Control {
             mode: part.mode,
             memory_bytes: part.memory_bytes,
             node: Some(part.node),
+            is_gang: true,
             ..lease.clone()
         };
         self.offer(part.node, principal, &with_share(request, part.node, views))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use dayfly_harvest::record::Entry;
-use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, Mode, Outcome, Resource};
+use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, Group as Ranks, Mode, Outcome, Resource};
 use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LoanTerms};
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
@@ -51,6 +51,8 @@ pub(super) struct BegunCall {
     pub owned: Amount,
     /// What its lease lends and borrows.
     pub loans: LoanTerms,
+    /// The ranks that it waits for.
+    pub ranks: Option<Ranks>,
 }
 
 /// What the driver learns from the rest of the node.
@@ -228,7 +230,7 @@ impl Driver {
             borrows_cpu: borrow.has_cpu(),
             // No worker has a limit of memory of its own that a loan could raise.
             borrows_memory: false,
-            group: None,
+            group: call.ranks,
         }));
     }
 

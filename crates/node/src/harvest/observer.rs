@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use dayfly_executor::meter::Reading;
 use dayfly_fabric::clock;
-use dayfly_harvest::Amount;
+use dayfly_harvest::{Amount, Group as Ranks};
 use dayfly_protocol::executor::MIN_LONG_CALL_US;
 use dayfly_protocol::ids::{Incarnation, WorkerIndex};
 use dayfly_sandbox::cgroup::Group;
@@ -128,6 +128,7 @@ impl Observer {
                 argument_bytes: activity.reading.argument_bytes,
                 owned: Amount::new(cores * 1000, lease.granted.reservation.memory_bytes / workers),
                 loans: lease.granted.request.loans,
+                ranks: ranks_of(lease),
             })));
         }
     }
@@ -138,6 +139,13 @@ impl Observer {
             self.harvest.send(Note::Gone(key));
         }
     }
+}
+
+/// The ranks of a gang on this node.
+fn ranks_of(lease: &NodeLease) -> Option<Ranks> {
+    let size = u32::from(lease.granted.reservation.workers);
+    let id = lease.id().0[..8].try_into().map_or(0, u64::from_le_bytes);
+    (lease.granted.request.is_gang && size > 1).then_some(Ranks { id, size })
 }
 
 impl Drop for Observer {

@@ -149,6 +149,10 @@ pub struct LeaseRequest {
     /// What its calls lend and borrow. Hot workers do neither.
     #[serde(flatten)]
     pub loans: LoanTerms,
+    /// Whether its workers are ranks that wait for each other. They lend what all of them can, and borrow all or none.
+    /// It is set for the leases of a gang.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_gang: bool,
     /// Ed25519 key whose owner may use the lease.
     pub holder: PublicKey,
     /// Milliseconds after which a lease whose last channel has closed is released; 0 for never.
@@ -181,6 +185,7 @@ impl LeaseRequest {
             files: Vec::new(),
             output_by_call: false,
             loans: LoanTerms::default(),
+            is_gang: false,
             holder,
             idle_release_ms: 0,
             node: None,

@@ -188,7 +188,7 @@ fn options(arguments: &Arguments, recorded: Option<&Recorded>) -> Result<Options
     let memory = match (arguments.memory, recorded) {
         (Some(bytes), _) => bytes,
         (None, Some(recorded)) => recorded.capacity.memory_bytes,
-        (None, None) => milli_cores / 1_000 << 30,
+        (None, None) => (milli_cores / 1_000) << 30,
     };
     let cores = milli_cores / 1_000;
     if cores > MAX_CORES {

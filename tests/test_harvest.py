@@ -10,6 +10,7 @@ import sys
 import textwrap
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ GANG = (
     FORKING
     + """
     with dayfly.connect() as client, client.gang(2, mode="warm") as gang:
-        for _ in range(3):
+        for _ in range(5):
             for future in [gang.rank(rank).submit(wide, 0.3) for rank in range(2)]:
                 future.result()
 """
@@ -267,10 +268,17 @@ def test_warm_leases_go_to_the_node_that_lends(start: Callable[..., Daemon]) -> 
                 assert lease.grant["node"]["name"] == "n1"
 
 
-def raised_limits(node: str) -> list[Path]:
-    """Control groups of the node's workers that may use more than one core."""
-    quotas = Path("/sys/fs/cgroup").glob(f"**/dayfly-{node}/**/worker-*/cpu.cfs_quota_us")
-    return [quota for quota in quotas if int(quota.read_text()) > 100_000]
+def raised_limits(node: str) -> list[str]:
+    """Control groups of the node's workers that may use more than one core. Groups may end while they are looked at."""
+    found = []
+    for path, _, files in os.walk("/sys/fs/cgroup/cpu"):
+        if f"/dayfly-{node}/" not in path or not Path(path).name.startswith("worker-"):
+            continue
+        if "cpu.cfs_quota_us" in files:
+            with suppress(OSError):
+                quota = int((Path(path) / "cpu.cfs_quota_us").read_text())
+                found += [path] if quota > 100_000 else []
+    return found
 
 
 BORROWING = (
@@ -366,13 +374,15 @@ class TestKilledInMidLoan:
         borrower = Borrower(site, 60)
         try:
             wait_until(lambda: raised_limits(node) != [], "a loan")
+            wait_until(lambda: harvest_of(site)["core_ms"]["borrowed"] > 0, "a measured loan")
             if killed == "worker":
                 os.kill(borrower.worker, signal.SIGKILL)
                 assert borrower.line().startswith("failed:")
                 assert borrower.line() == "done"
             else:
                 borrower.close()
-            wait_until(lambda: raised_limits(node) == [], "the return of the loan")
+            # A lease ends some seconds after its client.
+            wait_until(lambda: raised_limits(node) == [], "the return of the loan", timeout=30)
         finally:
             borrower.close()
         wait_until(lambda: harvest_of(site)["calls"] == 0, "the end of the call")

@@ -370,10 +370,13 @@ typedef struct dfly_lease_options {
     size_t size;
     // Number of workers. Default: 1.
     uint32_t workers;
-    // Cores of each worker. Default: 1.
+    // Whole cores of each worker. Default: 1.
     uint32_t cores_per_worker;
     // GPUs of each worker, set in its CUDA_VISIBLE_DEVICES. Default: 0.
     uint32_t gpus_per_worker;
+    // Thousandths of a core of each worker beside `cores_per_worker`: 0 and 500 are half a core. Default: 0. Workers with
+    // a part of a core are warm.
+    uint32_t milli_cores_per_worker;
     // Memory of the whole lease, in bytes. Default: 0, the node's usual share.
     uint64_t memory_bytes;
     // Duration from the first use, in milliseconds. Default: one hour.
@@ -407,7 +410,7 @@ typedef struct dfly_allowance_options {
     uint64_t duration_ms;
     // Maximum number of workers of all concurrent leases together. Default: 1.
     uint32_t workers;
-    // Maximum number of cores of all workers together. Default: 0, one core per worker.
+    // Maximum number of whole cores of all workers together. Default: 0, one core per worker.
     uint32_t cores;
     // Maximum number of workers on one node. Default: 0, twice an even share.
     uint32_t workers_per_node;

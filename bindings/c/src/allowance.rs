@@ -22,7 +22,7 @@ pub struct dfly_allowance_options {
     pub duration_ms: u64,
     /// Maximum number of workers of all concurrent leases together. Default: 1.
     pub workers: u32,
-    /// Maximum number of cores of all workers together. Default: 0, one core per worker.
+    /// Maximum number of whole cores of all workers together. Default: 0, one core per worker.
     pub cores: u32,
     /// Maximum number of workers on one node. Default: 0, twice an even share.
     pub workers_per_node: u32,
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn dfly_allowance_options_init(options: *mut dfly_allowanc
 fn allowance_options(options: dfly_allowance_options) -> Result<AllowanceOptions, Error> {
     Ok(AllowanceOptions {
         workers: options.workers,
-        cores: options.cores,
+        cores: options.cores.into(),
         memory_bytes: options.memory_bytes,
         workers_per_node: narrow(options.workers_per_node, "workers of a node")?,
         duration: Duration::from_millis(options.duration_ms),

@@ -3,7 +3,9 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use dayfly_client::{Choice, ChoiceError, Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Sandbox, Transport};
+use dayfly_client::{
+    Choice, ChoiceError, Code, CodeHash, Error, Form, Lease, LeaseOptions, MilliCores, Mode, Sandbox, Transport,
+};
 
 use crate::client::dfly_client;
 use crate::handle::{Birth, Handle, bytes, get, give, optional_path, optional_text, options, put_required, take, text};
@@ -52,10 +54,13 @@ pub struct dfly_lease_options {
     pub size: usize,
     /// Number of workers. Default: 1.
     pub workers: u32,
-    /// Cores of each worker. Default: 1.
+    /// Whole cores of each worker. Default: 1.
     pub cores_per_worker: u32,
     /// GPUs of each worker, set in its CUDA_VISIBLE_DEVICES. Default: 0.
     pub gpus_per_worker: u32,
+    /// Thousandths of a core of each worker beside `cores_per_worker`: 0 and 500 are half a core. Default: 0. Workers with
+    /// a part of a core are warm.
+    pub milli_cores_per_worker: u32,
     /// Memory of the whole lease, in bytes. Default: 0, the node's usual share.
     pub memory_bytes: u64,
     /// Duration from the first use, in milliseconds. Default: one hour.
@@ -115,6 +120,14 @@ pub(crate) fn sandbox(number: u32) -> Result<Option<Sandbox>, Error> {
     })
 }
 
+fn worker_cores(whole: u32, thousandths: u32) -> Result<MilliCores, Error> {
+    let whole: u16 = narrow(whole, "cores of a worker")?;
+    let cores = MilliCores::from(whole)
+        .plus(MilliCores::new(thousandths.into()))
+        .for_worker();
+    cores.map_err(|error| misuse(error.to_string()))
+}
+
 /// # Safety
 /// The image is a C string, unless it is null.
 unsafe fn lease_options(options: dfly_lease_options) -> Result<LeaseOptions, Error> {
@@ -132,7 +145,7 @@ unsafe fn lease_options(options: dfly_lease_options) -> Result<LeaseOptions, Err
     };
     let hot_for = Duration::from_millis(options.hot_for_ms.into());
     Ok(LeaseOptions {
-        cores_per_worker: narrow(options.cores_per_worker, "cores of a worker")?,
+        cores_per_worker: worker_cores(options.cores_per_worker, options.milli_cores_per_worker)?,
         gpus_per_worker: narrow(options.gpus_per_worker, "GPUs of a worker")?,
         memory_bytes: options.memory_bytes,
         duration: Duration::from_millis(options.duration_ms),
@@ -210,6 +223,7 @@ pub unsafe extern "C" fn dfly_lease_options_init(options: *mut dfly_lease_option
         workers: 1,
         cores_per_worker: 1,
         gpus_per_worker: 0,
+        milli_cores_per_worker: 0,
         memory_bytes: 0,
         duration_ms: 3_600_000,
         idle_release_ms: 10_000,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use dayfly_client::{
     AllowanceOptions, Borrow, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath,
-    Lease as InnerLease, LeaseOptions, LoanTerms, Mode, OutputReader, Placement, PoolOptions, Runtime, Sandbox, Stream,
-    TasksOptions, Transport, WorkerOutput,
+    Lease as InnerLease, LeaseOptions, LoanTerms, MilliCores, Mode, OutputReader, Placement, PoolOptions, Runtime,
+    Sandbox, Stream, TasksOptions, Transport, WorkerOutput,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -31,7 +31,7 @@ pub struct Client {
 #[pyo3(from_item_all)]
 struct Wanted {
     workers: u16,
-    cores: u16,
+    cores: f64,
     memory: u64,
     gpus: u16,
     duration: f64,
@@ -60,7 +60,7 @@ impl Wanted {
         });
         Ok(LeaseOptions {
             workers: self.workers,
-            cores_per_worker: self.cores,
+            cores_per_worker: worker_cores(self.cores)?,
             memory_bytes: self.memory,
             gpus_per_worker: self.gpus,
             duration: seconds(self.duration, "duration")?,
@@ -184,7 +184,7 @@ impl Client {
         &self,
         py: Python<'_>,
         workers: u32,
-        cores: u32,
+        cores: f64,
         memory: u64,
         workers_per_node: u16,
         duration: f64,
@@ -193,7 +193,7 @@ impl Client {
         let inner = self.inner.get(py)?;
         let options = AllowanceOptions {
             workers,
-            cores,
+            cores: milli_cores(cores)?,
             memory_bytes: memory,
             workers_per_node,
             duration: seconds(duration, "duration")?,
@@ -256,6 +256,22 @@ impl Client {
 pub fn seconds(length: f64, name: &str) -> PyResult<Duration> {
     Duration::try_from_secs_f64(length)
         .map_err(|_| PyValueError::new_err(format!("{name}={length}: ask for a number of seconds, zero or more")))
+}
+
+fn milli_cores(cores: f64) -> PyResult<MilliCores> {
+    MilliCores::try_from(cores).map_err(|error| PyValueError::new_err(format!("cores={cores}: {error}")))
+}
+
+/// Returns what a worker owns.
+fn worker_cores(cores: f64) -> PyResult<MilliCores> {
+    let own = milli_cores(cores)?.for_worker();
+    own.map_err(|error| PyValueError::new_err(format!("cores={cores}: {error}")))
+}
+
+/// Raises ValueError unless a worker can own so many cores.
+#[pyfunction]
+pub fn check_cores(cores: f64) -> PyResult<()> {
+    worker_cores(cores).map(drop)
 }
 
 fn level(name: &str) -> PyResult<Sandbox> {

@@ -34,7 +34,7 @@ mod _native {
     #[pymodule_export]
     use super::block::Block;
     #[pymodule_export]
-    use super::client::{Client, Lease, Printed};
+    use super::client::{Client, Lease, Printed, check_cores};
     #[pymodule_export]
     use super::comm::{Communicator, Op, Request};
     #[pymodule_export]

@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use dayfly_client::Client;
 use dayfly_command::Global;
-use dayfly_protocol::api::NodeStatus;
+use dayfly_lease::Cost;
+use dayfly_protocol::api::{NodeStatus, Usage};
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::NodeId;
 use dayfly_protocol::tenancy::{AuditEntry, BillLine, BillPage};
@@ -254,10 +255,12 @@ fn gather_functions(lines: &[BillLine]) -> Vec<Line> {
         let mut rest = Line::default();
         rest.add(line);
         for function in &line.functions {
-            // Computed as the lease is charged: a price per second, in billionths.
-            let price = u128::from(line.prices.computing_per_s);
-            let cost = u128::from(function.computing_us) * price / 1_000_000;
-            let cost = u64::try_from(cost).unwrap_or(u64::MAX).min(rest.computing);
+            let used = Usage {
+                computing_us: function.computing_us,
+                ..Usage::default()
+            };
+            let cost = Cost::of(&line.prices, &used, 0, line.workers, line.cores_per_worker);
+            let cost = cost.computing.min(rest.computing);
             let part = Line {
                 granted_at_ms: line.granted_at_ms,
                 leases: 1,
@@ -475,7 +478,8 @@ pub fn audit(arguments: &AuditArguments, global: &Global) -> Result<(), Failure>
 
 #[cfg(test)]
 mod tests {
-    use dayfly_protocol::api::{FunctionUsage, LeaseState, LoanUsage, Mode, Usage};
+    use dayfly_protocol::api::{FunctionUsage, LeaseState, LoanUsage, Mode};
+    use dayfly_protocol::cores::MilliCores;
     use dayfly_protocol::ids::{LeaseId, TenantId};
     use dayfly_protocol::tenancy::Prices;
 
@@ -491,6 +495,7 @@ mod tests {
             granted_at_ms,
             ended_at_ms: 1,
             workers: 1,
+            cores_per_worker: MilliCores::ONE,
             memory_bytes: 1,
             mode: Mode::Warm,
             usage: Usage {

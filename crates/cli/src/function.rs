@@ -260,7 +260,7 @@ fn source(function: &FunctionStatus) -> Result<String, Failure> {
 
 fn described(function: &FunctionStatus) -> String {
     let resources = &function.resources;
-    let mut needs = output::count(resources.cores.into(), "core");
+    let mut needs = output::cores(resources.cores);
     if resources.gpus > 0 {
         needs += &format!(", {}", output::count(resources.gpus.into(), "GPU"));
     }

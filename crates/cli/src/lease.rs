@@ -8,6 +8,7 @@ use dayfly_client::{Client, LeaseStatus, Mode};
 use dayfly_command::Global;
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{Grant, LeaseRequest};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::{LeaseId, NodeId};
@@ -97,9 +98,9 @@ struct Create {
     /// Number of workers, 1 to 1,024
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
-    /// Cores of each worker; a warm worker takes as many places
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    cores_per_worker: u16,
+    /// Cores of each worker; a warm worker may have a part of one, such as 0.5, and takes as many places
+    #[arg(long, value_name = "N", default_value = "1", value_parser = values::cores)]
+    cores_per_worker: MilliCores,
     /// GPUs of each worker; it sees no others
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpus_per_worker: u16,

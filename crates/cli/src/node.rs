@@ -405,7 +405,7 @@ fn describe(
         address.name,
         address.id,
         output::count(capacity.cores.into(), "hot core"),
-        output::count(capacity.workers.into(), "warm worker"),
+        output::count(capacity.workers.whole_part().into(), "warm worker"),
         output::size(capacity.memory_bytes),
         state.display(),
     ))

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::FromRawFd;
 
 pub use dayfly_command::colours;
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::text::{self, OutputEscaper};
@@ -237,9 +238,20 @@ pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
+/// Formats cores with their noun: `1 core`, `0.5 cores`.
+pub fn cores(cores: MilliCores) -> String {
+    format!("{cores} core{}", if cores == MilliCores::ONE { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_cores_are_shown_as_decimals() {
+        let shown = [500, 1_000, 1_250, 2_000].map(|thousandths| cores(MilliCores::new(thousandths)));
+        assert_eq!(shown, ["0.5 cores", "1 core", "1.25 cores", "2 cores"]);
+    }
 
     #[test]
     fn columns_align_without_trailing_spaces() {

@@ -29,7 +29,7 @@ pub struct NodeArguments {
     /// Memory that leases may use, such as 2G [default: three quarters of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,
-    /// Maximum number of warm workers [default: 16 per core]
+    /// Maximum number of warm workers of one core; two of half a core count as one [default: 16 per core]
     #[arg(
         long,
         value_name = "N",

@@ -4,6 +4,7 @@ use clap::Args;
 use dayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
 use dayfly_command::Global;
 use dayfly_protocol::api::{HarvestStatus, Health, NodeState, VersionInfo};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::NodeId;
 use serde::de::DeserializeOwned;
@@ -112,7 +113,7 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
         ("ID", Align::Left),
     ];
     let mut table = Table::new(&columns);
-    let of = |free: u16, all: u16| format!("{free} of {all} free");
+    let of = |free: MilliCores, all: MilliCores| format!("{free} of {all} free");
     for node in nodes {
         let transports: Vec<&str> = [node.address.unix.as_ref().map(|_| "shm"), node.address.tcp.as_deref()]
             .into_iter()
@@ -127,11 +128,11 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
         table.row([
             node.address.name.clone(),
             state,
-            of(node.free.cores, node.capacity.cores),
+            of(node.free.cores.into(), node.capacity.cores.into()),
             of(node.free.workers, node.capacity.workers),
             match node.capacity.gpus {
                 0 => "-".into(),
-                gpus => of(node.free.gpus, gpus),
+                gpus => format!("{} of {gpus} free", node.free.gpus),
             },
             format!(
                 "{} of {} free",
@@ -174,6 +175,15 @@ fn sandbox(lease: &LeaseStatus) -> String {
     }
 }
 
+/// Workers of a lease, and what each owns unless it is one core: `2 warm`, `2 warm of 0.5 cores`.
+pub fn workers(lease: &LeaseStatus) -> String {
+    let text = format!("{} {}", lease.workers, mode(lease.mode));
+    match lease.cores_per_worker {
+        MilliCores::ONE => text,
+        cores => format!("{text} of {}", output::cores(cores)),
+    }
+}
+
 /// Returns the table of leases for `dayfly status` and `dayfly lease list`.
 pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
     let columns = [
@@ -201,7 +211,7 @@ pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
             lease.lease.to_string(),
             lease.state.name().into(),
             node_name(lease.node, nodes),
-            format!("{} {}", lease.workers, mode(lease.mode)),
+            workers(lease),
             sandbox(lease),
             output::size(lease.memory_bytes),
             ends,

@@ -77,10 +77,10 @@ struct PriceArguments {
     /// Price of one GiB held for one second
     #[arg(long = "price-allocation", id = "allocation", value_name = "AMOUNT", value_parser = values::amount)]
     allocation: Option<u64>,
-    /// Price of one second inside functions
+    /// Price of one second inside functions, for each core of the worker
     #[arg(long = "price-computing", id = "computing", value_name = "AMOUNT", value_parser = values::amount)]
     computing: Option<u64>,
-    /// Price of one second of polling
+    /// Price of one second of polling, for each core of the worker
     #[arg(long = "price-polling", id = "polling", value_name = "AMOUNT", value_parser = values::amount)]
     polling: Option<u64>,
     /// Price of one borrowed core for one second
@@ -236,8 +236,8 @@ pub fn prices(arguments: &PricesArguments, global: &Global) -> Result<(), Failur
         output::json(&prices)?
     } else {
         format!(
-            "allocation  {} for one GiB held for one second\ncomputing   {} for one second inside functions\n\
-             polling     {} for one second of polling\nborrowing   {} for one core, {} for one GiB, for one second",
+            "allocation  {} for one GiB held for one second\ncomputing   {} for one second inside functions, for each core\n\
+             polling     {} for one second of polling, for each core\nborrowing   {} for one core, {} for one GiB, for one second",
             output::amount(prices.allocation_per_gib_s),
             output::amount(prices.computing_per_s),
             output::amount(prices.polling_per_s),

@@ -7,12 +7,13 @@ use clap::Args;
 use dayfly_client::{Client, LeaseStatus, NodeStatus};
 use dayfly_command::Global;
 use dayfly_protocol::api::Usage;
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::LeaseId;
 use serde::Serialize;
 
 use crate::output::{Align, Table};
-use crate::status::{mode, node_name};
+use crate::status::{node_name, workers};
 use crate::{connect, output, values};
 
 /// Minimum interval. Nodes report the usage of leases about once per second.
@@ -124,14 +125,14 @@ fn row(lease: LeaseStatus, nodes: &[NodeStatus], earlier: Option<&Before>, at: I
 
 impl Look {
     fn text(&self, bold: bool) -> String {
-        let sum = |of: fn(&NodeStatus) -> u16| self.nodes.iter().map(|node| u64::from(of(node))).sum::<u64>();
+        let sum = |of: fn(&NodeStatus) -> MilliCores| self.nodes.iter().map(of).sum::<MilliCores>();
         // The sum of an empty iterator of floats is -0.
         let calls = self.leases.iter().fold(0.0, |sum, row| sum + row.calls_per_s);
         let summary = format!(
             "{}, {} of {} hot cores and {} of {} warm workers free; {}, {calls:.0} calls/s",
             output::count(self.nodes.len() as u64, "node"),
-            sum(|node| node.free.cores),
-            sum(|node| node.capacity.cores),
+            sum(|node| node.free.cores.into()),
+            sum(|node| node.capacity.cores.into()),
             sum(|node| node.free.workers),
             sum(|node| node.capacity.workers),
             output::count(self.leases.len() as u64, "lease"),
@@ -154,7 +155,7 @@ impl Look {
             table.row([
                 row.lease.lease.to_string(),
                 row.node_name.clone(),
-                format!("{} {}", row.lease.workers, mode(row.lease.mode)),
+                workers(&row.lease),
                 format!("{:.0}", row.calls_per_s),
                 format!("{:.1}", row.computing_percent),
                 format!("{:.1}", row.polling_percent),

@@ -212,7 +212,9 @@ async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Resu
             runtime: tokio::runtime::Handle::current(),
         }),
         lending: lending(manager),
-        max_workers: cores.min(status.capacity.workers).max(1),
+        max_workers: cores
+            .min(u16::try_from(status.capacity.workers.whole_part()).unwrap_or(u16::MAX))
+            .max(1),
         idle: IDLE,
     };
     let conversation = manager.attach(LOCAL).await?;
@@ -274,7 +276,7 @@ impl Running {
             self.manager.url(),
             address.name,
             output::count(capacity.cores.into(), "hot core"),
-            output::count(capacity.workers.into(), "warm worker"),
+            output::count(capacity.workers.whole_part().into(), "warm worker"),
             output::size(capacity.memory_bytes),
             state.display(),
         ))

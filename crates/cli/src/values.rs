@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 pub use dayfly_command::values::{Level, duration, size};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::id_pattern::IdPattern;
 use serde_json::Value;
@@ -16,6 +17,12 @@ pub fn amount(text: &str) -> Result<u64, String> {
         return Err(wrong());
     }
     format!("{whole}{part:0<9}").parse().map_err(|_| wrong())
+}
+
+/// Parses the cores of a worker, such as `2` or `0.5`.
+pub fn cores(text: &str) -> Result<MilliCores, String> {
+    let cores = text.parse::<MilliCores>().and_then(MilliCores::for_worker);
+    cores.map_err(|error| error.to_string())
 }
 
 /// Parses the name of a tenant or a token, which must be valid in a path of the API without escapes.
@@ -74,6 +81,15 @@ mod tests {
     use dayfly_protocol::ids::TaskId;
 
     use super::*;
+
+    #[test]
+    fn worker_owns_at_least_a_hundredth_core() {
+        assert_eq!(cores("0.25"), Ok(MilliCores::new(250)));
+        assert_eq!(cores("2"), Ok(MilliCores::from(2_u16)));
+        for text in ["0", "0.009", "0.0625", "-1", "NaN", "1e18", "half", ""] {
+            assert!(cores(text).unwrap_err().contains("cores"), "{text}");
+        }
+    }
 
     #[test]
     fn named_arguments_are_json_or_strings() {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use dayfly_lease::SigningKey;
 use dayfly_lease::allowance::{Candidates, pause_ms};
 use dayfly_protocol::api::{Allowance, AllowanceRequest, Grant, LeaseRequest, NodeAddress, Sandbox};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{AllowanceId, NodeId};
@@ -34,7 +35,7 @@ pub struct AllowanceOptions {
     /// Workers of all leases together.
     pub workers: u32,
     /// Cores of all leases together; 0 for one core per worker.
-    pub cores: u32,
+    pub cores: MilliCores,
     /// Memory of all leases together, in bytes; 0 leaves it to the nodes.
     pub memory_bytes: u64,
     /// Most workers on one node; 0 leaves it to the manager.
@@ -50,7 +51,7 @@ impl AllowanceOptions {
     pub fn workers(workers: u32) -> Self {
         Self {
             workers,
-            cores: 0,
+            cores: MilliCores::ZERO,
             memory_bytes: 0,
             workers_per_node: 0,
             duration: Duration::from_secs(24 * 3600),

@@ -10,6 +10,7 @@ use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{
     Grant, HostPath, LeaseRequest, LoanTerms, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox,
 };
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, PublicKey, WorkerIndex};
@@ -26,7 +27,7 @@ use crate::{Channel, ChannelOptions, Client, Error, OutputReader, Pool, PoolOpti
 #[derive(Debug, Clone)]
 pub struct LeaseOptions {
     pub workers: u16,
-    pub cores_per_worker: u16,
+    pub cores_per_worker: MilliCores,
     /// Memory of the whole lease in bytes; 0 for the node's usual share.
     pub memory_bytes: u64,
     /// GPUs of each worker. A worker sees no others.
@@ -66,7 +67,7 @@ impl LeaseOptions {
     pub fn native(workers: u16) -> Self {
         Self {
             workers,
-            cores_per_worker: 1,
+            cores_per_worker: MilliCores::ONE,
             memory_bytes: 0,
             gpus_per_worker: 0,
             duration: Duration::from_secs(24 * 3600),

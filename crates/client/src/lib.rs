@@ -79,6 +79,7 @@ pub use dayfly_fabric::{Allocator, Buffer, Choice, ChoiceError, Received, Transp
 pub use dayfly_protocol::api::{
     Borrow, Connection, Grant, HostPath, LeaseStatus, LoanTerms, Mode, NodeStatus, Placement, Runtime, Sandbox,
 };
+pub use dayfly_protocol::cores::{CoresError, MilliCores};
 pub use dayfly_protocol::error::{Code, Failure, Retry};
 pub use dayfly_protocol::executor::Form;
 pub use dayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};

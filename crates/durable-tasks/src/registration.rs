@@ -133,6 +133,8 @@ impl Tasks {
 
 /// Refuses a function that no worker could run in its environment.
 fn check_runnable(given: &FunctionRegistration) -> Result<(), Failure> {
+    let cores = given.resources.cores.for_worker();
+    cores.map_err(|error| Failure::new(Code::InvalidRequest, error.to_string()))?;
     let ranks = given.resources.ranks;
     if ranks > MAX_RANKS {
         let text = format!("a function of {ranks} ranks; {MAX_RANKS} are allowed");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use dayfly_client::Client;
 use dayfly_protocol::api::{Connection, Placement, Runtime};
+use dayfly_protocol::cores::{MIN_WORKER_CORES, MilliCores};
 use dayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::functions::Resources;
@@ -39,8 +40,8 @@ pub trait ElasticNodes: Send + Sync {
     /// How long a new node would remain; `None` without end.
     fn max_lifetime(&self) -> Option<Duration>;
 
-    /// Single-core workers that fit now, whichever tenant holds the room.
-    fn available_cores(&self) -> u32;
+    /// Cores for workers, whichever tenant holds them.
+    fn available_cores(&self) -> MilliCores;
 
     /// Upper bounds.
     fn limits(&self) -> NodeLimits;
@@ -59,11 +60,12 @@ pub struct NodeLimits {
 
 impl NodeLimits {
     /// The part of a node's cores that belongs to this many of its GPUs.
-    pub fn cores_beside(&self, gpus: u16) -> u16 {
+    pub fn cores_beside(&self, gpus: u16) -> MilliCores {
         match self.gpus {
-            0 => 0,
+            0 => MilliCores::ZERO,
             all => {
-                u16::try_from(u32::from(self.cores) * u32::from(gpus.min(all)) / u32::from(all)).unwrap_or(self.cores)
+                let cores = u32::from(self.cores) * u32::from(gpus.min(all)) / u32::from(all);
+                MilliCores::from(cores)
             }
         }
     }
@@ -71,10 +73,11 @@ impl NodeLimits {
     /// Number of workers of a function that fit on an empty node.
     fn workers_on_one(&self, needed: &Resources) -> u32 {
         let by_gpus = match needed.gpus {
-            0 => u16::MAX,
-            gpus => self.gpus / gpus,
+            0 => u32::MAX,
+            gpus => (self.gpus / gpus).into(),
         };
-        (self.cores / needed.cores.max(1)).min(by_gpus).into()
+        let by_cores = MilliCores::from(self.cores).holds(needed.cores.max(MIN_WORKER_CORES));
+        u32::try_from(by_cores).unwrap_or(u32::MAX).min(by_gpus)
     }
 }
 
@@ -344,7 +347,7 @@ impl MessageLoop {
         if u32::from(workers) <= room {
             return None;
         }
-        let with = |cores: u16, gpus: u16| match gpus {
+        let with = |cores: MilliCores, gpus: u16| match gpus {
             0 => format!("{cores} cores"),
             gpus => format!("{cores} cores and {gpus} GPUs"),
         };
@@ -354,7 +357,7 @@ impl MessageLoop {
             with(needed.cores, needed.gpus),
             needed.placement.name(),
             most.nodes,
-            with(most.cores, most.gpus),
+            with(most.cores.into(), most.gpus),
         );
         Some(Failure::new(Code::TooLarge, text))
     }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::dispatch::{Ended, FromDispatcher};
 use dayfly_scheduling::{Demand, Window};
 use tokio::runtime::Handle;
@@ -90,8 +91,8 @@ impl DispatcherState {
     }
 
     /// Cores that are available now for workers of all worker sets.
-    pub fn available_cores(&self) -> u32 {
-        let most = u32::from(self.options.max_workers);
+    pub fn available_cores(&self) -> MilliCores {
+        let most = MilliCores::from(self.options.max_workers);
         let available = |elastic_nodes: &Arc<dyn ElasticNodes>| elastic_nodes.available_cores().min(most);
         self.options.elastic_nodes.as_ref().map_or(most, available)
     }

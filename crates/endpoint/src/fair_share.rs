@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use dayfly_protocol::cores::MilliCores;
+
 /// How long a worker set without workers waits before all others make room.
 const MAX_STARVATION: Duration = Duration::from_secs(1);
 
@@ -63,16 +65,17 @@ impl<K: Clone + PartialEq> FairShare<K> {
         self.held.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// An equal share of `total` cores, at least 1.
-    fn equal_share(&self, total: u32) -> u32 {
-        (total / self.active.load(Ordering::Relaxed).max(1)).max(1)
+    /// An equal share of `total`, in whole cores and at least 1.
+    fn equal_share(&self, total: MilliCores) -> MilliCores {
+        let active = self.active.load(Ordering::Relaxed).max(1);
+        MilliCores::from((total.whole_part() / active).max(1))
     }
 
     /// Number of cores, of `total`, that this worker set may have now.
-    pub fn share(&self, of: &K, total: u32) -> u32 {
+    pub fn share(&self, of: &K, total: MilliCores) -> MilliCores {
         let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         match &*claim {
-            Some(other) if other != of => 0,
+            Some(other) if other != of => MilliCores::ZERO,
             _ => self.equal_share(total),
         }
     }
@@ -84,10 +87,17 @@ impl<K: Clone + PartialEq> FairShare<K> {
 
     /// Records since when a worker set has found no room; `None` if it finds some. It has workers on `has` of `total`
     /// cores.
-    pub fn record_wait(&self, one: &K, share_state: &mut ShareState, since: Option<Instant>, has: u32, total: u32) {
+    pub fn record_wait(
+        &self,
+        one: &K,
+        share_state: &mut ShareState,
+        since: Option<Instant>,
+        has: MilliCores,
+        total: MilliCores,
+    ) {
         let is_waiting = since.is_some() && has < self.equal_share(total);
         change(&mut share_state.waiting, is_waiting, &self.waiting);
-        let claims = has == 0 && since.is_some_and(|since| since.elapsed() >= MAX_STARVATION);
+        let claims = has == MilliCores::ZERO && since.is_some_and(|since| since.elapsed() >= MAX_STARVATION);
         let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         match claims {
             true if claim.is_none() => *claim = Some(one.clone()),
@@ -111,7 +121,11 @@ fn change(flag: &mut bool, value: bool, count: &AtomicU32) {
 mod tests {
     use super::*;
 
-    const TOTAL: u32 = 8;
+    const TOTAL: MilliCores = MilliCores::new(8_000);
+
+    fn cores(number: u16) -> MilliCores {
+        number.into()
+    }
 
     /// Shares of three worker sets with tasks.
     fn three() -> (FairShare<char>, [ShareState; 3]) {
@@ -132,27 +146,33 @@ mod tests {
         let (fair_share, [mut a, _, mut c]) = three();
         let now = Some(Instant::now());
         // A worker set with its full share does not limit the others.
-        fair_share.record_wait(&'a', &mut a, now, 2, TOTAL);
+        fair_share.record_wait(&'a', &mut a, now, cores(2), TOTAL);
         assert!(!fair_share.is_contended());
-        fair_share.record_wait(&'c', &mut c, now, 1, TOTAL);
+        fair_share.record_wait(&'c', &mut c, now, cores(1), TOTAL);
         assert!(fair_share.is_contended());
-        assert_eq!(fair_share.share(&'a', TOTAL), 2);
-        fair_share.record_wait(&'c', &mut c, None, 2, TOTAL);
+        assert_eq!(fair_share.share(&'a', TOTAL), cores(2));
+        fair_share.record_wait(&'c', &mut c, None, cores(2), TOTAL);
         assert!(!fair_share.is_contended());
     }
 
     #[test]
     fn starved_worker_sets_get_room_in_turn() {
         let (fair_share, [mut a, mut b, _]) = three();
-        fair_share.record_wait(&'a', &mut a, long_ago(), 1, TOTAL);
-        assert_eq!(fair_share.share(&'c', TOTAL), 2);
-        fair_share.record_wait(&'a', &mut a, long_ago(), 0, TOTAL);
-        fair_share.record_wait(&'b', &mut b, long_ago(), 0, TOTAL);
-        assert_eq!(['a', 'b', 'c'].map(|one| fair_share.share(&one, TOTAL)), [2, 0, 0]);
-        fair_share.record_wait(&'a', &mut a, None, 4, TOTAL);
-        assert_eq!(['a', 'b', 'c'].map(|one| fair_share.share(&one, TOTAL)), [2, 2, 2]);
-        fair_share.record_wait(&'b', &mut b, long_ago(), 0, TOTAL);
-        assert_eq!(fair_share.share(&'a', TOTAL), 0);
+        fair_share.record_wait(&'a', &mut a, long_ago(), cores(1), TOTAL);
+        assert_eq!(fair_share.share(&'c', TOTAL), cores(2));
+        fair_share.record_wait(&'a', &mut a, long_ago(), cores(0), TOTAL);
+        fair_share.record_wait(&'b', &mut b, long_ago(), cores(0), TOTAL);
+        assert_eq!(
+            ['a', 'b', 'c'].map(|one| fair_share.share(&one, TOTAL)),
+            [2, 0, 0].map(cores)
+        );
+        fair_share.record_wait(&'a', &mut a, None, cores(4), TOTAL);
+        assert_eq!(
+            ['a', 'b', 'c'].map(|one| fair_share.share(&one, TOTAL)),
+            [2, 2, 2].map(cores)
+        );
+        fair_share.record_wait(&'b', &mut b, long_ago(), cores(0), TOTAL);
+        assert_eq!(fair_share.share(&'a', TOTAL), cores(0));
     }
 
     #[test]
@@ -160,7 +180,7 @@ mod tests {
         let fair_share = FairShare::default();
         let mut share_state = ShareState::default();
         fair_share.set_active(&mut share_state, true);
-        fair_share.record_wait(&'a', &mut share_state, long_ago(), 0, TOTAL);
+        fair_share.record_wait(&'a', &mut share_state, long_ago(), cores(0), TOTAL);
         assert!(!fair_share.is_contended());
         assert_eq!(fair_share.share(&'a', TOTAL), TOTAL);
         fair_share.set_active(&mut share_state, false);

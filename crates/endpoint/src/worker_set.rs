@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dayfly_client::{Client, Output};
+use dayfly_protocol::cores::{MIN_WORKER_CORES, MilliCores};
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_scheduling::Demand;
@@ -158,8 +159,8 @@ impl WorkerSet {
     }
 
     /// Cores to count for a worker. A worker with GPUs counts all cores that other GPU workers cannot use.
-    fn cores_per_worker(&self) -> u16 {
-        let own = self.key.cores.max(1);
+    fn cores_per_worker(&self) -> MilliCores {
+        let own = self.key.cores.max(MIN_WORKER_CORES);
         match &self.shared.options.elastic_nodes {
             Some(elastic_nodes) => elastic_nodes.limits().cores_beside(self.key.gpus).max(own),
             None => own,
@@ -173,10 +174,12 @@ impl WorkerSet {
             true => shared.fair_share.share(&self.key, shared.available_cores()),
             false => shared.options.max_workers.into(),
         };
-        match cores {
-            0 => 0,
-            cores => (cores / u32::from(self.cores_per_worker())).max(1),
+        if cores == MilliCores::ZERO {
+            return 0;
         }
+        u32::try_from(cores.holds(self.cores_per_worker()))
+            .unwrap_or(u32::MAX)
+            .max(1)
     }
 
     /// Retires drivers while other worker sets find no room and this one has more than its share.
@@ -202,7 +205,7 @@ impl WorkerSet {
 
     /// Records since when the worker set has found no room; `None` if it finds some.
     fn record_wait(&self, state: &mut WorkerSetState, since: Option<Instant>) {
-        let has = state.workers().saturating_mul(self.cores_per_worker().into());
+        let has = self.cores_per_worker() * state.workers();
         let shared = &self.shared;
         shared
             .fair_share
@@ -223,9 +226,10 @@ impl WorkerSet {
     pub fn demand(&self, demand: &mut Demand) {
         let state = self.state();
         let running: usize = state.drivers.iter().map(|driver| driver.running()).sum();
-        let tasks = (state.tasks.len() + running) as u64;
-        let cores = u64::from(self.cores_per_worker()) * u64::from(self.key.ranks.max(1));
-        demand.workers += (tasks * cores).min(self.shared.options.max_workers.into());
+        let tasks = u32::try_from(state.tasks.len() + running).unwrap_or(u32::MAX);
+        let cores = self.cores_per_worker() * u32::from(self.key.ranks.max(1)) * tasks;
+        let most = MilliCores::from(self.shared.options.max_workers);
+        demand.workers += u64::from(cores.min(most).rounded_up());
         demand.longest_ms = demand.longest_ms.max(state.tasks.longest_walltime_ms().into());
     }
 

@@ -8,11 +8,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use dayfly_protocol::api::{Capacity, LeaseRequest};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{LeaseId, NodeId};
 
 use crate::placement::mode_on;
+use crate::quantity::Quantity;
 use crate::quota::Held;
 
 /// Milliseconds for which a client does not ask a full node again, unless an update reports free resources.
@@ -29,7 +31,7 @@ pub fn cap_of(allowance: &Token) -> Held {
     Held {
         leases: u32::MAX,
         workers: allowance.workers.get().into(),
-        cores: allowance.cores.get().into(),
+        cores: MilliCores::new(allowance.milli_cores.get().into()),
         memory_bytes: allowance.memory_bytes.get(),
     }
 }
@@ -40,23 +42,23 @@ pub fn cap_of(allowance: &Token) -> Held {
 /// # Errors
 /// `TooLarge` if the lease alone exceeds a limit, `NoCapacity` if it does so together with what the node holds.
 pub fn within_cap(cap: &Held, held: &Held, wanted: &Held) -> Result<(), Failure> {
-    let bounds = [
+    let bounds: [(&str, Quantity, Quantity, Quantity); 3] = [
         (
             "workers",
             held.workers.into(),
             wanted.workers.into(),
-            u64::from(cap.workers),
+            cap.workers.into(),
         ),
-        ("cores", held.cores.into(), wanted.cores.into(), u64::from(cap.cores)),
+        ("cores", held.cores.into(), wanted.cores.into(), cap.cores.into()),
         (
             "bytes of memory",
-            held.memory_bytes,
-            wanted.memory_bytes,
-            cap.memory_bytes,
+            held.memory_bytes.into(),
+            wanted.memory_bytes.into(),
+            cap.memory_bytes.into(),
         ),
     ];
     for (what, held, wanted, most) in bounds {
-        let unlimited = what == "bytes of memory" && most == 0;
+        let unlimited = what == "bytes of memory" && most == Quantity::Count(0);
         if !unlimited && wanted > most {
             return Err(Failure::new(
                 Code::TooLarge,
@@ -65,7 +67,7 @@ pub fn within_cap(cap: &Held, held: &Held, wanted: &Held) -> Result<(), Failure>
                 ),
             ));
         }
-        if !unlimited && held.saturating_add(wanted) > most {
+        if !unlimited && held.plus(wanted) > most {
             return Err(Failure::new(
                 Code::NoCapacity,
                 format!("{held} {what} are leased here under this allowance, of at most {most}; lease elsewhere"),
@@ -137,7 +139,9 @@ impl AllowanceLedger {
 
     fn change(&mut self) -> Option<Availability> {
         let left = self.left();
-        let exhausted = left.workers == 0 || left.cores == 0 || (self.total.memory_bytes > 0 && left.memory_bytes == 0);
+        let exhausted = left.workers == 0
+            || left.cores == MilliCores::ZERO
+            || (self.total.memory_bytes > 0 && left.memory_bytes == 0);
         if std::mem::replace(&mut self.exhausted, exhausted) == exhausted {
             return None;
         }
@@ -235,7 +239,7 @@ mod tests {
         Held {
             leases: 1,
             workers,
-            cores: workers,
+            cores: workers.into(),
             memory_bytes: 0,
         }
     }
@@ -243,7 +247,7 @@ mod tests {
     fn free(workers: u16) -> Capacity {
         Capacity {
             cores: 0,
-            workers,
+            workers: workers.into(),
             memory_bytes: u64::MAX,
             gpus: 0,
         }
@@ -259,6 +263,17 @@ mod tests {
         assert!(within_cap(&cap, &held(1), &held(3)).is_ok());
         assert_eq!(within_cap(&cap, &held(2), &held(3)).unwrap_err().code, Code::NoCapacity);
         assert_eq!(within_cap(&cap, &held(0), &held(5)).unwrap_err().code, Code::TooLarge);
+    }
+
+    #[test]
+    fn allowance_counts_thousandths_of_cores() {
+        let cores = |thousandths| Held {
+            cores: MilliCores::new(thousandths),
+            ..Held::default()
+        };
+        assert!(within_cap(&cores(1_000), &cores(750), &cores(250)).is_ok());
+        let refused = within_cap(&cores(1_000), &cores(750), &cores(251)).unwrap_err();
+        assert!(refused.message.contains("0.75 cores are leased here"), "{refused}");
     }
 
     #[test]

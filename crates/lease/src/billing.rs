@@ -4,6 +4,7 @@
 //! allows. Meters travel as totals with growing sequence numbers, so that an entry may arrive more than once.
 
 use dayfly_protocol::api::{LoanUsage, Usage};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::tenancy::Prices;
 
 /// Cuts one worker's meter to plausible values: computing and polling together take at most the time since the lease
@@ -63,9 +64,9 @@ pub fn merge(a: Usage, b: Usage) -> Usage {
 pub struct Cost {
     /// Cost of memory: Ca ta.
     pub allocation: u64,
-    /// Cost of computing: Cc tc.
+    /// Cost of computing: Cc tc, for each core of a worker.
     pub computing: u64,
-    /// Cost of polling: Ch th.
+    /// Cost of polling: Ch th, for each core of a worker.
     pub polling: u64,
     /// Cost of borrowed resources.
     pub borrowing: u64,
@@ -74,18 +75,21 @@ pub struct Cost {
 impl Cost {
     /// Returns the cost of `usage` at these prices. `ta` is the product of allocation time and memory. `allocated_us`
     /// counts the time once for each worker and `memory_bytes` is for the whole lease, hence the division by `workers`.
-    /// More usage never costs less.
-    pub fn of(prices: &Prices, usage: &Usage, memory_bytes: u64, workers: u16) -> Self {
+    /// The time of a worker counts as often as it owns cores, so half a core costs half. More usage never costs less.
+    pub fn of(prices: &Prices, usage: &Usage, memory_bytes: u64, workers: u16, cores_per_worker: MilliCores) -> Self {
         const US_PER_S: u128 = 1_000_000;
         let whole = |billionths: u128| u64::try_from(billionths).unwrap_or(u64::MAX);
-        let per_s = |us: u64, price: u64| whole(u128::from(us) * u128::from(price) / US_PER_S);
+        let core_s = |us: u64, price: u64| {
+            let milli_core_us = u128::from(us).saturating_mul(cores_per_worker.get().into());
+            whole(milli_core_us.saturating_mul(price.into()) / US_PER_S / u128::from(MilliCores::ONE.get()))
+        };
         let byte_us = u128::from(usage.allocated_us) * u128::from(memory_bytes) / u128::from(workers.max(1));
         // Divide the bytes first: 2^64 us of 2^64 bytes would leave no room for the price.
         let allocation = (byte_us >> 30).saturating_mul(prices.allocation_per_gib_s.into()) / US_PER_S;
         Self {
             allocation: whole(allocation),
-            computing: per_s(usage.computing_us, prices.computing_per_s),
-            polling: per_s(usage.polling_us, prices.polling_per_s),
+            computing: core_s(usage.computing_us, prices.computing_per_s),
+            polling: core_s(usage.polling_us, prices.polling_per_s),
             borrowing: 0,
         }
     }
@@ -176,8 +180,25 @@ mod tests {
         };
         // 4 workers for 10 s with 2 GiB in total: 20 GiB s.
         assert_eq!(
-            Cost::of(&prices, &usage, 2 << 30, 4).total(),
+            Cost::of(&prices, &usage, 2 << 30, 4, MilliCores::ONE).total(),
             2 * 20 + 1_000 * 3 + 100 * 5
+        );
+    }
+
+    #[test]
+    fn half_a_core_costs_half() {
+        let prices = Prices {
+            computing_per_s: 1_000,
+            polling_per_s: 100,
+            ..Prices::default()
+        };
+        let usage = used(3_000_000, 5_000_000, 1);
+        let total = |thousandths| Cost::of(&prices, &usage, 0, 1, MilliCores::new(thousandths)).total();
+        assert_eq!([500, 1_000, 2_000].map(total), [1_750, 3_500, 7_000]);
+        assert_eq!(
+            (1..=100).map(|_| total(10)).sum::<u64>(),
+            total(1_000),
+            "nothing is lost"
         );
     }
 
@@ -248,17 +269,17 @@ mod tests {
         }
 
         #[test]
-        fn more_usage_never_costs_less(a in any_usage(), b in any_usage(), memory in any::<u64>(), workers in any::<u16>(), price in any::<u64>()) {
+        fn more_usage_never_costs_less(a in any_usage(), b in any_usage(), memory in any::<u64>(), workers in any::<u16>(), cores in any::<u64>(), price in any::<u64>()) {
             let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price, ..Prices::default() };
-            let less = Cost::of(&prices, &a, memory, workers);
-            let more = Cost::of(&prices, &merge(a, b), memory, workers);
+            let less = Cost::of(&prices, &a, memory, workers, MilliCores::new(cores));
+            let more = Cost::of(&prices, &merge(a, b), memory, workers, MilliCores::new(cores));
             prop_assert!(more.total() >= less.total());
         }
 
         #[test]
-        fn no_usage_overflows_the_bill(usage in any_usage(), memory in any::<u64>(), workers in any::<u16>(), price in any::<u64>()) {
+        fn no_usage_overflows_the_bill(usage in any_usage(), memory in any::<u64>(), workers in any::<u16>(), cores in any::<u64>(), price in any::<u64>()) {
             let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price, ..Prices::default() };
-            Cost::of(&prices, &usage, memory, workers).total();
+            Cost::of(&prices, &usage, memory, workers, MilliCores::new(cores)).total();
         }
     }
 }

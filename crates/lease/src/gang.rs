@@ -1,6 +1,7 @@
 //! Division of a gang's workers among nodes. All workers are placed at once, or none.
 
 use dayfly_protocol::api::{Capacity, LeaseRequest, MAX_RANKS, Mode, Placement};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::NodeId;
 
 use crate::ledger::{LedgerError, MAX_WORKERS, MIN_WORKER_BYTES, validate};
@@ -123,15 +124,17 @@ fn rooms(request: &LeaseRequest, mode: Mode, up: &[&View], spin: u64, of: fn(&Vi
         .map(|view| {
             let capacity = of(view);
             let places = match mode {
-                Mode::Hot => capacity.cores,
+                Mode::Hot if !request.cores_per_worker.is_whole() => MilliCores::ZERO,
+                Mode::Hot => capacity.cores.into(),
                 _ => capacity.workers,
-            } / request.cores_per_worker;
+            };
+            let places = places.holds(request.cores_per_worker);
             let places = match request.gpus_per_worker {
                 0 => places,
-                gpus => places.min(capacity.gpus / gpus),
+                gpus => places.min((capacity.gpus / gpus).into()),
             };
             let fed = capacity.memory_bytes / worker_bytes.max(1);
-            let workers = u64::from(places.min(MAX_WORKERS)).min(fed) as u16;
+            let workers = places.min(MAX_WORKERS.into()).min(fed) as u16;
             Room {
                 node: view.node,
                 workers,
@@ -235,7 +238,7 @@ mod tests {
         let capacity = Capacity {
             cores: 8,
             memory_bytes: 4 << 30,
-            workers: 64,
+            workers: MilliCores::from(64_u16),
             gpus: 4,
         };
         View {
@@ -244,7 +247,7 @@ mod tests {
             capacity,
             free: Capacity {
                 cores: free_cores,
-                workers: free_workers,
+                workers: free_workers.into(),
                 ..capacity
             },
             coverage_percent: 0,
@@ -267,6 +270,24 @@ mod tests {
         assert_eq!(divided(8, Placement::Packed, &nodes), [(1, 8)]);
         assert_eq!(divided(10, Placement::Packed, &nodes), [(1, 8), (4, 2)]);
         assert_eq!(divided(19, Placement::Packed, &nodes), [(1, 8), (3, 6), (2, 3), (4, 2)]);
+    }
+
+    #[test]
+    fn gang_of_small_workers_fills_thousandths() {
+        let thirds = LeaseRequest {
+            cores_per_worker: MilliCores::new(333),
+            ..gang(5, Mode::Auto)
+        };
+        let nodes = [view(1, 8, 1), view(2, 8, 1)];
+        let parts = divide(&thirds, Placement::Packed, &nodes, &[], 0).unwrap();
+        assert_eq!(shares(&parts), [(1, 3), (2, 2)]);
+        assert!(parts.iter().all(|part| part.mode == Mode::Warm));
+        let hot = LeaseRequest {
+            mode: Mode::Hot,
+            ..thirds
+        };
+        let refused = divide(&hot, Placement::Packed, &nodes, &[], 0).unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidRequest);
     }
 
     #[test]

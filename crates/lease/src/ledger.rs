@@ -2,14 +2,19 @@
 //!
 //! Hot workers own numbered cores. Warm workers own none: they share the remaining cores. At least
 //! [`Resources::kept_cores`] cores are never leased, so that clients and daemons always have cores to run on. A warm
-//! worker of several cores takes as many places as single-core workers would.
+//! worker takes as many places as it owns cores, in thousandths: two workers of half a core take one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use dayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::LeaseId;
 
+use crate::quantity::Quantity;
+
+/// Most warm workers of a node with fewer places. Workers of a part of a core may outnumber the places.
+const MAX_SMALL_WORKERS: u32 = 1_024;
 /// Most workers of one lease.
 pub const MAX_WORKERS: u16 = 1_024;
 /// Most host paths of a lease.
@@ -56,8 +61,8 @@ pub struct Reservation {
     pub mode: Mode,
     /// Number of workers.
     pub workers: u16,
-    /// Places of warm workers; 0 for a hot lease.
-    pub places: u16,
+    /// Places of warm workers; none for a hot lease.
+    pub places: MilliCores,
     /// Exclusive cores, `cores_per_worker` for each worker in turn; empty for a warm lease.
     pub cores: Vec<u16>,
     /// Memory in bytes.
@@ -75,9 +80,9 @@ pub enum LedgerError {
         /// Name of the resource.
         what: &'static str,
         /// Requested amount.
-        asked: u64,
+        asked: Quantity,
         /// The node's total.
-        total: u64,
+        total: Quantity,
         /// Additional advice for the message.
         hint: &'static str,
     },
@@ -89,11 +94,11 @@ pub enum LedgerError {
         /// Name of the resource.
         what: &'static str,
         /// Requested amount.
-        asked: u64,
+        asked: Quantity,
         /// Free amount.
-        free: u64,
+        free: Quantity,
         /// The node's total.
-        total: u64,
+        total: Quantity,
     },
     /// The request is malformed or contradicts itself.
     #[error("{0}")]
@@ -131,8 +136,10 @@ pub fn validate(request: &LeaseRequest) -> Result<(), LedgerError> {
             hint: " or take several leases",
         });
     }
-    if request.cores_per_worker == 0 {
-        return invalid("0 cores per worker; ask for at least 1, or for mode warm, which shares cores");
+    let cores = request.cores_per_worker.for_worker();
+    let cores = cores.map_err(|error| LedgerError::Invalid(error.to_string()))?;
+    if request.mode == Mode::Hot && !cores.is_whole() {
+        return Err(fraction_of_hot_worker(cores));
     }
     if request.duration_ms == 0 {
         return invalid("a lease of 0 ms; ask for at least 1 ms");
@@ -140,8 +147,8 @@ pub fn validate(request: &LeaseRequest) -> Result<(), LedgerError> {
     if request.files.len() > MAX_FILES {
         return Err(LedgerError::TooLarge {
             what: "host paths",
-            asked: request.files.len() as u64,
-            total: MAX_FILES as u64,
+            asked: (request.files.len() as u64).into(),
+            total: (MAX_FILES as u64).into(),
             hint: "; name a directory above them",
         });
     }
@@ -152,6 +159,13 @@ pub fn validate(request: &LeaseRequest) -> Result<(), LedgerError> {
     Ok(())
 }
 
+fn fraction_of_hot_worker(cores: MilliCores) -> LedgerError {
+    LedgerError::Invalid(format!(
+        "{cores} cores per worker of a hot lease, whose workers poll on cores of their own; ask for whole cores, or for mode \
+         warm"
+    ))
+}
+
 /// Accounting of one node's resources. Never over-committed: an amount can only be reserved while it is free.
 #[derive(Debug, Clone)]
 pub struct Ledger {
@@ -159,7 +173,10 @@ pub struct Ledger {
     free_cores: BTreeSet<u16>,
     kept: BTreeSet<u16>,
     free_memory_bytes: u64,
-    free_workers: u16,
+    /// Free places of warm workers.
+    free_places: MilliCores,
+    /// Warm workers of all leases.
+    warm_workers: u32,
     free_gpus: BTreeSet<u16>,
     held: BTreeMap<LeaseId, Reservation>,
 }
@@ -173,7 +190,8 @@ impl Ledger {
             free_cores: all.difference(&kept).copied().collect(),
             kept,
             free_memory_bytes: resources.memory_bytes,
-            free_workers: resources.workers,
+            free_places: resources.workers.into(),
+            warm_workers: 0,
             free_gpus: (0..count(&resources.gpus)).collect(),
             held: BTreeMap::new(),
             resources,
@@ -185,7 +203,7 @@ impl Ledger {
         Capacity {
             cores: self.leasable_cores(),
             memory_bytes: self.resources.memory_bytes,
-            workers: self.resources.workers,
+            workers: self.resources.workers.into(),
             gpus: count(&self.resources.gpus),
         }
     }
@@ -195,7 +213,7 @@ impl Ledger {
         Capacity {
             cores: self.free_cores.len() as u16,
             memory_bytes: self.free_memory_bytes,
-            workers: self.free_workers,
+            workers: self.free_places,
             gpus: count(&self.free_gpus),
         }
     }
@@ -234,13 +252,15 @@ impl Ledger {
         if mode == Mode::Hot {
             self.check_cores(request)?;
         } else {
+            let total = MilliCores::from(self.resources.workers);
             check(
                 "places of warm workers",
-                cores_of(request),
-                self.free_workers.into(),
-                self.resources.workers.into(),
+                places_of(request),
+                self.free_places,
+                total,
                 "",
             )?;
+            self.check_warm_workers(request)?;
         }
         check(
             "GPUs",
@@ -252,15 +272,16 @@ impl Ledger {
         let memory_bytes = self.memory_for(request, mode)?;
         // All checks have passed. Nothing fails from here on, so a reservation is never partial.
         let mut cores = Vec::new();
-        let mut places = 0;
+        let mut places = MilliCores::ZERO;
         if mode == Mode::Hot {
             // Take the highest numbers first, because interrupts and daemons tend to use the low ones.
-            for _ in 0..cores_of(request) {
+            for _ in 0..places_of(request).whole_part() {
                 cores.extend(self.free_cores.pop_last());
             }
         } else {
-            places = cores_of(request) as u16;
-            self.free_workers -= places;
+            places = places_of(request);
+            self.free_places = self.free_places.minus(places);
+            self.warm_workers += u32::from(request.workers);
         }
         let taken = (0..gpus_of(request)).filter_map(|_| self.free_gpus.pop_first());
         let gpus = taken
@@ -283,7 +304,10 @@ impl Ledger {
         let reservation = self.held.remove(lease)?;
         self.free_cores.extend(&reservation.cores);
         self.free_memory_bytes += reservation.memory_bytes;
-        self.free_workers += reservation.places;
+        self.free_places = self.free_places.plus(reservation.places);
+        if reservation.mode != Mode::Hot {
+            self.warm_workers -= u32::from(reservation.workers);
+        }
         let named = |gpu: &String| self.resources.gpus.iter().position(|one| one == gpu);
         let given = reservation.gpus.iter().filter_map(named);
         self.free_gpus.extend(given.filter_map(|at| u16::try_from(at).ok()));
@@ -295,14 +319,44 @@ impl Ledger {
     }
 
     fn check_cores(&self, request: &LeaseRequest) -> Result<(), LedgerError> {
-        let total = self.leasable_cores().into();
-        check(
-            "cores",
-            cores_of(request),
-            self.free_cores.len() as u64,
-            total,
-            " or for mode warm, which shares cores",
-        )
+        if !request.cores_per_worker.is_whole() {
+            return Err(fraction_of_hot_worker(request.cores_per_worker));
+        }
+        let free = MilliCores::from(self.free_cores.len() as u32);
+        let total = MilliCores::from(self.leasable_cores());
+        let hint = " or for mode warm, which shares cores";
+        check("cores", places_of(request), free, total, hint)
+    }
+
+    /// Bounds the processes of workers that own a part of a core.
+    fn check_warm_workers(&self, request: &LeaseRequest) -> Result<(), LedgerError> {
+        let total = MAX_SMALL_WORKERS.max(self.resources.workers.into());
+        let free = total.saturating_sub(self.warm_workers);
+        check("warm workers", u32::from(request.workers), free, total, "")
+    }
+
+    /// Number of calls of warm workers that may run at once on the shared cores: one for each core, and more if smaller
+    /// workers fit on them together.
+    pub fn calls_at_once(&self) -> u32 {
+        let warm = self
+            .held
+            .values()
+            .filter(|held| held.mode != Mode::Hot && held.workers > 0);
+        let mut sizes: Vec<(u64, u32)> = warm
+            .map(|held| (held.places.get() / u64::from(held.workers), held.workers.into()))
+            .filter(|(size, _)| *size < MilliCores::ONE.get())
+            .collect();
+        sizes.sort_unstable();
+        let mut room = MilliCores::from(self.shared_cores().len() as u32);
+        let mut fitting = 0;
+        for (size, workers) in sizes {
+            let size = MilliCores::new(size);
+            let some = workers.min(u32::try_from(room.holds(size)).unwrap_or(u32::MAX));
+            room = room.minus(size * some);
+            fitting += some;
+        }
+        // The rest of the cores is for whole workers.
+        fitting + room.whole_part()
     }
 
     fn memory_for(&self, request: &LeaseRequest, mode: Mode) -> Result<u64, LedgerError> {
@@ -319,7 +373,7 @@ impl Ledger {
         }
         let least = MIN_WORKER_BYTES * u64::from(request.workers);
         check("bytes of memory", least, self.free_memory_bytes, total, "")?;
-        let all_cores = self.resources.cores.len() as u64;
+        let all_cores = MilliCores::from(self.resources.cores.len() as u32);
         let share = share(request, mode, total, all_cores, self.resources.workers.into());
         Ok(share.clamp(least, self.free_memory_bytes))
     }
@@ -328,11 +382,11 @@ impl Ledger {
 /// Returns the bytes of memory that a lease without a memory request would get, on a node with this capacity and these
 /// free resources.
 pub fn share_of(request: &LeaseRequest, capacity: &Capacity, free: &Capacity) -> u64 {
-    let hot = request.mode != Mode::Warm && cores_of(request) <= u64::from(free.cores);
+    let hot = request.mode != Mode::Warm && fits_hot(request, free.cores);
     let mode = if hot { Mode::Hot } else { Mode::Warm };
     // Include the one core that is never leased.
-    let all_cores = u64::from(capacity.cores) + 1;
-    let share = share(request, mode, capacity.memory_bytes, all_cores, capacity.workers.into());
+    let all_cores = MilliCores::from(capacity.cores).plus(MilliCores::ONE);
+    let share = share(request, mode, capacity.memory_bytes, all_cores, capacity.workers);
     share
         .min(free.memory_bytes)
         .max(MIN_WORKER_BYTES * u64::from(request.workers))
@@ -340,12 +394,13 @@ pub fn share_of(request: &LeaseRequest, capacity: &Capacity, free: &Capacity) ->
 
 /// Returns a lease's share of the memory in bytes: its share of all cores if hot, or of all warm workers. The cores
 /// that are never leased count too, because their memory is left for warm leases when every other core is hot.
-fn share(request: &LeaseRequest, mode: Mode, memory_bytes: u64, all_cores: u64, all_workers: u64) -> u64 {
-    let (asked, all) = match mode {
-        Mode::Hot => (cores_of(request), all_cores),
-        _ => (cores_of(request), all_workers),
+fn share(request: &LeaseRequest, mode: Mode, memory_bytes: u64, all_cores: MilliCores, all_workers: MilliCores) -> u64 {
+    let all = match mode {
+        Mode::Hot => all_cores,
+        _ => all_workers,
     };
-    (u128::from(memory_bytes) * u128::from(asked) / u128::from(all.max(1))).min(u128::from(memory_bytes)) as u64
+    let (asked, all) = (places_of(request).get(), all.get().max(1));
+    (u128::from(memory_bytes) * u128::from(asked) / u128::from(all)).min(u128::from(memory_bytes)) as u64
 }
 
 fn count<T>(all: impl IntoIterator<Item = T>) -> u16 {
@@ -356,11 +411,24 @@ pub(crate) fn gpus_of(request: &LeaseRequest) -> u64 {
     u64::from(request.workers) * u64::from(request.gpus_per_worker)
 }
 
-pub(crate) fn cores_of(request: &LeaseRequest) -> u64 {
-    u64::from(request.workers) * u64::from(request.cores_per_worker)
+/// Cores of all workers.
+pub(crate) fn places_of(request: &LeaseRequest) -> MilliCores {
+    request.cores_per_worker * request.workers.into()
 }
 
-fn check(what: &'static str, asked: u64, free: u64, total: u64, hint: &'static str) -> Result<(), LedgerError> {
+/// Whether its workers can be hot with this many free cores.
+pub(crate) fn fits_hot(request: &LeaseRequest, free: u16) -> bool {
+    request.cores_per_worker.is_whole() && places_of(request) <= free.into()
+}
+
+fn check<T: Into<Quantity>>(
+    what: &'static str,
+    asked: T,
+    free: T,
+    total: T,
+    hint: &'static str,
+) -> Result<(), LedgerError> {
+    let (asked, free, total) = (asked.into(), free.into(), total.into());
     if asked > total {
         return Err(LedgerError::TooLarge {
             what,

@@ -38,9 +38,9 @@ fn last_core_goes_to_one_of_two_leases() {
         error,
         LedgerError::NoCapacity {
             what: "cores",
-            asked: 1,
-            free: 0,
-            total: 1
+            asked: MilliCores::ONE.into(),
+            free: MilliCores::ZERO.into(),
+            total: MilliCores::ONE.into(),
         }
     );
     assert_eq!(error.code(), Code::NoCapacity);
@@ -95,8 +95,16 @@ fn invalid_request_is_refused_without_effect() {
     for bad in [
         request(0, Mode::Warm),
         LeaseRequest {
-            cores_per_worker: 0,
+            cores_per_worker: MilliCores::ZERO,
             ..request(1, Mode::Warm)
+        },
+        LeaseRequest {
+            cores_per_worker: MilliCores::new(9),
+            ..request(1, Mode::Warm)
+        },
+        LeaseRequest {
+            cores_per_worker: MilliCores::new(1_500),
+            ..request(1, Mode::Hot)
         },
         LeaseRequest {
             duration_ms: 0,
@@ -126,15 +134,85 @@ fn warm_worker_of_several_cores_takes_several_places() {
         ..Resources::of_machine((0..8).collect(), 8 * GIB)
     });
     let wide = |workers| LeaseRequest {
-        cores_per_worker: 3,
+        cores_per_worker: MilliCores::from(3_u16),
         ..request(workers, Mode::Warm)
     };
     ledger.reserve(lease(1), &wide(2)).unwrap();
-    assert_eq!(ledger.free().workers, 2);
+    assert_eq!(ledger.free().workers, MilliCores::from(2_u16));
     assert_eq!(ledger.reserve(lease(2), &wide(1)).unwrap_err().code(), Code::NoCapacity);
     assert_eq!(ledger.reserve(lease(2), &wide(3)).unwrap_err().code(), Code::TooLarge);
     ledger.release(&lease(1));
-    assert_eq!(ledger.free().workers, 8);
+    assert_eq!(ledger.free().workers, MilliCores::from(8_u16));
+}
+
+/// A request for workers of so many thousandths of a core.
+fn small(workers: u16, thousandths: u64) -> LeaseRequest {
+    LeaseRequest {
+        cores_per_worker: MilliCores::new(thousandths),
+        ..request(workers, Mode::Warm)
+    }
+}
+
+#[test]
+fn two_places_hold_four_workers_of_half() {
+    let mut ledger = Ledger::new(Resources {
+        workers: 2,
+        ..Resources::of_machine((0..2).collect(), 8 * GIB)
+    });
+    for n in 0..4 {
+        let held = ledger.reserve(lease(n), &small(1, 500)).unwrap();
+        assert_eq!((held.places, held.memory_bytes), (MilliCores::new(500), 2 * GIB));
+    }
+    assert_eq!(ledger.free().workers, MilliCores::ZERO);
+    let refused = ledger.reserve(lease(4), &small(1, 10)).unwrap_err();
+    assert_eq!(refused.code(), Code::NoCapacity);
+    assert!(
+        refused
+            .to_string()
+            .contains("asks for 0.01 places of warm workers of which 0 of 2 are free")
+    );
+    ledger.release(&lease(0));
+    assert!(ledger.reserve(lease(4), &small(2, 250)).is_ok());
+}
+
+#[test]
+fn auto_with_a_fraction_is_warm() {
+    let half = LeaseRequest {
+        mode: Mode::Auto,
+        ..small(1, 500)
+    };
+    assert_eq!(ledger(4).reserve(lease(1), &half).unwrap().mode, Mode::Warm);
+}
+
+#[test]
+fn processes_of_small_workers_are_bounded() {
+    let mut ledger = ledger(16);
+    let one_byte = |workers| LeaseRequest {
+        memory_bytes: 1,
+        ..small(workers, 10)
+    };
+    ledger.reserve(lease(1), &one_byte(1_000)).unwrap();
+    assert_eq!(
+        ledger.reserve(lease(2), &one_byte(25)).unwrap_err().code(),
+        Code::NoCapacity
+    );
+    ledger.reserve(lease(2), &one_byte(24)).unwrap();
+    ledger.release(&lease(1));
+    ledger.reserve(lease(3), &one_byte(1_000)).unwrap();
+}
+
+#[test]
+fn small_workers_compute_at_once_where_they_fit() {
+    let mut ledger = ledger(2);
+    ledger.reserve(lease(1), &request(3, Mode::Warm)).unwrap();
+    assert_eq!(ledger.calls_at_once(), 2);
+    ledger.reserve(lease(2), &small(1, 500)).unwrap();
+    assert_eq!(ledger.calls_at_once(), 2);
+    ledger.reserve(lease(3), &small(5, 400)).unwrap();
+    assert_eq!(ledger.calls_at_once(), 5, "five of 0.4 cores");
+    ledger.release(&lease(2));
+    ledger.release(&lease(3));
+    assert_eq!(ledger.calls_at_once(), 2);
 }
 
 #[test]
@@ -176,7 +254,7 @@ fn any_request() -> impl Strategy<Value = LeaseRequest> {
     let mode = prop_oneof![Just(Mode::Hot), Just(Mode::Warm), Just(Mode::Auto)];
     (
         0..12u16,
-        0..4u16,
+        prop_oneof![(0..4u64).prop_map(|cores| cores * 1_000), 0..4_000u64].prop_map(MilliCores::new),
         prop_oneof![Just(0), 1..10 * GIB, Just(u64::MAX)],
         mode,
     )
@@ -202,8 +280,8 @@ proptest! {
                     Ok(got) => {
                         prop_assert!(got.mode != Mode::Auto);
                         prop_assert!(got.memory_bytes >= asked.memory_bytes);
-                        let wanted = if got.mode == Mode::Hot { cores_of(&asked) } else { 0 };
-                        prop_assert_eq!(got.cores.len() as u64, wanted);
+                        let wanted = if got.mode == Mode::Hot { places_of(&asked) } else { MilliCores::ZERO };
+                        prop_assert_eq!(MilliCores::from(got.cores.len() as u32), wanted);
                     }
                     Err(_) => prop_assert_eq!(ledger.free(), before, "a refused lease took something"),
                 },
@@ -217,8 +295,9 @@ proptest! {
             prop_assert!(cores == 0 || !ledger.shared_cores().is_empty());
             let memory: u64 = held.iter().map(|r| r.memory_bytes).sum();
             prop_assert_eq!(memory + ledger.free().memory_bytes, empty.memory_bytes);
-            let warm: u16 = held.iter().filter(|r| r.mode == Mode::Warm).map(|r| r.places).sum();
-            prop_assert_eq!(warm + ledger.free().workers, empty.workers);
+            let warm: MilliCores = held.iter().filter(|r| r.mode == Mode::Warm).map(|r| r.places).sum();
+            prop_assert!(warm <= empty.workers);
+            prop_assert_eq!(warm.plus(ledger.free().workers), empty.workers);
             prop_assert_eq!(owned.len() as u16 + ledger.free().cores, empty.cores);
         }
         for n in 0..6 { ledger.release(&lease(n)); }

@@ -13,6 +13,7 @@
 //! - [`placement`]: the choice of nodes for a lease; [`gang`] divides a gang among nodes;
 //! - [`health`]: suspension of nodes that fail repeatedly;
 //! - [`billing`]: metered usage and its cost;
+//! - [`quantity`]: amounts in messages about limits;
 //! - [`quota`]: limits on what a tenant may hold and spend;
 //! - [`rendezvous`]: a manager's voucher for the server where ranks meet;
 //! - [`admission`]: limits on unauthenticated connections.
@@ -26,6 +27,7 @@ pub mod health;
 pub mod key;
 pub mod ledger;
 pub mod placement;
+pub mod quantity;
 pub mod quota;
 pub mod rendezvous;
 pub mod replay;

@@ -1,10 +1,11 @@
 //! Chooses the nodes to which a lease is offered, and their order. Only the node allocates, and it may refuse.
 
 use dayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::NodeId;
 
-use crate::ledger::{LedgerError, cores_of, gpus_of, validate};
+use crate::ledger::{LedgerError, fits_hot, gpus_of, places_of, validate};
 
 /// A node, as placement knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +50,7 @@ pub enum PlacementError {
         /// Requested mode.
         mode: &'static str,
         /// Requested cores of each worker.
-        cores_per_worker: u16,
+        cores_per_worker: MilliCores,
         /// Requested GPUs for the message; empty for none.
         gpus: String,
         /// Requested memory.
@@ -69,7 +70,7 @@ pub enum PlacementError {
         /// Requested mode.
         mode: &'static str,
         /// Requested cores of each worker.
-        cores_per_worker: u16,
+        cores_per_worker: MilliCores,
         /// Requested GPUs for the message; empty for none.
         gpus: String,
         /// Requested memory.
@@ -149,8 +150,8 @@ pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<N
     fitting.rotate_left((spin % count) as usize);
     // The sort is stable, so that the rotation breaks ties. Every hot placement precedes any warm one.
     fitting.sort_by_key(|(view, mode)| match mode {
-        Mode::Hot => (0, view.free.cores, 0),
-        _ => (1, u16::MAX - view.free.workers, u8::MAX - view.coverage_percent),
+        Mode::Hot => (0, view.free.cores.into(), 0),
+        _ => (1, u64::MAX - view.free.workers.get(), u8::MAX - view.coverage_percent),
     });
     Ok(fitting.into_iter().map(|(view, _)| view.node).collect())
 }
@@ -183,8 +184,8 @@ pub(crate) fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode
     if request.memory_bytes > capacity.memory_bytes || gpus_of(request) > capacity.gpus.into() {
         return None;
     }
-    let hot = cores_of(request) <= capacity.cores.into();
-    let warm = cores_of(request) <= capacity.workers.into();
+    let hot = fits_hot(request, capacity.cores);
+    let warm = places_of(request) <= capacity.workers;
     match request.mode {
         Mode::Hot | Mode::Auto if hot => Some(Mode::Hot),
         Mode::Warm | Mode::Auto if warm => Some(Mode::Warm),
@@ -213,7 +214,7 @@ fn refusal(request: &LeaseRequest, up: &[&View]) -> PlacementError {
     let largest = Capacity {
         cores: most(|c| c.cores.into()) as u16,
         memory_bytes: most(|c| c.memory_bytes),
-        workers: most(|c| c.workers.into()) as u16,
+        workers: MilliCores::new(most(|c| c.workers.get())),
         gpus: most(|c| c.gpus.into()) as u16,
     };
     PlacementError::TooLarge {
@@ -242,12 +243,12 @@ mod tests {
         let capacity = Capacity {
             cores: 8,
             memory_bytes: 1 << 30,
-            workers: 64,
+            workers: MilliCores::from(64_u16),
             gpus: 0,
         };
         let free = Capacity {
             cores: free_cores,
-            workers: free_workers,
+            workers: free_workers.into(),
             ..capacity
         };
         View {
@@ -351,6 +352,30 @@ mod tests {
         assert_eq!(choose(&missing, &nodes, 0).unwrap_err().code(), Code::NotFound);
     }
 
+    #[test]
+    fn part_of_core_needs_part_of_place() {
+        let quarters = LeaseRequest {
+            cores_per_worker: MilliCores::new(250),
+            ..request(5, Mode::Auto)
+        };
+        assert_eq!(
+            mode_on(&quarters, view(1, 8, 2).free),
+            Some(Mode::Warm),
+            "parts of cores are shared"
+        );
+        assert_eq!(mode_on(&quarters, view(1, 8, 1).free), None);
+        let hot = LeaseRequest {
+            mode: Mode::Hot,
+            ..quarters
+        };
+        let refused = choose(&hot, &[view(1, 8, 64)], 0).unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidRequest);
+        assert!(
+            refused.to_string().contains("whole cores, or for mode warm"),
+            "{refused}"
+        );
+    }
+
     /// The choice as it is where nobody lends.
     fn without_lending(request: &LeaseRequest, nodes: &[View], spin: u64) -> Vec<NodeId> {
         let mut fitting: Vec<&View> = nodes
@@ -362,7 +387,7 @@ mod tests {
         fitting.rotate_left((spin % count) as usize);
         fitting.sort_by_key(|view| match mode_on(request, view.free) {
             Some(Mode::Hot) => (0, u64::from(view.free.cores)),
-            _ => (1, u64::from(u16::MAX - view.free.workers)),
+            _ => (1, u64::MAX - view.free.workers.get()),
         });
         fitting.into_iter().map(|view| view.node).collect()
     }
@@ -385,7 +410,7 @@ mod tests {
             let room = |id: &NodeId| {
                 let free = nodes[usize::from(id.0[0])].free;
                 let mode = mode_on(&request, free);
-                (mode, if mode == Some(Mode::Hot) { free.cores } else { free.workers })
+                (mode, if mode == Some(Mode::Hot) { free.cores.into() } else { free.workers })
             };
             prop_assert_eq!(after.iter().map(room).collect::<Vec<_>>(), before.iter().map(room).collect::<Vec<_>>());
         }
@@ -403,8 +428,8 @@ mod tests {
                 prop_assert!(!chosen.is_empty());
                 for id in chosen {
                     let free = nodes[id.0[0] as usize].free;
-                    let room = if hot { free.cores } else { free.workers };
-                    prop_assert!(workers <= room);
+                    let room = if hot { free.cores.into() } else { free.workers };
+                    prop_assert!(MilliCores::from(workers) <= room);
                 }
             }
         }

@@ -1,7 +1,10 @@
 //! Limits on what a tenant may hold and spend.
 
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tenancy::TenantSpec;
+
+use crate::quantity::Quantity;
 
 /// Resources that leases hold together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -11,18 +14,18 @@ pub struct Held {
     /// Number of workers.
     pub workers: u32,
     /// Cores of all workers, both exclusive and shared.
-    pub cores: u32,
+    pub cores: MilliCores,
     /// Memory in bytes.
     pub memory_bytes: u64,
 }
 
 impl Held {
     /// Returns the resources of one lease.
-    pub fn by_one(workers: u16, cores_per_worker: u16, memory_bytes: u64) -> Self {
+    pub fn by_one(workers: u16, cores_per_worker: MilliCores, memory_bytes: u64) -> Self {
         Self {
             leases: 1,
             workers: workers.into(),
-            cores: u32::from(workers) * u32::from(cores_per_worker),
+            cores: cores_per_worker * workers.into(),
             memory_bytes,
         }
     }
@@ -33,7 +36,7 @@ impl Held {
         Self {
             leases: self.leases.saturating_add(other.leases),
             workers: self.workers.saturating_add(other.workers),
-            cores: self.cores.saturating_add(other.cores),
+            cores: self.cores.plus(other.cores),
             memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
         }
     }
@@ -44,7 +47,7 @@ impl Held {
         Self {
             leases: self.leases.saturating_sub(other.leases),
             workers: self.workers.saturating_sub(other.workers),
-            cores: self.cores.saturating_sub(other.cores),
+            cores: self.cores.minus(other.cores),
             memory_bytes: self.memory_bytes.saturating_sub(other.memory_bytes),
         }
     }
@@ -80,11 +83,11 @@ pub enum QuotaError {
         /// Name of the resource.
         what: &'static str,
         /// Amount held now.
-        held: u64,
+        held: Quantity,
         /// Additional amount requested.
-        wanted: u64,
+        wanted: Quantity,
         /// The quota.
-        most: u64,
+        most: Quantity,
     },
 }
 
@@ -112,35 +115,35 @@ pub fn may_spend(tenant: &str, spec: &TenantSpec, spent: u64) -> Result<(), Quot
 /// Checks that a tenant that holds `held` may hold `wanted` more.
 pub fn may_hold(tenant: &str, spec: &TenantSpec, held: Held, wanted: Held) -> Result<(), QuotaError> {
     let quota = &spec.quota;
-    let bounds = [
+    let bounds: [(&str, Quantity, Quantity, Option<Quantity>); 4] = [
         (
             "leases",
             held.leases.into(),
             wanted.leases.into(),
-            quota.leases.map(u64::from),
+            quota.leases.map(Quantity::from),
         ),
         (
             "workers",
             held.workers.into(),
             wanted.workers.into(),
-            quota.workers.map(u64::from),
+            quota.workers.map(Quantity::from),
         ),
         (
             "cores",
             held.cores.into(),
             wanted.cores.into(),
-            quota.cores.map(u64::from),
+            quota.cores.map(|cores| MilliCores::from(cores).into()),
         ),
         (
             "bytes of memory",
-            held.memory_bytes,
-            wanted.memory_bytes,
-            quota.memory_bytes,
+            held.memory_bytes.into(),
+            wanted.memory_bytes.into(),
+            quota.memory_bytes.map(Quantity::from),
         ),
     ];
     for (what, held, wanted, most) in bounds {
         if let Some(most) = most
-            && held.saturating_add(wanted) > most
+            && held.plus(wanted) > most
         {
             return Err(QuotaError::Holds {
                 tenant: tenant.to_owned(),
@@ -169,7 +172,7 @@ mod tests {
 
     #[test]
     fn tenant_without_limits_may_hold_everything() {
-        let all = Held::by_one(u16::MAX, u16::MAX, u64::MAX);
+        let all = Held::by_one(u16::MAX, MilliCores::from(u16::MAX), u64::MAX);
         assert_eq!(may_hold("t", &TenantSpec::default(), all, all), Ok(()));
         assert_eq!(may_spend("t", &TenantSpec::default(), u64::MAX), Ok(()));
     }
@@ -183,8 +186,9 @@ mod tests {
             memory_bytes: Some(100),
         };
         let spec = spec(|spec| spec.quota = quota);
-        let held = Held::by_one(2, 2, 50);
-        assert_eq!(may_hold("t", &spec, held, Held::by_one(2, 2, 50)), Ok(()));
+        let by_one = |workers, cores: u16, bytes| Held::by_one(workers, cores.into(), bytes);
+        let held = by_one(2, 2, 50);
+        assert_eq!(may_hold("t", &spec, held, by_one(2, 2, 50)), Ok(()));
         for (wanted, word) in [
             (
                 Held {
@@ -193,13 +197,25 @@ mod tests {
                 },
                 "leases",
             ),
-            (Held::by_one(3, 1, 0), "workers"),
-            (Held::by_one(1, 5, 0), "cores"),
-            (Held::by_one(1, 1, 51), "bytes of memory"),
+            (by_one(3, 1, 0), "workers"),
+            (by_one(1, 5, 0), "cores"),
+            (by_one(1, 1, 51), "bytes of memory"),
         ] {
             let text = may_hold("t", &spec, held, wanted).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");
         }
+    }
+
+    #[test]
+    fn quota_of_cores_counts_thousandths() {
+        let spec = spec(|spec| spec.quota.cores = Some(1));
+        let one = |cores| Held::by_one(1, MilliCores::new(cores), 0);
+        assert_eq!(may_hold("t", &spec, one(500), one(500)), Ok(()));
+        let text = may_hold("t", &spec, one(500), one(501)).unwrap_err().to_string();
+        assert!(
+            text.contains("holds 0.5 cores and wants 0.501 more, of at most 1"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -221,7 +237,7 @@ mod tests {
             let mut leases: Vec<Held> = Vec::new();
             let mut held = Held::default();
             for (gets, workers) in steps {
-                let wanted = Held::by_one(workers, 1, 0);
+                let wanted = Held::by_one(workers, MilliCores::ONE, 0);
                 if gets && may_hold("t", &spec, held, wanted).is_ok() {
                     held = held.plus(wanted);
                     leases.push(wanted);

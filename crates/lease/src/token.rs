@@ -5,6 +5,7 @@ mod verdict;
 
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::Sandbox;
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, MAGIC, Token, kind, options, purpose, transport};
 use dayfly_protocol::ids::{AllowanceId, ChannelId, KeyId, LeaseId, NodeId, PublicKey, TenantId, WorkerIndex};
@@ -149,8 +150,8 @@ impl From<TokenError> for Failure {
 pub struct Claims {
     /// Workers of the lease.
     pub workers: u16,
-    /// Cores of each worker.
-    pub cores: u16,
+    /// Cores of each worker; in an allowance, those of all workers on one node.
+    pub cores: MilliCores,
     /// Memory of the whole lease in bytes.
     pub memory_bytes: u64,
     /// Isolation of its workers; in an allowance, the least isolation that it permits.
@@ -194,7 +195,7 @@ impl Claims {
             kind::ALLOWANCE
         };
         token.workers = self.workers.into();
-        token.cores = self.cores.into();
+        token.milli_cores = self.cores.thousandths().into();
         token.memory_bytes = self.memory_bytes.into();
         token.sandbox = self.sandbox.number();
         token.lease = self.lease.unwrap_or(LeaseId([0; 16]));

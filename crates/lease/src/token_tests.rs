@@ -21,7 +21,7 @@ fn holder() -> SigningKey {
 fn claims() -> Claims {
     Claims {
         workers: 4,
-        cores: 1,
+        cores: MilliCores::ONE,
         memory_bytes: 1 << 30,
         sandbox: Sandbox::Process,
         lease: Some(LeaseId([3; 16])),

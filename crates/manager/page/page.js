@@ -51,6 +51,8 @@ function span(seconds) {
   if (seconds < 7200) return `${round(seconds / 60)} min`;
   return `${round(seconds / 3600)} h`;
 }
+// Sums of decimals have noise beyond the third one.
+const thousandths = (x) => Math.round(x * 1000) / 1000;
 const money = (billionths) => (billionths / 1e9).toLocaleString("en", { maximumFractionDigits: 6 });
 
 // Foreign text in one line, as `protocol::text` has it: control characters and bidirectional overrides are escaped.
@@ -245,7 +247,7 @@ function drawTiles(nodes, leases) {
   const sum = (of) => up.reduce((all, node) => all + of(node), 0);
   const leased = (what, show = String) => {
     const all = sum((node) => node.capacity[what]);
-    return `${show(all - sum((node) => node.free[what]))} of ${show(all)}`;
+    return `${show(thousandths(all - sum((node) => node.free[what])))} of ${show(thousandths(all))}`;
   };
   const calls = smooth(rates(timesOf(), (moment) => moment.used.calls)).pop() ?? null;
   const tiles = [
@@ -272,15 +274,15 @@ function drawTables(nodes, leases, tenants) {
     node.address.name,
     node.state === "up" ? "up" : [node.why ? `${node.state}: ${node.why}` : node.state, "bad"],
     `${node.capacity.cores - node.free.cores} of ${node.capacity.cores}`,
-    `${node.capacity.workers - node.free.workers} of ${node.capacity.workers}`,
+    `${thousandths(node.capacity.workers - node.free.workers)} of ${node.capacity.workers}`,
     `${bytes(node.capacity.memory_bytes - node.free.memory_bytes)} of ${bytes(node.capacity.memory_bytes)}`,
     node.leases, `${span(node.heartbeat_age_ms / 1000)} ago`, node.address.id.slice(0, 12),
   ]), "No node has joined.");
   const now = Date.now();
-  table("leases", ["Lease", "State", "Tenant", "Node", ">Workers", "Mode", "Sandbox", ">Calls", ">Failed", ">Computing", ">Ends in"],
+  table("leases", ["Lease", "State", "Tenant", "Node", ">Workers", ">Cores each", "Mode", "Sandbox", ">Calls", ">Failed", ">Computing", ">Ends in"],
     leases.filter(live).map((lease) => [
       short(lease.lease), lease.state, tenantNames.get(lease.tenant) ?? lease.tenant.slice(0, 12),
-      names.get(lease.node) ?? lease.node.slice(0, 12), lease.workers, lease.mode, lease.sandbox,
+      names.get(lease.node) ?? lease.node.slice(0, 12), lease.workers, lease.cores_per_worker, lease.mode, lease.sandbox,
       count(lease.usage.calls), count(lease.usage.failures), span(lease.usage.computing_us / 1e6),
       span(Math.max(0, lease.expires_at_ms - now) / 1000),
     ]), "No lease lives.");

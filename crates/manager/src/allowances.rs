@@ -11,6 +11,7 @@ use std::time::Duration;
 use dayfly_lease::quota::Held;
 use dayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS, check_evidence};
 use dayfly_protocol::api::{Allowance, AllowanceRequest, LeaseState, LoanUsage, Mode, Usage};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{HELLO_BYTES, Hello};
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, TenantId};
@@ -77,10 +78,9 @@ impl Control {
             // Each lease has at least one worker.
             leases: request.workers,
             workers: request.workers,
-            cores: if request.cores == 0 {
-                request.workers
-            } else {
-                request.cores
+            cores: match request.cores {
+                MilliCores::ZERO => request.workers.into(),
+                cores => cores,
             },
             memory_bytes: request.memory_bytes,
         };
@@ -97,7 +97,7 @@ impl Control {
         let cap = cap(request, total, cluster.nodes().connected() as u32);
         let claims = Claims {
             workers: cap.workers as u16,
-            cores: cap.cores.min(u16::MAX.into()) as u16,
+            cores: cap.cores,
             memory_bytes: cap.memory_bytes,
             sandbox,
             lease: None,
@@ -314,12 +314,12 @@ fn cap(request: &AllowanceRequest, total: Held, nodes: u32) -> Held {
         requested => requested.into(),
     };
     let workers = workers.clamp(1, total.workers.min(u16::MAX.into()));
-    let share = |of: u64| (of * u64::from(workers)).div_ceil(u64::from(total.workers));
+    let share = |of: u64| (u128::from(of) * u128::from(workers)).div_ceil(u128::from(total.workers)) as u64;
     Held {
         leases: u32::MAX,
         workers,
-        cores: share(total.cores.into()) as u32,
-        memory_bytes: (u128::from(total.memory_bytes) * u128::from(workers)).div_ceil(u128::from(total.workers)) as u64,
+        cores: MilliCores::new(share(total.cores.get())),
+        memory_bytes: share(total.memory_bytes),
     }
 }
 

@@ -48,6 +48,7 @@ fn bill_line(cluster: &Cluster, record: &LeaseRecord) -> BillLine {
         granted_at_ms: record.granted_at_ms,
         ended_at_ms: record.ended_at_ms,
         workers: record.workers,
+        cores_per_worker: record.cores_per_worker,
         memory_bytes: record.memory_bytes,
         mode: record.mode,
         usage: record.usage,

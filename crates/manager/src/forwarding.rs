@@ -14,6 +14,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use dayfly_protocol::api::{ErrorBody, LeaseRequest, LeaseStatus, Mode, NodeStatus};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
@@ -268,9 +269,9 @@ impl Control {
         peers.sort_by_key(|peer| {
             let free = &peer.presence.free;
             let room = match request.mode {
-                Mode::Hot => (free.cores, 0),
-                Mode::Warm => (free.workers, 0),
-                Mode::Auto => (free.cores, free.workers),
+                Mode::Hot => (free.cores.into(), MilliCores::ZERO),
+                Mode::Warm => (free.workers, MilliCores::ZERO),
+                Mode::Auto => (free.cores.into(), free.workers),
             };
             std::cmp::Reverse(room)
         });

@@ -32,7 +32,7 @@ impl History {
             cores: summary.capacity.cores,
             cores_leased: summary.capacity.cores.saturating_sub(summary.free.cores),
             workers: summary.capacity.workers,
-            workers_leased: summary.capacity.workers.saturating_sub(summary.free.workers),
+            workers_leased: summary.capacity.workers.minus(summary.free.workers),
             memory_bytes: summary.capacity.memory_bytes,
             memory_leased_bytes: summary.capacity.memory_bytes.saturating_sub(summary.free.memory_bytes),
             used: cluster.used(),

@@ -287,10 +287,14 @@ fn cluster_registry(cluster: &Cluster, store_writes: bool) -> Registry {
         leases.get_or_create(&InState { state }).set(i64::from(*count));
     }
     registry.register("leases", "Leases that live, by state", leases);
+    let places = Family::<Part, Gauge<f64, AtomicU64>>::default();
+    for (part, of) in [("all", &summary.capacity), ("free", &summary.free)] {
+        places.get_or_create(&Part { part }).set(of.workers.as_f64());
+    }
+    registry.register("warm_workers", "Warm workers of one core on nodes that are up", places);
     type Amount = fn(&CapacityTotal) -> u64;
-    let amounts: [(&str, &str, Amount); 3] = [
+    let amounts: [(&str, &str, Amount); 2] = [
         ("cores", "Cores for hot workers on nodes that are up", |sum| sum.cores),
-        ("warm_workers", "Warm workers on nodes that are up", |sum| sum.workers),
         ("memory_bytes", "Memory on nodes that are up", |sum| sum.memory_bytes),
     ];
     for (name, help, amount) in amounts {

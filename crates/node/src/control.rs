@@ -5,9 +5,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dayfly_lease::quantity::Quantity;
 use dayfly_lease::token;
-use dayfly_protocol::api::LeaseRequest;
-use dayfly_protocol::api::LeaseState;
+use dayfly_protocol::api::{LeaseRequest, LeaseState, Mode};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, Token, kind, transport};
 use dayfly_protocol::ids::{CodeHash, Incarnation, PublicKey};
@@ -164,32 +165,32 @@ async fn grant_lease(node: &Arc<Node>, hello: &Hello, request: LeaseRequest) -> 
 
 /// Returns an error unless an allowance covers a request.
 fn check_allowance(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
-    let cores = u64::from(request.workers) * u64::from(request.cores_per_worker);
-    let checks = [
-        (
-            "workers",
-            u64::from(request.workers),
-            u64::from(allowance.workers.get()),
-        ),
+    let own_cores = match request.mode {
+        Mode::Hot => request.cores_per_worker * u32::from(request.workers),
+        _ => MilliCores::ZERO,
+    };
+    let checks: [(&str, Quantity, Quantity); 4] = [
+        ("workers", request.workers.into(), allowance.workers.get().into()),
         (
             "cores",
-            if request.mode == dayfly_protocol::api::Mode::Hot {
-                cores
-            } else {
-                0
-            },
-            u64::from(allowance.cores.get()),
+            own_cores.into(),
+            MilliCores::new(allowance.milli_cores.get().into()).into(),
         ),
         (
             "bytes of memory",
-            request.memory_bytes,
+            request.memory_bytes.into(),
             // A manager's allowance may leave memory to its nodes.
             match allowance.memory_bytes.get() {
                 0 => u64::MAX,
                 most => most,
-            },
+            }
+            .into(),
         ),
-        ("milliseconds", request.duration_ms, allowance.duration_ms.get()),
+        (
+            "milliseconds",
+            request.duration_ms.into(),
+            allowance.duration_ms.get().into(),
+        ),
     ];
     match checks.into_iter().find(|(_, asked, most)| asked > most) {
         Some((what, asked, most)) => Err(Failure::new(

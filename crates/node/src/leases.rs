@@ -149,11 +149,7 @@ impl NodeLease {
         let GrantedTerms {
             request, reservation, ..
         } = &self.granted;
-        Held::by_one(
-            reservation.workers,
-            request.cores_per_worker.max(1),
-            reservation.memory_bytes,
-        )
+        Held::by_one(reservation.workers, request.cores_per_worker, reservation.memory_bytes)
     }
 
     fn lock(&self) -> MutexGuard<'_, LeaseData> {

@@ -106,10 +106,14 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
         "Functions with a profile of their use",
         harvest.functions.into(),
     );
+    let places = Family::<Part, Gauge<f64, AtomicU64>>::default();
+    for (part, of) in [("all", &capacity), ("free", &free)] {
+        places.get_or_create(&Part { part }).set(of.workers.as_f64());
+    }
+    registry.register("warm_workers", "Warm workers of one core", places);
     type Amount = fn(&Capacity) -> u64;
-    let amounts: [(&str, &str, Amount); 4] = [
+    let amounts: [(&str, &str, Amount); 3] = [
         ("cores", "Cores for hot workers", |c| c.cores.into()),
-        ("warm_workers", "Warm workers", |c| c.workers.into()),
         ("memory_bytes", "Memory for leases", |c| c.memory_bytes),
         ("gpus", "GPUs", |c| c.gpus.into()),
     ];

@@ -202,7 +202,7 @@ impl Node {
             address,
             options,
         });
-        node.set_core_slots(node.leases.shared_cores().len());
+        node.set_core_slots();
         if node.options.manager.is_none() {
             node.write_allowance()?;
         }

@@ -8,7 +8,7 @@ use dayfly_protocol::api::{Mode, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::{FromExecutor, ToExecutor};
 use dayfly_protocol::ids::WorkerIndex;
-use dayfly_sandbox::cgroup::Limits;
+use dayfly_sandbox::cgroup::{Limits, Weight};
 use dayfly_sandbox::isolation::CODE_DIR;
 use rustix::process::{Pid, Signal};
 use tracing::{Instrument, Span};
@@ -158,7 +158,7 @@ async fn start(
     let bounded = executor.sandbox.as_ref().is_none_or(|sandbox| sandbox.bounds_memory);
     let assign = ToExecutor::Assign {
         workers: granted.reservation.workers,
-        cores_per_worker: granted.request.cores_per_worker.max(1),
+        cores_per_worker: own_cores(lease),
         cores: granted.reservation.cores.clone(),
         shared_cores: shared_cores.to_vec(),
         hot_for_ms: lease.hot_for_ms(),
@@ -200,17 +200,20 @@ fn apply_limits(node: &Arc<Node>, lease: &NodeLease, executor: &Executor) -> std
     };
     let granted = &lease.granted;
     let workers = u64::from(granted.reservation.workers);
-    let cores = workers * u64::from(granted.request.cores_per_worker.max(1));
+    let owned = (granted.request.cores_per_worker * u32::from(granted.reservation.workers)).get();
     sandbox.limit(&Limits {
         // Workers with own cores cannot leave them; a quota would only interrupt them.
         milli_cores: if granted.reservation.mode == Mode::Hot {
             0
         } else {
-            cores * 1000
+            owned
         },
         memory_bytes: granted.reservation.memory_bytes + OVERHEAD_BYTES,
         tasks: TASKS + (workers as u32).saturating_mul(TASKS_PER_WORKER),
     })?;
+    if let Err(error) = sandbox.group().weigh(Weight::of_cores(owned)) {
+        tracing::debug!(lease = %lease.id(), %error, "a sandbox competes with the weight of one core");
+    }
     lease.set_code_dir(&node.options.code_dir(), sandbox.code_dir())?;
     lease.set_connector(connector::open(node, lease, sandbox)?);
     match lease.wants_socket() {
@@ -224,9 +227,14 @@ fn memory_kills(executor: &Executor) -> u64 {
     executor.sandbox.as_ref().map_or(0, ExecutorSandbox::memory_kills)
 }
 
+/// Number of cores that a hot worker has to itself.
+fn own_cores(lease: &NodeLease) -> u16 {
+    lease.granted.request.cores_per_worker.as_whole().unwrap_or(1).max(1)
+}
+
 /// The cores of one worker.
 fn cores_of<'a>(lease: &'a NodeLease, worker: WorkerIndex, shared: &'a [u16]) -> &'a [u16] {
-    let count = usize::from(lease.granted.request.cores_per_worker.max(1));
+    let count = usize::from(own_cores(lease));
     let first = usize::from(worker.0) * count;
     lease
         .granted

@@ -55,7 +55,7 @@ async fn invalid_tokens_are_refused_with_their_reason() {
     let key = SigningKey::from_pkcs8(&key).unwrap();
     let claims = Claims {
         workers: 1,
-        cores: 1,
+        cores: dayfly_protocol::cores::MilliCores::ONE,
         memory_bytes: 1 << 20,
         sandbox: Sandbox::Process,
         lease: Some(grant.lease),
@@ -122,7 +122,7 @@ async fn hello_flood_is_charged_to_its_lease() {
     let key = std::fs::read(site.dir.path().join("state/node.key")).unwrap();
     let flooding = Claims {
         workers: 1,
-        cores: 1,
+        cores: dayfly_protocol::cores::MilliCores::ONE,
         memory_bytes: 1 << 20,
         sandbox: Sandbox::Process,
         lease: Some(LeaseId([9; 16])),

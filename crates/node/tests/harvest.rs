@@ -9,6 +9,8 @@ use common::*;
 use dayfly_harvest::record::{Entry, Header};
 use dayfly_harvest::{Engine, Event, Options as ProfileOptions, Profiles};
 use dayfly_protocol::api::{Borrow, Grant, HarvestMode, LoanTerms, Mode};
+use dayfly_protocol::cores::MilliCores;
+use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::CodeHash;
 use dayfly_protocol::slot::Status;
 
@@ -180,6 +182,89 @@ async fn borrower_is_raised_and_lowered_again() {
     until("the limit is what it owns", || cpu_limit(pid) == Some(1_000)).await;
     let status = || site.handle.status().harvest;
     until("the loan is counted", || status().core_ms.borrowed > 100).await;
+    site.handle.shutdown().await;
+}
+
+/// Processor time of a process so far, in milliseconds.
+fn cpu_ms(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // Behind the name, which may contain anything, the 12th and 13th field are user and system time.
+    let mut times = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11);
+    let mut ticks = || times.next().unwrap().parse::<u64>().unwrap();
+    (ticks() + ticks()) * 1_000 / rustix::param::clock_ticks_per_second()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_halves_share_two_cores() {
+    let site = Site::with(|options| {
+        options.harvest = HarvestMode::Watch;
+        let resources = options.resources.as_mut().unwrap();
+        (resources.kept_cores, resources.workers) = (2, 2);
+    })
+    .await;
+    let can_limit = site.handle.status().harvest.why.is_none();
+    let half = |request: &mut dayfly_protocol::api::LeaseRequest| {
+        request.mode = Mode::Warm;
+        request.cores_per_worker = MilliCores::new(500);
+    };
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        let grant = site.lease(half).await.unwrap();
+        let hash = site.put_library(&grant).await;
+        workers.push(site.channel(&grant, 0).await.unwrap().load(hash, "burn").await);
+    }
+    let refused = site.lease(half).await.unwrap_err();
+    assert_eq!(refused.code, Code::NoCapacity);
+    assert!(
+        refused.message.contains("0.5 places of warm workers of which 0 of 2"),
+        "{refused}"
+    );
+    // All of them compute at once, and none is rejected for lack of a core.
+    let calls = workers.into_iter().map(|(channel, index)| async move {
+        let pid = channel.verdict.worker_pid.get();
+        (call(channel, index, &200u32.to_le_bytes(), 1).await, index, pid)
+    });
+    let mut workers = futures_util::future::join_all(calls).await;
+    if can_limit {
+        for (_, _, pid) in &workers {
+            until("a worker is held to half a core", || cpu_limit(*pid) == Some(500)).await;
+        }
+        // One alone would have a whole core.
+        let (channel, index, pid) = workers.pop().unwrap();
+        let before = cpu_ms(pid);
+        call(channel, index, &1_000u32.to_le_bytes(), 1).await;
+        let used = cpu_ms(pid) - before;
+        assert!((100..=620).contains(&used), "{used} ms");
+        eprintln!("a worker of half a core used {used} ms in a second");
+    }
+    site.handle.shutdown().await;
+}
+
+#[tokio::test]
+async fn node_refuses_impossible_fractions() {
+    let site = Site::start().await;
+    let asked = |mode, thousandths| {
+        let site = &site;
+        async move {
+            let refused = site.lease(|request| {
+                request.mode = mode;
+                request.cores_per_worker = MilliCores::new(thousandths);
+            });
+            refused.await.unwrap_err()
+        }
+    };
+    for thousandths in [0, 9] {
+        let refused = asked(Mode::Warm, thousandths).await;
+        assert_eq!(refused.code, Code::InvalidRequest);
+        assert!(refused.message.contains("at least 0.01 cores"), "{refused}");
+    }
+    let refused = asked(Mode::Hot, 500).await;
+    assert_eq!(refused.code, Code::InvalidRequest);
+    assert!(
+        refused.message.contains("ask for whole cores, or for mode warm"),
+        "{refused}"
+    );
+    assert_eq!(asked(Mode::Warm, 8_001).await.code, Code::TooLarge);
     site.handle.shutdown().await;
 }
 

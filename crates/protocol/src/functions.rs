@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 
 use crate::api::{LoanTerms, Placement, Runtime, is_default};
 use crate::blob::Blob;
+use crate::cores::MilliCores;
 use crate::executor::Form;
 use crate::ids::{CodeHash, FunctionId};
 
@@ -13,7 +14,8 @@ use crate::ids::{CodeHash, FunctionId};
 #[serde(default)]
 pub struct Resources {
     /// Cores of its worker.
-    pub cores: u16,
+    #[schema(value_type = f64, minimum = 0.01, maximum = 4_294_967_295.0, multiple_of = 0.001)]
+    pub cores: MilliCores,
     /// Memory of its worker in bytes; 0 for the node's share per worker.
     pub memory_bytes: u64,
     /// GPUs of its worker. The worker sees no others.
@@ -44,7 +46,7 @@ impl Resources {
 impl Default for Resources {
     fn default() -> Self {
         Self {
-            cores: 1,
+            cores: MilliCores::ONE,
             memory_bytes: 0,
             gpus: 0,
             walltime_ms: 0,

@@ -63,8 +63,8 @@ pub struct Token {
     pub sandbox: u8,
     /// Workers of the lease. In an allowance, this and the next two fields limit a node's leases in total.
     pub workers: U16,
-    /// Cores of each worker, for hot leases. In an allowance, cores of all workers together.
-    pub cores: U16,
+    /// Thousandths of a core of each worker. In an allowance, those of all workers together.
+    pub milli_cores: U32,
     /// Memory of the whole lease in bytes.
     pub memory_bytes: U64,
     /// The lease. In a manager's allowance, its [`crate::ids::AllowanceId`]; in a node's own allowance, zero.

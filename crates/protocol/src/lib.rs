@@ -15,6 +15,7 @@
 //! Several conversations use these parts:
 //!
 //! - [`encoding`]: the kinds of payloads, and payloads of several parts;
+//! - [`cores`]: amounts of processor time, in thousandths of a core;
 //! - [`contents`]: payloads in the content store, which messages refer to by hash;
 //! - [`environment`]: the packages that Python workers can import;
 //! - [`entry_point`]: the entry points of container images as functions;
@@ -28,6 +29,7 @@ pub mod api;
 pub mod blob;
 pub mod bounds;
 pub mod contents;
+pub mod cores;
 pub mod dispatch;
 pub mod durations;
 pub mod encoding;
@@ -58,4 +60,4 @@ pub mod version;
 pub use named::UnknownName;
 
 /// Version of all messages in this crate. Peers with different wire versions refuse each other and name both versions.
-pub const WIRE_VERSION: u16 = 3;
+pub const WIRE_VERSION: u16 = 4;

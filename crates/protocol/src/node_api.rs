@@ -268,7 +268,7 @@ pub struct DirectStart {
     /// Number of workers.
     pub workers: u16,
     /// Cores of each worker.
-    pub cores_per_worker: u16,
+    pub cores_per_worker: crate::cores::MilliCores,
     pub mode: crate::api::Mode,
     /// Isolation of its workers.
     pub sandbox: crate::api::Sandbox,

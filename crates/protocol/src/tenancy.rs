@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::{FunctionUsage, LeaseState, LoanUsage, ManagerAddress, Mode, Usage, is_default};
+use crate::cores::MilliCores;
 use crate::ids::{LeaseId, NodeId, TenantId};
 use crate::named::named_enum;
 
@@ -28,10 +29,10 @@ pub struct Prices {
     /// Ca: price of one GiB held for one second.
     #[schema(maximum = 9_223_372_036_854_u64)]
     pub allocation_per_gib_s: u64,
-    /// Cc: price of one second of computing inside functions.
+    /// Cc: price of one second of computing inside functions, for each core that the worker owns.
     #[schema(maximum = 9_223_372_036_854_u64)]
     pub computing_per_s: u64,
-    /// Ch: price of one second of polling.
+    /// Ch: price of one second of polling, for each core that the worker owns.
     #[schema(maximum = 9_223_372_036_854_u64)]
     pub polling_per_s: u64,
     /// Price of one borrowed core for one second.
@@ -211,6 +212,8 @@ pub struct BillLine {
     pub ended_at_ms: u64,
     /// Number of workers.
     pub workers: u16,
+    /// Cores of each worker.
+    pub cores_per_worker: MilliCores,
     /// Memory of all workers, in bytes.
     pub memory_bytes: u64,
     pub mode: Mode,
@@ -226,9 +229,9 @@ pub struct BillLine {
     pub prices: Prices,
     /// Cost of memory: Ca ta.
     pub allocation: u64,
-    /// Cost of computing: Cc tc.
+    /// Cost of computing: Cc tc, times the cores of a worker.
     pub computing: u64,
-    /// Cost of polling: Ch th.
+    /// Cost of polling: Ch th, times the cores of a worker.
     pub polling: u64,
     /// Cost of borrowed resources.
     #[serde(default, skip_serializing_if = "is_default")]

@@ -3,7 +3,7 @@
 use crate::WIRE_VERSION;
 use crate::error::{Code, Failure};
 
-/// Header of requests and responses with release and wire version, such as `0.1.0/3`. A request without it, such as a
+/// Header of requests and responses with release and wire version, such as `0.1.0/4`. A request without it, such as a
 /// browser's, is not checked.
 pub const VERSION_HEADER: &str = "dayfly-version";
 /// Release of this program.

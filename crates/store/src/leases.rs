@@ -4,6 +4,7 @@ use dayfly_lease::Cost;
 use dayfly_lease::billing::merge;
 use dayfly_lease::quota::{Held, QuotaError};
 use dayfly_protocol::api::{FunctionUsage, LeaseState, LoanUsage, MAX_FUNCTIONS, Metered, Mode, Sandbox, Usage};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::tenancy::Prices;
 
@@ -23,7 +24,7 @@ pub struct LeaseRecord {
     /// Number of workers.
     pub workers: u16,
     /// Cores of each worker.
-    pub cores_per_worker: u16,
+    pub cores_per_worker: MilliCores,
     /// GPUs of each worker.
     pub gpus_per_worker: u16,
     pub mode: Mode,
@@ -78,7 +79,14 @@ impl LeaseRecord {
 
     /// Returns the cost so far.
     pub fn cost(&self) -> Cost {
-        Cost::of(&self.prices, &self.usage, self.memory_bytes, self.workers).with_loans(&self.prices, &self.loans)
+        Cost::of(
+            &self.prices,
+            &self.usage,
+            self.memory_bytes,
+            self.workers,
+            self.cores_per_worker,
+        )
+        .with_loans(&self.prices, &self.loans)
     }
 }
 

@@ -39,9 +39,10 @@ enum class sandbox : std::uint32_t {
 struct lease_options {
     std::uint32_t workers = 1;
     dayfly::mode mode = dayfly::mode::automatic;
-    std::uint32_t cores_per_worker = 1;
-    std::uint32_t gpus_per_worker = 0; // set in each worker's CUDA_VISIBLE_DEVICES
-    std::uint64_t memory_bytes = 0;    // of the whole lease; 0 for the node's usual share
+    std::uint32_t cores_per_worker = 1;       // whole cores
+    std::uint32_t milli_cores_per_worker = 0; // thousandths of a core beside them
+    std::uint32_t gpus_per_worker = 0;        // set in each worker's CUDA_VISIBLE_DEVICES
+    std::uint64_t memory_bytes = 0;           // of the whole lease; 0 for the node's usual share
     std::chrono::milliseconds duration = std::chrono::hours(1);
     std::chrono::milliseconds hot_for = std::chrono::milliseconds(DFLY_FOR_EVER); // polling time of a hot worker
     dayfly::sandbox sandbox = dayfly::sandbox::site;
@@ -53,6 +54,7 @@ struct lease_options {
         detail::check(dfly_lease_options_init(&options));
         options.workers = workers;
         options.cores_per_worker = cores_per_worker;
+        options.milli_cores_per_worker = milli_cores_per_worker;
         options.gpus_per_worker = gpus_per_worker;
         options.memory_bytes = memory_bytes;
         options.duration_ms = static_cast<std::uint64_t>(duration.count());

@@ -7,6 +7,7 @@ from typing import Any, final
 from typing_extensions import Buffer
 
 def executor_main() -> None: ...
+def check_cores(cores: float) -> None: ...
 
 @final
 class Block:
@@ -42,7 +43,7 @@ class Client:
         self,
         *,
         workers: int,
-        cores: int,
+        cores: float,
         memory: int,
         workers_per_node: int,
         duration: float,

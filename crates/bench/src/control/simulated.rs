@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::{Capacity, Mode, NodeAddress};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::{NodeId, PublicKey};
 use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
 use futures_util::{SinkExt, StreamExt};
@@ -22,7 +23,7 @@ use crate::error::Error;
 const CAPACITY: Capacity = Capacity {
     cores: 16,
     memory_bytes: 64 << 30,
-    workers: 1_024,
+    workers: MilliCores::new(1_024_000),
     gpus: 0,
 };
 /// Small buffers, because there are thousands of sockets.

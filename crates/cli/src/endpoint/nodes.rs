@@ -12,6 +12,7 @@ use dayfly_endpoint::{ElasticNodes, LendingNode, LendingNodes, NodeLimits, Runti
 use dayfly_manager::LendingReport;
 use dayfly_node::runtimes;
 use dayfly_protocol::api::{JoinToken, NodeState, NodeStatus};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::dispatch::FromDispatcher;
 use dayfly_protocol::endpoints::BlockStatus;
 use dayfly_protocol::error::{Code, Failure};
@@ -180,8 +181,8 @@ struct Seen {
     ends_at_ms: HashMap<String, u64>,
     /// Block of each node.
     blocks: HashMap<NodeId, String>,
-    /// Maximum number of workers of all nodes.
-    workers: u32,
+    /// Cores for workers of all nodes together.
+    cores: MilliCores,
 }
 
 impl Seen {
@@ -220,7 +221,7 @@ impl ElasticNodes for Lasting {
         let coverage = |node: &NodeStatus| coverages.get(&node.address.id).copied().unwrap_or(0);
         nodes.sort_by_key(|node| std::cmp::Reverse((node.free.workers, coverage(node))));
         let mut seen = self.seen();
-        seen.workers = nodes.iter().map(|node| u32::from(node.capacity.workers)).sum();
+        seen.cores = nodes.iter().map(|node| node.capacity.workers).sum();
         let of = |node: &NodeStatus| Some((node.address.id, node.address.name.rsplit_once('.')?.0.to_owned()));
         seen.blocks = nodes.iter().filter_map(of).collect();
         let lasts = |node: &NodeId| match seen.left(*node) {
@@ -239,8 +240,8 @@ impl ElasticNodes for Lasting {
         (!self.blocks.walltime.is_zero()).then_some(self.blocks.walltime)
     }
 
-    fn available_cores(&self) -> u32 {
-        self.seen().workers
+    fn available_cores(&self) -> MilliCores {
+        self.seen().cores
     }
 
     fn limits(&self) -> NodeLimits {

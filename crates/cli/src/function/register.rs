@@ -7,6 +7,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use dayfly_client::{Form, Placement, Runtime};
 use dayfly_command::Global;
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::entry_point::CommandTemplate;
 use dayfly_protocol::environment::Environment;
 use dayfly_protocol::error::{Code, Failure};
@@ -66,9 +67,9 @@ pub struct Register {
     /// Description for people
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: String,
-    /// Cores of its worker
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    cores: u16,
+    /// Cores of its worker; also a part of one, such as 0.5
+    #[arg(long, value_name = "N", default_value = "1", value_parser = values::cores)]
+    cores: MilliCores,
     /// Memory of its worker, such as 2G [default: the node's usual share]
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,

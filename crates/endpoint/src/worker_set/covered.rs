@@ -79,7 +79,7 @@ impl WorkerSet {
 
 /// What an execution owns.
 fn owned(key: &WorkerKey) -> Amount {
-    Amount::new(u64::from(key.cores.max(1)) * 1_000, key.memory_bytes)
+    Amount::new(key.cores.get(), key.memory_bytes)
 }
 
 /// The driver with an idle worker on whose node most of what its next task wants is covered, the first among equals.

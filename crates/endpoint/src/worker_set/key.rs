@@ -1,6 +1,7 @@
 //! The properties that decide which worker set a task belongs to.
 
 use dayfly_protocol::api::{LoanTerms, Placement, Runtime};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::dispatch::Program;
 use dayfly_protocol::ids::TenantId;
 
@@ -16,7 +17,7 @@ pub struct WorkerKey {
     pub owner: TenantId,
     pub runtime: Runtime,
     pub image: Option<String>,
-    pub cores: u16,
+    pub cores: MilliCores,
     pub memory_bytes: u64,
     pub gpus: u16,
     pub ranks: u16,

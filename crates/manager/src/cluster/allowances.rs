@@ -6,6 +6,7 @@ use std::time::Duration;
 use dayfly_lease::allowance::{AllowanceLedger, Availability, cap_of, within_cap};
 use dayfly_lease::quota::Held;
 use dayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{AllowanceId, LeaseId, TenantId};
@@ -24,7 +25,7 @@ pub const MAX_REPORT_DELAY: Duration = Duration::from_secs(24 * 3600);
 const UNKNOWN_TOTAL: Held = Held {
     leases: u32::MAX,
     workers: u32::MAX,
-    cores: u32::MAX,
+    cores: MilliCores::new(u64::MAX),
     memory_bytes: 0,
 };
 

@@ -127,6 +127,7 @@ pub fn lease_status(record: &LeaseRecord) -> LeaseStatus {
         node: record.node,
         state: record.state,
         workers: record.workers,
+        cores_per_worker: record.cores_per_worker,
         mode: record.mode,
         sandbox: record.sandbox,
         image: record.image.clone(),

@@ -10,6 +10,7 @@ use dayfly_lease::placement::View;
 use dayfly_protocol::api::{
     Capacity, HarvestStatus, LeaseState, MAX_HARVEST_WHY_BYTES, Mode, NodeAddress, NodeSandboxes, NodeState, NodeStatus,
 };
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::durations::DURATION_BUCKETS;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
@@ -389,7 +390,7 @@ impl Node {
                 .memory_bytes
                 .saturating_add(record.memory_bytes)
                 .min(self.capacity.memory_bytes),
-            workers: self.free.workers.saturating_add(workers).min(self.capacity.workers),
+            workers: self.free.workers.plus(workers).min(self.capacity.workers),
             gpus: self.free.gpus.saturating_add(record.gpus()).min(self.capacity.gpus),
         };
     }
@@ -401,7 +402,7 @@ impl Node {
         self.free = Capacity {
             cores: self.free.cores.saturating_sub(cores),
             memory_bytes: self.free.memory_bytes.saturating_sub(record.memory_bytes),
-            workers: self.free.workers.saturating_sub(workers),
+            workers: self.free.workers.minus(workers),
             gpus: self.free.gpus.saturating_sub(record.gpus()),
         };
     }
@@ -473,10 +474,10 @@ impl Node {
 }
 
 /// Returns how many own cores and how many places of warm workers a lease has on its node.
-fn worker_places(record: &LeaseRecord) -> (u16, u16) {
-    let all = record.workers.saturating_mul(record.cores_per_worker);
+fn worker_places(record: &LeaseRecord) -> (u16, MilliCores) {
+    let all = record.cores_per_worker * u32::from(record.workers);
     match record.mode {
-        Mode::Hot => (all, 0),
+        Mode::Hot => (u16::try_from(all.whole_part()).unwrap_or(u16::MAX), MilliCores::ZERO),
         _ => (0, all),
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use dayfly_lease::allowance::mix;
 use dayfly_lease::placement::View;
 use dayfly_protocol::api::{Capacity, FreeNode, HarvestMode, LearntProfile};
+use dayfly_protocol::cores::MIN_WORKER_CORES;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::{LeaseRecord, NodeRecord};
@@ -150,17 +151,12 @@ impl Nodes {
 
     /// Returns the free resources of all nodes in service, added up.
     pub fn free_in_service(&self) -> Capacity {
-        let mut free = Capacity {
-            cores: 0,
-            memory_bytes: 0,
-            workers: 0,
-            gpus: 0,
-        };
+        let mut free = Capacity::default();
         for node in self.values().filter(|node| node.is_in_service()) {
             let more = node.free();
             free.cores = free.cores.saturating_add(more.cores);
             free.memory_bytes = free.memory_bytes.saturating_add(more.memory_bytes);
-            free.workers = free.workers.saturating_add(more.workers);
+            free.workers = free.workers.plus(more.workers);
             free.gpus = free.gpus.saturating_add(more.gpus);
         }
         free
@@ -170,7 +166,7 @@ impl Nodes {
     pub fn with_room(&self) -> impl Iterator<Item = Entry<'_>> {
         self.in_order().filter(|(_, node)| {
             let free = node.free();
-            node.accepts_leases() && free.memory_bytes > 0 && (free.cores > 0 || free.workers > 0)
+            node.accepts_leases() && free.memory_bytes > 0 && (free.cores > 0 || free.workers >= MIN_WORKER_CORES)
         })
     }
 

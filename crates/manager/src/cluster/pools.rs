@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use dayfly_harvest::{Amount, Claim, ExpectedPools, Spare, Step, Steps, StepsError, Want};
 use dayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::LeaseId;
 use dayfly_protocol::node_messages::{LendablePools, PoolStep};
 use dayfly_store::LeaseRecord;
@@ -28,10 +29,7 @@ pub struct LendingReport {
 impl LendingReport {
     /// Checks what a node reports. Amounts beyond its capacity are cut off.
     pub fn new(at: Instant, pools: LendablePools, capacity: &Capacity) -> Result<Self, StepsError> {
-        let most = Amount::new(
-            u64::from(capacity.workers.max(capacity.cores)) * 1_000,
-            capacity.memory_bytes,
-        );
+        let most = Amount::new(capacity.workers.max(capacity.cores.into()).get(), capacity.memory_bytes);
         let steps = |steps: Vec<PoolStep>| {
             let step = |PoolStep { remaining_us, units }| Step { remaining_us, units };
             Steps::try_from(steps.into_iter().map(step).collect::<Vec<_>>())
@@ -67,16 +65,15 @@ impl LeaseDemand {
 
     /// The demand of a warm worker with one core.
     pub fn of_worker(now: Instant) -> Self {
-        Self::new(now, 1, 1, 0)
+        Self::new(now, 1, MilliCores::ONE, 0)
     }
 
-    fn new(now: Instant, workers: u16, cores_per_worker: u16, memory_bytes: u64) -> Self {
-        let cores = u64::from(workers) * u64::from(cores_per_worker);
+    fn new(now: Instant, workers: u16, cores_per_worker: MilliCores, memory_bytes: u64) -> Self {
         let mut want = Want::NOMINAL;
         want.extra.milli_cores *= u64::from(workers);
         Self {
             now,
-            owned: Amount::new(cores * 1_000, memory_bytes),
+            owned: Amount::new((cores_per_worker * u32::from(workers)).get(), memory_bytes),
             want,
         }
     }
@@ -178,7 +175,7 @@ mod tests {
     const CAPACITY: Capacity = Capacity {
         cores: 4,
         memory_bytes: 1 << 30,
-        workers: 8,
+        workers: MilliCores::new(8_000),
         gpus: 0,
     };
 
@@ -215,7 +212,7 @@ mod tests {
             lease: LeaseId([lease; 16]),
             mode,
             workers: 1,
-            cores_per_worker: 1,
+            cores_per_worker: MilliCores::ONE,
             ..dayfly_store::conformance::store::record()
         }
     }

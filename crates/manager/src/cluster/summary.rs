@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dayfly_protocol::api::{Capacity, LeaseState, NodeState};
+use dayfly_protocol::cores::MilliCores;
 
 use super::Cluster;
 
@@ -11,8 +12,8 @@ use super::Cluster;
 pub struct CapacityTotal {
     /// Cores for hot workers.
     pub cores: u64,
-    /// Warm workers.
-    pub workers: u64,
+    /// Warm workers of one core.
+    pub workers: MilliCores,
     /// Memory in bytes.
     pub memory_bytes: u64,
 }
@@ -20,7 +21,7 @@ pub struct CapacityTotal {
 impl CapacityTotal {
     fn add(&mut self, one: &Capacity) {
         self.cores += u64::from(one.cores);
-        self.workers += u64::from(one.workers);
+        self.workers = self.workers.plus(one.workers);
         self.memory_bytes = self.memory_bytes.saturating_add(one.memory_bytes);
     }
 }

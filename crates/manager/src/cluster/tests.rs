@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use dayfly_protocol::api::{Capacity, NodeAddress};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::tenancy::Role;
 use dayfly_store::conformance::store::{self as conformance, LEASE, TENANT};
 
@@ -13,7 +14,7 @@ fn cluster(nodes: u16) -> Cluster {
     let capacity = Capacity {
         cores: 1,
         memory_bytes: 1,
-        workers: 1,
+        workers: MilliCores::ONE,
         gpus: 0,
     };
     let record = |n: u16| {

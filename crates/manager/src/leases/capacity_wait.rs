@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dayfly_protocol::api::{Event, LeaseRequest, MAX_WAIT_MS};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::LeaseId;
 use tokio::sync::broadcast::Receiver;
@@ -17,20 +18,20 @@ use crate::events::{Events, SiteEvent};
 /// Period in which a request that waits for an image or an environment tries again.
 const PREPARATION_PERIOD: Duration = Duration::from_millis(500);
 
-/// Number of workers with one core that all waiting requests ask for.
+/// Thousandths of a core that all waiting requests ask for.
 #[derive(Clone, Default)]
 pub struct WaitingWorkers(Arc<AtomicU64>);
 
 impl WaitingWorkers {
-    /// The current number.
+    /// The current number of workers with one core, rounded up.
     pub fn count(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed).div_ceil(MilliCores::ONE.get())
     }
 
-    /// Counts this many until the guard is dropped.
-    fn add(&self, workers: u64) -> WaitingGuard {
-        self.0.fetch_add(workers, Ordering::Relaxed);
-        WaitingGuard(self.clone(), workers)
+    /// Counts these cores until the guard is dropped.
+    fn add(&self, cores: MilliCores) -> WaitingGuard {
+        self.0.fetch_add(cores.get(), Ordering::Relaxed);
+        WaitingGuard(self.clone(), cores.get())
     }
 }
 
@@ -50,7 +51,7 @@ pub struct CapacityWait {
     has_image: bool,
     /// Leases that this request took and gave back. Their end frees nothing that the request did not have.
     own: HashSet<LeaseId>,
-    wanted: u64,
+    wanted: MilliCores,
     waiting: WaitingWorkers,
 }
 
@@ -62,7 +63,7 @@ impl CapacityWait {
             until: Instant::now() + Duration::from_millis(request.wait_ms.min(MAX_WAIT_MS)),
             has_image: request.image.is_some(),
             own: HashSet::new(),
-            wanted: u64::from(request.workers) * u64::from(request.cores_per_worker.max(1)),
+            wanted: request.cores_per_worker * u32::from(request.workers),
             waiting: waiting.clone(),
         }
     }

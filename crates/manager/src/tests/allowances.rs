@@ -2,6 +2,7 @@
 
 use dayfly_lease::SigningKey;
 use dayfly_lease::token::Opening;
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::hello::Hello;
 use dayfly_protocol::ids::{AllowanceId, ChannelId};
 use dayfly_protocol::node_api::DirectStart;
@@ -20,7 +21,7 @@ fn wish(workers: u32, workers_per_node: u16) -> AllowanceRequest {
     AllowanceRequest {
         holder: holder().public(),
         workers,
-        cores: 0,
+        cores: MilliCores::ZERO,
         memory_bytes: 0,
         workers_per_node,
         duration_ms: 60_000,
@@ -55,7 +56,7 @@ fn started(lease: u8, hello: &Hello, workers: u16) -> NodeMessage {
             hello: hex::encode(hello.as_bytes()),
             holder: holder().public(),
             workers,
-            cores_per_worker: 1,
+            cores_per_worker: MilliCores::ONE,
             mode: Mode::Warm,
             sandbox: Sandbox::Process,
             image: None,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use dayfly_lease::{Ledger, SigningKey, ledger::Resources};
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::{Capacity, Mode, NodeAddress};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use dayfly_protocol::node_api::HeldLease;
@@ -273,6 +274,6 @@ pub async fn receive(socket: &mut Socket) -> Option<ManagerMessage> {
 pub const NOTHING: Capacity = Capacity {
     cores: 0,
     memory_bytes: 0,
-    workers: 0,
+    workers: MilliCores::ZERO,
     gpus: 0,
 };

@@ -116,7 +116,6 @@ impl Observer {
                 .and_then(|meter| meter.function_name(function))
                 .unwrap_or_default();
             let workers = u64::from(lease.granted.reservation.workers.max(1));
-            let cores = u64::from(lease.granted.request.cores_per_worker.max(1));
             self.harvest.send(Note::Begun(Box::new(BegunCall {
                 worker: key,
                 pid,
@@ -126,7 +125,10 @@ impl Observer {
                 tenant: lease.granted.tenant,
                 function: name,
                 argument_bytes: activity.reading.argument_bytes,
-                owned: Amount::new(cores * 1000, lease.granted.reservation.memory_bytes / workers),
+                owned: Amount::new(
+                    lease.granted.request.cores_per_worker.get(),
+                    lease.granted.reservation.memory_bytes / workers,
+                ),
                 loans: lease.granted.request.loans,
                 ranks: ranks_of(lease),
             })));

@@ -281,13 +281,13 @@ impl Node {
         self.report_due.notify_one();
     }
 
-    /// Keeps processes without own cores off the cores of hot leases: warm workers, and the node's own threads. Does
-    /// nothing unless a hot lease began or ended.
+    /// Keeps processes without own cores off the cores of hot leases, if one began or ended: warm workers, and the
+    /// node's own threads. Sets how many calls of warm workers run at once.
     fn repin(&self) {
+        self.set_core_slots();
         let Some((shared, warm)) = self.leases.changed_shared_cores() else {
             return;
         };
-        self.set_core_slots(shared.len());
         self.harvest
             .set_shared(harvest::shared(shared.len(), self.leases.capacity().memory_bytes));
         for process in warm {

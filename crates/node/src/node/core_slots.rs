@@ -13,10 +13,10 @@ use super::*;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Node {
-    /// Sets the number of shared cores.
-    pub(super) fn set_core_slots(&self, cores: usize) {
+    /// Sets the number of slots for the shared cores and the warm workers of now.
+    pub(super) fn set_core_slots(&self) {
         let calls = u32::from(self.options.calls_per_core);
-        self.core_slots.set(calls.saturating_mul(cores as u32));
+        self.core_slots.set(calls.saturating_mul(self.leases.calls_at_once()));
     }
 
     /// Ends workers that hold more than they may. Runs without end.

@@ -1,5 +1,6 @@
 //! The tokens that a node signs: grants of its leases, and its allowance. This `impl` has all uses of the node's key.
 
+use dayfly_lease::ledger::MAX_WORKERS;
 use dayfly_sandbox::isolation::CODE_DIR;
 
 use super::*;
@@ -85,8 +86,8 @@ impl Node {
         let now_ms = clock::wall_ms();
         let capacity = self.leases.capacity();
         Claims {
-            workers: capacity.workers.max(capacity.cores),
-            cores: capacity.cores,
+            workers: MAX_WORKERS,
+            cores: capacity.cores.into(),
             memory_bytes: capacity.memory_bytes,
             sandbox: Sandbox::Process,
             lease: None,

@@ -112,6 +112,11 @@ impl LeaseTable {
         self.state().ledger.shared_cores()
     }
 
+    /// Calls of warm workers that the shared cores can run at once.
+    pub fn calls_at_once(&self) -> u32 {
+        self.state().ledger.calls_at_once()
+    }
+
     /// Number of live leases.
     pub fn count(&self) -> usize {
         self.state().ledger.leases()
@@ -295,8 +300,7 @@ impl TableState {
             other.is_some_and(|other| other.id == allowance.id)
         });
         let held = same.fold(Held::default(), |sum, lease| sum.plus(lease.held()));
-        let cores = request.cores_per_worker.max(1);
-        let wanted = Held::by_one(reservation.workers, cores, reservation.memory_bytes);
+        let wanted = Held::by_one(reservation.workers, request.cores_per_worker, reservation.memory_bytes);
         within_cap(&allowance.cap, &held, &wanted)
     }
 }

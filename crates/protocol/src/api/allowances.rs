@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Capacity, NodeAddress, Sandbox};
+use crate::cores::MilliCores;
 use crate::ids::{AllowanceId, PublicKey};
 
 /// `POST /v1/allowances`: requests the right to lease from nodes directly.
@@ -16,7 +17,7 @@ pub struct AllowanceRequest {
     pub workers: u32,
     /// Total cores of all leases; 0 for one per worker.
     #[serde(default)]
-    pub cores: u32,
+    pub cores: MilliCores,
     /// Total memory in bytes; 0 for the nodes' defaults, if the tenant has no memory quota.
     #[serde(default)]
     pub memory_bytes: u64,

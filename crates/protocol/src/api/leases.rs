@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{LoanTerms, NodeAddress, Usage, is_default};
+use crate::cores::MilliCores;
 use crate::environment::Environment;
 use crate::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use crate::named::named_enum;
@@ -110,10 +111,10 @@ pub struct LeaseRequest {
     /// Number of workers, 1 to 1,024.
     #[schema(minimum = 1)]
     pub workers: u16,
-    /// Cores of each worker.
-    #[serde(default = "one")]
-    #[schema(minimum = 1)]
-    pub cores_per_worker: u16,
+    /// Cores of each worker: for a warm worker at least 0.01, for a hot one a whole number.
+    #[serde(default = "one_core")]
+    #[schema(value_type = f64, minimum = 0.01, maximum = 4_294_967_295.0, multiple_of = 0.001)]
+    pub cores_per_worker: MilliCores,
     /// Memory of the whole lease in bytes; 0 for the node's share per worker.
     #[serde(default)]
     pub memory_bytes: u64,
@@ -172,7 +173,7 @@ impl LeaseRequest {
     pub fn native(workers: u16, mode: Mode, duration_ms: u64, holder: PublicKey) -> Self {
         Self {
             workers,
-            cores_per_worker: one(),
+            cores_per_worker: MilliCores::ONE,
             memory_bytes: 0,
             gpus_per_worker: 0,
             duration_ms,
@@ -243,8 +244,8 @@ pub const MAX_RANKS: u16 = 4_096;
 /// Longest wait of a lease request, in milliseconds. A client that wants to wait longer repeats the request.
 pub const MAX_WAIT_MS: u64 = 20_000;
 
-fn one() -> u16 {
-    1
+fn one_core() -> MilliCores {
+    MilliCores::ONE
 }
 
 fn no_limit() -> u32 {
@@ -323,6 +324,8 @@ pub struct LeaseStatus {
     pub state: LeaseState,
     /// Number of workers.
     pub workers: u16,
+    /// Cores of each worker.
+    pub cores_per_worker: MilliCores,
     /// Whether waiting workers poll or sleep.
     pub mode: Mode,
     /// Isolation of its workers.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{ManagerAddress, Sandbox};
+use crate::cores::MilliCores;
 use crate::ids::{NodeId, PublicKey, TenantId};
 use crate::named::named_enum;
 
@@ -39,8 +40,8 @@ pub struct Capacity {
     pub cores: u16,
     /// Memory that leases may use, in bytes.
     pub memory_bytes: u64,
-    /// Most warm workers.
-    pub workers: u16,
+    /// Most warm workers of one core. A warm worker counts as many as it owns cores.
+    pub workers: MilliCores,
     /// GPUs that leases may use.
     #[serde(default)]
     pub gpus: u16,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{LoanUsage, is_default};
+use crate::cores::MilliCores;
 
 /// Metered usage of a lease: the quantities that a bill is computed from. All but `calls` and `failures` are in
 /// microseconds.
@@ -77,10 +78,10 @@ pub struct UsageSample {
     pub cores: u64,
     /// The part of `cores` that was leased.
     pub cores_leased: u64,
-    /// Warm workers on connected nodes.
-    pub workers: u64,
+    /// Warm workers of one core on connected nodes.
+    pub workers: MilliCores,
     /// The part of `workers` that was leased.
-    pub workers_leased: u64,
+    pub workers_leased: MilliCores,
     /// Memory on connected nodes, in bytes.
     pub memory_bytes: u64,
     /// The part of `memory_bytes` that was leased.

@@ -1,6 +1,7 @@
 //! Properties of bookings, charges, bills and the audit log of every store.
 
 use dayfly_protocol::api::{FunctionUsage, LeaseState, LoanUsage, MAX_FUNCTIONS, Metered, NodeAddress};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use dayfly_protocol::tenancy::{AuditEntry, Prices, TenantSpec};
 
@@ -134,6 +135,19 @@ pub async fn lease_stores_totals_of_its_loans(store: &dyn Store) {
     assert_eq!(only_lease(store).await.loans, loans(5, 3), "totals never decrease");
     // 10 us of computing, 7 us of a core and one GiB for a second.
     assert_eq!(only_lease(store).await.cost().total(), 10 + 7 + 3);
+}
+
+pub async fn part_of_a_core_is_kept_and_charged(store: &dyn Store) {
+    register(store, address(1)).await;
+    let quarter = LeaseRecord {
+        cores_per_worker: MilliCores::new(250),
+        ..record()
+    };
+    changed(store, vec![Change::Offered(Box::new(quarter))]).await;
+    booked(store, 1, vec![(LEASE, used(40, 1))]).await;
+    let kept = only_lease(store).await;
+    assert_eq!(kept.cores_per_worker, MilliCores::new(250));
+    assert_eq!(kept.cost().total(), 10, "a quarter of 40 us");
 }
 
 pub async fn booking_is_charged_once_at_the_leases_prices(store: &dyn Store) {
@@ -316,6 +330,7 @@ macro_rules! store_tests_of_accounting {
             booking_after_the_leases_end_is_counted,
             lease_stores_its_latest_usage_by_function,
             lease_stores_totals_of_its_loans,
+            part_of_a_core_is_kept_and_charged,
             booking_is_charged_once_at_the_leases_prices,
             bill_lists_leases_of_its_period_by_pages,
             audit_entries_are_numbered_and_prices_stored,

@@ -1,6 +1,7 @@
 //! Properties of every store.
 
 use dayfly_protocol::api::{Capacity, LeaseState, LoanUsage, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::tenancy::{Prices, Role};
 
@@ -24,7 +25,7 @@ pub(crate) const PRICES: Prices = Prices {
 pub(crate) const CAPACITY: Capacity = Capacity {
     cores: 3,
     memory_bytes: 1 << 30,
-    workers: 32,
+    workers: MilliCores::new(32_000),
     gpus: 2,
 };
 
@@ -50,7 +51,7 @@ pub fn record() -> LeaseRecord {
         holder: PublicKey([5; 32]),
         state: LeaseState::Granted,
         workers: 2,
-        cores_per_worker: 1,
+        cores_per_worker: MilliCores::ONE,
         gpus_per_worker: 1,
         mode: Mode::Hot,
         sandbox: Sandbox::Isolated,

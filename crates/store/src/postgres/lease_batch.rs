@@ -46,12 +46,13 @@ const READ_LEASES: &str = concat!("SELECT ", lease_columns!(), " FROM leases WHE
 const LOCK_TENANTS: &str = concat!(
     "SELECT ",
     tenant_columns!(),
-    ", leases, workers, cores, memory_bytes FROM tenants
+    ", leases, workers, milli_cores, memory_bytes FROM tenants
     WHERE id = ANY($1) OR id IN (SELECT tenant FROM leases WHERE id = ANY($2)) ORDER BY id FOR UPDATE"
 );
 const DELETE_LEASE: &str = "DELETE FROM leases WHERE id = $1";
 const UPDATE_NODE: &str = "UPDATE nodes SET booked = $2 WHERE id = $1";
-const UPDATE_TENANT: &str = "UPDATE tenants SET spent = $2, leases = $3, workers = $4, cores = $5, memory_bytes = $6
+const UPDATE_TENANT: &str =
+    "UPDATE tenants SET spent = $2, leases = $3, workers = $4, milli_cores = $5, memory_bytes = $6
     WHERE id = $1";
 
 struct Node {
@@ -302,7 +303,7 @@ impl LockedRows {
                 Box::new(signed(tenant.record.spent)),
                 Box::new(i64::from(tenant.held.leases)),
                 Box::new(i64::from(tenant.held.workers)),
-                Box::new(i64::from(tenant.held.cores)),
+                Box::new(signed(tenant.held.cores.get())),
                 Box::new(signed(tenant.held.memory_bytes)),
             ];
             all.push((UPDATE_TENANT, params));

@@ -197,7 +197,7 @@ pub async fn others(
 
 /// Implements [`crate::Store::held`].
 pub async fn held(session: &Session) -> Result<Vec<(TenantId, Held)>, Fault> {
-    let sql = "SELECT id, leases, workers, cores, memory_bytes FROM tenants";
+    let sql = "SELECT id, leases, workers, milli_cores, memory_bytes FROM tenants";
     let found = session.query(sql, &[]).await?;
     let one = |row: &tokio_postgres::Row| Ok((TenantId(rows::bytes(row, 0)?), rows::held(row, 1)?));
     found.iter().map(one).collect()

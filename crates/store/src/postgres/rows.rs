@@ -2,6 +2,7 @@
 
 use dayfly_lease::quota::Held;
 use dayfly_protocol::api::{LeaseState, Mode, Sandbox, Usage};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::tenancy::Prices;
 use tokio_postgres::Row;
@@ -16,7 +17,7 @@ pub type Params = Vec<Box<dyn ToSql + Sync + Send>>;
 /// Columns in the order in which [`lease`] reads them.
 macro_rules! lease_columns {
     () => {
-        "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms, granted_at_ms, \
+        "id, tenant, node, holder, state, workers, milli_cores_per_worker, hot, memory_bytes, duration_ms, granted_at_ms, \
          expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox, \
          allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer, loans, \
          borrowed_core_price, borrowed_memory_price"
@@ -98,7 +99,7 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
         holder: PublicKey(bytes(row, 3)?),
         state: LeaseState::from_name(row.try_get(4)?).unwrap_or(LeaseState::Lost),
         workers: small(row, 5)?,
-        cores_per_worker: small(row, 6)?,
+        cores_per_worker: MilliCores::new(unsigned(row, 6)?),
         mode: if row.try_get(7)? { Mode::Hot } else { Mode::Warm },
         memory_bytes: unsigned(row, 8)?,
         duration_ms: unsigned(row, 9)?,
@@ -160,7 +161,7 @@ pub fn lease_parameters(record: &LeaseRecord) -> Params {
         text(&record.holder.0),
         Box::new(record.state.name()),
         number(record.workers),
-        number(record.cores_per_worker),
+        number(record.cores_per_worker.get()),
         Box::new(record.mode == Mode::Hot),
         number(record.memory_bytes),
         number(record.duration_ms),
@@ -256,12 +257,12 @@ pub fn tenant(row: &Row) -> Result<TenantRecord, Fault> {
     })
 }
 
-/// Decodes `leases, workers, cores, memory_bytes`, from column `first` on.
+/// Decodes `leases, workers, milli_cores, memory_bytes`, from column `first` on.
 pub fn held(row: &Row, first: usize) -> Result<Held, Fault> {
     Ok(Held {
         leases: small(row, first)?,
         workers: small(row, first + 1)?,
-        cores: small(row, first + 2)?,
+        cores: MilliCores::new(unsigned(row, first + 2)?),
         memory_bytes: unsigned(row, first + 3)?,
     })
 }

@@ -7,7 +7,7 @@ use super::{commit_mark, tasks};
 use crate::StoreError;
 
 /// Version of these tables.
-pub const SCHEMA: i64 = 14;
+pub const SCHEMA: i64 = 15;
 
 /// Schema of the tables when this program had another name.
 const FORMER_SCHEMA: &str = "mayfly";
@@ -18,7 +18,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS dayfly;
 CREATE TABLE dayfly.version (version BIGINT NOT NULL);
-INSERT INTO dayfly.version VALUES (14);
+INSERT INTO dayfly.version VALUES (15);
 CREATE TABLE dayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -29,7 +29,8 @@ CREATE TABLE dayfly.nodes (
 CREATE INDEX nodes_by_manager ON dayfly.nodes (manager);
 CREATE TABLE dayfly.leases (
     id BYTEA PRIMARY KEY, tenant BYTEA NOT NULL, node BYTEA NOT NULL, holder BYTEA NOT NULL, state TEXT NOT NULL,
-    workers BIGINT NOT NULL, cores_per_worker BIGINT NOT NULL, hot BOOLEAN NOT NULL, memory_bytes BIGINT NOT NULL,
+    workers BIGINT NOT NULL, milli_cores_per_worker BIGINT NOT NULL, hot BOOLEAN NOT NULL,
+    memory_bytes BIGINT NOT NULL,
     duration_ms BIGINT NOT NULL, granted_at_ms BIGINT NOT NULL, expires_at_ms BIGINT NOT NULL,
     ended_at_ms BIGINT NOT NULL, computing_us BIGINT NOT NULL, polling_us BIGINT NOT NULL,
     allocated_us BIGINT NOT NULL, calls BIGINT NOT NULL, failures BIGINT NOT NULL, sandbox BIGINT NOT NULL,
@@ -50,7 +51,8 @@ CREATE INDEX bearers_by_tenant ON dayfly.bearers (tenant, name);
 CREATE INDEX bearers_by_node ON dayfly.bearers (node);
 CREATE TABLE dayfly.tenants (
     id BYTEA PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, spent BIGINT NOT NULL DEFAULT 0,
-    spent_on_tasks BIGINT NOT NULL DEFAULT 0, leases BIGINT NOT NULL DEFAULT 0, workers BIGINT NOT NULL DEFAULT 0, cores BIGINT NOT NULL DEFAULT 0,
+    spent_on_tasks BIGINT NOT NULL DEFAULT 0, leases BIGINT NOT NULL DEFAULT 0, workers BIGINT NOT NULL DEFAULT 0,
+    milli_cores BIGINT NOT NULL DEFAULT 0,
     memory_bytes BIGINT NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 CREATE TABLE dayfly.site (one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), prices TEXT NOT NULL);
@@ -61,7 +63,7 @@ CREATE TABLE dayfly.audit (
 ";
 
 /// Statements that upgrade tables from each version to the next, beginning with the first.
-const UPGRADES: [&str; 13] = [
+const UPGRADES: [&str; 14] = [
     "ALTER TABLE dayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE dayfly.version SET version = 2;",
     concat!(tasks::schema::tables!(), "UPDATE dayfly.version SET version = 3;"),
     "ALTER TABLE dayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE dayfly.version SET version = 4;",
@@ -83,6 +85,11 @@ const UPGRADES: [&str; 13] = [
     "ALTER TABLE dayfly.leases ADD COLUMN loans TEXT NOT NULL DEFAULT '{}',
     ADD COLUMN borrowed_core_price BIGINT NOT NULL DEFAULT 0, ADD COLUMN borrowed_memory_price BIGINT NOT NULL DEFAULT 0;
     UPDATE dayfly.version SET version = 14;",
+    "ALTER TABLE dayfly.leases RENAME COLUMN cores_per_worker TO milli_cores_per_worker;
+    UPDATE dayfly.leases SET milli_cores_per_worker = 1000 * milli_cores_per_worker;
+    ALTER TABLE dayfly.tenants RENAME COLUMN cores TO milli_cores;
+    UPDATE dayfly.tenants SET milli_cores = 1000 * milli_cores;
+    UPDATE dayfly.version SET version = 15;",
 ];
 
 /// Creates missing tables and upgrades those of an earlier release. Does not change those of a later one.

@@ -20,7 +20,7 @@ pub fn apply(transaction: &Transaction<'_>, owned: &OwnedChange) -> rusqlite::Re
     match &owned.change {
         Change::Offered(record) => transaction
             .prepare_cached(
-                "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
+                "INSERT INTO leases (id, tenant, node, holder, state, workers, milli_cores_per_worker, hot, memory_bytes,
                  duration_ms, granted_at_ms, expires_at_ms, sandbox, allocation_price, computing_price, polling_price,
                  gpus_per_worker, bearer, borrowed_core_price, borrowed_memory_price)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
@@ -34,7 +34,7 @@ pub fn apply(transaction: &Transaction<'_>, owned: &OwnedChange) -> rusqlite::Re
                 record.holder.0,
                 record.state.name(),
                 record.workers,
-                record.cores_per_worker,
+                signed(record.cores_per_worker.get()),
                 record.mode == Mode::Hot,
                 signed(record.memory_bytes),
                 signed(record.duration_ms),

@@ -1,6 +1,7 @@
 //! Conversion of rows to records.
 
 use dayfly_protocol::api::{LeaseState, Mode, Sandbox, Usage};
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use dayfly_protocol::tenancy::Prices;
 use rusqlite::Row;
@@ -22,8 +23,8 @@ pub fn tenant_of(row: &Row<'_>) -> rusqlite::Result<TenantRecord> {
 }
 
 /// Columns in the order in which [`lease_of`] reads them.
-pub const LEASE: &str = "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
-    granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
+pub const LEASE: &str = "id, tenant, node, holder, state, workers, milli_cores_per_worker, hot, memory_bytes,
+    duration_ms, granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
     allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer, loans,
     borrowed_core_price, borrowed_memory_price";
 
@@ -36,7 +37,7 @@ pub fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
         holder: PublicKey(row.get(3)?),
         state: LeaseState::from_name(row.get_ref(4)?.as_str()?).unwrap_or(LeaseState::Lost),
         workers: row.get(5)?,
-        cores_per_worker: row.get(6)?,
+        cores_per_worker: MilliCores::new(unsigned(row, 6)?),
         mode: if row.get(7)? { Mode::Hot } else { Mode::Warm },
         memory_bytes: unsigned(row, 8)?,
         duration_ms: unsigned(row, 9)?,

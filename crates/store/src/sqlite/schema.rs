@@ -15,7 +15,8 @@ CREATE TABLE nodes (
 ) WITHOUT ROWID;
 CREATE TABLE leases (
     id BLOB PRIMARY KEY, tenant BLOB NOT NULL, node BLOB NOT NULL, holder BLOB NOT NULL, state TEXT NOT NULL,
-    workers INTEGER NOT NULL, cores_per_worker INTEGER NOT NULL, hot INTEGER NOT NULL, memory_bytes INTEGER NOT NULL,
+    workers INTEGER NOT NULL, milli_cores_per_worker INTEGER NOT NULL, hot INTEGER NOT NULL,
+    memory_bytes INTEGER NOT NULL,
     duration_ms INTEGER NOT NULL, granted_at_ms INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL,
     ended_at_ms INTEGER NOT NULL DEFAULT 0,
     computing_us INTEGER NOT NULL DEFAULT 0, polling_us INTEGER NOT NULL DEFAULT 0,
@@ -44,7 +45,7 @@ CREATE TABLE audit (
 );
 ";
 
-const UPGRADES: [&str; 8] = [
+const UPGRADES: [&str; 9] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0",
     // The bearer of the former single token becomes one tenant of several, and the administrator.
@@ -73,4 +74,6 @@ const UPGRADES: [&str; 8] = [
     "ALTER TABLE leases ADD COLUMN loans TEXT NOT NULL DEFAULT '{}';
     ALTER TABLE leases ADD COLUMN borrowed_core_price INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE leases ADD COLUMN borrowed_memory_price INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE leases RENAME COLUMN cores_per_worker TO milli_cores_per_worker;
+    UPDATE leases SET milli_cores_per_worker = 1000 * milli_cores_per_worker",
 ];

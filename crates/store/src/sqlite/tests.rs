@@ -1,6 +1,7 @@
 //! Tests of properties that only SQLite has: its file.
 
 use dayfly_protocol::api::Sandbox;
+use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::tenancy::Role;
 use tempfile::TempDir;
 
@@ -65,7 +66,7 @@ async fn file_of_later_release_is_refused() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None, false).err(),
-        Some(StoreError::Schema { found: 99, known: 9 })
+        Some(StoreError::Schema { found: 99, known: 10 })
     );
 }
 
@@ -86,12 +87,14 @@ async fn earlier_file_is_upgraded_and_keeps_rows() {
         ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
         ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
         ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN loans; ALTER TABLE leases DROP COLUMN borrowed_core_price;
-        ALTER TABLE leases DROP COLUMN borrowed_memory_price; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
+        ALTER TABLE leases DROP COLUMN borrowed_memory_price; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; UPDATE leases SET milli_cores_per_worker = 2; ALTER TABLE leases RENAME COLUMN milli_cores_per_worker TO cores_per_worker;
+        PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);
     let store = SqliteStore::open(&path, None, false).unwrap();
     let expected = LeaseRecord {
         sandbox: Sandbox::Process,
+        cores_per_worker: MilliCores::new(2_000),
         gpus_per_worker: 0,
         prices: Prices::default(),
         bearer: None,

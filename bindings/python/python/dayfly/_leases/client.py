@@ -32,7 +32,7 @@ class LeaseClient(Connection):
         mode: Literal["auto", "hot", "warm"] = "auto",
         duration: float = DAY,
         memory: int = 0,
-        cores: int = 1,
+        cores: float = 1,
         gpus: int = 0,
         lend: bool = True,
         borrow: Borrow = "cpu",
@@ -64,7 +64,8 @@ class LeaseClient(Connection):
                 ``hot`` if enough cores are free, else ``warm``. `Lease.mode` returns the mode that was granted.
             duration: seconds until the lease ends, counted from its first use.
             memory: bytes for the whole lease; 0 for the node's default share.
-            cores: cores of each worker. A warm worker counts as that many workers towards the node's limit.
+            cores: cores of each worker. A warm worker counts as that many workers towards the node's limit. It may have
+                a part of a core: at least 0.01, with at most three decimals. Hot workers have whole cores.
             gpus: GPUs of each worker. ``CUDA_VISIBLE_DEVICES`` names them, and the worker sees no others.
             lend: whether calls of warm workers lend cores and memory that they do not use, where the node harvests.
                 They get them back when they need them.
@@ -167,7 +168,7 @@ class LeaseClient(Connection):
         *,
         duration: float = DAY,
         memory: int = 0,
-        cores: int = 0,
+        cores: float = 0,
         workers_per_node: int = 0,
         sandbox: Literal["process", "isolated"] | None = None,
     ) -> Self:

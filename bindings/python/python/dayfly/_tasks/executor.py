@@ -64,7 +64,7 @@ class Executor(TaskSubmitter, cf.Executor):
             A task submitted while the earlier one runs waits for it.
         environment: packages for functions that are not registered, as for `Client.register`.
         image: container image for functions that are not registered.
-        cores: cores of the worker, for functions that are not registered, as all options below.
+        cores: cores of the worker, such as 0.5, for functions that are not registered, as all options below.
         memory: bytes of memory of the worker; 0 for the node's default share.
         gpus: GPUs of the worker, which sees no others.
         lend: whether executions lend cores and memory that they do not use, as for `Client.lease`.
@@ -108,7 +108,7 @@ class Executor(TaskSubmitter, cf.Executor):
         memoize: bool = False,
         environment: EnvironmentLike = None,
         image: str | None = None,
-        cores: int = 1,
+        cores: float = 1,
         memory: int = 0,
         gpus: int = 0,
         lend: bool = True,
@@ -123,6 +123,7 @@ class Executor(TaskSubmitter, cf.Executor):
         trust: TrustLike = None,
     ) -> None:
         check_endpoint(endpoint)
+        _native.check_cores(cores)
         if workers_of(workers, max_workers, max_tasks_per_child) is not None:
             named = f"workers={workers}" if max_workers is None else f"max_workers={max_workers}"
             raise ValueError(
@@ -292,7 +293,7 @@ class DirectExecutor(Executor):
         repeatable: bool = False,
         environment: EnvironmentLike = None,
         image: str | None = None,
-        cores: int = 1,
+        cores: float = 1,
         memory: int = 0,
         gpus: int = 0,
         lend: bool = True,

@@ -34,7 +34,7 @@ class FunctionClient(Connection):
         *,
         name: str | None = None,
         description: str | None = None,
-        cores: int = 1,
+        cores: float = 1,
         memory: int = 0,
         gpus: int = 0,
         lend: bool = True,
@@ -57,7 +57,7 @@ class FunctionClient(Connection):
             name: name of the function; by default the callable's. Functions of one name are versions, and the name
                 means the last one.
             description: description for people; by default the docstring.
-            cores: cores of the worker that runs it.
+            cores: cores of the worker that runs it, at least 0.01; ``0.5`` is half a core.
             memory: bytes of memory of the worker; 0 for the node's default share.
             gpus: GPUs of the worker, which sees no others.
             lend: whether its executions lend cores and memory that they do not use, as for `lease`.

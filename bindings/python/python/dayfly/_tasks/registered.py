@@ -13,7 +13,7 @@ from dayfly._functions.kinds import FunctionKind, PickledFunction, Program
 from dayfly._functions.source import Source
 from dayfly._functions.symbol import Symbol
 from dayfly._leases.defaults import Borrow, Placement
-from dayfly._native import Tasks
+from dayfly._native import Tasks, check_cores
 from dayfly._tasks.options import milliseconds
 
 #: Classes of programs that are not called with pickled arguments, by the ``form`` in the API.
@@ -70,7 +70,7 @@ def describe(
     *,
     name: str | None = None,
     description: str | None = None,
-    cores: int = 1,
+    cores: float = 1,
     memory: int = 0,
     gpus: int = 0,
     lend: bool = True,
@@ -84,6 +84,7 @@ def describe(
     placement: Placement | None = None,
 ) -> dict[str, Any]:
     """Returns the description of a function for the manager, without its code."""
+    check_cores(cores)
     return {
         "name": name,
         "description": kept.about if description is None else description,

@@ -24,7 +24,8 @@ pub struct Simulated {
 
 /// Simulates the calls of a record on a node like the one that recorded them.
 pub fn simulate(record: &Path) -> Result<Simulated, Failure> {
-    let wrong = |error: &dyn std::fmt::Display| Failure::new(Code::Internal, format!("the record is unusable: {error}"));
+    let wrong =
+        |error: &dyn std::fmt::Display| Failure::new(Code::Internal, format!("the record is unusable: {error}"));
     let bytes = std::fs::read(record).map_err(|error| wrong(&error))?;
     let file = NamedText {
         name: "the record",

@@ -224,6 +224,61 @@ def test_calls_of_a_gang_are_ranks(start: Callable[..., Daemon]) -> None:
     assert len({group["id"] for group in groups}) == 1
 
 
+TASKS = (
+    FORKING
+    + """
+    import sys
+
+    def short():
+        return 1
+
+    with dayfly.connect() as client, dayfly.Executor(client=client) as executor:
+        for _ in range(5):
+            future = executor.submit(wide, 0.5)
+            future.result()
+        brief = executor.submit(short)
+        brief.result()
+        print(future.id, brief.id)
+"""
+)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no second core to lend")
+def test_task_shows_what_it_owned_and_borrowed(start: Callable[..., Daemon]) -> None:
+    site = harvesting(start, "on", "--sandbox", "process")
+    task, brief = run_python(TASKS, **site.client_environment()).stdout.split()
+    wait_until(lambda: "loans" in site.cli("task", "show", task), "the task's loans")
+    loans = site.cli("task", "show", task)["loans"]
+    assert loans["task"] == task
+    # It computes for half a second, of which the first milliseconds may be missing.
+    assert 300_000 < loans["us"] < 5_000_000, loans
+    assert sum(point["us"] for point in loans["points"]) == loans["us"]
+    assert 3 <= len(loans["points"]) <= 64
+    sums = {name: loans["sums"][name]["core_us"] for name in ("owned", "used", "lent", "borrowed")}
+    assert sums["owned"] == pytest.approx(loans["us"], rel=0.01)
+    assert 0.3 * sums["owned"] < sums["used"] < 3 * sums["owned"], sums
+    assert sums["lent"] <= sums["owned"]
+    assert all(point["owned"]["milli_cores"] == 1000 for point in loans["points"])
+    # As long as other programs on this machine leave it something to use.
+    assert sums["borrowed"] > 10_000, sums
+    assert loans["sums"]["used"]["mib_s"] > 0
+    environment = clean_environment(**site.client_environment())
+    text = run(program(), "task", "show", task, env=environment).stdout
+    assert "borrowed" in text
+    assert "core seconds" in text
+    assert "|" not in text, "a chart for a file"
+    # A short task costs no message, and the reason is stated.
+    assert "loans" not in site.cli("task", "show", brief)
+    with dayfly.connect(site.state) as client, pytest.raises(dayfly.RequestError, match="was not measured"):
+        client.loans(brief)
+    site = site.restart()
+    assert site.cli("task", "show", task)["loans"] == loans
+    (look,) = run(program(), "top", "--once", "--json", env=environment).stdout.splitlines()
+    (node,) = json.loads(look)["nodes"]
+    assert node["harvest"]["now"]["owned"] == {"milli_cores": 0, "memory_bytes": 0}
+    assert "HARVEST" in run(program(), "top", "--once", env=environment).stdout
+
+
 def borrowed_on_bill(site: Daemon) -> int:
     """Microseconds of one core that all leases of the site borrowed."""
     return sum(line.get("loans", {}).get("borrowed_core_us", 0) for line in site.cli("bill"))

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -172,9 +172,16 @@ def test_history_after_suspension_repeats_no_time(up: Daemon) -> None:
     assert min(gaps) > 100, gaps
 
 
-@contextlib.contextmanager
-def with_history(daemon: Daemon, moments: list[dict[str, Any]]) -> Iterator[str]:
+def with_history(daemon: Daemon, moments: list[dict[str, Any]]) -> contextlib.AbstractContextManager[str]:
     """The address of a manager as the daemon's is, but with a history of the test's."""
+    return with_answers(daemon, {"/v1/history": lambda path, _: moments if path.endswith("after_ms=0") else []})
+
+
+@contextlib.contextmanager
+def with_answers(daemon: Daemon, answers: dict[str, Callable[[str, bytes], Any]]) -> Iterator[str]:
+    """The address of a manager as the daemon's is, but with the test's answers to paths that begin so.
+
+    Each answer is made from the path and the manager's own answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -182,12 +189,15 @@ def with_history(daemon: Daemon, moments: list[dict[str, Any]]) -> Iterator[str]
             if "Authorization" in self.headers:
                 asked.add_header("Authorization", self.headers["Authorization"])
             context = ssl.create_default_context(cadata=daemon.connection["ca_pem"])
-            with urllib.request.urlopen(asked, timeout=20, context=context) as answer:
-                body, kind = answer.read(), answer.headers["Content-Type"]
-            if self.path.startswith("/v1/history"):
-                first = self.path.endswith("after_ms=0")
-                body = json.dumps(moments if first else []).encode()
-            self.send_response(200)
+            try:
+                with urllib.request.urlopen(asked, timeout=20, context=context) as answer:
+                    status, body, kind = 200, answer.read(), answer.headers["Content-Type"]
+            except urllib.error.HTTPError as error:
+                status, body, kind = error.code, error.read(), error.headers["Content-Type"]
+            for prefix, own in answers.items():
+                if self.path.startswith(prefix):
+                    status, body = 200, json.dumps(own(self.path, body)).encode()
+            self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -264,6 +274,44 @@ class TestPage:
         # Before the repeated time, after it, and after the gap.
         of_cores = [points.split() for kind, points in lines if kind == "a"][:3]
         assert [len(points) for points in of_cores] == [3, 2, 4]
+
+    def test_page_shows_loans_of_a_task_and_of_nodes(self, up: Daemon, tmp_path: Path) -> None:
+        def point(milliseconds: int, used: int, borrowed: int) -> dict[str, Any]:
+            amounts = {"owned": 1000, "used": used, "lent": 0, "borrowed": borrowed}
+            both = {name: {"milli_cores": cores, "memory_bytes": 1 << 30} for name, cores in amounts.items()}
+            return {"us": 1000 * milliseconds, **both}
+
+        points = [point(1000, 500, 0), point(3000, 2000, 1000)]
+        sums = {name: {"core_us": 4_000_000, "mib_s": 4096} for name in ("owned", "used", "lent", "borrowed")}
+        loans = {"task": "12" * 16, "us": 4_000_000, "sums": sums, "points": points}
+        now = {name: {"milli_cores": 1500, "memory_bytes": 1 << 20} for name in ("owned", "used", "lent", "borrowed")}
+        harvest = {"mode": "on", "calls": 3, "now": now}
+
+        def nodes(_: str, answer: bytes) -> Any:
+            (node,) = json.loads(answer)
+            broken = {"mode": "on", "calls": 0, "why": "<b>No\u202e groups.</b>"}
+            return [node | {"harvest": harvest}, node | {"harvest": broken}]
+
+        answers = {"/v1/tasks/121212/loans": lambda *_: loans, "/v1/nodes": nodes}
+        token = up.connection["token"]
+        with with_answers(up, answers) as address:
+            page = self.document(f"{address}/#token={token}&task=121212", tmp_path)
+        assert "Measured for 4 s." in page
+        assert "<td>borrowed</td>" in page
+        assert page.count('<td class="n">4</td>') == 8, "core seconds and GiB seconds"
+        drawn = dict(re.findall(r'<polyline class="line ([a-d])" points="([^"]*)"', page.split('id="task-cores"')[1]))
+        assert len(drawn["a"].split()) == 4, "two corners for each span"
+        assert "1.5 cores, 1 MiB" in page.replace("1.50", "1.5")
+        assert "&lt;b&gt;No\\u{202e} groups.&lt;/b&gt;" in page
+        assert "<b>No" not in page
+
+    def test_page_states_why_loans_are_unknown(self, up: Daemon, tmp_path: Path) -> None:
+        token = up.connection["token"]
+        seen = self.see(f"{up.connection['manager']}/#token={token}&task={'0' * 32}", tmp_path)
+        assert f"you have no task {'0' * 32}" in seen
+        # Anything else is no id, and is not asked for.
+        page = self.document(f"{up.connection['manager']}/#token={token}&task=../../leases", tmp_path)
+        assert '<section id="task" hidden' in page
 
     def test_page_asks_for_a_token_when_invalid(self, up: Daemon, tmp_path: Path) -> None:
         seen = self.see(f"{up.connection['manager']}/#token=wrong", tmp_path, seconds=2)

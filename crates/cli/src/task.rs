@@ -1,8 +1,11 @@
 //! `dayfly task`: durable tasks, also those that other clients submitted.
 
+mod loans;
 mod outcome;
 mod printed;
 mod run;
+
+use std::io::IsTerminal;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
@@ -48,7 +51,7 @@ enum What {
     Run(Box<run::Run>),
     /// Show your tasks, latest first
     List(List),
-    /// Show a task, and how long it waited and ran
+    /// Show a task, how long it waited and ran, and what it lent and borrowed if its node measured it
     Show {
         /// Id, or at least six digits of its beginning or end
         #[arg(value_name = "ID", value_parser = values::id)]
@@ -259,10 +262,14 @@ fn all_whole(given: &[IdPattern], client: &Client) -> Result<Vec<TaskId>, Failur
 
 fn show(given: &IdPattern, client: &Client, global: &Global) -> Result<(), Failure> {
     let task = status(given, client)?;
+    let loans = loans::of(&task, client)?;
     output::line(&if global.json {
-        output::json(&task)?
+        let (task, loans) = (&task, loans.as_ref());
+        output::json(&loans::ShownTask { task, loans })?
     } else {
-        described(&task, output::now_ms())
+        let has_chart = std::io::stdout().is_terminal();
+        let loans = loans.map_or_else(String::new, |loans| loans::described(&loans, has_chart));
+        described(&task, output::now_ms()) + &loans
     });
     Ok(())
 }

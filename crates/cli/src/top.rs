@@ -1,4 +1,6 @@
-//! `dayfly top`: the activity of leases, live.
+//! `dayfly top`: the activity of leases and nodes, live.
+
+mod harvest;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,7 +21,7 @@ use crate::{connect, output, values};
 /// Minimum interval. Nodes report the usage of leases about once per second.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Show the activity of leases, live.
+/// Show the activity of leases and of nodes that harvest, live.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly top
@@ -27,7 +29,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(200);
   dayfly top --json --interval 10s        a line of JSON every ten seconds
 
 Computing is the share of the workers' time inside functions, polling the share in which hot workers wait for work. A lease is
-charged for both.")]
+charged for both. For nodes that harvest, operators see the cores and the memory that measured calls own, use, lend and borrow.")]
 pub struct Arguments {
     /// Refresh interval
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = values::duration)]
@@ -137,8 +139,10 @@ impl Look {
             sum(|node| node.capacity.workers),
             output::count(self.leases.len() as u64, "lease"),
         );
+        let mut parts = vec![summary];
+        parts.extend(harvest::text(&self.nodes, bold));
         if self.leases.is_empty() {
-            return summary;
+            return parts.join("\n\n");
         }
         let columns = [
             ("LEASE", Align::Left),
@@ -163,7 +167,8 @@ impl Look {
                 row.lease.usage.failures.to_string(),
             ]);
         }
-        format!("{summary}\n\n{}", table.text(bold))
+        parts.push(table.text(bold));
+        parts.join("\n\n")
     }
 }
 

@@ -7,7 +7,7 @@ use dayfly_lease::SigningKey;
 use dayfly_protocol::api::NodeAddress;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;
-use dayfly_protocol::node_api::{Printer, Request, Response, Stream};
+use dayfly_protocol::node_api::{CallLoans, Printer, Request, Response, Stream};
 
 use crate::Error;
 use crate::keepalive::Keepalive;
@@ -37,6 +37,10 @@ pub struct OutputReader {
     from: u64,
     missed: u64,
     over: bool,
+    /// Number of the next measured call, if they are wanted.
+    loans_from: Option<u64>,
+    /// Measured calls that were read last.
+    loans: Vec<CallLoans>,
 }
 
 impl OutputReader {
@@ -50,7 +54,21 @@ impl OutputReader {
             from: 0,
             missed: 0,
             over: false,
+            loans_from: None,
+            loans: Vec::new(),
         }
+    }
+
+    /// Also reads what measured calls lent and borrowed, for [`OutputReader::take_loans`].
+    #[must_use]
+    pub fn with_loans(mut self) -> Self {
+        self.loans_from = Some(0);
+        self
+    }
+
+    /// Takes what measured calls that have ended since the last call of this function owned, used, lent and borrowed.
+    pub fn take_loans(&mut self) -> Vec<CallLoans> {
+        std::mem::take(&mut self.loans)
     }
 
     /// Returns the output since the last call. Without output, waits for at most `wait` and at most some seconds; the
@@ -63,11 +81,21 @@ impl OutputReader {
         let request = Request::Output {
             from: self.from,
             wait_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
+            loans_from: self.loans_from,
         };
         let asked = self.control()?.ask(&request);
         let (from, pieces) = match asked {
-            Ok(Response::Output { from, pieces, over }) => {
+            Ok(Response::Output {
+                from,
+                pieces,
+                over,
+                loans,
+            }) => {
                 self.over = over;
+                if let Some(from) = &mut self.loans_from {
+                    *from = loans.next.max(*from);
+                    self.loans.extend(loans.calls);
+                }
                 (from, pieces)
             }
             Ok(other) => return Err(unexpected("a request for output", &other)),

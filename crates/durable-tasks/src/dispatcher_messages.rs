@@ -49,7 +49,10 @@ impl Tasks {
                 FromDispatcher::Invited { number, answer } => state.on_invitation(id, number, answer),
                 FromDispatcher::Withdrawn { number, attempts } => state.on_withdrawn(id, number, attempts),
                 FromDispatcher::Building { attempts, how } => state.on_building(&attempts, how),
-                FromDispatcher::Printed(printed) => state.on_printed(id, &printed),
+                FromDispatcher::Printed(mut printed) => {
+                    state.on_loans(id, &mut printed);
+                    state.on_printed(id, &printed);
+                }
                 FromDispatcher::Running(attempts) => state.on_running(&attempts),
                 FromDispatcher::Ended(more) => ended.extend(more),
                 FromDispatcher::Arrived { trigger, files } => self.on_arrived(&mut state, id, trigger, files),

@@ -19,7 +19,7 @@
 //! | recent outcomes by tag | `tag` |
 //! | results by computation | `memo` |
 //! | cost | `usage` |
-//! | printed output | `output` |
+//! | printed output; loans | `output`, `loans` |
 //! | triggers, flows, teams | `triggers`, `flows`, `teams` |
 //!
 //! The other modules have the rules that change several parts, in the order of a task's life: `recovery`,
@@ -43,6 +43,7 @@ mod function_names;
 mod functions;
 mod invitations;
 mod live_tasks;
+mod loans;
 mod maintenance;
 mod memo;
 mod open_requests;

@@ -340,9 +340,10 @@ impl Tasks {
         Ok(())
     }
 
-    /// Writes all output of ended tasks that the store does not have.
+    /// Writes all output of ended tasks that the store does not have, and what they lent and borrowed.
     pub async fn write_output(&self) -> Result<(), StoreError> {
         let _writing = self.writing_output.lock().await;
+        self.write_loans().await?;
         loop {
             let to_join = self.state().outputs_to_join();
             for (endpoint, task) in to_join {

@@ -12,6 +12,7 @@ use crate::endpoints::Endpoints;
 use crate::flows::Flows;
 use crate::functions::Functions;
 use crate::live_tasks::LiveTasks;
+use crate::loans::UnwrittenLoans;
 use crate::memo::{Memo, Reuse};
 use crate::outcomes::{OutcomeLog, unexecuted};
 use crate::output::UnwrittenOutput;
@@ -31,6 +32,7 @@ pub struct State {
     pub memo: Memo,
     pub usage: UsageTotals,
     pub output: UnwrittenOutput,
+    pub loans: UnwrittenLoans,
     pub triggers: Triggers,
     pub flows: Flows,
     pub teams: Teams,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dayfly_protocol::api::Runtime;
+use dayfly_protocol::api::{CallResources, LoanPoint, Runtime};
 use dayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, TaskOutput, ToDispatcher};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::executor::Form;
@@ -352,6 +352,7 @@ impl Site {
             attempt,
             stream: Stream::Out,
             bytes: text.as_bytes().to_vec().into(),
+            loans: None,
         };
         self.dispatcher
             .to_manager
@@ -406,6 +407,85 @@ async fn printed_output_is_counted_and_joined_after_restart() {
     };
     assert_eq!(site.tasks.delete_tasks(TENANT, what).await.unwrap().forgotten, 1);
     assert_eq!(site.tasks.contents.usage(TENANT).bytes, 0);
+}
+
+impl Site {
+    /// Reports a series with this amount for an attempt.
+    fn report_loans(&self, attempt: Attempt, borrowed: u64) {
+        let point = LoanPoint {
+            us: 100_000,
+            borrowed: CallResources {
+                milli_cores: borrowed,
+                memory_bytes: 0,
+            },
+            ..LoanPoint::default()
+        };
+        // Dispatchers send it as any series; the manager checks it.
+        let series = serde_json::to_value([point]).and_then(serde_json::from_value).unwrap();
+        let reported = TaskOutput::of_loans(attempt, series);
+        self.dispatcher
+            .to_manager
+            .send(FromDispatcher::Printed(vec![reported]))
+            .unwrap();
+    }
+
+    async fn loans(&self, task: TaskId) -> Result<u64, Failure> {
+        let (_, status) = self.tasks.status(task).await.unwrap().unwrap();
+        let found = self.tasks.loans(&status).await;
+        found.map(|loans| loans.sums.borrowed.core_us)
+    }
+
+    /// Waits until the task's loans have this sum.
+    async fn has_borrowed(&self, task: TaskId, core_us: u64) {
+        let begun = std::time::Instant::now();
+        while self.loans(task).await.ok() != Some(core_us) {
+            assert!(begun.elapsed() < TIMEOUT, "{:?}", self.loans(task).await);
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn loans_are_kept_from_before_and_after_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut site = Site::start(directory.path()).await;
+    let function = site.register(None, &[]).await.id;
+    let tasks = site.submit(function, "a", &[1, 2, 3]).await;
+    site.room(3);
+    let sent = site.sent(3).await;
+    site.report_loans(sent[0].attempt, 500);
+    sent.iter().for_each(|task| site.execute(task));
+    for task in &tasks {
+        site.outcome(*task).await;
+    }
+    site.report_loans(sent[1].attempt, 250);
+    for impossible in [u64::MAX, 1 << 40] {
+        site.report_loans(sent[2].attempt, impossible);
+    }
+    site.has_borrowed(tasks[0], 50_000).await;
+    site.has_borrowed(tasks[1], 25_000).await;
+    site.tasks.write_output().await.unwrap();
+    site.has_borrowed(tasks[0], 50_000).await;
+    let unknown = site.loans(tasks[2]).await.unwrap_err();
+    assert_eq!(unknown.code, Code::NotFound);
+    assert!(unknown.message.contains("--harvest watch"), "{unknown}");
+    drop(site);
+    let site = Site::start(directory.path()).await;
+    assert_eq!(site.loans(tasks[0]).await, Ok(50_000));
+    assert_eq!(site.loans(tasks[1]).await, Ok(25_000));
+}
+
+#[tokio::test]
+async fn reason_for_unknown_loans_fits_the_task() {
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::start(directory.path()).await;
+    let function = site.register(None, &[]).await.id;
+    let task = site.submit(function, "a", &[1]).await[0];
+    let reason = site.loans(task).await.unwrap_err();
+    assert!(reason.message.contains("when it has ended"), "{reason}");
+    site.cancel(vec![task]).await;
+    let reason = site.loans(task).await.unwrap_err();
+    assert!(reason.message.contains("was not executed"), "{reason}");
 }
 
 #[tokio::test]

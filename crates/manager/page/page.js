@@ -9,12 +9,21 @@ const MAX_ROWS = 100;
 const MAX_BILLS = 20;
 const byId = (id) => document.getElementById(id);
 
+const behind = () => new URLSearchParams(location.hash.slice(1));
+
+// The task whose loans are shown: `#task=ID`, also a beginning or an end of an id.
+function wantedTask() {
+  const given = behind().get("task") ?? "";
+  return /^(\.\.\.)?[0-9a-fA-F]{6,32}$/.test(given) ? given : null;
+}
+
 // The token comes behind the address's `#`, which browsers send to nobody, and is taken out of sight at once.
 function token() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  const given = behind().get("token");
   if (given) {
     sessionStorage.setItem("token", given);
-    history.replaceState(null, "", location.pathname);
+    const task = wantedTask();
+    history.replaceState(null, "", location.pathname + (task ? `#task=${task}` : ""));
   }
   return sessionStorage.getItem("token");
 }
@@ -148,6 +157,28 @@ function lines(id, times, series, label) {
   const ago = (last - first) / 1000;
   parts.push(svg("text", { x: LEFT, y: HEIGHT - 5 }, ago > 1 ? `${span(ago)} ago` : ""));
   parts.push(svg("text", { x: WIDTH, y: HEIGHT - 5, "text-anchor": "end" }, "now"));
+  byId(id).replaceChildren(...parts);
+}
+
+// Steps over spans of time that follow each other. Each series: name, class, of (the value of a point).
+function steps(id, points, series, label) {
+  const most = Math.max(1e-12, ...points.flatMap((point) => series.map(({ of }) => of(point))));
+  const parts = frame(byId(id), most, label);
+  const whole = Math.max(1, points.reduce((sum, { us }) => sum + us, 0));
+  const x = (us) => (LEFT + (us / whole) * (WIDTH - LEFT)).toFixed(1);
+  const y = (value) => (HEIGHT - BOTTOM - (value / most) * (HEIGHT - BOTTOM - TOP)).toFixed(1);
+  series.forEach(({ name, kind, of }, i) => {
+    let us = 0;
+    const corners = points.flatMap((point) => {
+      const from = us;
+      us += point.us;
+      return [`${x(from)},${y(of(point))}`, `${x(us)},${y(of(point))}`];
+    });
+    parts.push(svg("polyline", { class: `line ${kind}`, points: corners.join(" ") }));
+    parts.push(svg("text", { class: kind, x: LEFT + 4 + i * 80, y: 9 }, name));
+  });
+  parts.push(svg("text", { x: LEFT, y: HEIGHT - 5 }, "0"));
+  parts.push(svg("text", { x: WIDTH, y: HEIGHT - 5, "text-anchor": "end" }, span(whole / 1e6)));
   byId(id).replaceChildren(...parts);
 }
 
@@ -296,6 +327,56 @@ function drawTables(nodes, leases, tenants) {
   ]), "Nothing was billed within the last hour.");
 }
 
+const cores = (milli) => `${round(milli / 1000)} cores`;
+const amount = ({ milli_cores, memory_bytes }) => `${cores(milli_cores)}, ${bytes(memory_bytes)}`;
+
+// Why a node lends nothing now, as far as its status tells.
+function nothingLent({ why, mode, calls, now }) {
+  if (why) return why;
+  if (mode === "watch") return "It only watches.";
+  if (!now || now.lent.milli_cores + now.lent.memory_bytes > 0) return "";
+  return calls === 0 ? "No long call runs." : "Calls use what they own, or nobody wants more.";
+}
+
+function drawHarvest(nodes) {
+  const harvesting = nodes.filter(({ harvest }) => harvest);
+  byId("harvesting").hidden = harvesting.length === 0;
+  table("harvest", ["Node", "Harvest", ">Measured calls", ">Owned now", ">Used now", ">Lent now", ">Borrowed now", "Nothing is lent because"],
+    harvesting.map(({ address, harvest }) => [
+      address.name, harvest.mode, harvest.calls,
+      ...["owned", "used", "lent", "borrowed"].map((what) => (harvest.now ? amount(harvest.now[what]) : "for operators")),
+      nothingLent(harvest),
+    ]), "");
+}
+
+let loans = null;
+
+// A task's loans do not change once they are known.
+async function lookAtTask() {
+  const wanted = wantedTask();
+  byId("task").hidden = !wanted;
+  if (!wanted || loans) return;
+  byId("task-id").textContent = wanted;
+  try {
+    loans = await ask(`/v1/tasks/${encodeURIComponent(wanted)}/loans`);
+  } catch (error) {
+    if (error instanceof Refused) throw error;
+    byId("task-note").textContent = shown(error.message);
+    return;
+  }
+  byId("task-id").textContent = shown(loans.task);
+  byId("task-note").textContent = `Measured for ${span(loans.us / 1e6)}.`;
+  byId("timelines").hidden = false;
+  const kinds = { owned: "d", used: "a", lent: "b", borrowed: "c" };
+  const names = Object.keys(kinds);
+  table("sums", ["", ">Core seconds", ">GiB seconds"], names.map((name) => [
+    name, round(loans.sums[name].core_us / 1e6), round(loans.sums[name].mib_s / 1024),
+  ]), "");
+  const series = (unit) => names.map((name) => ({ name, kind: kinds[name], of: (point) => point[name][unit] }));
+  steps("task-cores", loans.points, series("milli_cores"), (x) => round(x / 1000));
+  steps("task-memory", loans.points, series("memory_bytes"), bytes);
+}
+
 async function look() {
   const after = moments.length ? moments[moments.length - 1].at_ms : 0;
   const [version, health, nodes, leases, more, tenants, metrics] = await Promise.all([
@@ -303,7 +384,7 @@ async function look() {
     quietly(ask("/v1/tenants")),
     // For operators only.
     quietly(ask("/v1/metrics", (answer) => answer.text())),
-    lookAtBill(),
+    lookAtBill(), lookAtTask(),
   ]);
   const oldest = Date.now() - 3_600_000;
   moments = [...moments, ...more].filter((moment) => moment.at_ms > oldest);
@@ -314,6 +395,7 @@ async function look() {
   drawTiles(nodes, leases);
   drawHistory();
   drawTables(nodes, leases, tenants);
+  drawHarvest(nodes);
   bars("grants", metrics ? histogram(metrics, "dayfly_grant_seconds") : []);
   bars("durations", metrics ? histogram(metrics, "dayfly_call_seconds") : []);
 }

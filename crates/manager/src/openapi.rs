@@ -68,6 +68,7 @@ impl Modify for BearerScheme {
         http::tasks::show_task,
         http::tasks::show_outcome,
         http::tasks::show_output,
+        http::tasks::show_loans,
         http::tasks::list_outcomes,
         http::contents::show_usage,
         http::contents::store_unnamed,

@@ -12,7 +12,7 @@ use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{Hello, Token, kind, transport};
 use dayfly_protocol::ids::{CodeHash, Incarnation, PublicKey};
-use dayfly_protocol::node_api::{MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
+use dayfly_protocol::node_api::{EndedLoans, MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
 use sha2::{Digest, Sha256};
 
 use crate::leases::NodeLease;
@@ -235,18 +235,29 @@ async fn serve_lease_request(node: &Arc<Node>, token: &Token, request: Request) 
             .live_or_recent_lease(token)?
             .channel_status(channel)
             .map(Response::ChannelStatus),
-        Request::Output { from, wait_ms } => {
+        Request::Output {
+            from,
+            wait_ms,
+            loans_from,
+        } => {
             let lease = require_holder(node.live_or_recent_lease(token)?, token)?;
             let (printed, mut over) = (lease.output(), lease.over.subscribe());
             tokio::select! {
                 () = printed.wait(from, MAX_WAIT.min(Duration::from_millis(wait_ms.into()))) => {}
+                () = ended_call(&lease, loans_from) => {}
                 _ = over.wait_for(|over| *over) => {}
             }
             // Read this flag first: then the output that is read next is complete.
             let is_over = *lease.over.borrow();
             let (from, pieces) = lease.output().read(from);
-            let over = is_over && pieces.is_empty();
-            Ok(Response::Output { from, pieces, over })
+            let loans = loans_from.map_or_else(EndedLoans::default, |from| lease.ended_loans().read(from));
+            let over = is_over && pieces.is_empty() && loans.calls.is_empty();
+            Ok(Response::Output {
+                from,
+                pieces,
+                over,
+                loans,
+            })
         }
         Request::Delegate {
             holder,
@@ -280,6 +291,14 @@ async fn serve_lease_request(node: &Arc<Node>, token: &Token, request: Request) 
 /// The lease of a token, for operations that only its holder may request.
 fn lease_of_holder(node: &Node, token: &Token) -> Result<Arc<NodeLease>, Failure> {
     require_holder(node.lease(token)?, token)
+}
+
+/// Waits until a measured call from this number on has ended, if such calls are wanted.
+async fn ended_call(lease: &NodeLease, from: Option<u64>) {
+    match from {
+        Some(from) => lease.ended_loans().wait(from).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn require_holder(lease: Arc<NodeLease>, token: &Token) -> Result<Arc<NodeLease>, Failure> {

@@ -12,6 +12,7 @@ mod names;
 mod observer;
 mod pools;
 mod recording;
+mod series;
 mod totals;
 mod worker;
 

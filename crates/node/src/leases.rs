@@ -43,6 +43,7 @@ use self::worker_slot::{Channel, WorkerSlot};
 use crate::clock;
 use crate::connector::Connector;
 use crate::disconnects::DisconnectWatch;
+use crate::ended_loans::EndedCalls;
 use crate::executors::ControlSocket;
 use crate::loan_sums::{LoanSums, LoanWindow};
 use crate::node::random;
@@ -62,6 +63,8 @@ pub struct NodeLease {
     disconnects: Arc<DisconnectWatch>,
     meters: Vec<Meter>,
     state: Mutex<LeaseData>,
+    /// What its last measured calls had over time.
+    ended_loans: EndedCalls,
     /// Incremented whenever a worker or the lease changes.
     changed: watch::Sender<u64>,
     /// Wakes the supervisor.
@@ -127,6 +130,7 @@ impl NodeLease {
                 loans: LoanSums::default(),
                 journaled: Metered::default(),
             }),
+            ended_loans: EndedCalls::default(),
             changed: watch::channel(0).0,
             wake: Notify::new(),
             over: watch::channel(false).0,
@@ -310,6 +314,11 @@ impl NodeLease {
         state.failure = None;
         drop(state);
         self.notify_changed();
+    }
+
+    /// What its last measured calls had over time.
+    pub fn ended_loans(&self) -> &EndedCalls {
+        &self.ended_loans
     }
 
     /// Output of its workers.

@@ -24,6 +24,7 @@ mod connector;
 mod control;
 mod descriptor_watch;
 mod disconnects;
+mod ended_loans;
 mod environments;
 mod executor_sandbox;
 mod executors;

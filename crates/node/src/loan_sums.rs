@@ -4,7 +4,7 @@ use dayfly_harvest::Amount;
 use dayfly_protocol::api::LoanUsage;
 
 /// Unit-microseconds of both resources.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sum {
     milli_core_us: u128,
     byte_us: u128,
@@ -16,6 +16,18 @@ impl Sum {
         let us = u128::from(us);
         self.milli_core_us = self.milli_core_us.saturating_add(u128::from(amount.milli_cores) * us);
         self.byte_us = self.byte_us.saturating_add(u128::from(amount.memory_bytes) * us);
+    }
+
+    /// Adds another sum. Saturates.
+    pub fn merge(&mut self, other: &Self) {
+        self.milli_core_us = self.milli_core_us.saturating_add(other.milli_core_us);
+        self.byte_us = self.byte_us.saturating_add(other.byte_us);
+    }
+
+    /// The amount that was held on average for this long, in microseconds.
+    pub fn mean(&self, us: u64) -> Amount {
+        let us = u128::from(us.max(1));
+        Amount::new(whole(self.milli_core_us / us), whole(self.byte_us / us))
     }
 
     /// Processor time in microseconds of one core.

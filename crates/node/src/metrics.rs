@@ -166,6 +166,7 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
         for (what, amount) in [
             ("owned", totals.owned),
             ("used", totals.used),
+            ("lent", totals.lent),
             ("borrowed", totals.borrowed),
         ] {
             family.get_or_create(&TimeKind { what }).inc_by(amount as f64 * scale);

@@ -4,6 +4,7 @@
 
 mod allowances;
 mod leases;
+mod loan_series;
 mod loans;
 mod nodes;
 mod profiles;
@@ -12,6 +13,7 @@ mod usage;
 
 pub use allowances::*;
 pub use leases::*;
+pub use loan_series::*;
 pub use loans::*;
 pub use nodes::*;
 pub use profiles::*;

@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Connection, ManagerAddress, Runtime};
+use crate::api::{Connection, LoanSeries, ManagerAddress, Runtime};
 use crate::blob::Blob;
 use crate::contents::Payload;
 use crate::endpoints::{BlockStatus, EndpointSpec};
@@ -230,7 +230,7 @@ impl Ended {
     }
 }
 
-/// Output that an execution printed.
+/// Output that an execution printed, or what it lent and borrowed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskOutput {
     /// The attempt.
@@ -239,6 +239,21 @@ pub struct TaskOutput {
     pub stream: Stream,
     /// The bytes. A piece may end anywhere, even inside a character.
     pub bytes: Blob,
+    /// What the execution owned, used, lent and borrowed, if its node measured it. It comes once, shortly after the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loans: Option<LoanSeries>,
+}
+
+impl TaskOutput {
+    /// What an execution lent and borrowed, without output.
+    pub fn of_loans(attempt: Attempt, loans: LoanSeries) -> Self {
+        Self {
+            attempt,
+            stream: Stream::Out,
+            bytes: Blob::default(),
+            loans: Some(loans),
+        }
+    }
 }
 
 /// Messages from dispatcher to manager.

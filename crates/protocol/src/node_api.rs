@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Grant, LeaseRequest};
+use crate::api::{Grant, LeaseRequest, LoanSeries};
 use crate::error::Failure;
 use crate::ids::{ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, WorkerIndex};
 
@@ -83,6 +83,10 @@ pub enum Request {
         from: u64,
         /// Longest wait in milliseconds. The node has a limit of its own.
         wait_ms: u32,
+        /// Number of the first wanted entry of [`Response::Output`]'s `loans`, counted from the lease's beginning; absent
+        /// if none is wanted. Also ends the wait when there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        loans_from: Option<u64>,
     },
     /// Does nothing. The response shows that the node is reachable.
     Ping,
@@ -110,13 +114,38 @@ pub struct Piece {
     pub by: Option<Printer>,
 }
 
-/// A call that printed output.
+/// A call, as a worker's channel numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Printer {
     /// The worker that ran it.
     pub worker: WorkerIndex,
     /// Sequence number of the call on the worker's channel.
     pub sequence: u32,
+}
+
+/// What one call had over time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallLoans {
+    /// The call.
+    pub by: Printer,
+    /// What it owned, used, lent and borrowed.
+    pub series: LoanSeries,
+}
+
+/// What measured calls that have ended had over time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedLoans {
+    /// Number for the next request.
+    pub next: u64,
+    /// In the order of their ends.
+    pub calls: Vec<CallLoans>,
+}
+
+impl EndedLoans {
+    /// Whether it has no call, and no number.
+    pub fn is_empty(&self) -> bool {
+        self.next == 0 && self.calls.is_empty()
+    }
 }
 
 /// Responses of a node.
@@ -151,6 +180,9 @@ pub enum Response {
         pieces: Vec<Piece>,
         /// Whether the lease has ended and all its output has been returned.
         over: bool,
+        /// What measured calls that have ended lent and borrowed, if it was asked for.
+        #[serde(default, skip_serializing_if = "EndedLoans::is_empty")]
+        loans: EndedLoans,
     },
     /// To any request: why it failed.
     Failed(Failure),

@@ -22,6 +22,7 @@ mod pending;
 mod postgres;
 mod sqlite;
 pub mod system;
+mod task_loans;
 pub mod tasks;
 pub mod teams;
 pub mod triggers;

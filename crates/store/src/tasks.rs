@@ -1,5 +1,6 @@
 //! Durable state of functions and tasks. It is on the disk before it is confirmed.
 
+use dayfly_protocol::api::LoanSeries;
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::dispatch::Attempt;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Pending;
 use super::flows::FlowStore;
+pub use super::task_loans::StoredLoans;
 use super::teams::{TeamStore, Usage, UsageKey};
 use super::triggers::TriggerStore;
 
@@ -420,6 +422,13 @@ pub trait TaskStore: TriggerStore + FlowStore + TeamStore + Send + Sync + 'stati
 
     /// Returns the stored output of a task: the offset of its first byte, and the pieces.
     fn output(&self, task: TaskId) -> Pending<Option<(u64, Vec<OutputPiece>)>>;
+
+    /// Stores what tasks lent and borrowed, each task once. Ignores unfinished tasks, other attempts than the last, and
+    /// tasks of other endpoints than the one named. Deleted with the task.
+    fn keep_loans(&self, loans: Vec<StoredLoans>) -> Pending<()>;
+
+    /// Returns what a task lent and borrowed, if that is stored.
+    fn loans(&self, task: TaskId) -> Pending<Option<LoanSeries>>;
 
     /// Returns outcomes of a tenant's tag with numbers above `after`, in order.
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>>;

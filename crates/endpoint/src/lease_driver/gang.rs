@@ -256,6 +256,7 @@ impl GangDriver {
                 attempt: state.attempt((at, call?))?,
                 stream: piece.stream,
                 bytes: piece.bytes.into(),
+                loans: None,
             })
         });
         known.collect()
@@ -409,7 +410,8 @@ impl LeaseDriver for GangDriver {
         let driver: Arc<dyn LeaseDriver> = Arc::clone(&self) as _;
         for (at, part) in self.parts.iter().enumerate() {
             if let Some(printed) = part.printed.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                let whose = move |gang: &Self, pieces| gang.printed_by(at, pieces);
+                // The ranks of a group have no series of their task.
+                let whose = move |gang: &Self, pieces, _| gang.printed_by(at, pieces);
                 output::forward(Arc::downgrade(&self), printed, Arc::clone(&worker_set.shared), whose);
             }
         }

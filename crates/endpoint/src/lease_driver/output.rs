@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dayfly_client::{OutputReader, WorkerOutput};
 use dayfly_protocol::dispatch::{FromDispatcher, TaskOutput};
+use dayfly_protocol::node_api::CallLoans;
 
 use crate::dispatcher_state::DispatcherState;
 
@@ -15,12 +16,13 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Most output of a lease, in bytes per second. Its node keeps the last 256 KiB meanwhile.
 const MAX_BYTES_PER_S: u32 = 256 << 10;
 
-/// Passes workers' output on while their driver exists; `whose` attributes it to executions.
+/// Passes on workers' output, and what their calls lent and borrowed, while their driver exists; `whose` attributes both
+/// to executions.
 pub fn forward<T: Send + Sync + 'static>(
     driver: Weak<T>,
     mut printed: OutputReader,
     shared: Arc<DispatcherState>,
-    whose: impl Fn(&T, Vec<WorkerOutput>) -> Vec<TaskOutput> + Send + 'static,
+    whose: impl Fn(&T, Vec<WorkerOutput>, Vec<CallLoans>) -> Vec<TaskOutput> + Send + 'static,
 ) {
     let listening = move || {
         loop {
@@ -31,7 +33,7 @@ pub fn forward<T: Send + Sync + 'static>(
             let pause = match heard {
                 Ok(pieces) => {
                     let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
-                    let printed = whose(&driver, pieces);
+                    let printed = whose(&driver, pieces, printed.take_loans());
                     if !printed.is_empty() {
                         shared.send(FromDispatcher::Printed(printed));
                     }

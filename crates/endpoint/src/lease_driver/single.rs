@@ -10,6 +10,7 @@ use dayfly_client::{
 };
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, Program, TaskOutput};
 use dayfly_protocol::ids::NodeId;
+use dayfly_protocol::node_api::CallLoans;
 use dayfly_scheduling::{BusyTime, Cost, accepts_more};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -73,7 +74,7 @@ impl SingleDriver {
     /// Opens a channel to each worker.
     pub fn open(lease: Lease) -> Result<Self, Error> {
         let pool = channels(&lease)?;
-        let printed = lease.output()?;
+        let printed = lease.output()?.with_loans();
         Ok(Self {
             printed: Mutex::new(Some(printed)),
             lease,
@@ -98,18 +99,22 @@ impl SingleDriver {
         Ok((function, expected_us))
     }
 
-    /// Attributes output to executions. Other output is dropped.
-    fn printed_by(&self, pieces: Vec<WorkerOutput>) -> Vec<TaskOutput> {
+    /// Attributes output, and what calls lent and borrowed, to executions. Other output is dropped.
+    fn printed_by(&self, pieces: Vec<WorkerOutput>, loans: Vec<CallLoans>) -> Vec<TaskOutput> {
         let called: Vec<_> = pieces.iter().map(|piece| self.pool.printer(piece.by?)).collect();
+        let measured: Vec<_> = loans.iter().map(|one| self.pool.printer(one.by)).collect();
         let calls = self.calls();
         let known = pieces.into_iter().zip(called).filter_map(|(piece, call)| {
             Some(TaskOutput {
                 attempt: calls.attempt(call?)?,
                 stream: piece.stream,
                 bytes: piece.bytes.into(),
+                loans: None,
             })
         });
-        known.collect()
+        let measured = loans.into_iter().zip(measured);
+        let measured = measured.filter_map(|(one, call)| Some(TaskOutput::of_loans(calls.attempt(call?)?, one.series)));
+        known.chain(measured).collect()
     }
 
     /// Ended executions, those with long results, and those to be queued again.

@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use dayfly_protocol::api::{ErrorBody, HarvestSwitch, JoinToken, JoinTokenRequest, NodeStatus, Reclaimed};
 use dayfly_protocol::ids::NodeId;
+use dayfly_protocol::tenancy::Role;
 
 use super::{Api, SOCKET_BUFFER_BYTES};
 use crate::extractors::{Call, Grace, JsonBody, NodeBearer, OperatorWrite, PathOf, QueryOf, Read, Refusal, Upgrade};
@@ -17,12 +18,22 @@ use crate::sessions;
 /// Bytes of a WebSocket message of a node. A registration with 10,000 leases has less than 1 MiB.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// Lists every node that ever registered.
+/// Lists every node that ever registered. What calls have now (`harvest.now`) is shown to operators only.
 #[utoipa::path(get, path = "/v1/nodes", security(("bearer" = [])),
     responses((status = 200, body = [NodeStatus]), (status = "default", body = ErrorBody)))]
 pub(crate) async fn list_nodes(call: Call<Read>) -> Json<Vec<NodeStatus>> {
-    let Call { control, headers, .. } = call;
-    Json(control.all_nodes(ClientAuthorization::of(&headers)).await)
+    let Call {
+        caller,
+        control,
+        headers,
+        ..
+    } = call;
+    let mut nodes = control.all_nodes(ClientAuthorization::of(&headers)).await;
+    if caller.role < Role::Operator {
+        let harvests = nodes.iter_mut().filter_map(|node| node.harvest.as_mut());
+        harvests.for_each(|harvest| harvest.now = None);
+    }
+    Json(nodes)
 }
 
 /// Reclaims a node for its owner: it gets no new lease, and its leases end. Clients are informed at once, no call

@@ -7,7 +7,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::response::Response;
 use axum::routing::{get, post};
 use dayfly_durable_tasks::{Submitter, name_of};
-use dayfly_protocol::api::ErrorBody;
+use dayfly_protocol::api::{ErrorBody, TaskLoans};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::id_pattern::IdPattern;
 use dayfly_protocol::ids::{FunctionId, TaskId};
@@ -38,6 +38,7 @@ pub fn routes() -> Router<Api> {
         .route("/v1/tasks/{id}", get(show_task))
         .route("/v1/tasks/{id}/outcome", get(show_outcome))
         .route("/v1/tasks/{id}/output", get(show_output))
+        .route("/v1/tasks/{id}/loans", get(show_loans))
         .route("/v1/outcomes", get(list_outcomes))
 }
 
@@ -343,6 +344,24 @@ pub(crate) async fn show_output(call: Call<Read, PathOf<String>, QueryOf<Reading
     let tasks = control.tasks()?;
     let printed = tasks.output(&status, asked.from, wait_limit(asked.wait_ms)).await?;
     Ok(format.respond(printed))
+}
+
+/// Returns what the last execution of a task owned, used, lent and borrowed over time, for as long as its outcome is
+/// kept. Fails with `not_found` and the reason if that is not known: nodes that harvest measure executions of 20 ms and
+/// more on one worker, from the second one of a worker on. It is known a moment after the task's end.
+#[utoipa::path(get, path = "/v1/tasks/{id}/loans", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$")), security(("bearer" = [])),
+    responses((status = 200, body = TaskLoans), (status = "default", body = ErrorBody)))]
+pub(crate) async fn show_loans(call: Call<Read, PathOf<String>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        format,
+        ..
+    } = call;
+    let status = task_at(&control, &caller, &path).await?;
+    let loans: TaskLoans = control.tasks()?.loans(&status).await?;
+    Ok(format.respond(loans))
 }
 
 /// Query of outcomes.

@@ -231,6 +231,7 @@ async fn output_just_before_a_stop_is_kept() {
         attempt,
         stream: Stream::Out,
         bytes: b"last words".to_vec().into(),
+        loans: None,
     };
     let ended = Ended {
         begun: true,

@@ -9,6 +9,7 @@ use dayfly_harvest::record::Entry;
 use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, Group as Ranks, Mode, Outcome, Resource};
 use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LoanTerms};
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
+use dayfly_protocol::node_api::Printer;
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
 
 use super::pools::Pools;
@@ -38,6 +39,8 @@ pub(super) struct WorkerKey {
 #[derive(Debug)]
 pub(super) struct BegunCall {
     pub worker: WorkerKey,
+    /// Number of the call on the worker's channel.
+    pub sequence: u32,
     pub pid: u32,
     pub lease: Weak<NodeLease>,
     pub sandbox: Option<Weak<Group>>,
@@ -210,7 +213,11 @@ impl Driver {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
-        if let Err(error) = worker.begin(id) {
+        let by = Printer {
+            worker: key.worker,
+            sequence: call.sequence,
+        };
+        if let Err(error) = worker.begin(id, by) {
             self.lose(key, &error);
             return;
         }
@@ -284,6 +291,9 @@ impl Driver {
             return;
         };
         self.calls.remove(&call);
+        if self.calls.is_empty() {
+            self.totals.set_now(std::iter::empty());
+        }
         // Before the policy gives its units to others.
         if let Err(error) = self.limit_cpu(key, 0)
             && outcome == Outcome::Returned
@@ -318,6 +328,8 @@ impl Driver {
         for key in keys {
             self.measure(key);
         }
+        let running = self.calls.values().filter_map(|key| self.workers.get(key));
+        self.totals.set_now(running.filter_map(MeasuredWorker::last_window));
         self.handle(&Event::Tick);
         if let Some(recording) = &mut self.recording {
             recording.flush();
@@ -473,6 +485,7 @@ impl Driver {
             core_ms,
             mib_s,
             late_windows: self.late_windows,
+            now: Some(self.totals.now()),
         };
     }
 }

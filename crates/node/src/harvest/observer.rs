@@ -118,6 +118,7 @@ impl Observer {
             let workers = u64::from(lease.granted.reservation.workers.max(1));
             self.harvest.send(Note::Begun(Box::new(BegunCall {
                 worker: key,
+                sequence: call.sequence,
                 pid,
                 lease: self.lease.clone(),
                 sandbox: self.sandbox.clone(),

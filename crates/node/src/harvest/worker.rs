@@ -4,11 +4,13 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use dayfly_harvest::{Amount, CallId};
+use dayfly_protocol::executor::MIN_LONG_CALL_US;
 use dayfly_protocol::ids::WorkerIndex;
-use dayfly_protocol::node_api::End;
+use dayfly_protocol::node_api::{CallLoans, End, Printer};
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Reading, Weight, WorkerGroup};
 
 use super::driver::BegunCall;
+use super::series::Series;
 use crate::leases::NodeLease;
 use crate::loan_sums::LoanWindow;
 
@@ -56,6 +58,10 @@ pub(super) struct MeasuredWorker {
 #[derive(Debug)]
 struct RunningCall {
     id: CallId,
+    /// As its client knows it.
+    by: Printer,
+    series: Series,
+    last_window: Option<LoanWindow>,
     at: Instant,
     last: Reading,
 }
@@ -155,8 +161,12 @@ impl MeasuredWorker {
         self.group.leave()
     }
 
-    /// Records what its lease lent and borrowed in a window.
-    pub fn note_loans(&self, window: &LoanWindow) {
+    /// Records what its call had in a window, and what its lease lent and borrowed.
+    pub fn note_loans(&mut self, window: &LoanWindow) {
+        if let Some(call) = &mut self.call {
+            call.series.add(window);
+            call.last_window = Some(*window);
+        }
         let has_loans = window.lent != Amount::ZERO || window.borrowed != Amount::ZERO;
         if let Some(lease) = self.lease.upgrade().filter(|_| has_loans) {
             lease.add_loans(window);
@@ -203,11 +213,14 @@ impl MeasuredWorker {
         Ok(())
     }
 
-    /// Begins to measure a call.
-    pub fn begin(&mut self, id: CallId) -> Result<(), GroupError> {
+    /// Begins to measure a call, which its client knows as `by`.
+    pub fn begin(&mut self, id: CallId, by: Printer) -> Result<(), GroupError> {
         let last = self.group.read()?;
         self.call = Some(RunningCall {
             id,
+            by,
+            series: Series::default(),
+            last_window: None,
             at: Instant::now(),
             last,
         });
@@ -219,9 +232,22 @@ impl MeasuredWorker {
         self.owned
     }
 
-    /// Ends the measurement of the running call.
+    /// The last window of the running call.
+    pub fn last_window(&self) -> Option<LoanWindow> {
+        self.call.as_ref().and_then(|call| call.last_window)
+    }
+
+    /// Ends the measurement of the running call. Keeps what a long call had for its client, if that attributes output.
     pub fn end(&mut self) -> Option<CallId> {
-        self.call.take().map(|call| call.id)
+        let RunningCall { id, by, series, .. } = self.call.take()?;
+        if series.us() >= MIN_LONG_CALL_US
+            && let Some(lease) = self.lease.upgrade()
+            && lease.granted.request.output_by_call
+            && let Some(series) = series.report()
+        {
+            lease.ended_loans().add(CallLoans { by, series });
+        }
+        Some(id)
     }
 
     /// The processor time, in thousandths of a core, that the running call has used since the last window. `None` without

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{ManagerAddress, Sandbox};
+use super::{CallResources, ManagerAddress, Sandbox};
 use crate::cores::MilliCores;
 use crate::ids::{NodeId, PublicKey, TenantId};
 use crate::named::named_enum;
@@ -126,6 +126,22 @@ pub struct HarvestStatus {
     pub mib_s: HarvestTotals,
     /// Measurements that came so late that a lender would have got everything back.
     pub late_windows: u64,
+    /// What the calls had that are measured now. For operators only: tenants could learn from it what others leave idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now: Option<HarvestedNow>,
+}
+
+/// What measured calls had in the last windows of 100 ms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct HarvestedNow {
+    /// What they owned.
+    pub owned: CallResources,
+    /// What they used, also of what they borrowed.
+    pub used: CallResources,
+    /// What others had of them.
+    pub lent: CallResources,
+    /// What they had of others, and of what no call owned.
+    pub borrowed: CallResources,
 }
 
 /// An amount of a resource times the time for which calls had it.
@@ -135,8 +151,11 @@ pub struct HarvestTotals {
     pub owned: u64,
     /// Used by them, also of what they borrowed.
     pub used: u64,
-    /// Borrowed by them.
+    /// Borrowed by them, also of what no call owned.
     pub borrowed: u64,
+    /// Lent by them to others.
+    #[serde(default)]
+    pub lent: u64,
 }
 
 impl HarvestStatus {
@@ -151,6 +170,7 @@ impl HarvestStatus {
             core_ms: HarvestTotals::default(),
             mib_s: HarvestTotals::default(),
             late_windows: 0,
+            now: None,
         }
     }
 }

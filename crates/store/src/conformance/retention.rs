@@ -1,13 +1,15 @@
 //! Properties of deletion in every store of tasks.
 
+use dayfly_protocol::api::{CallResources, LoanPoint, LoanSeries};
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::dispatch::Attempt;
 use dayfly_protocol::ids::{ContentHash, EndpointId, TaskId, TenantId};
 use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::tasks::{OutputPiece, TaskOutcome};
 
 use super::tasks::{ENDPOINT, FUNCTION, TENANT, ended, task};
-use crate::tasks::{DeletedTask, EndedTask, NewTask, StoredOutput, TaskQuery, TaskStore, Tries};
+use crate::tasks::{DeletedTask, EndedTask, NewTask, StoredLoans, StoredOutput, TaskQuery, TaskStore, Tries};
 
 pub async fn output_is_stored_until_its_task_is_deleted(store: &dyn TaskStore) {
     store
@@ -62,6 +64,57 @@ pub async fn output_is_stored_until_its_task_is_deleted(store: &dyn TaskStore) {
     assert_eq!(step.output_bytes, [(TENANT, packed(2, "two") as u64)]);
     assert_eq!(read(2).await, None);
     assert_eq!(store.load().wait().await.unwrap().output_bytes, []);
+}
+
+pub async fn loans_are_stored_until_their_task_is_deleted(store: &dyn TaskStore) {
+    store
+        .enqueue((1..=4).map(|id| task(id, "a")).collect())
+        .wait()
+        .await
+        .unwrap();
+    let outcomes = vec![ended(1, 1, None), ended(2, 2, None), ended(4, 3, None)];
+    let number = outcomes[0].outcome.attempts;
+    store.end(outcomes, Vec::new()).wait().await.unwrap();
+    let loans = |id: u8, milli_cores| {
+        let borrowed = CallResources {
+            milli_cores,
+            memory_bytes: 1 << 50,
+        };
+        let point = LoanPoint {
+            us: 100_000,
+            borrowed,
+            ..LoanPoint::default()
+        };
+        StoredLoans {
+            attempt: Attempt {
+                task: TaskId([id; 16]),
+                number,
+            },
+            endpoint: ENDPOINT,
+            series: LoanSeries::checked(vec![point; 64]).unwrap(),
+        }
+    };
+    let kept = |id: u8, milli_cores| Some(loans(id, milli_cores).series);
+    let read = async |id: u8| store.loans(TaskId([id; 16])).wait().await.unwrap();
+    // Task 3 has not ended, and task 9 is unknown.
+    let first = [1, 2, 3, 9].map(|id| loans(id, 500)).to_vec();
+    store.keep_loans(first).wait().await.unwrap();
+    assert_eq!([read(1).await, read(2).await], [kept(1, 500), kept(2, 500)]);
+    assert_eq!([read(3).await, read(9).await], [None, None]);
+    // The last write wins. Those of other endpoints and attempts are ignored.
+    let mut other_endpoint = loans(2, 7);
+    other_endpoint.endpoint = EndpointId([8; 16]);
+    let mut other_attempt = loans(4, 7);
+    other_attempt.attempt.number = number + 1;
+    let second = vec![loans(1, 900), other_endpoint, other_attempt];
+    store.keep_loans(second).wait().await.unwrap();
+    assert_eq!([read(1).await, read(2).await], [kept(1, 900), kept(2, 500)]);
+    assert_eq!(read(4).await, None);
+    let gone = store.delete_tasks(TENANT, vec![TaskId([1; 16])], 9, Vec::new());
+    assert_eq!(gone.wait().await.unwrap().len(), 1);
+    assert_eq!([read(1).await, read(2).await], [None, kept(2, 500)]);
+    store.delete_expired(14, TaskId([0; 16])).wait().await.unwrap();
+    assert_eq!(read(2).await, None);
 }
 
 pub async fn expired_tasks_are_deleted_and_waiting_ones_kept(store: &dyn TaskStore) {
@@ -199,6 +252,7 @@ macro_rules! store_tests_of_retention {
             $open,
             retention,
             output_is_stored_until_its_task_is_deleted,
+            loans_are_stored_until_their_task_is_deleted,
             expired_tasks_are_deleted_and_waiting_ones_kept,
             owner_deletes_ended_tasks_only,
             content_is_known_until_it_is_unused

@@ -7,7 +7,7 @@ use super::{commit_mark, tasks};
 use crate::StoreError;
 
 /// Version of these tables.
-pub const SCHEMA: i64 = 15;
+pub const SCHEMA: i64 = 16;
 
 /// Schema of the tables when this program had another name.
 const FORMER_SCHEMA: &str = "mayfly";
@@ -18,7 +18,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS dayfly;
 CREATE TABLE dayfly.version (version BIGINT NOT NULL);
-INSERT INTO dayfly.version VALUES (15);
+INSERT INTO dayfly.version VALUES (16);
 CREATE TABLE dayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -63,7 +63,7 @@ CREATE TABLE dayfly.audit (
 ";
 
 /// Statements that upgrade tables from each version to the next, beginning with the first.
-const UPGRADES: [&str; 14] = [
+const UPGRADES: [&str; 15] = [
     "ALTER TABLE dayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE dayfly.version SET version = 2;",
     concat!(tasks::schema::tables!(), "UPDATE dayfly.version SET version = 3;"),
     "ALTER TABLE dayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE dayfly.version SET version = 4;",
@@ -90,6 +90,7 @@ const UPGRADES: [&str; 14] = [
     ALTER TABLE dayfly.tenants RENAME COLUMN cores TO milli_cores;
     UPDATE dayfly.tenants SET milli_cores = 1000 * milli_cores;
     UPDATE dayfly.version SET version = 15;",
+    concat!(tasks::schema::loans!(), "UPDATE dayfly.version SET version = 16;"),
 ];
 
 /// Creates missing tables and upgrades those of an earlier release. Does not change those of a later one.
@@ -118,6 +119,7 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
                 commit_mark::mark_table!(),
                 tasks::schema::exceptions!(),
                 tasks::schema::output!(),
+                tasks::schema::loans!(),
             ]
             .concat();
             client.batch_execute(&tables).await.map_err(Fault::from)

@@ -6,6 +6,7 @@
 
 mod contents;
 mod flows;
+mod loans;
 mod operations;
 mod queries;
 mod queue;

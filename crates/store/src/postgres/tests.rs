@@ -67,7 +67,7 @@ async fn earlier_tables_are_upgraded_once_and_keep_rows() {
         ALTER TABLE dayfly.leases DROP COLUMN gpus_per_worker; ALTER TABLE dayfly.leases DROP COLUMN loans;
         ALTER TABLE dayfly.leases DROP COLUMN borrowed_core_price; ALTER TABLE dayfly.leases DROP COLUMN borrowed_memory_price; DROP TABLE dayfly.tasks_owner, dayfly.functions,
         dayfly.endpoints, dayfly.tasks, dayfly.contents, dayfly.triggers, dayfly.events, dayfly.flows, dayfly.teams, dayfly.usage, dayfly.costs,
-        dayfly.mark, dayfly.printed;
+        dayfly.mark, dayfly.printed, dayfly.task_loans;
         ALTER TABLE dayfly.leases RENAME COLUMN milli_cores_per_worker TO cores_per_worker;
         UPDATE dayfly.leases SET cores_per_worker = 2; ALTER TABLE dayfly.tenants RENAME COLUMN milli_cores TO cores;
         ALTER TABLE dayfly.tenants DROP COLUMN spent_on_tasks; UPDATE dayfly.version SET version = 1;";

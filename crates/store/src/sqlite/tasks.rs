@@ -7,6 +7,7 @@
 mod contents;
 mod flows;
 mod inputs;
+mod loans;
 mod queries;
 mod retention;
 mod schema;
@@ -17,6 +18,7 @@ mod triggers;
 use std::collections::HashSet;
 use std::path::Path;
 
+use dayfly_protocol::api::LoanSeries;
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::Content;
 use dayfly_protocol::error::Failure;
@@ -33,7 +35,8 @@ use crate::sqlite::rows::{json, signed, unsigned};
 use crate::sqlite::writer::{MEMORY, Writer};
 use crate::tasks::{
     DeletedTask, EndedTask, Ending, EndpointRecord, ExpiryStep, FunctionRecord, FunctionSpec, IdQuery, Memoized,
-    NewTask, PAGE_BYTES, StoredOutput, TaskInputs, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskStore, Tries,
+    NewTask, PAGE_BYTES, StoredLoans, StoredOutput, TaskInputs, TaskPage, TaskQuery, TaskRecord, TaskSnapshot,
+    TaskStore, Tries,
 };
 use crate::teams::{Usage, UsageKey};
 use crate::{Pending, StoreError};
@@ -353,6 +356,22 @@ impl TaskStore for SqliteTasks {
                 })
                 .optional()
         })
+    }
+
+    fn keep_loans(&self, loans: Vec<StoredLoans>) -> Pending<()> {
+        let packed = loans.into_iter().map(|one| {
+            let series = one.packed();
+            (one, series)
+        });
+        let packed: Vec<(StoredLoans, Vec<u8>)> = packed.collect();
+        // As for output, losing it in a power cut is acceptable.
+        self.0.write(false, packed.len(), move |transaction| {
+            loans::keep(transaction, &packed)
+        })
+    }
+
+    fn loans(&self, task: TaskId) -> Pending<Option<LoanSeries>> {
+        self.0.read(move |connection| loans::find(connection, task))
     }
 
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>> {

@@ -121,6 +121,27 @@ class TaskClient(FunctionClient):
         status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{_id_of(task)}"))
         return status
 
+    def loans(self, task: str | Future[Any]) -> dict[str, Any]:
+        """Returns what the last execution of a task owned, used, lent and borrowed, as the API's ``TaskLoans``.
+
+        Nodes that harvest (``--harvest watch`` or ``on``) measure executions of 20 ms and more on one worker, from the
+        second one of a worker on. The manager has it a moment after the task's end, and keeps it with the outcome.
+
+        Args:
+            task: id or future of the task.
+
+        Returns:
+            ``us``, the measured time in microseconds; ``sums``, with ``core_us`` (microseconds of one core) and
+            ``mib_s`` (MiB times seconds) of what was ``owned``, ``used``, ``lent`` and ``borrowed``; and ``points``: at
+            most 64 spans of ``us`` microseconds that follow each other, with the same four as means in ``milli_cores``
+            (thousandths of a core) and ``memory_bytes``.
+
+        Raises:
+            dayfly.RequestError: ``not_found`` with the reason if it is not known.
+        """
+        loans: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{_id_of(task)}/loans"))
+        return loans
+
     def _full_id(self, task: str | Future[Any]) -> str:
         """Returns the complete id of a task, given by its future, its id, or a beginning or end of its id."""
         given = _id_of(task)

@@ -32,6 +32,11 @@ pub async fn delete_expired(session: &Session, before_ms: u64, from: TaskId) -> 
         .await?;
     let bytes_of = |row: &Row| Ok((TenantId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
     let output_bytes = output_bytes.iter().map(bytes_of).collect::<Result<_, Fault>>()?;
+    let sql = "DELETE FROM task_loans USING tasks WHERE task = id AND id > $1 AND id <= $2 AND number IS NOT NULL
+        AND ended_at_ms < $3";
+    session
+        .execute(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
+        .await?;
     let sql = "DELETE FROM tasks WHERE id > $1 AND id <= $2 AND number IS NOT NULL AND ended_at_ms < $3";
     session
         .execute(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
@@ -89,6 +94,8 @@ pub async fn delete_tasks(
     let mut gone = gone.iter().map(one).collect::<Result<Vec<_>, Fault>>()?;
     let sql = "DELETE FROM printed WHERE task = ANY($1) RETURNING task, octet_length(pieces)::BIGINT";
     let output_bytes = session.query(sql, &[&ids(&gone, |one| &one.id.0)]).await?;
+    let sql = "DELETE FROM task_loans WHERE task = ANY($1)";
+    session.execute(sql, &[&ids(&gone, |one| &one.id.0)]).await?;
     let bytes_of = |row: &Row| Ok((TaskId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
     let output_bytes = output_bytes
         .iter()

@@ -124,3 +124,11 @@ macro_rules! output {
     };
 }
 pub(in crate::postgres) use output;
+
+/// Upgrade: adds what tasks lent and borrowed.
+macro_rules! loans {
+    () => {
+        "CREATE TABLE dayfly.task_loans (task BYTEA PRIMARY KEY, series BYTEA NOT NULL);"
+    };
+}
+pub(in crate::postgres) use loans;

@@ -1,5 +1,6 @@
 //! The [store of tasks](TaskStore): each operation becomes a command for the [queue](super::queue).
 
+use dayfly_protocol::api::LoanSeries;
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::contents::Content;
 use dayfly_protocol::ids::{ContentHash, EndpointId, FunctionId, TaskId, TenantId};
@@ -9,12 +10,13 @@ use tokio_postgres::Row;
 
 use super::queue::{Epoch, Kind};
 use super::task_rows::{blob, endpoint_of, ids, outcome, outcome_of, payload, task, task_of};
-use super::{PostgresTasks, contents, missing, operations, queries, retention};
+use super::{PostgresTasks, contents, loans, missing, operations, queries, retention};
 use crate::Pending;
 use crate::postgres::rows::{self, json, signed};
 use crate::tasks::{
     DeletedTask, EndedTask, Ending, EndpointRecord, ExpiryStep, FunctionRecord, FunctionSpec, IdQuery, Memoized,
-    NewTask, PAGE_BYTES, StoredOutput, TaskInputs, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskStore, Tries,
+    NewTask, PAGE_BYTES, StoredLoans, StoredOutput, TaskInputs, TaskPage, TaskQuery, TaskRecord, TaskSnapshot,
+    TaskStore, Tries,
 };
 use crate::teams::{Usage, UsageKey};
 
@@ -149,6 +151,14 @@ impl TaskStore for PostgresTasks {
             }
             .boxed()
         })
+    }
+
+    fn keep_loans(&self, loans: Vec<StoredLoans>) -> Pending<()> {
+        self.write(loans, |session, loans| loans::keep(session, loans).boxed())
+    }
+
+    fn loans(&self, task: TaskId) -> Pending<Option<LoanSeries>> {
+        self.read(task, |session, task| loans::find(session, *task).boxed())
     }
 
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>> {

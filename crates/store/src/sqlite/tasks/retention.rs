@@ -37,6 +37,12 @@ pub fn delete_expired(
         })?
         .collect::<rusqlite::Result<Vec<_>>>()?;
     transaction
+        .prepare_cached(
+            "DELETE FROM task_loans WHERE task IN (SELECT id FROM tasks WHERE id > ?1 AND id <= ?2
+             AND number IS NOT NULL AND ended_at_ms < ?3)",
+        )?
+        .execute(params![from.0, last.0, signed(ended_before_ms)])?;
+    transaction
         .prepare_cached("DELETE FROM tasks WHERE id > ?1 AND id <= ?2 AND number IS NOT NULL AND ended_at_ms < ?3")?
         .execute(params![from.0, last.0, signed(ended_before_ms)])?;
     let functions: HashSet<FunctionId> = found.iter().map(|(_, function)| *function).collect();
@@ -82,6 +88,7 @@ pub fn delete_tasks(
     let mut delete = transaction.prepare_cached("DELETE FROM tasks WHERE id = ?1")?;
     let mut delete_output =
         transaction.prepare_cached("DELETE FROM printed WHERE task = ?1 RETURNING length(pieces)")?;
+    let mut delete_loans = transaction.prepare_cached("DELETE FROM task_loans WHERE task = ?1")?;
     let mut gone = Vec::new();
     for id in tasks {
         let found = find.query_row(params![id.0, tenant.0, signed(up_to)], |row| {
@@ -94,6 +101,7 @@ pub fn delete_tasks(
         });
         if let Some(mut found) = found.optional()?.filter(|found| !but.contains(&found.tag)) {
             delete.execute([id.0])?;
+            delete_loans.execute([id.0])?;
             let bytes = delete_output.query_row([id.0], |row| unsigned(row, 0)).optional()?;
             found.output_bytes = bytes.unwrap_or_default();
             gone.push(found);

@@ -1,6 +1,6 @@
 //! The tables of a file of tasks, and their upgrades.
 
-use super::{flows, teams, triggers};
+use super::{flows, loans, teams, triggers};
 use crate::sqlite::writer::Schema;
 
 /// The tables of tasks, with those of flows, triggers and teams.
@@ -34,7 +34,8 @@ CREATE TABLE contents (
     tenant BLOB NOT NULL, content BLOB NOT NULL, bytes INTEGER NOT NULL, used_at_ms INTEGER NOT NULL,
     going INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
 ) WITHOUT ROWID;
-CREATE INDEX contents_by_use ON contents (used_at_ms)", triggers::TABLES, flows::TABLES, teams::TABLES, teams::COSTS],
+CREATE INDEX contents_by_use ON contents (used_at_ms)", triggers::TABLES, flows::TABLES, teams::TABLES, teams::COSTS,
+        loans::TABLE],
     upgrades: &[
         "ALTER TABLE endpoints ADD COLUMN tenant BLOB NOT NULL DEFAULT x'00000000000000000000000000000000';
 ALTER TABLE endpoints ADD COLUMN spec TEXT NOT NULL DEFAULT '{}'",
@@ -62,5 +63,6 @@ CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number I
         "CREATE INDEX tasks_failed ON tasks (id) WHERE code IS NOT NULL",
         "ALTER TABLE tasks ADD COLUMN exception TEXT",
         "CREATE TABLE printed (task BLOB PRIMARY KEY, first INTEGER NOT NULL, pieces BLOB NOT NULL)",
+        loans::TABLE,
     ],
 };

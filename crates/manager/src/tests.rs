@@ -4,6 +4,7 @@ mod allowances;
 mod fake_node;
 mod gangs;
 mod lending;
+mod loans;
 mod managers;
 mod profiles;
 mod tasks;

@@ -271,12 +271,14 @@ def test_task_shows_what_it_owned_and_borrowed(start: Callable[..., Daemon]) -> 
     assert "loans" not in site.cli("task", "show", brief)
     with dayfly.connect(site.state) as client, pytest.raises(dayfly.RequestError, match="was not measured"):
         client.loans(brief)
+    site.stop()
     site = site.restart()
     assert site.cli("task", "show", task)["loans"] == loans
     (look,) = run(program(), "top", "--once", "--json", env=environment).stdout.splitlines()
     (node,) = json.loads(look)["nodes"]
     assert node["harvest"]["now"]["owned"] == {"milli_cores": 0, "memory_bytes": 0}
     assert "HARVEST" in run(program(), "top", "--once", env=environment).stdout
+    site.stop()
 
 
 def borrowed_on_bill(site: Daemon) -> int:

@@ -299,7 +299,8 @@ class TestPage:
         assert "Measured for 4 s." in page
         assert "<td>borrowed</td>" in page
         assert page.count('<td class="n">4</td>') == 8, "core seconds and GiB seconds"
-        drawn = dict(re.findall(r'<polyline class="line ([a-d])" points="([^"]*)"', page.split('id="task-cores"')[1]))
+        chart = page.split('id="task-cores"')[1].split("</svg>")[0]
+        drawn = dict(re.findall(r'<polyline class="line ([a-d])" points="([^"]*)"', chart))
         assert len(drawn["a"].split()) == 4, "two corners for each span"
         assert "1.5 cores, 1 MiB" in page.replace("1.50", "1.5")
         assert "&lt;b&gt;No\\u{202e} groups.&lt;/b&gt;" in page

@@ -46,7 +46,7 @@ pub fn described(loans: &TaskLoans, has_chart: bool) -> String {
     ];
     let line = |(name, sum): (&str, SeriesSum)| {
         let (core_s, gib_s) = (sum.core_us as f64 / 1e6, sum.mib_s as f64 / 1024.0);
-        format!("{INDENT}{name:<8} {core_s:>9.2} core seconds {gib_s:>9.2} GiB seconds")
+        format!("{INDENT}{name:<8} {core_s:>9.3} core seconds {gib_s:>9.3} GiB seconds")
     };
     let lines: String = named.into_iter().map(line).collect();
     let chart = if has_chart { chart(loans) } else { String::new() };
@@ -109,11 +109,11 @@ mod tests {
         let text = described(&loans(), false);
         assert!(text.starts_with("\n  loans       measured for 3.0s\n"), "{text}");
         assert!(
-            text.contains("owned         3.00 core seconds      3.00 GiB seconds"),
+            text.contains("owned        3.000 core seconds     3.000 GiB seconds"),
             "{text}"
         );
         assert!(
-            text.contains("borrowed      1.00 core seconds      3.00 GiB seconds"),
+            text.contains("borrowed     1.000 core seconds     3.000 GiB seconds"),
             "{text}"
         );
         assert_eq!(text.lines().count(), 6);

@@ -79,7 +79,7 @@ enum Command {
     Node(node::Arguments),
     /// Show nodes, free resources and leases
     Status(status::Arguments),
-    /// Show the activity of leases, live
+    /// Show the activity of leases, and of nodes that harvest, live
     Top(top::Arguments),
     /// Print the address of the manager's web page
     Page(page::Arguments),

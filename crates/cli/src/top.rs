@@ -21,7 +21,7 @@ use crate::{connect, output, values};
 /// Minimum interval. Nodes report the usage of leases about once per second.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Show the activity of leases and of nodes that harvest, live.
+/// Show the activity of leases, and of nodes that harvest, live.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dayfly top

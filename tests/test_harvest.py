@@ -286,6 +286,62 @@ def borrowed_on_bill(site: Daemon) -> int:
     return sum(line.get("loans", {}).get("borrowed_core_us", 0) for line in site.cli("bill"))
 
 
+MEMORY = """
+    import sys, time
+    import dayfly
+
+    MIB = 1 << 20
+
+    def hold(wait, mib, seconds):
+        '''Waits, takes memory, and holds it.'''
+        time.sleep(wait)
+        taken = bytearray(b"x") * (mib << 20)
+        time.sleep(seconds)
+        return len(taken) >> 20
+
+    def grow(wait, mib, seconds):
+        '''Another function with a profile of its own.'''
+        time.sleep(wait)
+        taken = bytearray(b"y") * (mib << 20)
+        time.sleep(seconds)
+        return len(taken) >> 20
+
+    terms = {"workers": 1, "mode": "warm", "sandbox": sys.argv[1]}
+    with (
+        dayfly.connect() as client,
+        client.lease(memory=1536 * MIB, **terms) as owner,
+        client.lease(memory=256 * MIB, borrow="cpu,memory", **terms) as borrower,
+    ):
+        for _ in range(4):
+            borrower.call(hold, 0.03, 1, 0)
+        assert borrower.call(hold, 0.1, 700, 0.2) == 700, "nobody else runs"
+        for _ in range(25):
+            owner.call(grow, 0.03, 1, 0)
+        growing = owner.submit(grow, 1.5, 1000, 1)
+        held = borrower.submit(hold, 0.3, 800, 30)
+        assert growing.result(timeout=60) == 1000
+        try:
+            held.result(timeout=60)
+            raise SystemExit("a call that keeps what it borrowed")
+        except dayfly.WorkerDied as error:
+            assert error.code == "memory_returned", error
+            assert "borrow" in str(error), error
+        assert borrower.call(hold, 0, 1, 0) == 1, "by the next worker"
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["process", "isolated"])
+def test_growing_lender_ends_who_keeps_its_memory(start: Callable[..., Daemon], sandbox: str) -> None:
+    site = harvesting(start, "on", "--sandbox", sandbox, "--memory", "2G")
+    run_python(MEMORY, sandbox, **site.client_environment())
+    wait_until(lambda: harvest_of(site)["calls"] == 0, "the end of the last call")
+    assert harvest_of(site)["mib_s"]["borrowed"] > 100
+    loans = [line.get("loans", {}) for line in site.cli("bill")]
+    assert sum(loan.get("borrowed_mib_s", 0) for loan in loans) > 100, loans
+    assert sum(loan.get("lent_mib_s", 0) for loan in loans) > 100, loans
+    assert "could not be" not in site.output()
+
+
 def test_operator_switches_a_running_node(start: Callable[..., Daemon]) -> None:
     site = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
     assert harvest_of(site) == {}
@@ -338,12 +394,19 @@ def raised_limits(node: str) -> list[str]:
     return found
 
 
+def raised_memory(node: str) -> list[Path]:
+    """Control groups of the node's workers that may use more memory than the 256 MiB that they own."""
+    limits = Path("/sys/fs/cgroup").glob(f"**/dayfly-{node}/**/worker-*/memory.limit_in_bytes")
+    return [limit for limit in limits if 256 << 20 < int(limit.read_text()) < 1 << 60]
+
+
 BORROWING = (
     FORKING
     + """
     import os
 
-    with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+    terms = {"mode": "warm", "memory": 256 << 20, "borrow": "cpu,memory"}
+    with dayfly.connect() as client, client.lease(workers=1, **terms) as lease:
         worker = lease.call(os.getpid)
         for _ in range(3):
             lease.call(wide, 0.2)
@@ -358,7 +421,7 @@ BORROWING = (
 
 
 class Borrower:
-    """A client whose call borrows a core, until it is closed."""
+    """A client whose call borrows a core and memory, until it is closed."""
 
     def __init__(self, site: Daemon, seconds: float) -> None:
         self._process = subprocess.Popen(
@@ -411,7 +474,7 @@ class TestKilledInMidLoan:
         node = node_id(site)
         borrower = Borrower(site, 60)
         try:
-            wait_until(lambda: raised_limits(node) != [], "a loan")
+            wait_until(lambda: raised_limits(node) != [] and raised_memory(node) != [], "loans of both")
             wait_until(lambda: borrowed_on_bill(site) > 0, "the loan on the bill")
             billed = borrowed_on_bill(site)
             site.kill_tree()
@@ -420,6 +483,7 @@ class TestKilledInMidLoan:
         again = site.restart()
         wait_until(lambda: harvest_of(again) != {}, "the first report")
         assert raised_limits(node) == []
+        assert raised_memory(node) == []
         assert harvest_of(again)["calls"] == 0
         assert borrowed_on_bill(again) >= billed > 0
         again.stop()

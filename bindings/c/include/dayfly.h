@@ -288,6 +288,8 @@ enum dfly_status
     DFLY_UNTRUSTED = 47,
     // Several ids match the abbreviated id.
     DFLY_AMBIGUOUS = 48,
+    // The call was ended because it held borrowed memory that its owner needed; it may have been executed.
+    DFLY_MEMORY_RETURNED = 49,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

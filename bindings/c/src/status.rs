@@ -108,11 +108,13 @@ pub enum dfly_status {
     DFLY_UNTRUSTED = 47,
     /// Several ids match the abbreviated id.
     DFLY_AMBIGUOUS = 48,
+    /// The call was ended because it held borrowed memory that its owner needed; it may have been executed.
+    DFLY_MEMORY_RETURNED = 49,
 }
 
 impl dfly_status {
     /// All error statuses, ordered by number.
-    pub(crate) const ERRORS: [Self; 48] = [
+    pub(crate) const ERRORS: [Self; 49] = [
         Self::DFLY_INVALID_REQUEST,
         Self::DFLY_NOT_FOUND,
         Self::DFLY_UNAUTHORIZED,
@@ -161,6 +163,7 @@ impl dfly_status {
         Self::DFLY_ISOLATION_UNAVAILABLE,
         Self::DFLY_UNTRUSTED,
         Self::DFLY_AMBIGUOUS,
+        Self::DFLY_MEMORY_RETURNED,
     ];
 }
 
@@ -198,6 +201,9 @@ fn remedy(code: Code) -> &'static CStr {
         Code::OutputOverflow => c"Give more room, or take the output with dfly_channel_output.",
         Code::MaybeExecuted => c"Repeat the call only if running it twice does no harm.",
         Code::NotExecuted => c"Repeat the call.",
+        Code::MemoryReturned => {
+            c"Lease more memory, or borrow none. Repeat the call only if running it twice does no harm."
+        }
         Code::DeadlineExceeded => c"Allow more time; the worker has been replaced.",
         Code::Rejected => c"Take completions first, or use another worker.",
         Code::StateLost => c"Set the state up again in the new worker.",

@@ -17,7 +17,7 @@ pub struct LoanArguments {
         hide_possible_values = true
     )]
     lend: bool,
-    /// What such calls may borrow; nodes lend no memory yet
+    /// What such calls may borrow; a call that cannot return borrowed memory in time is ended
     #[arg(long, value_name = "WHAT", default_value = "cpu", value_parser = borrow())]
     borrow: Borrow,
 }

@@ -174,7 +174,11 @@ fn report_of(attempt: Attempt, outcome: Outcome, took_us: u64) -> (Ended, Option
 
 /// Whether the function of a failed call may have begun.
 fn was_begun(error: &CallError) -> bool {
-    error.status.is_some() || matches!(error.failure.code, Code::MaybeExecuted | Code::DeadlineExceeded)
+    error.status.is_some()
+        || matches!(
+            error.failure.code,
+            Code::MaybeExecuted | Code::MemoryReturned | Code::DeadlineExceeded
+        )
 }
 
 /// Whether a result goes to the content store. A JSON result may be longer, since clients read it as JSON.

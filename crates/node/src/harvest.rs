@@ -8,6 +8,7 @@
 
 mod driver;
 mod learning;
+mod memory;
 mod names;
 mod observer;
 mod pools;

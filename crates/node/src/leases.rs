@@ -417,6 +417,7 @@ impl NodeLease {
         let end = match (slot.planned_end(), signal) {
             (Some(end), _) => end,
             (None, _) if out_of_memory => End::OutOfMemory,
+            (None, libc::SIGKILL) if slot.ran_out_of_memory() => End::OutOfMemory,
             (None, 0) => End::Exited { status },
             (None, signal) => End::Signalled { signal },
         };

@@ -153,6 +153,8 @@ codes! {
     Untrusted = 47, "untrusted", 422, Never;
     /// An abbreviated id matches several ids.
     Ambiguous = 48, "ambiguous", 409, Never;
+    /// The call held borrowed memory that its owner needed, and was ended; it may have been executed.
+    MemoryReturned = 49, "memory_returned", 502, IfIdempotent;
 }
 
 /// An error as it travels: a code, and a sentence with what happened and what to do.

@@ -237,6 +237,8 @@ pub enum End {
     OutOfMemory,
     /// The delegation that the channel used was revoked or has expired.
     DelegationRevoked,
+    /// Killed because it held borrowed memory that its owner needed.
+    MemoryReturned,
 }
 
 impl End {
@@ -255,6 +257,7 @@ impl End {
             Self::Violation => (10, 0),
             Self::OutOfMemory => (11, 0),
             Self::DelegationRevoked => (12, 0),
+            Self::MemoryReturned => (13, 0),
         };
         kind << 16 | detail
     }
@@ -276,6 +279,7 @@ impl End {
             10 => Self::Violation,
             11 => Self::OutOfMemory,
             12 => Self::DelegationRevoked,
+            13 => Self::MemoryReturned,
             _ => Self::ExecutorDied,
         })
     }

@@ -5,6 +5,7 @@
 
 mod counters;
 mod error;
+mod memory;
 mod mounts;
 mod tree;
 mod waiting;
@@ -13,11 +14,13 @@ mod worker;
 use std::fs::File;
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use self::counters::Reading;
 pub use self::error::GroupError;
+pub use self::memory::MemoryKills;
 use self::mounts::{DAEMON_LEAF, mounted_groups};
 use self::tree::{make_unified, remove_stale, remove_tree, write};
 pub use self::worker::{Weight, WorkerGroup};
@@ -173,6 +176,7 @@ impl Hierarchies {
             name: name.into(),
             parts: Vec::new(),
             kills: Arc::default(),
+            memory_bytes: AtomicU64::new(0),
         };
         // A hierarchy that only measures gets groups of workers, which no cold start waits for.
         let limits = |base: &&Base| LIMITING.iter().any(|controller| base.has(*controller));
@@ -231,6 +235,8 @@ pub struct Group {
     name: String,
     parts: Vec<Base>,
     kills: Arc<Kills>,
+    /// Its limit of memory, without what its workers borrowed.
+    memory_bytes: AtomicU64,
 }
 
 /// Processes that the kernel killed for lack of memory in groups below a sandbox's that are gone.
@@ -256,6 +262,7 @@ impl Group {
 
     /// Sets the limits.
     pub fn limit(&self, limits: &Limits) -> Result<()> {
+        self.memory_bytes.store(limits.memory_bytes, Ordering::Relaxed);
         for part in &self.parts {
             for controller in &part.controllers {
                 for (file, text) in settings(*controller, part.unified, limits) {

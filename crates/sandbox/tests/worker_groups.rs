@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Limits, Reading, Weight, WorkerGroup};
 
+const MIB: u64 = 1 << 20;
+
 /// The node's groups, or nothing on a machine without the right to make any.
 fn hierarchies(name: &str) -> Option<Hierarchies> {
     let made = Hierarchies::make(&format!("test-workers-{name}-{}", std::process::id()));
@@ -107,7 +109,6 @@ fn competing_threads_of_a_worker_wait() {
 
 #[test]
 fn memory_before_and_after_joining_is_read() {
-    const MIB: u64 = 1 << 20;
     let Some(all) = hierarchies("memory") else { return };
     let mut process = Process::python(
         "import sys
@@ -318,7 +319,135 @@ fn memory_limit_is_set_and_refused_below_use() {
     let refused = group.limit_memory(16 << 20).unwrap_err();
     assert!(matches!(refused, GroupError::Refused { .. }), "{refused}");
     assert!(process.0.try_wait().unwrap().is_none(), "nothing was ended");
+    assert!(refused.is_busy(), "{refused}");
+    assert_eq!(group.memory_limit().unwrap(), 256 << 20);
     group.limit_memory(0).unwrap();
+    assert_eq!(group.memory_limit().unwrap(), 0);
+}
+
+/// A process that takes this much memory after each line of its input, and reports it on its output.
+fn taking(steps_mib: &[u64]) -> Process {
+    let steps = steps_mib.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    let program = format!(
+        "import sys
+taken = []
+for mib in ({steps},):
+    sys.stdin.readline()
+    taken.append(bytearray(b'x') * (mib << 20)) if mib else taken.clear()
+    print(flush=True)
+sys.stdin.readline()"
+    );
+    Process::start(
+        Command::new("python3")
+            .args(["-c", &program])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped()),
+    )
+}
+
+/// Lets such a process take its next step, and waits for that.
+fn step(process: &mut Process) {
+    use std::io::{Read, Write};
+    process.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    let stdout = process.0.stdout.as_mut().unwrap();
+    stdout.read_exact(&mut [0]).unwrap();
+}
+
+#[test]
+fn limit_falls_only_to_what_is_held() {
+    let Some(all) = hierarchies("shrink") else { return };
+    let mut process = taking(&[96, 0]);
+    let group = admitted(&all, None, &process);
+    group.limit_memory(256 * MIB).unwrap();
+    step(&mut process);
+    let limit = group.shrink_memory(32 * MIB).unwrap();
+    let held = group.held_memory().unwrap();
+    assert!((held..=held + 2 * MIB).contains(&limit), "{limit} {held}");
+    assert!(limit >= 96 * MIB, "{limit}");
+    assert_eq!(group.memory_limit().unwrap() >> 20, limit >> 20);
+    assert_eq!(group.memory_kills().unwrap().count(), 0);
+    // It gives everything back.
+    step(&mut process);
+    assert_eq!(group.shrink_memory(32 * MIB).unwrap(), 32 * MIB);
+    assert_eq!(group.memory_limit().unwrap(), 32 * MIB);
+    assert!(process.0.try_wait().unwrap().is_none(), "nothing was ended");
+}
+
+#[test]
+fn cached_files_are_reclaimed_for_a_lower_limit() {
+    let Some(all) = hierarchies("cache") else { return };
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![1; 64 << 20]).unwrap();
+    // Somebody else has cached it so far.
+    let file = std::fs::File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let program = format!(
+        "import sys; sys.stdin.readline(); len(open({:?}, 'rb').read(64 << 20)); print(flush=True); sys.stdin.readline()",
+        path.display().to_string()
+    );
+    let mut process = Process::start(
+        Command::new("python3")
+            .args(["-c", &program])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped()),
+    );
+    let group = admitted(&all, None, &process);
+    step(&mut process);
+    let until = Instant::now() + Duration::from_secs(10);
+    while group.shrink_memory(24 * MIB).unwrap() > 24 * MIB {
+        assert!(Instant::now() < until, "{} bytes held", group.held_memory().unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(group.held_memory().unwrap() <= 24 * MIB);
+}
+
+#[test]
+fn memory_kills_of_a_worker_are_counted() {
+    let Some(all) = hierarchies("worker-kills") else { return };
+    let mut process = taking(&[256]);
+    let group = admitted(&all, None, &process);
+    let kills = group.memory_kills().unwrap();
+    group.limit_memory(48 * MIB).unwrap();
+    assert_eq!(kills.count(), 0);
+    drop(process.0.stdin.take());
+    assert!(!process.0.wait().unwrap().success());
+    assert_eq!(kills.count(), 1);
+    drop(group);
+    assert_eq!(kills.count(), 0, "of a group that is gone");
+}
+
+#[test]
+fn sandbox_grows_by_what_its_workers_borrow() {
+    let Some(all) = hierarchies("loan") else { return };
+    let sandbox = all.group("sandbox-0").unwrap();
+    let limits = Limits {
+        memory_bytes: 64 * MIB,
+        ..Limits::default()
+    };
+    sandbox.limit(&limits).unwrap();
+    let mut process = taking(&[96, 0]);
+    sandbox.admit(process.0.id() as i32).unwrap();
+    let group = admitted(&all, Some(&sandbox), &process);
+    group.limit_memory(32 * MIB).unwrap();
+    // A loan: the sandbox first. Back: the worker first.
+    assert_eq!(sandbox.lend_memory(96 * MIB).unwrap(), 96 * MIB);
+    group.limit_memory(128 * MIB).unwrap();
+    step(&mut process);
+    assert!(group.shrink_memory(32 * MIB).unwrap() > 96 * MIB);
+    let borrowed = sandbox.lend_memory(0).unwrap();
+    assert!((32 * MIB..96 * MIB).contains(&borrowed), "{borrowed}");
+    assert_eq!(sandbox.memory_limit().unwrap() >> 20, (64 * MIB + borrowed) >> 20);
+    step(&mut process);
+    assert_eq!(group.shrink_memory(32 * MIB).unwrap(), 32 * MIB);
+    assert_eq!(sandbox.lend_memory(0).unwrap(), 0);
+    assert_eq!(sandbox.memory_limit().unwrap(), 64 * MIB);
+    assert_eq!(sandbox.memory_kills(), 0);
+    // Without a limit of its own, it gets none.
+    let unlimited = all.group("sandbox-1").unwrap();
+    assert_eq!(unlimited.lend_memory(MIB).unwrap(), MIB);
+    assert_eq!(unlimited.memory_limit().unwrap(), 0);
 }
 
 #[test]
@@ -331,6 +460,7 @@ fn next_node_clears_raised_limits_of_killed_one() {
     let mut process = Process::shell("exec sleep 60");
     let group = admitted(&all, None, &process);
     group.limit_cpu(50_000).unwrap();
+    group.limit_memory(1 << 40).unwrap();
     // As after kill -9: nothing is dropped.
     std::mem::forget(group);
     std::mem::forget(all);
@@ -340,5 +470,5 @@ fn next_node_clears_raised_limits_of_killed_one() {
         "leftovers are ended"
     );
     let group = next.worker_group("worker-0", None).unwrap();
-    assert_eq!(group.cpu_limit().unwrap(), 0);
+    assert_eq!((group.cpu_limit().unwrap(), group.memory_limit().unwrap()), (0, 0));
 }

@@ -79,6 +79,8 @@ pub fn decide(state: RetryState, error: Option<Code>, begun: bool) -> Decision {
         Code::NotFound if !begun => Decision::Keep,
         // It was executed, and its result does not fit in the quota.
         Code::QuotaExceeded if begun => Decision::Keep,
+        // Its own code says more than that it may have been executed.
+        Code::MemoryReturned if !state.is_repeatable || state.faults + 1 >= MAX_FAULTS => Decision::Keep,
         // A fault of the worker, the node, the lease or the dispatcher.
         _ if begun && !state.is_repeatable => Decision::EndAs(Code::MaybeExecuted),
         _ if begun && state.faults + 1 >= MAX_FAULTS => Decision::EndAs(Code::MaybeExecuted),
@@ -118,6 +120,25 @@ mod tests {
             decide(STATE, Some(Code::MaybeExecuted), true),
             Decision::EndAs(Code::MaybeExecuted)
         );
+    }
+
+    #[test]
+    fn call_that_held_borrowed_memory_keeps_its_code() {
+        let code = Some(Code::MemoryReturned);
+        assert_eq!(decide(STATE, code, true), Decision::Keep);
+        let mut state = RetryState {
+            is_repeatable: true,
+            ..STATE
+        };
+        let again = Decision::Requeue {
+            retry: false,
+            fault: true,
+        };
+        while state.faults + 1 < MAX_FAULTS {
+            assert_eq!(decide(state, code, true), again);
+            state.faults += 1;
+        }
+        assert_eq!(decide(state, code, true), Decision::Keep);
     }
 
     #[test]

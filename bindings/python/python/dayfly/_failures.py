@@ -29,7 +29,7 @@ from dayfly._errors import (
 )
 
 #: Codes of `WorkerDied`.
-_DIED = ("maybe_executed", "not_executed")
+_DIED = ("maybe_executed", "memory_returned", "not_executed")
 _FAMILIES: dict[str, type[Error]] = {
     "invalid_request": RequestError,
     "not_found": RequestError,

@@ -15,5 +15,8 @@ class InitializerFailed(InitializerError, BrokenProcessPool):
 class WorkerDied(CallError, BrokenProcessPool):
     """The worker died. With the code ``maybe_executed``, the call may have run and was not repeated.
 
+    So with ``memory_returned``: the call held borrowed memory that its owner needed, and was ended. Lease more memory,
+    or borrow only ``cpu``.
+
     It is a ``BrokenProcessPool`` for programs that catch that, but the lease continues with another worker.
     """

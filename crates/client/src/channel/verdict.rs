@@ -18,6 +18,11 @@ pub(crate) fn verdict_on(fate: &ChannelStatus, sequence: u32) -> CallError {
         Some(End::OutOfMemory) => {
             "its lease's memory was used up; lease with more memory, or work on less at a time".to_owned()
         }
+        Some(End::MemoryReturned) => {
+            "its function held borrowed memory that its owner needed; lease more memory of its \
+                                      own, or borrow none (`borrow`: `cpu`)"
+                .to_owned()
+        }
         Some(End::Deadline) => "a call ran past its deadline".to_owned(),
         Some(End::Cancelled) => "a running call was cancelled".to_owned(),
         Some(End::ExecutorDied) => "its executor was killed".to_owned(),
@@ -43,6 +48,7 @@ pub(crate) fn verdict_on(fate: &ChannelStatus, sequence: u32) -> CallError {
     let code = match fate.end {
         Some(End::Deadline) if was_running => Code::DeadlineExceeded,
         Some(End::Cancelled) if was_running => Code::Cancelled,
+        Some(End::MemoryReturned) if was_running => Code::MemoryReturned,
         _ => Code::MaybeExecuted,
     };
     CallError::new(
@@ -61,5 +67,29 @@ fn signal_name(signal: i32) -> &'static str {
         libc::SIGKILL => "SIGKILL: killed from outside, perhaps for want of memory",
         libc::SIGTERM => "SIGTERM",
         _ => "see `man 7 signal`",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dayfly_protocol::ids::{Incarnation, WorkerIndex};
+
+    use super::*;
+
+    #[test]
+    fn call_that_held_borrowed_memory_has_own_code() {
+        let fate = |started, finished| ChannelStatus {
+            worker: WorkerIndex(0),
+            incarnation: Incarnation(1),
+            started,
+            finished,
+            end: Some(End::MemoryReturned),
+        };
+        let running = verdict_on(&fate(3, 2), 3);
+        assert_eq!(running.code(), Code::MemoryReturned);
+        assert!(running.to_string().contains("lease more memory"), "{running}");
+        // Another one may have ended before its worker did, or did not begin.
+        assert_eq!(verdict_on(&fate(3, 3), 3).code(), Code::MaybeExecuted);
+        assert_eq!(verdict_on(&fate(3, 3), 4).code(), Code::NotExecuted);
     }
 }

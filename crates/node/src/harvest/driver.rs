@@ -1,5 +1,7 @@
 //! The thread that measures, feeds the policy, and applies its actions. It owns all groups of workers.
 
+mod debts;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
@@ -12,6 +14,7 @@ use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_protocol::node_api::Printer;
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
 
+use self::debts::Debt;
 use super::pools::Pools;
 use super::recording::Recording;
 use super::totals::Totals;
@@ -86,7 +89,9 @@ pub(super) struct Driver {
     unmeasured: BTreeMap<WorkerKey, Box<BegunCall>>,
     calls: BTreeMap<CallId, WorkerKey>,
     /// Workers whose groups are still to be removed.
-    leaving: Vec<MeasuredWorker>,
+    leaving: Vec<(WorkerKey, MeasuredWorker)>,
+    /// Workers that owe borrowed memory.
+    debts: BTreeMap<WorkerKey, Debt>,
     next_call: u64,
     next_group: u64,
     totals: Totals,
@@ -115,6 +120,7 @@ impl Driver {
             unmeasured: BTreeMap::new(),
             calls: BTreeMap::new(),
             leaving: Vec::new(),
+            debts: BTreeMap::new(),
             next_call: 0,
             next_group: 0,
             totals: Totals::default(),
@@ -131,11 +137,13 @@ impl Driver {
         let mut due = Instant::now();
         let mut has_checked = false;
         loop {
-            let note = if self.calls.is_empty() && self.leaving.is_empty() {
+            let note = if self.calls.is_empty() && self.leaving.is_empty() && self.debts.is_empty() {
                 (due, has_checked) = (Instant::now() + WINDOW, false);
                 inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
-                let next = if has_checked { due } else { due - WINDOW / 2 };
+                let is_checked = has_checked || self.calls.is_empty();
+                let next = if is_checked { due } else { due - WINDOW / 2 };
+                let next = self.next_collection().map_or(next, |at| at.min(next));
                 inbox.recv_timeout(next.saturating_duration_since(Instant::now()))
             };
             match note {
@@ -143,6 +151,7 @@ impl Driver {
                 Ok(note) => self.take(note),
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            self.collect_debts();
             let now = Instant::now();
             if now >= due {
                 if now - due >= WINDOW * (LATE_WINDOWS - 1) {
@@ -176,6 +185,9 @@ impl Driver {
                 HarvestMode::On => Mode::On,
             },
         });
+        if mode != HarvestMode::On {
+            self.free_memory();
+        }
         if mode == HarvestMode::Off {
             self.unmeasured.clear();
             let keys: Vec<WorkerKey> = self.workers.keys().copied().collect();
@@ -223,6 +235,7 @@ impl Driver {
         }
         self.calls.insert(id, key);
         let borrow = call.loans.borrow.min(self.borrow);
+        let borrows_memory = self.bind_memory(key, borrow.has_memory());
         let (tenant, function) = self.node.learning.number(call.tenant, &call.function, call.owned);
         self.handle(&Event::Begin(Begin {
             call: id,
@@ -235,8 +248,7 @@ impl Driver {
             owned: call.owned,
             lends: call.loans.lend,
             borrows_cpu: borrow.has_cpu(),
-            // No worker has a limit of memory of its own that a loan could raise.
-            borrows_memory: false,
+            borrows_memory,
             group: call.ranks,
         }));
     }
@@ -277,16 +289,21 @@ impl Driver {
     fn forget(&mut self, key: WorkerKey) {
         self.unmeasured.remove(&key);
         self.end_call(key, Outcome::Aborted);
-        self.leaving.extend(self.workers.remove(&key));
+        self.debts.remove(&key);
+        self.leaving
+            .extend(self.workers.remove(&key).map(|worker| (key, worker)));
         self.remove_left();
     }
 
     /// Removes groups of workers that have ended. One whose processes are still dying waits for the next window.
     fn remove_left(&mut self) {
-        self.leaving.retain_mut(|worker| !worker.leave());
+        let mut leaving = std::mem::take(&mut self.leaving);
+        leaving.retain_mut(|(key, worker)| !worker.leave(&self.others_of(*key)));
+        self.leaving = leaving;
     }
 
     fn end_call(&mut self, key: WorkerKey, outcome: Outcome) {
+        self.note_memory_kills(key);
         let Some(call) = self.workers.get_mut(&key).and_then(MeasuredWorker::end) else {
             return;
         };
@@ -300,6 +317,7 @@ impl Driver {
         {
             self.lose(key, &error);
         }
+        self.return_memory(key, outcome);
         self.handle(&Event::End { call, outcome });
     }
 
@@ -427,12 +445,16 @@ impl Driver {
             Action::EndCall { call } => {
                 let key = *self.calls.get(&call)?;
                 if let Some(worker) = self.workers.get(&key) {
-                    worker.kill(key.worker);
+                    worker.kill_borrower(key);
                 }
                 None
             }
-            // Memory is not borrowed, and no worker has a limit of its own.
-            Action::Limit { .. } | Action::Reclaim { .. } => None,
+            Action::Limit {
+                call,
+                resource: Resource::Memory,
+                units,
+            } => self.limit_memory(call, units),
+            Action::Reclaim { call, by_us, .. } => self.reclaim_memory(call, by_us),
         }
     }
 
@@ -460,6 +482,7 @@ impl Driver {
         others.fold(Others::default(), |sum, (_, worker)| Others {
             borrowed: sum.borrowed.saturating_add(worker.borrowed()),
             light: sum.light + u64::from(worker.is_light()),
+            memory: sum.memory.saturating_add(worker.borrowed_memory()),
         })
     }
 

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use dayfly_harvest::{Amount, CallId};
 use dayfly_protocol::executor::MIN_LONG_CALL_US;
-use dayfly_protocol::ids::WorkerIndex;
 use dayfly_protocol::node_api::{CallLoans, End, Printer};
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Reading, Weight, WorkerGroup};
 
-use super::driver::BegunCall;
+use super::driver::{BegunCall, WorkerKey};
+use super::memory::MemoryLimits;
 use super::series::Series;
 use crate::leases::NodeLease;
 use crate::loan_sums::LoanWindow;
@@ -37,6 +37,8 @@ pub(super) struct Others {
     pub borrowed: u64,
     /// Those with less weight.
     pub light: u64,
+    /// What they borrowed together, in bytes.
+    pub memory: u64,
 }
 
 /// A worker with a group of its own.
@@ -52,6 +54,7 @@ pub(super) struct MeasuredWorker {
     limit: u64,
     /// Whether it has less weight than others.
     is_light: bool,
+    memory: MemoryLimits,
     call: Option<RunningCall>,
 }
 
@@ -77,8 +80,10 @@ impl MeasuredWorker {
             sandbox.weigh(Weight::of_cores(call.owned.milli_cores.saturating_mul(call.workers)))?;
         }
         group.admit(call.pid)?;
+        let memory = MemoryLimits::new(&group, call.sandbox.clone(), call.owned.memory_bytes)?;
         Ok(Self {
             group,
+            memory,
             sandbox: call.sandbox.clone(),
             lease: call.lease.clone(),
             workers: call.workers.max(1),
@@ -156,9 +161,26 @@ impl MeasuredWorker {
         self.set_light(!is_starved, others)
     }
 
+    /// Its limits of memory, and the group that has them.
+    pub fn memory(&mut self) -> (&mut MemoryLimits, &WorkerGroup) {
+        (&mut self.memory, &self.group)
+    }
+
+    /// What it borrowed of memory, in bytes.
+    pub fn borrowed_memory(&self) -> u64 {
+        self.memory.borrowed()
+    }
+
+    /// Lets its lease learn that its process was killed for lack of memory.
+    pub fn watch_memory(&self, key: WorkerKey) {
+        if let Some(lease) = self.lease.upgrade() {
+            lease.watch_memory(key.worker, key.incarnation, self.memory.kills());
+        }
+    }
+
     /// Moves it out of its group, and removes the group. Returns whether that is done.
-    pub fn leave(&mut self) -> bool {
-        self.group.leave()
+    pub fn leave(&mut self, others: &Others) -> bool {
+        self.group.leave() && self.memory.leave_sandbox(others.memory)
     }
 
     /// Records what its call had in a window, and what its lease lent and borrowed.
@@ -173,12 +195,25 @@ impl MeasuredWorker {
         }
     }
 
-    /// Ends its process, as if the system had.
-    pub fn kill(&self, worker: WorkerIndex) {
-        if let Some(lease) = self.lease.upgrade() {
-            let signal = rustix::process::Signal::KILL.as_raw();
-            lease.kill_worker(worker, End::Signalled { signal });
+    /// Ends its process for this reason, if it still runs.
+    pub fn kill(&self, key: WorkerKey, end: End) {
+        let lease = self.lease.upgrade();
+        if let Some(lease) = lease.filter(|lease| lease.is_running(key.worker, key.incarnation)) {
+            lease.kill_worker(key.worker, end);
         }
+    }
+
+    /// Ends its process, since it cannot be lowered to what it may have.
+    pub fn kill_borrower(&self, key: WorkerKey) {
+        let signal = rustix::process::Signal::KILL.as_raw();
+        self.kill(
+            key,
+            match self.memory.is_returning() {
+                true => End::MemoryReturned,
+                // As if the system had.
+                false => End::Signalled { signal },
+            },
+        );
     }
 
     fn limit_sandbox(&self, milli_cores: u64) -> Result<(), GroupError> {
@@ -230,6 +265,11 @@ impl MeasuredWorker {
     /// What it owns.
     pub fn owned(&self) -> Amount {
         self.owned
+    }
+
+    /// The running call.
+    pub fn call(&self) -> Option<CallId> {
+        self.call.as_ref().map(|call| call.id)
     }
 
     /// The last window of the running call.

@@ -11,6 +11,7 @@ use dayfly_protocol::executor::ToExecutor;
 use dayfly_protocol::ids::{ChannelId, Incarnation, PublicKey, WorkerIndex};
 use dayfly_protocol::node_api::End;
 use dayfly_protocol::slot::{MAX_SLOTS, has_begun};
+use dayfly_sandbox::cgroup::MemoryKills;
 
 use crate::executors::ControlSocket;
 
@@ -27,6 +28,8 @@ pub(super) struct WorkerSlot {
     pid: u32,
     process: Option<OwnedFd>,
     is_up: bool,
+    /// Those in its own control group, if that limits its memory.
+    memory_kills: Option<MemoryKills>,
     /// Why and when the node had it killed.
     kill: Option<(End, Instant)>,
     /// The call that ran when the lease's time was over, and may finish.
@@ -52,6 +55,17 @@ impl WorkerSlot {
         self.process = process;
         self.is_up = true;
         self.kill = None;
+        self.memory_kills = None;
+    }
+
+    /// Counts the kills in its own control group, which limits its memory.
+    pub fn watch_memory(&mut self, kills: MemoryKills) {
+        self.memory_kills = Some(kills);
+    }
+
+    /// Whether the kernel killed processes in its own control group for lack of memory.
+    pub fn ran_out_of_memory(&self) -> bool {
+        self.memory_kills.as_ref().is_some_and(|kills| kills.count() > 0)
     }
 
     /// Records the end of its process. Returns the process's group if it was running.

@@ -1,5 +1,7 @@
 //! The worker processes of a lease. This `impl` finds them, reads what they do, and ends them.
 
+use dayfly_sandbox::cgroup::MemoryKills;
+
 use super::*;
 
 impl NodeLease {
@@ -48,6 +50,15 @@ impl NodeLease {
     pub fn calls_before_sleep(&self, worker: WorkerIndex) -> Option<u64> {
         let meter = self.meters.get(usize::from(worker.0))?;
         (!meter.read().awake).then(|| meter.total().calls)
+    }
+
+    /// Counts the kills of this process of a worker for lack of memory in its own control group.
+    pub fn watch_memory(&self, worker: WorkerIndex, incarnation: Incarnation, kills: MemoryKills) {
+        let mut state = self.lock();
+        let slot = state.slots.get_mut(usize::from(worker.0));
+        if let Some(slot) = slot.filter(|slot| slot.incarnation() == incarnation) {
+            slot.watch_memory(kills);
+        }
     }
 
     /// Ends a worker, which is then replaced.

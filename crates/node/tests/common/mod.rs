@@ -107,6 +107,25 @@ uint32_t nap_burn(void *in, uint32_t size, void *out) {
     nap(in, 4, out);
     return burn((char *)in + 4, 4, out);
 }
+uint32_t hold(void *in, uint32_t size, void *out) {
+    uint32_t *steps = in; /* milliseconds, MiB, milliseconds */
+    nap(&steps[0], 4, out);
+    size_t bytes = (size_t)steps[1] << 20;
+    volatile char *taken = malloc(bytes);
+    for (size_t at = 0; at < bytes; at += 4096) taken[at] = 1;
+    nap(&steps[2], 4, out);
+    free((void *)taken);
+    return 0;
+}
+uint32_t grow(void *in, uint32_t size, void *out) { return hold(in, size, out); }
+uint32_t keep(void *in, uint32_t size, void *out) {
+    static volatile char *kept;
+    size_t bytes = (size_t)((uint32_t *)in)[1] << 20;
+    nap(in, 4, out);
+    kept = malloc(bytes);
+    for (size_t at = 0; at < bytes; at += 4096) kept[at] = 1;
+    return nap((uint32_t *)in + 2, 4, out);
+}
 uint32_t spawn(void *in, uint32_t size, void *out) {
     int32_t pid = fork();
     if (pid == 0) { setsid(); for (;;) pause(); }

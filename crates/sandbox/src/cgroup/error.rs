@@ -51,4 +51,9 @@ impl GroupError {
     pub fn is_vanished(&self) -> bool {
         matches!(self, Self::Vanished(_))
     }
+
+    /// Whether the kernel could not reclaim memory for a lower limit.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Refused { error, .. } if error.kind() == ErrorKind::ResourceBusy)
+    }
 }

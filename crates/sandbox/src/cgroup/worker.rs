@@ -72,7 +72,7 @@ impl Weight {
 /// The groups of one worker. Dropping it moves the processes in them to where they were, and removes the groups.
 #[derive(Debug)]
 pub struct WorkerGroup {
-    parts: Vec<Base>,
+    pub(super) parts: Vec<Base>,
     cpu: CpuCounters,
     memory: MemoryCounters,
     waiting: Waiting,
@@ -209,37 +209,6 @@ impl WorkerGroup {
     /// Sets its weight against its siblings.
     pub fn weigh(&self, weight: Weight) -> Result<(), GroupError> {
         weigh_all(&self.parts, weight)
-    }
-
-    /// Limits its memory in bytes, including cached files; 0 removes the limit. Returns an error, and changes nothing,
-    /// if it has more and the kernel cannot take it back without ending a process.
-    pub fn limit_memory(&self, bytes: u64) -> Result<(), GroupError> {
-        let part = part_of(&self.parts, Controller::Memory)?;
-        let limits = Limits {
-            memory_bytes: bytes,
-            ..Limits::default()
-        };
-        let change = |file: &str, text: &str| {
-            let path = part.path.join(file);
-            write(&path, text).map_err(|error| GroupError::of(&path, error))
-        };
-        if part.unified && bytes > 0 {
-            // The limit itself would end processes. This one only reclaims, before the call returns.
-            change("memory.high", &bytes.to_string())?;
-            let usage = CounterFile::open(part.path.join("memory.current"))?.number();
-            change("memory.high", "max")?;
-            if usage? > bytes {
-                return Err(GroupError::Refused {
-                    file: part.path.join("memory.max"),
-                    error: std::io::ErrorKind::ResourceBusy.into(),
-                });
-            }
-        }
-        // Swap, which the next file limits, is bounded by the sandbox's group.
-        match settings(Controller::Memory, part.unified, &limits).first() {
-            Some((file, text)) => change(file, text),
-            None => Ok(()),
-        }
     }
 }
 

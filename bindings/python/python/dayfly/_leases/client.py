@@ -69,7 +69,8 @@ class LeaseClient(Connection):
             gpus: GPUs of each worker. ``CUDA_VISIBLE_DEVICES`` names them, and the worker sees no others.
             lend: whether calls of warm workers lend cores and memory that they do not use, where the node harvests.
                 They get them back when they need them.
-            borrow: what such calls may borrow: ``none``, ``cpu``, or ``cpu,memory``. Nodes lend no memory yet.
+            borrow: what such calls may borrow: ``none``, ``cpu``, or ``cpu,memory``. A call that cannot return borrowed
+                memory in time is ended with ``memory_returned``.
             hot_for: seconds that a hot worker polls after a call before it sleeps; None for no limit.
             runtime: ``python`` workers call Python functions and shared libraries; ``native`` workers call shared
                 libraries only.

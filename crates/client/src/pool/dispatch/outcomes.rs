@@ -196,7 +196,9 @@ impl Dispatch {
             let InFlight::Call(sent) = message else { continue };
             let again = match failure.code().retry() {
                 Retry::Elsewhere => true,
-                Retry::IfIdempotent => sent.options.idempotent && failure.code() == Code::MaybeExecuted,
+                Retry::IfIdempotent => {
+                    sent.options.idempotent && matches!(failure.code(), Code::MaybeExecuted | Code::MemoryReturned)
+                }
                 Retry::Never | Retry::Later => false,
             };
             if again {

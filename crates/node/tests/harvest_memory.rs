@@ -12,6 +12,11 @@ use dayfly_protocol::node_api::End;
 use dayfly_protocol::slot::Status;
 
 const MIB: u64 = 1 << 20;
+/// A call that takes little.
+const SHORT: [u32; 3] = [30, 1, 0];
+/// Calls after which a worker has a group, and its next call is measured: one that is not noticed, one before the worker
+/// has a group, and one that runs as configured.
+const PREPARED: usize = 3;
 /// What a lease of these tests owns unless it says otherwise.
 const OWNED: u64 = 64 * MIB;
 
@@ -128,8 +133,7 @@ async fn borrower_holds_more_memory_than_it_owns() {
         return;
     };
     let borrower = Leased::of(&site, "hold", OWNED, Borrow::CpuAndMemory).await;
-    // A call before it has a group, and one that runs as configured.
-    let borrower = borrower.call([30, 1, 0], 2).await;
+    let borrower = borrower.call(SHORT, PREPARED).await;
     let pid = borrower.pid;
     until("it has what it owns", || memory_limit(pid) == Some(OWNED)).await;
     let (of, call) = borrower.begin([100, 400, 300]);
@@ -157,8 +161,8 @@ async fn growing_lender_gets_its_memory_back() {
     let lender = Leased::of(&site, "grow", 900 * MIB, Borrow::Cpu).await;
     let borrower = Leased::of(&site, "hold", OWNED, Borrow::CpuAndMemory).await;
     // The profile of a function that takes little: the first call, the profiling window, and some more.
-    let lender = lender.call([30, 1, 10], 25).await;
-    let borrower = borrower.call([30, 1, 0], 2).await;
+    let lender = lender.call(SHORT, 25).await;
+    let borrower = borrower.call(SHORT, PREPARED).await;
     let (lends, lent) = lender.begin([1_200, 600, 800]);
     let (borrows, borrowed) = borrower.begin([400, 300, 10_000]);
     // More than what no lease owns.
@@ -188,15 +192,15 @@ async fn memory_that_is_free_again_ends_nobody() {
         return;
     };
     let borrower = Leased::of(&site, "hold", OWNED, Borrow::CpuAndMemory).await;
-    let borrower = borrower.call([30, 1, 0], 2).await;
+    let borrower = borrower.call(SHORT, PREPARED).await;
     let (borrows, borrowed) = borrower.begin([800, 1, 0]);
     until("the memory is lent", || {
         memory_limit(borrows.pid).is_some_and(|limit| limit > 600 * MIB)
     })
     .await;
-    // The next lease owns it from its first measured call on.
+    // A call that begins owns it.
     let owner = Leased::of(&site, "grow", 900 * MIB, Borrow::Cpu).await;
-    let owner = owner.call([30, 1, 0], 1).await;
+    let owner = owner.call(SHORT, PREPARED).await;
     let (_, owned) = owner.begin([200, 800, 0]);
     until("the limit is lower", || {
         memory_limit(borrows.pid).is_some_and(|limit| limit <= 124 * MIB)
@@ -212,9 +216,9 @@ async fn borrower_beyond_its_loan_runs_out_of_memory() {
         return;
     };
     let borrower = Leased::of(&site, "hold", OWNED, Borrow::CpuAndMemory).await;
-    let borrower = borrower.call([30, 1, 0], 1).await;
-    // The first measured call borrows nothing.
-    let (borrows, call) = borrower.begin([50, 200, 1_000]);
+    let borrower = borrower.call(SHORT, PREPARED).await;
+    // More than the node has.
+    let (borrows, call) = borrower.begin([50, 1_200, 1_000]);
     assert!(!call.await.unwrap());
     let fate = site.fate(&borrows.grant, borrows.channel).await;
     assert_eq!(fate.end, Some(End::OutOfMemory));
@@ -236,11 +240,11 @@ async fn only_borrowers_of_memory_have_limits() {
     };
     let unlimited = |pid| memory_limit(pid).is_some_and(|limit| limit > 1 << 60);
     let other = Leased::of(&site, "grow", OWNED, Borrow::Cpu).await;
-    let other = other.call([30, 100, 0], 3).await;
+    let other = other.call([30, 100, 0], PREPARED).await;
     until("it has a group", || memory_limit(other.pid).is_some()).await;
     assert!(unlimited(other.pid));
     let borrower = Leased::of(&site, "hold", OWNED, Borrow::CpuAndMemory).await;
-    let borrower = borrower.call([30, 1, 0], 2).await;
+    let borrower = borrower.call(SHORT, PREPARED).await;
     let pid = borrower.pid;
     until("it has what it owns", || memory_limit(pid) == Some(OWNED)).await;
     // Nothing is stricter on a node that only watches.
@@ -257,7 +261,7 @@ async fn worker_that_keeps_borrowed_memory_is_replaced() {
         return;
     };
     let borrower = Leased::of(&site, "keep", OWNED, Borrow::CpuAndMemory).await;
-    let borrower = borrower.call([30, 1, 0], 2).await;
+    let borrower = borrower.call(SHORT, PREPARED).await;
     let (grant, channel, pid) = (borrower.grant.clone(), borrower.channel.id, borrower.pid);
     let borrower = borrower.call([100, 200, 50], 1).await;
     assert_eq!(site.fate(&grant, channel).await.end, Some(End::MemoryReturned));

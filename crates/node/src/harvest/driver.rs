@@ -235,7 +235,7 @@ impl Driver {
         }
         self.calls.insert(id, key);
         let borrow = call.loans.borrow.min(self.borrow);
-        let borrows_memory = self.bind_memory(key, borrow.has_memory());
+        let borrows_memory = self.bind_memory(key, borrow.has_memory() && call.ranks.is_none());
         let (tenant, function) = self.node.learning.number(call.tenant, &call.function, call.owned);
         self.handle(&Event::Begin(Begin {
             call: id,

@@ -27,7 +27,7 @@ def test_client_imports_no_slow_modules(names: str) -> None:
 def test_worker_that_died_is_a_broken_process_pool() -> None:
     from dayfly._failures import error_for
 
-    for code in ("maybe_executed", "not_executed"):
+    for code in ("maybe_executed", "memory_returned", "not_executed"):
         died = error_for(code, "told")
         assert type(died) is dayfly.WorkerDied
         assert isinstance(died, BrokenProcessPool)

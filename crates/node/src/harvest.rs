@@ -29,6 +29,7 @@ use dayfly_sandbox::cgroup::Group;
 
 use self::driver::{Driver, Note};
 use self::learning::Learning;
+pub use self::memory::MemoryWatch;
 pub use self::observer::Observer;
 use self::pools::Pools;
 pub use self::recording::RecordingFile;

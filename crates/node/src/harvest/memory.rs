@@ -3,9 +3,29 @@
 //! Only a worker whose lease borrows memory has one: what it owns and what it borrowed. The limit is raised at once, its
 //! sandbox's first. It falls as far as the kernel can reclaim, its sandbox's last.
 
-use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
+use dayfly_protocol::node_api::End;
 use dayfly_sandbox::cgroup::{Group, GroupError, MemoryKills, WorkerGroup};
+
+/// Why a worker was killed for lack of memory.
+#[derive(Debug, Clone)]
+pub struct MemoryWatch {
+    kills: MemoryKills,
+    /// Whether the running call had more memory before.
+    was_recalled: Arc<AtomicBool>,
+}
+
+impl MemoryWatch {
+    /// The end of its process, if the kernel killed processes of it for lack of memory.
+    pub fn end(&self) -> Option<End> {
+        (self.kills.count() > 0).then(|| match self.was_recalled.load(Ordering::Relaxed) {
+            true => End::MemoryReturned,
+            false => End::OutOfMemory,
+        })
+    }
+}
 
 /// The limits of memory of one worker. All amounts are bytes.
 #[derive(Debug)]
@@ -18,7 +38,7 @@ pub(super) struct MemoryLimits {
     target: u64,
     /// What its sandbox still has of what it borrowed, beyond `limit`: other workers of the sandbox hold it.
     left_in_sandbox: u64,
-    kills: MemoryKills,
+    watch: MemoryWatch,
     /// Kills that were reported.
     known_kills: u64,
 }
@@ -32,21 +52,29 @@ impl MemoryLimits {
             limit: None,
             target: owned,
             left_in_sandbox: 0,
-            kills: group.memory_kills()?,
+            watch: MemoryWatch {
+                kills: group.memory_kills()?,
+                was_recalled: Arc::default(),
+            },
             known_kills: 0,
         })
     }
 
-    /// Counts the kills of its processes.
-    pub fn kills(&self) -> MemoryKills {
-        self.kills.clone()
+    /// Finds out why its process was killed.
+    pub fn watch(&self) -> MemoryWatch {
+        self.watch.clone()
+    }
+
+    /// Records that no call runs which could have had more memory before.
+    pub fn forget_recall(&self) {
+        self.watch.was_recalled.store(false, Ordering::Relaxed);
     }
 
     /// Whether processes were killed for lack of memory since this was asked last.
     pub fn was_killed(&mut self) -> bool {
         let known = self.known_kills;
         // The counter of a group that is gone is 0.
-        self.known_kills = self.kills.count().max(known);
+        self.known_kills = self.watch.kills.count().max(known);
         self.known_kills > known
     }
 
@@ -107,6 +135,9 @@ impl MemoryLimits {
     pub fn set(&mut self, group: &WorkerGroup, bytes: u64, others: u64) -> Result<(), GroupError> {
         let bytes = bytes.max(self.owned);
         if self.limit.is_some_and(|limit| bytes <= limit) {
+            if bytes < self.target {
+                self.watch.was_recalled.store(true, Ordering::Relaxed);
+            }
             self.target = bytes;
             return self.lower(group, others);
         }

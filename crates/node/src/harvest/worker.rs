@@ -174,7 +174,7 @@ impl MeasuredWorker {
     /// Lets its lease learn that its process was killed for lack of memory.
     pub fn watch_memory(&self, key: WorkerKey) {
         if let Some(lease) = self.lease.upgrade() {
-            lease.watch_memory(key.worker, key.incarnation, self.memory.kills());
+            lease.watch_memory(key.worker, key.incarnation, self.memory.watch());
         }
     }
 

@@ -11,9 +11,9 @@ use dayfly_protocol::executor::ToExecutor;
 use dayfly_protocol::ids::{ChannelId, Incarnation, PublicKey, WorkerIndex};
 use dayfly_protocol::node_api::End;
 use dayfly_protocol::slot::{MAX_SLOTS, has_begun};
-use dayfly_sandbox::cgroup::MemoryKills;
 
 use crate::executors::ControlSocket;
+use crate::harvest::MemoryWatch;
 
 /// Most cancelled calls that are remembered for each channel until they begin: the most slots of a ring.
 const MAX_CANCELLED: usize = MAX_SLOTS as usize;
@@ -28,8 +28,8 @@ pub(super) struct WorkerSlot {
     pid: u32,
     process: Option<OwnedFd>,
     is_up: bool,
-    /// Those in its own control group, if that limits its memory.
-    memory_kills: Option<MemoryKills>,
+    /// Of its own control group, if that limits its memory.
+    memory: Option<MemoryWatch>,
     /// Why and when the node had it killed.
     kill: Option<(End, Instant)>,
     /// The call that ran when the lease's time was over, and may finish.
@@ -55,17 +55,17 @@ impl WorkerSlot {
         self.process = process;
         self.is_up = true;
         self.kill = None;
-        self.memory_kills = None;
+        self.memory = None;
     }
 
-    /// Counts the kills in its own control group, which limits its memory.
-    pub fn watch_memory(&mut self, kills: MemoryKills) {
-        self.memory_kills = Some(kills);
+    /// Notices kills in its own control group, which limits its memory.
+    pub fn watch_memory(&mut self, watch: MemoryWatch) {
+        self.memory = Some(watch);
     }
 
-    /// Whether the kernel killed processes in its own control group for lack of memory.
-    pub fn ran_out_of_memory(&self) -> bool {
-        self.memory_kills.as_ref().is_some_and(|kills| kills.count() > 0)
+    /// The end of its process, if the kernel killed processes in its own control group for lack of memory.
+    pub fn end_without_memory(&self) -> Option<End> {
+        self.memory.as_ref().and_then(MemoryWatch::end)
     }
 
     /// Records the end of its process. Returns the process's group if it was running.

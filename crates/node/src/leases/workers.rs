@@ -1,8 +1,7 @@
 //! The worker processes of a lease. This `impl` finds them, reads what they do, and ends them.
 
-use dayfly_sandbox::cgroup::MemoryKills;
-
 use super::*;
+use crate::harvest::MemoryWatch;
 
 impl NodeLease {
     /// The meter of a worker.
@@ -52,12 +51,12 @@ impl NodeLease {
         (!meter.read().awake).then(|| meter.total().calls)
     }
 
-    /// Counts the kills of this process of a worker for lack of memory in its own control group.
-    pub fn watch_memory(&self, worker: WorkerIndex, incarnation: Incarnation, kills: MemoryKills) {
+    /// Notices when this process of a worker is killed for lack of memory in its own control group.
+    pub fn watch_memory(&self, worker: WorkerIndex, incarnation: Incarnation, watch: MemoryWatch) {
         let mut state = self.lock();
         let slot = state.slots.get_mut(usize::from(worker.0));
         if let Some(slot) = slot.filter(|slot| slot.incarnation() == incarnation) {
-            slot.watch_memory(kills);
+            slot.watch_memory(watch);
         }
     }
 

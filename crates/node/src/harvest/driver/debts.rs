@@ -155,6 +155,7 @@ impl Driver {
         }
         let owned = limits.owned();
         let mut returned = limits.set(group, owned, others);
+        limits.forget_recall();
         let holds_too_much = limits.holds_too_much();
         if returned.is_ok() && !limits.is_returning() && !lends {
             returned = limits.free(group);

@@ -153,18 +153,17 @@ async fn borrower_holds_more_memory_than_it_owns() {
     site.handle.shutdown().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn growing_lender_gets_its_memory_back() {
-    let Some(site) = harvesting(HarvestMode::On).await else {
-        return;
-    };
-    let lender = Leased::of(&site, "grow", 900 * MIB, Borrow::Cpu).await;
-    let borrower = Leased::of(&site, "hold", OWNED, Borrow::CpuAndMemory).await;
+/// A lender that takes 600 MiB after so many milliseconds and ends well, and a borrower of it that is ended. Returns the
+/// borrower's end, and the recorded events.
+async fn growth(lender_ms: u32, borrower: [u32; 3]) -> Option<(End, Vec<Event>)> {
+    let site = harvesting(HarvestMode::On).await?;
+    let owner = Leased::of(&site, "grow", 900 * MIB, Borrow::Cpu).await;
+    let other = Leased::of(&site, "hold", OWNED, Borrow::CpuAndMemory).await;
     // The profile of a function that takes little: the first call, the profiling window, and some more.
-    let lender = lender.call(SHORT, 25).await;
-    let borrower = borrower.call(SHORT, PREPARED).await;
-    let (lends, lent) = lender.begin([1_200, 600, 800]);
-    let (borrows, borrowed) = borrower.begin([400, 300, 10_000]);
+    let owner = owner.call(SHORT, 25).await;
+    let other = other.call(SHORT, PREPARED).await;
+    let (lends, lent) = owner.begin([lender_ms, 600, 800]);
+    let (borrows, borrowed) = other.begin(borrower);
     // More than what no lease owns.
     until("the memory is lent", || {
         memory_limit(borrows.pid).is_some_and(|limit| limit > 300 * MIB)
@@ -172,8 +171,7 @@ async fn growing_lender_gets_its_memory_back() {
     .await;
     assert!(!borrowed.await.unwrap(), "the borrower is ended");
     let fate = site.fate(&borrows.grant, borrows.channel).await;
-    assert_eq!(fate.end, Some(End::MemoryReturned));
-    assert_eq!((fate.started, fate.finished), (fate.started, fate.started - 1));
+    assert_eq!(fate.started, fate.finished + 1);
     assert!(lent.await.unwrap(), "the lender has what it owns");
     assert!(is_alive(lends.pid));
     // Its limit was never touched.
@@ -181,9 +179,27 @@ async fn growing_lender_gets_its_memory_back() {
     let record = site.dir.path().join("state/harvest.jsonl");
     let Site { dir: _dir, handle, .. } = site;
     handle.shutdown().await;
-    let events = recorded(&record);
+    Some((fate.end.unwrap(), recorded(&record)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn growing_lender_gets_its_memory_back() {
+    let Some((end, events)) = growth(1_200, [400, 300, 10_000]).await else {
+        return;
+    };
+    assert_eq!(end, End::MemoryReturned);
     let reclaims = events.iter().filter(|event| matches!(event, Event::Reclaimed { .. }));
     assert!(reclaims.count() > 0, "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_after_a_recall_names_the_recall() {
+    let Some((end, events)) = growth(500, [1_500, 300, 10_000]).await else {
+        return;
+    };
+    assert_eq!(end, End::MemoryReturned);
+    let killed = events.iter().any(|event| matches!(event, Event::OutOfMemory { .. }));
+    assert!(killed, "{events:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

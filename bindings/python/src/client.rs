@@ -391,7 +391,7 @@ impl Lease {
         let pool = py
             .detach(|| inner.pool(options))
             .map_err(|error| from_error(py, &error))?;
-        Pool::new(py, pool, foreign)
+        Pool::new(py, pool, foreign, inner.is_hot())
     }
 
     /// Sets the remaining duration of the lease, in seconds from now.

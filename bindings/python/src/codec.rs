@@ -8,10 +8,12 @@
 //! trailer: pickle offset u64, pickle length u64, buffers u32, 3 zero bytes, the last byte
 //! ```
 //!
-//! so that the buffers are aligned at the start of the memory. All numbers are little-endian.
+//! so that the buffers are aligned at the start of the memory. All numbers are little-endian. If [`SIZED`] is set, the
+//! sizes that a client states follow the pickle; see [`dayfly_protocol::sizes`].
 
 use dayfly_client::{Buffer, Input, Received};
 use dayfly_protocol::encoding::parts;
+use dayfly_protocol::sizes::{SIZED, SIZES_BYTES, Sizes, to_bytes};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -21,6 +23,7 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySlice, PySt
 
 use crate::block::{Block, Memory};
 use crate::shared::{SLACK, SharedMemory};
+use crate::sizes;
 
 /// Forms of a request's payload.
 pub mod form {
@@ -58,6 +61,22 @@ pub mod result_form {
 
 /// Set in the last byte if the payload has out-of-band buffers.
 pub const BUFFERS: u8 = 0x80;
+
+/// Returns the form of a request by its last byte.
+pub fn form_of(last: u8) -> u8 {
+    last & !(BUFFERS | SIZED)
+}
+
+/// Which sizes a call's payload states.
+#[derive(Debug, Clone, Copy)]
+pub enum Stated {
+    /// None: calls of hot workers, which nodes do not predict.
+    None,
+    /// Those that its arguments have by themselves.
+    Natural,
+    /// These.
+    These(Sizes),
+}
 const TRAILER: usize = 24;
 const ALIGN: usize = 64;
 /// Name of the main module in a pickle. The main module differs between processes.
@@ -82,6 +101,7 @@ pub enum Arguments<'a, 'py> {
 pub struct Encoded<'py> {
     pickle: Bound<'py, PyBytes>,
     buffers: Vec<PyBuffer<u8>>,
+    sizes: Option<[u8; SIZES_BYTES]>,
     total: usize,
 }
 
@@ -109,14 +129,23 @@ impl Codec {
         py: Python<'py>,
         arguments: &'a Bound<'py, PyTuple>,
         keywords: Option<&Bound<'py, PyDict>>,
+        stated: Stated,
     ) -> PyResult<Arguments<'a, 'py>> {
+        let sizes = match stated {
+            Stated::None => None,
+            Stated::Natural => sizes::natural(arguments, keywords),
+            Stated::These(sizes) => Some(sizes),
+        };
         if let Some(keywords) = keywords
             && !keywords.is_empty()
         {
             let both = (arguments, keywords).into_pyobject(py)?;
-            return Ok(Arguments::Encoded(self.encode(py, &both)?, form::KEYWORDS));
+            let encoded = self.encode(py, &both)?.with_sizes(sizes);
+            return Ok(Arguments::Encoded(encoded, form::KEYWORDS));
         }
-        if arguments.len() == 1
+        // The size of such a payload is that of its only argument.
+        if !matches!(stated, Stated::These(_))
+            && arguments.len() == 1
             && let Ok(bytes) = arguments.get_borrowed_item(0)?.cast_exact::<PyBytes>()
         {
             // SAFETY: the tuple keeps the object alive, and a `bytes` object neither changes nor moves.
@@ -129,7 +158,7 @@ impl Codec {
         } else {
             self.encode(py, arguments)?
         };
-        Ok(Arguments::Encoded(encoded, form::ARGUMENTS))
+        Ok(Arguments::Encoded(encoded.with_sizes(sizes), form::ARGUMENTS))
     }
 
     /// Pickles a value with the fast pickler. Falls back to pickling by value if the value refers to objects that only
@@ -164,6 +193,7 @@ impl Codec {
         Ok(Encoded {
             pickle,
             buffers: Vec::new(),
+            sizes: None,
             total,
         })
     }
@@ -284,7 +314,33 @@ impl<'py> Encoded<'py> {
             0 => pickle.as_bytes().len() + 1,
             count => end + pickle.as_bytes().len() + 16 * count + TRAILER,
         };
-        Ok(Self { pickle, buffers, total })
+        Ok(Self {
+            pickle,
+            buffers,
+            sizes: None,
+            total,
+        })
+    }
+
+    /// Returns the payload with the sizes that its client states.
+    fn with_sizes(mut self, sizes: Option<Sizes>) -> Self {
+        if let Some(sizes) = sizes {
+            self.sizes = Some(to_bytes(&sizes));
+            self.total += SIZES_BYTES;
+        }
+        self
+    }
+
+    /// The sizes as they are sent.
+    fn size_bytes(&self) -> &[u8] {
+        self.sizes.as_ref().map_or(&[], |sizes| &sizes[..])
+    }
+
+    /// The last byte of the payload.
+    fn last(&self, form: u8) -> u8 {
+        let buffers = if self.buffers.is_empty() { 0 } else { BUFFERS };
+        let sized = if self.sizes.is_some() { SIZED } else { 0 };
+        form | buffers | sized
     }
 
     /// Returns the number of bytes that [`Encoded::write`] writes.
@@ -294,10 +350,11 @@ impl<'py> Encoded<'py> {
 
     /// Writes the payload into `place`, which must have exactly [`Encoded::total`] bytes. `last` is its form.
     pub fn write(&self, place: &mut [u8], last: u8) {
-        let pickle = self.pickle.as_bytes();
+        let (pickle, sizes) = (self.pickle.as_bytes(), self.size_bytes());
         if self.buffers.is_empty() {
             place[..pickle.len()].copy_from_slice(pickle);
-            place[pickle.len()] = last;
+            place[pickle.len()..pickle.len() + sizes.len()].copy_from_slice(sizes);
+            place[pickle.len() + sizes.len()] = self.last(last);
             return;
         }
         let mut end = 0usize;
@@ -319,17 +376,20 @@ impl<'py> Encoded<'py> {
         table.extend_from_slice(&(end as u64).to_le_bytes());
         table.extend_from_slice(&(pickle.len() as u64).to_le_bytes());
         table.extend_from_slice(&(self.buffers.len() as u32).to_le_bytes());
-        table.extend_from_slice(&[0, 0, 0, last | BUFFERS]);
-        place[end + pickle.len()..].copy_from_slice(&table);
+        table.extend_from_slice(&[0, 0, 0, self.last(last)]);
+        let end = end + pickle.len();
+        place[end..end + sizes.len()].copy_from_slice(sizes);
+        place[end + sizes.len()..].copy_from_slice(&table);
     }
 
     /// Returns the payload as a copy.
     pub fn to_vec(&self, last: u8) -> Vec<u8> {
         if self.buffers.is_empty() {
             let pickle = self.pickle.as_bytes();
-            let mut bytes = Vec::with_capacity(pickle.len() + 1);
+            let mut bytes = Vec::with_capacity(self.total);
             bytes.extend_from_slice(pickle);
-            bytes.push(last);
+            bytes.extend_from_slice(self.size_bytes());
+            bytes.push(self.last(last));
             return bytes;
         }
         let mut bytes = vec![0; self.total];
@@ -360,14 +420,16 @@ impl<'py> Encoded<'py> {
     }
 
     fn write_behind(&self, place: &mut [u8], length: usize, last: u8) {
-        let pickle = self.pickle.as_bytes();
-        let (front, table) = place.split_at_mut(pickle.len());
+        let (pickle, sizes) = (self.pickle.as_bytes(), self.size_bytes());
+        let (front, rest) = place.split_at_mut(pickle.len());
         front.copy_from_slice(pickle);
+        let (front, table) = rest.split_at_mut(sizes.len());
+        front.copy_from_slice(sizes);
         for (at, word) in [0, length, length, pickle.len()].into_iter().enumerate() {
             table[8 * at..8 * at + 8].copy_from_slice(&(word as u64).to_le_bytes());
         }
         table[32..36].copy_from_slice(&1u32.to_le_bytes());
-        table[36..40].copy_from_slice(&[0, 0, 0, last | BUFFERS]);
+        table[36..40].copy_from_slice(&[0, 0, 0, self.last(last)]);
     }
 
     /// Writes the payload into a channel's buffer, which is sent without another copy.
@@ -404,6 +466,12 @@ impl Table {
         let length = number(payload, self.start + 16 * index + 8)?;
         (offset.checked_add(length)? <= self.start).then_some((offset, length))
     }
+}
+
+/// Returns the end of the pickle in a payload with buffers.
+pub fn pickle_end(payload: &[u8]) -> Option<usize> {
+    let table = Table::read(payload)?;
+    Some(table.pickle.end).filter(|end| end.saturating_add(SIZES_BYTES) <= table.start)
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<usize> {

@@ -11,6 +11,7 @@ mod memory;
 mod pool;
 mod runtime;
 mod shared;
+mod sizes;
 mod storage;
 mod tasks;
 

@@ -19,7 +19,7 @@ pub use call::{Call, Failure};
 pub use helper::Shared;
 
 use crate::client::{Lease, seconds};
-use crate::codec::{Arguments, Codec, Encoded, form};
+use crate::codec::{Arguments, Codec, Encoded, Stated, form};
 use crate::errors::{from_call, from_error, raise, unreadable};
 use crate::foreign::{raised, untrusted};
 use crate::guard::Guarded;
@@ -66,10 +66,12 @@ pub struct Pool {
     codec: Codec,
     /// Other tenants that own the workers and are not trusted.
     foreign: Vec<String>,
+    /// Which sizes calls state.
+    stated: Stated,
 }
 
 impl Pool {
-    pub fn new(py: Python<'_>, pool: ClientPool, foreign: Vec<String>) -> PyResult<Self> {
+    pub fn new(py: Python<'_>, pool: ClientPool, foreign: Vec<String>, is_hot: bool) -> PyResult<Self> {
         Ok(Self {
             shared: Guarded::new(Arc::new(Shared::new(pool))),
             codec: match foreign.is_empty() {
@@ -77,6 +79,7 @@ impl Pool {
                 false => Codec::restricted(py)?,
             },
             foreign,
+            stated: if is_hot { Stated::None } else { Stated::Natural },
         })
     }
 
@@ -86,7 +89,7 @@ impl Pool {
         arguments: &Bound<'_, PyTuple>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Input> {
-        match self.codec.arguments(py, arguments, keywords)? {
+        match self.codec.arguments(py, arguments, keywords, self.stated)? {
             Arguments::Bytes(bytes) => self.bytes(py, bytes),
             Arguments::Encoded(encoded, form) => self.input(py, encoded, form),
         }

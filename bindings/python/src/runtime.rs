@@ -11,13 +11,15 @@ use dayfly_executor::native::NativeRuntime;
 use dayfly_executor::{Call, LoadError, Runtime, fork_guard};
 use dayfly_protocol::encoding::{RESULT_PRODUCERS, parts};
 use dayfly_protocol::executor::LoadFunction;
+use dayfly_protocol::sizes::{Sizes, json_call};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3::{ffi, intern};
 
 use crate::block::{Block, Memory};
-use crate::codec::{BUFFERS, Codec, Encoded, form, result_form};
+use crate::codec::{BUFFERS, Codec, Encoded, form, form_of, result_form};
 use crate::foreign::Foreign;
+use crate::sizes;
 
 /// Runs functions in this interpreter, and functions of shared libraries.
 pub struct PythonRuntime {
@@ -151,7 +153,7 @@ impl PythonRuntime {
             let done = self.call_as_rank(py, function, call.input())?;
             return self.give(py, &done, call);
         }
-        if matches!(last, form::JSON | form::WITH_ANSWERS) {
+        if matches!(form_of(last), form::JSON | form::WITH_ANSWERS) {
             let done = self.call_on(py, function, call.input())?;
             return self.give(py, &done, call);
         }
@@ -170,7 +172,7 @@ impl PythonRuntime {
             let taken = block.insert(Bound::new(py, Block::new(memory))?);
             self.codec.decode_buffers(py, taken)?
         };
-        let done = self.apply(py, function, last & !BUFFERS, argument);
+        let done = self.apply(py, function, form_of(last), argument);
         let done = done.and_then(|(result, kind)| self.put_result(py, &result, kind, call));
         if let Some(block) = block
             // SAFETY: the object is alive, and the count is only compared.
@@ -208,11 +210,13 @@ impl PythonRuntime {
     fn call_on<'py>(&self, py: Python<'py>, function: &Bound<'py, PyAny>, input: &[u8]) -> Result<Done<'py>, Fault> {
         let last = input.last().copied().unwrap_or(form::ARGUMENTS);
         let content = &input[..input.len().saturating_sub(1)];
+        if let Some(text) = json_call(input) {
+            return self.call_json(py, function, text).map(Done::Json);
+        }
         let (argument, kind) = match last {
-            form::JSON => return self.call_json(py, function, content).map(Done::Json),
             form::BYTES => (PyBytes::new(py, content).into_any(), form::BYTES),
             form::WITH_ANSWERS => self.with_answers(py, input)?,
-            _ => (self.codec.decode_copied(py, input)?, last & !BUFFERS),
+            _ => (self.codec.decode_copied(py, input)?, form_of(last)),
         };
         let (result, kind) = self.apply(py, function, kind, argument)?;
         Ok(Done::Value(result, kind))
@@ -242,7 +246,7 @@ impl PythonRuntime {
                 false => Ok(Bound::new(py, Foreign::of_dependency(makers, result))?.into_any()),
             });
         let decoded = PyList::new(py, decoded.collect::<PyResult<Vec<_>>>()?)?;
-        let kind = arguments.last().copied().unwrap_or(form::ARGUMENTS) & !BUFFERS;
+        let kind = form_of(arguments.last().copied().unwrap_or(form::ARGUMENTS));
         // The arguments refer to the results by this list of the module; see `result_of` there.
         let dependencies = py.import(intern!(py, "dayfly._codec.dependencies"))?;
         let referred = dependencies.getattr(intern!(py, "results"))?;
@@ -459,6 +463,21 @@ impl Runtime for PythonRuntime {
         self.functions.push(loaded);
         self.numbers.insert(key, number);
         Ok(number)
+    }
+
+    fn sizes(&self, function: u16, input: &[u8]) -> Sizes {
+        match self.functions.get(usize::from(function)) {
+            Some(Function::Native(number)) => self.native.sizes(*number, input),
+            Some(Function::Python(_)) => match input.last() {
+                // The call itself is the first part.
+                Some(&(form::WITH_ANSWERS | form::OF_RANK)) => {
+                    let call = parts(input).and_then(|parts| parts.first().copied());
+                    call.map_or_else(Sizes::default, sizes::stated)
+                }
+                _ => sizes::stated(input),
+            },
+            None => Sizes::default(),
+        }
     }
 
     fn invoke(&mut self, function: u16, call: &mut Call<'_>) -> Status {

@@ -8,6 +8,7 @@ use dayfly_client::{CallError, Status, Tasks as ClientTasks};
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::functions::FunctionRegistration;
 use dayfly_protocol::ids::{FunctionId, TaskId};
+use dayfly_protocol::sizes::Sizes;
 use dayfly_protocol::tasks::{TaskOptions as Options, TaskOutcome};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -15,7 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::client::seconds;
-use crate::codec::{Arguments, Codec, form};
+use crate::codec::{Arguments, Codec, Stated, form};
 use crate::errors::{from_call, from_error, unreadable};
 use crate::foreign::Foreign;
 use crate::guard::Guarded;
@@ -141,9 +142,11 @@ impl Tasks {
         serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    #[allow(clippy::too_many_arguments)] // Python names them
     /// Submits a call of a function; `function` is the bytes of its id. After the arguments are pickled, `taken`
-    /// contains the ids of the tasks whose futures are among them.
-    #[pyo3(signature = (function, arguments, keywords, options, taken))]
+    /// contains the ids of the tasks whose futures are among them. `sizes` are those that the caller states; without
+    /// them, the arguments have their own.
+    #[pyo3(signature = (function, arguments, keywords, options, taken, sizes = None))]
     fn submit(
         &self,
         py: Python<'_>,
@@ -152,8 +155,10 @@ impl Tasks {
         keywords: Option<&Bound<'_, PyDict>>,
         options: &TaskOptions,
         taken: &Bound<'_, PyDict>,
+        sizes: Option<Sizes>,
     ) -> PyResult<Task> {
-        let packed = match self.codec.arguments(py, arguments, keywords)? {
+        let stated = sizes.map_or(Stated::Natural, Stated::These);
+        let packed = match self.codec.arguments(py, arguments, keywords, stated)? {
             Arguments::Bytes(bytes) => {
                 let mut own = Vec::with_capacity(bytes.len() + 1);
                 own.extend_from_slice(bytes);

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use dayfly_protocol::bounds::{self, MAX_TAG_BYTES};
 use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::dispatch::Ended;
-use dayfly_protocol::encoding::JSON_CALL;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::Form;
 use dayfly_protocol::ids::{EndpointId, TaskId, TenantId, time_first};
 use dayfly_protocol::sharing::TEAM;
+use dayfly_protocol::sizes::sized_call;
 use dayfly_protocol::tasks::{AcceptedTasks, MAX_RETRY_WAIT_MS, MAX_TASKS, TaskInput, TaskSubmission};
 use dayfly_store::StoreError;
 use dayfly_store::system::{now_ms, random};
@@ -215,7 +215,7 @@ fn encode(task: &mut TaskInput) -> Result<(), Failure> {
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let bytes = serde_json::to_vec(&call).map_err(|error| Failure::new(Code::InvalidRequest, error.to_string()))?;
-    task.arguments = [bytes, vec![JSON_CALL]].concat().into();
+    task.arguments = sized_call(bytes, &call.arguments, &call.keywords).into();
     Ok(())
 }
 

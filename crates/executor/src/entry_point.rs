@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::encoding::{JSON_CALL, JSON_RESULT};
+use dayfly_protocol::encoding::JSON_RESULT;
 use dayfly_protocol::entry_point::{CommandTemplate, Start, VARIABLE};
+use dayfly_protocol::sizes::json_call;
 use dayfly_protocol::slot::Status;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -84,7 +85,7 @@ impl EntryPoint {
     }
 
     fn line(&self, input: &[u8]) -> Result<Vec<String>, String> {
-        let Some((&JSON_CALL, asked)) = input.split_last() else {
+        let Some(asked) = json_call(input) else {
             return Err("an entry point is called in JSON: give `arguments` and `keywords`".into());
         };
         let asked = serde_json::from_slice(asked).map_err(|error| format!("the call is malformed: {error}"))?;

@@ -25,6 +25,7 @@ mod worker;
 use std::path::Path;
 
 use dayfly_protocol::executor::LoadFunction;
+use dayfly_protocol::sizes::Sizes;
 use dayfly_protocol::slot::Status;
 
 pub use call::Call;
@@ -94,6 +95,12 @@ pub trait Runtime {
     /// Loads a function and returns the number to call it by. Loading the same code and form again should return the
     /// same number.
     fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, LoadError>;
+
+    /// The sizes that the client of a call states in its payload, 0 for those that it does not. The node predicts calls
+    /// by them. Only called for warm workers, where the node measures calls.
+    fn sizes(&self, _function: u16, _input: &[u8]) -> Sizes {
+        Sizes::default()
+    }
 
     /// Calls a function. For any status except `Ok`, the output is the error's text or pickled exception.
     fn invoke(&mut self, function: u16, call: &mut Call<'_>) -> Status;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use dayfly_fabric::memory::Mapping;
 use dayfly_protocol::durations::{DURATION_BUCKETS, duration_bucket};
 use dayfly_protocol::executor::{METER_BYTES, METERED_FUNCTIONS, METERED_NAME_BYTES};
+use dayfly_protocol::sizes::{Sizes, plausible};
 
 const STARTED: usize = 0;
 const FINISHED: usize = 4;
@@ -17,9 +18,10 @@ const DEADLINE_MS: usize = 8;
 const STATE: usize = 12;
 const START_TICKS: usize = 16;
 const RUNNING: usize = 24;
-/// Bytes of the arguments of an announced call, and its sequence number.
+/// Bytes of the arguments of an announced call, its sequence number, and the sizes that its client stated.
 const ARGUMENT_BYTES: usize = 32;
 const ANNOUNCED: usize = 40;
+const SIZES: usize = 48;
 /// The second block: [`COMPUTING`] and the following for loading functions, and all polling.
 const UNCHARGED: usize = 128;
 const POLLING: usize = 152;
@@ -60,7 +62,7 @@ pub struct Meter {
 }
 
 /// One reading of a meter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Reading {
     /// Last sequence number begun on the current channel.
     pub started: u32,
@@ -75,6 +77,8 @@ pub struct Reading {
     pub account: Account,
     /// Bytes of the running call's arguments, if the worker announced the call; otherwise 0.
     pub argument_bytes: u64,
+    /// The sizes that its client stated, finite and not negative, if the worker announced the call; otherwise 0.
+    pub sizes: Sizes,
 }
 
 /// What calls are charged to: one function, or none.
@@ -239,9 +243,12 @@ impl Meter {
         self.word(STARTED).store(sequence, Ordering::Release);
     }
 
-    /// Records the size of the arguments of a call that is about to begin.
-    pub fn announce(&self, sequence: u32, argument_bytes: u64) {
+    /// Records the size of the arguments of a call that is about to begin, and the sizes that its client stated.
+    pub fn announce(&self, sequence: u32, argument_bytes: u64, sizes: &Sizes) {
         self.long(ARGUMENT_BYTES).store(argument_bytes, Ordering::Relaxed);
+        for (index, size) in sizes.iter().enumerate() {
+            self.long(SIZES + 8 * index).store(size.to_bits(), Ordering::Relaxed);
+        }
         self.word(ANNOUNCED).store(sequence, Ordering::Relaxed);
     }
 
@@ -299,7 +306,16 @@ impl Meter {
                 true => self.long(ARGUMENT_BYTES).load(Ordering::Relaxed),
                 false => 0,
             },
+            sizes: match is_announced {
+                true => self.sizes(),
+                false => Sizes::default(),
+            },
         }
+    }
+
+    /// The announced sizes. A worker may have written anything.
+    fn sizes(&self) -> Sizes {
+        std::array::from_fn(|index| plausible(f64::from_bits(self.long(SIZES + 8 * index).load(Ordering::Relaxed))))
     }
 }
 
@@ -344,12 +360,14 @@ mod tests {
     fn argument_size_is_that_of_announced_call() {
         let meter = meter();
         let account = meter.account("area@1");
-        meter.announce(7, 1 << 40);
+        meter.announce(7, 1 << 40, &[512.0, 0.25, 0.0, 0.0]);
         meter.begin(account, 7, 0, 0);
         assert_eq!(meter.read().argument_bytes, 1 << 40);
+        assert_eq!(meter.read().sizes, [512.0, 0.25, 0.0, 0.0]);
         meter.finish(account, 7, false, 1, 0);
         meter.begin(account, 8, 0, 0);
         assert_eq!(meter.read().argument_bytes, 0);
+        assert_eq!(meter.read().sizes, Sizes::default());
         meter.attach();
         meter.begin(account, 7, 0, 0);
         assert_eq!(meter.read().argument_bytes, 0);
@@ -390,5 +408,8 @@ mod tests {
         meter.long(FUNCTIONS + COMPUTING).store(u64::MAX, Ordering::Relaxed);
         meter.finish(meter.read().account, 1, false, 9, 0);
         assert_eq!(meter.total().computing, u64::MAX);
+        meter.announce(1, 0, &[f64::NAN, f64::INFINITY, -1.0, -0.0]);
+        meter.begin(Account::NONE, 1, 0, 0);
+        assert_eq!(meter.read().sizes.map(f64::to_bits), [0; 4]);
     }
 }

@@ -12,6 +12,7 @@ use std::path::Path;
 use dayfly_fabric::clock;
 use dayfly_protocol::executor::{Form, LoadFunction};
 use dayfly_protocol::ids::CodeHash;
+use dayfly_protocol::sizes::{self, Sizes};
 use dayfly_protocol::slot::Status;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -292,6 +293,14 @@ impl Runtime for NativeRuntime {
     }
 
     #[inline]
+    fn sizes(&self, function: u16, input: &[u8]) -> Sizes {
+        match self.functions.get(usize::from(function)) {
+            Some(Function::EntryPoint(_)) => sizes::last_of(input),
+            // Their input is whatever they define.
+            _ => Sizes::default(),
+        }
+    }
+
     fn invoke(&mut self, function: u16, call: &mut Call<'_>) -> Status {
         match self.functions.get(function as usize) {
             Some(Function::Plain(function)) => self.invoke_plain(*function, call),

@@ -12,6 +12,7 @@ use dayfly_protocol::executor::{
 };
 use dayfly_protocol::hello::{options, transport};
 use dayfly_protocol::ids::{FunctionIndex, WorkerIndex};
+use dayfly_protocol::sizes::Sizes;
 use dayfly_protocol::slot::{Geometry, Status};
 
 use rustix::process::Pid;
@@ -286,8 +287,8 @@ impl<'a, R: Runtime> Worker<'a, R> {
             index => self.accounts.get(usize::from(index) - 1).copied().unwrap_or_default(),
         };
         let follows_long = self.last_call > self.long_call;
-        if follows_long {
-            self.meter.announce(meta.sequence, link.current().input.len() as u64);
+        if self.long_call != u64::MAX {
+            self.note_sizes(link, meta);
         }
         self.meter.begin(account, meta.sequence, meta.deadline_ms, start);
         if follows_long {
@@ -319,6 +320,17 @@ impl<'a, R: Runtime> Worker<'a, R> {
             self.announce();
         }
         sent.map(|_| end)
+    }
+
+    /// Records the sizes of a call that is about to begin: the node needs them if the call turns out to be long.
+    #[inline(never)]
+    fn note_sizes(&mut self, link: &mut AnyLink, meta: dayfly_fabric::Meta) {
+        let input = &link.current().input;
+        let sizes = match meta.function.checked_sub(1) {
+            Some(function) => self.runtime.sizes(function, input),
+            None => Sizes::default(),
+        };
+        self.meter.announce(meta.sequence, input.len() as u64, &sizes);
     }
 
     /// Wakes the node, which reads the meter. Without it, the node notices the change at its next reading.

@@ -50,6 +50,7 @@ mod named;
 pub mod node_api;
 pub mod node_messages;
 pub mod sharing;
+pub mod sizes;
 pub mod slot;
 pub mod tasks;
 pub mod tenancy;

@@ -18,6 +18,7 @@ from dayfly._leases.defaults import Borrow, Placement
 if TYPE_CHECKING:
     from dayfly._tasks.executor import Executor
     from dayfly._tasks.registered import Registered
+    from dayfly._tasks.sizes import SizeLike
 
 
 class FunctionClient(Connection):
@@ -47,6 +48,7 @@ class FunctionClient(Connection):
         ranks: int = 0,
         placement: Placement | None = None,
         source: bool = False,
+        size: SizeLike = None,
     ) -> Registered:
         """Registers a function with the manager, so that you and other tenants can run it by name or id.
 
@@ -76,16 +78,26 @@ class FunctionClient(Connection):
                 results in JSON. The function needs a ``def`` of its own, imports what it needs inside its body, and
                 loses its decorators. An exception that it raises arrives as `FunctionError`, with the traceback in
                 its message.
+            size: what nodes that harvest predict a task by, beside the bytes of its arguments: a function of the
+                arguments that returns a number or up to four, such as ``lambda image: image.shape``; or names of
+                parameters. It is called in this process when a task is submitted by the returned object. By default,
+                the first four arguments that are numbers, or have a length or ``nbytes``, count.
 
         Returns:
             The registered function.
 
         Raises:
+            ValueError: if ``size`` names a parameter that the function does not have, or ``fn`` is no pickled function.
             TypeError: if ``source`` is True and the source text is not complete without its surroundings.
             dayfly.Error: if the manager refuses the function or cannot be reached.
         """
+        from dayfly._functions.kinds import FunctionKind
         from dayfly._tasks.registered import Registered, register
+        from dayfly._tasks.sizes import sizer_of
 
+        if size is not None and (source or isinstance(fn, FunctionKind)):
+            raise ValueError("size= needs a function that is sent as a pickle; leave it out")
+        sizer = sizer_of(size, fn)
         status = register(
             self._executor()._pool,
             fn,
@@ -105,7 +117,7 @@ class FunctionClient(Connection):
             placement=placement,
             source=source,
         )
-        return Registered(status, fn)
+        return Registered(status, fn, sizer=sizer)
 
     aregister = async_variant(register)
 

@@ -15,6 +15,7 @@ from dayfly._functions.symbol import Symbol
 from dayfly._leases.defaults import Borrow, Placement
 from dayfly._native import Tasks, check_cores
 from dayfly._tasks.options import milliseconds
+from dayfly._tasks.sizes import Sizer
 
 #: Classes of programs that are not called with pickled arguments, by the ``form`` in the API.
 _KINDS: dict[str, type[Program]] = {"entry_point": EntryPoint, "plain": Symbol, "checked": Symbol, "source": Source}
@@ -31,11 +32,20 @@ class Registered:
         status: the manager's description of the function.
     """
 
-    def __init__(self, status: dict[str, Any], fn: Callable[..., Any] | None = None, *, trust: Trust = NOBODY) -> None:
+    def __init__(
+        self,
+        status: dict[str, Any],
+        fn: Callable[..., Any] | None = None,
+        *,
+        trust: Trust = NOBODY,
+        sizer: Sizer | None = None,
+    ) -> None:
         self.status = status
         #: Tenants whose results of this function are unpickled.
         self._trust = trust
         self._fn = fn
+        #: States the sizes of calls; None if the arguments state their own.
+        self._sizer = sizer
         self.id: str = status["id"]
         self.name: str | None = status["name"]
         self.owner: str = status["owner"]

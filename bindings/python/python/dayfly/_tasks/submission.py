@@ -96,10 +96,11 @@ class TaskSubmitter(FutureOwner):
             task = self._pool.submit_raw(function, kind.packed(args, kwargs), options)
             self._count(1)
             return _trusting(Future(task, self._pool, self, raw=kind.raw), fn)
+        sizes = fn._sizer(args, kwargs) if type(fn) is Registered and fn._sizer is not None else None
         try:
             function, arguments = self._known(fn, args)
             with DependencyCollector(self) as taken:
-                task = self._pool.submit(function, arguments, kwargs, options, taken)
+                task = self._pool.submit(function, arguments, kwargs, options, taken, sizes)
         except (Error, cf.TimeoutError):
             raise
         except Exception as error:

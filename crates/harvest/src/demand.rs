@@ -101,4 +101,15 @@ pub trait Predictor {
 
     /// Learns from a call that ended by itself.
     fn learn(&mut self, function: FunctionId, sample: Sample);
+
+    /// Learns from a call that ended on another node.
+    fn adopt(&mut self, function: FunctionId, sample: Sample) {
+        self.learn(function, sample);
+    }
+
+    /// Begins the training of a function's models, on what it has learnt until now. Takes microseconds.
+    fn begin_training(&mut self, _function: FunctionId) {}
+
+    /// The models of the training that began last predict from now on.
+    fn end_training(&mut self, _function: FunctionId) {}
 }

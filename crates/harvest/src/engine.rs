@@ -119,6 +119,9 @@ impl Engine {
                 raising,
             } => self.refuse(call, resource, raising),
             Event::End { call, outcome } => self.end(call, outcome),
+            Event::Adopted { function, sample } => self.predictor.adopt(function, sample),
+            Event::TrainingBegun { function } => self.predictor.begin_training(function),
+            Event::TrainingEnded { function } => self.predictor.end_training(function),
             Event::Tick => self.tick(),
         }
         self.settle_memory();

@@ -34,5 +34,5 @@ pub use coverage::{Claim, ExpectedPools, Spare, Step, Steps, StepsError, Want};
 pub use demand::{CallId, Demand, Features, FunctionId, Prediction, Predictor, Sample, TenantId};
 pub use engine::{Action, Begin, Engine, Event, Group, Mode, Outcome};
 pub use placement::{Heartbeat, NodeIndex, Request, Scheduler, SchedulerKind, SchedulerOptions, Shard};
-pub use profile::{Models, Options, Profiles};
+pub use profile::{Models, Options, Profiles, Trains};
 pub use rules::Rules;

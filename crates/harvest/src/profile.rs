@@ -5,9 +5,12 @@ mod contest;
 mod forests;
 mod function;
 mod report;
+mod training;
 mod window;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
 
 use crate::amount::Amount;
 use crate::demand::{Demand, Features, FunctionId, Predictor, Sample};
@@ -15,6 +18,7 @@ pub use contest::r2;
 pub use forests::settings;
 use function::Function;
 pub use report::{ChosenModel, Lending, Report, Scores};
+pub use training::{Trained, TrainingJob};
 pub use window::{MAX_DURATION_US, MAX_SAMPLES};
 
 /// Which model predicts.
@@ -28,6 +32,18 @@ pub enum Models {
     Histogram,
     /// The maximum of so many last calls, as LIBRA without its profiler. There is no profiling window.
     MaxOfLast(usize),
+}
+
+/// When models are trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trains {
+    /// While a sample is learnt.
+    #[default]
+    AtOnce,
+    /// Between [`Predictor::begin_training`] and [`Predictor::end_training`] of a function that is due, on the samples
+    /// that it had at the begin. So the models do not depend on how long a training took.
+    OnRequest,
 }
 
 /// How profiles learn and predict.
@@ -46,6 +62,8 @@ pub struct Options {
     pub max_bytes: usize,
     /// The seed of all forests.
     pub seed: u64,
+    /// When models are trained.
+    pub trains: Trains,
 }
 
 impl Default for Options {
@@ -59,6 +77,7 @@ impl Default for Options {
             // Of the 32 MiB for all of harvesting: 85 functions with forests, or 340 with histograms.
             max_bytes: 27 << 20,
             seed: 0,
+            trains: Trains::AtOnce,
         }
     }
 }
@@ -70,6 +89,8 @@ pub struct Profiles {
     functions: BTreeMap<FunctionId, Function>,
     bytes: usize,
     uses: u64,
+    /// Functions whose models should be trained, in the order in which that was noticed.
+    due: VecDeque<FunctionId>,
 }
 
 impl Profiles {
@@ -80,6 +101,7 @@ impl Profiles {
             functions: BTreeMap::new(),
             bytes: 0,
             uses: 0,
+            due: VecDeque::new(),
         }
     }
 
@@ -95,6 +117,13 @@ impl Profiles {
         let samples = &samples[samples.len().saturating_sub(MAX_SAMPLES)..];
         self.forget(function);
         self.change(function, |profile, options| profile.import(samples, options));
+    }
+
+    /// The number of kept samples of a function.
+    pub fn samples(&self, function: FunctionId) -> usize {
+        self.functions
+            .get(&function)
+            .map_or(0, |function| function.window().len())
     }
 
     /// What is known about a function, and what its calls lend. None if the function has no profile.
@@ -113,8 +142,27 @@ impl Profiles {
         self.functions.keys().copied()
     }
 
+    /// The function whose models should be trained next, if any. Always none unless they train [on
+    /// request](Trains::OnRequest).
+    pub fn due(&self) -> Option<FunctionId> {
+        self.due.front().copied()
+    }
+
+    /// The training of a function that has begun.
+    pub fn training(&self, function: FunctionId) -> Option<TrainingJob> {
+        self.functions.get(&function)?.training().cloned()
+    }
+
+    /// Ends the training that has begun with its models; trains them here if there are none, or others.
+    pub fn end_training_with(&mut self, function: FunctionId, trained: Option<Trained>) {
+        if self.functions.contains_key(&function) {
+            self.change(function, |profile, options| profile.end_training(trained, options));
+        }
+    }
+
     fn forget(&mut self, function: FunctionId) {
         self.bytes -= self.heap_bytes(function);
+        self.due.retain(|due| *due != function);
         self.functions.remove(&function);
     }
 
@@ -125,6 +173,9 @@ impl Profiles {
         let before = profile.heap_bytes();
         change(profile, &options);
         let after = profile.heap_bytes();
+        if profile.is_due() && !self.due.contains(&function) {
+            self.due.push_back(function);
+        }
         self.bytes = self.bytes - before + after;
         while self.bytes > options.max_bytes {
             let others = self.functions.iter_mut().filter(|(id, _)| **id != function);
@@ -176,6 +227,17 @@ impl Predictor for Profiles {
 
     fn learn(&mut self, function: FunctionId, sample: Sample) {
         self.change(function, |profile, options| profile.learn(sample, options));
+    }
+
+    fn begin_training(&mut self, function: FunctionId) {
+        self.due.retain(|due| *due != function);
+        if let Some(profile) = self.functions.get_mut(&function) {
+            profile.begin_training();
+        }
+    }
+
+    fn end_training(&mut self, function: FunctionId) {
+        self.end_training_with(function, None);
     }
 }
 

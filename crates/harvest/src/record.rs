@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Action, Event};
+use crate::profile::Trains;
 use crate::rules::Rules;
 
 /// The first line of a record.
@@ -12,6 +13,9 @@ use crate::rules::Rules;
 pub struct Header {
     /// The rules that decided.
     pub rules: Rules,
+    /// When its models were trained.
+    #[serde(default)]
+    pub trains: Trains,
 }
 
 /// One event, and the decisions that followed.

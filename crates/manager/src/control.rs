@@ -25,6 +25,7 @@ use crate::metrics::Metrics;
 use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
+use crate::samples::KnownSamples;
 use crate::shutdown::{Shutdown, stopped};
 use crate::task_owner::TaskOwner;
 
@@ -55,6 +56,7 @@ pub struct Control {
     peers: Peers,
     task_owner: TaskOwner,
     waiting: WaitingWorkers,
+    samples: KnownSamples,
     shutdown: Shutdown,
     /// Whether a task is ending leases without a valid token.
     is_ending_leases: AtomicBool,
@@ -90,6 +92,7 @@ impl Control {
             list_version: ListVersion::default(),
             task_owner: TaskOwner::default(),
             waiting: WaitingWorkers::default(),
+            samples: KnownSamples::default(),
             shutdown: Shutdown::default(),
             is_ending_leases: AtomicBool::new(false),
             cluster: Mutex::new(cluster),
@@ -119,6 +122,11 @@ impl Control {
     /// Where the ranks of groups meet.
     pub fn rendezvous(&self) -> &RendezvousAddress {
         &self.rendezvous
+    }
+
+    /// Samples of calls that nodes reported.
+    pub fn samples(&self) -> &KnownSamples {
+        &self.samples
     }
 
     /// The durable state.

@@ -39,6 +39,7 @@ mod peers;
 mod principal;
 mod profiles;
 mod reclaim;
+mod samples;
 mod server;
 mod sessions;
 mod shutdown;

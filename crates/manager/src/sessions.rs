@@ -184,6 +184,18 @@ impl Control {
                 self.publish(Event::NodeReclaimed { node: id });
             }
             NodeMessage::Profiles { request, profiles } => node.on_profiles(request, profiles),
+            NodeMessage::Samples {
+                lease,
+                function,
+                samples,
+            } => {
+                drop(cluster);
+                self.keep_samples(id, lease, function, &samples);
+            }
+            NodeMessage::SamplesWanted { lease, function } => {
+                drop(cluster);
+                self.send_samples(id, lease, function);
+            }
             NodeMessage::Leaving => return Err(CloseReason::Left),
             NodeMessage::Meters { sequence, usage } => {
                 drop(cluster);

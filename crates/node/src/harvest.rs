@@ -7,6 +7,7 @@
 //! [`MIN_LONG_CALL_US`](dayfly_protocol::executor::MIN_LONG_CALL_US), never take part.
 
 mod driver;
+mod exchange;
 mod learning;
 mod memory;
 mod names;
@@ -15,6 +16,7 @@ mod pools;
 mod recording;
 mod series;
 mod totals;
+mod trainer;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +25,9 @@ use std::thread::JoinHandle;
 
 use dayfly_harvest::{Amount, Rules};
 use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LearntProfile, Mode};
+use dayfly_protocol::call_samples::CallSample;
 use dayfly_protocol::ids::TenantId;
-use dayfly_protocol::node_messages::LendablePools;
+use dayfly_protocol::node_messages::{LendablePools, NodeMessage};
 use dayfly_sandbox::cgroup::Group;
 
 use self::driver::{Driver, Note};
@@ -159,6 +162,23 @@ impl Harvest {
     pub fn profiles(&self, tenant: TenantId, function: &str) -> Vec<LearntProfile> {
         let is_on = self.status().mode == HarvestMode::On;
         self.inner.learning.reports(tenant, function, self.setup.rules, is_on)
+    }
+
+    /// The next samples for the manager, and functions to ask it for. Empty while calls are not measured.
+    pub fn sample_messages(&self) -> Vec<NodeMessage> {
+        match self.is_measuring() {
+            true => self.inner.learning.messages(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Takes what calls of a tenant's function used on other nodes, if the manager was asked for it.
+    pub fn take_samples(&self, tenant: TenantId, function: String, samples: Vec<CallSample>) {
+        self.inner.send(Note::Samples {
+            tenant,
+            function,
+            samples,
+        });
     }
 
     /// What could be lent now, unless the node lends nothing.

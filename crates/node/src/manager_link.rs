@@ -131,11 +131,17 @@ fn credentials(node: &Node, link: &ManagerLink) -> Vec<String> {
         .collect()
 }
 
-async fn register(
-    node: &Arc<Node>,
-    link: &ManagerLink,
-    managers: &mut Managers,
-) -> Result<(Socket, u64, Duration), Disconnect> {
+/// A connection on which the node is registered.
+struct Registered {
+    socket: Socket,
+    epoch: u64,
+    /// Interval between heartbeats.
+    heartbeat: Duration,
+    /// Whether the manager keeps samples of calls.
+    keeps_samples: bool,
+}
+
+async fn register(node: &Arc<Node>, link: &ManagerLink, managers: &mut Managers) -> Result<Registered, Disconnect> {
     let mut reason = Disconnect::NoCredential;
     for bearer in credentials(node, link) {
         let mut socket = match manager_connection::connect(managers.current(), PATH, &bearer, MAX_MESSAGE_BYTES).await {
@@ -166,13 +172,19 @@ async fn register(
                 heartbeat_ms,
                 credential,
                 managers: reported,
+                keeps_samples,
             } => {
                 if let Some(credential) = credential {
                     private_file::write(&node.credential_path(), credential.as_bytes())?;
                 }
                 node.trusted.set_manager_keys(signing_keys);
                 managers.update(reported);
-                return Ok((socket, epoch, Duration::from_millis(heartbeat_ms.clamp(10, 60_000))));
+                return Ok(Registered {
+                    socket,
+                    epoch,
+                    heartbeat: Duration::from_millis(heartbeat_ms.clamp(10, 60_000)),
+                    keeps_samples,
+                });
             }
             ManagerMessage::Refused(failure) if failure.code == Code::Unauthorized => {
                 reason = Disconnect::Refused(failure)
@@ -191,7 +203,12 @@ async fn session(
     registered: &mut bool,
 ) -> Result<std::convert::Infallible, Disconnect> {
     let mut closing = node.tasks.closing();
-    let (mut socket, epoch, heartbeat) = tokio::select! {
+    let Registered {
+        mut socket,
+        epoch,
+        heartbeat,
+        keeps_samples,
+    } = tokio::select! {
         registered = tokio::time::timeout(CONNECT_DEADLINE, register(node, link, managers)) => {
             registered.map_err(|_| Disconnect::TimedOut)??
         }
@@ -221,6 +238,11 @@ async fn session(
                     pools: node.harvest.pools().map(Box::new),
                 };
                 send(&mut socket, &beat).await?;
+                if keeps_samples {
+                    for message in node.harvest.sample_messages() {
+                        send(&mut socket, &message).await?;
+                    }
+                }
             }
             _ = meters.tick() => {
                 node.journal_usage();

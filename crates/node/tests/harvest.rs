@@ -464,20 +464,26 @@ fn version_1_group(pid: u32) -> Option<std::path::PathBuf> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recorded_events_lead_to_the_same_actions() {
     let Some(site) = watching().await else { return };
-    call_for(&site, "burn", 50, 6, Mode::Warm).await;
-    until("a call is learnt from", || site.handle.status().harvest.samples >= 2).await;
+    // Enough for a training.
+    call_for(&site, "burn", 30, 26, Mode::Warm).await;
+    until("calls are learnt from", || site.handle.status().harvest.samples >= 22).await;
     let path = site.dir.path().join("state/harvest.jsonl");
     let Site { dir: _dir, handle, .. } = site;
     handle.shutdown().await;
     let text = std::fs::read_to_string(path).unwrap();
     let mut lines = text.lines();
     let header: Header = serde_json::from_str(lines.next().unwrap()).unwrap();
-    let mut engine = Engine::new(header.rules, Box::new(Profiles::new(ProfileOptions::default())));
-    let mut begins = 0;
+    let options = ProfileOptions {
+        trains: header.trains,
+        ..ProfileOptions::default()
+    };
+    let mut engine = Engine::new(header.rules, Box::new(Profiles::new(options)));
+    let (mut begins, mut trainings) = (0, 0);
     for line in lines {
         let line: Entry = serde_json::from_str(line).unwrap();
         begins += usize::from(matches!(line.event, Event::Begin(_)));
+        trainings += usize::from(matches!(line.event, Event::TrainingBegun { .. }));
         assert_eq!(engine.handle(line.now_us, &line.event), line.actions);
     }
-    assert!(begins >= 2, "{text}");
+    assert!(begins >= 22 && trainings == 1, "{text}");
 }

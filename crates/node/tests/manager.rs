@@ -7,7 +7,9 @@ use std::time::Duration;
 use common::*;
 use dayfly_manager::{Manager, StoreKind};
 use dayfly_node::{ManagerLink, Trust};
-use dayfly_protocol::api::{Event, HarvestMode, LeaseRequest, LeaseState, LeaseStatus};
+use dayfly_protocol::api::{
+    Event, FunctionProfile, HarvestMode, LeaseRequest, LeaseState, LeaseStatus, Mode, NodeStatus,
+};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::LeaseId;
 
@@ -108,6 +110,37 @@ impl Control {
             get.call().unwrap().body_mut().read_json().unwrap()
         })
         .await
+    }
+
+    /// The response to a GET request; `None` if it is no success.
+    async fn get<T: serde::de::DeserializeOwned + Send + 'static>(&self, path: &str) -> Option<T> {
+        let (agent, url, bearer) = client(self.manager());
+        let path = path.to_owned();
+        blocking(move || {
+            let get = agent.get(format!("{url}{path}")).header("authorization", bearer);
+            get.call().ok()?.body_mut().read_json().ok()
+        })
+        .await
+    }
+
+    /// Calls a function of milliseconds on a node so many times, in a lease that ends afterwards.
+    async fn call_on(&self, site: &Site, ms: u32, times: usize) -> LeaseId {
+        let grant = self
+            .lease(LeaseRequest {
+                node: Some(site.node()),
+                mode: Mode::Warm,
+                ..request(&site.holder)
+            })
+            .await;
+        let hash = site.put_library(&grant).await;
+        let channel = site.channel(&grant, 0).await.unwrap();
+        let (mut channel, burn) = channel.load(hash, "burn").await;
+        for _ in 0..times {
+            let (next, result) = channel.call(burn, 0, &ms.to_le_bytes()).await;
+            result.unwrap();
+            channel = next;
+        }
+        grant.lease
     }
 
     async fn until(&self, lease: LeaseId, what: &str, is: impl Fn(&LeaseStatus) -> bool) {
@@ -277,5 +310,47 @@ async fn idle_part_of_call_reaches_manager() {
     }
     assert!(owned() <= 1_000, "it owns one core");
     site.handle.shutdown().await;
+    control.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_learns_from_calls_of_another_node() {
+    let mut control = Control::start().await;
+    let (one, two) = (
+        control.harvesting(HarvestMode::Watch).await,
+        control.harvesting(HarvestMode::Watch).await,
+    );
+    if let Some(why) = one.handle.status().harvest.why {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    let lease = control.call_on(&one, 40, 14).await;
+    let begun = std::time::Instant::now();
+    loop {
+        let nodes: Vec<NodeStatus> = control.get("/v1/nodes").await.unwrap();
+        let samples = |node: &NodeStatus| node.harvest.as_ref().map_or(0, |status| status.samples);
+        if nodes.iter().any(|node| samples(node) >= 8) {
+            break;
+        }
+        assert!(begun.elapsed() < LIMIT, "{nodes:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // The node has sent its samples before it responds to this.
+    control.release(lease).await;
+    control.call_on(&two, 40, 2).await;
+    let begun = std::time::Instant::now();
+    loop {
+        let rows: Vec<FunctionProfile> = control.get("/v1/functions/burn/profile").await.unwrap_or_default();
+        // It has at most one sample of its own: no worker's first call is measured.
+        if rows.iter().any(|row| row.node == two.node() && row.learnt.samples >= 8) {
+            break;
+        }
+        assert!(begun.elapsed() < LIMIT, "{rows:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(two.handle.status().harvest.samples <= 1, "only own calls are counted");
+    for site in [one, two] {
+        site.handle.shutdown().await;
+    }
     control.stop().await;
 }

@@ -28,6 +28,7 @@
 pub mod api;
 pub mod blob;
 pub mod bounds;
+pub mod call_samples;
 pub mod contents;
 pub mod cores;
 pub mod dispatch;

@@ -6,6 +6,7 @@ use crate::api::{
     Capacity, HarvestMode, HarvestStatus, LearntProfile, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode,
     NodeAddress, NodeSandboxes, Sandbox,
 };
+use crate::call_samples::CallSample;
 use crate::error::Failure;
 use crate::ids::{AllowanceId, LeaseId, PublicKey, TenantId};
 
@@ -109,6 +110,23 @@ pub enum NodeMessage {
         /// What the node learnt about the functions of this name, at most [`MAX_PROFILES`](crate::api::MAX_PROFILES).
         profiles: Vec<LearntProfile>,
     },
+    /// What calls of a function used, for nodes that have not run it. Sent only to managers that keep samples, at most
+    /// [`MAX_REPORTED_SAMPLES`](crate::call_samples::MAX_REPORTED_SAMPLES) between two heartbeats.
+    Samples {
+        /// The node's last lease that ran the function; its tenant is theirs.
+        lease: LeaseId,
+        /// The function's label in the meters of workers.
+        function: String,
+        /// What its calls used, oldest first.
+        samples: Vec<CallSample>,
+    },
+    /// Asks for the samples of a function that a lease of the node runs.
+    SamplesWanted {
+        /// The lease.
+        lease: LeaseId,
+        /// The function's label.
+        function: String,
+    },
     /// Last message of a node that is stopped in order. It holds no leases and will not reconnect soon.
     Leaving,
 }
@@ -163,6 +181,9 @@ pub enum ManagerMessage {
         /// All managers of the site, if there are several. The node may connect to any of them.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         managers: Vec<ManagerAddress>,
+        /// Whether it keeps samples of calls.
+        #[serde(default)]
+        keeps_samples: bool,
     },
     /// The list of the site's managers has changed.
     Managers {
@@ -249,6 +270,16 @@ pub enum ManagerMessage {
         tenant: TenantId,
         /// The function, as [`is_named`](crate::api::is_named) understands it.
         function: String,
+    },
+    /// Response to [`NodeMessage::SamplesWanted`].
+    Samples {
+        /// The tenant of the lease.
+        tenant: TenantId,
+        /// The function's label.
+        function: String,
+        /// What its last calls on other nodes used, oldest first; at most
+        /// [`MAX_SAMPLES`](crate::call_samples::MAX_SAMPLES).
+        samples: Vec<CallSample>,
     },
     /// Acknowledges meters up to a sequence number as booked.
     Booked {

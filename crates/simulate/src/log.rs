@@ -43,12 +43,12 @@ pub enum ReplayError {
     },
 }
 
-/// Decides the events of a log again, by its own rules. Returns the number of events.
+/// Decides the events of a log again, by its own rules, with the predictor for its header. Returns the number of events.
 ///
 /// # Errors
 ///
 /// [`ReplayError`] for the first line that is no entry, or whose actions differ.
-pub fn replay(text: &[u8], predictor: Box<dyn Predictor + Send>) -> Result<usize, ReplayError> {
+pub fn replay(text: &[u8], predictor: impl FnOnce(&Header) -> Box<dyn Predictor + Send>) -> Result<usize, ReplayError> {
     let (mut engine, mut predictor) = (None, Some(predictor));
     let mut events = 0;
     for (index, bytes) in text.split(|byte| *byte == b'\n').enumerate() {
@@ -60,8 +60,10 @@ pub fn replay(text: &[u8], predictor: Box<dyn Predictor + Send>) -> Result<usize
             continue;
         }
         let Some(engine) = &mut engine else {
-            let Header { rules } = parsed(bytes, line)?;
-            engine = predictor.take().map(|predictor| Engine::new(rules, predictor));
+            let header: Header = parsed(bytes, line)?;
+            engine = predictor
+                .take()
+                .map(|predictor| Engine::new(header.rules, predictor(&header)));
             continue;
         };
         let entry: Entry = parsed(bytes, line)?;

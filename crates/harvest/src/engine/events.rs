@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::amount::{Amount, Resource};
-use crate::demand::{CallId, Features, FunctionId, TenantId};
+use crate::demand::{CallId, Features, FunctionId, Sample, TenantId};
 
 /// Whether a node harvests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -116,6 +116,23 @@ pub enum Event {
         call: CallId,
         /// How.
         outcome: Outcome,
+    },
+    /// A call of a function ended on another node. It is learnt from.
+    Adopted {
+        /// The function.
+        function: FunctionId,
+        /// What the call used.
+        sample: Sample,
+    },
+    /// The training of a function's models begins, on the samples until now.
+    TrainingBegun {
+        /// The function.
+        function: FunctionId,
+    },
+    /// That training has ended: its models predict the calls from now on.
+    TrainingEnded {
+        /// The function.
+        function: FunctionId,
     },
     /// Time passes. Sent once in a window, after the usages.
     Tick,

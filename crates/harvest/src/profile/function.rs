@@ -1,10 +1,11 @@
 //! The profile of one function.
 
 use super::contest::{Contest, Loss};
-use super::forests::{Forests, Targets, predict_with};
+use super::forests::{Forests, predict_with};
 use super::report::ChosenModel;
+use super::training::{Trained, TrainingJob};
 use super::window::{MAX_SAMPLES, Measure, Window, bounded};
-use super::{Models, Options};
+use super::{Models, Options, Trains};
 use crate::amount::{Amount, Resource};
 use crate::demand::{Demand, Features, FunctionId, Prediction, Sample};
 use crate::forest::{Row, row};
@@ -38,6 +39,10 @@ pub(super) struct Function {
     drift: Drift,
     /// Samples until the next training.
     until_relearn: usize,
+    /// A training should begin.
+    is_due: bool,
+    /// The training that has begun. None after the samples that it learns from were forgotten.
+    training: Option<TrainingJob>,
     /// The oldest samples, which the next training forgets, since they are from before a change.
     stale: usize,
 }
@@ -54,6 +59,8 @@ impl Function {
             forests: None,
             drift: Drift::default(),
             stale: 0,
+            is_due: false,
+            training: None,
             until_relearn: options.profiling_calls.saturating_add(1).min(MAX_SAMPLES),
         }
     }
@@ -152,8 +159,10 @@ impl Function {
         if has_drifted {
             self.forget(options);
         } else if self.until_relearn == 0 {
-            self.window = self.window.last(self.window.len() - self.stale.min(self.window.len()));
-            self.stale = 0;
+            if self.stale > 0 {
+                self.keep_last(self.window.len().saturating_sub(self.stale));
+                self.stale = 0;
+            }
             self.relearn(options);
         }
     }
@@ -176,10 +185,19 @@ impl Function {
     /// Begins anew with the last samples, since the function has changed.
     fn forget(&mut self, options: &Options) {
         let needed = self.samples_needed(options);
-        self.window = self.window.last(needed.max(SHOWN_BY_DRIFT));
+        self.keep_last(needed.max(SHOWN_BY_DRIFT));
         self.stale = needed.saturating_sub(SHOWN_BY_DRIFT);
         self.relearn(options);
         self.until_relearn = needed;
+    }
+
+    /// Forgets older samples. The others move to other slots, so nothing that was trained on the old ones counts.
+    fn keep_last(&mut self, count: usize) {
+        self.window = self.window.last(count);
+        self.forests = None;
+        self.training = None;
+        // Otherwise each sample until the training has ended would show the same change.
+        self.drift = Drift::default();
     }
 
     fn add(&mut self, sample: Sample) {
@@ -207,7 +225,7 @@ impl Function {
         }
     }
 
-    /// Holds the contest, and trains the forests if they win.
+    /// Trains the models, or requests it. Until then, the models that there are predict.
     fn relearn(&mut self, options: &Options) {
         let count = self.window.len();
         self.until_relearn = if count < MAX_SAMPLES {
@@ -215,17 +233,52 @@ impl Function {
         } else {
             RELEARN_SAMPLES
         };
-        self.forests = None;
-        if matches!(options.models, Models::Best | Models::Forest) {
-            let targets = Targets::new(&self.window);
-            let (contest, forests) = Contest::hold(&self.window, &targets, self.seed);
-            if options.models == Models::Forest || contest.prefers_forest() {
-                self.forests = Some(Box::new(forests));
-            }
-            self.contest = Some(contest);
+        if !matches!(options.models, Models::Best | Models::Forest) {
+            self.forests = None;
+            self.expect();
+        } else if options.trains == Trains::AtOnce {
+            self.forests = None;
+            self.take_models(TrainingJob::new(&self.window, self.seed).train(), options);
+        } else {
+            self.is_due = true;
         }
-        let expected = self.expected_loss();
-        self.drift = Drift::new(Loss::new(&self.window), expected);
+    }
+
+    /// Whether a training should begin.
+    pub(super) fn is_due(&self) -> bool {
+        self.is_due
+    }
+
+    /// Begins a training that is due. One that runs already counts no more.
+    pub(super) fn begin_training(&mut self) {
+        if std::mem::take(&mut self.is_due) {
+            self.training = Some(TrainingJob::new(&self.window, self.seed));
+        }
+    }
+
+    /// The training that has begun.
+    pub(super) fn training(&self) -> Option<&TrainingJob> {
+        self.training.as_ref()
+    }
+
+    /// Ends the training that has begun with its models, or trains them if there are none.
+    pub(super) fn end_training(&mut self, trained: Option<Trained>, options: &Options) {
+        let Some(job) = self.training.take() else { return };
+        let trained = trained.filter(|trained| trained.is_of(&job));
+        self.take_models(trained.unwrap_or_else(|| job.train()), options);
+    }
+
+    fn take_models(&mut self, trained: Trained, options: &Options) {
+        let (contest, forests) = trained.fit(&self.window);
+        let prefers_forest = options.models == Models::Forest || contest.prefers_forest();
+        self.forests = prefers_forest.then(|| Box::new(forests));
+        self.contest = Some(contest);
+        self.expect();
+    }
+
+    /// Watches for drift from what the model should lose from now on.
+    fn expect(&mut self) {
+        self.drift = Drift::new(Loss::new(&self.window), self.expected_loss());
     }
 
     /// What the chosen model should lose on each sample.

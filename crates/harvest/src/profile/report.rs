@@ -66,6 +66,8 @@ pub struct Lending {
     pub rules: Rules,
     /// Whether the node lends. Otherwise the reason states what the call would lend.
     pub is_on: bool,
+    /// Whether the terms of its last call permit it to lend.
+    pub is_permitted: bool,
 }
 
 /// What is known about a function.
@@ -102,6 +104,9 @@ impl Report {
             high,
             lends,
             reason: match high {
+                _ if !lending.is_permitted => {
+                    "It lends nothing, because its lease or its function states that its calls do not lend.".to_owned()
+                }
                 None if samples == 0 => "It lends nothing, because none of its calls has ended yet.".to_owned(),
                 None if samples < samples_needed => format!(
                     "It lends nothing yet, because {samples} of {samples_needed} samples are there to predict by."
@@ -138,15 +143,15 @@ fn high(predictions: &[Prediction]) -> Option<Amount> {
 fn lends(predictions: &[Prediction], lending: &Lending) -> Amount {
     let (owned, rules) = (lending.owned, &lending.rules);
     let kept = |resource, high: Amount| rules.kept(resource, owned.get(resource), high.get(resource), 0);
-    let lent = predictions
-        .iter()
-        .map(|prediction| match rules.leaves_alone(prediction) {
+    let lent = predictions.iter().map(
+        |prediction| match rules.leaves_alone(prediction) || !lending.is_permitted {
             true => Amount::ZERO,
             false => {
                 let high = prediction.high;
                 owned - Amount::new(kept(Resource::Cpu, high), kept(Resource::Memory, high))
             }
-        });
+        },
+    );
     mean(lent)
 }
 

@@ -279,6 +279,7 @@ fn lending(owned: Amount) -> Lending {
         owned,
         rules: crate::Rules::default(),
         is_on: true,
+        is_permitted: true,
     }
 }
 
@@ -314,6 +315,26 @@ fn watching_node_reports_what_would_be_lent() {
     );
     // The floor stays.
     assert_eq!(report.lends, owned - crate::Rules::default().floor);
+}
+
+#[test]
+fn forbidden_loan_is_the_reason() {
+    let mut profiles = Profiles::default();
+    for _ in 0..30 {
+        profiles.learn(FUNCTION, sample(100, 1 << 20, 1_000_000));
+    }
+    let owned = Amount::new(1_000, 1 << 30);
+    assert_ne!(profiles.report(FUNCTION, &lending(owned)).unwrap().lends, Amount::ZERO);
+    let forbidden = Lending {
+        is_permitted: false,
+        ..lending(owned)
+    };
+    let report = profiles.report(FUNCTION, &forbidden).unwrap();
+    assert_eq!(report.lends, Amount::ZERO);
+    assert!(
+        report.reason.ends_with("states that its calls do not lend."),
+        "{report:?}"
+    );
 }
 
 #[test]
@@ -382,6 +403,97 @@ fn any_models() -> impl Strategy<Value = Models> {
         Just(Models::MaxOfLast(0)),
         Just(Models::MaxOfLast(5)),
     ]
+}
+
+fn on_request() -> Profiles {
+    Profiles::new(Options {
+        trains: Trains::OnRequest,
+        max_functions: 3,
+        ..Options::default()
+    })
+}
+
+#[test]
+fn training_waits_until_it_is_requested() {
+    let mut profiles = on_request();
+    let model = |profiles: &Profiles| profiles.functions[&FUNCTION].model(&profiles.options);
+    for number in 0..40 {
+        profiles.learn(FUNCTION, sized(scattered(number), scattered(number)));
+    }
+    assert_eq!(model(&profiles), ChosenModel::Histogram);
+    assert_eq!(profiles.due(), Some(FUNCTION));
+    profiles.begin_training(FUNCTION);
+    assert_eq!(profiles.due(), None);
+    profiles.end_training(FUNCTION);
+    assert_eq!(model(&profiles), ChosenModel::Forest);
+    // A training that was not due changes nothing.
+    profiles.begin_training(FUNCTION);
+    assert!(profiles.training(FUNCTION).is_none());
+    profiles.end_training(FunctionId(9));
+    assert!(profiles.functions().eq([FUNCTION]));
+}
+
+#[test]
+fn change_during_training_makes_its_models_void() {
+    let mut profiles = on_request();
+    for number in 0..40 {
+        profiles.learn(FUNCTION, sized(1 + number % 3, 1 + number % 3));
+    }
+    profiles.begin_training(FUNCTION);
+    profiles.end_training(FUNCTION);
+    while profiles.due().is_none() {
+        profiles.learn(FUNCTION, sized(1, 1));
+    }
+    profiles.begin_training(FUNCTION);
+    assert!(profiles.training(FUNCTION).is_some());
+    let changed = (0..40).any(|_| {
+        profiles.learn(FUNCTION, sized(1, 5_000));
+        profiles.training(FUNCTION).is_none()
+    });
+    assert!(changed && profiles.due() == Some(FUNCTION));
+    profiles.end_training(FUNCTION);
+    assert!(!profiles.functions[&FUNCTION].uses_forests());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn models_do_not_depend_on_training_time(
+        events in prop::collection::vec((0..100_u64, 0..24_u8, 0..4_u64), 40..400),
+    ) {
+        let (mut profiles, mut repeated) = (on_request(), on_request());
+        let mut running = None;
+        for (size, kind, function) in events {
+            match (kind, running.take()) {
+                (0..=20, before) => {
+                    running = before;
+                    let function = FunctionId(function);
+                    profiles.learn(function, sized(size, size));
+                    repeated.learn(function, sized(size, size));
+                }
+                (_, None) => {
+                    prop_assert_eq!(profiles.due(), repeated.due());
+                    if let Some(function) = profiles.due() {
+                        profiles.begin_training(function);
+                        repeated.begin_training(function);
+                        // Trained at once here, and at the end of the training there.
+                        let trained = profiles.training(function).map(|job| job.train());
+                        running = Some((function, trained));
+                    }
+                }
+                (_, Some((function, trained))) => {
+                    profiles.end_training_with(function, trained);
+                    repeated.end_training(function);
+                }
+            }
+            for function in [FUNCTION, FunctionId(function)] {
+                let features = sizes(size as f64);
+                prop_assert_eq!(profiles.predict(function, &features), repeated.predict(function, &features));
+                prop_assert_eq!(profiles.heap_bytes(function), repeated.heap_bytes(function));
+            }
+        }
+    }
 }
 
 proptest! {

@@ -89,6 +89,7 @@ pub(super) async fn register(
         heartbeat_ms: millis(control.options().heartbeat),
         credential,
         managers: control.managers(),
+        keeps_samples: true,
     });
     let held = leases.iter().map(|held| (held.lease, held.remaining_ms)).collect();
     let registration = Registration {

@@ -3,6 +3,7 @@
 use dayfly_protocol::tenancy::{Quota, TenantSpec};
 use dayfly_store::conformance::postgres_database as database;
 
+use super::profiles::{harvest, learnt, respond};
 use super::*;
 use crate::options::StoreKind;
 
@@ -74,6 +75,31 @@ async fn any_manager_grants_on_all_nodes() {
     assert_eq!(status, 200, "{body}");
     event(&mut events, lease_event(second.lease, far.id, LeaseState::Released)).await;
     assert_eq!(client.lease(&wanted).await.unwrap().node.id, far.id);
+    for manager in [a, b] {
+        manager.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_manager_shows_profiles_of_all_nodes() {
+    let Some(database) = database() else { return };
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (a, b) = two_managers(&one, &two, &database.url).await;
+    let mut near = FakeNode::join(&a, 1, Manner::Silent).await;
+    let mut far = FakeNode::join(&b, 2, Manner::Silent).await;
+    let (mut of_a, mut of_b) = (Client::new(&a).await, Client::new(&b).await);
+    harvest(&near, &mut of_a, HarvestMode::Watch, None).await;
+    harvest(&far, &mut of_b, HarvestMode::On, None).await;
+    for client in [&mut of_a, &mut of_b] {
+        let (rows, asked_near, asked_far) = tokio::join!(
+            client.get::<Vec<FunctionProfile>>("/v1/functions/f/profile"),
+            respond(&mut near, vec![learnt("m.f@12345678", "It lends nothing.")]),
+            respond(&mut far, vec![learnt("m.f@12345678", "It lends.")]),
+        );
+        assert_eq!(asked_near, asked_far);
+        let shown: Vec<_> = rows.iter().map(|row| (row.node, row.mode)).collect();
+        assert_eq!(shown, [(near.id, HarvestMode::Watch), (far.id, HarvestMode::On)]);
+    }
     for manager in [a, b] {
         manager.shutdown().await;
     }

@@ -1,11 +1,12 @@
 //! Profiles of functions, with fake nodes that learnt.
 
+use dayfly_protocol::call_samples::CallSample;
 use dayfly_protocol::tenancy::Role;
 
 use super::tenants::member;
 use super::*;
 
-fn learnt(function: &str, reason: &str) -> LearntProfile {
+pub(super) fn learnt(function: &str, reason: &str) -> LearntProfile {
     LearntProfile {
         function: function.into(),
         samples: 30,
@@ -29,7 +30,7 @@ fn heartbeat(mode: HarvestMode, why: Option<&str>) -> NodeMessage {
 }
 
 /// Reports harvesting of a node that sends no heartbeats of its own, and waits until the manager knows it.
-async fn harvest(node: &FakeNode, client: &mut Client, mode: HarvestMode, why: Option<&str>) {
+pub(super) async fn harvest(node: &FakeNode, client: &mut Client, mode: HarvestMode, why: Option<&str>) {
     node.say.send(heartbeat(mode, why)).unwrap();
     let knows = async {
         let known = |status: &NodeStatus| status.address.id == node.id && status.harvest.is_some();
@@ -43,7 +44,10 @@ async fn harvest(node: &FakeNode, client: &mut Client, mode: HarvestMode, why: O
 }
 
 /// Responds to the next request for profiles. Returns whose profiles of what were asked for.
-async fn respond(node: &mut FakeNode, profiles: Vec<LearntProfile>) -> (dayfly_protocol::ids::TenantId, String) {
+pub(super) async fn respond(
+    node: &mut FakeNode,
+    profiles: Vec<LearntProfile>,
+) -> (dayfly_protocol::ids::TenantId, String) {
     let asked = node
         .hears(|message| matches!(message, ManagerMessage::Profiles { .. }))
         .await;
@@ -158,4 +162,55 @@ async fn tenant_sees_only_its_own_profiles() {
     assert_eq!(foreign.code, Code::NotFound);
     let (_, (asked, _)) = tokio::join!(own.get::<Vec<FunctionProfile>>(of_astro), respond(&mut node, profile()));
     assert_eq!(asked, astros);
+}
+
+#[tokio::test]
+async fn samples_reach_nodes_with_a_lease_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let one = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut two = FakeNode::join(&manager, 2, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    let mut lease_on = async |node: &FakeNode| {
+        let wanted = LeaseRequest {
+            node: Some(node.id),
+            ..request(Mode::Warm)
+        };
+        client.lease(&wanted).await.unwrap().lease
+    };
+    let (first, second) = (lease_on(&one).await, lease_on(&two).await);
+    let sample = |duration_us| CallSample {
+        duration_us,
+        ..CallSample::default()
+    };
+    let report = |lease, duration_us| NodeMessage::Samples {
+        lease,
+        function: "f@1".into(),
+        samples: vec![sample(duration_us)],
+    };
+    let wanted = |lease| NodeMessage::SamplesWanted {
+        lease,
+        function: "f@1".into(),
+    };
+    // A node reports and asks for nothing of the leases of others.
+    for message in [report(first, 5), wanted(first), report(second, 7), wanted(second)] {
+        two.say.send(message).unwrap();
+    }
+    let is_samples = |message: &ManagerMessage| matches!(message, ManagerMessage::Samples { .. });
+    let ManagerMessage::Samples { samples, function, .. } = two.hears(is_samples).await else {
+        unreachable!()
+    };
+    assert_eq!((function.as_str(), samples.as_slice()), ("f@1", &[sample(7)][..]));
+    one.say.send(report(first, 9)).unwrap();
+    let both = async {
+        loop {
+            two.say.send(wanted(second)).unwrap();
+            if let ManagerMessage::Samples { samples, .. } = two.hears(is_samples).await
+                && samples == [sample(7), sample(9)]
+            {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(TIMEOUT, both).await.expect("both samples in time");
 }

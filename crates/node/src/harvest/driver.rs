@@ -1,23 +1,28 @@
 //! The thread that measures, feeds the policy, and applies its actions. It owns all groups of workers.
 
 mod debts;
+mod knowledge;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use dayfly_harvest::profile::Trained;
 use dayfly_harvest::record::Entry;
 use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, Group as Ranks, Mode, Outcome, Resource};
 use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LoanTerms};
+use dayfly_protocol::call_samples::CallSample;
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_protocol::node_api::Printer;
 use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
 
 use self::debts::Debt;
+use super::learning::TRAINS;
 use super::pools::Pools;
 use super::recording::Recording;
 use super::totals::Totals;
+use super::trainer::Trainer;
 use super::worker::{MeasuredWorker, Others};
 use super::{Inner, Setup};
 use crate::leases::NodeLease;
@@ -52,7 +57,7 @@ pub(super) struct BegunCall {
     pub tenant: TenantId,
     /// The function's name in the meter, with the beginning of its code's hash.
     pub function: String,
-    pub argument_bytes: u64,
+    pub features: Features,
     /// What one worker owns.
     pub owned: Amount,
     /// What its lease lends and borrows.
@@ -73,6 +78,14 @@ pub(super) enum Note {
     Shared(Amount),
     /// The node's mode.
     Mode(HarvestMode),
+    /// What calls of a tenant's function used on other nodes.
+    Samples {
+        tenant: TenantId,
+        function: String,
+        samples: Vec<CallSample>,
+    },
+    /// The training that runs has made these models.
+    Trained(Box<Trained>),
     Stop,
 }
 
@@ -83,6 +96,7 @@ pub(super) struct Driver {
     /// The most that calls may borrow.
     borrow: Borrow,
     recording: Option<Recording>,
+    trainer: Trainer,
     hierarchies: Arc<Hierarchies>,
     workers: BTreeMap<WorkerKey, MeasuredWorker>,
     /// The first call of workers without a group, which they get at its end.
@@ -109,12 +123,17 @@ impl Driver {
         node: Arc<Inner>,
     ) -> std::io::Result<Self> {
         let recording = setup.recording.as_ref();
-        let recording = recording.map(|target| Recording::begin(target, setup.rules));
+        let recording = recording.map(|target| Recording::begin(target, setup.rules, TRAINS));
+        let notes = Arc::clone(&node);
+        let trainer = Trainer::start(move |trained| {
+            notes.send(Note::Trained(Box::new(trained)));
+        })?;
         let mut driver = Self {
             origin: Instant::now(),
             engine: Engine::new(setup.rules, Box::new(node.learning.clone())),
             borrow: setup.borrow,
             recording: recording.transpose()?,
+            trainer,
             hierarchies,
             workers: BTreeMap::new(),
             unmeasured: BTreeMap::new(),
@@ -167,6 +186,7 @@ impl Driver {
                 self.check_lenders();
                 has_checked = true;
             }
+            self.begin_training();
             self.report();
         }
         self.switch(HarvestMode::Off);
@@ -206,12 +226,21 @@ impl Driver {
             Note::Mode(mode) => self.switch(mode),
             Note::Gone(key) => self.forget(key),
             Note::Shared(shared) => self.share(shared),
+            Note::Samples {
+                tenant,
+                function,
+                samples,
+            } => self.adopt(tenant, &function, &samples),
+            Note::Trained(trained) => self.end_training(*trained),
             Note::Stop => {}
         }
     }
 
     fn begin(&mut self, call: Box<BegunCall>) {
         let key = call.worker;
+        let (tenant, function) = self.node.learning.number(call.tenant, &call.function, call.owned);
+        let learning = &self.node.learning;
+        learning.meet(call.tenant, function, key.lease, call.loans.lend);
         if !self.workers.contains_key(&key) {
             if self.workers.len() + self.unmeasured.len() < MAX_WORKERS {
                 self.unmeasured.insert(key, call);
@@ -236,15 +265,11 @@ impl Driver {
         self.calls.insert(id, key);
         let borrow = call.loans.borrow.min(self.borrow);
         let borrows_memory = self.bind_memory(key, borrow.has_memory() && call.ranks.is_none());
-        let (tenant, function) = self.node.learning.number(call.tenant, &call.function, call.owned);
         self.handle(&Event::Begin(Begin {
             call: id,
             tenant,
             function,
-            features: Features {
-                argument_bytes: call.argument_bytes,
-                ..Features::default()
-            },
+            features: call.features,
             owned: call.owned,
             lends: call.loans.lend,
             borrows_cpu: borrow.has_cpu(),

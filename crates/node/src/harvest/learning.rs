@@ -3,23 +3,52 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dayfly_harvest::profile::{ChosenModel, Lending, Report};
-use dayfly_harvest::{Amount, Demand, Features, FunctionId, Predictor, Profiles, Rules, Sample};
+use dayfly_harvest::profile::{ChosenModel, Lending, Report, Trained, TrainingJob};
+use dayfly_harvest::{Amount, Demand, Features, FunctionId, Options, Predictor, Profiles, Rules, Sample, Trains};
 use dayfly_protocol::api::{CallResources, LearntProfile, ProfileModel, ProfileScores};
-use dayfly_protocol::ids::TenantId;
+use dayfly_protocol::call_samples::{CallSample, MAX_SAMPLES};
+use dayfly_protocol::ids::{LeaseId, TenantId};
+use dayfly_protocol::node_messages::NodeMessage;
 
+use super::exchange::{Exchange, from_message};
 use super::names::Names;
 
 /// What a node learnt. Clones share it: the thread that measures, and requests for reports.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Learning(Arc<Learnt>);
 
-#[derive(Debug, Default)]
+/// In the thread that measures, samples are only kept. Models are trained in a thread of their own.
+pub(super) const TRAINS: Trains = Trains::OnRequest;
+
+/// Samples from which on a function needs none of other nodes: its next training is by its own.
+const MIN_OWN_SAMPLES: usize = 21;
+
+#[derive(Debug)]
 struct Learnt {
     profiles: Mutex<Profiles>,
+    /// The models of the training that ends next.
+    trained: Mutex<Option<Trained>>,
     names: Mutex<Names>,
+    exchange: Mutex<Exchange>,
     samples: AtomicU64,
     functions: AtomicU32,
+}
+
+impl Default for Learnt {
+    fn default() -> Self {
+        let options = Options {
+            trains: TRAINS,
+            ..Options::default()
+        };
+        Self {
+            profiles: Mutex::new(Profiles::new(options)),
+            trained: Mutex::default(),
+            names: Mutex::default(),
+            exchange: Mutex::default(),
+            samples: AtomicU64::default(),
+            functions: AtomicU32::default(),
+        }
+    }
 }
 
 impl Learning {
@@ -41,9 +70,67 @@ impl Learning {
         self.0.functions.load(Ordering::Relaxed)
     }
 
+    /// The function whose models should be trained next, if any.
+    pub fn due(&self) -> Option<FunctionId> {
+        self.profiles().due()
+    }
+
+    /// The training of a function that has begun.
+    pub fn training(&self, function: FunctionId) -> Option<TrainingJob> {
+        self.profiles().training(function)
+    }
+
+    /// Keeps models until the policy handles the end of their training.
+    pub fn keep_models(&self, trained: Trained) {
+        *self.trained() = Some(trained);
+    }
+
+    fn trained(&self) -> MutexGuard<'_, Option<Trained>> {
+        self.0.trained.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exchange(&self) -> MutexGuard<'_, Exchange> {
+        self.0.exchange.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The numbers of a tenant and of its function, a call of which owns this much.
     pub fn number(&self, tenant: TenantId, function: &str, owned: Amount) -> (dayfly_harvest::TenantId, FunctionId) {
         self.names().of(tenant, function, owned)
+    }
+
+    /// Notes that a lease, whose calls may lend or not, runs a function. The manager is asked for samples of a function
+    /// that is new here.
+    pub fn meet(&self, tenant: TenantId, function: FunctionId, lease: LeaseId, may_lend: bool) {
+        let mut names = self.names();
+        let named = names
+            .note_lease(tenant, function, lease, may_lend)
+            .then(|| names.last_lease(function));
+        drop(names);
+        if let Some((lease, name)) = named.flatten()
+            && self.profiles().samples(function) == 0
+        {
+            self.exchange().want(tenant, &name, lease, function);
+        }
+    }
+
+    /// The next samples to report to the manager, and functions to ask it for.
+    pub fn messages(&self) -> Vec<NodeMessage> {
+        self.exchange().messages(|function| self.names().last_lease(function))
+    }
+
+    /// The samples of a manager's message that a profile has room for, if they were asked for, and the function did not
+    /// learn enough to be predicted meanwhile.
+    pub fn wanted_samples(
+        &self,
+        tenant: TenantId,
+        function: &str,
+        samples: &[CallSample],
+    ) -> Option<(FunctionId, Vec<Sample>)> {
+        let id = self.exchange().expected(tenant, function)?;
+        let own = self.profiles().samples(id);
+        let room = MAX_SAMPLES.saturating_sub(own);
+        let last = &samples[samples.len().saturating_sub(room)..];
+        (own < MIN_OWN_SAMPLES).then(|| (id, last.iter().copied().map(from_message).collect()))
     }
 
     /// Reports the functions of a tenant that a text names. Each takes less than a millisecond, in which the thread that
@@ -52,7 +139,13 @@ impl Learning {
         let named = self.names().named(tenant, wanted);
         let reports = named.into_iter().filter_map(|(id, function)| {
             let owned = function.owned();
-            let report = self.profiles().report(id, &Lending { owned, rules, is_on })?;
+            let lending = Lending {
+                owned,
+                rules,
+                is_on,
+                is_permitted: function.may_lend(),
+            };
+            let report = self.profiles().report(id, &lending)?;
             Some(learnt_profile(function.name(), owned, report))
         });
         reports.collect()
@@ -102,18 +195,103 @@ impl Predictor for Learning {
     }
 
     fn learn(&mut self, function: FunctionId, sample: Sample) {
+        self.exchange().note(function, sample);
+        self.0.samples.fetch_add(1, Ordering::Relaxed);
+        self.adopt(function, sample);
+    }
+
+    fn adopt(&mut self, function: FunctionId, sample: Sample) {
         let mut profiles = self.profiles();
         profiles.learn(function, sample);
         let functions = u32::try_from(profiles.functions().count()).unwrap_or(u32::MAX);
         drop(profiles);
-        self.0.samples.fetch_add(1, Ordering::Relaxed);
         self.0.functions.store(functions, Ordering::Relaxed);
+    }
+
+    fn begin_training(&mut self, function: FunctionId) {
+        self.profiles().begin_training(function);
+    }
+
+    fn end_training(&mut self, function: FunctionId) {
+        let trained = self.trained().take();
+        self.profiles().end_training_with(function, trained);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn sample(size: u64) -> Sample {
+        Sample {
+            features: Features {
+                argument_bytes: size,
+                ..Features::default()
+            },
+            allocation: Amount::new(1_000, 1 << 30),
+            peak: Amount::new(100 * size, size << 20),
+            duration_us: 100_000 * size,
+            cpu_is_bound: false,
+            memory_is_bound: false,
+        }
+    }
+
+    #[test]
+    fn learning_never_trains_in_its_thread() {
+        let mut learning = Learning::default();
+        let function = FunctionId(1);
+        for number in 0..600 {
+            learning.learn(function, sample(number % 9));
+        }
+        assert_eq!(learning.due(), Some(function));
+        let uses_forests = || {
+            let report = learning.profiles().report(
+                function,
+                &Lending {
+                    owned: Amount::new(1_000, 1 << 30),
+                    rules: Rules::default(),
+                    is_on: true,
+                    is_permitted: true,
+                },
+            );
+            report.unwrap().model == ChosenModel::Forest
+        };
+        assert!(!uses_forests());
+        learning.clone().begin_training(function);
+        let trained = learning.training(function).unwrap().train();
+        learning.keep_models(trained);
+        assert!(!uses_forests(), "models count from the event on");
+        learning.clone().end_training(function);
+        assert!(uses_forests());
+        assert_eq!(learning.due(), None);
+    }
+
+    #[test]
+    fn samples_of_others_are_adopted_once_asked() {
+        let (mut learning, tenant, lease) = (Learning::default(), TenantId([1; 16]), LeaseId([2; 16]));
+        let (_, id) = learning.number(tenant, "f@1", Amount::new(1_000, 1 << 30));
+        let theirs = vec![CallSample::default(); 5_000];
+        assert!(learning.wanted_samples(tenant, "f@1", &theirs).is_none());
+        learning.meet(tenant, id, lease, true);
+        learning.meet(tenant, id, lease, true);
+        assert_eq!(learning.messages().len(), 1);
+        for _ in 0..2 {
+            learning.learn(id, sample(1));
+        }
+        let (function, samples) = learning.wanted_samples(tenant, "f@1", &theirs).unwrap();
+        assert_eq!((function, samples.len()), (id, MAX_SAMPLES - 2));
+        for sample in samples {
+            learning.adopt(function, sample);
+        }
+        // Only its own calls are reported.
+        assert_eq!(learning.samples(), 2);
+        let messages = learning.messages();
+        let [NodeMessage::Samples { samples, .. }] = &messages[..] else {
+            panic!("{messages:?}")
+        };
+        assert_eq!(samples.len(), 2);
+        assert!(learning.wanted_samples(tenant, "f@1", &theirs).is_none());
+    }
 
     #[test]
     fn report_names_function_samples_and_reason() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dayfly_harvest::{Amount, FunctionId};
 use dayfly_protocol::api::{MAX_PROFILES, OTHER_FUNCTIONS, is_named};
-use dayfly_protocol::ids::TenantId;
+use dayfly_protocol::ids::{LeaseId, TenantId};
 use sha2::{Digest, Sha256};
 
 /// Most functions of a tenant with profiles of their own. A node keeps 4,096 profiles.
@@ -33,12 +33,20 @@ pub(super) struct KnownFunction {
     name: Option<Box<str>>,
     /// What its last call owned.
     owned: Amount,
+    /// The lease that ran it last, and whether its calls may lend.
+    lease: Option<LeaseId>,
+    may_lend: bool,
 }
 
 impl KnownFunction {
     /// Its name in the meter.
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()
+    }
+
+    /// Whether its last call might lend.
+    pub fn may_lend(&self) -> bool {
+        self.may_lend
     }
 
     /// What its last call owned.
@@ -64,10 +72,35 @@ impl Names {
         let function = known.functions.entry(id).or_insert_with(|| {
             let name = (*kept < MAX_NAMES).then(|| name.into());
             *kept += usize::from(name.is_some());
-            KnownFunction { name, owned }
+            KnownFunction {
+                name,
+                owned,
+                lease: None,
+                may_lend: true,
+            }
         });
         function.owned = owned;
         (dayfly_harvest::TenantId(known.number), id)
+    }
+
+    /// Notes that a lease, whose calls may lend or not, runs a function of a tenant. Returns whether it is the first.
+    pub fn note_lease(&mut self, tenant: TenantId, function: FunctionId, lease: LeaseId, may_lend: bool) -> bool {
+        let known = self.tenants.get_mut(&tenant);
+        let Some(known) = known.and_then(|tenant| tenant.functions.get_mut(&function)) else {
+            return false;
+        };
+        known.may_lend = may_lend;
+        known.lease.replace(lease).is_none()
+    }
+
+    /// The lease that ran a function last, and its name in the meter. `None` for functions that share a profile.
+    pub fn last_lease(&self, function: FunctionId) -> Option<(LeaseId, String)> {
+        let known = self
+            .tenants
+            .values()
+            .find_map(|tenant| tenant.functions.get(&function))?;
+        let name = known.name.as_deref().filter(|name| *name != OTHER_FUNCTIONS)?;
+        Some((known.lease?, name.to_owned()))
     }
 
     /// The functions of a tenant that a text names, at most [`MAX_PROFILES`].
@@ -130,6 +163,23 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].0, found[0].1.owned()), (id, OWNED));
         assert!(names.named(TenantId([3; 16]), "f").is_empty());
+    }
+
+    #[test]
+    fn first_lease_of_a_function_is_noticed() {
+        let (mut names, tenant) = (Names::default(), TenantId([1; 16]));
+        let (_, id) = names.of(tenant, "f@1", OWNED);
+        assert_eq!(names.last_lease(id), None);
+        assert!(names.note_lease(tenant, id, LeaseId([1; 16]), true));
+        assert!(!names.note_lease(tenant, id, LeaseId([2; 16]), true));
+        assert!(!names.note_lease(TenantId([2; 16]), id, LeaseId([3; 16]), true));
+        assert_eq!(names.last_lease(id), Some((LeaseId([2; 16]), "f@1".into())));
+        for n in 0..MAX_FUNCTIONS {
+            names.of(tenant, &format!("g{n}@1"), OWNED);
+        }
+        let (_, shared) = names.of(tenant, "h@1", OWNED);
+        names.note_lease(tenant, shared, LeaseId([1; 16]), true);
+        assert_eq!(names.last_lease(shared), None);
     }
 
     #[test]

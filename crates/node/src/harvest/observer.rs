@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use dayfly_executor::meter::Reading;
 use dayfly_fabric::clock;
-use dayfly_harvest::{Amount, Group as Ranks};
+use dayfly_harvest::{Amount, Features, Group as Ranks};
 use dayfly_protocol::executor::MIN_LONG_CALL_US;
 use dayfly_protocol::ids::{Incarnation, WorkerIndex};
 use dayfly_sandbox::cgroup::Group;
@@ -125,7 +125,10 @@ impl Observer {
                 workers,
                 tenant: lease.granted.tenant,
                 function: name,
-                argument_bytes: activity.reading.argument_bytes,
+                features: Features {
+                    argument_bytes: activity.reading.argument_bytes,
+                    sizes: activity.reading.sizes,
+                },
                 owned: Amount::new(
                     lease.granted.request.cores_per_worker.get(),
                     lease.granted.reservation.memory_bytes / workers,

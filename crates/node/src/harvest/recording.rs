@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
-use dayfly_harvest::Rules;
 use dayfly_harvest::record::{Entry, Header};
+use dayfly_harvest::{Rules, Trains};
 use serde::Serialize;
 
 /// A record to make. An earlier one at that path is replaced.
@@ -26,13 +26,13 @@ pub(super) struct Recording {
 
 impl Recording {
     /// Begins the record.
-    pub fn begin(target: &RecordingFile, rules: Rules) -> std::io::Result<Self> {
+    pub fn begin(target: &RecordingFile, rules: Rules, trains: Trains) -> std::io::Result<Self> {
         let mut recording = Self {
             file: BufWriter::new(File::create(&target.path)?),
             path: target.path.clone(),
             left: target.max_bytes,
         };
-        recording.line(&Header { rules })?;
+        recording.line(&Header { rules, trains })?;
         Ok(recording)
     }
 
@@ -88,12 +88,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
         let rules = Rules::default();
-        let header = serde_json::to_vec(&Header { rules }).unwrap().len() as u64 + 1;
+        let trains = Trains::OnRequest;
+        let header = serde_json::to_vec(&Header { rules, trains }).unwrap().len() as u64 + 1;
         let target = RecordingFile {
             path: path.clone(),
             max_bytes: header + 100,
         };
-        let mut recording = Recording::begin(&target, rules).unwrap();
+        let mut recording = Recording::begin(&target, rules, trains).unwrap();
         let added = (0..10).take_while(|n| recording.add(&tick(*n))).count();
         recording.flush();
         let text = std::fs::read_to_string(path).unwrap();

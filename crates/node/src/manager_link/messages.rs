@@ -158,6 +158,11 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
                 let _ = responses.send(NodeMessage::Profiles { request, profiles }).await;
             });
         }
+        ManagerMessage::Samples {
+            tenant,
+            function,
+            samples,
+        } => node.harvest.take_samples(tenant, function, samples),
         ManagerMessage::Booked { sequence } => node.journal.booked(sequence),
         ManagerMessage::Adopted { lease } => {
             node.journal.adopted(lease);

@@ -184,24 +184,25 @@ fn recorded_log_is_decided_again_to_the_byte() {
     };
     let outcome = run(&many(600), &options);
     let rules = dayfly_harvest::Rules::default();
-    let header = serde_json::to_string(&dayfly_harvest::record::Header { rules }).unwrap();
+    let trains = dayfly_harvest::Trains::AtOnce;
+    let header = serde_json::to_string(&dayfly_harvest::record::Header { rules, trains }).unwrap();
     let entries = outcome.logs[0]
         .iter()
         .map(|entry| serde_json::to_string(entry).unwrap());
     let lines: Vec<_> = std::iter::once(header).chain(entries).collect();
     let text = lines.join("\n");
-    let profiles = || Box::new(dayfly_harvest::Profiles::default());
-    assert_eq!(crate::log::replay(text.as_bytes(), profiles()), Ok(lines.len() - 1));
+    let profiles = |_: &_| Box::new(dayfly_harvest::Profiles::default()) as Box<_>;
+    assert_eq!(crate::log::replay(text.as_bytes(), profiles), Ok(lines.len() - 1));
     let line = lines.iter().position(|line| line.contains("\"units\"")).unwrap();
     let mut forged = lines.clone();
     forged[line] = forged[line].replace("\"units\":", "\"units\":1");
-    let error = crate::log::replay(forged.join("\n").as_bytes(), profiles()).unwrap_err();
+    let error = crate::log::replay(forged.join("\n").as_bytes(), profiles).unwrap_err();
     assert!(
         error
             .to_string()
             .starts_with(&format!("Line {} of the log differs.", line + 1)),
         "{error}"
     );
-    let error = crate::log::replay(b"{}\n", profiles()).unwrap_err();
+    let error = crate::log::replay(b"{}\n", profiles).unwrap_err();
     assert!(error.to_string().starts_with("Line 1, column"), "{error}");
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use dayfly_command::simulate::Arguments;
-use dayfly_harvest::profile::Profiles;
+use dayfly_harvest::profile::{Options as ProfileOptions, Profiles};
 use dayfly_harvest::record::{Entry, Header};
-use dayfly_harvest::{Amount, FunctionId, Sample};
+use dayfly_harvest::{Amount, FunctionId, Sample, Trains};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_simulate::cluster::{self, MAX_CORES, Options};
 use dayfly_simulate::functions::Functions;
@@ -46,7 +46,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let (report, outcome) = study.run(options.policy, &mut clock()).map_err(|error| wrong(&error))?;
     if let Some(path) = &arguments.events {
         let rules = options.policy.rules().unwrap_or_default();
-        write_log(path, &Header { rules }, outcome.logs.first().map_or(&[], Vec::as_slice))?;
+        write_log(
+            path,
+            &Header {
+                rules,
+                trains: Trains::AtOnce,
+            },
+            outcome.logs.first().map_or(&[], Vec::as_slice),
+        )?;
     }
     crate::print(
         &Simulated {
@@ -134,7 +141,14 @@ fn clock() -> impl FnMut() -> u64 {
 
 fn decide_again(path: &Path, json: bool) -> Result<(), Failure> {
     let text = read_file(path)?;
-    let events = replay(&text, Box::new(Profiles::default())).map_err(|error| wrong(&error))?;
+    let profiles = |header: &Header| {
+        let options = ProfileOptions {
+            trains: header.trains,
+            ..ProfileOptions::default()
+        };
+        Box::new(Profiles::new(options)) as Box<_>
+    };
+    let events = replay(&text, profiles).map_err(|error| wrong(&error))?;
     if json {
         println!("{}", json!({ "events": events, "same": true }));
     } else {

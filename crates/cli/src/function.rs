@@ -1,5 +1,6 @@
 //! `dayfly function`: the functions that durable tasks run.
 
+mod duplicator;
 mod profile;
 mod read;
 mod register;

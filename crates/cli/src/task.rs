@@ -19,6 +19,7 @@ use dayfly_protocol::tasks::{
 };
 use dayfly_protocol::text;
 
+pub use self::outcome::wait;
 use crate::output::Align::{Left, Right};
 use crate::{connect, output, values};
 

@@ -7,23 +7,33 @@ use dayfly_command::Global;
 use dayfly_protocol::api::{CallResources, FunctionProfile, ProfileScores};
 use dayfly_protocol::error::Failure;
 
+use super::duplicator::Sample;
 use crate::{connect, output};
 
 /// Show what nodes learnt about your calls of a function, and why it lends or does not. Each node learns from its own
 /// long calls; `--harvest watch` is enough.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dayfly function profile resize
+  dayfly function profile resize --sample photo.json --sizes 100
+
+With --sample, the function first runs as ordinary tasks of yours, on inputs of evenly spaced sizes, so that nodes need no further
+calls to learn it.")]
 pub struct Profile {
     /// Name or id of a registered function, or the name of any function that you call; NAME@HASH for one version
     #[arg(value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     function: String,
     /// The tenant whose calls count, for operators [default: you]
-    #[arg(long, value_name = "TENANT")]
+    #[arg(long, value_name = "TENANT", conflicts_with = "sample")]
     tenant: Option<String>,
+    #[command(flatten)]
+    sample: Sample,
 }
 
 /// Prints the profiles.
 pub fn run(wanted: &Profile, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
+    wanted.sample.run(&wanted.function, &client)?;
     let mut path = format!("/v1/functions/{}/profile", encoded(&wanted.function));
     if let Some(tenant) = &wanted.tenant {
         path += &format!("?tenant={}", encoded(tenant));

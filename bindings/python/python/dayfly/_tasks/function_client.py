@@ -153,7 +153,16 @@ class FunctionClient(Connection):
 
         return [Registered(status) for status in json.loads(self._native.get("/v1/functions"))]
 
-    def profile(self, function: Registered | str, *, tenant: str | None = None) -> list[dict[str, Any]]:
+    def profile(
+        self,
+        function: Registered | str,
+        *,
+        tenant: str | None = None,
+        sample: tuple[Any, ...] | None = None,
+        sizes: int = 20,
+        times: int = 2,
+        timeout: float | None = None,
+    ) -> list[dict[str, Any]]:
         """Returns what nodes learnt about your calls of a function, and why it lends idle resources or does not.
 
         Each node that harvests (``--harvest watch`` or ``on``) learns from its own long calls, so there is one
@@ -163,6 +172,12 @@ class FunctionClient(Connection):
             function: a registered function, its name or id; or the name of any function that you call, such as
                 ``"resize"`` or ``"images.resize"``. ``NAME@HASH`` selects one version by its code.
             tenant: the tenant whose calls count, for operators. Default: you.
+            sample: arguments of the registered function, which then first runs as tasks of yours, at your cost, on
+                inputs that are made from them. It must be registered as repeatable.
+            sizes: number of inputs. Their sizes are evenly spaced: content of the sample is cut or repeated, and
+                numbers are scaled.
+            times: size of the largest input, in multiples of the sample.
+            timeout: seconds until all runs must have ended; None for no limit.
 
         Returns:
             Dictionaries with ``node_name``, ``mode``, ``function``, ``samples``, ``samples_needed``, ``model``,
@@ -171,11 +186,20 @@ class FunctionClient(Connection):
 
         Raises:
             dayfly.Error: ``not_found`` if no node measures calls, or none has learnt from a call of this function.
+            ValueError: if the function of a sample is not repeatable.
+            TimeoutError: if the runs have not ended in time.
 
         Example:
             >>> for learnt in client.profile("resize"):  # doctest: +SKIP
             ...     print(learnt["node_name"], learnt["model"], learnt["samples"], learnt["reason"])
         """
+        if sample is not None:
+            from dayfly._tasks import duplicator
+
+            registered = self.function(function) if isinstance(function, str) else function
+            duplicator.check(registered, sizes, times)
+            executor = self._executor(f"profile:{registered.id}")
+            duplicator.run(executor, registered, duplicator.inputs(sample, sizes, times), timeout)
         name = function if isinstance(function, str) else function.id
         query = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
         found: list[dict[str, Any]] = json.loads(

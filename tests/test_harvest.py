@@ -100,7 +100,10 @@ def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], 
     (record,) = site.state.rglob("harvest.jsonl")
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert "rules" in lines[0]
-    assert sum(line["event"]["event"] == "begin" for line in lines[1:]) >= 4
+    begins = [line["event"] for line in lines[1:] if line["event"]["event"] == "begin"]
+    assert len(begins) >= 4
+    # The size of a call is its number of seconds.
+    assert all(begin["features"]["sizes"] == [0.3, 0.0, 0.0, 0.0] for begin in begins), begins
     assert all(line["actions"] == [] for line in lines[1:]), "nothing is lent"
     replayed = run(program(), "simulate", "--replay", record).stdout
     assert f"{len(lines) - 1} events: the same decisions" in replayed
@@ -145,6 +148,58 @@ def test_call_borrows_a_core_that_nobody_uses(start: Callable[..., Daemon], sand
     site.stop()
     for groups in Path("/sys/fs/cgroup").glob("**/dayfly-*/**/cpu.cfs_quota_us"):
         assert groups.read_text().strip() in ("-1", "100000", "200000"), groups
+
+
+SAMPLED = """
+    import dayfly
+
+    def compute(milliseconds, text="ab"):
+        import time
+        until = time.monotonic() + milliseconds / 1000
+        while time.monotonic() < until:
+            pass
+
+    with dayfly.connect() as client:
+        sized = client.register(compute, name="sized", size=lambda milliseconds: (milliseconds, 7), repeatable=True)
+        try:
+            client.register(compute, size="seconds")
+            raise SystemExit("a size that is no parameter")
+        except ValueError as error:
+            assert "no parameter 'seconds'" in str(error), error
+        wrong = client.register(compute, name="wrong", size=lambda milliseconds: "large")
+        for use in (lambda: client.run(wrong, 1), lambda: client.profile(wrong, sample=(1,))):
+            try:
+                use()
+                raise SystemExit("a wrong size, or a function that must not be repeated")
+            except ValueError as error:
+                assert "size= returned 'large'" in str(error) or "repeatable" in str(error), error
+        (profile,) = client.profile(sized, sample=(80,), sizes=12, timeout=100)
+        assert profile["samples"] >= 4, profile
+        client.register(compute, name="plain", source=True, repeatable=True)
+        client.register(compute, name="once", source=True)
+"""
+
+
+def test_sample_teaches_a_function_at_many_sizes(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    site = harvesting(start, "watch", "--harvest-log", "4M", "--sandbox", "process")
+    run_python(SAMPLED, **site.client_environment())
+    before = harvest_of(site)["samples"]
+    sample = tmp_path / "sample.json"
+    sample.write_text(json.dumps({"arguments": [80], "keywords": {"text": "abcdefgh"}}))
+    environment = clean_environment(**site.client_environment())
+    refused = run(program(), "function", "profile", "once", "--sample", sample, env=environment, check=False)
+    assert "not registered as repeatable" in refused.stderr
+    (profile,) = site.cli("function", "profile", "plain", "--sample", str(sample), "--sizes", "12", "--scale", "1")
+    assert profile["samples"] >= 4, profile
+    wait_until(lambda: harvest_of(site)["samples"] >= before + 4, "the next heartbeat")
+    site.stop()
+    (record,) = site.state.rglob("harvest.jsonl")
+    events = [json.loads(line)["event"] for line in record.read_text().splitlines()[1:]]
+    sizes = {tuple(event["features"]["sizes"]) for event in events if event["event"] == "begin"}
+    # Twelve sizes up to 160 ms: of the pickled function as its client states them, of the source as they are.
+    stated = {(round(step * 160 / 12), second, 0, 0) for step in range(1, 13) for second in (7, 8)}
+    assert sizes <= stated, sizes
+    assert {second for _, second, _, _ in sizes} == {7, 8}, sizes
 
 
 #: A function that would use two cores.

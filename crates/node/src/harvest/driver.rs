@@ -2,6 +2,7 @@
 
 mod debts;
 mod knowledge;
+mod reports;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use dayfly_harvest::profile::Trained;
 use dayfly_harvest::record::Entry;
 use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, Group as Ranks, Mode, Outcome, Resource};
-use dayfly_protocol::api::{Borrow, HarvestMode, HarvestStatus, LoanTerms};
+use dayfly_protocol::api::{Borrow, HarvestMode, LoanTerms};
 use dayfly_protocol::call_samples::CallSample;
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
 use dayfly_protocol::node_api::Printer;
@@ -19,7 +20,6 @@ use dayfly_sandbox::cgroup::{Group, GroupError, Hierarchies, Weight};
 
 use self::debts::Debt;
 use super::learning::TRAINS;
-use super::pools::Pools;
 use super::recording::Recording;
 use super::totals::Totals;
 use super::trainer::Trainer;
@@ -511,29 +511,7 @@ impl Driver {
         })
     }
 
-    /// Reports what is lendable: once in a window, and when the last call has ended.
-    fn report_pools(&self) {
-        let pools = (self.mode == HarvestMode::On).then(|| Pools::of(&self.engine, self.now_us()));
-        self.node.set_pools(pools);
-    }
-
     fn now_us(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX)
-    }
-
-    fn report(&self) {
-        let (core_ms, mib_s) = self.totals.report();
-        let mut status = self.node.status();
-        *status = HarvestStatus {
-            mode: status.mode,
-            why: status.why.take(),
-            calls: u32::try_from(self.calls.len()).unwrap_or(u32::MAX),
-            functions: self.node.learning.functions(),
-            samples: self.node.learning.samples(),
-            core_ms,
-            mib_s,
-            late_windows: self.late_windows,
-            now: Some(self.totals.now()),
-        };
     }
 }

@@ -230,6 +230,9 @@ impl Record {
             | Event::OutOfMemory { .. }
             | Event::Reclaimed { .. }
             | Event::Refused { .. }
+            | Event::Adopted { .. }
+            | Event::TrainingBegun { .. }
+            | Event::TrainingEnded { .. }
             | Event::Tick => {}
         }
         for action in &entry.actions {

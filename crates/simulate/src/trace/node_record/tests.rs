@@ -1,5 +1,5 @@
-use dayfly_harvest::Rules;
 use dayfly_harvest::engine::Mode;
+use dayfly_harvest::{Rules, Trains};
 use proptest::prelude::*;
 
 use super::*;
@@ -12,7 +12,13 @@ const MIB: u64 = 1 << 20;
 
 fn text_of(entries: &[Entry]) -> Vec<u8> {
     let rules = Rules::default();
-    let mut lines = vec![serde_json::to_string(&Header { rules }).unwrap()];
+    let mut lines = vec![
+        serde_json::to_string(&Header {
+            rules,
+            trains: Trains::OnRequest,
+        })
+        .unwrap(),
+    ];
     lines.extend(entries.iter().map(|entry| serde_json::to_string(entry).unwrap()));
     (lines.join("\n") + "\n").into_bytes()
 }

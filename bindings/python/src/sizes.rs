@@ -92,27 +92,3 @@ pub fn stated(payload: &[u8]) -> Sizes {
         _ => sizes::last_of(payload),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use dayfly_protocol::sizes::to_bytes;
-
-    use super::*;
-
-    #[test]
-    fn stated_sizes_are_read_from_payload() {
-        let payload = [b"pickle", &to_bytes(&[3.0, f64::NAN, -1.0, 2.5])[..], &[SIZED]].concat();
-        assert_eq!(stated(&payload), [3.0, 0.0, 0.0, 2.5]);
-    }
-
-    #[test]
-    fn malformed_payload_states_no_sizes() {
-        for last in [0, SIZED, BUFFERS, BUFFERS | SIZED] {
-            for length in 0..100 {
-                let mut payload = vec![0xff; length];
-                payload.push(last);
-                assert!(stated(&payload).iter().all(|size| *size == 0.0));
-            }
-        }
-    }
-}

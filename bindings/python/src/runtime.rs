@@ -468,14 +468,7 @@ impl Runtime for PythonRuntime {
     fn sizes(&self, function: u16, input: &[u8]) -> Sizes {
         match self.functions.get(usize::from(function)) {
             Some(Function::Native(number)) => self.native.sizes(*number, input),
-            Some(Function::Python(_)) => match input.last() {
-                // The call itself is the first part.
-                Some(&(form::WITH_ANSWERS | form::OF_RANK)) => {
-                    let call = parts(input).and_then(|parts| parts.first().copied());
-                    call.map_or_else(Sizes::default, sizes::stated)
-                }
-                _ => sizes::stated(input),
-            },
+            Some(Function::Python(_)) => sizes::stated(input),
             None => Sizes::default(),
         }
     }

@@ -1,5 +1,6 @@
 //! Sizes of the arguments of a call in Python; see [`dayfly_protocol::sizes`]. They follow the pickle.
 
+use dayfly_protocol::encoding::parts;
 use dayfly_protocol::sizes::{self, SIZED, Sizes, plausible};
 use pyo3::prelude::*;
 use pyo3::types::{
@@ -7,7 +8,7 @@ use pyo3::types::{
 };
 use pyo3::{ffi, intern};
 
-use crate::codec::{BUFFERS, pickle_end};
+use crate::codec::{BUFFERS, form, pickle_end};
 
 /// The sizes of a call for which its client states none: numbers, the length of texts and containers, and the bytes of
 /// arrays among the arguments, the first four in order. None if no argument has a size.
@@ -85,6 +86,17 @@ fn number(value: &Bound<'_, PyAny>) -> f64 {
 
 /// The sizes in a call's payload; zeros if it has none, or is malformed.
 pub fn stated(payload: &[u8]) -> Sizes {
+    match payload.last() {
+        // The call itself is the first part.
+        Some(&(form::WITH_ANSWERS | form::OF_RANK)) => {
+            let call = parts(payload).and_then(|parts| parts.first().copied());
+            call.map_or_else(Sizes::default, stated_alone)
+        }
+        _ => stated_alone(payload),
+    }
+}
+
+fn stated_alone(payload: &[u8]) -> Sizes {
     match payload.last() {
         Some(last) if last & SIZED != 0 && last & BUFFERS != 0 => {
             pickle_end(payload).map_or_else(Sizes::default, |end| sizes::read(payload, end))

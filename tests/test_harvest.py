@@ -91,6 +91,7 @@ def test_watching_node_learns_what_long_calls_use(start: Callable[..., Daemon], 
     metrics = metrics_of(site)
     assert metrics["dayfly_node_harvest_samples_total",] == found["samples"]
     assert metrics["dayfly_node_harvest_cpu_seconds_total", "used"] == pytest.approx(used / 1000, rel=0.01)
+    assert metrics["dayfly_node_harvest_memory_mebibyte_seconds_total", "used"] == found["mib_s"]["used"]
     assert "used" in run(program(), "status", env=clean_environment(**site.client_environment())).stdout
     (profile,) = site.cli("function", "profile", "half")
     assert profile["samples"] == found["samples"]

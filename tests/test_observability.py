@@ -275,7 +275,7 @@ class TestPage:
         of_cores = [points.split() for kind, points in lines if kind == "a"][:3]
         assert [len(points) for points in of_cores] == [3, 2, 4]
 
-    def test_page_shows_loans_of_a_task_and_of_nodes(self, up: Daemon, tmp_path: Path) -> None:
+    def test_page_shows_loans_of_tasks_and_nodes(self, up: Daemon, tmp_path: Path) -> None:
         def point(milliseconds: int, used: int, borrowed: int) -> dict[str, Any]:
             amounts = {"owned": 1000, "used": used, "lent": 0, "borrowed": borrowed}
             both = {name: {"milli_cores": cores, "memory_bytes": 1 << 30} for name, cores in amounts.items()}

@@ -446,7 +446,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn loans_are_kept_from_before_and_after_the_end() {
+async fn loans_before_and_after_the_end_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let mut site = Site::start(directory.path()).await;
     let function = site.register(None, &[]).await.id;

@@ -34,7 +34,10 @@ def recording_node(state: Path) -> Iterator[dayfly.Client]:
 
     options = ["--listen", "127.0.0.1:0", "--state-dir", str(state), "--sandbox", "process", "--python", sys.executable]
     harvest = ["--harvest", "on", "--harvest-log", MAX_RECORD]
-    command = [binary(), "up", "--json", *options, *harvest]
+    program = binary()
+    if program is None:
+        raise SystemExit("No dayfly program is installed. Name one in DAYFLY_BIN.")
+    command = [program, "up", "--json", *options, *harvest]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None

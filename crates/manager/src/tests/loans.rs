@@ -37,7 +37,7 @@ fn measured(attempt: Attempt) -> FromDispatcher {
 }
 
 #[tokio::test]
-async fn loans_of_a_task_are_shown_to_its_owner() {
+async fn owner_of_a_task_sees_its_loans() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;
     let mut dispatcher = manager.attach(LOCAL).await.unwrap();

@@ -2,6 +2,7 @@
 
 mod debts;
 mod knowledge;
+mod limits;
 mod reports;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use dayfly_harvest::profile::Trained;
 use dayfly_harvest::record::Entry;
-use dayfly_harvest::{Action, Amount, Begin, CallId, Engine, Event, Features, Group as Ranks, Mode, Outcome, Resource};
+use dayfly_harvest::{Amount, Begin, CallId, Engine, Event, Features, Group as Ranks, Mode, Outcome};
 use dayfly_protocol::api::{Borrow, HarvestMode, LoanTerms};
 use dayfly_protocol::call_samples::CallSample;
 use dayfly_protocol::ids::{Incarnation, LeaseId, TenantId, WorkerIndex};
@@ -23,7 +24,7 @@ use super::learning::TRAINS;
 use super::recording::Recording;
 use super::totals::Totals;
 use super::trainer::Trainer;
-use super::worker::{MeasuredWorker, Others};
+use super::worker::MeasuredWorker;
 use super::{Inner, Setup};
 use crate::leases::NodeLease;
 use crate::loan_sums::LoanWindow;
@@ -447,68 +448,6 @@ impl Driver {
             self.recording.take_if(|recording| !recording.add(&entry));
             events.extend(entry.actions.into_iter().filter_map(|action| self.apply(action)));
         }
-    }
-
-    /// Applies an action. Returns the event of a refused one.
-    fn apply(&mut self, action: Action) -> Option<Event> {
-        match action {
-            Action::Limit {
-                call,
-                resource: Resource::Cpu,
-                units,
-            } => {
-                let key = *self.calls.get(&call)?;
-                let raising = self.workers.get(&key).is_some_and(|worker| units > worker.limit());
-                let error = self.limit_cpu(key, units).err()?;
-                tracing::warn!(lease = %key.lease, %error, raising, "a worker's limit could not be changed");
-                Some(Event::Refused {
-                    call,
-                    resource: Resource::Cpu,
-                    raising,
-                })
-            }
-            Action::EndCall { call } => {
-                let key = *self.calls.get(&call)?;
-                if let Some(worker) = self.workers.get(&key) {
-                    worker.kill_borrower(key);
-                }
-                None
-            }
-            Action::Limit {
-                call,
-                resource: Resource::Memory,
-                units,
-            } => self.limit_memory(call, units),
-            Action::Reclaim { call, by_us, .. } => self.reclaim_memory(call, by_us),
-        }
-    }
-
-    /// Changes a worker's limit of processor time, which is never below what it owns.
-    fn limit_cpu(&mut self, key: WorkerKey, milli_cores: u64) -> Result<(), GroupError> {
-        let others = self.others_of(key);
-        match self.workers.get_mut(&key) {
-            Some(worker) if milli_cores > 0 || worker.has_loans() => worker.limit_cpu(milli_cores, &others),
-            _ => Ok(()),
-        }
-    }
-
-    /// The other measured workers of a lease.
-    fn others_of(&self, key: WorkerKey) -> Others {
-        let first = WorkerKey {
-            worker: WorkerIndex(0),
-            incarnation: Incarnation(0),
-            ..key
-        };
-        let same = self
-            .workers
-            .range(first..)
-            .take_while(|(other, _)| other.lease == key.lease);
-        let others = same.filter(|(other, _)| **other != key);
-        others.fold(Others::default(), |sum, (_, worker)| Others {
-            borrowed: sum.borrowed.saturating_add(worker.borrowed()),
-            light: sum.light + u64::from(worker.is_light()),
-            memory: sum.memory.saturating_add(worker.borrowed_memory()),
-        })
     }
 
     fn now_us(&self) -> u64 {

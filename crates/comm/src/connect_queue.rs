@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_protocol::error::{Code, Failure};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::PeerConnection;
+use crate::wake::Wake;
 
 /// Result of a request.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub struct ConnectQueue {
     wake: OwnedFd,
     results: Mutex<Vec<ConnectResult>>,
     has_results: AtomicBool,
+    /// The thread to wake for results.
+    watcher: Mutex<Option<Arc<Wake>>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -46,6 +49,7 @@ impl ConnectQueue {
             wake: wake.map_err(|error| Failure::new(Code::Internal, format!("no descriptor is left: {error}")))?,
             results: Mutex::default(),
             has_results: AtomicBool::new(false),
+            watcher: Mutex::default(),
         })
     }
 
@@ -71,6 +75,14 @@ impl ConnectQueue {
     pub(crate) fn report(&self, results: ConnectResult) {
         locked(&self.results).push(results);
         self.has_results.store(true, Ordering::Release);
+        if let Some(watcher) = &*locked(&self.watcher) {
+            watcher.wake();
+        }
+    }
+
+    /// Sets the thread to wake for results.
+    pub(crate) fn watch(&self, watcher: Option<Arc<Wake>>) {
+        *locked(&self.watcher) = watcher;
     }
 
     /// Reports that no more connections are made.

@@ -1,5 +1,6 @@
 //! The engine: transports, requests, and the state of the ranks.
 
+mod driver;
 mod failures;
 mod lazy_connect;
 mod shared;
@@ -18,6 +19,7 @@ use crate::options::Options;
 use crate::wire::envelope::{Envelope, Offer, kind};
 use crate::wire::{Outgoing, Payload, PeerTransport};
 use crate::{LostRanks, Route};
+pub use driver::Watched;
 pub use failures::CommunicatorRecord;
 use lazy_connect::LazyConnections;
 pub use shared::{EngineGuard, SharedEngine};
@@ -27,6 +29,8 @@ pub use wait::WaitState;
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 /// Sends between two checks for arrivals and failures.
 const SENDS_PER_LOOK: u32 = 1024;
+/// Longest sleep while bytes wait for room in a ring of shared memory, which no event announces.
+const MAX_UNFLUSHED_SLEEP: Duration = Duration::from_millis(1);
 /// Events that are read at a time.
 const EVENTS: usize = 64;
 
@@ -64,6 +68,8 @@ pub struct Engine {
     has_failures: bool,
     lost_seen: u64,
     oversubscribed: bool,
+    /// Whether new transports must expect that the other rank sleeps.
+    peers_sleep: bool,
     scratch: Vec<Vec<u8>>,
     /// Number of started sends.
     sends: u32,
@@ -93,6 +99,7 @@ impl Engine {
             communicators: Vec::new(),
             next_context: 0,
             oversubscribed: neighbours + 1 > online_cores(),
+            peers_sleep: false,
             poller: None,
             readable: vec![true; size as usize],
             transports,

@@ -69,8 +69,10 @@ mod message;
 mod nonblocking;
 pub mod operation;
 pub mod options;
+pub mod post;
 mod shrink;
 pub mod table;
+mod wake;
 mod wire;
 
 pub use datatype::Datatype;

@@ -1,9 +1,11 @@
 //! The lost ranks of a group.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_protocol::error::{Code, Failure};
+
+use crate::wake::Wake;
 
 /// Lost ranks of a group, with reasons. The watching thread adds them; operations check before they wait.
 #[derive(Debug, Default)]
@@ -13,6 +15,8 @@ pub struct LostRanks {
     ranks: Mutex<Vec<(u32, String)>>,
     /// Ranks whose processes are gone.
     gone: Mutex<Vec<u32>>,
+    /// The thread to wake for a loss.
+    watcher: Mutex<Option<Arc<Wake>>>,
 }
 
 impl LostRanks {
@@ -26,7 +30,15 @@ impl LostRanks {
         if ranks.iter().all(|(known, _)| *known != rank) {
             ranks.push((rank, reason.into()));
             self.count.fetch_add(1, Ordering::Release);
+            if let Some(watcher) = &*self.watcher.lock().unwrap_or_else(PoisonError::into_inner) {
+                watcher.wake();
+            }
         }
+    }
+
+    /// Sets the thread to wake for a loss.
+    pub(crate) fn watch(&self, watcher: Option<Arc<Wake>>) {
+        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = watcher;
     }
 
     /// Marks a rank as lost whose process is gone, so that it receives no more messages.

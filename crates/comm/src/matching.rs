@@ -6,6 +6,7 @@
 mod request;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::error::Failure;
@@ -13,6 +14,7 @@ use dayfly_protocol::error::Failure;
 use request::RequestTable;
 pub use request::{ANY_SOURCE, ANY_TAG, MatchKey, Request, RequestId, State, Status, truncated};
 
+use crate::wake::Wake;
 use crate::wire::envelope::{COLLECTIVE, Envelope, Offer};
 
 /// How long to wait for the reason why another rank gave up a collective.
@@ -24,6 +26,15 @@ pub struct Unexpected {
     pub envelope: Envelope,
     pub body: Body,
     arrival: u64,
+}
+
+/// A message without a receive, as [`Matching::take_arrived`] finds it.
+#[derive(Debug)]
+pub enum Waiting {
+    /// Its bytes, which are taken.
+    Bytes(Vec<u8>),
+    /// Its length in bytes. It still waits.
+    Offered(u64),
 }
 
 #[derive(Debug)]
@@ -86,6 +97,8 @@ pub struct Matching {
     pub events: VecDeque<GroupEvent>,
     /// Incremented when a request completes.
     pub completions: u64,
+    /// The thread that drives the engine, if there is one. It takes messages that no receive waits for.
+    pub driver: Option<Arc<Wake>>,
 }
 
 // SAFETY: the raw pointers of requests point into memory that the request's creator keeps until the request is complete
@@ -106,6 +119,7 @@ impl Matching {
             given_up: Vec::new(),
             events: VecDeque::new(),
             completions: 0,
+            driver: None,
         }
     }
 
@@ -392,6 +406,9 @@ impl Matching {
             body,
             arrival: self.arrivals,
         });
+        if let Some(driver) = &self.driver {
+            driver.wake();
+        }
     }
 
     fn find_unexpected(&self, source: u32, context: u32, tag: u32) -> Option<(u32, usize)> {
@@ -434,6 +451,20 @@ impl Matching {
             self.waiting_bytes -= bytes.len() + size_of::<Unexpected>();
         }
         Some((source, found))
+    }
+
+    /// Takes the first waiting message of a rank with this tag, if all of it has arrived. One that is only offered stays,
+    /// to be received.
+    pub fn take_arrived(&mut self, source: u32, context: u32, tag: u32) -> Option<Waiting> {
+        let (source, at) = self.find_unexpected(source, context, tag)?;
+        let waiting = &self.unexpected[source as usize][at];
+        if let Body::Offer(_) = waiting.body {
+            return Some(Waiting::Offered(waiting.envelope.length));
+        }
+        match self.take_unexpected(source, context, tag)?.1.body {
+            Body::Bytes(bytes) => Some(Waiting::Bytes(bytes)),
+            Body::Offer(_) => None,
+        }
     }
 
     /// Removes an offer that its sender withdrew.

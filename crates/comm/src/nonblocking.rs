@@ -18,7 +18,8 @@ use crate::group::Communicator;
 use crate::matching::{RequestId, Status};
 use crate::operation::Operation;
 
-type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
+/// A future that is polled while the engine is locked.
+pub(crate) type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
 /// A background collective.
 enum Background {
@@ -68,7 +69,7 @@ impl BackgroundCollectives {
         self.running > 0 && std::mem::replace(&mut self.seen, completions) != completions
     }
 
-    fn add(&mut self, mut running: Running) -> usize {
+    pub(crate) fn add(&mut self, mut running: Running) -> usize {
         let task = match poll(&mut running) {
             Poll::Ready(outcome) => Background::Over(outcome),
             Poll::Pending => {
@@ -101,7 +102,7 @@ impl BackgroundCollectives {
     }
 
     /// Cancels a collective. The engine must be locked.
-    fn cancel(&mut self, at: usize) {
+    pub(crate) fn cancel(&mut self, at: usize) {
         if let Some(task) = self.all.get_mut(at)
             && let Background::Running(_) = std::mem::replace(task, Background::Vacant)
         {

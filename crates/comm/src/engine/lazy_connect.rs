@@ -11,6 +11,7 @@ use super::{Engine, Started, online_cores};
 use crate::connect_queue::{ConnectQueue, ConnectResult};
 use crate::group::open_transport;
 use crate::matching::{ANY_SOURCE, RequestId};
+use crate::wake::Wake;
 use crate::wire::envelope::Envelope;
 use crate::wire::{Outgoing, Payload, PeerTransport};
 use crate::{PeerConnection, Route};
@@ -30,6 +31,18 @@ pub(super) struct LazyConnections {
     making: usize,
     made: Receiver<Made>,
     maker: Sender<Made>,
+}
+
+impl LazyConnections {
+    /// Sets the thread to wake for new connections.
+    pub(super) fn watch(&self, watcher: Option<Arc<Wake>>) {
+        self.queue.watch(watcher);
+    }
+
+    /// Whether a connection or its transport may be there. A thread that makes a transport wakes the driver.
+    pub(super) fn has_results(&self) -> bool {
+        self.queue.has_results()
+    }
 }
 
 impl Engine {
@@ -155,7 +168,14 @@ impl Engine {
         let (rank, options, until) = (self.rank, self.options.clone(), Instant::now() + self.options.deadline);
         let (maker, route) = (lazy.maker.clone(), connection.route());
         // If the receiver is gone, the transport is not needed any more.
-        let make = move || drop(maker.send((peer, route, open_transport(rank, peer, connection, &options, until))));
+        let driver = self.matching.driver.clone();
+        let make = move || {
+            let made = open_transport(rank, peer, connection, &options, until);
+            drop(maker.send((peer, route, made)));
+            if let Some(driver) = driver {
+                driver.wake();
+            }
+        };
         match std::thread::Builder::new().name("transport".into()).spawn(make) {
             Ok(_) => lazy.making += 1,
             Err(error) => self.lose(peer, format!("no thread could be started to connect with it: {error}")),
@@ -181,10 +201,15 @@ impl Engine {
     }
 
     /// Installs a transport, and sends the messages that waited for it.
-    fn install(&mut self, peer: u32, route: Route, transport: PeerTransport) -> Result<(), Failure> {
+    fn install(&mut self, peer: u32, route: Route, mut transport: PeerTransport) -> Result<(), Failure> {
         let at = peer as usize;
         if !matches!(self.transports.get(at), Some(None)) {
             return Err(Failure::new(Code::Internal, "it was connected twice; report this"));
+        }
+        if self.peers_sleep
+            && let PeerTransport::Shm(transport) = &mut transport
+        {
+            transport.expect_sleep();
         }
         if transport.is_event_driven() {
             self.event_driven.push(peer);

@@ -112,7 +112,7 @@ impl EngineGuard<'_> {
     }
 
     /// Yields the engine to a waiting thread, if there is one, and then waits for it.
-    pub(super) fn yield_to_waiters(&mut self) {
+    pub fn yield_to_waiters(&mut self) {
         if self.shared.wanted.load(Ordering::Relaxed) == 0 {
             return;
         }

@@ -7,7 +7,7 @@ use dayfly_fabric::stream::wire::poll;
 use dayfly_protocol::error::{Code, Failure};
 use rustix::event::{PollFd, PollFlags};
 
-use super::{Engine, EngineGuard};
+use super::{Engine, EngineGuard, MAX_UNFLUSHED_SLEEP};
 
 /// Polls between two reads of the clock.
 const POLLS: u32 = 32;
@@ -107,8 +107,7 @@ impl Engine {
                 if !transport.fall_asleep() {
                     limit = Duration::ZERO;
                 } else if !transport.is_flushed() {
-                    // No event announces room in a ring of shared memory.
-                    limit = limit.min(Duration::from_millis(1));
+                    limit = limit.min(MAX_UNFLUSHED_SLEEP);
                 }
             }
         }
@@ -128,6 +127,10 @@ impl Engine {
         let _ = poll(&mut waiting, limit);
         for transport in self.transports.iter_mut().flatten() {
             transport.wake_up();
+        }
+        // This sleep took the driver's announcement back too.
+        if let Some(driver) = &self.matching.driver {
+            driver.wake();
         }
     }
 }

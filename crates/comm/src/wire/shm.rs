@@ -428,6 +428,11 @@ impl ShmTransport {
         !busy && ring::fall_asleep(asleep, self.word(self.incoming.slot()), self.incoming.next)
     }
 
+    /// Expects from now on that the other side may sleep.
+    pub fn expect_sleep(&mut self) {
+        self.peer_never_sleeps = false;
+    }
+
     pub fn wake_up(&mut self) {
         ring::wake_up(self.word(self.incoming.base + at::ASLEEP));
         let mut sink = [0; 64];

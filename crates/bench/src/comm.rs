@@ -1,6 +1,7 @@
 //! Measures messages and collectives between ranks beside Open MPI's, in alternating rounds.
 
 mod openmpi;
+pub mod post;
 pub mod stored;
 
 use std::fmt;

@@ -26,7 +26,8 @@
 //! A [`Communicator`] is a group of ranks seen from one of them. It sends and receives messages
 //! ([`Communicator::send`], [`Communicator::recv`]), runs collectives ([`Communicator::allreduce`] and others), and
 //! starts operations in the background ([`Communicator::scope`]). [`Communicator::split`] makes communicators of some
-//! ranks. Matching and ordering follow MPI 4.0. The [`table`] chooses the algorithm of a collective by its size.
+//! ranks. Matching and ordering follow MPI 4.0. The [`table`] chooses the algorithm of a collective by its size. A
+//! [`post`] sends owned messages from any thread or asynchronous task.
 //!
 //! If a rank is lost, operations that need it return `rank_lost` instead of waiting; [`Communicator::shrink`] continues
 //! with the remaining ranks. Every operation ends by [`Options::deadline`] at the latest. If ranks call different

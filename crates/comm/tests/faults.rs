@@ -1,17 +1,16 @@
 //! Ranks that call different collectives, and ranks that die.
 
+mod rank_process;
 mod thread_group;
 
-use std::io::{BufRead, BufReader, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dayfly_comm::LostRanks;
 use dayfly_comm::{Communicator, Datatype, Operation};
-use dayfly_comm::{LostRanks, PeerConnection, Route};
 use dayfly_protocol::error::{Code, Failure};
+use rank_process::{Rank, Start};
 use thread_group::{Net, connections, group, options, pattern};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
@@ -192,27 +191,15 @@ fn operate(comm: &Communicator, operation: &str, bytes: usize) -> Result<(), Fai
 #[test]
 #[ignore = "run by other tests, in processes of their own"]
 fn rank_in_child_process() {
-    let Ok(text) = std::env::var("TEST_RANK") else {
+    let Some(Start {
+        words,
+        rank,
+        connections,
+    }) = Start::from_environment()
+    else {
         return;
     };
-    let mut words = text.split(' ');
-    let (operation, bytes, rank) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
-    let (bytes, rank): (usize, u32) = (bytes.parse().unwrap(), rank.parse().unwrap());
-    let connections: Vec<Option<PeerConnection>> = words
-        .map(|word| {
-            let (net, descriptor) = word.split_once(':')?;
-            // SAFETY: the parent left us this descriptor for this purpose.
-            let socket = unsafe { OwnedFd::from_raw_fd(descriptor.parse().unwrap()) };
-            Some(match net {
-                "shm" => PeerConnection::Local(socket.into()),
-                _ => PeerConnection::Remote {
-                    socket: socket.into(),
-                    session: None,
-                    route: Route::Direct,
-                },
-            })
-        })
-        .collect();
+    let (operation, bytes): (&str, usize) = (&words[0], words[1].parse().unwrap());
     let size = connections.len() as u32;
     let comm = Communicator::form(rank, size, connections, Arc::new(LostRanks::default()), options()).unwrap();
     let mut count = 0;
@@ -236,75 +223,19 @@ fn rank_in_child_process() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-struct Rank(Child, BufReader<std::process::ChildStderr>);
-
-impl Rank {
-    fn start(operation: &str, bytes: usize, rank: usize, connections: Vec<Option<PeerConnection>>) -> Self {
-        let sockets: Vec<Option<(&str, OwnedFd)>> = connections
-            .into_iter()
-            .map(|connection| match connection? {
-                PeerConnection::Local(socket) => Some(("shm", socket.into())),
-                PeerConnection::Remote { socket, .. } => Some(("tcp", socket.into())),
-                PeerConnection::Carried { .. } | PeerConnection::Stored { .. } => {
-                    unreachable!("these ranks have sockets of their own")
-                }
-            })
-            .collect();
-        let mut text = format!("{operation} {bytes} {rank}");
-        for socket in &sockets {
-            match socket {
-                Some((net, socket)) => text += &format!(" {net}:{}", socket.as_raw_fd()),
-                None => text += " none",
-            }
-        }
-        let inherited: Vec<i32> = sockets.iter().flatten().map(|(_, socket)| socket.as_raw_fd()).collect();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command
-            .args(["--exact", "rank_in_child_process", "--ignored", "--nocapture"])
-            .env("TEST_RANK", text)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        // SAFETY: the closure only makes system calls.
-        unsafe {
-            command.pre_exec(move || {
-                for descriptor in &inherited {
-                    libc::fcntl(*descriptor, libc::F_SETFD, 0);
-                }
-                Ok(())
-            });
-        }
-        let mut child = command.spawn().unwrap();
-        let lines = BufReader::new(child.stderr.take().unwrap());
-        Self(child, lines)
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.1.read_line(&mut line).unwrap();
-        line
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Kills a rank while all are busy: the others are informed within seconds on the busiest machine, and continue without
 /// it.
 fn kill_one(net: Net, size: u32, operation: &str, bytes: usize, victim: usize) {
+    let words = format!("{operation} {bytes}");
     let mut ranks: Vec<Rank> = connections(size, net)
         .into_iter()
         .enumerate()
-        .map(|(rank, connections)| Rank::start(operation, bytes, rank, connections))
+        .map(|(rank, connections)| Rank::start("rank_in_child_process", &words, rank, connections))
         .collect();
     for rank in &mut ranks {
         assert_eq!(rank.line().trim(), "running", "{net:?} {operation}");
     }
-    ranks[victim].0.kill().unwrap();
+    ranks[victim].kill();
     let killed = Instant::now();
     for (number, rank) in ranks.iter_mut().enumerate().filter(|(number, _)| *number != victim) {
         let line = rank.line();

@@ -79,6 +79,8 @@ pub struct State {
     revoked: bool,
     phase: Phase,
     waiters: u64,
+    /// Whether any waiter may have a deadline.
+    has_deadlines: bool,
     /// Whether all other ranks have ended.
     exhausted: bool,
     /// Messages of this rank to itself that have not arrived.
@@ -123,6 +125,7 @@ impl Shared {
                 revoked: false,
                 phase: Phase::Open,
                 waiters: 0,
+                has_deadlines: false,
                 exhausted: false,
                 own_pending: 0,
                 next_look: None,
@@ -315,6 +318,9 @@ impl State {
     pub fn expire(&mut self, now: Instant) -> (Vec<Waker>, Option<Instant>) {
         let mut expired = Vec::new();
         let mut next: Option<Instant> = None;
+        if !self.has_deadlines {
+            return (expired, next);
+        }
         for lane in self.lanes.values_mut() {
             lane.waiters.retain(|waiter| match waiter.deadline {
                 Some(deadline) if deadline <= now => {
@@ -328,6 +334,7 @@ impl State {
                 None => true,
             });
         }
+        self.has_deadlines = next.is_some();
         (expired, next)
     }
 
@@ -385,6 +392,7 @@ impl State {
             self.waiters += 1;
             self.waiters
         });
+        self.has_deadlines |= deadline.is_some();
         let waiters = &mut self.lanes.entry(lane).or_default().waiters;
         waiters.retain(|waiter| waiter.number != own);
         waiters.push(Waiter {

@@ -15,6 +15,7 @@ pub enum CommOp {
     Alltoall,
     Allgather,
     Barrier,
+    Post,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

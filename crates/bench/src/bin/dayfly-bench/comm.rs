@@ -21,6 +21,18 @@ pub fn run(options: &CommArguments, json: bool) -> Result<(), Failure> {
             }
             print(&report, json)
         }
+        None if options.op == CommOp::Post => {
+            if options.language != Language::C {
+                return Err(wrong("posts are measured from programs: --language c"));
+            }
+            print(
+                &comm::post::run(&comm_plan(options)).map_err(|error| failure(&error))?,
+                json,
+            )
+        }
+        Some(_) if options.op == CommOp::Post => {
+            Err(wrong("posts are measured over shm and tcp: choose a --transport"))
+        }
         None => print(&comm::run(&comm_plan(options)).map_err(|error| failure(&error))?, json),
         Some(kind) => {
             let plan = stored_plan(options, kind)?;
@@ -48,6 +60,10 @@ fn keep_table(path: &Path, ranks: u32, table: Table) -> Result<(), Failure> {
     std::fs::write(path, text + "\n").map_err(failed)
 }
 
+fn wrong(text: &str) -> Failure {
+    Failure::new(Code::InvalidRequest, text)
+}
+
 /// Returns the kind of store of a transport; `None` for shared memory and TCP.
 fn kind(transport: CommTransport) -> Option<Kind> {
     match transport {
@@ -63,7 +79,8 @@ fn comm_op(op: CommOp) -> comm::Op {
         CommOp::Pingpong => comm::Op::Pingpong,
         CommOp::Bcast => comm::Op::Bcast,
         CommOp::Allreduce => comm::Op::Allreduce,
-        CommOp::Alltoall => comm::Op::Alltoall,
+        // A post is measured beside it.
+        CommOp::Alltoall | CommOp::Post => comm::Op::Alltoall,
         CommOp::Allgather => comm::Op::Allgather,
         CommOp::Barrier => comm::Op::Barrier,
     }
@@ -85,14 +102,13 @@ fn prices(said: &[(PriceOf, f64)]) -> Option<Prices> {
 
 /// Returns the plan of a measurement through a store.
 fn stored_plan(options: &CommArguments, kind: Kind) -> Result<comm::stored::Plan, Failure> {
-    let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
     let store = options.store.as_deref();
-    let place = StoreUrl::parse(store.ok_or_else(|| wrong("name the store by --store URL".into()))?)?;
+    let place = StoreUrl::parse(store.ok_or_else(|| wrong("name the store by --store URL"))?)?;
     if place.kind() != kind {
-        return Err(wrong(format!("{place} is not what --transport says")));
+        return Err(wrong(&format!("{place} is not what --transport says")));
     }
     if options.language != Language::C {
-        return Err(wrong("stores are measured from programs: --language c".into()));
+        return Err(wrong("stores are measured from programs: --language c"));
     }
     let op = comm_op(options.op);
     Ok(comm::stored::Plan {

@@ -53,9 +53,11 @@ mod driver;
 mod error;
 mod incoming;
 mod layout;
+mod link;
 mod memory;
 mod outgoing;
 mod receive;
+mod registration;
 mod state;
 mod word;
 
@@ -74,6 +76,7 @@ use driver::Driver;
 pub use error::PostError;
 use layout::Layout;
 pub use receive::Receive;
+use registration::Registration;
 use state::{Phase, Shared, Submission};
 
 /// Most parts of a message.
@@ -155,7 +158,7 @@ impl Post {
     /// separate from those of the communicator.
     ///
     /// # Errors
-    /// As every collective; [`Code::InvalidRequest`] when the options are out of bounds or this rank has a post already;
+    /// As every collective; [`Code::InvalidRequest`] when the options are out of bounds or a rank has a post already;
     /// [`Code::Mismatch`] when the ranks have different options.
     pub fn open(communicator: &Communicator, options: PostOptions) -> Result<Self, Failure> {
         if options.window_bytes < MIN_WINDOW_BYTES || options.message_bytes > MAX_MESSAGE_BYTES {
@@ -168,19 +171,30 @@ impl Post {
         }
         // Before any rank can know that all have called this, and so before any driver sleeps.
         communicator.engine.lock().engine().expect_sleep();
+        let registered = Wake::new().and_then(|wake| {
+            let wake = Arc::new(wake);
+            Ok((Registration::new(&communicator.engine, &wake)?, wake))
+        });
         let own = communicator.dup()?;
-        let wanted = [options.window_bytes, options.message_bytes];
+        let wanted = [options.window_bytes, options.message_bytes, registered.is_ok().into()];
         let mut all = vec![wanted; own.size() as usize];
         own.allgather(wanted.as_bytes(), all.as_mut_bytes())?;
+        // Every rank fails if one does, so that none waits for it.
+        let (registration, wake) = registered?;
+        if let Some(rank) = all.iter().position(|other| other[2] != 1) {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                format!("rank {rank} has a post already, or no descriptor is left there; its own error has the reason"),
+            ));
+        }
         if let Some(rank) = all.iter().position(|other| *other != wanted) {
             return Err(Failure::new(
                 Code::Mismatch,
                 format!("rank {rank} opens its post with other bounds; use the same ones on all ranks"),
             ));
         }
-        let wake = Arc::new(Wake::new()?);
         let shared = Arc::new(Shared::new(wake, options, own.rank(), own.size()));
-        let driver = Driver::new(shared.clone(), own)?;
+        let driver = Driver::new(shared.clone(), registration, own);
         let thread = std::thread::Builder::new().name("post".into());
         thread
             .spawn(move || driver.run())
@@ -199,7 +213,10 @@ impl Post {
     }
 
     /// Sends a message, and returns without waiting. The parts are released when the message has left. A rank may send
-    /// to itself.
+    /// to itself; parts that begin at multiples of 64 bytes are then passed on, not copied.
+    ///
+    /// The post's thread releases the parts, and wakes those that wait, while it holds the engine. Neither may use a
+    /// communicator of the group there.
     ///
     /// # Errors
     /// [`PostError::TooLarge`], [`PostError::NoSuchRank`], [`PostError::Closed`] and [`PostError::Revoked`]. Others are
@@ -273,14 +290,14 @@ impl Post {
     /// others that were not received are dropped.
     ///
     /// # Errors
-    /// [`PostError::Deadline`] when the other ranks have not taken all messages in time. The rest is given up.
+    /// [`PostError::Deadline`] when the other ranks have not taken all messages in time; the rest is given up.
+    /// [`PostError::Revoked`] and [`PostError::OutOfMemory`] when the post ended before, with what was not sent. Messages
+    /// to lost ranks fail at their [`Delivery`] only.
     pub fn close(self, deadline: Instant) -> Result<(), PostError> {
         self.shared.advance_to(Phase::Closing);
-        match self
-            .shared
-            .wait_until_over(deadline.saturating_duration_since(Instant::now()))
-        {
-            true => Ok(()),
+        let left = deadline.saturating_duration_since(Instant::now());
+        match self.shared.wait_until_over(left) {
+            true => self.shared.failure().map_or(Ok(()), Err),
             false => Err(PostError::Deadline),
         }
     }
@@ -291,5 +308,22 @@ impl Drop for Post {
         self.shared.advance_to(Phase::Stopping);
         // A thread that is held up by another operation ends later, by itself.
         self.shared.wait_until_over(MAX_DROP_TIME);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LostRanks, Options};
+
+    #[test]
+    fn closed_post_has_released_its_communicator() {
+        let lost = Arc::new(LostRanks::default());
+        let comm = Communicator::form(0, 1, vec![None], lost, Options::default()).unwrap();
+        for round in 0..500 {
+            let post = Post::open(&comm, PostOptions::default()).unwrap();
+            post.close(Instant::now() + Duration::from_secs(20)).unwrap();
+            assert_eq!(Arc::strong_count(&comm.engine), 1, "round {round}");
+        }
     }
 }

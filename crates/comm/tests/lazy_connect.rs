@@ -8,9 +8,11 @@ mod local_group;
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use common::{TIMEOUT, serve};
 use dayfly_comm::Route;
 use dayfly_comm::connect::plan::RouteOptions;
+use dayfly_comm::post::{Post, PostOptions};
 use dayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, JoinOptions, Joined, Operation, Options, World};
 use dayfly_protocol::error::Code;
 use dayfly_rendezvous::server::{ServeOptions, Server};
@@ -79,6 +81,31 @@ fn lazy_ranks_connect_only_on_use() {
             let expected: Vec<_> = (0..6).map(|peer| connected(peer).then_some(Route::Local)).collect();
             assert_eq!(routes, expected, "of rank {rank}");
         }
+    }
+}
+
+#[test]
+fn posts_connect_ranks_on_demand() {
+    let server = server();
+    for (name, options) in [("posts", polling()), ("sleeping posts", sleeping())] {
+        each(world(&lazy_options(&server, name, 5)), &options, |world| {
+            let post = Post::open(&world.communicator, PostOptions::default()).unwrap();
+            let deadline = Instant::now() + TIMEOUT;
+            for bytes in [10, 20_000, 300_000] {
+                for to in 0..post.size() {
+                    let part = Bytes::from(vec![post.rank() as u8; bytes]);
+                    drop(post.send(to, 1, vec![part]).unwrap());
+                }
+                for _ in 0..post.size() {
+                    let message = post.receive(1, deadline).unwrap();
+                    let own = message.from() as u8;
+                    assert!(message.parts()[0].iter().all(|byte| *byte == own));
+                }
+            }
+            post.close(deadline).unwrap();
+            let connected = world.communicator.routes().into_iter().flatten().count();
+            assert_eq!(connected, 4, "this rank has sent to all others");
+        });
     }
 }
 

@@ -2,8 +2,11 @@
 
 mod thread_group;
 
-use std::sync::Arc;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -28,6 +31,31 @@ fn narrow(comm: &Communicator, window_bytes: u64) -> Post {
         ..PostOptions::default()
     };
     Post::open(comm, options).unwrap()
+}
+
+/// What opening a post among two ranks does, without a post. The other rank's post takes this one for a post.
+fn open_without_post(comm: &Communicator) -> Communicator {
+    let raw = comm.dup().unwrap();
+    let bounds = PostOptions::default();
+    let own = [bounds.window_bytes, bounds.message_bytes, 1]
+        .map(u64::to_ne_bytes)
+        .concat();
+    let mut all = own.repeat(2);
+    raw.allgather(&own, &mut all).unwrap();
+    raw
+}
+
+/// A waker that runs a function.
+struct Callback<F>(F);
+
+impl<F: Fn() + Send + Sync + 'static> Wake for Callback<F> {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+fn waker(run: impl Fn() + Send + Sync + 'static) -> Waker {
+    Arc::new(Callback(run)).into()
 }
 
 /// Parts whose bytes and lengths follow from a number.
@@ -316,6 +344,7 @@ fn second_post_of_a_rank_is_refused() {
         let post = open(&comm);
         post.send(1 - post.rank(), 1, Vec::new()).unwrap();
         post.receive(1, soon()).unwrap();
+        post.close(soon()).unwrap();
     });
 }
 
@@ -367,6 +396,8 @@ fn revocation_ends_waits_on_all_ranks() {
             let stuck: Vec<_> = (0..50)
                 .map(|number| post.send(next, 1, parts(number, &[100_000])).unwrap())
                 .collect();
+            // Until all have sent.
+            comm.barrier().unwrap();
             if post.rank() == 2 {
                 post.receive(1, soon()).unwrap();
                 post.revoke();
@@ -545,7 +576,7 @@ fn idle_post_uses_no_processor_time() {
 
 #[test]
 fn garbage_of_a_rank_is_its_loss() {
-    let words: [&[u8]; 5] = [
+    let words: [&[u8]; 6] = [
         b"",
         b"short",
         &[0xff; 16],
@@ -553,6 +584,8 @@ fn garbage_of_a_rank_is_its_loss() {
         &[
             1, 0, 0x66, 0x64, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x40,
         ],
+        // A revocation by a rank that does not exist.
+        &[3, 0, 0x66, 0x64, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0],
         // Credit for a lane that nothing was sent on.
         &[
             2, 0, 0x66, 0x64, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -574,13 +607,7 @@ fn garbage_of_a_rank_is_its_loss() {
                         other => panic!("{other}"),
                     }
                 } else {
-                    // What opening a post does, without a post.
-                    let raw = comm.dup().unwrap();
-                    let bounds = PostOptions::default();
-                    let own = [bounds.window_bytes, bounds.message_bytes]
-                        .map(u64::to_ne_bytes)
-                        .concat();
-                    raw.allgather(&own, &mut [0; 32]).unwrap();
+                    let raw = open_without_post(&comm);
                     raw.send(word, 0, 0).unwrap();
                     // Until the other rank has gone.
                     let _ = raw.recv(&mut [0; 64], 0, 77);
@@ -616,5 +643,278 @@ struct Owned(Arc<Vec<u8>>);
 impl AsRef<[u8]> for Owned {
     fn as_ref(&self) -> &[u8] {
         &self.0
+    }
+}
+
+#[test]
+fn messages_that_wait_for_the_driver_arrive() {
+    const COUNT: u64 = 1000;
+    for net in NETS {
+        group(2, net, options(), |comm| {
+            let post = open(&comm);
+            if post.rank() == 0 {
+                for number in 0..COUNT {
+                    drop(post.send(1, 1, parts(number, &[20_000])).unwrap());
+                }
+                // The other rank's thread takes the messages from the transport until this one arrives.
+                post.send(1, 2, Vec::new()).unwrap().wait(soon()).unwrap();
+                comm.send(&[1], 1, 0).unwrap();
+            } else {
+                comm.recv(&mut [0], 0, 0).unwrap();
+                for number in 0..COUNT {
+                    assert_parts(&post.receive(1, soon()).unwrap(), number, &[20_000]);
+                }
+            }
+            post.close(soon()).unwrap();
+        });
+    }
+}
+
+#[test]
+fn messages_before_the_close_arrive() {
+    for net in NETS {
+        group(2, net, options(), |comm| {
+            for _ in 0..20 {
+                let post = open(&comm);
+                if post.rank() == 0 {
+                    drop(post.send(1, 1, parts(1, &[20_000])).unwrap());
+                    drop(post.send(1, 2, parts(2, &[17_000])).unwrap());
+                    post.close(soon()).unwrap();
+                    comm.send(&[1], 1, 0).unwrap();
+                } else {
+                    // Meanwhile this thread takes the messages and the close from the transport.
+                    comm.recv(&mut [0], 0, 0).unwrap();
+                    assert_parts(&post.receive(1, soon()).unwrap(), 1, &[20_000]);
+                    assert_parts(&post.receive(2, soon()).unwrap(), 2, &[17_000]);
+                    assert_eq!(post.receive(1, soon()).unwrap_err(), PostError::Closed);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn messages_of_a_departed_rank_arrive() {
+    const COUNT: u64 = 12;
+    for net in NETS {
+        for _ in 0..100 {
+            group(2, net, options(), |comm| {
+                let post = narrow(&comm, MIN_WINDOW_BYTES);
+                if post.rank() == 0 {
+                    for number in 0..COUNT {
+                        drop(post.send(1, 1, parts(number, &[15_000])).unwrap());
+                    }
+                    post.close(soon()).unwrap();
+                } else {
+                    // Each message returns credit, also to the rank that has left.
+                    for number in 0..COUNT {
+                        assert_parts(&post.receive(1, soon()).unwrap(), number, &[15_000]);
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn messages_received_before_the_close_are_delivered() {
+    for net in NETS {
+        for bytes in [100, 20_000, 300_000] {
+            group(2, net, options(), |comm| {
+                for _ in 0..20 {
+                    let post = open(&comm);
+                    if post.rank() == 0 {
+                        let delivery = post.send(1, 1, parts(1, &[bytes])).unwrap();
+                        // Meanwhile this thread takes the receiver's reports and its close from the transport.
+                        comm.recv(&mut [0], 1, 0).unwrap();
+                        delivery.wait(soon()).unwrap();
+                    } else {
+                        assert_parts(&post.receive(1, soon()).unwrap(), 1, &[bytes]);
+                        post.close(soon()).unwrap();
+                        comm.send(&[1], 0, 0).unwrap();
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn short_parts_are_released_before_delivery() {
+    group(2, Net::Shm, options(), |comm| {
+        let post = open(&comm);
+        if post.rank() == 1 {
+            // The short messages, those to itself aside, arrive here.
+            for _ in 0..200 {
+                post.receive(1, soon()).unwrap();
+            }
+            return;
+        }
+        for number in 0..200 {
+            for to in [1, 0] {
+                // Neither begins at a multiple of 64 bytes.
+                let sent = Arc::new(pattern(number, 1000));
+                let part = Bytes::from_owner(Owned(sent.clone())).slice(1..);
+                let mut delivery = pin!(post.send(to, 1, vec![part]).unwrap());
+                let (reports, reported) = channel();
+                let at_wake = sent.clone();
+                let waker = waker(move || reports.send(Arc::strong_count(&at_wake)).unwrap_or_default());
+                let mut context = Context::from_waker(&waker);
+                let users = match delivery.as_mut().poll(&mut context) {
+                    Poll::Ready(outcome) => {
+                        outcome.unwrap();
+                        Arc::strong_count(&sent)
+                    }
+                    Poll::Pending => reported.recv_timeout(Duration::from_secs(60)).unwrap(),
+                };
+                // This function and the waker.
+                assert_eq!(users, 2, "message {number} to {to}");
+                if to == 0 {
+                    post.receive(1, soon()).unwrap();
+                }
+            }
+        }
+        post.close(soon()).unwrap();
+    });
+}
+
+#[test]
+fn deadline_ends_a_wait_during_traffic() {
+    group(1, Net::Shm, options(), |comm| {
+        let post = narrow(&comm, MIN_WINDOW_BYTES);
+        // What arrives on it is dropped at once, so the driver never rests.
+        post.end_lane(1);
+        let mut busy: Vec<_> = (0..300_000).map(|_| post.send(0, 1, Vec::new()).unwrap()).collect();
+        let last = Arc::new(busy.pop().unwrap());
+        let (reports, reported) = channel();
+        let deadline = Instant::now() + Duration::from_millis(1);
+        let waker = waker(move || reports.send(last.is_over()).unwrap_or_default());
+        let mut receive = pin!(post.next(2, Some(deadline)));
+        assert!(receive.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let was_over = reported.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(!was_over, "the wait went on for as long as there was traffic");
+        let outcome = receive.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(outcome, Poll::Ready(Err(PostError::Deadline))), "{outcome:?}");
+    });
+}
+
+#[test]
+fn messages_to_a_departed_rank_name_it() {
+    let filled = Barrier::new(2);
+    group(2, Net::Shm, options(), |comm| {
+        if comm.rank() == 1 {
+            let raw = open_without_post(&comm);
+            filled.wait();
+            drop(raw);
+            return;
+        }
+        let post = open(&comm);
+        // More than the ring of shared memory has room for, so that heads wait.
+        let mut all: Vec<_> = (0..50)
+            .map(|number| post.send(1, 1, parts(number, &[16_000])).unwrap())
+            .collect();
+        all.remove(0).wait(soon()).unwrap();
+        filled.wait();
+        let outcomes: Vec<_> = all.into_iter().map(|delivery| delivery.wait(soon())).collect();
+        assert!(outcomes.iter().any(Result::is_err));
+        for outcome in outcomes {
+            assert!(
+                matches!(outcome, Ok(()) | Err(PostError::PeerLost { rank: 1, .. })),
+                "{outcome:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn last_own_message_ends_waits_of_other_lanes() {
+    group(2, Net::Shm, options(), |comm| {
+        let post = narrow(&comm, MIN_WINDOW_BYTES);
+        if post.rank() == 1 {
+            post.close(soon()).unwrap();
+            comm.barrier().unwrap();
+            return;
+        }
+        // The second one waits for the credit of the first one.
+        for number in 0..2 {
+            drop(post.send(0, 1, parts(number, &[50_000])).unwrap());
+        }
+        let (reports, reported) = channel();
+        let waker = waker(move || reports.send(()).unwrap_or_default());
+        let mut context = Context::from_waker(&waker);
+        let mut receive = pin!(post.next(2, None));
+        assert!(receive.as_mut().poll(&mut context).is_pending());
+        comm.barrier().unwrap();
+        reported.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(receive.as_mut().poll(&mut context).is_pending());
+        for _ in 0..2 {
+            post.receive(1, soon()).unwrap();
+        }
+        reported.recv_timeout(Duration::from_secs(5)).unwrap();
+        let outcome = receive.as_mut().poll(&mut context);
+        assert!(matches!(outcome, Poll::Ready(Err(PostError::Closed))), "{outcome:?}");
+    });
+}
+
+#[test]
+fn close_of_a_revoked_post_is_an_error() {
+    group(2, Net::Shm, options(), |comm| {
+        let post = narrow(&comm, MIN_WINDOW_BYTES);
+        if post.rank() == 0 {
+            for number in 0..10 {
+                drop(post.send(1, 1, parts(number, &[60_000])).unwrap());
+            }
+            comm.barrier().unwrap();
+            assert_eq!(post.close(soon()).unwrap_err(), PostError::Revoked { by: 1 });
+        } else {
+            comm.barrier().unwrap();
+            post.revoke();
+            // Until the other rank has closed its post.
+            let _ = post.receive(2, soon());
+        }
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn post_beside_another_fails_on_all_ranks() {
+    let failures = group(2, Net::Shm, options(), |comm| {
+        let alone = comm.split(Some(comm.rank()), 0).unwrap().unwrap();
+        let _first = (comm.rank() == 0).then(|| open(&alone));
+        let failure = Post::open(&comm, PostOptions::default()).map(drop).unwrap_err();
+        comm.barrier().unwrap();
+        failure
+    });
+    for failure in failures {
+        assert_eq!(failure.code, Code::InvalidRequest);
+        assert!(failure.message.contains("has a post already"), "{}", failure.message);
+    }
+}
+
+#[test]
+fn late_messages_to_a_closed_post_are_dropped() {
+    let options = Options {
+        unexpected_bytes: 1 << 20,
+        deadline: Duration::from_secs(10),
+        ..options()
+    };
+    for net in NETS {
+        group(2, net, options.clone(), |comm| {
+            if comm.rank() == 0 {
+                let raw = open_without_post(&comm);
+                comm.barrier().unwrap();
+                for _ in 0..200 {
+                    raw.send(&[0; 16_000], 1, 0).unwrap();
+                }
+                comm.send(&[1], 1, 5).unwrap();
+                comm.send(&[2], 1, 6).unwrap();
+            } else {
+                drop(open(&comm));
+                comm.barrier().unwrap();
+                // The last message first: the others must find room.
+                comm.recv(&mut [0], 0, 6).unwrap();
+                comm.recv(&mut [0], 0, 5).unwrap();
+            }
+        });
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use dayfly_protocol::error::{Code, Failure};
 
-use super::driver::Link;
 use super::layout::{Frames, Layout};
+use super::link::Link;
 use super::memory::{Memory, Pool};
 use super::outgoing::{MAX_BODIES, MAX_FRAMES};
 use super::word::{self, MAX_WORD_BYTES};
@@ -38,7 +38,6 @@ struct Body {
     layout: Layout,
     memory: Memory,
     frames: Frames,
-    is_exhausted: bool,
     /// Requests, and the bytes that each must bring.
     outstanding: Vec<(RequestId, u64)>,
 }
@@ -58,6 +57,8 @@ pub struct Incoming {
     /// Charges of messages whose credit was not returned.
     outstanding: u64,
     lanes_outstanding: HashMap<u32, u64>,
+    /// Whether a message failed, and will not arrive.
+    is_cut: bool,
 }
 
 impl Incoming {
@@ -95,7 +96,7 @@ impl Incoming {
     /// Begins a message. Pushes it to `complete` if all of it is there.
     pub fn begin(
         &mut self,
-        from: u32,
+        link: &mut Link<'_>,
         head: Head<'_>,
         window: u64,
         pool: &Arc<Pool>,
@@ -111,6 +112,13 @@ impl Incoming {
             return Err(Trouble::Violation("a message out of order"));
         }
         self.number = self.number.wrapping_add(1);
+        if bytes.is_none() && self.bodies.len() >= MAX_BODIES {
+            // The sender may know before this rank that messages have arrived. Their bytes came before this head.
+            while self.advance(link, complete)? {}
+            if self.bodies.len() >= MAX_BODIES {
+                return Err(Trouble::Violation("too many messages at a time"));
+            }
+        }
         let charge = word::charge(layout.bytes(), layout.offsets().len());
         let of_lane = self.lanes_outstanding.entry(lane).or_default();
         if *of_lane > 0 && self.outstanding.saturating_add(charge) > window {
@@ -122,9 +130,6 @@ impl Incoming {
         let mut memory = pool.take(&layout).ok_or_else(out_of_memory)?;
         memory.zero_gaps(&layout);
         let Some(mut bytes) = bytes else {
-            if self.bodies.len() >= MAX_BODIES {
-                return Err(Trouble::Violation("too many messages at a time"));
-            }
             self.lanes.entry(lane).or_default().push_back((number, None));
             self.bodies.push(Body {
                 lane,
@@ -132,7 +137,6 @@ impl Incoming {
                 frames: layout.frames(),
                 memory,
                 layout,
-                is_exhausted: false,
                 outstanding: Vec::with_capacity(MAX_FRAMES),
             });
             return Ok(());
@@ -143,7 +147,7 @@ impl Incoming {
             bytes = rest;
         }
         let message = Message {
-            from,
+            from: link.rank(),
             lane,
             charge,
             parts: memory.into_parts(&layout),
@@ -156,28 +160,43 @@ impl Incoming {
     }
 
     /// Continues the messages under way. Pushes those that are complete, in the order of their lanes. Returns whether
-    /// anything moved.
-    pub fn advance(&mut self, from: u32, link: &mut Link<'_>, complete: &mut Vec<Message>) -> Result<bool, Trouble> {
-        let mut moved = false;
+    /// anything moved. A message that fails is given up; the others continue even then.
+    pub fn advance(&mut self, link: &mut Link<'_>, complete: &mut Vec<Message>) -> Result<bool, Trouble> {
+        let (mut moved, mut trouble) = (false, None);
         let mut at = 0;
         while at < self.bodies.len() {
             let body = &mut self.bodies[at];
-            moved |= body.advance(link)?;
-            if !body.is_exhausted || !body.outstanding.is_empty() {
+            match body.advance(link) {
+                Ok(more) => moved |= more,
+                Err(failed) => {
+                    // Its memory is not all written, so nobody may ever see it.
+                    self.bodies.swap_remove(at).abandon(link);
+                    self.is_cut = true;
+                    trouble.get_or_insert(failed);
+                    continue;
+                }
+            }
+            if !body.frames.is_over() || !body.outstanding.is_empty() {
                 at += 1;
                 continue;
             }
             let body = self.bodies.swap_remove(at);
             let charge = word::charge(body.layout.bytes(), body.layout.offsets().len());
             let message = Message {
-                from,
+                from: link.rank(),
                 lane: body.lane,
                 charge,
                 parts: body.memory.into_parts(&body.layout),
             };
             self.complete(body.lane, body.number, message, complete);
         }
-        Ok(moved)
+        trouble.map_or(Ok(moved), Err)
+    }
+
+    /// Takes all messages that have arrived, before the rest is given up. Those that fail are dropped.
+    pub fn take_arrived(&mut self, link: &mut Link<'_>, complete: &mut Vec<Message>) {
+        // A failure removes a message, so this ends.
+        while self.advance(link, complete).unwrap_or(true) {}
     }
 
     fn complete(&mut self, lane: u32, number: u32, message: Message, complete: &mut Vec<Message>) {
@@ -209,9 +228,9 @@ impl Incoming {
         }
     }
 
-    /// Whether a message is incomplete.
+    /// Whether a message is incomplete, or has failed.
     pub fn is_incomplete(&self) -> bool {
-        !self.bodies.is_empty() || self.word.is_some()
+        self.is_cut || !self.bodies.is_empty() || self.word.is_some()
     }
 
     /// Gives up what is incomplete.
@@ -220,12 +239,9 @@ impl Incoming {
             link.cancel(*request);
         }
         self.word = None;
-        for body in &self.bodies {
-            for (request, _) in &body.outstanding {
-                link.cancel(*request);
-            }
+        for body in self.bodies.drain(..) {
+            body.abandon(link);
         }
-        self.bodies.clear();
         self.lanes.clear();
     }
 }
@@ -240,6 +256,13 @@ pub struct Head<'a> {
 }
 
 impl Body {
+    /// Gives its memory up, after the engine has.
+    fn abandon(self, link: &mut Link<'_>) {
+        for (request, _) in &self.outstanding {
+            link.cancel(*request);
+        }
+    }
+
     fn advance(&mut self, link: &mut Link<'_>) -> Result<bool, Trouble> {
         let mut moved = false;
         let mut at = 0;
@@ -261,11 +284,9 @@ impl Body {
             }
         }
         let tag = word::body_tag(self.number);
-        while !self.is_exhausted && self.outstanding.len() < MAX_FRAMES {
-            let Some(frame) = self.frames.next() else {
-                self.is_exhausted = true;
-                break;
-            };
+        while self.outstanding.len() < MAX_FRAMES
+            && let Some(frame) = self.frames.next()
+        {
             let start = self
                 .memory
                 .start()

@@ -139,6 +139,13 @@ pub struct Frames {
     within: u64,
 }
 
+impl Frames {
+    /// Whether none is left.
+    pub fn is_over(&self) -> bool {
+        self.at == self.segments.len()
+    }
+}
+
 impl Iterator for Frames {
     type Item = Frame;
 
@@ -201,6 +208,11 @@ mod tests {
             let direct: u64 = lengths.iter().filter(|length| !Layout::is_gathered(**length)).sum();
             let total: u64 = layout.frames().map(|frame| frame.length).sum();
             prop_assert_eq!(total, direct + layout.gathered() as u64);
+            let mut frames = layout.frames();
+            for _ in 0..layout.frames().count() {
+                prop_assert!(!frames.is_over() && frames.next().is_some());
+            }
+            prop_assert!(frames.is_over());
         }
     }
 }

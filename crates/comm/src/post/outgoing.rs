@@ -6,9 +6,9 @@ use bytes::Bytes;
 use dayfly_protocol::error::Failure;
 
 use super::delivery::Receipt;
-use super::driver::Link;
 use super::incoming::error_of;
 use super::layout::{Frames, Layout};
+use super::link::Link;
 use super::state::Submission;
 use super::{PostError, word};
 use crate::matching::RequestId;
@@ -42,9 +42,9 @@ struct Body {
     parts: Vec<Bytes>,
     gathered: Vec<u8>,
     frames: Frames,
-    is_exhausted: bool,
     outstanding: Vec<RequestId>,
-    receipt: Option<Receipt>,
+    failure: Option<Failure>,
+    receipt: Receipt,
 }
 
 /// The messages to one rank.
@@ -207,6 +207,8 @@ impl Outgoing {
         self.number = self.number.wrapping_add(1);
         let head = word::message(lane, number, &parts, &layout);
         if layout.is_inline() {
+            // The receipt's owner may want its memory back.
+            drop(parts);
             return self.send_word(link, head, Some(receipt));
         }
         self.bodies.push(Body {
@@ -214,9 +216,9 @@ impl Outgoing {
             gathered: gather(&parts, &layout),
             frames: layout.frames(),
             parts,
-            is_exhausted: false,
             outstanding: Vec::with_capacity(MAX_FRAMES),
-            receipt: Some(receipt),
+            failure: None,
+            receipt,
         });
         self.send_word(link, head, None)?;
         self.advance_bodies(link).map(|_| ())
@@ -231,10 +233,11 @@ impl Outgoing {
                 continue;
             };
             let word = self.words.remove(at);
-            outcome?;
+            let outcome = outcome.map(|_| ());
             if let Some(receipt) = word.receipt {
-                receipt.report(Ok(()));
+                receipt.report(outcome.clone().map_err(|failure| error_of(link.rank(), &failure)));
             }
+            outcome?;
         }
         self.changed |= self.words.len() < before;
         Ok(self.words.len() < before)
@@ -242,23 +245,39 @@ impl Outgoing {
 
     fn advance_bodies(&mut self, link: &mut Link<'_>) -> Result<bool, Failure> {
         let mut moved = false;
+        for body in &mut self.bodies {
+            moved |= body.take_outcomes(link);
+            body.start_frames(link);
+        }
+        Ok(self.finish_bodies(link)? || moved)
+    }
+
+    /// Reports the bodies that have left or failed. Returns whether anything moved, or the first failure.
+    fn finish_bodies(&mut self, link: &mut Link<'_>) -> Result<bool, Failure> {
+        let (mut moved, mut failed) = (false, None);
         let mut at = 0;
         while at < self.bodies.len() {
             let body = &mut self.bodies[at];
-            moved |= body.advance(link)?;
-            if !body.is_exhausted || !body.outstanding.is_empty() {
+            moved |= body.take_outcomes(link);
+            if body.failure.is_none() && !(body.frames.is_over() && body.outstanding.is_empty()) {
                 at += 1;
                 continue;
             }
-            let body = self.bodies.swap_remove(at);
             self.changed = true;
-            if let Some(receipt) = body.receipt {
-                // The receipt's owner may want its memory back.
-                drop((body.parts, body.gathered));
-                receipt.report(Ok(()));
-            }
+            let body = self.bodies.swap_remove(at);
+            let failure = body.failure.clone();
+            let outcome = failure.as_ref().map(|failure| error_of(link.rank(), failure));
+            body.end(link, outcome.map_or(Ok(()), Err));
+            failed = failed.or(failure);
         }
-        Ok(moved)
+        failed.map_or(Ok(moved), Err)
+    }
+
+    /// Reports what has left, before the rest is given up.
+    pub fn report_left(&mut self, link: &mut Link<'_>) {
+        // A failure removes the word, so this ends.
+        while self.finish_words(link).is_err() {}
+        let _ = self.finish_bodies(link);
     }
 
     /// Gives everything up.
@@ -275,16 +294,11 @@ impl Outgoing {
     /// Gives all messages up. Words still leave.
     pub fn abandon_messages(&mut self, link: &mut Link<'_>, error: &PostError) {
         for body in std::mem::take(&mut self.bodies) {
-            for request in body.outstanding {
-                link.cancel(request);
-            }
-            if let Some(receipt) = body.receipt {
-                receipt.report(Err(error.clone()));
-            }
+            body.end(link, Err(error.clone()));
         }
         for (_, lane) in std::mem::take(&mut self.lanes) {
             for submission in lane.queued {
-                submission.receipt.report(Err(error.clone()));
+                submission.refuse(error.clone());
             }
         }
         self.turns.clear();
@@ -293,36 +307,45 @@ impl Outgoing {
 }
 
 impl Body {
-    fn advance(&mut self, link: &mut Link<'_>) -> Result<bool, Failure> {
-        let mut moved = false;
-        let mut failure = None;
+    /// Takes the outcomes of its frames. Returns whether there were any.
+    fn take_outcomes(&mut self, link: &mut Link<'_>) -> bool {
+        let before = self.outstanding.len();
         self.outstanding.retain(|request| match link.take(*request) {
             None => true,
             Some(outcome) => {
-                moved = true;
-                failure = failure.take().or(outcome.err());
+                self.failure = self.failure.take().or(outcome.err());
                 false
             }
         });
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
-        while !self.is_exhausted && self.outstanding.len() < MAX_FRAMES {
-            let Some(frame) = self.frames.next() else {
-                self.is_exhausted = true;
-                break;
-            };
+        self.outstanding.len() < before
+    }
+
+    /// Starts frames, unless one has failed.
+    fn start_frames(&mut self, link: &mut Link<'_>) {
+        while self.failure.is_none()
+            && self.outstanding.len() < MAX_FRAMES
+            && let Some(frame) = self.frames.next()
+        {
             let memory: &[u8] = match frame.segment.part {
                 None => &self.gathered,
                 Some(part) => &self.parts[part as usize],
             };
             let bytes = &memory[frame.within as usize..(frame.within + frame.length) as usize];
             // SAFETY: parts and gathered bytes are kept, unchanged, until the request is complete or cancelled.
-            let started = unsafe { link.send(self.tag, bytes.as_ptr(), bytes.len()) }?;
-            self.outstanding.extend(started);
-            moved = true;
+            match unsafe { link.send(self.tag, bytes.as_ptr(), bytes.len()) } {
+                Ok(started) => self.outstanding.extend(started),
+                Err(failure) => self.failure = Some(failure),
+            }
         }
-        Ok(moved)
+    }
+
+    /// Reports its end, after its memory is released: the receipt's owner may want it back.
+    fn end(self, link: &mut Link<'_>, outcome: Result<(), PostError>) {
+        for request in self.outstanding {
+            link.cancel(request);
+        }
+        drop((self.parts, self.gathered));
+        self.receipt.report(outcome);
     }
 }
 

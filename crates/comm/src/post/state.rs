@@ -25,6 +25,14 @@ pub struct Submission {
     pub receipt: Receipt,
 }
 
+impl Submission {
+    /// Reports that it is not sent, after its parts are released.
+    pub fn refuse(self, error: PostError) {
+        drop(self.parts);
+        self.receipt.report(Err(error));
+    }
+}
+
 /// How far the end of a post is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -72,8 +80,12 @@ pub struct State {
     losses: Vec<PostError>,
     /// Why nothing more is received.
     end: Option<PostError>,
+    /// Why messages were given up that were to be sent.
+    failure: Option<PostError>,
     accounts: Vec<Account>,
     consumed: Vec<Consumed>,
+    /// Messages that nobody receives any more.
+    unwanted: Vec<Message>,
     /// Whether credits are to be returned.
     credit_due: bool,
     revoked: bool,
@@ -119,8 +131,10 @@ impl Shared {
                 ended: HashSet::new(),
                 losses: Vec::new(),
                 end: None,
+                failure: None,
                 accounts: vec![Account::default(); size as usize],
                 consumed: Vec::new(),
+                unwanted: Vec::new(),
                 credit_due: false,
                 revoked: false,
                 phase: Phase::Open,
@@ -159,13 +173,20 @@ impl Shared {
 
     /// Changes the phase, and wakes the driver.
     pub fn advance_to(&self, phase: Phase) {
-        {
+        let dropped = {
             let mut state = self.lock();
             state.phase = phase;
             state.end.get_or_insert(PostError::Closed);
-            state.drop_arrived();
-        }
+            state.take_arrived()
+        };
+        // Not under the lock: parts of a message of this rank to itself may be anything.
+        drop(dropped);
         self.wake.wake();
+    }
+
+    /// Why messages were given up that were to be sent.
+    pub fn failure(&self) -> Option<PostError> {
+        self.lock().failure.clone()
     }
 
     /// Revokes the post.
@@ -176,19 +197,17 @@ impl Shared {
 
     /// Ends a lane: drops what has arrived and what will arrive on it.
     pub fn end_lane(&self, lane: u32) {
-        let due = {
+        let (due, Lane { ready, waiters, .. }) = {
             let mut state = self.lock();
             state.ended.insert(lane);
-            let dropped = state.lanes.remove(&lane);
-            let dropped = dropped.map(|lane| (lane.ready, lane.waiters)).unwrap_or_default();
-            for message in dropped.0 {
-                state.consume(&message, self.options.window_bytes);
+            let dropped = state.lanes.remove(&lane).unwrap_or_default();
+            for message in &dropped.ready {
+                state.consume(message, self.options.window_bytes);
             }
-            for waiter in dropped.1 {
-                waiter.waker.wake();
-            }
-            state.credit_due
+            (state.credit_due, dropped)
         };
+        drop(ready);
+        waiters.into_iter().for_each(|waiter| waiter.waker.wake());
         if due {
             self.wake.wake();
         }
@@ -222,15 +241,16 @@ impl Shared {
 
     /// Records that the driver's thread has ended.
     pub fn finish(&self) {
-        let wakers = {
+        let (refused, wakers) = {
             let mut state = self.lock();
             state.over = true;
             state.end.get_or_insert(PostError::Closed);
-            // Their receipts report that the post is closed.
-            let _ = std::mem::take(&mut state.outbox);
-            state.all_wakers()
+            (std::mem::take(&mut state.outbox), state.all_wakers())
         };
         self.ended.notify_all();
+        for submission in refused {
+            submission.refuse(PostError::Closed);
+        }
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -278,15 +298,20 @@ impl State {
         self.all_wakers()
     }
 
-    /// Records that a message of this rank to itself has arrived.
-    pub fn own_arrived(&mut self) {
-        self.own_pending = self.own_pending.saturating_sub(1);
+    /// Records that messages of this rank to itself have arrived. Returns whom to wake.
+    pub fn own_arrived(&mut self, count: usize) -> Vec<Waker> {
+        self.own_pending = self.own_pending.saturating_sub(count);
+        match self.exhausted && self.own_pending == 0 {
+            true => self.all_wakers(),
+            false => Vec::new(),
+        }
     }
 
-    /// Adds an arrived message. Returns whom to wake.
+    /// Adds an arrived message, unless nobody receives it any more. Returns whom to wake.
     pub fn deliver(&mut self, message: Message, window: u64) -> Vec<Waker> {
         if self.end.is_some() || self.ended.contains(&message.lane()) {
             self.consume(&message, window);
+            self.unwanted.push(message);
             return Vec::new();
         }
         let lane = self.lanes.entry(message.lane()).or_default();
@@ -307,10 +332,19 @@ impl State {
         self.all_wakers()
     }
 
-    /// Ends receiving. Returns whom to wake.
+    /// Messages that nobody receives any more, to be dropped without the lock.
+    pub fn take_unwanted(&mut self) -> Vec<Message> {
+        std::mem::take(&mut self.unwanted)
+    }
+
+    /// Ends receiving, and gives up what was to be sent. Returns whom to wake.
     pub fn end(&mut self, why: PostError) -> Vec<Waker> {
+        if why != PostError::Closed {
+            self.failure.get_or_insert(why.clone());
+        }
         self.end.get_or_insert(why);
-        self.drop_arrived();
+        let arrived = self.take_arrived();
+        self.unwanted.extend(arrived);
         self.all_wakers()
     }
 
@@ -350,14 +384,16 @@ impl State {
             .collect()
     }
 
-    fn drop_arrived(&mut self) {
-        for lane in self.lanes.values_mut() {
-            for message in lane.ready.drain(..) {
-                self.consumed.push((message.from(), message.lane(), message.charge()));
-                self.accounts[message.from() as usize].consumed += message.charge();
-            }
+    /// Takes all messages that were not received. Their credit is returned.
+    fn take_arrived(&mut self) -> Vec<Message> {
+        let lanes = self.lanes.values_mut();
+        let arrived: Vec<Message> = lanes.flat_map(|lane| lane.ready.drain(..)).collect();
+        for message in &arrived {
+            self.consumed.push((message.from(), message.lane(), message.charge()));
+            self.accounts[message.from() as usize].consumed += message.charge();
         }
         self.credit_due = !self.consumed.is_empty();
+        arrived
     }
 
     fn consume(&mut self, message: &Message, window: u64) {

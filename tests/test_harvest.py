@@ -136,19 +136,18 @@ WIDE = """
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
 def test_call_borrows_a_core_that_nobody_uses(start: Callable[..., Daemon], sandbox: str) -> None:
     site = harvesting(start, "on", "--sandbox", sandbox)
+    node = node_id(site)
     run_python(WIDE, sandbox, **site.client_environment())
     wait_until(lambda: harvest_of(site)["samples"] >= 4, "the calls after the first one")
     wait_until(lambda: harvest_of(site)["calls"] == 0, "the end of the last call")
     found = harvest_of(site)["core_ms"]
     # As long as other programs on this machine leave it something to use: what is not used is returned.
     assert found["borrowed"] > 100, found
-    assert found["used"] > found["owned"] * 0.6, found
+    assert found["used"] > found["owned"] * 0.3, found
     wait_until(lambda: borrowed_on_bill(site) > 0, "the loan on the bill")
     assert borrowed_on_bill(site) <= (found["borrowed"] + 1) * 1000
     assert "could not be changed" not in site.output()
-    site.stop()
-    for groups in Path("/sys/fs/cgroup").glob("**/dayfly-*/**/cpu.cfs_quota_us"):
-        assert groups.read_text().strip() in ("-1", "100000", "200000"), groups
+    wait_until(lambda: raised_limits(node) == [], "the return of all loans")
 
 
 SAMPLED = """
@@ -183,7 +182,9 @@ SAMPLED = """
 
 def test_sample_teaches_a_function_at_many_sizes(start: Callable[..., Daemon], tmp_path: Path) -> None:
     site = harvesting(start, "watch", "--harvest-log", "4M", "--sandbox", "process")
-    run_python(SAMPLED, **site.client_environment())
+    program_file = tmp_path / "sampled.py"
+    program_file.write_text(textwrap.dedent(SAMPLED))
+    run(sys.executable, program_file, timeout=120, env={**os.environ, **site.client_environment()})
     before = harvest_of(site)["samples"]
     sample = tmp_path / "sample.json"
     sample.write_text(json.dumps({"arguments": [80], "keywords": {"text": "abcdefgh"}}))
@@ -355,10 +356,11 @@ MEMORY = """
         time.sleep(seconds)
         return len(taken) >> 20
 
-    def grow(wait, mib, seconds):
-        '''Another function with a profile of its own.'''
+    def grow(plan):
+        '''Another function with a profile of its own. All plans are equally long: no size tells them apart.'''
+        wait, mib, seconds = map(float, plan.split())
         time.sleep(wait)
-        taken = bytearray(b"y") * (mib << 20)
+        taken = bytearray(b"y") * (int(mib) << 20)
         time.sleep(seconds)
         return len(taken) >> 20
 
@@ -372,8 +374,12 @@ MEMORY = """
             borrower.call(hold, 0.03, 1, 0)
         assert borrower.call(hold, 0.1, 700, 0.2) == 700, "nobody else runs"
         for _ in range(25):
-            owner.call(grow, 0.03, 1, 0)
-        growing = owner.submit(grow, 1.5, 1000, 1)
+            owner.call(grow, "0.03 0001 0")
+        deadline = time.monotonic() + 60
+        while all(profile["model"] == "none" for profile in client.profile("grow")):
+            assert time.monotonic() < deadline, "no model predicts it"
+            owner.call(grow, "0.03 0001 0")
+        growing = owner.submit(grow, "1.50 1000 1")
         held = borrower.submit(hold, 0.3, 800, 30)
         assert growing.result(timeout=60) == 1000
         try:
@@ -432,9 +438,14 @@ def test_warm_leases_go_to_the_node_that_lends(start: Callable[..., Daemon]) -> 
         pytest.skip(harvest()["why"])
     with dayfly.connect(manager.state) as client:
         for _ in range(6):
-            # Both nodes have as many free workers each time.
+            # A heartbeat that was on its way at the lease's end still counts it.
+            wait_until(lambda: len(set(free_workers(manager))) == 1, "equally many free workers")
             with client.lease(workers=1, mode="warm") as lease:
                 assert lease.grant["node"]["name"] == "n1"
+
+
+def free_workers(manager: Daemon) -> list[float]:
+    return [node["free"]["workers"] for node in manager.cli("status")["nodes"]]
 
 
 def raised_limits(node: str) -> list[str]:

@@ -21,6 +21,8 @@ export DAYFLY_TEST_CGROUPS=required TMPDIR=/tmp HOME=/tmp
 mkdir -p /tmp && chmod 1777 /tmp
 useradd --uid 4242 someone
 chmod 755 /guest/*
+# An emulated processor takes longer than a test of times allows.
+options="--color never --skip takes_about"
 for who in root someone; do
     for test in /guest/test-*; do
         mkdir $who
@@ -28,8 +30,8 @@ for who in root someone; do
         (
             echo 0 > $who/cgroup.procs
             cd /tmp
-            [ $who = root ] && exec $test --color never
-            exec setpriv --reuid $who --regid $who --clear-groups $test --color never
+            [ $who = root ] && exec $test $options
+            exec setpriv --reuid $who --regid $who --clear-groups $test $options
         )
         echo "RESULT $who ${test#/guest/} $?"
         find $who -depth -mindepth 1 -type d ! -name dayfly-daemons | sed 's/^/LEFT /'

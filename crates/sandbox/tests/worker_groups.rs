@@ -142,15 +142,12 @@ sys.stdin.readline()",
     };
     let until = Instant::now() + Duration::from_secs(10);
     let statm = format!("/proc/{}/statm", process.0.id());
-    while std::fs::read_to_string(&statm)
-        .unwrap()
-        .split(' ')
-        .nth(1)
-        .unwrap()
-        .parse::<u64>()
-        .unwrap()
-        < 64 * MIB / 4096
-    {
+    let private_pages = || {
+        let text = std::fs::read_to_string(&statm).unwrap();
+        let fields: Vec<u64> = text.split_whitespace().map(|field| field.parse().unwrap()).collect();
+        fields[1] - fields[2]
+    };
+    while private_pages() < 64 * MIB / 4096 {
         assert!(Instant::now() < until);
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -376,7 +373,11 @@ fn limit_falls_only_to_what_is_held() {
 #[test]
 fn cached_files_are_reclaimed_for_a_lower_limit() {
     let Some(all) = hierarchies("cache") else { return };
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let Ok(dir) = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")) else {
+        // Elsewhere files may lie in memory, from which nothing is reclaimed.
+        eprintln!("left out: not on the machine that built this test");
+        return;
+    };
     let path = dir.path().join("file");
     std::fs::write(&path, vec![1; 64 << 20]).unwrap();
     // Somebody else has cached it so far.

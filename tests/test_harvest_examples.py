@@ -51,7 +51,8 @@ def test_each_listed_function_can_be_measured(functions: ModuleType) -> None:
 def test_example_prints_a_table_and_draws(tmp_path: Path) -> None:
     picture = tmp_path / "harvest.svg"
     environment = clean_environment(DAYFLY_BIN=str(program()))
-    found = run(sys.executable, EXAMPLES / "harvest.py", "--calls", "2", "--out", picture, env=environment, check=False)
+    command = [sys.executable, EXAMPLES / "harvest.py", "--calls", "2", "--out", picture]
+    found = run(*command, env=environment, check=False, timeout=110)
     if "This machine lends nothing" in found.stderr:
         pytest.skip(found.stderr)
     assert found.returncode == 0, found.stderr

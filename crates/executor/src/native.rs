@@ -292,7 +292,6 @@ impl Runtime for NativeRuntime {
         Ok(number)
     }
 
-    #[inline]
     fn sizes(&self, function: u16, input: &[u8]) -> Sizes {
         match self.functions.get(usize::from(function)) {
             Some(Function::EntryPoint(_)) => sizes::last_of(input),
@@ -301,6 +300,7 @@ impl Runtime for NativeRuntime {
         }
     }
 
+    #[inline]
     fn invoke(&mut self, function: u16, call: &mut Call<'_>) -> Status {
         match self.functions.get(function as usize) {
             Some(Function::Plain(function)) => self.invoke_plain(*function, call),

@@ -20,6 +20,7 @@ use dayfly_protocol::tasks::{
 use dayfly_protocol::text;
 
 pub use self::outcome::wait;
+pub use self::run::submit;
 use crate::output::Align::{Left, Right};
 use crate::{connect, output, values};
 

@@ -286,7 +286,7 @@ impl Post {
         self.shared.revoke();
     }
 
-    /// Ends this rank's part. Sends what was submitted, receives nothing more, and informs the others. Messages of
+    /// Ends this rank's part: sends the submitted messages, receives no more, and informs the others. Messages of
     /// others that were not received are dropped.
     ///
     /// # Errors

@@ -227,33 +227,20 @@ fn rank_in_child_process() {
 /// it.
 fn kill_one(net: Net, size: u32, operation: &str, bytes: usize, victim: usize) {
     let words = format!("{operation} {bytes}");
-    let mut ranks: Vec<Rank> = connections(size, net)
-        .into_iter()
-        .enumerate()
-        .map(|(rank, connections)| Rank::start("rank_in_child_process", &words, rank, connections))
-        .collect();
-    for rank in &mut ranks {
-        assert_eq!(rank.line().trim(), "running", "{net:?} {operation}");
-    }
+    let what = format!("{net:?} {operation}");
+    let mut ranks = Rank::start_group("rank_in_child_process", &words, connections(size, net), &what);
     ranks[victim].kill();
     let killed = Instant::now();
-    for (number, rank) in ranks.iter_mut().enumerate().filter(|(number, _)| *number != victim) {
+    for (number, rank) in Rank::others(&mut ranks, victim) {
         let line = rank.line();
         assert!(
             line.starts_with("rank_lost") && line.contains(&format!("rank {victim} ")),
-            "{net:?} {operation}, rank {number}: {line}"
+            "{what}, rank {number}: {line}"
         );
     }
     let took = killed.elapsed();
-    assert!(took < Duration::from_secs(5), "{net:?} {operation}: {took:?}");
-    for (number, rank) in ranks.iter_mut().enumerate().filter(|(number, _)| *number != victim) {
-        let line = rank.line();
-        assert_eq!(
-            line.trim(),
-            format!("{} left", size - 1),
-            "{net:?} {operation}, rank {number}"
-        );
-    }
+    assert!(took < Duration::from_secs(5), "{what}: {took:?}");
+    Rank::assert_left(&mut ranks, victim, &what);
 }
 
 #[test]

@@ -88,36 +88,23 @@ fn posting_rank_in_child_process() {
 /// on with a new post.
 fn kill_one(net: Net, size: u32, bytes: usize, wait: &str, victim: usize) {
     let words = format!("{bytes} {wait}");
-    let mut ranks: Vec<Rank> = connections(size, net)
-        .into_iter()
-        .enumerate()
-        .map(|(rank, connections)| Rank::start("posting_rank_in_child_process", &words, rank, connections))
-        .collect();
-    for rank in &mut ranks {
-        assert_eq!(rank.line().trim(), "running", "{net:?}, {bytes} bytes");
-    }
+    let what = format!("{net:?}, {bytes} bytes");
+    let mut ranks = Rank::start_group("posting_rank_in_child_process", &words, connections(size, net), &what);
     ranks[victim].kill();
     let killed = Instant::now();
     let mut named = 0;
-    for (number, rank) in ranks.iter_mut().enumerate().filter(|(number, _)| *number != victim) {
+    for (number, rank) in Rank::others(&mut ranks, victim) {
         let line = rank.line();
         named += u32::from(line.trim() == format!("lost {victim}"));
         assert!(
             line.trim() == format!("lost {victim}") || line.contains("revoked"),
-            "{net:?}, {bytes} bytes, rank {number}: {line}"
+            "{what}, rank {number}: {line}"
         );
     }
     assert!(named > 0, "no rank named the lost one");
-    for (number, rank) in ranks.iter_mut().enumerate().filter(|(number, _)| *number != victim) {
-        let line = rank.line();
-        assert_eq!(
-            line.trim(),
-            format!("{} left", size - 1),
-            "{net:?}, {bytes} bytes, rank {number}"
-        );
-    }
+    Rank::assert_left(&mut ranks, victim, &what);
     let took = killed.elapsed();
-    assert!(took < Duration::from_secs(10), "{net:?}, {bytes} bytes: {took:?}");
+    assert!(took < Duration::from_secs(10), "{what}: {took:?}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::CallResources;
+use crate::sizes::{Sizes, plausible};
 
 /// Most samples that are kept of a function.
 pub const MAX_SAMPLES: usize = 512;
@@ -25,7 +26,7 @@ pub struct CallSample {
     /// Bytes of its arguments.
     pub argument_bytes: u64,
     /// Sizes that its client stated, 0 for the rest.
-    pub sizes: [f64; 4],
+    pub sizes: Sizes,
     /// The most it was allowed to use.
     pub allocation: CallResources,
     /// Its highest use in one window.
@@ -41,9 +42,7 @@ pub struct CallSample {
 impl CallSample {
     /// Returns the sample with all values within their bounds: what a peer sends may be anything.
     pub fn sanitized(mut self) -> Self {
-        for size in &mut self.sizes {
-            *size = if size.is_finite() { size.max(0.0) } else { 0.0 };
-        }
+        self.sizes = self.sizes.map(plausible);
         for amount in [&mut self.allocation, &mut self.peak] {
             amount.milli_cores = amount.milli_cores.min(MAX_RESOURCES.milli_cores);
             amount.memory_bytes = amount.memory_bytes.min(MAX_RESOURCES.memory_bytes);

@@ -11,10 +11,10 @@ use dayfly_protocol::contents::INLINE_BYTES;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::functions::FunctionStatus;
 use dayfly_protocol::ids::TaskId;
-use dayfly_protocol::tasks::{AcceptedTasks, JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
+use dayfly_protocol::tasks::{JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
 use serde_json::Value;
 
-use crate::task::wait;
+use crate::task::{submit, wait};
 use crate::values;
 
 /// Most runs of one command.
@@ -120,9 +120,7 @@ impl Sample {
             },
             tasks: vec![input],
         };
-        let accepted: AcceptedTasks = client.post("/v1/tasks", &submission).map_err(|error| error.0)?;
-        let task = accepted.tasks.first().copied();
-        task.ok_or_else(|| Failure::new(Code::Internal, "the manager accepted a task without telling its id"))
+        Ok(submit(&submission, client)?.1)
     }
 }
 

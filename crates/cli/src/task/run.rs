@@ -10,6 +10,7 @@ use dayfly_command::Global;
 use dayfly_protocol::contents::INLINE_BYTES;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::functions::FunctionStatus;
+use dayfly_protocol::ids::TaskId;
 use dayfly_protocol::tasks::{AcceptedTasks, JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
 use serde_json::Value;
 
@@ -108,6 +109,15 @@ fn milliseconds(length: Option<Duration>, option: &str) -> Result<u32, Failure> 
         .map_err(|_| wrong(format!("{option} is too long; 49 days are allowed")))
 }
 
+/// Submits one task. Returns the manager's response, and the task's id in it.
+pub fn submit(submission: &TaskSubmission, client: &Client) -> Result<(AcceptedTasks, TaskId), Failure> {
+    let accepted: AcceptedTasks = client.post("/v1/tasks", submission).map_err(|error| error.0)?;
+    let task = accepted.tasks.first().copied();
+    let task =
+        task.ok_or_else(|| Failure::new(Code::Internal, "the manager accepted a task without telling its id"))?;
+    Ok((accepted, task))
+}
+
 pub fn run(wanted: &Run, client: &Client, global: &Global) -> Result<(), Failure> {
     let options = wanted.options()?;
     let path = format!("/v1/functions/{}", encoded(&wanted.function));
@@ -119,11 +129,7 @@ pub fn run(wanted: &Run, client: &Client, global: &Global) -> Result<(), Failure
         options,
         tasks: vec![wanted.input(&function.form, client)?],
     };
-    let accepted: AcceptedTasks = client.post("/v1/tasks", &submission).map_err(|error| error.0)?;
-    let task = *accepted
-        .tasks
-        .first()
-        .ok_or_else(|| Failure::new(Code::Internal, "the manager accepted a task without telling its id"))?;
+    let (accepted, task) = submit(&submission, client)?;
     if wanted.wait.is_none() && !wanted.follow {
         output::line(&match global.json {
             true => output::json(&accepted)?,

@@ -13,6 +13,17 @@ use crate::wire::PeerTransport;
 /// A socket to poll during a sleep, and whether to poll for writing. The engine keeps it open for as long as it lives.
 pub type Watched = (RawFd, bool);
 
+/// Announces a sleep to another rank. Returns the longest time to sleep, which is zero if something has arrived.
+pub(super) fn announce_sleep(transport: &mut PeerTransport) -> Duration {
+    if !transport.fall_asleep() {
+        Duration::ZERO
+    } else if transport.is_flushed() {
+        Duration::MAX
+    } else {
+        MAX_UNFLUSHED_SLEEP
+    }
+}
+
 impl Engine {
     /// Registers the thread that drives the engine. It is woken for what another thread finds for it.
     pub fn attach_driver(&mut self, wake: &Arc<Wake>) -> Result<(), Failure> {
@@ -76,11 +87,7 @@ impl Engine {
             let Some(transport) = &mut self.transports[peer] else {
                 continue;
             };
-            if !transport.fall_asleep() {
-                limit = Duration::ZERO;
-            } else if !transport.is_flushed() {
-                limit = limit.min(MAX_UNFLUSHED_SLEEP);
-            }
+            limit = limit.min(announce_sleep(transport));
             let (socket, writes) = transport.socket();
             watched.push((socket.as_raw_fd(), writes));
         }

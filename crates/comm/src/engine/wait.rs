@@ -7,7 +7,8 @@ use dayfly_fabric::stream::wire::poll;
 use dayfly_protocol::error::{Code, Failure};
 use rustix::event::{PollFd, PollFlags};
 
-use super::{Engine, EngineGuard, MAX_UNFLUSHED_SLEEP};
+use super::driver::announce_sleep;
+use super::{Engine, EngineGuard};
 
 /// Polls between two reads of the clock.
 const POLLS: u32 = 32;
@@ -102,14 +103,8 @@ impl Engine {
     /// Blocks until a message arrives or the sleep limit is over.
     fn sleep(&mut self) {
         let mut limit = SLEEP_LIMIT;
-        for at in 0..self.transports.len() {
-            if let Some(transport) = &mut self.transports[at] {
-                if !transport.fall_asleep() {
-                    limit = Duration::ZERO;
-                } else if !transport.is_flushed() {
-                    limit = limit.min(MAX_UNFLUSHED_SLEEP);
-                }
-            }
+        for transport in self.transports.iter_mut().flatten() {
+            limit = limit.min(announce_sleep(transport));
         }
         let mut waiting = Vec::with_capacity(self.transports.len());
         for transport in self.transports.iter().flatten() {
@@ -125,9 +120,7 @@ impl Engine {
         }
         // An error has the same consequence as no event: look again.
         let _ = poll(&mut waiting, limit);
-        for transport in self.transports.iter_mut().flatten() {
-            transport.wake_up();
-        }
+        self.end_sleep();
         // This sleep took the driver's announcement back too.
         if let Some(driver) = &self.matching.driver {
             driver.wake();

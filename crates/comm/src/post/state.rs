@@ -37,7 +37,7 @@ impl Submission {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     Open,
-    /// Sends what was submitted, receives nothing.
+    /// Sends submitted messages, and receives none.
     Closing,
     /// Ends at once.
     Stopping,
@@ -292,13 +292,13 @@ impl State {
         self.phase
     }
 
-    /// Records that all other ranks have ended. Returns whom to wake.
+    /// Records that all other ranks have ended. Returns the wakers to call.
     pub fn exhaust(&mut self) -> Vec<Waker> {
         self.exhausted = true;
         self.all_wakers()
     }
 
-    /// Records that messages of this rank to itself have arrived. Returns whom to wake.
+    /// Records that messages of this rank to itself have arrived. Returns the wakers to call.
     pub fn own_arrived(&mut self, count: usize) -> Vec<Waker> {
         self.own_pending = self.own_pending.saturating_sub(count);
         match self.exhausted && self.own_pending == 0 {
@@ -307,7 +307,7 @@ impl State {
         }
     }
 
-    /// Adds an arrived message, unless nobody receives it any more. Returns whom to wake.
+    /// Adds an arrived message, unless nobody receives it any more. Returns the wakers to call.
     pub fn deliver(&mut self, message: Message, window: u64) -> Vec<Waker> {
         if self.end.is_some() || self.ended.contains(&message.lane()) {
             self.consume(&message, window);
@@ -326,7 +326,7 @@ impl State {
         self.credit_due |= account.consumed > 0;
     }
 
-    /// Records the loss of a rank. Returns whom to wake.
+    /// Records the loss of a rank. Returns the wakers to call.
     pub fn lose(&mut self, loss: PostError) -> Vec<Waker> {
         self.losses.push(loss);
         self.all_wakers()
@@ -337,7 +337,7 @@ impl State {
         std::mem::take(&mut self.unwanted)
     }
 
-    /// Ends receiving, and gives up what was to be sent. Returns whom to wake.
+    /// Ends receiving, and gives up what was to be sent. Returns the wakers to call.
     pub fn end(&mut self, why: PostError) -> Vec<Waker> {
         if why != PostError::Closed {
             self.failure.get_or_insert(why.clone());

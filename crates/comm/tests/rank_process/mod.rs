@@ -91,6 +91,39 @@ impl Rank {
         Self { child, lines }
     }
 
+    /// Starts a process for each rank, and waits until all have printed that they run. `what` describes them.
+    pub fn start_group(
+        test: &str,
+        words: &str,
+        connections: Vec<Vec<Option<PeerConnection>>>,
+        what: &str,
+    ) -> Vec<Self> {
+        let ranks = connections.into_iter().enumerate();
+        let mut ranks: Vec<Self> = ranks
+            .map(|(rank, connections)| Self::start(test, words, rank, connections))
+            .collect();
+        for rank in &mut ranks {
+            assert_eq!(rank.line().trim(), "running", "{what}");
+        }
+        ranks
+    }
+
+    /// The ranks but the killed one, with their numbers.
+    pub fn others(ranks: &mut [Self], victim: usize) -> impl Iterator<Item = (usize, &mut Self)> {
+        ranks
+            .iter_mut()
+            .enumerate()
+            .filter(move |(number, _)| *number != victim)
+    }
+
+    /// Waits until each rank but the killed one has printed that all of these are left.
+    pub fn assert_left(ranks: &mut [Self], victim: usize, what: &str) {
+        let left = format!("{} left", ranks.len() - 1);
+        for (number, rank) in Self::others(ranks, victim) {
+            assert_eq!(rank.line().trim(), left, "{what}, rank {number}");
+        }
+    }
+
     /// The next line that the process printed.
     pub fn line(&mut self) -> String {
         let mut line = String::new();

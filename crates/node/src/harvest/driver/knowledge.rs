@@ -1,7 +1,7 @@
 //! What the policy learns apart from the calls that run: samples of other nodes, and models.
 
+use dayfly_harvest::Event;
 use dayfly_harvest::profile::Trained;
-use dayfly_harvest::{Event, FunctionId};
 use dayfly_protocol::call_samples::CallSample;
 use dayfly_protocol::ids::TenantId;
 
@@ -10,8 +10,9 @@ use super::Driver;
 impl Driver {
     /// Learns from calls of other nodes. The record has them, so that it can be repeated.
     pub(super) fn adopt(&mut self, tenant: TenantId, function: &str, samples: &[CallSample]) {
-        let wanted = self.node.learning.wanted_samples(tenant, function, samples);
-        let (function, samples) = wanted.unwrap_or((FunctionId(0), Vec::new()));
+        let Some((function, samples)) = self.node.learning.wanted_samples(tenant, function, samples) else {
+            return;
+        };
         for sample in samples {
             self.handle(&Event::Adopted { function, sample });
         }

@@ -11,8 +11,12 @@ from typing import Any, Self
 from harness.leaks import die_with_parent, wait_until
 from harness.programs import clean_environment
 
-#: Prints that it has started and waits. On SIGTERM, prints that and exits after a moment.
-STAYS = "trap 'echo told $DAYFLY_RANK; sleep 0.2; exit 0' TERM; echo here $DAYFLY_RANK; while :; do sleep 0.05; done"
+#: Prints that it has started and waits. On SIGTERM, prints that and exits after a moment. It ignores further signals:
+#: `timeout` sends two, one to its child and one to its child's group.
+STAYS = (
+    "trap 'trap \"\" TERM; echo told $DAYFLY_RANK; sleep 0.2; exit 0' TERM; "
+    "echo here $DAYFLY_RANK; while :; do sleep 0.05; done"
+)
 
 
 class Provider:

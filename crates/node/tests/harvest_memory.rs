@@ -162,7 +162,8 @@ async fn growth(lender_ms: u32, borrower: [u32; 3]) -> Option<(End, Vec<Event>)>
     // The profile of a function that takes little: the first call, the profiling window, and some more.
     let owner = owner.call(SHORT, 25).await;
     let other = other.call(SHORT, PREPARED).await;
-    let (lends, lent) = owner.begin([lender_ms, 600, 800]);
+    // It has its memory until the borrower is ended: what is free again is lent again.
+    let (lends, lent) = owner.begin([lender_ms, 600, 3_000]);
     let (borrows, borrowed) = other.begin(borrower);
     // More than what no lease owns.
     until("the memory is lent", || {

@@ -1,6 +1,7 @@
 """Functions that call functions: delegated parts of a lease, used by its own workers and by others."""
 
 import pickle
+import re
 import time
 
 import dayfly
@@ -72,6 +73,14 @@ def test_workers_of_one_lease_call_anothers_workers(client, sandbox):
         assert parents.submit(total_of_squares, part, range(10)).result(timeout=60) == ("shm", 285)
         # The rest of the lease is in use meanwhile.
         assert lease.submit(pow, 2, 10).result(timeout=60) == 1024
+
+
+def test_leases_are_shown_by_what_differs(client):
+    # Ids of one minute begin alike.
+    with client.lease() as one, client.lease() as other, other.delegate() as part:
+        shown = [re.search(r"\.\.\.([0-9a-f]{12})\b", repr(of)) for of in (one, other, part)]
+        assert [found and found[1] for found in shown] == [one.id[-12:], other.id[-12:], other.id[-12:]]
+        assert one.id[-12:] != other.id[-12:]
 
 
 def test_sandbox_sees_its_node_only_with_a_delegation(client):

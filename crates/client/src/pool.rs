@@ -352,6 +352,11 @@ impl Pool {
         self.inner.changed.notify_all();
     }
 
+    /// Workers that take calls, now or after their repair. A worker that could not be repaired never does again.
+    pub fn remaining_workers(&self) -> usize {
+        self.inner.lock().dispatch.remaining_workers()
+    }
+
     /// Calls whose end [`Pool::drive`] has still to report.
     pub fn watched(&self) -> usize {
         self.inner.lock().dispatch.calls().watched()

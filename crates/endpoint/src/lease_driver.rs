@@ -130,6 +130,12 @@ fn is_over(code: Code) -> bool {
     )
 }
 
+/// Whether a failed call was never begun, and no later one will be: without workers, every call fails at once, whatever the
+/// reason is.
+fn never_runs(error: &CallError, is_without_workers: bool) -> bool {
+    is_over(error.code()) || (is_without_workers && !was_begun(error))
+}
+
 /// The report about an execution, and its result if that is long.
 fn report_of(attempt: Attempt, outcome: Outcome, took_us: u64) -> (Ended, Option<Output>) {
     let ended = Ended {
@@ -188,4 +194,24 @@ fn is_long(answer: &[u8]) -> bool {
         _ => INLINE_BYTES,
     };
     answer.len() > most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unbegun_calls_leave_leases_without_workers() {
+        let failed = |code| CallError::new(code, "");
+        for (code, with, without) in [
+            (Code::LeaseEnded, true, true),
+            (Code::ExecutorFailed, false, true),
+            (Code::WorkerBusy, false, true),
+            (Code::MaybeExecuted, false, false),
+            (Code::DeadlineExceeded, false, false),
+        ] {
+            assert_eq!(never_runs(&failed(code), false), with, "{code:?}");
+            assert_eq!(never_runs(&failed(code), true), without, "{code:?}");
+        }
+    }
 }

@@ -391,6 +391,11 @@ impl Dispatch {
         }
     }
 
+    /// Workers that are neither delegated nor lost for good.
+    pub fn remaining_workers(&self) -> usize {
+        self.workers.iter().filter(|worker| worker.is_available()).count()
+    }
+
     /// Whether no worker will ever be able to run a call with these options.
     fn has_no_worker_for(&self, options: &CallOptions) -> bool {
         let mut able = self

@@ -262,6 +262,12 @@ impl GangDriver {
         known.collect()
     }
 
+    /// Whether a worker is lost for good, so that no task can have all its ranks.
+    fn lacks_workers(&self) -> bool {
+        let lacks = |part: &GangPart| part.pool.remaining_workers() < part.lease.workers().into();
+        self.parts.iter().any(lacks)
+    }
+
     /// Reports the outcome of a task.
     fn report_outcome(self: &Arc<Self>, worker_set: &Arc<WorkerSet>, running: RunningTask) {
         let driver: Arc<dyn LeaseDriver> = Arc::clone(self) as _;
@@ -269,7 +275,10 @@ impl GangDriver {
         let begun = running.was_begun() || self.closed.load(Ordering::Relaxed);
         let task = running.task;
         let outcome = outcome_of_ranks(running.ended);
-        let lost = outcome.as_ref().is_err_and(|error| is_over(error.code()));
+        let lacks_workers = self.lacks_workers();
+        let lost = outcome
+            .as_ref()
+            .is_err_and(|error| lacks_workers || is_over(error.code()));
         if lost && !begun && !self.is_retired() {
             return worker_set.on_ended(&driver, Vec::new(), Vec::new(), vec![task]);
         }

@@ -14,7 +14,7 @@ use dayfly_protocol::node_api::CallLoans;
 use dayfly_scheduling::{BusyTime, Cost, accepts_more};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{DRIVE_LIMIT, LeaseDriver, MAX_ENDED, channels, drive_until_retired, is_over, output, report_of};
+use super::{DRIVE_LIMIT, LeaseDriver, MAX_ENDED, channels, drive_until_retired, never_runs, output, report_of};
 use crate::contents::{Fetched, inline_inputs};
 use crate::worker_set::{Task, WorkerSet};
 
@@ -122,6 +122,7 @@ impl SingleDriver {
         let mut outcomes = Vec::with_capacity(ended.len());
         let mut long = Vec::new();
         let mut back = Vec::new();
+        let is_lost = self.pool.remaining_workers() == 0;
         let mut calls = self.calls();
         let now = Instant::now();
         let since = |at: Instant| at.saturating_duration_since(self.begun);
@@ -148,7 +149,7 @@ impl SingleDriver {
             calls.busy_time.count(took, left);
             let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             match self.pool.wait(*call, Some(Duration::ZERO)) {
-                Err(error) if is_over(error.code()) && !self.is_retired() => back.push(running.task),
+                Err(error) if never_runs(&error, is_lost) && !self.is_retired() => back.push(running.task),
                 outcome => {
                     let (mut one, output) = report_of(running.task.assigned.attempt, outcome, took_us);
                     // An interrupted execution may have begun.

@@ -329,7 +329,7 @@ class Lease(CallTarget, cf.Executor):
 
     def __repr__(self) -> str:
         state = "shut down" if self._shut else self.mode
-        return f"<dayfly.Lease {self.id[:8]} of {self.workers} workers over {self.transport}, {state}>"
+        return f"<dayfly.Lease ...{self.id[-12:]} of {self.workers} workers over {self.transport}, {state}>"
 
 
 class Function(Generic[P, T]):
@@ -427,4 +427,5 @@ class Delegation:
         return Delegation, (self._text,)
 
     def __repr__(self) -> str:
-        return f"<dayfly.Delegation of {self.workers} workers of lease {self._grant['lease'][:8]}>"
+        lease = str(self._grant["lease"])
+        return f"<dayfly.Delegation of {self.workers} workers of lease ...{lease[-12:]}>"

@@ -1,0 +1,102 @@
+//! Plans, requests and batches between ranks, over posts.
+//!
+//! All requests go to lane 0 of a rank. A request names lanes of its sender, on which the responses arrive: one for each
+//! partition, so that no partition waits for another. A lane carries its schema, batches, and an end or an error. The
+//! sender of batches waits until one has left before it makes the one after the next: the post's credit bounds what is
+//! in flight.
+
+mod batches;
+mod channel;
+mod error;
+mod requests;
+mod server;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytes::Bytes;
+use dayfly_comm::post::{Delivery, Post, PostError};
+use url::Url;
+
+pub use channel::RankChannels;
+pub use error::ExchangeError;
+pub use server::serve;
+
+/// The lane of requests.
+const REQUESTS: u32 = 0;
+
+/// One rank's end of all exchanges.
+#[derive(Debug)]
+pub struct Exchange {
+    post: Post,
+    next_lane: AtomicU32,
+}
+
+impl Exchange {
+    /// Exchanges over this post, whose lanes belong to it.
+    pub fn new(post: Post) -> Arc<Self> {
+        Arc::new(Self {
+            post,
+            next_lane: AtomicU32::new(1),
+        })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.post.rank()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> u32 {
+        self.post.size()
+    }
+
+    /// Ends the exchanges of all ranks.
+    pub fn revoke(&self) {
+        self.post.revoke();
+    }
+
+    /// Lanes of this rank that nobody uses: the first of them. Lane 0 is never among them.
+    fn lanes(&self, count: u32) -> u32 {
+        loop {
+            let first = self.next_lane.fetch_add(count, Ordering::Relaxed);
+            if first != REQUESTS && first.checked_add(count).is_some() {
+                return first;
+            }
+        }
+    }
+
+    fn send(&self, to: u32, lane: u32, parts: Vec<Bytes>) -> Result<Delivery, PostError> {
+        self.post.send(to, lane, parts)
+    }
+}
+
+/// The address by which the planner knows a rank.
+pub fn address_of(rank: u32) -> Url {
+    Url::parse(&format!("rank://{rank}/")).expect("a number makes an address")
+}
+
+/// The rank that is lost, if that is the error. A lane goes on with the other ranks then.
+fn lost_rank(error: &PostError) -> Option<u32> {
+    match error {
+        PostError::PeerLost { rank, .. } => Some(*rank),
+        _ => None,
+    }
+}
+
+/// The rank of an address.
+fn rank_of(address: &Url) -> Option<u32> {
+    (address.scheme() == "rank").then(|| address.host_str()?.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_names_its_rank() {
+        assert_eq!(rank_of(&address_of(7)), Some(7));
+        assert_eq!(rank_of(&Url::parse("http://7/").unwrap()), None);
+        assert_eq!(rank_of(&Url::parse("rank://x/").unwrap()), None);
+    }
+}

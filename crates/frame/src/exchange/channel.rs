@@ -1,0 +1,256 @@
+//! What a rank asks other ranks: to keep plans, and to execute tasks.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
+use datafusion_distributed::{
+    ChannelResolver, CoordinatorToWorkerMsg, ExecuteTaskRequest, GetWorkerInfoRequest, GetWorkerInfoResponse,
+    SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
+};
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use http::HeaderMap;
+use url::Url;
+
+use super::batches;
+use super::error::ExchangeError;
+use super::requests::{Execute, Plan, Report, Request, Unit, encoded};
+use super::server::Kind;
+use super::{Exchange, REQUESTS, lost_rank, rank_of};
+
+/// Channels to the ranks of an exchange.
+pub struct RankChannels(Arc<Exchange>);
+
+impl RankChannels {
+    /// Channels from this end of the exchange.
+    pub fn new(exchange: &Arc<Exchange>) -> Self {
+        Self(Arc::clone(exchange))
+    }
+}
+
+#[async_trait]
+impl ChannelResolver for RankChannels {
+    async fn get_worker_client_for_url(&self, url: &Url) -> Result<Box<dyn WorkerChannel>> {
+        let rank = rank_of(url).filter(|rank| *rank < self.0.size());
+        let rank = rank.ok_or_else(|| ExchangeError::Address(url.to_string()))?;
+        Ok(Box::new(RankChannel {
+            exchange: Arc::clone(&self.0),
+            rank,
+        }))
+    }
+}
+
+/// A channel to one rank.
+struct RankChannel {
+    exchange: Arc<Exchange>,
+    rank: u32,
+}
+
+#[async_trait]
+impl WorkerChannel for RankChannel {
+    async fn coordinator_channel(
+        &mut self,
+        headers: HeaderMap,
+        request: SetPlanRequest,
+        mut units: BoxStream<'static, CoordinatorToWorkerMsg>,
+        _metrics: ExecutionPlanMetricsSet,
+        context: &Arc<TaskContext>,
+    ) -> Result<BoxStream<'static, Result<WorkerToCoordinatorMsg>>> {
+        let lane = Lane::new(&self.exchange, self.rank, 1).remove(0);
+        let number = lane.number;
+        let plan = Plan::of(&headers, request, context)?;
+        self.ask(&Request::Plan { lane: number, plan })?;
+        let (exchange, rank) = (Arc::clone(&self.exchange), self.rank);
+        tokio::spawn(async move {
+            let ask = |request: &Request| exchange.send(rank, REQUESTS, vec![encoded(request)]).map(drop);
+            while let Some(message) = units.next().await {
+                let asked = ask(&match message {
+                    CoordinatorToWorkerMsg::WorkUnitBatch(batch) => Request::Units {
+                        lane: number,
+                        units: Unit::all_of(batch),
+                    },
+                    CoordinatorToWorkerMsg::WorkUnitEos => Request::EndOfUnits { lane: number },
+                });
+                if asked.is_err() {
+                    // The response's stream reports it.
+                    return;
+                }
+            }
+            let _ = ask(&Request::EndOfPlan { lane: number });
+        });
+        Ok(lane.into_stream(|parts| {
+            let report: Report = rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part))
+                .map_err(|error| error.to_string())?;
+            Ok(match report {
+                Report::Load(load) => WorkerToCoordinatorMsg::LoadInfo(load.decoded()),
+                Report::EndOfLoad => WorkerToCoordinatorMsg::LoadInfoEos,
+            })
+        }))
+    }
+
+    async fn execute_task(
+        &mut self,
+        _headers: HeaderMap,
+        request: ExecuteTaskRequest,
+        _metrics: ExecutionPlanMetricsSet,
+        context: &Arc<TaskContext>,
+    ) -> Result<Vec<BoxStream<'static, Result<RecordBatch>>>> {
+        let execute = Execute::of(request, context)?;
+        let count = execute.count().ok_or_else(|| {
+            DataFusionError::Internal(format!("partitions from {} to {} of a task", execute.from, execute.to))
+        })?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let lanes = Lane::new(&self.exchange, self.rank, count);
+        let lane = lanes[0].number;
+        self.ask(&Request::Execute { lane, execute })?;
+        Ok(lanes.into_iter().map(Lane::into_batches).collect())
+    }
+
+    async fn get_worker_info(&mut self, _request: GetWorkerInfoRequest) -> Result<GetWorkerInfoResponse> {
+        Ok(GetWorkerInfoResponse {
+            version: env!("CARGO_PKG_VERSION").into(),
+        })
+    }
+}
+
+impl RankChannel {
+    fn ask(&self, request: &Request) -> Result<()> {
+        let sent = self.exchange.send(self.rank, REQUESTS, vec![encoded(request)]);
+        sent.map(drop).map_err(|error| ExchangeError::from(error).into())
+    }
+}
+
+/// One of the lanes of a request. Dropped before its end, it cancels what it brings.
+struct Lane {
+    exchange: Arc<Exchange>,
+    rank: u32,
+    number: u32,
+    has_ended: bool,
+}
+
+impl Lane {
+    fn new(exchange: &Arc<Exchange>, rank: u32, count: u32) -> Vec<Self> {
+        let first = exchange.lanes(count);
+        let lanes = (first..first + count).map(|number| Self {
+            exchange: Arc::clone(exchange),
+            rank,
+            number,
+            has_ended: false,
+        });
+        lanes.collect()
+    }
+
+    /// The next message; `None` after the last one.
+    async fn next(&mut self) -> Result<Option<(Kind, Vec<Bytes>)>, ExchangeError> {
+        let rank = self.rank;
+        let violation = |what: &str| ExchangeError::Violation {
+            rank,
+            what: what.into(),
+        };
+        loop {
+            let message = match self.exchange.post.next(self.number, None).await {
+                Ok(message) => message,
+                Err(error) if lost_rank(&error).is_some_and(|lost| lost != self.rank) => continue,
+                Err(error) => {
+                    self.has_ended = true;
+                    return Err(error.into());
+                }
+            };
+            if message.from() != self.rank {
+                continue;
+            }
+            let mut parts = message.into_parts();
+            if parts.is_empty() {
+                return Err(violation("an empty message"));
+            }
+            let kind = parts.remove(0);
+            let kind = Kind::of(&kind).ok_or_else(|| violation("a message of an unknown kind"))?;
+            match kind {
+                Kind::End => {
+                    self.has_ended = true;
+                    return Ok(None);
+                }
+                Kind::Error => {
+                    self.has_ended = true;
+                    let message = parts.first().map(|text| String::from_utf8_lossy(text).into_owned());
+                    return Err(ExchangeError::Task {
+                        rank,
+                        message: message.unwrap_or_default(),
+                    });
+                }
+                _ => return Ok(Some((kind, parts))),
+            }
+        }
+    }
+
+    /// Reads each message.
+    fn into_stream<T: Send + 'static>(
+        self,
+        read: impl Fn(Vec<Bytes>) -> Result<T, String> + Send + Sync + 'static,
+    ) -> BoxStream<'static, Result<T>> {
+        let stream = stream::unfold((Some(self), read), |(lane, read)| async move {
+            let mut lane = lane?;
+            let rank = lane.rank;
+            match lane.next().await {
+                Ok(None) => None,
+                Ok(Some((_, parts))) => match read(parts) {
+                    Ok(item) => Some((Ok(item), (Some(lane), read))),
+                    Err(what) => Some((Err(ExchangeError::Violation { rank, what }.into()), (None, read))),
+                },
+                Err(error) => Some((Err(error.into()), (None, read))),
+            }
+        });
+        stream.boxed()
+    }
+
+    /// Its batches. The schema comes first.
+    fn into_batches(self) -> BoxStream<'static, Result<RecordBatch>> {
+        let state: (Option<Self>, Option<SchemaRef>) = (Some(self), None);
+        let stream = stream::unfold(state, |(lane, mut schema)| async move {
+            let mut lane = lane?;
+            let rank = lane.rank;
+            let violation = |what: String| DataFusionError::from(ExchangeError::Violation { rank, what });
+            loop {
+                let (kind, parts) = match lane.next().await {
+                    Ok(Some(message)) => message,
+                    Ok(None) => return None,
+                    Err(error) => return Some((Err(error.into()), (None, schema))),
+                };
+                if kind == Kind::Schema {
+                    match batches::schema_of(&parts) {
+                        Ok(found) => schema = Some(found),
+                        Err(error) => return Some((Err(violation(error.to_string())), (None, schema))),
+                    }
+                    continue;
+                }
+                let Some(known) = &schema else {
+                    return Some((Err(violation("a batch before its schema".into())), (None, schema)));
+                };
+                return match batches::from_parts(&parts, known) {
+                    Ok(batch) => Some((Ok(batch), (Some(lane), schema))),
+                    Err(error) => Some((Err(violation(error.to_string())), (None, schema))),
+                };
+            }
+        });
+        stream.boxed()
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let cancel = encoded(&Request::Cancel { lane: self.number });
+            // A rank that is lost needs no word.
+            let _ = self.exchange.send(self.rank, REQUESTS, vec![cancel]);
+        }
+        self.exchange.post.end_lane(self.number);
+    }
+}

@@ -1,0 +1,43 @@
+//! What goes wrong between ranks.
+
+use datafusion::common::DataFusionError;
+use dayfly_comm::post::PostError;
+
+/// Why an exchange between ranks failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError {
+    /// The post failed: a rank was lost, or the exchange was revoked.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// A rank executed a task that failed.
+    #[error("rank {rank}: {message}")]
+    Task {
+        /// The rank.
+        rank: u32,
+        /// The error, as DataFusion describes it.
+        message: String,
+    },
+    /// A rank sent what it must not.
+    #[error("rank {rank} sent {what}")]
+    Violation {
+        /// The rank.
+        rank: u32,
+        /// What it sent.
+        what: String,
+    },
+    /// A batch has more buffers than a message may have parts.
+    #[error("a batch of {columns} columns has too many buffers for one message; select fewer columns")]
+    TooWide {
+        /// Its columns.
+        columns: usize,
+    },
+    /// The address is not that of a rank.
+    #[error("{0} is not the address of a rank")]
+    Address(String),
+}
+
+impl From<ExchangeError> for DataFusionError {
+    fn from(error: ExchangeError) -> Self {
+        Self::External(Box::new(error))
+    }
+}

@@ -1,0 +1,242 @@
+//! What a rank does for others: it keeps the plans of their tasks, and executes them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use datafusion::common::{DataFusionError, Result};
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion_distributed::{CoordinatorToWorkerMsg, Worker, WorkerToCoordinatorMsg};
+use dayfly_comm::post::{Message, PostError};
+use futures_util::StreamExt;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::error::ExchangeError;
+use super::requests::{Execute, Load, Plan, Report, Request, Unit, encoded};
+use super::{Exchange, REQUESTS, batches, lost_rank};
+
+/// What a message on a lane is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The schema of the batches after it.
+    Schema,
+    /// A batch.
+    Batch,
+    /// A report of a task.
+    Report,
+    /// The last message.
+    End,
+    /// The last message, of what failed.
+    Error,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Schema, Self::Batch, Self::Report, Self::End, Self::Error];
+
+    /// The kind in the first part of a message.
+    pub fn of(part: &[u8]) -> Option<Self> {
+        match part {
+            [number] => Self::ALL.get(usize::from(*number)).copied(),
+            _ => None,
+        }
+    }
+
+    fn part(self) -> Bytes {
+        const NUMBERS: [[u8; 1]; 5] = [[0], [1], [2], [3], [4]];
+        Bytes::from_static(&NUMBERS[self as usize])
+    }
+}
+
+/// A lane of another rank.
+type Place = (u32, u32);
+
+/// Serves requests of other ranks until the exchange is revoked or closed.
+pub async fn serve(exchange: Arc<Exchange>, worker: Worker) -> Result<(), ExchangeError> {
+    let mut server = Server {
+        exchange,
+        worker,
+        running: JoinSet::new(),
+        aborts: HashMap::new(),
+        feeds: HashMap::new(),
+    };
+    loop {
+        let exchange = Arc::clone(&server.exchange);
+        tokio::select! {
+            message = exchange.post.next(REQUESTS, None) => match message {
+                Ok(message) => server.take(message),
+                Err(error) => match lost_rank(&error) {
+                    Some(rank) => server.forget(rank),
+                    None if matches!(error, PostError::Closed | PostError::Revoked { .. }) => return Ok(()),
+                    None => return Err(error.into()),
+                },
+            },
+            Some(_) = server.running.join_next() => server.clean(),
+        }
+    }
+}
+
+struct Server {
+    exchange: Arc<Exchange>,
+    worker: Worker,
+    running: JoinSet<()>,
+    aborts: HashMap<Place, AbortHandle>,
+    /// Where further units of work for a plan go.
+    feeds: HashMap<Place, UnboundedSender<CoordinatorToWorkerMsg>>,
+}
+
+impl Server {
+    fn take(&mut self, message: Message) {
+        let from = message.from();
+        let request = message.parts().first().map(|part| rmp_serde::from_slice::<Request>(part));
+        // What is malformed names no lane to report it on: its sender's deadline does.
+        let Some(Ok(request)) = request else { return };
+        match request {
+            Request::Plan { lane, plan } => {
+                let (sender, feed) = unbounded_channel();
+                self.feeds.insert((from, lane), sender);
+                let responses = self.responses(from, lane);
+                let task = keep(responses, self.worker.clone(), plan, feed);
+                let _ = self.running.spawn(task);
+            }
+            Request::Units { lane, units } => {
+                if let Some(feed) = self.feeds.get(&(from, lane)) {
+                    let _ = feed.send(CoordinatorToWorkerMsg::WorkUnitBatch(Unit::batch_of(units)));
+                }
+            }
+            Request::EndOfUnits { lane } => {
+                if let Some(feed) = self.feeds.get(&(from, lane)) {
+                    let _ = feed.send(CoordinatorToWorkerMsg::WorkUnitEos);
+                }
+            }
+            Request::EndOfPlan { lane } => drop(self.feeds.remove(&(from, lane))),
+            Request::Execute { lane, execute } => {
+                let count = execute.count().unwrap_or(0);
+                let Some(end) = lane.checked_add(count) else { return };
+                let (senders, receivers): (Vec<_>, Vec<_>) =
+                    (0..count).map(|_| tokio::sync::oneshot::channel()).unzip();
+                for (lane, receiver) in (lane..end).zip(receivers) {
+                    let responses = self.responses(from, lane);
+                    let abort = self.running.spawn(async move {
+                        if let Ok(batches) = receiver.await {
+                            responses.send_all(batches).await;
+                        }
+                    });
+                    self.aborts.insert((from, lane), abort);
+                }
+                let worker = self.worker.clone();
+                let _ = self.running.spawn(begin(worker, execute, senders));
+            }
+            Request::Cancel { lane } => {
+                self.feeds.remove(&(from, lane));
+                if let Some(abort) = self.aborts.remove(&(from, lane)) {
+                    abort.abort();
+                }
+            }
+        }
+    }
+
+    fn responses(&self, to: u32, lane: u32) -> Responses {
+        Responses {
+            exchange: Arc::clone(&self.exchange),
+            to,
+            lane,
+        }
+    }
+
+    /// Ends what a lost rank asked for.
+    fn forget(&mut self, rank: u32) {
+        self.feeds.retain(|(from, _), _| *from != rank);
+        for (_, abort) in self.aborts.extract_if(|(from, _), _| *from == rank) {
+            abort.abort();
+        }
+    }
+
+    fn clean(&mut self) {
+        self.aborts.retain(|_, abort| !abort.is_finished());
+    }
+}
+
+/// Begins a task, and hands each partition's batches to who sends them.
+async fn begin(
+    worker: Worker,
+    execute: Execute,
+    senders: Vec<tokio::sync::oneshot::Sender<Result<SendableRecordBatchStream, String>>>,
+) {
+    match worker.execute_task(execute.decoded()).await {
+        Ok((streams, _)) => {
+            for (sender, stream) in senders.into_iter().zip(streams) {
+                // Who is canceled takes nothing.
+                let _ = sender.send(Ok(stream));
+            }
+        }
+        Err(error) => {
+            for sender in senders {
+                let _ = sender.send(Err(error.to_string()));
+            }
+        }
+    }
+}
+
+/// Keeps a plan until its query ends.
+async fn keep(responses: Responses, worker: Worker, plan: Plan, feed: UnboundedReceiver<CoordinatorToWorkerMsg>) {
+    let sent = async {
+        let (headers, request) = plan.decoded()?;
+        let feed = futures_util::stream::unfold(feed, |mut feed| async move { Some((Ok(feed.recv().await?), feed)) });
+        let mut reports = worker.coordinator_channel(headers, request, feed.boxed()).await?;
+        while let Some(report) = reports.next().await {
+            let report = match report? {
+                WorkerToCoordinatorMsg::LoadInfo(load) => Report::Load(Load::of(load)),
+                WorkerToCoordinatorMsg::LoadInfoEos => Report::EndOfLoad,
+                // The session asks for none.
+                WorkerToCoordinatorMsg::TaskMetrics(_) => continue,
+            };
+            responses.send(Kind::Report, vec![encoded(&report)])?;
+        }
+        Ok::<(), DataFusionError>(())
+    };
+    responses.end(sent.await.map_err(|error| error.to_string()));
+}
+
+/// Where the responses to a request go.
+struct Responses {
+    exchange: Arc<Exchange>,
+    to: u32,
+    lane: u32,
+}
+
+impl Responses {
+    fn send(&self, kind: Kind, mut parts: Vec<Bytes>) -> Result<dayfly_comm::post::Delivery, ExchangeError> {
+        parts.insert(0, kind.part());
+        Ok(self.exchange.send(self.to, self.lane, parts)?)
+    }
+
+    fn end(&self, result: Result<(), String>) {
+        // A rank that is lost needs no word.
+        let _ = match result {
+            Ok(()) => self.send(Kind::End, Vec::new()),
+            Err(message) => self.send(Kind::Error, vec![message.into()]),
+        };
+    }
+
+    async fn send_all(&self, batches: Result<SendableRecordBatchStream, String>) {
+        let sent = match batches {
+            Ok(batches) => self.send_batches(batches).await.map_err(|error| error.to_string()),
+            Err(message) => Err(message),
+        };
+        self.end(sent);
+    }
+
+    async fn send_batches(&self, mut batches: SendableRecordBatchStream) -> Result<()> {
+        self.send(Kind::Schema, vec![batches::schema_part(&batches.schema())?])?;
+        let mut in_flight = None;
+        while let Some(batch) = batches.next().await {
+            let parts = batches::to_parts(&batch?)?;
+            let delivery = self.send(Kind::Batch, parts)?;
+            if let Some(before) = in_flight.replace(delivery) {
+                before.await.map_err(ExchangeError::from)?;
+            }
+        }
+        Ok(())
+    }
+}

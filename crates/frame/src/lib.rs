@@ -3,11 +3,16 @@
 //! DataFusion executes queries, and datafusion-distributed divides them into stages of tasks. This crate carries plans,
 //! requests and batches between ranks, over the posts of `dayfly-comm`: there is no server and no listening port.
 //!
-//! Each rank has an [`Exchange`] and calls [`serve`] with a [`worker`]. One rank, which may be a client that joined the
-//! group for this, plans queries in a [`context`].
+//! The last rank of a group plans queries, in a [`Session`]. All others execute them, in [`serve_rank`]. So a client
+//! joins the group of its workers, and gets results over the best route there is.
 
+mod error;
 mod exchange;
+mod memory;
+mod rank;
 mod session;
 
-pub use exchange::{Exchange, ExchangeError, serve};
-pub use session::{context, worker};
+pub use datafusion;
+pub use error::failure_of;
+pub use rank::{RankOptions, serve, serve_rank};
+pub use session::{Session, SessionOptions};

@@ -1,44 +1,160 @@
-//! DataFusion's sessions: of the rank that plans queries, and of those that execute tasks.
+//! The rank that plans queries and gets their results.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use datafusion::common::{DataFusionError, Result};
+use datafusion::common::Result as QueryResult;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use datafusion_distributed::{
-    DistributedExt, SessionStateBuilderExt, Worker, WorkerQueryContext, WorkerResolver,
-};
+use datafusion_distributed::{DistributedExt, SessionStateBuilderExt, WorkerResolver};
+use dayfly_comm::post::{Post, PostOptions};
+use dayfly_comm::{Communicator, Invitation, World};
+use dayfly_protocol::error::{Code, Failure};
+use tokio::runtime::Runtime;
 use url::Url;
 
+use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
+use crate::memory::environment;
+use crate::rank::runtime;
 
-/// The ranks that execute tasks.
-struct Workers(Vec<u32>);
+/// How a session plans, and what it may use itself.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    /// Partitions of a stage on each rank: the cores of a rank. At least 1.
+    pub partitions: usize,
+    /// Bytes of input for each partition. Fewer ranks scan a table that is smaller than one share for each.
+    pub partition_bytes: usize,
+    /// Bytes of memory for the last stage of queries, which runs in this process; `None` for no bound.
+    pub memory_bytes: Option<u64>,
+    /// Directory for what does not fit into memory; `None` to fail instead.
+    pub spill: Option<PathBuf>,
+}
 
-impl WorkerResolver for Workers {
-    fn get_urls(&self) -> Result<Vec<Url>, DataFusionError> {
-        Ok(self.0.iter().map(|rank| address_of(*rank)).collect())
+impl Default for SessionOptions {
+    /// One partition on each rank, 1 MiB for each partition, memory without a bound.
+    fn default() -> Self {
+        Self {
+            partitions: 1,
+            partition_bytes: 1 << 20,
+            memory_bytes: None,
+            spill: None,
+        }
     }
 }
 
-/// A session that plans queries and has them executed by these ranks.
-pub fn context(exchange: &Arc<Exchange>, ranks: Vec<u32>, config: SessionConfig) -> Result<SessionContext> {
+/// The ranks that execute tasks.
+struct Workers(u32);
+
+impl WorkerResolver for Workers {
+    fn get_urls(&self) -> QueryResult<Vec<Url>> {
+        Ok((0..self.0).map(address_of).collect())
+    }
+}
+
+/// Queries over the ranks of a group. The last rank of the group has the session; all others are in
+/// [`serve_rank`](crate::serve_rank).
+///
+/// Use it from threads without an asynchronous runtime of their own, and pass futures of [`Session::context`] to
+/// [`Session::runtime`].
+pub struct Session {
+    exchange: Arc<Exchange>,
+    context: SessionContext,
+    runtime: Option<Runtime>,
+    // Declared last: the ranks send farewells before they leave the group.
+    _world: Option<World>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("ranks", &self.ranks())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Joins the group of an invitation as its last rank. Returns when all ranks are connected.
+    ///
+    /// # Errors
+    /// As joining a group; [`Code::InvalidRequest`] if the group has one rank only or the invitation another rank.
+    pub fn join(invitation: &Invitation, options: &SessionOptions) -> Result<Self, Failure> {
+        let world = invitation.accept()?;
+        let mut session = Self::of(&world.communicator, options)?;
+        session._world = Some(world);
+        Ok(session)
+    }
+
+    /// A session in a group that is connected already. The last rank calls this, and all others
+    /// [`serve`](crate::serve).
+    ///
+    /// # Errors
+    /// As [`Session::join`].
+    pub fn of(communicator: &Communicator, options: &SessionOptions) -> Result<Self, Failure> {
+        let (rank, size) = (communicator.rank(), communicator.size());
+        if size < 2 || rank != size - 1 {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                format!("rank {rank} of {size} cannot have the session: it is the last rank of two or more"),
+            ));
+        }
+        let runtime = runtime(options.partitions)?;
+        let exchange = Exchange::new(Post::open(communicator, PostOptions::default())?);
+        let context = context(&exchange, options).map_err(|error| failure_of(&error))?;
+        Ok(Self {
+            exchange,
+            context,
+            runtime: Some(runtime),
+            _world: None,
+        })
+    }
+
+    /// Number of ranks that execute tasks.
+    pub fn ranks(&self) -> u32 {
+        self.exchange.size() - 1
+    }
+
+    /// DataFusion's session: its tables and its planner.
+    pub fn context(&self) -> &SessionContext {
+        &self.context
+    }
+
+    /// The runtime on which queries of this session run.
+    pub fn runtime(&self) -> &Runtime {
+        self.runtime
+            .as_ref()
+            .expect("it is taken only when the session is dropped")
+    }
+
+    /// Ends the session on all ranks. Queries under way fail with [`Code::Cancelled`]. Does nothing the second time.
+    pub fn close(&self) {
+        self.exchange.revoke();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.close();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<SessionContext> {
+    let config = SessionConfig::new()
+        .with_information_schema(true)
+        .with_target_partitions(options.partitions.max(1));
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
+        .with_runtime_env(environment(options.memory_bytes, options.spill.as_deref())?)
         .with_distributed_planner()
-        .with_distributed_worker_resolver(Workers(ranks))
+        .with_distributed_worker_resolver(Workers(exchange.size() - 1))
         .with_distributed_channel_resolver(RankChannels::new(exchange))
+        .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
+        // Metrics cross between ranks only in the form of the gRPC server, which is not built.
         .with_distributed_metrics_collection(false)?
         .build();
     Ok(SessionContext::from(state))
-}
-
-/// What executes the tasks of queries on one rank.
-pub fn worker(exchange: &Arc<Exchange>) -> Worker {
-    let exchange = Arc::clone(exchange);
-    Worker::from_session_builder(move |query: WorkerQueryContext| {
-        let channels = RankChannels::new(&exchange);
-        async move { Ok(query.builder.with_distributed_channel_resolver(channels).build()) }
-    })
 }

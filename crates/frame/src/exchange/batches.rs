@@ -113,7 +113,7 @@ fn compacted(array: &ArrayRef) -> ArrayData {
         return data;
     }
     let mut copy = MutableArrayData::new(vec![&data], false, data.len());
-    copy.extend(0, 0, data.len());
+    copy.try_extend(0, 0, data.len())?;
     copy.freeze()
 }
 
@@ -133,7 +133,9 @@ pub fn schema_of(parts: &[Bytes]) -> Result<SchemaRef, ArrowError> {
 /// The batch in a message.
 pub fn from_parts(parts: &[Bytes], schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     let malformed = |what: &str| ArrowError::IpcError(what.to_owned());
-    let (head, buffers) = parts.split_first().ok_or_else(|| malformed("a batch without a description"))?;
+    let (head, buffers) = parts
+        .split_first()
+        .ok_or_else(|| malformed("a batch without a description"))?;
     let head: Head = rmp_serde::from_slice(head).map_err(|error| malformed(&error.to_string()))?;
     if head.columns.len() != schema.fields().len() {
         return Err(malformed("a batch with other columns than its schema"));
@@ -162,7 +164,9 @@ fn rebuild(
     let malformed = |what: &str| ArrowError::IpcError(what.to_owned());
     let rows = usize::try_from(node.rows).map_err(|_| malformed("an array with too many rows"))?;
     let mut next = || {
-        let part = buffers.next().ok_or_else(|| malformed("a batch without all of its buffers"))?;
+        let part = buffers
+            .next()
+            .ok_or_else(|| malformed("a batch without all of its buffers"))?;
         Ok::<_, ArrowError>(Buffer::from(part.clone()))
     };
     let mut builder = ArrayDataBuilder::new(data_type.clone()).len(rows);

@@ -85,8 +85,8 @@ impl WorkerChannel for RankChannel {
             let _ = ask(&Request::EndOfPlan { lane: number });
         });
         Ok(lane.into_stream(|parts| {
-            let report: Report = rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part))
-                .map_err(|error| error.to_string())?;
+            let report: Report =
+                rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part)).map_err(|error| error.to_string())?;
             Ok(match report {
                 Report::Load(load) => WorkerToCoordinatorMsg::LoadInfo(load.decoded()),
                 Report::EndOfLoad => WorkerToCoordinatorMsg::LoadInfoEos,
@@ -180,11 +180,9 @@ impl Lane {
                 }
                 Kind::Error => {
                     self.has_ended = true;
-                    let message = parts.first().map(|text| String::from_utf8_lossy(text).into_owned());
-                    return Err(ExchangeError::Task {
-                        rank,
-                        message: message.unwrap_or_default(),
-                    });
+                    let failure = parts.first().and_then(|part| rmp_serde::from_slice(part).ok());
+                    let failure = failure.ok_or_else(|| violation("a failure that cannot be read"))?;
+                    return Err(ExchangeError::Task { rank, failure });
                 }
                 _ => return Ok(Some((kind, parts))),
             }

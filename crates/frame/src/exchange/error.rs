@@ -2,6 +2,7 @@
 
 use datafusion::common::DataFusionError;
 use dayfly_comm::post::PostError;
+use dayfly_protocol::error::{Code, Failure};
 
 /// Why an exchange between ranks failed.
 #[derive(Debug, thiserror::Error)]
@@ -10,12 +11,12 @@ pub enum ExchangeError {
     #[error(transparent)]
     Post(#[from] PostError),
     /// A rank executed a task that failed.
-    #[error("rank {rank}: {message}")]
+    #[error("rank {rank}: {}", failure.message)]
     Task {
         /// The rank.
         rank: u32,
-        /// The error, as DataFusion describes it.
-        message: String,
+        /// Its failure.
+        failure: Failure,
     },
     /// A rank sent what it must not.
     #[error("rank {rank} sent {what}")]
@@ -34,6 +35,20 @@ pub enum ExchangeError {
     /// The address is not that of a rank.
     #[error("{0} is not the address of a rank")]
     Address(String),
+}
+
+impl ExchangeError {
+    /// The failure with its stable code.
+    pub fn to_failure(&self) -> Failure {
+        let code = match self {
+            Self::Post(error) => error.code(),
+            Self::Task { failure, .. } => failure.code,
+            Self::Violation { .. } => Code::ProtocolViolation,
+            Self::TooWide { .. } => Code::TooLarge,
+            Self::Address(_) => Code::InvalidRequest,
+        };
+        Failure::new(code, self.to_string())
+    }
 }
 
 impl From<ExchangeError> for DataFusionError {

@@ -126,7 +126,9 @@ impl Plan {
             key: Key::of(request.task_key),
             task_count: request.task_count as u64,
             plan: request.plan.encode(context)?,
-            feeds: feeds.map(|feed| (*feed.id.as_bytes(), feed.partitions as u64)).collect(),
+            feeds: feeds
+                .map(|feed| (*feed.id.as_bytes(), feed.partitions as u64))
+                .collect(),
             address: request.target_worker_url.to_string(),
             query_start_ns: request.query_start_time_ns as u64,
         })
@@ -226,9 +228,7 @@ impl Unit {
             received_timestamp_unix_nanos: 0,
             processed_timestamp_unix_nanos: 0,
         });
-        WorkUnitBatch {
-            batch: units.collect(),
-        }
+        WorkUnitBatch { batch: units.collect() }
     }
 }
 

@@ -8,6 +8,7 @@ use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion_distributed::{CoordinatorToWorkerMsg, Worker, WorkerToCoordinatorMsg};
 use dayfly_comm::post::{Message, PostError};
+use dayfly_protocol::error::Failure;
 use futures_util::StreamExt;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, JoinSet};
@@ -15,6 +16,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::error::ExchangeError;
 use super::requests::{Execute, Load, Plan, Report, Request, Unit, encoded};
 use super::{Exchange, REQUESTS, batches, lost_rank};
+use crate::error::failure_of;
 
 /// What a message on a lane is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +53,8 @@ impl Kind {
 /// A lane of another rank.
 type Place = (u32, u32);
 
-/// Serves requests of other ranks until the exchange is revoked or closed.
-pub async fn serve(exchange: Arc<Exchange>, worker: Worker) -> Result<(), ExchangeError> {
+/// Serves requests of other ranks until the exchange is revoked or closed, or the rank of the session is lost.
+pub async fn serve(exchange: Arc<Exchange>, worker: Worker, session: u32) -> Result<(), ExchangeError> {
     let mut server = Server {
         exchange,
         worker,
@@ -66,9 +68,9 @@ pub async fn serve(exchange: Arc<Exchange>, worker: Worker) -> Result<(), Exchan
             message = exchange.post.next(REQUESTS, None) => match message {
                 Ok(message) => server.take(message),
                 Err(error) => match lost_rank(&error) {
-                    Some(rank) => server.forget(rank),
+                    Some(rank) if rank != session => server.forget(rank),
                     None if matches!(error, PostError::Closed | PostError::Revoked { .. }) => return Ok(()),
-                    None => return Err(error.into()),
+                    _ => return Err(error.into()),
                 },
             },
             Some(_) = server.running.join_next() => server.clean(),
@@ -88,7 +90,10 @@ struct Server {
 impl Server {
     fn take(&mut self, message: Message) {
         let from = message.from();
-        let request = message.parts().first().map(|part| rmp_serde::from_slice::<Request>(part));
+        let request = message
+            .parts()
+            .first()
+            .map(|part| rmp_serde::from_slice::<Request>(part));
         // What is malformed names no lane to report it on: its sender's deadline does.
         let Some(Ok(request)) = request else { return };
         match request {
@@ -161,7 +166,7 @@ impl Server {
 async fn begin(
     worker: Worker,
     execute: Execute,
-    senders: Vec<tokio::sync::oneshot::Sender<Result<SendableRecordBatchStream, String>>>,
+    senders: Vec<tokio::sync::oneshot::Sender<Result<SendableRecordBatchStream, Failure>>>,
 ) {
     match worker.execute_task(execute.decoded()).await {
         Ok((streams, _)) => {
@@ -171,8 +176,9 @@ async fn begin(
             }
         }
         Err(error) => {
+            let failure = failure_of(&error);
             for sender in senders {
-                let _ = sender.send(Err(error.to_string()));
+                let _ = sender.send(Err(failure.clone()));
             }
         }
     }
@@ -195,7 +201,7 @@ async fn keep(responses: Responses, worker: Worker, plan: Plan, feed: UnboundedR
         }
         Ok::<(), DataFusionError>(())
     };
-    responses.end(sent.await.map_err(|error| error.to_string()));
+    responses.end(sent.await.map_err(|error| failure_of(&error)));
 }
 
 /// Where the responses to a request go.
@@ -211,18 +217,18 @@ impl Responses {
         Ok(self.exchange.send(self.to, self.lane, parts)?)
     }
 
-    fn end(&self, result: Result<(), String>) {
+    fn end(&self, result: Result<(), Failure>) {
         // A rank that is lost needs no word.
         let _ = match result {
             Ok(()) => self.send(Kind::End, Vec::new()),
-            Err(message) => self.send(Kind::Error, vec![message.into()]),
+            Err(failure) => self.send(Kind::Error, vec![encoded(&failure)]),
         };
     }
 
-    async fn send_all(&self, batches: Result<SendableRecordBatchStream, String>) {
+    async fn send_all(&self, batches: Result<SendableRecordBatchStream, Failure>) {
         let sent = match batches {
-            Ok(batches) => self.send_batches(batches).await.map_err(|error| error.to_string()),
-            Err(message) => Err(message),
+            Ok(batches) => self.send_batches(batches).await.map_err(|error| failure_of(&error)),
+            Err(failure) => Err(failure),
         };
         self.end(sent);
     }

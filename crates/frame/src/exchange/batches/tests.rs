@@ -10,7 +10,12 @@ use super::*;
 fn batch() -> RecordBatch {
     let numbers: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3), Some(4)]));
     let words: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), Some(""), None, Some("längst")]));
-    let views: ArrayRef = Arc::new(StringViewArray::from(vec!["short", "a text that is longer than a view", "", "x"]));
+    let views: ArrayRef = Arc::new(StringViewArray::from(vec![
+        "short",
+        "a text that is longer than a view",
+        "",
+        "x",
+    ]));
     let truths: ArrayRef = Arc::new(BooleanArray::from(vec![Some(true), None, Some(false), Some(true)]));
     let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(vec![
         Some(vec![Some(1), None]),
@@ -79,7 +84,9 @@ fn buffers_travel_as_they_lie() {
 #[test]
 fn small_slice_leaves_its_large_rest_behind() {
     let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100_000));
-    let batch = RecordBatch::try_from_iter([("numbers", numbers)]).unwrap().slice(50_000, 10);
+    let batch = RecordBatch::try_from_iter([("numbers", numbers)])
+        .unwrap()
+        .slice(50_000, 10);
     let bytes: usize = to_parts(&batch).unwrap().iter().map(Bytes::len).sum();
     assert!(bytes < 1_000, "{bytes}");
 }

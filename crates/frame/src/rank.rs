@@ -1,0 +1,77 @@
+//! A rank that executes the tasks of queries.
+
+use std::path::PathBuf;
+
+use datafusion_distributed::{DistributedExt, Worker, WorkerQueryContext};
+use dayfly_comm::post::{Post, PostOptions};
+use dayfly_comm::{Communicator, Invitation};
+use dayfly_protocol::error::{Code, Failure};
+use tokio::runtime::Runtime;
+
+use crate::error::failure_of;
+use crate::exchange::{Exchange, RankChannels};
+use crate::memory::environment;
+
+/// What a rank may use.
+#[derive(Debug, Clone)]
+pub struct RankOptions {
+    /// Threads that execute tasks: the cores of its lease. At least 1.
+    pub threads: usize,
+    /// Bytes of memory of its lease; `None` for no bound.
+    pub memory_bytes: Option<u64>,
+    /// Directory for what does not fit into memory; `None` to fail instead.
+    pub spill: Option<PathBuf>,
+}
+
+impl Default for RankOptions {
+    /// One thread, memory without a bound.
+    fn default() -> Self {
+        Self {
+            threads: 1,
+            memory_bytes: None,
+            spill: None,
+        }
+    }
+}
+
+/// Joins the group of an invitation as one of its workers, and executes tasks of the session until it closes.
+///
+/// # Errors
+/// As joining a group; [`Code::RankLost`] if the rank of the session is lost.
+pub fn serve_rank(invitation: &Invitation, options: &RankOptions) -> Result<(), Failure> {
+    let world = invitation.accept()?;
+    serve(&world.communicator, options)
+}
+
+/// As [`serve_rank`], in a group that is connected already. All ranks of it call this, except the last one, which opens
+/// a [`Session`](crate::Session).
+///
+/// # Errors
+/// As [`serve_rank`].
+pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), Failure> {
+    let environment =
+        environment(options.memory_bytes, options.spill.as_deref()).map_err(|error| failure_of(&error))?;
+    let exchange = Exchange::new(Post::open(communicator, PostOptions::default())?);
+    let session = communicator.size() - 1;
+    let channels = exchange.clone();
+    let worker = Worker::from_session_builder(move |query: WorkerQueryContext| {
+        let channels = RankChannels::new(&channels);
+        async move { Ok(query.builder.with_distributed_channel_resolver(channels).build()) }
+    });
+    let worker = worker.with_runtime_env(environment);
+    let runtime = runtime(options.threads)?;
+    let served = runtime.block_on(crate::exchange::serve(exchange, worker, session));
+    // Tasks that are still under way end with the post.
+    runtime.shutdown_background();
+    served.map_err(|error| error.to_failure())
+}
+
+/// A runtime for this many tasks at once.
+pub fn runtime(threads: usize) -> Result<Runtime, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads.max(1))
+        .thread_name("frame")
+        .enable_all()
+        .build();
+    runtime.map_err(|error| Failure::new(Code::Internal, format!("starting threads for queries failed: {error}")))
+}

@@ -1,6 +1,7 @@
 //! Queries over ranks give the answers of one process.
 
 #[path = "../../comm/tests/thread_group/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod thread_group;
 
 use std::path::Path;

@@ -59,6 +59,11 @@ sources() {
     return 0
 }
 
+# The packages that link DataFusion. They are built by themselves: together with the others, they would add features to
+# dependencies that both have, and the programs would be compiled twice.
+FRAMES=(-p dayfly-frame -p dayfly-frames-python)
+WITHOUT_FRAMES=(--exclude dayfly-frame --exclude dayfly-frames-python)
+
 # Sets TEST_PROFILE, cargo's options for tests and lints. They use the profile of the programs, so that both share
 # their dependencies, which are most of what a clean machine compiles. Only this workspace's crates differ: they have
 # assertions and line numbers, and are optimised only where they move bytes, train models or simulate.

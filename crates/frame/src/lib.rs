@@ -13,6 +13,7 @@ mod rank;
 mod session;
 
 pub use datafusion;
+pub use datafusion_distributed::display_plan_ascii;
 pub use error::failure_of;
 pub use rank::{RankOptions, serve, serve_rank};
 pub use session::{Session, SessionOptions};

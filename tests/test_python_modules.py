@@ -19,7 +19,7 @@ ROOMS = [
     ("_codec",),
     ("_connection", "_futures", "_functions"),
     ("_leases",),
-    ("_tasks", "_groups"),
+    ("_tasks", "_groups", "frames"),
     ("_client",),
     # Programs and adapters, which use the package as users do.
     (

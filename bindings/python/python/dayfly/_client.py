@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from dayfly._codec.trust import TrustLike, trust_of
 from dayfly._leases.client import LeaseClient
+from dayfly._leases.defaults import Placement
 from dayfly._tasks.flow_client import FlowClient
 from dayfly._tasks.task_client import TaskClient
+
+if TYPE_CHECKING:
+    from dayfly_frames import Session
 
 
 def connect(
@@ -58,6 +62,31 @@ def connect(
 
 class Client(LeaseClient, TaskClient, FlowClient):
     """A connection to a manager. Created by `connect`."""
+
+    def frames(self, ranks: int = 2, *, placement: Placement = "packed", **lease: Any) -> Session:
+        """Leases workers for data frames and SQL. Needs the package ``dayfly-frames``.
+
+        >>> from dayfly.frames import col, count  # doctest: +SKIP
+        >>> with client.frames(ranks=2) as session:  # doctest: +SKIP
+        ...     trips = session.scan_parquet("trips/*.parquet")
+        ...     print(trips.group_by("zone").agg(count()).collect())
+
+        Args:
+            ranks: number of workers, all or none. Each executes a part of every query.
+            placement: placement of the ranks on nodes, as for `gang`.
+            lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
+
+        Returns:
+            The session. Closing it ends the lease.
+
+        Raises:
+            ImportError: if the package is not installed.
+            dayfly.Error: if the workers cannot be leased, or a rank does not start.
+        """
+        import dayfly.frames  # noqa: F401 - it says what to install
+        from dayfly_frames._lease import open_session
+
+        return open_session(self, ranks, placement, lease)
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:
         """Removes an endpoint of yours. Its tasks end.

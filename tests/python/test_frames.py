@@ -1,0 +1,235 @@
+"""Data frames across workers, compared with PyArrow in one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import dayfly
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from dayfly.frames import coalesce, col, count, lit, row_number, when
+
+ZONES = {zone: f"borough {zone % 3}" for zone in range(12)}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with dayfly.connect() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def session(client):
+    with client.frames(ranks=2) as session:
+        yield session
+
+
+def trip(number: int) -> tuple[int, float, float | None]:
+    fare = None if number % 17 == 0 else number % 101 / 4
+    return number % 10, float(number % 7 - 1), fare
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Four files of trips, and one of zones."""
+    place = tmp_path_factory.mktemp("frames")
+    (place / "trips").mkdir()
+    for file in range(4):
+        rows = [trip(number) for number in range(file * 5_000, (file + 1) * 5_000)]
+        zone, distance, fare = zip(*rows, strict=True)
+        table = pa.table({"zone": zone, "distance": distance, "fare": fare})
+        pa.parquet.write_table(table, place / f"trips/{file}.parquet")
+    pa.csv.write_csv(pa.table({"zone": list(ZONES), "borough": list(ZONES.values())}), place / "zones.csv")
+    return place
+
+
+def rows(table) -> list[dict]:
+    return pa.table(table).to_pylist()
+
+
+@pytest.fixture(scope="module")
+def trips(session, data):
+    return session.scan_parquet(data / "trips/*.parquet")
+
+
+@pytest.fixture(scope="module")
+def zones(session, data):
+    return session.scan_csv(data / "zones.csv")
+
+
+def test_main_job_gives_the_right_answer(trips, zones):
+    busiest = (
+        trips.filter(col("distance") > 0)
+        .join(zones, on="zone")
+        .group_by("borough")
+        .agg(count().alias("trips"), col("fare").mean().alias("fare"))
+        .sort("trips", descending=True)
+    )
+    number, fares = Counter(), defaultdict(list)
+    for zone, distance, fare in map(trip, range(20_000)):
+        if distance > 0:
+            number[ZONES[zone]] += 1
+            if fare is not None:
+                fares[ZONES[zone]].append(fare)
+    found = rows(busiest.collect())
+    assert [row["trips"] for row in found] == sorted(number.values(), reverse=True)
+    for row in found:
+        own = fares[row["borough"]]
+        assert row["trips"] == number[row["borough"]]
+        assert row["fare"] == pytest.approx(sum(own) / len(own))
+
+
+def test_sql_sees_the_named_frames_only(session, trips):
+    found = session.sql("SELECT zone, count(*) AS n FROM trips GROUP BY zone ORDER BY zone", trips=trips).collect()
+    assert rows(found) == [{"zone": zone, "n": 2_000} for zone in range(10)]
+    with pytest.raises(dayfly.Error, match="trips"):
+        session.sql("SELECT * FROM trips")
+    with pytest.raises(dayfly.Error):
+        session.sql("CREATE TABLE t AS SELECT 1")
+
+
+def test_table_shares_its_memory_with_arrow(session):
+    table = pa.table({"x": pa.array([1, None, 3]), "y": ["a", "b", None]})
+    found = session.from_arrow(table).collect()
+    assert found.to_pyarrow().equals(table)
+    assert (found.num_rows, len(found), found.columns) == (3, 3, ["x", "y"])
+    assert "null" in repr(found)
+    assert "<td><i>null</i></td>" in found._repr_html_()
+
+
+@pytest.fixture(scope="module")
+def sides(session):
+    left = session.from_arrow(pa.table({"k": [1, 2, 2, None], "v": ["a", "b", "c", "d"]}))
+    right = session.from_arrow(pa.table({"k": [2, 3, None], "v": ["x", "y", "z"], "w": [20, 30, 40]}))
+    return left, right
+
+
+JOINS = {
+    "inner": [{"k": 2, "v": "b", "v_right": "x", "w": 20}, {"k": 2, "v": "c", "v_right": "x", "w": 20}],
+    "left": [
+        {"k": 1, "v": "a", "v_right": None, "w": None},
+        {"k": 2, "v": "b", "v_right": "x", "w": 20},
+        {"k": 2, "v": "c", "v_right": "x", "w": 20},
+        {"k": None, "v": "d", "v_right": None, "w": None},
+    ],
+    "right": [
+        {"v": "b", "k": 2, "v_right": "x", "w": 20},
+        {"v": "c", "k": 2, "v_right": "x", "w": 20},
+        {"v": None, "k": 3, "v_right": "y", "w": 30},
+        {"v": None, "k": None, "v_right": "z", "w": 40},
+    ],
+    "semi": [{"k": 2, "v": "b"}, {"k": 2, "v": "c"}],
+    "anti": [{"k": 1, "v": "a"}, {"k": None, "v": "d"}],
+}
+
+
+@pytest.mark.parametrize("how", JOINS)
+def test_join_keeps_the_columns_of_polars(sides, how):
+    left, right = sides
+    joined = left.join(right, on="k", how=how)
+    found = sorted(rows(joined.collect()), key=repr)
+    assert found == sorted(JOINS[how], key=repr)
+    assert joined.columns == list(JOINS[how][0])
+
+
+def test_full_and_cross_joins_keep_both_keys(sides):
+    left, right = sides
+    full = left.join(right, on="k", how="full").collect()
+    assert full.columns == ["k", "v", "k_right", "v_right", "w"]
+    assert full.num_rows == 6
+    assert left.join(right, how="cross").collect().num_rows == 12
+    with pytest.raises(ValueError, match="on="):
+        left.join(right)
+
+
+def test_expressions_compute_what_they_say(session):
+    frame = session.from_arrow(pa.table({"x": [-2, 1, None], "s": ["Ab", "bc", "c"], "g": [1, 1, 2]}))
+    found = frame.select(
+        (col("x") * 2 + 1).alias("twice"),
+        (col("x") / 4).alias("part"),
+        col("x").abs().alias("size"),
+        col("x").fill_null(0).alias("filled"),
+        col("x").is_null().alias("none"),
+        col("s").str.to_uppercase().alias("upper"),
+        col("s").str.contains("b").alias("has"),
+        when(col("x") > 0).then(lit("up")).otherwise(lit("down")).alias("way"),
+        coalesce("x", "g").alias("first"),
+        col("x").sum().over("g").alias("sum"),
+    )
+    assert sorted(rows(found.collect()), key=lambda row: row["upper"]) == [
+        {"twice": -3, "part": -0.5, "size": 2, "filled": -2, "none": False, "upper": "AB", "has": True, "way": "down", "first": -2, "sum": -1},
+        {"twice": 3, "part": 0.25, "size": 1, "filled": 1, "none": False, "upper": "BC", "has": True, "way": "up", "first": 1, "sum": -1},
+        {"twice": None, "part": None, "size": None, "filled": 0, "none": True, "upper": "C", "has": False, "way": "down", "first": 2, "sum": None},
+    ]  # fmt: skip
+
+
+def test_frames_combine_and_change(session):
+    one = session.from_arrow(pa.table({"x": [1, 2, 2]}))
+    other = session.from_arrow(pa.table({"x": [2, 3]}))
+    values = lambda frame: sorted(row["x"] for row in rows(frame.collect()))  # noqa: E731
+    assert values(one.concat(other)) == [1, 2, 2, 2, 3]
+    assert values(one.union(other)) == [1, 2, 3]
+    assert values(one.intersect(other)) == [2]
+    assert values(one.except_(other)) == [1]
+    assert values(one.unique()) == [1, 2]
+    assert rows(one.sort("x", descending=True).head(1).collect()) == [{"x": 2}]
+    assert one.with_columns(y=col("x") + 1).rename({"x": "z"}).drop("y").columns == ["z"]
+    assert one.cast({"x": "float64"}).schema == {"x": "Float64"}
+
+
+def test_unknown_column_is_named_with_the_known(trips):
+    with pytest.raises(dayfly.Error, match=r"nothing.*zone"):
+        trips.filter(col("nothing") > 0).collect()
+    with pytest.raises(TypeError, match="&"):
+        bool(col("zone") > 0)
+
+
+def test_row_numbers_count_within_groups(trips):
+    numbered = trips.select("zone", row_number().over("zone", order_by="distance").alias("n"))
+    found = rows(numbered.filter(col("n") <= 2).group_by("zone").agg(count().alias("n")).collect())
+    assert Counter(row["n"] for row in found) == {2: 10}
+
+
+def test_closed_session_gives_its_workers_back(client, data):
+    before = len(client.leases())
+    with client.frames(ranks=2) as session:
+        assert session.ranks == 2
+        frame = session.scan_parquet(data / "trips")
+    assert len(client.leases()) == before
+    with pytest.raises(dayfly.Error, match="closed") as error:
+        session.scan_parquet(data / "trips")
+    assert error.value.code == "cancelled"
+    with pytest.raises(dayfly.Error):
+        frame.collect()
+
+
+def test_killed_rank_ends_the_query_with_its_name(client):
+    with client.frames(ranks=2) as session:
+        long = session.sql("SELECT count(*) FROM generate_series(1, 100000000000) AS t(x)")
+        workers = [int(line) for line in worker_processes()]
+        killer = threading.Timer(0.5, lambda: os.kill(workers[-1], signal.SIGKILL))
+        killer.start()
+        begin = time.monotonic()
+        with pytest.raises(dayfly.Error):
+            long.collect()
+        killer.join()
+        assert time.monotonic() - begin < 20
+
+
+def worker_processes() -> list[str]:
+    """Process numbers of this machine's workers of frames, which have a thread of that name."""
+    found = []
+    for task in Path("/proc").glob("[0-9]*/task/*/comm"):
+        try:
+            if task.read_text().strip() == "frame" and task.parts[2] != str(os.getpid()):
+                found.append(task.parts[2])
+        except OSError:
+            continue
+    return sorted(set(found), key=int)

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dayfly_frame::datafusion::catalog::{MemTable, MemoryCatalogProviderList};
-use dayfly_frame::datafusion::common::{DataFusionError, Result};
+use dayfly_frame::datafusion::common::{DataFusionError, Result, TableReference};
 use dayfly_frame::datafusion::execution::context::{SQLOptions, SessionContext};
 use dayfly_frame::datafusion::execution::session_state::SessionStateBuilder;
 use dayfly_frame::datafusion::prelude::{CsvReadOptions, DataFrame, JsonReadOptions, ParquetReadOptions};
@@ -111,7 +111,7 @@ async fn plan(context: &SessionContext, query: &str, frames: Vec<(String, DataFr
         .build();
     let own = SessionContext::new_with_state(state);
     for (name, frame) in frames {
-        own.register_table(name.as_str(), frame.into_view())?;
+        own.register_table(TableReference::bare(name), frame.into_view())?;
     }
     let only_queries = SQLOptions::new()
         .with_allow_ddl(false)

@@ -53,8 +53,10 @@ impl AsRef<[u8]> for Part {
 /// The parts of a message with this batch.
 pub fn to_parts(batch: &RecordBatch) -> Result<Vec<Bytes>, ExchangeError> {
     let mut parts = vec![Bytes::new()];
-    let columns = batch.columns().iter();
-    let columns = columns.map(|column| describe(&compacted(column), &mut parts)).collect();
+    let mut columns = Vec::with_capacity(batch.num_columns());
+    for column in batch.columns() {
+        columns.push(describe(&compacted(column)?, &mut parts));
+    }
     if parts.len() >= MAX_PARTS {
         return Err(ExchangeError::TooWide {
             columns: batch.num_columns(),
@@ -94,27 +96,22 @@ fn aligned_bits(bits: &BooleanBuffer) -> Buffer {
 }
 
 /// An array without what its batch does not have.
-fn compacted(array: &ArrayRef) -> ArrayData {
-    match array.data_type() {
-        DataType::Utf8View => {
-            let views = array.as_any().downcast_ref::<StringViewArray>();
-            return views.map_or_else(|| array.to_data(), |views| views.gc().to_data());
-        }
-        DataType::BinaryView => {
-            let views = array.as_any().downcast_ref::<BinaryViewArray>();
-            return views.map_or_else(|| array.to_data(), |views| views.gc().to_data());
-        }
-        _ => {}
+fn compacted(array: &ArrayRef) -> Result<ArrayData, ArrowError> {
+    if let Some(views) = array.as_any().downcast_ref::<StringViewArray>() {
+        return Ok(views.gc().to_data());
+    }
+    if let Some(views) = array.as_any().downcast_ref::<BinaryViewArray>() {
+        return Ok(views.gc().to_data());
     }
     let data = array.to_data();
     let needed = data.get_slice_memory_size().unwrap_or(usize::MAX);
     let has_offset = data.offset() > 0 || data.child_data().iter().any(|child| child.offset() > 0);
     if !has_offset && data.get_buffer_memory_size() <= needed.saturating_mul(MAX_WASTE) {
-        return data;
+        return Ok(data);
     }
     let mut copy = MutableArrayData::new(vec![&data], false, data.len());
     copy.try_extend(0, 0, data.len())?;
-    copy.freeze()
+    Ok(copy.freeze())
 }
 
 /// A schema as a part of a message: an Arrow stream without batches.

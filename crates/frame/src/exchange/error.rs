@@ -1,5 +1,6 @@
 //! What goes wrong between ranks.
 
+use datafusion::arrow::error::ArrowError;
 use datafusion::common::DataFusionError;
 use dayfly_comm::post::PostError;
 use dayfly_protocol::error::{Code, Failure};
@@ -32,6 +33,9 @@ pub enum ExchangeError {
         /// Its columns.
         columns: usize,
     },
+    /// A batch cannot be copied.
+    #[error("a batch cannot be sent: {0}")]
+    Batch(#[from] ArrowError),
     /// The address is not that of a rank.
     #[error("{0} is not the address of a rank")]
     Address(String),
@@ -44,7 +48,7 @@ impl ExchangeError {
             Self::Post(error) => error.code(),
             Self::Task { failure, .. } => failure.code,
             Self::Violation { .. } => Code::ProtocolViolation,
-            Self::TooWide { .. } => Code::TooLarge,
+            Self::TooWide { .. } | Self::Batch(_) => Code::TooLarge,
             Self::Address(_) => Code::InvalidRequest,
         };
         Failure::new(code, self.to_string())

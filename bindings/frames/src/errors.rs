@@ -1,9 +1,9 @@
-//! Errors as `dayfly.Error` and its subclasses.
+//! Failures as `dayfly.Error` and its subclasses.
 
-use dayfly_comm::Invitation;
 use dayfly_frame::datafusion::common::DataFusionError;
+use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::failure_of;
-use dayfly_protocol::error::Failure;
+use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
 /// Returns the exception for a failure.
@@ -11,15 +11,25 @@ pub fn raise(py: Python<'_>, failure: &Failure) -> PyErr {
     let made = py
         .import("dayfly._failures")
         .and_then(|module| module.call_method1("error_for", (failure.code.name(), &failure.message)));
-    made.map_or_else(|error| error, PyErr::from_value)
+    match made {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
+    }
 }
 
-/// Returns the exception for a query that failed.
-pub fn from_query(py: Python<'_>, error: &DataFusionError) -> PyErr {
-    raise(py, &failure_of(error))
+/// Returns the exception for a request that must change.
+pub fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
+    raise(py, &Failure::new(Code::InvalidRequest, message.into()))
 }
 
-/// Reads an invitation.
-pub fn invitation(py: Python<'_>, text: &str) -> PyResult<Invitation> {
-    Invitation::from_json(text).map_err(|failure| raise(py, &failure))
+/// Results of DataFusion, for Python.
+pub trait ForPython<T> {
+    /// The value, or the exception with the code of the first cause.
+    fn for_python(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> ForPython<T> for QueryResult<T, DataFusionError> {
+    fn for_python(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| raise(py, &failure_of(&error)))
+    }
 }

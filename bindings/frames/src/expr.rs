@@ -1,223 +1,223 @@
-//! Expressions over columns.
+//! Expressions over the columns of a frame.
 
-use std::collections::HashMap;
-use std::str::FromStr;
-use std::sync::{Arc, LazyLock};
-
-use dayfly_frame::datafusion::arrow::datatypes::DataType;
 use dayfly_frame::datafusion::common::{Column, ScalarValue};
-use dayfly_frame::datafusion::execution::session_state::SessionStateDefaults;
-use dayfly_frame::datafusion::logical_expr::expr::{AggregateFunction, ScalarFunction, Sort, WindowFunction};
-use dayfly_frame::datafusion::logical_expr::{
-    AggregateUDF, BinaryExpr, Case, Cast, Expr as Inner, ExprFunctionExt, Operator, ScalarUDF, WindowFunctionDefinition,
-    WindowUDF,
-};
+use dayfly_frame::datafusion::logical_expr::expr::{AggregateFunction, Case, ScalarFunction, WindowFunction};
+use dayfly_frame::datafusion::logical_expr::{Expr as Inner, Operator, binary_expr, cast};
+use dayfly_frame::datafusion::prelude::lit;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
 
-/// DataFusion's functions by name.
-struct Functions {
-    scalar: HashMap<String, Arc<ScalarUDF>>,
-    aggregate: HashMap<String, Arc<AggregateUDF>>,
-    window: HashMap<String, Arc<WindowUDF>>,
-}
+use crate::errors::{ForPython, invalid};
+use crate::functions;
+use crate::names::{self, output_name};
+use crate::types::type_of;
 
-static FUNCTIONS: LazyLock<Functions> = LazyLock::new(|| {
-    let named = |function: Arc<ScalarUDF>| (function.name().to_owned(), function);
-    Functions {
-        scalar: SessionStateDefaults::default_scalar_functions().into_iter().map(named).collect(),
-        aggregate: SessionStateDefaults::default_aggregate_functions()
-            .into_iter()
-            .map(|function| (function.name().to_owned(), function))
-            .collect(),
-        window: SessionStateDefaults::default_window_functions()
-            .into_iter()
-            .map(|function| (function.name().to_owned(), function))
-            .collect(),
-    }
-});
-
-fn unknown(name: &str) -> PyErr {
-    PyValueError::new_err(format!("there is no function {name}"))
-}
-
-/// An expression over the columns of a frame.
-#[pyclass(frozen, skip_from_py_object, module = "dayfly_frames._frames")]
+/// An expression. `dayfly_frames.Expr` has its operators.
+#[pyclass(frozen, from_py_object, module = "dayfly_frames._frames")]
 #[derive(Clone)]
 pub struct Expr(Inner);
 
 impl Expr {
-    /// DataFusion's expression.
-    pub fn inner(&self) -> Inner {
-        self.0.clone()
+    pub fn inner(&self) -> &Inner {
+        &self.0
+    }
+
+    pub fn all(exprs: Vec<Self>) -> Vec<Inner> {
+        exprs.into_iter().map(|expr| expr.0).collect()
     }
 }
 
-/// DataFusion's expressions of these.
-pub fn all(expressions: &[Py<Expr>]) -> Vec<Inner> {
-    expressions.iter().map(|expression| expression.get().inner()).collect()
+fn operator(name: &str) -> Option<Operator> {
+    Some(match name {
+        "+" => Operator::Plus,
+        "-" => Operator::Minus,
+        "*" => Operator::Multiply,
+        "/" => Operator::Divide,
+        "%" => Operator::Modulo,
+        "==" => Operator::Eq,
+        "!=" => Operator::NotEq,
+        "<" => Operator::Lt,
+        "<=" => Operator::LtEq,
+        ">" => Operator::Gt,
+        ">=" => Operator::GtEq,
+        "&" => Operator::And,
+        "|" => Operator::Or,
+        _ => return None,
+    })
+}
+
+fn scalar_of(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
+    if value.is_none() {
+        return Ok(ScalarValue::Null);
+    }
+    // A bool is an int, too.
+    if let Ok(value) = value.cast::<PyBool>() {
+        return Ok(ScalarValue::Boolean(Some(value.is_true())));
+    }
+    if value.is_instance_of::<PyInt>() {
+        if let Ok(number) = value.extract::<i64>() {
+            return Ok(ScalarValue::Int64(Some(number)));
+        }
+        let number = value
+            .extract::<u64>()
+            .map_err(|_| PyOverflowError::new_err("an integer beyond 64 bits is no value of a column"))?;
+        return Ok(ScalarValue::UInt64(Some(number)));
+    }
+    if value.is_instance_of::<PyFloat>() {
+        return Ok(ScalarValue::Float64(Some(value.extract()?)));
+    }
+    if value.is_instance_of::<PyString>() {
+        return Ok(ScalarValue::Utf8(Some(value.extract()?)));
+    }
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        return Ok(ScalarValue::Binary(Some(bytes.as_bytes().to_vec())));
+    }
+    Err(PyTypeError::new_err(format!(
+        "a value of type {} is no value of a column",
+        value.get_type().name()?
+    )))
 }
 
 #[pymethods]
 impl Expr {
-    /// The column of this name, whatever characters it has.
     #[staticmethod]
-    fn column(name: String) -> Self {
+    fn column(name: &str) -> Self {
         Self(Inner::Column(Column::new_unqualified(name)))
     }
 
-    /// A constant: None, a truth, an integer of 64 bits, a number, a text or bytes.
+    /// None, a bool, int, float, str or bytes.
     #[staticmethod]
     fn literal(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let value = if value.is_none() {
-            ScalarValue::Null
-        } else if value.is_instance_of::<PyBool>() {
-            ScalarValue::Boolean(Some(value.extract()?))
-        } else if value.is_instance_of::<PyInt>() {
-            let number = value.extract::<i64>();
-            ScalarValue::Int64(Some(number.map_err(|_| {
-                PyOverflowError::new_err(format!("{value} has more than 64 bits; write it as a decimal or a number"))
-            })?))
-        } else if value.is_instance_of::<PyFloat>() {
-            ScalarValue::Float64(Some(value.extract()?))
-        } else if value.is_instance_of::<PyString>() {
-            ScalarValue::Utf8(Some(value.extract()?))
-        } else if value.is_instance_of::<PyBytes>() {
-            ScalarValue::Binary(Some(value.extract()?))
-        } else {
-            let kind = value.get_type().name()?;
-            return Err(PyTypeError::new_err(format!("a {kind} is no constant of an expression")));
-        };
-        Ok(Self(Inner::Literal(value, None)))
+        Ok(Self(lit(scalar_of(value)?)))
     }
 
-    /// A date: days since 1970-01-01.
+    /// A date, in days since 1970.
     #[staticmethod]
     fn date(days: i32) -> Self {
-        Self(Inner::Literal(ScalarValue::Date32(Some(days)), None))
+        Self(lit(ScalarValue::Date32(Some(days))))
     }
 
-    /// A time: microseconds since 1970-01-01T00:00.
+    /// A time, in microseconds since 1970.
     #[staticmethod]
     fn timestamp(microseconds: i64, zone: Option<String>) -> Self {
-        let zone = zone.map(Into::into);
-        Self(Inner::Literal(
-            ScalarValue::TimestampMicrosecond(Some(microseconds), zone),
-            None,
-        ))
+        Self(lit(ScalarValue::TimestampMicrosecond(
+            Some(microseconds),
+            zone.map(Into::into),
+        )))
     }
 
-    /// Two expressions and an operator of SQL between them.
-    fn binary(&self, operator: &str, right: &Self) -> PyResult<Self> {
-        let operator = match operator {
-            "+" => Operator::Plus,
-            "-" => Operator::Minus,
-            "*" => Operator::Multiply,
-            "/" => Operator::Divide,
-            "%" => Operator::Modulo,
-            "=" => Operator::Eq,
-            "!=" => Operator::NotEq,
-            "<" => Operator::Lt,
-            "<=" => Operator::LtEq,
-            ">" => Operator::Gt,
-            ">=" => Operator::GtEq,
-            "and" => Operator::And,
-            "or" => Operator::Or,
-            other => return Err(PyValueError::new_err(format!("there is no operator {other}"))),
-        };
-        let (left, right) = (Box::new(self.inner()), Box::new(right.inner()));
-        Ok(Self(Inner::BinaryExpr(BinaryExpr::new(left, operator, right))))
-    }
-
-    /// The opposite of a truth.
-    fn negated(&self) -> Self {
-        Self(Inner::Not(Box::new(self.inner())))
-    }
-
-    /// The expression under a name.
-    fn alias(&self, name: &str) -> Self {
-        Self(self.inner().alias(name))
-    }
-
-    /// Whether the value is null.
-    fn is_null(&self) -> Self {
-        Self(self.inner().is_null())
-    }
-
-    /// Whether the value is one of these.
-    fn in_list(&self, values: Vec<Py<Self>>) -> Self {
-        Self(self.inner().in_list(all(&values), false))
-    }
-
-    /// The value as another type, named as Arrow does: `Int64`, `Float64`, `Utf8`, `Timestamp(Microsecond, None)`.
-    fn cast(&self, data_type: &str) -> PyResult<Self> {
-        let data_type = DataType::from_str(data_type)
-            .map_err(|_| PyValueError::new_err(format!("there is no type {data_type}")))?;
-        Ok(Self(Inner::Cast(Cast::new(Box::new(self.inner()), data_type))))
-    }
-
-    /// A function of SQL, row by row.
+    /// A duration, in microseconds.
     #[staticmethod]
-    fn scalar(name: &str, arguments: Vec<Py<Self>>) -> PyResult<Self> {
-        let function = FUNCTIONS.scalar.get(name).ok_or_else(|| unknown(name))?;
-        let call = ScalarFunction::new_udf(function.clone(), all(&arguments));
-        Ok(Self(Inner::ScalarFunction(call)))
+    fn duration(microseconds: i64) -> Self {
+        Self(lit(ScalarValue::DurationMicrosecond(Some(microseconds))))
     }
 
-    /// A function of SQL over the rows of a group.
+    /// A decimal number: its digits as an integer, and how many of them follow the point.
     #[staticmethod]
-    fn aggregate(name: &str, arguments: Vec<Py<Self>>, distinct: bool) -> PyResult<Self> {
-        let function = FUNCTIONS.aggregate.get(name).ok_or_else(|| unknown(name))?;
-        let call = AggregateFunction::new_udf(function.clone(), all(&arguments), distinct, None, Vec::new(), None);
-        Ok(Self(Inner::AggregateFunction(call)))
+    fn decimal(digits: i128, precision: u8, scale: i8) -> PyResult<Self> {
+        if !(1..=38).contains(&precision) {
+            return Err(PyOverflowError::new_err("a decimal number has at most 38 digits"));
+        }
+        Ok(Self(lit(ScalarValue::Decimal128(Some(digits), precision, scale))))
     }
 
-    /// A window function of SQL, such as `row_number`.
+    /// The number of rows.
     #[staticmethod]
-    fn window(name: &str, arguments: Vec<Py<Self>>) -> PyResult<Self> {
-        let function = FUNCTIONS.window.get(name).ok_or_else(|| unknown(name))?;
-        Ok(Self(WindowFunction::new(function.clone(), all(&arguments)).into()))
+    fn count_rows() -> Self {
+        Self(dayfly_frame::datafusion::functions_aggregate::count::count_all().unalias())
     }
 
-    /// An aggregate or a window function over the rows that have the same values in these expressions.
-    fn over(&self, partition_by: Vec<Py<Self>>, order_by: Vec<(Py<Self>, bool)>) -> PyResult<Self> {
-        let window = match self.inner() {
-            Inner::AggregateFunction(call) => {
-                WindowFunction::new(WindowFunctionDefinition::AggregateUDF(call.func), call.params.args).into()
-            }
-            window @ Inner::WindowFunction(_) => window,
-            _ => {
-                return Err(PyTypeError::new_err(
-                    "over() needs an aggregate directly before it, such as col(\"x\").sum().over(\"key\")",
-                ));
-            }
-        };
-        let order_by = order_by.iter();
-        let order_by = order_by.map(|(expression, descending)| sorted(expression.get(), *descending));
-        let built = window
-            .partition_by(all(&partition_by))
-            .order_by(order_by.collect())
-            .build();
-        built.map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
-    }
-
-    /// The value of the first condition that holds.
+    /// A function of each row, by DataFusion's name.
     #[staticmethod]
-    fn case(branches: Vec<(Py<Self>, Py<Self>)>, otherwise: Option<&Self>) -> Self {
-        let branches = branches.iter();
-        let boxed = |expression: &Py<Self>| Box::new(expression.get().inner());
-        let branches = branches.map(|(when, then)| (boxed(when), boxed(then)));
-        let otherwise = otherwise.map(|expression| Box::new(expression.inner()));
+    fn call(name: &str, args: Vec<Self>) -> PyResult<Self> {
+        let function = functions::scalar(name).ok_or_else(|| PyValueError::new_err(format!("no function {name:?}")))?;
+        Ok(Self(Inner::ScalarFunction(ScalarFunction::new_udf(
+            function,
+            Self::all(args),
+        ))))
+    }
+
+    /// A function of many rows, by DataFusion's name.
+    #[staticmethod]
+    fn aggregate(name: &str, args: Vec<Self>, distinct: bool) -> PyResult<Self> {
+        let function =
+            functions::aggregate(name).ok_or_else(|| PyValueError::new_err(format!("no aggregate {name:?}")))?;
+        let aggregate = AggregateFunction::new_udf(function, Self::all(args), distinct, None, vec![], None);
+        Ok(Self(Inner::AggregateFunction(aggregate)))
+    }
+
+    /// A window function, by DataFusion's name.
+    #[staticmethod]
+    fn window(name: &str, args: Vec<Self>) -> PyResult<Self> {
+        let function = functions::window(name).ok_or_else(|| PyValueError::new_err(format!("no function {name:?}")))?;
+        Ok(Self(WindowFunction::new(function, Self::all(args)).into()))
+    }
+
+    #[staticmethod]
+    fn case(branches: Vec<(Self, Self)>, otherwise: Option<Self>) -> Self {
+        let branches = branches
+            .into_iter()
+            .map(|(when, then)| (Box::new(when.0), Box::new(then.0)));
+        let otherwise = otherwise.map(|expr| Box::new(expr.0));
         Self(Inner::Case(Case::new(None, branches.collect(), otherwise)))
+    }
+
+    fn binary(&self, name: &str, right: &Self) -> PyResult<Self> {
+        let operator = operator(name).ok_or_else(|| PyValueError::new_err(format!("no operator {name:?}")))?;
+        Ok(Self(binary_expr(self.0.clone(), operator, right.0.clone())))
+    }
+
+    fn negate(&self) -> Self {
+        Self(Inner::Negative(Box::new(self.0.clone())))
+    }
+
+    fn invert(&self) -> Self {
+        Self(Inner::Not(Box::new(self.0.clone())))
+    }
+
+    fn is_null(&self) -> Self {
+        Self(self.0.clone().is_null())
+    }
+
+    fn is_not_null(&self) -> Self {
+        Self(self.0.clone().is_not_null())
+    }
+
+    fn is_in(&self, values: Vec<Self>) -> Self {
+        Self(self.0.clone().in_list(Self::all(values), false))
+    }
+
+    fn cast(&self, py: Python<'_>, name: &str) -> PyResult<Self> {
+        let kind =
+            type_of(name).ok_or_else(|| invalid(py, format!("{name:?} is no type of a column; see Expr.cast")))?;
+        Ok(Self(cast(self.0.clone(), kind)))
+    }
+
+    fn alias(&self, name: &str) -> Self {
+        Self(self.0.clone().unalias().alias(name))
+    }
+
+    /// Over a window. Of each key of its order: whether it descends.
+    fn over(&self, py: Python<'_>, partition_by: Vec<Self>, order_by: Vec<(Self, bool)>) -> PyResult<Self> {
+        if !names::has_aggregate(&self.0) && !names::has_window(&self.0) {
+            let message = "over() needs an aggregate, such as col(\"fare\").mean().over(\"zone\")";
+            return Err(invalid(py, message));
+        }
+        // Nulls come last in both directions.
+        let order_by = order_by.into_iter();
+        let order_by: Vec<_> = order_by
+            .map(|(key, descending)| key.0.sort(!descending, false))
+            .collect();
+        let over = names::over(self.0.clone(), &Self::all(partition_by), &order_by);
+        Ok(Self(over.for_python(py)?))
+    }
+
+    fn name(&self) -> String {
+        output_name(&self.0)
     }
 
     fn __repr__(&self) -> String {
         self.0.to_string()
     }
-}
-
-/// An order of rows. Nulls come last in both directions, as in Polars.
-pub fn sorted(expression: &Expr, descending: bool) -> Sort {
-    Sort::new(expression.inner(), !descending, false)
 }

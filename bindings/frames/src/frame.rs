@@ -1,161 +1,307 @@
-//! Lazy frames.
+//! Frames: plans that are executed when their rows are asked for.
 
 use std::sync::Arc;
 
-use dayfly_frame::Session;
-use dayfly_frame::datafusion::common::{Column, DataFusionError};
-use dayfly_frame::datafusion::logical_expr::Expr as Inner;
+use dayfly_frame::datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use dayfly_frame::datafusion::common::{Column, DataFusionError, plan_err};
+use dayfly_frame::datafusion::error::Result as QueryResult;
+use dayfly_frame::datafusion::logical_expr::utils::find_aggregate_exprs;
+use dayfly_frame::datafusion::logical_expr::{Expr as DfExpr, LogicalPlan, LogicalPlanBuilder};
+use dayfly_frame::datafusion::physical_plan::common::collect as collect_stream;
 use dayfly_frame::datafusion::prelude::DataFrame;
 use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
 
-use crate::errors::from_query;
-use crate::expr::{Expr, all, sorted};
-use crate::join;
-use crate::table::Table;
+use crate::arrow::export_schema;
+use crate::errors::{ForPython, invalid};
+use crate::expr::Expr;
+use crate::join::{How, Keys, join};
+use crate::names::{self, check, check_names, columns, has_aggregate, named, uses_plain_column};
+use crate::session::Shared;
+use crate::table::{Batches, Table};
+use crate::types::type_name;
 use crate::wait::wait;
 
-/// A table that is computed when it is collected.
+/// A plan. `dayfly_frames.Frame` has its operations.
 #[pyclass(frozen, module = "dayfly_frames._frames")]
 pub struct Frame {
-    session: Arc<Session>,
-    plan: DataFrame,
+    shared: Shared,
+    plan: LogicalPlan,
 }
 
 impl Frame {
-    /// A frame of a plan, whose columns lose the names of their tables.
-    pub fn of(py: Python<'_>, session: &Arc<Session>, plan: DataFrame) -> PyResult<Self> {
-        let columns: Vec<_> = plan
-            .schema()
-            .iter()
-            .map(|(table, field)| Inner::Column(Column::new(table.cloned(), field.name())).alias(field.name()))
-            .collect();
-        let plan = plan.select(columns).map_err(|error| from_query(py, &error))?;
-        Ok(Self {
-            session: session.clone(),
-            plan,
-        })
+    pub fn new(shared: Shared, plan: LogicalPlan) -> Self {
+        Self { shared, plan }
     }
 
-    /// DataFusion's plan.
-    pub fn plan(&self) -> &DataFrame {
+    pub fn plan(&self) -> &LogicalPlan {
         &self.plan
     }
 
-    fn then(
-        &self,
-        py: Python<'_>,
-        step: impl FnOnce(DataFrame) -> Result<DataFrame, DataFusionError>,
-    ) -> PyResult<Self> {
-        let plan = step(self.plan.clone()).map_err(|error| from_query(py, &error))?;
-        Ok(Self {
-            session: self.session.clone(),
-            plan,
-        })
+    fn data(&self, py: Python<'_>) -> PyResult<DataFrame> {
+        let session = self.shared.get(py)?;
+        Ok(DataFrame::new(session.context().state(), self.plan.clone()))
     }
+
+    fn derived(&self, py: Python<'_>, plan: QueryResult<LogicalPlan>) -> PyResult<Self> {
+        Ok(self.shared.frame(plan.for_python(py)?))
+    }
+
+    fn builder(&self) -> LogicalPlanBuilder {
+        LogicalPlanBuilder::from(self.plan.clone())
+    }
+
+    fn selected(&self, data: DataFrame, exprs: Vec<DfExpr>) -> QueryResult<LogicalPlan> {
+        check(self.plan.schema(), &exprs)?;
+        let exprs = named(exprs)?;
+        if exprs.is_empty() {
+            return plan_err!("select at least one column");
+        }
+        let aggregated = exprs.iter().any(has_aggregate);
+        if aggregated && !exprs.iter().any(uses_plain_column) {
+            return aggregated_plan(&self.plan, vec![], exprs);
+        }
+        let exprs = exprs
+            .into_iter()
+            .map(|expr| names::over(expr, &[], &[]))
+            .collect::<QueryResult<Vec<_>>>()?;
+        Ok(data.select(exprs)?.into_unoptimized_plan())
+    }
+}
+
+/// Groups by keys. Each of the other expressions has at least one aggregate, and may compute with it.
+fn aggregated_plan(plan: &LogicalPlan, keys: Vec<DfExpr>, exprs: Vec<DfExpr>) -> QueryResult<LogicalPlan> {
+    let bare: Vec<DfExpr> = keys.iter().map(|key| key.clone().unalias()).collect();
+    let aggregates = find_aggregate_exprs(&exprs);
+    let made: Vec<DfExpr> = bare.iter().chain(&aggregates).cloned().collect();
+    let grouped = LogicalPlanBuilder::from(plan.clone())
+        .aggregate(bare, aggregates)?
+        .build()?;
+    let columns: Vec<DfExpr> = grouped
+        .schema()
+        .iter()
+        .map(|field| DfExpr::Column(Column::from(field)))
+        .collect();
+    let in_group = |expr: DfExpr| -> QueryResult<DfExpr> {
+        // From the top, so that an argument of an aggregate that equals a key stays in it.
+        let rebased = expr.transform_down(|part| {
+            Ok::<_, DataFusionError>(match made.iter().position(|known| *known == part) {
+                Some(place) => Transformed::new(columns[place].clone(), true, TreeNodeRecursion::Jump),
+                None => Transformed::no(part),
+            })
+        })?;
+        Ok(rebased.data)
+    };
+    let output = keys
+        .into_iter()
+        .chain(exprs)
+        .map(in_group)
+        .collect::<QueryResult<Vec<_>>>()?;
+    let known: Vec<&DfExpr> = columns.iter().collect();
+    for expr in &output {
+        let stray = expr
+            .column_refs()
+            .into_iter()
+            .find(|column| !known.contains(&&DfExpr::Column((*column).clone())));
+        if let Some(column) = stray {
+            return plan_err!(
+                "column {:?} is neither a key of the groups nor in an aggregate, such as .sum() or .max()",
+                column.name
+            );
+        }
+    }
+    LogicalPlanBuilder::from(grouped).project(output)?.build()
 }
 
 #[pymethods]
 impl Frame {
-    /// Names and types of the columns.
-    #[getter]
-    fn fields(&self) -> Vec<(String, String)> {
+    fn columns(&self) -> Vec<String> {
+        columns(self.plan.schema())
+    }
+
+    fn types(&self) -> Vec<String> {
         let fields = self.plan.schema().fields().iter();
-        fields
-            .map(|field| (field.name().clone(), field.data_type().to_string()))
-            .collect()
+        fields.map(|field| type_name(field.data_type())).collect()
     }
 
-    /// These expressions as columns.
-    fn select(&self, py: Python<'_>, columns: Vec<Py<Expr>>) -> PyResult<Self> {
-        self.then(py, |plan| plan.select(all(&columns)))
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        export_schema(py, self.plan.schema().as_arrow())
     }
 
-    /// The frame with further columns, or with others under the same names.
-    fn with_columns(&self, py: Python<'_>, columns: Vec<(String, Py<Expr>)>) -> PyResult<Self> {
-        // All expressions see the columns as they were.
-        self.then(py, |plan| {
-            let named = |name: &str| columns.iter().find(|(new, _)| new == name);
-            let old: Vec<_> = plan.schema().fields().iter().map(|field| field.name().clone()).collect();
-            let mut all: Vec<_> = old
+    fn select(&self, py: Python<'_>, exprs: Vec<Expr>) -> PyResult<Self> {
+        let data = self.data(py)?;
+        self.derived(py, self.selected(data, Expr::all(exprs)))
+    }
+
+    /// All columns, with those of the expressions in place of columns with their names, or after them.
+    fn with_columns(&self, py: Python<'_>, exprs: Vec<Expr>) -> PyResult<Self> {
+        let data = self.data(py)?;
+        let plan = (|| {
+            let mut new = named(Expr::all(exprs))?;
+            let mut all = Vec::new();
+            for name in self.columns() {
+                let place = new.iter().position(|expr| names::output_name(expr) == name);
+                all.push(place.map_or_else(
+                    || DfExpr::Column(Column::new_unqualified(name)),
+                    |place| new.remove(place),
+                ));
+            }
+            all.append(&mut new);
+            self.selected(data, all)
+        })();
+        self.derived(py, plan)
+    }
+
+    fn filter(&self, py: Python<'_>, predicate: &Expr) -> PyResult<Self> {
+        let predicate = predicate.inner().clone();
+        if has_aggregate(&predicate) {
+            return Err(invalid(
+                py,
+                "filter takes no aggregates: add a column with with_columns() first, and filter by it",
+            ));
+        }
+        let plan = check(self.plan.schema(), [&predicate]).and_then(|()| self.builder().filter(predicate)?.build());
+        self.derived(py, plan)
+    }
+
+    fn aggregate(&self, py: Python<'_>, keys: Vec<Expr>, exprs: Vec<Expr>) -> PyResult<Self> {
+        let plan = (|| {
+            let (keys, exprs) = (Expr::all(keys), Expr::all(exprs));
+            check(self.plan.schema(), keys.iter().chain(&exprs))?;
+            if let Some(expr) = exprs.iter().find(|expr| !has_aggregate(expr)) {
+                return plan_err!(
+                    "{:?} has no aggregate, such as .sum() or .max()",
+                    names::output_name(expr)
+                );
+            }
+            let count = keys.len();
+            let mut keys = named(keys.into_iter().chain(exprs).collect())?;
+            let exprs = keys.split_off(count);
+            aggregated_plan(&self.plan, keys, exprs)
+        })();
+        self.derived(py, plan)
+    }
+
+    /// Sorts by expressions. Of each: whether it descends, and whether nulls come last.
+    fn sort(&self, py: Python<'_>, keys: Vec<(Expr, bool, bool)>) -> PyResult<Self> {
+        let plan = check(self.plan.schema(), keys.iter().map(|(key, _, _)| key.inner())).and_then(|()| {
+            let keys = keys
                 .iter()
-                .map(|name| match named(name) {
-                    Some((_, expression)) => expression.get().inner().alias(name),
-                    None => Inner::Column(Column::new_unqualified(name)),
-                })
-                .collect();
-            let new = columns.iter().filter(|(name, _)| !old.contains(name));
-            all.extend(new.map(|(name, expression)| expression.get().inner().alias(name)));
-            plan.select(all)
-        })
+                .map(|(key, descending, nulls_last)| key.inner().clone().sort(!descending, !nulls_last));
+            self.builder().sort(keys.collect::<Vec<_>>())?.build()
+        });
+        self.derived(py, plan)
     }
 
-    /// The rows for which the condition holds.
-    fn filter(&self, py: Python<'_>, condition: &Expr) -> PyResult<Self> {
-        self.then(py, |plan| plan.filter(condition.inner()))
-    }
-
-    /// One row for each group.
-    fn aggregate(&self, py: Python<'_>, keys: Vec<Py<Expr>>, values: Vec<Py<Expr>>) -> PyResult<Self> {
-        self.then(py, |plan| plan.aggregate(all(&keys), all(&values)))
-    }
-
-    /// The rows in order.
-    fn sort(&self, py: Python<'_>, keys: Vec<(Py<Expr>, bool)>) -> PyResult<Self> {
-        let keys = keys.iter();
-        let keys = keys.map(|(expression, descending)| sorted(expression.get(), *descending));
-        let keys = keys.collect();
-        self.then(py, |plan| plan.sort(keys))
-    }
-
-    /// Rows from an offset on.
-    fn limit(&self, py: Python<'_>, offset: usize, length: Option<usize>) -> PyResult<Self> {
-        self.then(py, |plan| plan.limit(offset, length))
-    }
-
-    /// Each different row once.
-    fn distinct(&self, py: Python<'_>) -> PyResult<Self> {
-        self.then(py, DataFrame::distinct)
-    }
-
-    /// The rows of two frames: `union`, `union_distinct`, `intersect`, `intersect_distinct`, `except` or
-    /// `except_distinct`.
-    fn combine(&self, py: Python<'_>, how: &str, other: &Self) -> PyResult<Self> {
-        let other = other.plan.clone();
-        self.then(py, |plan| match how {
-            "union" => plan.union(other),
-            "union_distinct" => plan.union_distinct(other),
-            "intersect" => plan.intersect(other),
-            "intersect_distinct" => plan.intersect_distinct(other),
-            "except" => plan.except(other),
-            "except_distinct" => plan.except_distinct(other),
-            _ => Err(DataFusionError::Plan(format!("two frames have no {how}"))),
-        })
-    }
-
-    /// Joins with another frame.
+    #[expect(clippy::too_many_arguments, reason = "they are those of Python")]
     fn join(
         &self,
         py: Python<'_>,
         other: &Self,
-        left_on: Vec<String>,
-        right_on: Vec<String>,
         how: &str,
+        left: Vec<String>,
+        right: Vec<String>,
+        suffix: &str,
     ) -> PyResult<Self> {
-        let other = other.plan.clone();
-        self.then(py, |plan| join::join(plan, other, &left_on, &right_on, how))
+        let kinds = "inner, left, right, full, semi, anti or cross";
+        let how = How::of(how).ok_or_else(|| invalid(py, format!("how={how:?} is no join: {kinds}")))?;
+        self.derived(py, join(&self.plan, &other.plan, how, &Keys { left, right }, suffix))
     }
 
-    /// The plan as text, with the ranks' stages.
-    fn explain(&self, py: Python<'_>) -> PyResult<String> {
-        let plan = self.plan.clone();
-        let physical = wait(py, &self.session, async { plan.create_physical_plan().await })?;
-        Ok(dayfly_frame::display_plan_ascii(physical.as_ref(), false))
+    /// Different rows; or one row for each combination of these columns.
+    fn unique(&self, py: Python<'_>, subset: Option<Vec<String>>) -> PyResult<Self> {
+        let plan = (|| {
+            let Some(subset) = subset else {
+                return self.builder().distinct()?.build();
+            };
+            check_names(self.plan.schema(), subset.iter().map(String::as_str))?;
+            let column = |name: String| DfExpr::Column(Column::new_unqualified(name));
+            let on = subset.into_iter().map(column).collect();
+            let all = self.columns().into_iter().map(column).collect();
+            self.builder().distinct_on(on, all, None)?.build()
+        })();
+        self.derived(py, plan)
     }
 
-    /// Computes the frame.
+    /// `union`, `intersect` or `except` with the rows of another frame, by the names of columns.
+    fn combine(&self, py: Python<'_>, kind: &str, other: &Self, distinct: bool) -> PyResult<Self> {
+        let plan = (|| {
+            let (own, theirs) = (self.columns(), other.columns());
+            if own.len() != theirs.len() || own.iter().any(|name| !theirs.contains(name)) {
+                return plan_err!(
+                    "the frames have different columns: {} and {}",
+                    own.join(", "),
+                    theirs.join(", ")
+                );
+            }
+            let column = |name: &String| DfExpr::Column(Column::new_unqualified(name));
+            let left = self.builder().project(own.iter().map(column).collect::<Vec<_>>())?;
+            let right = other
+                .builder()
+                .project(own.iter().map(column).collect::<Vec<_>>())?
+                .build()?;
+            match kind {
+                "union" if distinct => left.union_distinct(right)?.build(),
+                "union" => left.union(right)?.build(),
+                "intersect" => LogicalPlanBuilder::intersect(left.build()?, right, !distinct),
+                _ => LogicalPlanBuilder::except(left.build()?, right, !distinct),
+            }
+        })();
+        self.derived(py, plan)
+    }
+
+    fn slice(&self, py: Python<'_>, offset: usize, length: Option<usize>) -> PyResult<Self> {
+        self.derived(
+            py,
+            self.builder().limit(offset, length).and_then(LogicalPlanBuilder::build),
+        )
+    }
+
+    /// All rows.
     fn collect(&self, py: Python<'_>) -> PyResult<Table> {
-        let schema = Arc::new(self.plan.schema().as_arrow().clone());
-        let batches = wait(py, &self.session, self.plan.clone().collect())?;
-        Ok(Table::new(schema, batches))
+        let session = self.shared.get(py)?;
+        let data = self.data(py)?;
+        let collected = wait(py, session.runtime().handle(), async move {
+            let stream = data.execute_stream().await?;
+            let schema = stream.schema();
+            QueryResult::Ok(Table::new(schema, collect_stream(stream).await?))
+        })?;
+        collected.for_python(py)
+    }
+
+    /// The rows as they arrive.
+    fn batches(&self, py: Python<'_>) -> PyResult<Batches> {
+        let session = self.shared.get(py)?;
+        let data = self.data(py)?;
+        let runtime = session.runtime().handle();
+        let stream = wait(py, runtime, data.execute_stream())?.for_python(py)?;
+        Ok(Batches::new(self.shared.clone(), runtime.clone(), stream))
+    }
+
+    /// Statistics of each column.
+    fn describe(&self, py: Python<'_>) -> PyResult<Table> {
+        let session = self.shared.get(py)?;
+        let data = self.data(py)?;
+        let described = wait(py, session.runtime().handle(), async move {
+            let described = data.describe().await?;
+            let schema = Arc::clone(described.schema().inner());
+            QueryResult::Ok(Table::new(schema, described.collect().await?))
+        })?;
+        described.for_python(py)
+    }
+
+    /// The plan of the ranks.
+    fn explain(&self, py: Python<'_>) -> PyResult<String> {
+        let session = self.shared.get(py)?;
+        let data = self.data(py)?;
+        let plan = wait(py, session.runtime().handle(), async move {
+            data.create_physical_plan().await
+        })?;
+        Ok(dayfly_frame::display_plan_ascii(plan.for_python(py)?.as_ref(), false))
+    }
+
+    /// The plan as it was written.
+    fn text(&self) -> String {
+        self.plan.display_indent().to_string()
     }
 }

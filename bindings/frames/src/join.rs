@@ -1,77 +1,128 @@
-//! Joins with the columns that Polars gives them.
+//! Joins of two frames, with one copy of the keys.
 
 use std::collections::HashSet;
 
-use dayfly_frame::datafusion::common::{Column, DataFusionError, JoinType, Result};
-use dayfly_frame::datafusion::logical_expr::{Expr, LogicalPlanBuilder};
-use dayfly_frame::datafusion::prelude::DataFrame;
+use dayfly_frame::datafusion::common::{Column, DFSchema, JoinType, TableReference, plan_err};
+use dayfly_frame::datafusion::error::Result as QueryResult;
+use dayfly_frame::datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 
-/// What is appended to columns of the right side whose names the left side has.
-pub const SUFFIX: &str = "_right";
+use crate::functions;
+use crate::names::{check_names, columns};
 
-fn column(name: &str) -> Expr {
-    Expr::Column(Column::new_unqualified(name))
+/// What a join does with rows without a match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    Inner,
+    Left,
+    Right,
+    Full,
+    Semi,
+    Anti,
+    Cross,
 }
 
-fn names(frame: &DataFrame) -> Vec<String> {
-    let fields = frame.schema().fields().iter();
-    fields.map(|field| field.name().clone()).collect()
-}
+impl How {
+    pub fn of(name: &str) -> Option<Self> {
+        Some(match name {
+            "inner" => Self::Inner,
+            "left" => Self::Left,
+            "right" => Self::Right,
+            "full" => Self::Full,
+            "semi" => Self::Semi,
+            "anti" => Self::Anti,
+            "cross" => Self::Cross,
+            _ => return None,
+        })
+    }
 
-/// Joins two frames whose columns have no qualifiers. The keys of the right side are not repeated, except in a full
-/// join, where both may be null. A right join keeps its own keys under the names of the right side.
-pub fn join(left: DataFrame, right: DataFrame, left_on: &[String], right_on: &[String], how: &str) -> Result<DataFrame> {
-    let kind = match how {
-        "inner" | "cross" => JoinType::Inner,
-        "left" => JoinType::Left,
-        "right" => JoinType::Right,
-        "full" => JoinType::Full,
-        "semi" => JoinType::LeftSemi,
-        "anti" => JoinType::LeftAnti,
-        other => {
-            return Err(DataFusionError::Plan(format!(
-                "there is no join {other}: choose inner, left, right, full, semi, anti or cross"
-            )));
-        }
-    };
-    let (left_names, right_names) = (names(&left), names(&right));
-    // So that no name is on both sides.
-    let moved = |name: &String| format!("right side: {name}");
-    let renamed = right_names.iter().map(|name| column(name).alias(moved(name)));
-    let right = right.select(renamed.collect::<Vec<_>>())?;
-
-    let joined = if how == "cross" {
-        let (state, left) = left.into_parts();
-        let plan = LogicalPlanBuilder::from(left).cross_join(right.into_parts().1)?;
-        DataFrame::new(state, plan.build()?)
-    } else {
-        let left_on: Vec<_> = left_on.iter().map(String::as_str).collect();
-        let right_on: Vec<_> = right_on.iter().map(moved).collect();
-        let right_on: Vec<_> = right_on.iter().map(String::as_str).collect();
-        left.join(right, kind, &left_on, &right_on, None)?
-    };
-
-    let on_left: HashSet<_> = left_on.iter().collect();
-    let on_right: HashSet<_> = right_on.iter().collect();
-    let has_right = !matches!(how, "semi" | "anti");
-    let mut kept = Vec::new();
-    let mut taken = HashSet::new();
-    for name in &left_names {
-        if how != "right" || !on_left.contains(name) {
-            taken.insert(name.clone());
-            kept.push(column(name));
+    fn kind(self) -> JoinType {
+        match self {
+            Self::Inner | Self::Cross => JoinType::Inner,
+            Self::Left => JoinType::Left,
+            Self::Right => JoinType::Right,
+            Self::Full => JoinType::Full,
+            Self::Semi => JoinType::LeftSemi,
+            Self::Anti => JoinType::LeftAnti,
         }
     }
-    for name in right_names.iter().filter(|_| has_right) {
-        let is_key = on_right.contains(name);
-        if is_key && !matches!(how, "full" | "right" | "cross") {
+}
+
+/// The columns on which two frames are joined.
+pub struct Keys {
+    pub left: Vec<String>,
+    pub right: Vec<String>,
+}
+
+const LEFT: &str = "left";
+const RIGHT: &str = "right";
+
+fn of(side: &str, name: &str) -> Column {
+    Column::new(Some(TableReference::bare(side)), name)
+}
+
+/// Joins two plans. Columns of the right one whose names the left one has get the suffix.
+pub fn join(left: &LogicalPlan, right: &LogicalPlan, how: How, keys: &Keys, suffix: &str) -> QueryResult<LogicalPlan> {
+    check_names(left.schema(), keys.left.iter().map(String::as_str))?;
+    check_names(right.schema(), keys.right.iter().map(String::as_str))?;
+    let output = output(left.schema(), right.schema(), how, keys, suffix)?;
+    let right = LogicalPlanBuilder::from(right.clone()).alias(RIGHT)?.build()?;
+    let left = LogicalPlanBuilder::from(left.clone()).alias(LEFT)?;
+    let joined = if how == How::Cross {
+        left.cross_join(right)?
+    } else {
+        let on = |side: &str, names: &[String]| names.iter().map(|name| of(side, name)).collect::<Vec<_>>();
+        left.join(right, how.kind(), (on(LEFT, &keys.left), on(RIGHT, &keys.right)), None)?
+    };
+    joined.project(output)?.build()
+}
+
+/// The columns of a join: those of the left frame, then those of the right one that are not there yet.
+fn output(left: &DFSchema, right: &DFSchema, how: How, keys: &Keys, suffix: &str) -> QueryResult<Vec<Expr>> {
+    let partner = |name: &str| Some(&keys.right[keys.left.iter().position(|key| key == name)?]);
+    let mut names: HashSet<String> = HashSet::new();
+    let mut output = Vec::new();
+    for name in columns(left) {
+        let own = Expr::Column(of(LEFT, &name));
+        let value = match (how, partner(&name)) {
+            // The key of rows that only the right frame has.
+            (How::Right, Some(key)) if *key == name => Expr::Column(of(RIGHT, key)),
+            // Another name: the right frame has it.
+            (How::Right, Some(_)) => continue,
+            (How::Full, Some(key)) if *key == name => either(own, Expr::Column(of(RIGHT, key)))?,
+            _ => own,
+        };
+        names.insert(name.clone());
+        output.push(value.alias(name));
+    }
+    if matches!(how, How::Semi | How::Anti) {
+        return Ok(output);
+    }
+    for name in columns(right) {
+        let key = keys.right.iter().position(|key| *key == name);
+        let is_same = key.is_some_and(|key| keys.left[key] == name);
+        let is_copy = match how {
+            How::Inner | How::Left => key.is_some(),
+            _ => is_same,
+        };
+        if is_copy {
             continue;
         }
-        let mut new = name.clone();
-        if taken.contains(&new) {
-            new.push_str(SUFFIX);
+        let mut made = name.clone();
+        if names.contains(&made) {
+            made.push_str(suffix);
         }
-        kept.push(column(&moved(name)).alias(new));
+        if !names.insert(made.clone()) {
+            return plan_err!("both frames have a column {made:?}: choose another suffix=, or rename it");
+        }
+        output.push(Expr::Column(of(RIGHT, &name)).alias(made));
     }
-    joined.select(kept)
+    Ok(output)
+}
+
+/// The first of two values that is not null.
+fn either(first: Expr, second: Expr) -> QueryResult<Expr> {
+    match functions::scalar("coalesce") {
+        Some(function) => Ok(function.call(vec![first, second])),
+        None => plan_err!("DataFusion has no function coalesce"),
+    }
 }

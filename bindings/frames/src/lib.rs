@@ -1,33 +1,30 @@
-//! The native module of the Python package `dayfly-frames`.
-
-use pyo3::prelude::*;
+//! The native module of the Python package `dayfly-frames`: plans of frames, and results as Arrow.
 
 mod arrow;
 mod errors;
 mod expr;
 mod frame;
+mod functions;
 mod join;
+mod names;
 mod session;
 mod table;
+mod types;
 mod wait;
 
-/// Joins the group of an invitation as a rank, and executes tasks until its session closes.
+use dayfly_comm::Invitation;
+use dayfly_frame::RankOptions;
+use pyo3::prelude::*;
+
+/// Executes the tasks of a session as one rank of its group, until the session closes.
 #[pyfunction]
-#[pyo3(signature = (invitation, threads, memory_bytes=None, spill=None))]
-fn serve(
-    py: Python<'_>,
-    invitation: &str,
-    threads: usize,
-    memory_bytes: Option<u64>,
-    spill: Option<std::path::PathBuf>,
-) -> PyResult<()> {
-    let invitation = errors::invitation(py, invitation)?;
-    let options = dayfly_frame::RankOptions {
+fn serve(py: Python<'_>, invitation: &str, threads: usize, memory: Option<u64>) -> PyResult<()> {
+    let options = RankOptions {
         threads,
-        memory_bytes,
-        spill,
+        memory_bytes: memory,
+        ..RankOptions::default()
     };
-    py.detach(|| dayfly_frame::serve_rank(&invitation, &options))
+    py.detach(|| dayfly_frame::serve_rank(&Invitation::from_json(invitation)?, &options))
         .map_err(|failure| errors::raise(py, &failure))
 }
 
@@ -42,5 +39,5 @@ mod _frames {
     #[pymodule_export]
     use super::session::Session;
     #[pymodule_export]
-    use super::table::Table;
+    use super::table::{Batches, Table};
 }

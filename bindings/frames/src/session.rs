@@ -1,122 +1,240 @@
-//! Sessions: where frames come from.
+//! Sessions: the client's end of a group whose ranks execute queries.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use dayfly_comm::Invitation;
 use dayfly_frame::datafusion::catalog::{MemTable, MemoryCatalogProviderList};
-use dayfly_frame::datafusion::common::{DataFusionError, Result, TableReference};
-use dayfly_frame::datafusion::execution::context::{SQLOptions, SessionContext};
-use dayfly_frame::datafusion::execution::session_state::SessionStateBuilder;
-use dayfly_frame::datafusion::prelude::{CsvReadOptions, DataFrame, JsonReadOptions, ParquetReadOptions};
+use dayfly_frame::datafusion::common::config::CsvOptions;
+use dayfly_frame::datafusion::datasource::file_format::options::{
+    ArrowReadOptions, CsvReadOptions, JsonReadOptions, ParquetReadOptions,
+};
+use dayfly_frame::datafusion::error::Result as QueryResult;
+use dayfly_frame::datafusion::execution::SessionStateBuilder;
+use dayfly_frame::datafusion::execution::context::SQLOptions;
+use dayfly_frame::datafusion::logical_expr::LogicalPlan;
+use dayfly_frame::datafusion::prelude::{DataFrame, SessionContext};
 use dayfly_frame::{Session as Inner, SessionOptions};
 use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
-use crate::arrow::batches_of;
-use crate::errors::{from_query, invitation, raise};
+use crate::arrow::import_stream;
+use crate::errors::{ForPython, invalid, raise};
 use crate::frame::Frame;
 use crate::wait::wait;
 
-/// Queries over the ranks of a group.
-#[pyclass(frozen, module = "dayfly_frames._frames")]
-pub struct Session(Mutex<Option<Arc<Inner>>>);
+/// The session of several frames, until it is closed.
+#[derive(Clone)]
+pub struct Shared {
+    session: Arc<Mutex<Option<Arc<Inner>>>>,
+    /// The process that joined the group.
+    process: u32,
+}
 
-impl Session {
-    fn open(&self, py: Python<'_>) -> PyResult<Arc<Inner>> {
-        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        inner.ok_or_else(|| {
+impl Shared {
+    fn new(session: Inner) -> Self {
+        Self {
+            session: Arc::new(Mutex::new(Some(Arc::new(session)))),
+            process: std::process::id(),
+        }
+    }
+
+    /// The session. Fails if it is closed, and in a process that a fork made.
+    pub fn get(&self, py: Python<'_>) -> PyResult<Arc<Inner>> {
+        if self.process != std::process::id() {
+            let message =
+                "this session was inherited through a fork and belongs to the parent process; open another one";
+            return Err(raise(py, &Failure::new(Code::Forked, message)));
+        }
+        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        session.clone().ok_or_else(|| {
             let message = "this session is closed; open another one with client.frames()";
-            raise(py, &Failure::new(Code::Cancelled, message))
+            raise(py, &Failure::new(Code::LeaseEnded, message))
         })
+    }
+
+    /// Makes a frame of this session from a plan.
+    pub fn frame(&self, plan: LogicalPlan) -> Frame {
+        Frame::new(self.clone(), plan)
+    }
+
+    fn take(&self) -> Option<Arc<Inner>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // A child has none of the threads that the session would wait for.
+        if self.process != std::process::id() {
+            std::mem::forget(self.take());
+        }
+    }
+}
+
+/// The client's end of a group whose ranks execute queries.
+#[pyclass(frozen, module = "dayfly_frames._frames")]
+pub struct Session {
+    shared: Shared,
+}
+
+/// How files are read, by the name of their format.
+struct Source {
+    path: String,
+    /// Whether only files with the format's extension are read: those of a directory.
+    by_extension: bool,
+    has_header: bool,
+    separator: u8,
+    infer_rows: usize,
+}
+
+impl Source {
+    async fn read(self, context: &SessionContext, format: &str) -> QueryResult<DataFrame> {
+        let extension = |default: &'static str| if self.by_extension { default } else { "" };
+        match format {
+            "parquet" => {
+                let mut options = ParquetReadOptions::default();
+                options.file_extension = extension(".parquet");
+                context.read_parquet(self.path, options).await
+            }
+            "csv" => {
+                let mut options = CsvReadOptions::new()
+                    .has_header(self.has_header)
+                    .delimiter(self.separator)
+                    .schema_infer_max_records(self.infer_rows);
+                options.file_extension = extension(".csv");
+                options.newlines_in_values = CsvOptions::default().newlines_in_values.unwrap_or(false);
+                context.read_csv(self.path, options).await
+            }
+            "json" => {
+                let mut options = JsonReadOptions::default();
+                options.schema_infer_max_records = self.infer_rows;
+                options.file_extension = extension(".json");
+                context.read_json(self.path, options).await
+            }
+            _ => {
+                let mut options = ArrowReadOptions::default();
+                options.file_extension = extension(".arrow");
+                context.read_arrow(self.path, options).await
+            }
+        }
     }
 }
 
 #[pymethods]
 impl Session {
     /// Joins the group of an invitation as its last rank.
-    #[new]
-    #[pyo3(signature = (invitation_text, partitions, memory_bytes=None))]
-    fn join(py: Python<'_>, invitation_text: &str, partitions: usize, memory_bytes: Option<u64>) -> PyResult<Self> {
-        let invitation = invitation(py, invitation_text)?;
+    #[staticmethod]
+    fn join(py: Python<'_>, invitation: &str, partitions: usize) -> PyResult<Self> {
         let options = SessionOptions {
             partitions,
-            memory_bytes,
             ..SessionOptions::default()
         };
-        let joined = py.detach(|| Inner::join(&invitation, &options));
-        let inner = joined.map_err(|failure| raise(py, &failure))?;
-        Ok(Self(Mutex::new(Some(Arc::new(inner)))))
+        let joined = py.detach(|| Inner::join(&Invitation::from_json(invitation)?, &options));
+        let session = joined.map_err(|failure| raise(py, &failure))?;
+        Ok(Self {
+            shared: Shared::new(session),
+        })
     }
 
-    /// Number of ranks that execute queries.
-    #[getter]
     fn ranks(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.open(py)?.ranks())
+        Ok(self.shared.get(py)?.ranks())
     }
 
-    /// A frame of Parquet files.
-    fn scan_parquet(&self, py: Python<'_>, paths: Vec<String>) -> PyResult<Frame> {
-        let session = self.open(py)?;
-        let read = session.context().read_parquet(paths, ParquetReadOptions::default());
-        Frame::of(py, &session, wait(py, &session, read)?)
-    }
-
-    /// A frame of CSV files.
-    fn scan_csv(&self, py: Python<'_>, paths: Vec<String>, has_header: bool, delimiter: u8) -> PyResult<Frame> {
-        let session = self.open(py)?;
-        let options = CsvReadOptions::new().has_header(has_header).delimiter(delimiter);
-        let read = session.context().read_csv(paths, options);
-        Frame::of(py, &session, wait(py, &session, read)?)
-    }
-
-    /// A frame of files with one JSON object a line.
-    fn scan_json(&self, py: Python<'_>, paths: Vec<String>) -> PyResult<Frame> {
-        let session = self.open(py)?;
-        let read = session.context().read_json(paths, JsonReadOptions::default());
-        Frame::of(py, &session, wait(py, &session, read)?)
-    }
-
-    /// A frame of an object that has `__arrow_c_stream__`.
-    fn from_arrow(&self, py: Python<'_>, table: &Bound<'_, PyAny>) -> PyResult<Frame> {
-        let session = self.open(py)?;
-        let (schema, batches) = batches_of(table)?;
-        let table = MemTable::try_new(schema, vec![batches]).map_err(|error| from_query(py, &error))?;
-        let frame = session.context().read_table(Arc::new(table));
-        Frame::of(py, &session, frame.map_err(|error| from_query(py, &error))?)
-    }
-
-    /// A frame of an SQL query, which sees these frames as tables, and nothing else.
-    fn sql(&self, py: Python<'_>, query: &str, frames: Vec<(String, Py<Frame>)>) -> PyResult<Frame> {
-        let session = self.open(py)?;
-        let frames = frames.into_iter().map(|(name, frame)| (name, frame.get().plan().clone()));
-        let planned = plan(session.context(), query, frames.collect());
-        Frame::of(py, &session, wait(py, &session, planned)?)
-    }
-
-    /// Ends the session on all ranks. Does nothing the second time.
+    /// Ends the session on all ranks, and leaves the group.
     fn close(&self, py: Python<'_>) {
-        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| {
-            if let Some(inner) = inner {
-                inner.close();
-            }
-        });
+        if self.shared.process == std::process::id() {
+            let session = self.shared.take();
+            py.detach(|| {
+                if let Some(session) = session {
+                    session.close();
+                }
+            });
+        }
+    }
+
+    /// A frame over files of a format: `parquet`, `csv`, `json` or `ipc`.
+    #[pyo3(signature = (format, path, *, by_extension, has_header = true, separator = b',', infer_rows = 1000))]
+    #[expect(clippy::too_many_arguments, reason = "they are the options of all formats")]
+    fn scan(
+        &self,
+        py: Python<'_>,
+        format: String,
+        path: String,
+        by_extension: bool,
+        has_header: bool,
+        separator: u8,
+        infer_rows: usize,
+    ) -> PyResult<Frame> {
+        let session = self.shared.get(py)?;
+        let context = session.context().clone();
+        let source = Source {
+            path,
+            by_extension,
+            has_header,
+            separator,
+            infer_rows,
+        };
+        let read = wait(py, session.runtime().handle(), async move {
+            source.read(&context, &format).await
+        })?;
+        Ok(self.shared.frame(read.for_python(py)?.into_unoptimized_plan()))
+    }
+
+    /// A frame over the batches of an object that exports an Arrow stream.
+    fn from_arrow(&self, py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Frame> {
+        let session = self.shared.get(py)?;
+        let (schema, batches) = import_stream(py, object)?;
+        let table = MemTable::try_new(schema, vec![batches]).for_python(py)?;
+        let frame = session.context().read_table(Arc::new(table)).for_python(py)?;
+        Ok(self.shared.frame(frame.into_unoptimized_plan()))
+    }
+
+    /// A frame of a query over these frames, by the names of their tables.
+    fn sql(&self, py: Python<'_>, query: String, tables: Vec<(String, PyRef<'_, Frame>)>) -> PyResult<Frame> {
+        let session = self.shared.get(py)?;
+        // A catalog of its own: the names are those of this query alone.
+        let state = session.context().state();
+        let config = state.config().clone().with_create_default_catalog_and_schema(true);
+        let state = SessionStateBuilder::new_from_existing(state)
+            .with_config(config)
+            .with_catalog_list(Arc::new(MemoryCatalogProviderList::new()))
+            .build();
+        let context = SessionContext::new_with_state(state);
+        let names: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
+        for (name, frame) in tables {
+            let view = DataFrame::new(context.state(), frame.plan().clone()).into_view();
+            context.register_table(quoted(&name), view).for_python(py)?;
+        }
+        let planned = wait(py, session.runtime().handle(), async move {
+            let options = SQLOptions::new()
+                .with_allow_ddl(false)
+                .with_allow_dml(false)
+                .with_allow_statements(false);
+            context.sql_with_options(&query, options).await
+        })?;
+        let frame = planned.map_err(|error| match unknown_table(&error.to_string()) {
+            Some(table) if names.is_empty() => invalid(
+                py,
+                format!("there is no table {table:?}: pass its frame, as in sql(query, {table}=frame)"),
+            ),
+            Some(table) => invalid(
+                py,
+                format!("there is no table {table:?}; the tables are: {}", names.join(", ")),
+            ),
+            None => raise(py, &dayfly_frame::failure_of(&error)),
+        })?;
+        Ok(self.shared.frame(frame.into_unoptimized_plan()))
     }
 }
 
-async fn plan(context: &SessionContext, query: &str, frames: Vec<(String, DataFrame)>) -> Result<DataFrame> {
-    // A catalog of its own: names are those of this query only.
-    let state = SessionStateBuilder::new_from_existing(context.state())
-        .with_catalog_list(Arc::new(MemoryCatalogProviderList::new()))
-        .with_create_default_catalog_and_schema(true)
-        .build();
-    let own = SessionContext::new_with_state(state);
-    for (name, frame) in frames {
-        own.register_table(TableReference::bare(name), frame.into_view())?;
-    }
-    let only_queries = SQLOptions::new()
-        .with_allow_ddl(false)
-        .with_allow_dml(false)
-        .with_allow_statements(false);
-    let frame = own.sql_with_options(query, only_queries).await?;
-    Ok::<_, DataFusionError>(frame)
+/// A reference to a table whose name is taken as it is written.
+fn quoted(name: &str) -> dayfly_frame::datafusion::common::TableReference {
+    dayfly_frame::datafusion::common::TableReference::bare(name)
+}
+
+/// The table that a query names and that does not exist.
+fn unknown_table(message: &str) -> Option<String> {
+    let rest = message.split_once("table '")?.1;
+    let name = rest.split_once("' not found")?.0;
+    Some(name.rsplit('.').next().unwrap_or(name).to_owned())
 }

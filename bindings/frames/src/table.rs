@@ -1,15 +1,30 @@
-//! Results of queries.
+//! Results: tables in memory, and batches that arrive.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dayfly_frame::datafusion::arrow::array::RecordBatch;
+use dayfly_frame::datafusion::arrow::compute::cast;
 use dayfly_frame::datafusion::arrow::datatypes::SchemaRef;
+use dayfly_frame::datafusion::arrow::error::ArrowError;
 use dayfly_frame::datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
-use pyo3::exceptions::PyValueError;
+use dayfly_frame::datafusion::common::DataFusionError;
+use dayfly_frame::datafusion::physical_plan::SendableRecordBatchStream;
+use futures_util::StreamExt;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use tokio::runtime::Handle;
 
-use crate::arrow;
+use crate::arrow::{export_schema, export_stream, import_schema};
+use crate::errors::ForPython;
+use crate::session::Shared;
+use crate::types::type_name;
+use crate::wait::wait;
 
-/// Rows in Arrow's memory format.
+/// Longest text of a value in a printed table, in characters.
+const MAX_CELL_CHARS: usize = 60;
+
+/// Rows in memory, in Arrow's format.
 #[pyclass(frozen, module = "dayfly_frames._frames")]
 pub struct Table {
     schema: SchemaRef,
@@ -17,70 +32,213 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table of batches that have this schema.
     pub fn new(schema: SchemaRef, batches: Vec<RecordBatch>) -> Self {
-        // Batches may say more exactly than the plan what is null.
-        let schema = batches.first().map_or(schema, RecordBatch::schema);
         Self { schema, batches }
+    }
+
+    /// The first rows.
+    fn head(&self, rows: usize) -> Vec<RecordBatch> {
+        let mut left = rows;
+        let mut head = Vec::new();
+        for batch in &self.batches {
+            let part = batch.slice(0, batch.num_rows().min(left));
+            left -= part.num_rows();
+            head.push(part);
+        }
+        head
+    }
+
+    /// Texts of the first rows' values, with long ones cut.
+    fn cells(&self, rows: usize) -> Result<Vec<Vec<String>>, ArrowError> {
+        let options = FormatOptions::default().with_null("null").with_display_error(true);
+        let mut lines = Vec::new();
+        for batch in self.head(rows) {
+            let columns = batch
+                .columns()
+                .iter()
+                .map(|column| ArrayFormatter::try_new(column.as_ref(), &options));
+            let columns = columns.collect::<Result<Vec<_>, _>>()?;
+            for row in 0..batch.num_rows() {
+                lines.push(
+                    columns
+                        .iter()
+                        .map(|column| shortened(&column.value(row).to_string()))
+                        .collect(),
+                );
+            }
+        }
+        Ok(lines)
+    }
+}
+
+/// A text of at most [`MAX_CELL_CHARS`] characters, without control characters.
+fn shortened(text: &str) -> String {
+    let mut shown: String = text.chars().take(MAX_CELL_CHARS).flat_map(escaped).collect();
+    if text.chars().nth(MAX_CELL_CHARS).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+fn escaped(character: char) -> Vec<char> {
+    if character.is_control() {
+        character.escape_default().collect()
+    } else {
+        vec![character]
     }
 }
 
 #[pymethods]
 impl Table {
-    /// The rows as an Arrow stream, for other libraries. They share the memory.
-    #[pyo3(signature = (requested_schema=None))]
-    fn __arrow_c_stream__<'py>(
-        &self,
-        py: Python<'py>,
-        requested_schema: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyCapsule>> {
-        // A consumer casts what has another type, as the interface allows.
-        let _ = requested_schema;
-        arrow::stream(py, self.schema.clone(), self.batches.clone())
-    }
-
-    /// The schema, for other libraries.
-    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        arrow::schema(py, &self.schema)
-    }
-
-    /// Number of rows.
-    #[getter]
     fn num_rows(&self) -> usize {
         self.batches.iter().map(RecordBatch::num_rows).sum()
     }
 
-    /// Names and types of the columns.
-    #[getter]
-    fn fields(&self) -> Vec<(String, String)> {
-        let fields = self.schema.fields().iter();
-        fields
-            .map(|field| (field.name().clone(), field.data_type().to_string()))
+    fn columns(&self) -> Vec<String> {
+        self.schema.fields().iter().map(|field| field.name().clone()).collect()
+    }
+
+    fn types(&self) -> Vec<String> {
+        self.schema
+            .fields()
+            .iter()
+            .map(|field| type_name(field.data_type()))
             .collect()
     }
 
-    /// The first rows as text, a list for each row; nulls are `None`.
-    fn head_text(&self, rows: usize) -> PyResult<Vec<Vec<Option<String>>>> {
-        let options = FormatOptions::default().with_display_error(true);
-        let mut found = Vec::new();
-        for batch in &self.batches {
-            let columns = batch.columns().iter();
-            let formatters = columns.clone().map(|column| ArrayFormatter::try_new(column, &options));
-            let formatters = formatters
-                .collect::<Result<Vec<_>, _>>()
-                .map_err(|error| PyValueError::new_err(error.to_string()))?;
-            for row in 0..batch.num_rows() {
-                if found.len() == rows {
-                    return Ok(found);
-                }
-                let cells = columns.clone().zip(&formatters);
-                found.push(
-                    cells
-                        .map(|(column, cell)| column.is_valid(row).then(|| cell.value(row).to_string()))
-                        .collect(),
-                );
-            }
+    /// The first rows as a picture of a table.
+    fn text(&self, py: Python<'_>, rows: usize) -> PyResult<String> {
+        let lines = self.cells(rows).map_err(DataFusionError::from).for_python(py)?;
+        Ok(drawn(&self.columns(), &self.types(), &lines))
+    }
+
+    /// The texts of the first rows' values.
+    #[pyo3(name = "cells")]
+    fn cell_texts(&self, py: Python<'_>, rows: usize) -> PyResult<Vec<Vec<String>>> {
+        self.cells(rows).map_err(DataFusionError::from).for_python(py)
+    }
+
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let wanted = requested_schema
+            .map(|capsule| import_schema(py, &capsule))
+            .transpose()?;
+        // A request that this data cannot have is ignored: the consumer compares the schemas.
+        let casted = wanted.and_then(|wanted| {
+            let wanted: SchemaRef = Arc::new(wanted);
+            let batches = self
+                .batches
+                .iter()
+                .map(|batch| casted(batch, &wanted))
+                .collect::<Option<Vec<_>>>()?;
+            Some((wanted, batches))
+        });
+        let (schema, batches) = casted.unwrap_or_else(|| (Arc::clone(&self.schema), self.batches.clone()));
+        export_stream(py, schema, batches)
+    }
+
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        export_schema(py, &self.schema)
+    }
+}
+
+/// A batch with the types of another schema, or `None` if it cannot have them.
+fn casted(batch: &RecordBatch, wanted: &SchemaRef) -> Option<RecordBatch> {
+    if wanted.fields().len() != batch.num_columns() {
+        return None;
+    }
+    let columns = batch.columns().iter().zip(wanted.fields());
+    let columns = columns.map(|(column, field)| cast(column, field.data_type()).ok());
+    RecordBatch::try_new(Arc::clone(wanted), columns.collect::<Option<Vec<_>>>()?).ok()
+}
+
+/// Draws a table: names, types, rows.
+fn drawn(names: &[String], types: &[String], rows: &[Vec<String>]) -> String {
+    let names: Vec<String> = names.iter().map(|name| shortened(name)).collect();
+    let length = |text: &String| text.chars().count();
+    let widths: Vec<usize> = (0..names.len())
+        .map(|column| {
+            let cells = rows.iter().map(|row| length(&row[column])).max().unwrap_or(0);
+            cells.max(length(&names[column])).max(length(&types[column]))
+        })
+        .collect();
+    let mut text = String::new();
+    let rule = |text: &mut String, [left, middle, right]: [&str; 3]| {
+        let dashes: Vec<String> = widths.iter().map(|width| "─".repeat(width + 2)).collect();
+        let _ = writeln!(text, "{left}{}{right}", dashes.join(middle));
+    };
+    let line = |text: &mut String, cells: &[String]| {
+        let padded = cells
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!(" {cell:<width$} "));
+        let _ = writeln!(text, "│{}│", padded.collect::<Vec<_>>().join("│"));
+    };
+    rule(&mut text, ["┌", "┬", "┐"]);
+    line(&mut text, &names);
+    line(&mut text, types);
+    rule(&mut text, ["├", "┼", "┤"]);
+    for row in rows {
+        line(&mut text, row);
+    }
+    rule(&mut text, ["└", "┴", "┘"]);
+    text
+}
+
+/// The batches of a query, as they arrive.
+#[pyclass(frozen, module = "dayfly_frames._frames")]
+pub struct Batches {
+    shared: Shared,
+    runtime: Handle,
+    schema: SchemaRef,
+    stream: Mutex<Option<SendableRecordBatchStream>>,
+}
+
+impl Batches {
+    pub fn new(shared: Shared, runtime: Handle, stream: SendableRecordBatchStream) -> Self {
+        Self {
+            shared,
+            runtime,
+            schema: stream.schema(),
+            stream: Mutex::new(Some(stream)),
         }
-        Ok(found)
+    }
+
+    fn take(&self) -> Option<SendableRecordBatchStream> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl Batches {
+    /// The next batch, or None at the end. After an error there are no more.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Table>> {
+        // Fails if the session is closed.
+        self.shared.get(py)?;
+        let Some(mut stream) = self.take() else {
+            return Ok(None);
+        };
+        let (stream, found) = wait(py, &self.runtime, async move {
+            let found = stream.next().await;
+            (stream, found)
+        })?;
+        let Some(batch) = found.transpose().for_python(py)? else {
+            return Ok(None);
+        };
+        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+        Ok(Some(Table::new(Arc::clone(&self.schema), vec![batch])))
+    }
+
+    /// Ends the query.
+    fn close(&self, py: Python<'_>) {
+        let stream = self.take();
+        py.detach(|| {
+            let _entered = self.runtime.enter();
+            drop(stream);
+        });
     }
 }

@@ -1,30 +1,47 @@
-//! Waits that Ctrl-C ends.
+//! Waiting for queries without the interpreter's lock.
 
-use std::future::Future;
-use std::pin::pin;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use dayfly_frame::Session;
-use dayfly_frame::datafusion::common::Result;
+use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
+use tokio::runtime::Handle;
 
-use crate::errors::from_query;
+use crate::errors::raise;
 
-/// How often a wait looks for signals.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two looks for signals, such as that of Ctrl-C.
+const POLL: Duration = Duration::from_millis(100);
 
-/// Runs a future of a session to its end. The interpreter is free meanwhile. A signal whose handler raises drops the
-/// future, which cancels its query.
-pub fn wait<T: Send>(py: Python<'_>, session: &Session, future: impl Future<Output = Result<T>> + Send) -> PyResult<T> {
-    let watched = async {
-        let mut future = pin!(future);
-        loop {
-            tokio::select! {
-                done = &mut future => return Ok(done),
-                () = tokio::time::sleep(SIGNAL_INTERVAL) => Python::attach(|py| py.check_signals())?,
+/// Runs a query's future to its end, and returns its result. A signal whose handler raises an exception, such as Ctrl-C,
+/// cancels it.
+pub fn wait<T: Send + 'static>(
+    py: Python<'_>,
+    runtime: &Handle,
+    work: impl Future<Output = T> + Send + 'static,
+) -> PyResult<T> {
+    let (sender, receiver) = sync_channel(1);
+    let task = runtime.spawn(async move {
+        // The receiver is gone if a signal ended the wait.
+        let _ = sender.send(work.await);
+    });
+    // A receiver must be shared between threads to pass through `detach`.
+    let receiver = std::sync::Mutex::new(receiver);
+    loop {
+        let found = py.detach(|| {
+            let receiver = receiver.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            receiver.recv_timeout(POLL)
+        });
+        match found {
+            Ok(value) => return Ok(value),
+            Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| task.abort())?,
+            // The task panicked, which the runtime has reported on standard error.
+            Err(RecvTimeoutError::Disconnected) => {
+                let failure = Failure::new(
+                    Code::Internal,
+                    "the query ended by a defect, which standard error describes",
+                );
+                return Err(raise(py, &failure));
             }
         }
-    };
-    let done: PyResult<Result<T>> = py.detach(|| session.runtime().block_on(watched));
-    done?.map_err(|error| from_query(py, &error))
+    }
 }

@@ -41,11 +41,6 @@ impl Exchange {
         })
     }
 
-    /// This rank.
-    pub fn rank(&self) -> u32 {
-        self.post.rank()
-    }
-
     /// Number of ranks.
     pub fn size(&self) -> u32 {
         self.post.size()

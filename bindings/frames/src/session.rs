@@ -79,7 +79,7 @@ pub struct Session {
 
 /// How files are read, by the name of their format.
 struct Source {
-    path: String,
+    paths: Vec<String>,
     /// Whether only files with the format's extension are read: those of a directory.
     by_extension: bool,
     has_header: bool,
@@ -94,7 +94,7 @@ impl Source {
             "parquet" => {
                 let mut options = ParquetReadOptions::default();
                 options.file_extension = extension(".parquet");
-                context.read_parquet(self.path, options).await
+                context.read_parquet(self.paths, options).await
             }
             "csv" => {
                 let mut options = CsvReadOptions::new()
@@ -103,18 +103,18 @@ impl Source {
                     .schema_infer_max_records(self.infer_rows);
                 options.file_extension = extension(".csv");
                 options.newlines_in_values = CsvOptions::default().newlines_in_values.unwrap_or(false);
-                context.read_csv(self.path, options).await
+                context.read_csv(self.paths, options).await
             }
             "json" => {
                 let mut options = JsonReadOptions::default();
                 options.schema_infer_max_records = self.infer_rows;
                 options.file_extension = extension(".json");
-                context.read_json(self.path, options).await
+                context.read_json(self.paths, options).await
             }
             _ => {
                 let mut options = ArrowReadOptions::default();
                 options.file_extension = extension(".arrow");
-                context.read_arrow(self.path, options).await
+                context.read_arrow(self.paths, options).await
             }
         }
     }
@@ -153,13 +153,13 @@ impl Session {
     }
 
     /// A frame over files of a format: `parquet`, `csv`, `json` or `ipc`.
-    #[pyo3(signature = (format, path, *, by_extension, has_header = true, separator = b',', infer_rows = 1000))]
+    #[pyo3(signature = (format, paths, *, by_extension, has_header = true, separator = b',', infer_rows = 1000))]
     #[expect(clippy::too_many_arguments, reason = "they are the options of all formats")]
     fn scan(
         &self,
         py: Python<'_>,
         format: String,
-        path: String,
+        paths: Vec<String>,
         by_extension: bool,
         has_header: bool,
         separator: u8,
@@ -168,7 +168,7 @@ impl Session {
         let session = self.shared.get(py)?;
         let context = session.context().clone();
         let source = Source {
-            path,
+            paths,
             by_extension,
             has_header,
             separator,

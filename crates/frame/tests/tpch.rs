@@ -50,16 +50,44 @@ fn write(path: &Path, file: i32, batches: impl Iterator<Item = Result<RecordBatc
 }
 
 fn write_tables(place: &Path) {
-    write(&place.join("nation"), 1, NationArrow::new(NationGenerator::new(SCALE, 1, 1)));
-    write(&place.join("region"), 1, RegionArrow::new(RegionGenerator::new(SCALE, 1, 1)));
-    write(&place.join("supplier"), 1, SupplierArrow::new(SupplierGenerator::new(SCALE, 1, 1)));
+    write(
+        &place.join("nation"),
+        1,
+        NationArrow::new(NationGenerator::new(SCALE, 1, 1)),
+    );
+    write(
+        &place.join("region"),
+        1,
+        RegionArrow::new(RegionGenerator::new(SCALE, 1, 1)),
+    );
+    write(
+        &place.join("supplier"),
+        1,
+        SupplierArrow::new(SupplierGenerator::new(SCALE, 1, 1)),
+    );
     for file in 1..=FILES {
         let (n, place) = (file, |table: &str| place.join(table));
-        write(&place("customer"), n, CustomerArrow::new(CustomerGenerator::new(SCALE, n, FILES)));
-        write(&place("lineitem"), n, LineItemArrow::new(LineItemGenerator::new(SCALE, n, FILES)));
-        write(&place("orders"), n, OrderArrow::new(OrderGenerator::new(SCALE, n, FILES)));
+        write(
+            &place("customer"),
+            n,
+            CustomerArrow::new(CustomerGenerator::new(SCALE, n, FILES)),
+        );
+        write(
+            &place("lineitem"),
+            n,
+            LineItemArrow::new(LineItemGenerator::new(SCALE, n, FILES)),
+        );
+        write(
+            &place("orders"),
+            n,
+            OrderArrow::new(OrderGenerator::new(SCALE, n, FILES)),
+        );
         write(&place("part"), n, PartArrow::new(PartGenerator::new(SCALE, n, FILES)));
-        write(&place("partsupp"), n, PartSuppArrow::new(PartSuppGenerator::new(SCALE, n, FILES)));
+        write(
+            &place("partsupp"),
+            n,
+            PartSuppArrow::new(PartSuppGenerator::new(SCALE, n, FILES)),
+        );
     }
 }
 

@@ -5,29 +5,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from dayfly_frames import _frames
 
-#: The name of a type in Python or SQL, and Arrow's.
-TYPES = {
-    "bool": "Boolean",
-    "date": "Date32",
-    "datetime": "Timestamp(µs)",
-    "float32": "Float32",
-    "float64": "Float64",
-    "int8": "Int8",
-    "int16": "Int16",
-    "int32": "Int32",
-    "int64": "Int64",
-    "str": "Utf8",
-    "uint8": "UInt8",
-    "uint16": "UInt16",
-    "uint32": "UInt32",
-    "uint64": "UInt64",
-}
-
 _EPOCH = dt.date(1970, 1, 1)
+
+
+_MICROSECOND = dt.timedelta(microseconds=1)
 
 
 def _constant(value: Any) -> _frames.Expr:
@@ -35,29 +21,29 @@ def _constant(value: Any) -> _frames.Expr:
         zone = None
         if value.tzinfo is not None:
             value, zone = value.astimezone(dt.UTC).replace(tzinfo=None), "UTC"
-        since = value - dt.datetime(1970, 1, 1)
-        return _frames.Expr.timestamp(since // dt.timedelta(microseconds=1), zone)
+        return _frames.Expr.timestamp((value - dt.datetime(1970, 1, 1)) // _MICROSECOND, zone)
     if isinstance(value, dt.date):
         return _frames.Expr.date((value - _EPOCH).days)
+    if isinstance(value, dt.timedelta):
+        return _frames.Expr.duration(value // _MICROSECOND)
+    if isinstance(value, Decimal):
+        sign, digits, exponent = value.as_tuple()
+        if not isinstance(exponent, int):
+            raise ValueError(f"{value} is no value of a column")
+        number = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+        scale = max(-exponent, 0)
+        return _frames.Expr.decimal(-number if sign else number, max(len(str(number)), scale, 1), scale)
     return _frames.Expr.literal(value)
 
 
 def lit(value: Any) -> Expr:
-    """Returns a constant: None, a bool, an int of 64 bits, a float, a str, bytes, a date or a datetime.
-
-    >>> lit(3)
-    lit(3)
-    """
-    return Expr(_constant(value), "literal", f"lit({value!r})")
+    """Returns a constant: None, a bool, int, float, str, bytes, Decimal, date, datetime or timedelta."""
+    return Expr(_constant(value))
 
 
 def col(name: str) -> Expr:
-    """Returns the column of this name.
-
-    >>> col("fare") > 3
-    (col('fare') > lit(3))
-    """
-    return Expr(_frames.Expr.column(name), name, f"col({name!r})")
+    """Returns the column of this name."""
+    return Expr(_frames.Expr.column(name))
 
 
 def as_expr(value: Any) -> Expr:
@@ -65,28 +51,21 @@ def as_expr(value: Any) -> Expr:
     return value if isinstance(value, Expr) else lit(value)
 
 
-def as_column(value: Expr | str) -> Expr:
-    """Returns an expression as it is, and a name as its column."""
-    return col(value) if isinstance(value, str) else value
+def as_column(value: Any) -> Expr:
+    """Returns an expression as it is, a name as its column, and anything else as a constant."""
+    return col(value) if isinstance(value, str) else as_expr(value)
 
 
 class Expr:
     """An expression over the columns of a frame. Operators and methods make further ones; nothing is computed."""
 
-    def __init__(self, native: _frames.Expr, name: str, text: str) -> None:
+    def __init__(self, native: _frames.Expr) -> None:
         self._native = native
-        self._name = name
-        self._text = text
 
     @property
     def name(self) -> str:
-        """Name of the resulting column: that of the leftmost column, unless `alias` gave another."""
-        return self._name
-
-    @property
-    def named(self) -> _frames.Expr:
-        """The native expression, under its name."""
-        return self._native.alias(self._name)
+        """Name of the resulting column: that of its first column, unless `alias` gave another."""
+        return self._native.name()
 
     @property
     def native(self) -> _frames.Expr:
@@ -94,7 +73,7 @@ class Expr:
         return self._native
 
     def __repr__(self) -> str:
-        return self._text
+        return f"<Expr {self._native!r}>"
 
     def __bool__(self) -> NoReturn:
         raise TypeError("an expression has no truth: write & for and, | for or, ~ for not, in parentheses")
@@ -102,104 +81,105 @@ class Expr:
     def __hash__(self) -> int:
         return id(self)
 
-    def _binary(self, operator: str, sign: str, other: Any) -> Expr:
-        right = as_expr(other)
-        return Expr(self._native.binary(operator, right._native), self._name, f"({self} {sign} {right})")
+    def _binary(self, operator: str, other: Any) -> Expr:
+        return Expr(self._native.binary(operator, as_expr(other)._native))
 
     def _reversed(self, operator: str, other: Any) -> Expr:
-        left = lit(other)
-        return Expr(left._native.binary(operator, self._native), self._name, f"({left} {operator} {self})")
+        return Expr(lit(other)._native.binary(operator, self._native)).alias(self.name)
 
-    def _scalar(self, function: str, *arguments: Any) -> Expr:
-        natives = [self._native, *(as_expr(argument)._native for argument in arguments)]
-        return Expr(_frames.Expr.scalar(function, natives), self._name, f"{self}.{function}()")
+    def _call(self, function: str, *arguments: Any) -> Expr:
+        return Expr(_frames.Expr.call(function, [self._native, *(as_expr(value)._native for value in arguments)]))
 
     def _aggregate(self, function: str, distinct: bool = False) -> Expr:
-        return Expr(_frames.Expr.aggregate(function, [self._native], distinct), self._name, f"{self}.{function}()")
+        return Expr(_frames.Expr.aggregate(function, [self._native], distinct))
 
     def __add__(self, other: Any) -> Expr:
-        return self._binary("+", "+", other)
+        return self._binary("+", other)
 
     def __radd__(self, other: Any) -> Expr:
         return self._reversed("+", other)
 
     def __sub__(self, other: Any) -> Expr:
-        return self._binary("-", "-", other)
+        return self._binary("-", other)
 
     def __rsub__(self, other: Any) -> Expr:
         return self._reversed("-", other)
 
     def __mul__(self, other: Any) -> Expr:
-        return self._binary("*", "*", other)
+        return self._binary("*", other)
 
     def __rmul__(self, other: Any) -> Expr:
         return self._reversed("*", other)
 
     def __truediv__(self, other: Any) -> Expr:
         """Divides as Python does: integers give a float64."""
-        return self.cast("float64")._binary("/", "/", other)
+        return self.cast("float64")._binary("/", other)
 
     def __rtruediv__(self, other: Any) -> Expr:
-        return lit(float(other))._binary("/", "/", self)
+        return self.cast("float64")._reversed("/", float(other))
 
     def __mod__(self, other: Any) -> Expr:
         """Remainder as in SQL: it has the sign of the dividend."""
-        return self._binary("%", "%", other)
+        return self._binary("%", other)
 
     def __neg__(self) -> Expr:
-        return lit(0)._binary("-", "-", self).alias(self._name)
+        return Expr(self._native.negate())
 
     def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return self._binary("=", "==", other)
+        return self._binary("==", other)
 
     def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return self._binary("!=", "!=", other)
+        return self._binary("!=", other)
 
     def __lt__(self, other: Any) -> Expr:
-        return self._binary("<", "<", other)
+        return self._binary("<", other)
 
     def __le__(self, other: Any) -> Expr:
-        return self._binary("<=", "<=", other)
+        return self._binary("<=", other)
 
     def __gt__(self, other: Any) -> Expr:
-        return self._binary(">", ">", other)
+        return self._binary(">", other)
 
     def __ge__(self, other: Any) -> Expr:
-        return self._binary(">=", ">=", other)
+        return self._binary(">=", other)
 
     def __and__(self, other: Any) -> Expr:
-        return self._binary("and", "&", other)
+        return self._binary("&", other)
 
     def __or__(self, other: Any) -> Expr:
-        return self._binary("or", "|", other)
+        return self._binary("or", other)
 
     def __invert__(self) -> Expr:
-        return Expr(self._native.negated(), self._name, f"~{self}")
+        return Expr(self._native.invert())
 
     def alias(self, name: str) -> Expr:
         """Returns the expression under another name."""
-        return Expr(self._native, name, f"{self}.alias({name!r})")
+        return Expr(self._native.alias(name))
 
-    def cast(self, data_type: str) -> Expr:
-        """Returns the value as another type: one of `TYPES`, or Arrow's name, such as ``Decimal128(10, 2)``.
+    def cast(self, kind: str) -> Expr:
+        """Returns the value as another type.
+
+        Args:
+            kind: ``bool``, ``int8`` to ``int64``, ``uint8`` to ``uint64``, ``float32``, ``float64``, ``decimal(DIGITS,
+                SCALE)``, ``string``, ``binary``, ``date``, ``timestamp[UNIT]``, ``timestamp[UNIT, ZONE]`` or
+                ``duration[UNIT]``; a unit is ``s``, ``ms``, ``us`` or ``ns``.
 
         Raises:
-            ValueError: if there is no such type.
+            dayfly.RequestError: if there is no such type.
         """
-        return Expr(self._native.cast(TYPES.get(data_type, data_type)), self._name, f"{self}.cast({data_type!r})")
+        return Expr(self._native.cast(kind))
 
     def is_null(self) -> Expr:
         """Whether the value is null."""
-        return Expr(self._native.is_null(), self._name, f"{self}.is_null()")
+        return Expr(self._native.is_null())
 
     def is_not_null(self) -> Expr:
         """Whether the value is not null."""
-        return ~self.is_null()
+        return Expr(self._native.is_not_null())
 
     def is_in(self, values: Iterable[Any]) -> Expr:
         """Whether the value is one of these; null if it is null."""
-        natives = [as_expr(value)._native for value in values]
-        return Expr(self._native.in_list(natives), self._name, f"{self}.is_in(...)")
+        return Expr(self._native.is_in([as_expr(value)._native for value in values]))
 
     def is_between(self, low: Any, high: Any) -> Expr:
         """Whether the value lies between these, both included."""
@@ -207,15 +187,15 @@ class Expr:
 
     def fill_null(self, value: Any) -> Expr:
         """Returns the value, or another one where it is null."""
-        return self._scalar("coalesce", value)
+        return self._call("coalesce", value)
 
     def abs(self) -> Expr:
         """Its distance from zero."""
-        return self._scalar("abs")
+        return self._call("abs")
 
     def round(self, decimals: int = 0) -> Expr:
         """Rounded to this many decimals; halves away from zero."""
-        return self._scalar("round", decimals)
+        return self._call("round", decimals)
 
     def sum(self) -> Expr:
         """Sum of a group, without nulls; null if it has no value, as in SQL."""
@@ -268,7 +248,7 @@ class Expr:
             [as_column(key)._native for key in partition_by],
             [(as_column(key)._native, descending) for key in keys],
         )
-        return Expr(native, self._name, f"{self}.over(...)")
+        return Expr(native)
 
     @property
     def str(self) -> Text:
@@ -289,27 +269,27 @@ class Text:
 
     def contains(self, part: str) -> Expr:
         """Whether the text has this part, taken literally."""
-        return self._of._scalar("contains", part)
+        return self._of._call("contains", part)
 
     def starts_with(self, prefix: str) -> Expr:
         """Whether the text begins so."""
-        return self._of._scalar("starts_with", prefix)
+        return self._of._call("starts_with", prefix)
 
     def ends_with(self, suffix: str) -> Expr:
         """Whether the text ends so."""
-        return self._of._scalar("ends_with", suffix)
+        return self._of._call("ends_with", suffix)
 
     def to_lowercase(self) -> Expr:
         """In small letters."""
-        return self._of._scalar("lower")
+        return self._of._call("lower")
 
     def to_uppercase(self) -> Expr:
         """In capital letters."""
-        return self._of._scalar("upper")
+        return self._of._call("upper")
 
     def len_chars(self) -> Expr:
         """Number of characters."""
-        return self._of._scalar("character_length")
+        return self._of._call("character_length")
 
 
 class Time:
@@ -319,8 +299,7 @@ class Time:
         self._of = of
 
     def _part(self, part: str) -> Expr:
-        natives = [lit(part).native, self._of.native]
-        return Expr(_frames.Expr.scalar("date_part", natives), self._of.name, f"{self._of}.dt.{part}()")
+        return Expr(_frames.Expr.call("date_part", [lit(part).native, self._of.native])).alias(self._of.name)
 
     def year(self) -> Expr:
         """The year."""
@@ -343,7 +322,7 @@ def count(column: str | None = None) -> Expr:
     """Returns the number of rows of a group, or of its values in a column that are not null."""
     if column is not None:
         return col(column).count()
-    return Expr(_frames.Expr.aggregate("count", [lit(1).native], False), "count", "count()")
+    return Expr(_frames.Expr.count_rows())
 
 
 def sum(column: str) -> Expr:
@@ -388,16 +367,15 @@ def n_unique(column: str) -> Expr:
 
 def row_number() -> Expr:
     """Returns the number of a row, from 1 on; use it with `Expr.over`."""
-    return Expr(_frames.Expr.window("row_number", []), "row_number", "row_number()")
+    return Expr(_frames.Expr.window("row_number", []))
 
 
 def coalesce(*values: Any) -> Expr:
     """Returns the first value that is not null. Texts are names of columns."""
-    columns = [as_column(value) if isinstance(value, str) else as_expr(value) for value in values]
+    columns = [as_column(value) for value in values]
     if not columns:
         raise ValueError("coalesce() needs at least one value")
-    natives = [column.native for column in columns]
-    return Expr(_frames.Expr.scalar("coalesce", natives), columns[0].name, "coalesce(...)")
+    return Expr(_frames.Expr.call("coalesce", [column.native for column in columns]))
 
 
 class When:
@@ -408,16 +386,15 @@ class When:
         self._condition = as_expr(condition)
 
     def then(self, value: Any) -> Then:
-        """Returns the value where the condition holds, and null elsewhere."""
-        chosen = as_expr(value)
-        return Then([*self._branches, (self._condition.native, chosen.native)], chosen.name)
+        """Returns the value where the condition holds, and null elsewhere. A text is the name of a column."""
+        return Then([*self._branches, (self._condition.native, as_column(value).native)])
 
 
 class Then(Expr):
     """The values of conditions: add `when` or `otherwise`, or use it as it is, with null elsewhere."""
 
-    def __init__(self, branches: list[tuple[_frames.Expr, _frames.Expr]], name: str) -> None:
-        super().__init__(_frames.Expr.case(branches, None), name, "when(...).then(...)")
+    def __init__(self, branches: list[tuple[_frames.Expr, _frames.Expr]]) -> None:
+        super().__init__(_frames.Expr.case(branches, None))
         self._branches = branches
 
     def when(self, condition: Any) -> When:
@@ -425,9 +402,8 @@ class Then(Expr):
         return When(self._branches, condition)
 
     def otherwise(self, value: Any) -> Expr:
-        """Returns the value of all other rows."""
-        native = _frames.Expr.case(self._branches, as_expr(value).native)
-        return Expr(native, self._name, "when(...).then(...).otherwise(...)")
+        """Returns the value of all other rows. A text is the name of a column."""
+        return Expr(_frames.Expr.case(self._branches, as_column(value).native))
 
 
 def when(condition: Any) -> When:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from dayfly_frames import _frames
-from dayfly_frames._expr import Expr, as_column, as_expr, col, lit
+from dayfly_frames._expr import Expr, as_column, col
 from dayfly_frames._table import Table
 
 Columns = Expr | str | Iterable[Expr | str]
@@ -27,6 +27,14 @@ def _keys(on: str | Sequence[str]) -> list[str]:
     return [on] if isinstance(on, str) else list(on)
 
 
+def _each(flags: bool | Sequence[bool], keys: Sequence[Expr], option: str) -> list[bool]:
+    if isinstance(flags, bool):
+        return [flags] * len(keys)
+    if len(flags) != len(keys):
+        raise ValueError(f"{option}= has {len(flags)} values for {len(keys)} keys")
+    return list(flags)
+
+
 class Frame:
     """A table that the ranks compute when it is collected. Every method returns a new frame."""
 
@@ -41,32 +49,31 @@ class Frame:
     @property
     def columns(self) -> list[str]:
         """Names of the columns."""
-        return [name for name, _ in self._native.fields]
+        return self._native.columns()
 
     @property
     def schema(self) -> dict[str, str]:
-        """Name and Arrow type of each column."""
-        return dict(self._native.fields)
+        """Name and type of each column, as in `Expr.cast`."""
+        return dict(zip(self._native.columns(), self._native.types(), strict=True))
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name}: {kind}" for name, kind in self._native.fields)
+        columns = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
         return f"<Frame {columns}; collect() computes it>"
 
     def select(self, *columns: Columns, **named: Any) -> Frame:
         """Returns these columns only."""
-        chosen = [*_all(columns), *(as_expr(value).alias(name) for name, value in named.items())]
-        return Frame(self._native.select([column.named for column in chosen]))
+        chosen = [*_all(columns), *(as_column(value).alias(name) for name, value in named.items())]
+        return Frame(self._native.select([column.native for column in chosen]))
 
     def with_columns(self, *columns: Columns, **named: Any) -> Frame:
         """Returns the frame with further columns, or others under the same names. All see the columns as they were."""
-        chosen = [*_all(columns), *(as_expr(value).alias(name) for name, value in named.items())]
-        return Frame(self._native.with_columns([(column.name, column.native) for column in chosen]))
+        chosen = [*_all(columns), *(as_column(value).alias(name) for name, value in named.items())]
+        return Frame(self._native.with_columns([column.native for column in chosen]))
 
     def drop(self, *columns: str) -> Frame:
         """Returns the frame without these columns."""
-        unknown = [name for name in columns if name not in self.columns]
-        if unknown:
-            raise ValueError(f"there is no column {unknown[0]!r}; columns are: {', '.join(self.columns)}")
+        # A column that does not exist is an error.
+        self._native.select([col(name).native for name in columns])
         return self.select(*(name for name in self.columns if name not in columns))
 
     def rename(self, names: Mapping[str, str]) -> Frame:
@@ -96,10 +103,11 @@ class Frame:
         *,
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
+        suffix: str = "_right",
     ) -> Frame:
         """Returns the rows of both frames that have the same keys.
 
-        Columns of the right side whose names the left side has get the suffix ``_right``. Nulls are equal to nothing.
+        Keys of one name become one column. Nulls are equal to nothing.
 
         Args:
             other: the right side.
@@ -108,38 +116,43 @@ class Frame:
                 rows of the left side that have one, or none; ``cross`` for all pairs.
             left_on: names of the keys on the left side, if they differ.
             right_on: names of the keys on the right side.
+            suffix: is appended to the other columns of the right side whose names the left side has, too.
 
         Raises:
             ValueError: if the keys of the sides do not match in number.
+            dayfly.RequestError: if there is no such key, or two columns would have one name.
         """
+        if on is not None and (left_on is not None or right_on is not None):
+            raise ValueError("on= names the keys of both sides: give left_on= and right_on= instead")
         left = _keys(on if on is not None else left_on or [])
         right = _keys(on if on is not None else right_on or [])
         if len(left) != len(right) or (how == "cross") != (not left):
             raise ValueError(
                 "a join needs on=, or left_on= and right_on= with equally many keys; only a cross join has none"
             )
-        return Frame(self._native.join(other._native, left, right, how))
+        return Frame(self._native.join(other._native, how, left, right, suffix))
 
     def group_by(self, *keys: Columns) -> GroupBy:
         """Groups the rows by these keys: ``frame.group_by("zone").agg(count())``."""
         return GroupBy(self, _all(keys))
 
-    def sort(self, *by: Columns, descending: bool | Sequence[bool] = False) -> Frame:
-        """Returns the rows in order. Nulls come last.
+    def sort(
+        self, *by: Columns, descending: bool | Sequence[bool] = False, nulls_last: bool | Sequence[bool] = True
+    ) -> Frame:
+        """Returns the rows in order.
 
         Args:
             by: the keys, the first one first.
             descending: whether the largest comes first: for all keys, or for each.
+            nulls_last: whether nulls come last: for all keys, or for each.
         """
         keys = _all(by)
-        flags = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
-        if len(flags) != len(keys):
-            raise ValueError(f"descending= has {len(flags)} values for {len(keys)} keys")
-        return Frame(self._native.sort([(key.native, flag) for key, flag in zip(keys, flags, strict=True)]))
+        flags = (_each(descending, keys, "descending"), _each(nulls_last, keys, "nulls_last"))
+        return Frame(self._native.sort([(key.native, *each) for key, *each in zip(keys, *flags, strict=True)]))
 
-    def unique(self) -> Frame:
-        """Returns each different row once, in any order."""
-        return Frame(self._native.distinct())
+    def unique(self, subset: str | Sequence[str] | None = None) -> Frame:
+        """Returns each different row once, in any order; with ``subset``, any one row of those equal in these columns."""
+        return Frame(self._native.unique(None if subset is None else _keys(subset)))
 
     def head(self, n: int = 5) -> Frame:
         """Returns the first rows: of a sorted frame its first ones, of another any."""
@@ -151,23 +164,23 @@ class Frame:
         """Returns rows from an offset on."""
         if offset < 0 or (length is not None and length < 0):
             raise ValueError("offset and length count rows from the first one: they are not negative")
-        return Frame(self._native.limit(offset, length))
+        return Frame(self._native.slice(offset, length))
 
     def concat(self, other: Frame) -> Frame:
-        """Returns the rows of both frames, which have the same columns."""
-        return Frame(self._native.combine("union", other._native))
+        """Returns the rows of both frames, which have columns of the same names."""
+        return Frame(self._native.combine("union", other._native, False))
 
     def union(self, other: Frame) -> Frame:
         """Returns the different rows of both frames."""
-        return Frame(self._native.combine("union_distinct", other._native))
+        return Frame(self._native.combine("union", other._native, True))
 
     def intersect(self, other: Frame) -> Frame:
         """Returns the different rows that both frames have."""
-        return Frame(self._native.combine("intersect_distinct", other._native))
+        return Frame(self._native.combine("intersect", other._native, True))
 
     def except_(self, other: Frame) -> Frame:
         """Returns the different rows that the other frame lacks."""
-        return Frame(self._native.combine("except_distinct", other._native))
+        return Frame(self._native.combine("except", other._native, True))
 
     def explain(self) -> str:
         """Returns the plan: stages, their tasks, and what each exchanges."""
@@ -182,27 +195,30 @@ class Frame:
         """
         return Table(self._native.collect())
 
+    def batches(self) -> Iterator[Table]:
+        """Computes the frame on the ranks, and yields its rows as they arrive. At most a few batches are in memory.
+
+        Raises:
+            dayfly.Error: as `collect`.
+        """
+        batches = self._native.batches()
+        try:
+            while (batch := batches.next()) is not None:
+                yield Table(batch)
+        finally:
+            batches.close()
+
     def describe(self) -> Table:
-        """Computes number of values, nulls, mean, standard deviation, minimum and maximum of all numeric columns."""
-        numeric = [name for name, kind in self._native.fields if kind.startswith(("Int", "UInt", "Float", "Decimal"))]
-        rows: Frame | None = None
-        for name in numeric:
-            column = col(name)
-            one = self.select(
-                lit(name).alias("column"),
-                column.alias("value").cast("float64"),
-            ).group_by("column").agg(
-                col("value").count().alias("count"),
-                (Expr.count(lit(1)) - col("value").count()).alias("null_count"),
-                col("value").mean().alias("mean"),
-                col("value").std().alias("std"),
-                col("value").min().alias("min"),
-                col("value").max().alias("max"),
-            )
-            rows = one if rows is None else rows.concat(one)
-        if rows is None:
-            raise ValueError("this frame has no column of numbers to describe")
-        return rows.sort("column").collect()
+        """Computes statistics of all columns: number of values, nulls, mean, standard deviation, smallest and largest
+        value, and median.
+        """
+        return Table(self._native.describe())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.collect().__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> object:
+        return self._native.__arrow_c_schema__()
 
     def merge(self, right: Frame, how: Literal["inner", "left", "right", "outer", "cross"] = "inner", on: Any = None) -> Frame:
         """Joins as `join` does, by pandas' name."""
@@ -212,9 +228,9 @@ class Frame:
         """Groups as `group_by` does, by pandas' name."""
         return self.group_by(*keys)
 
-    def drop_duplicates(self) -> Frame:
+    def drop_duplicates(self, subset: str | Sequence[str] | None = None) -> Frame:
         """Returns each different row once, by pandas' name for `unique`."""
-        return self.unique()
+        return self.unique(subset)
 
     def sort_values(self, by: str | Sequence[str], ascending: bool | Sequence[bool] = True) -> Frame:
         """Sorts as `sort` does, by pandas' name."""
@@ -231,6 +247,6 @@ class GroupBy:
 
     def agg(self, *values: Expr, **named: Expr) -> Frame:
         """Returns one row for each group, with the keys and these values."""
-        chosen = [*values, *(value.alias(name) for name, value in named.items())]
-        keys = [key.named for key in self._keys]
-        return Frame(self._frame.native.aggregate(keys, [value.named for value in chosen]))
+        chosen = [*values, *(as_column(value).alias(name) for name, value in named.items())]
+        keys = [key.native for key in self._keys]
+        return Frame(self._frame.native.aggregate(keys, [value.native for value in chosen]))

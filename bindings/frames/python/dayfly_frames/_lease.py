@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures as cf
 import contextlib
 import json
+import threading
 from typing import Any
 
 from dayfly import Client
@@ -46,9 +47,16 @@ def open_session(client: Client, ranks: int, placement: Placement, lease: dict[s
 
 def _joined(invitation: str, partitions: int, futures: list[Any]) -> _frames.Session:
     """Joins the group, or raises why a rank did not."""
-    threads = cf.ThreadPoolExecutor(1)
-    joining = threads.submit(_frames.Session, invitation, partitions)
-    threads.shutdown(wait=False)
+    joining: cf.Future[_frames.Session] = cf.Future()
+
+    def join() -> None:
+        try:
+            joining.set_result(_frames.Session.join(invitation, partitions))
+        except BaseException as error:
+            joining.set_exception(error)
+
+    # A daemon, since it would wait for ranks that have failed.
+    threading.Thread(target=join, name="dayfly-frames-join", daemon=True).start()
     done, _ = cf.wait([joining, *futures], return_when=cf.FIRST_COMPLETED)
     for future in futures:
         # A rank returns only after the session has closed.

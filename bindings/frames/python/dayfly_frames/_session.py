@@ -13,22 +13,22 @@ from dayfly_frames._frame import Frame
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-def _found(paths: Paths, ending: str) -> list[str]:
-    """Returns absolute paths, with patterns expanded. Directories are those of the ranks too."""
+def _found(paths: Paths) -> tuple[list[str], bool]:
+    """Returns absolute paths, with patterns expanded, and whether there is a directory among them.
+
+    Raises:
+        FileNotFoundError: if there is no such file here. The ranks see the same ones.
+    """
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []
     for path in map(os.fspath, several):
-        if any(mark in path for mark in "*?["):
-            matched = sorted(glob.glob(path, recursive=True))
-            if not matched:
-                raise FileNotFoundError(f"no file matches {path}")
-            found.extend(os.path.abspath(each) for each in matched)
-        elif os.path.exists(path):
-            whole = os.path.abspath(path)
-            found.append(whole + "/" if os.path.isdir(path) else whole)
-        else:
-            raise FileNotFoundError(f"there is no file {path}; files of a scan end in .{ending}")
-    return found
+        matched = sorted(glob.glob(path, recursive=True)) if any(mark in path for mark in "*?[") else [path]
+        if not matched or not os.path.exists(matched[0]):
+            raise FileNotFoundError(f"there is no file {path}")
+        found.extend(os.path.abspath(each) + "/" * os.path.isdir(each) for each in matched)
+    if not found:
+        raise FileNotFoundError("there is no file to read: the list of paths is empty")
+    return found, any(path.endswith("/") for path in found)
 
 
 class Session:
@@ -41,25 +41,48 @@ class Session:
     @property
     def ranks(self) -> int:
         """Number of ranks that execute queries."""
-        return self._native.ranks
+        return self._native.ranks()
+
+    def _scan(self, kind: str, paths: Paths, **options: Any) -> Frame:
+        found, has_directory = _found(paths)
+        return Frame(self._native.scan(kind, found, by_extension=has_directory, **options))
 
     def scan_parquet(self, paths: Paths) -> Frame:
         """Returns a frame of Parquet files, which only the ranks read.
 
         Args:
-            paths: a file, a directory, a pattern with ``*``, or several of them. All ranks see them under this path.
-        """
-        return Frame(self._native.scan_parquet(_found(paths, "parquet")))
+            paths: a file, a directory with ``.parquet`` files, a pattern with ``*``, or several of them. All ranks see
+                them under this path.
 
-    def scan_csv(self, paths: Paths, *, has_header: bool = True, separator: str = ",") -> Frame:
-        """Returns a frame of CSV files. Types are those of the first 1,000 rows."""
+        Raises:
+            FileNotFoundError: if there is no such file.
+            dayfly.RequestError: if the files are of another format, or have different columns.
+        """
+        return self._scan("parquet", paths)
+
+    def scan_csv(
+        self, paths: Paths, *, has_header: bool = True, separator: str = ",", infer_schema_length: int = 1000
+    ) -> Frame:
+        """Returns a frame of CSV files, as `scan_parquet`.
+
+        Args:
+            paths: the files, as in `scan_parquet`.
+            has_header: whether the first line has the names of the columns.
+            separator: what stands between values, one byte.
+            infer_schema_length: number of rows whose values give the columns their types.
+        """
         if len(separator.encode()) != 1:
             raise ValueError(f"separator={separator!r}: it has to be one byte")
-        return Frame(self._native.scan_csv(_found(paths, "csv"), has_header, separator.encode()[0]))
+        byte = separator.encode()[0]
+        return self._scan("csv", paths, has_header=has_header, separator=byte, infer_rows=infer_schema_length)
 
-    def scan_json(self, paths: Paths) -> Frame:
-        """Returns a frame of files with one JSON object a line."""
-        return Frame(self._native.scan_json(_found(paths, "json")))
+    def scan_ndjson(self, paths: Paths, *, infer_schema_length: int = 1000) -> Frame:
+        """Returns a frame of files with one JSON object a line, as `scan_csv`."""
+        return self._scan("json", paths, infer_rows=infer_schema_length)
+
+    def scan_ipc(self, paths: Paths) -> Frame:
+        """Returns a frame of files in Arrow's IPC format, as `scan_parquet`."""
+        return self._scan("ipc", paths)
 
     def from_arrow(self, table: Any) -> Frame:
         """Returns a frame of a table of PyArrow, Polars, pandas, DuckDB, or whatever else has ``__arrow_c_stream__``."""

@@ -34,17 +34,17 @@ class Table:
     @property
     def num_rows(self) -> int:
         """Number of rows."""
-        return self._native.num_rows
+        return self._native.num_rows()
 
     @property
     def columns(self) -> list[str]:
         """Names of the columns."""
-        return [name for name, _ in self._native.fields]
+        return self._native.columns()
 
     @property
     def schema(self) -> dict[str, str]:
-        """Name and Arrow type of each column."""
-        return dict(self._native.fields)
+        """Name and type of each column, as in `Expr.cast`."""
+        return dict(zip(self._native.columns(), self._native.types(), strict=True))
 
     def to_pyarrow(self) -> pa.Table:
         """Returns a PyArrow table. Needs ``pyarrow``."""
@@ -67,11 +67,8 @@ class Table:
         return self.num_rows
 
     def __repr__(self) -> str:
-        rows = [[("null" if cell is None else cell) for cell in row] for row in self._native.head_text(SHOWN_ROWS)]
-        widths = [max(map(len, column)) for column in zip(self.columns, *rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        header = "  ".join(name.ljust(width) for name, width in zip(self.columns, widths, strict=True)).rstrip()
-        return "\n".join([self._shape(), header, *lines, *(["..."] if self.num_rows > SHOWN_ROWS else [])])
+        more = "…\n" if self.num_rows > SHOWN_ROWS else ""
+        return f"{self._native.text(SHOWN_ROWS)}{more}{self._shape()}"
 
     def _shape(self) -> str:
         return f"{self.num_rows} rows, {len(self.columns)} columns"
@@ -81,7 +78,7 @@ class Table:
             f"<th>{html.escape(name)}<br><small>{html.escape(kind)}</small></th>" for name, kind in self.schema.items()
         )
         rows = "".join(
-            "<tr>" + "".join(f"<td>{'<i>null</i>' if cell is None else html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self._native.head_text(SHOWN_ROWS)
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self._native.cells(SHOWN_ROWS)
         )
         return f"<table><caption>{self._shape()}</caption><tr>{header}</tr>{rows}</table>"

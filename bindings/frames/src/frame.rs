@@ -202,10 +202,14 @@ impl Frame {
         left: Vec<String>,
         right: Vec<String>,
         suffix: &str,
+        coalesce: bool,
     ) -> PyResult<Self> {
         let kinds = "inner, left, right, full, semi, anti or cross";
         let how = How::of(how).ok_or_else(|| invalid(py, format!("how={how:?} is no join: {kinds}")))?;
-        self.derived(py, join(&self.plan, &other.plan, how, &Keys { left, right }, suffix))
+        self.derived(
+            py,
+            join(&self.plan, &other.plan, how, &Keys { left, right, coalesce }, suffix),
+        )
     }
 
     /// Different rows; or one row for each combination of these columns.

@@ -51,6 +51,8 @@ impl How {
 pub struct Keys {
     pub left: Vec<String>,
     pub right: Vec<String>,
+    /// Whether a full join has one column for both keys: that of the side that has the row.
+    pub coalesce: bool,
 }
 
 const LEFT: &str = "left";
@@ -84,11 +86,9 @@ fn output(left: &DFSchema, right: &DFSchema, how: How, keys: &Keys, suffix: &str
     for name in columns(left) {
         let own = Expr::Column(of(LEFT, &name));
         let value = match (how, partner(&name)) {
-            // The key of rows that only the right frame has.
-            (How::Right, Some(key)) if *key == name => Expr::Column(of(RIGHT, key)),
-            // Another name: the right frame has it.
+            // The right frame has the key of every row.
             (How::Right, Some(_)) => continue,
-            (How::Full, Some(key)) if *key == name => either(own, Expr::Column(of(RIGHT, key)))?,
+            (How::Full, Some(key)) if keys.coalesce => either(own, Expr::Column(of(RIGHT, key)))?,
             _ => own,
         };
         names.insert(name.clone());
@@ -98,11 +98,10 @@ fn output(left: &DFSchema, right: &DFSchema, how: How, keys: &Keys, suffix: &str
         return Ok(output);
     }
     for name in columns(right) {
-        let key = keys.right.iter().position(|key| *key == name);
-        let is_same = key.is_some_and(|key| keys.left[key] == name);
         let is_copy = match how {
-            How::Inner | How::Left => key.is_some(),
-            _ => is_same,
+            How::Inner | How::Left => keys.right.contains(&name),
+            How::Full => keys.coalesce && keys.right.contains(&name),
+            _ => false,
         };
         if is_copy {
             continue;

@@ -9,6 +9,7 @@
 mod error;
 mod exchange;
 mod memory;
+mod plan;
 mod rank;
 mod session;
 

@@ -16,12 +16,17 @@ use url::Url;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
 use crate::memory::environment;
+use crate::plan::RankPlanner;
 use crate::rank::runtime;
+
+/// Fewest partitions with which a plan has stages.
+const MIN_PARTITIONS: usize = 2;
 
 /// How a session plans, and what it may use itself.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
-    /// Partitions of a stage on each rank: the cores of a rank. At least 1.
+    /// Partitions of a stage on each rank: the cores of a rank. At least 2: for one partition, DataFusion plans no
+    /// repartition, which is where a plan is cut into stages.
     pub partitions: usize,
     /// Bytes of input for each partition. Fewer ranks scan a table that is smaller than one share for each.
     pub partition_bytes: usize,
@@ -32,10 +37,10 @@ pub struct SessionOptions {
 }
 
 impl Default for SessionOptions {
-    /// One partition on each rank, 1 MiB for each partition, memory without a bound.
+    /// Two partitions on each rank, 1 MiB for each partition, memory without a bound.
     fn default() -> Self {
         Self {
-            partitions: 1,
+            partitions: MIN_PARTITIONS,
             partition_bytes: 1 << 20,
             memory_bytes: None,
             spill: None,
@@ -144,7 +149,7 @@ impl Drop for Session {
 fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<SessionContext> {
     let config = SessionConfig::new()
         .with_information_schema(true)
-        .with_target_partitions(options.partitions.max(1));
+        .with_target_partitions(options.partitions.max(MIN_PARTITIONS));
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
@@ -155,6 +160,10 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
         // Metrics cross between ranks only in the form of the gRPC server, which is not built.
         .with_distributed_metrics_collection(false)?
+        .build();
+    let planner = RankPlanner(Arc::clone(state.query_planner()));
+    let state = SessionStateBuilder::new_from_existing(state)
+        .with_query_planner(Arc::new(planner))
         .build();
     Ok(SessionContext::from(state))
 }

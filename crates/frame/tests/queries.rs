@@ -99,7 +99,7 @@ fn check(net: Net, workers: u32) {
                 .await
                 .unwrap();
             let plan = datafusion_distributed::display_plan_ascii(plan.as_ref(), false);
-            assert_eq!(plan.contains("Network"), workers > 1, "{plan}");
+            assert!(plan.contains("Network"), "{plan}");
         });
     });
 }

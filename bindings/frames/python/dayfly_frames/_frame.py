@@ -104,10 +104,11 @@ class Frame:
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
         suffix: str = "_right",
+        coalesce: bool = False,
     ) -> Frame:
         """Returns the rows of both frames that have the same keys.
 
-        Keys of one name become one column. Nulls are equal to nothing.
+        Nulls are equal to nothing.
 
         Args:
             other: the right side.
@@ -117,6 +118,8 @@ class Frame:
             left_on: names of the keys on the left side, if they differ.
             right_on: names of the keys on the right side.
             suffix: is appended to the other columns of the right side whose names the left side has, too.
+            coalesce: whether a ``full`` join has each key once. Otherwise, that of the right side gets the suffix, and
+                the keys of the side without a row are null. In all other joins, each key is there once.
 
         Raises:
             ValueError: if the keys of the sides do not match in number.
@@ -130,7 +133,7 @@ class Frame:
             raise ValueError(
                 "a join needs on=, or left_on= and right_on= with equally many keys; only a cross join has none"
             )
-        return Frame(self._native.join(other._native, how, left, right, suffix))
+        return Frame(self._native.join(other._native, how, left, right, suffix, coalesce))
 
     def group_by(self, *keys: Columns) -> GroupBy:
         """Groups the rows by these keys: ``frame.group_by("zone").agg(count())``."""
@@ -222,7 +225,7 @@ class Frame:
 
     def merge(self, right: Frame, how: Literal["inner", "left", "right", "outer", "cross"] = "inner", on: Any = None) -> Frame:
         """Joins as `join` does, by pandas' name."""
-        return self.join(right, on, "full" if how == "outer" else how)
+        return self.join(right, on, "full" if how == "outer" else how, coalesce=True)
 
     def groupby(self, *keys: Columns) -> GroupBy:
         """Groups as `group_by` does, by pandas' name."""

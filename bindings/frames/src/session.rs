@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dayfly_comm::Invitation;
 use dayfly_frame::datafusion::catalog::{MemTable, MemoryCatalogProviderList};
-use dayfly_frame::datafusion::common::config::CsvOptions;
 use dayfly_frame::datafusion::datasource::file_format::options::{
     ArrowReadOptions, CsvReadOptions, JsonReadOptions, ParquetReadOptions,
 };
@@ -92,8 +91,10 @@ impl Source {
         let extension = |default: &'static str| if self.by_extension { default } else { "" };
         match format {
             "parquet" => {
-                let mut options = ParquetReadOptions::default();
-                options.file_extension = extension(".parquet");
+                let options = ParquetReadOptions {
+                    file_extension: extension(".parquet"),
+                    ..ParquetReadOptions::default()
+                };
                 context.read_parquet(self.paths, options).await
             }
             "csv" => {
@@ -102,18 +103,21 @@ impl Source {
                     .delimiter(self.separator)
                     .schema_infer_max_records(self.infer_rows);
                 options.file_extension = extension(".csv");
-                options.newlines_in_values = CsvOptions::default().newlines_in_values.unwrap_or(false);
                 context.read_csv(self.paths, options).await
             }
             "json" => {
-                let mut options = JsonReadOptions::default();
-                options.schema_infer_max_records = self.infer_rows;
-                options.file_extension = extension(".json");
+                let options = JsonReadOptions {
+                    schema_infer_max_records: self.infer_rows,
+                    file_extension: extension(".json"),
+                    ..JsonReadOptions::default()
+                };
                 context.read_json(self.paths, options).await
             }
             _ => {
-                let mut options = ArrowReadOptions::default();
-                options.file_extension = extension(".arrow");
+                let options = ArrowReadOptions {
+                    file_extension: extension(".arrow"),
+                    ..ArrowReadOptions::default()
+                };
                 context.read_arrow(self.paths, options).await
             }
         }
@@ -181,7 +185,7 @@ impl Session {
     }
 
     /// A frame over the batches of an object that exports an Arrow stream.
-    fn from_arrow(&self, py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Frame> {
+    fn table(&self, py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Frame> {
         let session = self.shared.get(py)?;
         let (schema, batches) = import_stream(py, object)?;
         let table = MemTable::try_new(schema, vec![batches]).for_python(py)?;

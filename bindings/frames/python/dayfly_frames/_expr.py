@@ -1,44 +1,17 @@
-# ruff: noqa: A001, PYI063 - the names are those of Polars
 """Expressions over the columns of a frame."""
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable, Sequence
-from decimal import Decimal
 from typing import Any, NoReturn
 
 from dayfly_frames import _frames
-
-_EPOCH = dt.date(1970, 1, 1)
-
-
-_MICROSECOND = dt.timedelta(microseconds=1)
-
-
-def _constant(value: Any) -> _frames.Expr:
-    if isinstance(value, dt.datetime):
-        zone = None
-        if value.tzinfo is not None:
-            value, zone = value.astimezone(dt.UTC).replace(tzinfo=None), "UTC"
-        return _frames.Expr.timestamp((value - dt.datetime(1970, 1, 1)) // _MICROSECOND, zone)
-    if isinstance(value, dt.date):
-        return _frames.Expr.date((value - _EPOCH).days)
-    if isinstance(value, dt.timedelta):
-        return _frames.Expr.duration(value // _MICROSECOND)
-    if isinstance(value, Decimal):
-        sign, digits, exponent = value.as_tuple()
-        if not isinstance(exponent, int):
-            raise ValueError(f"{value} is no value of a column")
-        number = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
-        scale = max(-exponent, 0)
-        return _frames.Expr.decimal(-number if sign else number, max(len(str(number)), scale, 1), scale)
-    return _frames.Expr.literal(value)
+from dayfly_frames._constant import constant
 
 
 def lit(value: Any) -> Expr:
     """Returns a constant: None, a bool, int, float, str, bytes, Decimal, date, datetime or timedelta."""
-    return Expr(_constant(value))
+    return Expr(constant(value))
 
 
 def col(name: str) -> Expr:
@@ -183,7 +156,7 @@ class Expr:
 
     def is_between(self, low: Any, high: Any) -> Expr:
         """Whether the value lies between these, both included."""
-        return (self >= low) & (self <= high)
+        return Expr((self >= low)._native.binary("&", (self <= high)._native))
 
     def fill_null(self, value: Any) -> Expr:
         """Returns the value, or another one where it is null."""

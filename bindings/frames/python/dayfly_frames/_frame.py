@@ -150,11 +150,12 @@ class Frame:
             nulls_last: whether nulls come last: for all keys, or for each.
         """
         keys = _all(by)
-        flags = (_each(descending, keys, "descending"), _each(nulls_last, keys, "nulls_last"))
-        return Frame(self._native.sort([(key.native, *each) for key, *each in zip(keys, *flags, strict=True)]))
+        down, last = _each(descending, keys, "descending"), _each(nulls_last, keys, "nulls_last")
+        chosen = [(key.native, *flags) for key, flags in zip(keys, zip(down, last, strict=True), strict=True)]
+        return Frame(self._native.sort(chosen))
 
     def unique(self, subset: str | Sequence[str] | None = None) -> Frame:
-        """Returns each different row once, in any order; with ``subset``, any one row of those equal in these columns."""
+        """Returns each different row once, in any order; with ``subset``, one row of those equal in these columns."""
         return Frame(self._native.unique(None if subset is None else _keys(subset)))
 
     def head(self, n: int = 5) -> Frame:
@@ -223,7 +224,9 @@ class Frame:
     def __arrow_c_schema__(self) -> object:
         return self._native.__arrow_c_schema__()
 
-    def merge(self, right: Frame, how: Literal["inner", "left", "right", "outer", "cross"] = "inner", on: Any = None) -> Frame:
+    def merge(
+        self, right: Frame, how: Literal["inner", "left", "right", "outer", "cross"] = "inner", on: Any = None
+    ) -> Frame:
         """Joins as `join` does, by pandas' name."""
         return self.join(right, on, "full" if how == "outer" else how, coalesce=True)
 

@@ -12,6 +12,7 @@ from dayfly import Client
 from dayfly._groups.run import invitation_to, kill_all
 from dayfly._leases.defaults import Placement
 from dayfly._leases.gang import Gang
+
 from dayfly_frames import _frames
 from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
@@ -66,7 +67,7 @@ def _joined(invitation: str, partitions: int, futures: list[Any]) -> _frames.Ses
 
 
 def _end(gang: Gang, futures: list[Any]) -> None:
-    _, running = cf.wait(futures, timeout=GRACE)
-    kill_all(running)
+    cf.wait(futures, timeout=GRACE)
+    kill_all(future for future in futures if not future.done())
     with contextlib.suppress(cf.CancelledError):
         gang.shutdown(wait=True, cancel_futures=True)

@@ -21,7 +21,7 @@ def _found(paths: Paths) -> tuple[list[str], bool]:
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []
-    for path in map(os.fspath, several):
+    for path in [os.fspath(each) for each in several]:
         matched = sorted(glob.glob(path, recursive=True)) if any(mark in path for mark in "*?[") else [path]
         if not matched or not os.path.exists(matched[0]):
             raise FileNotFoundError(f"there is no file {path}")
@@ -85,8 +85,8 @@ class Session:
         return self._scan("ipc", paths)
 
     def from_arrow(self, table: Any) -> Frame:
-        """Returns a frame of a table of PyArrow, Polars, pandas, DuckDB, or whatever else has ``__arrow_c_stream__``."""
-        return Frame(self._native.from_arrow(table))
+        """Returns a frame of a table of PyArrow, Polars, pandas or DuckDB, or of another ``__arrow_c_stream__``."""
+        return Frame(self._native.table(table))
 
     def sql(self, query: str, **frames: Frame) -> Frame:
         """Returns a frame of an SQL query, which sees these frames as its tables.

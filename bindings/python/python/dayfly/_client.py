@@ -83,8 +83,9 @@ class Client(LeaseClient, TaskClient, FlowClient):
             ImportError: if the package is not installed.
             dayfly.Error: if the workers cannot be leased, or a rank does not start.
         """
-        import dayfly.frames  # noqa: F401 - it says what to install
         from dayfly_frames._lease import open_session
+
+        import dayfly.frames  # noqa: F401 - it says what to install
 
         return open_session(self, ranks, placement, lease)
 

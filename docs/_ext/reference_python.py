@@ -18,10 +18,10 @@ _STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_key
 
 
 @functools.cache
-def package(root: Path) -> griffe.Module:
-    """Returns the parsed package."""
-    search = root / "bindings" / "python" / "python"
-    loaded = griffe.load("dayfly", search_paths=[search], allow_inspection=False, resolve_aliases=True)
+def package(root: Path, name: str) -> griffe.Module:
+    """Returns a parsed package."""
+    search = [root / "bindings" / wheel / "python" for wheel in ("python", "frames")]
+    loaded = griffe.load(name, search_paths=search, allow_inspection=False, resolve_aliases=True)
     assert isinstance(loaded, griffe.Module)
     return loaded
 
@@ -201,8 +201,9 @@ def described(name: str, found: griffe.Object) -> list[str]:
 
 def page(root: Path, name: str) -> str:
     """Returns the reference of a module in MyST."""
-    module = package(root)
-    for part in name.split(".")[1:]:
+    top, *inner = name.split(".")
+    module = package(root, top)
+    for part in inner:
         member = module.members[part]
         assert isinstance(member, griffe.Module)
         module = member

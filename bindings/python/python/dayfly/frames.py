@@ -1,4 +1,4 @@
-"""Data frames and SQL across workers. The package ``dayfly-frames`` has them: ``pip install 'dayfly[frames]'``."""
+"""Data frames and SQL across workers. The package ``dayfly-frames`` has them."""
 
 try:
     import dayfly_frames
@@ -7,7 +7,7 @@ except ImportError as error:
     if error.name != "dayfly_frames":
         raise
     raise ImportError(
-        "frames are in a package of their own: install it with pip install 'dayfly[frames]'", name="dayfly_frames"
+        "frames are in the package dayfly-frames: install its wheel, which `make build` builds", name="dayfly_frames"
     ) from None
 
 __all__ = dayfly_frames.__all__

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-#: Packages that every worker has.
-GIVEN = frozenset({"dayfly"})
+#: Dayfly's own packages. Nodes bring them.
+OWN = frozenset({"dayfly", "dayfly-frames"})
 #: Tools that build environments and are not part of them.
 TOOLS = frozenset({"pip", "setuptools", "uv", "wheel"})
 #: A lock file that only `uv` can read.
@@ -82,7 +82,7 @@ class Environment:
         """
         import importlib.metadata
 
-        left_out = {_plain(name) for name in without} | GIVEN | TOOLS
+        left_out = {_plain(name) for name in without} | OWN | TOOLS
         found: dict[str, str] = {}
         local = []
         for distribution in importlib.metadata.distributions():

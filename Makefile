@@ -27,7 +27,7 @@ docs: ## build the documentation site into build/docs, and check its links
 	@scripts/docs
 
 fmt: ## format everything
-	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python tests benches examples scripts docs
+	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python bindings/frames tests benches examples scripts docs
 
 env: ## print where cargo builds for this checkout: eval "$(make -s env)"
 	@bash -c '. scripts/environment.sh; echo "export CARGO_TARGET_DIR=$$CARGO_TARGET_DIR"'

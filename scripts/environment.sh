@@ -64,6 +64,15 @@ sources() {
 FRAMES=(-p dayfly-frame -p dayfly-frames-python)
 WITHOUT_FRAMES=(--exclude dayfly-frame --exclude dayfly-frames-python)
 
+# Builds the wheel of the package in a directory, and installs it into the given Python.
+install_wheel() {
+    local python=$1 package=$2 out=$3
+    rm -rf "$out"
+    PATH=$(dirname "$python"):$PATH "$python" -m maturin build --release --locked --quiet --compatibility linux \
+        --manifest-path "$package/Cargo.toml" --interpreter "$python" --out "$out"
+    "$python" -m pip install --quiet --no-deps --no-index --force-reinstall "$out"/*.whl
+}
+
 # Sets TEST_PROFILE, cargo's options for tests and lints. They use the profile of the programs, so that both share
 # their dependencies, which are most of what a clean machine compiles. Only this workspace's crates differ: they have
 # assertions and line numbers, and are optimised only where they move bytes, train models or simulate.

@@ -128,6 +128,9 @@ def test_all_files_name_the_same_version() -> None:
     versions = {
         found("Cargo.toml", r'^version = "(.*)"'),
         found("bindings/python/pyproject.toml", r'^version = "(.*)"'),
+        found("bindings/python/pyproject.toml", r'^frames = \["dayfly-frames==(.*)"\]'),
+        found("bindings/frames/pyproject.toml", r'^version = "(.*)"'),
+        found("bindings/frames/pyproject.toml", r'^dependencies = \["dayfly==(.*)"\]'),
         found("bindings/python/python/dayfly/__init__.py", r'^__version__ = "(.*)"'),
         found("CITATION.cff", r"^version: (.*)"),
     }

@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -198,7 +199,10 @@ def test_constants_keep_their_type(session):
 def test_frames_combine_and_change(session):
     one = session.from_arrow(pa.table({"x": [1, 2, 2]}))
     other = session.from_arrow(pa.table({"x": [2, 3]}))
-    values = lambda frame: sorted(row["x"] for row in rows(frame.collect()))  # noqa: E731
+
+    def values(frame):
+        return sorted(row["x"] for row in rows(frame.collect()))
+
     assert values(one.concat(other)) == [1, 2, 2, 2, 3]
     assert values(one.union(other)) == [1, 2, 3]
     assert values(one.intersect(other)) == [2]
@@ -244,6 +248,13 @@ def serving() -> list[int]:
             if task.read_text().strip() == "frame":
                 found.add(int(task.parts[2]))
     return sorted(found - {os.getpid()})
+
+
+def test_missing_package_is_named(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dayfly_frames", None)
+    monkeypatch.delitem(sys.modules, "dayfly.frames")
+    with pytest.raises(ImportError, match="install its wheel"):
+        client.frames()
 
 
 def test_killed_rank_ends_the_query(client, data):

@@ -303,9 +303,4 @@ impl Frame {
         })?;
         Ok(dayfly_frame::display_plan_ascii(plan.for_python(py)?.as_ref(), false))
     }
-
-    /// The plan as it was written.
-    fn text(&self) -> String {
-        self.plan.display_indent().to_string()
-    }
 }

@@ -10,6 +10,7 @@ use dayfly_frame::datafusion::arrow::error::ArrowError;
 use dayfly_frame::datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use dayfly_frame::datafusion::common::DataFusionError;
 use dayfly_frame::datafusion::physical_plan::SendableRecordBatchStream;
+use dayfly_protocol::text::line;
 use futures_util::StreamExt;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -71,21 +72,14 @@ impl Table {
     }
 }
 
-/// A text of at most [`MAX_CELL_CHARS`] characters, without control characters.
+/// A text of at most [`MAX_CELL_CHARS`] characters, in one line.
 fn shortened(text: &str) -> String {
-    let mut shown: String = text.chars().take(MAX_CELL_CHARS).flat_map(escaped).collect();
+    let shown: String = text.chars().take(MAX_CELL_CHARS).collect();
+    let mut shown = line(&shown, usize::MAX);
     if text.chars().nth(MAX_CELL_CHARS).is_some() {
         shown.push('…');
     }
     shown
-}
-
-fn escaped(character: char) -> Vec<char> {
-    if character.is_control() {
-        character.escape_default().collect()
-    } else {
-        vec![character]
-    }
 }
 
 #[pymethods]
@@ -171,7 +165,7 @@ fn drawn(names: &[String], types: &[String], rows: &[Vec<String>]) -> String {
         let dashes: Vec<String> = widths.iter().map(|width| "─".repeat(width + 2)).collect();
         let _ = writeln!(text, "{left}{}{right}", dashes.join(middle));
     };
-    let line = |text: &mut String, cells: &[String]| {
+    let row_of = |text: &mut String, cells: &[String]| {
         let padded = cells
             .iter()
             .zip(&widths)
@@ -179,11 +173,11 @@ fn drawn(names: &[String], types: &[String], rows: &[Vec<String>]) -> String {
         let _ = writeln!(text, "│{}│", padded.collect::<Vec<_>>().join("│"));
     };
     rule(&mut text, ["┌", "┬", "┐"]);
-    line(&mut text, &names);
-    line(&mut text, types);
+    row_of(&mut text, &names);
+    row_of(&mut text, types);
     rule(&mut text, ["├", "┼", "┤"]);
     for row in rows {
-        line(&mut text, row);
+        row_of(&mut text, row);
     }
     rule(&mut text, ["└", "┴", "┘"]);
     text

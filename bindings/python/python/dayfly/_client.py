@@ -83,9 +83,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
             ImportError: if the package is not installed.
             dayfly.Error: if the workers cannot be leased, or a rank does not start.
         """
-        from dayfly_frames._lease import open_session
-
-        import dayfly.frames  # noqa: F401 - it says what to install
+        from dayfly.frames import open_session
 
         return open_session(self, ranks, placement, lease)
 

@@ -73,7 +73,7 @@ pub fn to_parts(batch: &RecordBatch) -> Result<Vec<Bytes>, ExchangeError> {
 fn describe(data: &ArrayData, parts: &mut Vec<Bytes>) -> Node {
     let nulls = data.nulls().filter(|nulls| nulls.null_count() > 0);
     if let Some(nulls) = nulls {
-        parts.push(bytes_of(aligned_bits(nulls.inner())));
+        parts.push(bytes_of(nulls.inner().sliced()));
     }
     for buffer in data.buffers() {
         parts.push(bytes_of(buffer.clone()));
@@ -88,11 +88,6 @@ fn describe(data: &ArrayData, parts: &mut Vec<Bytes>) -> Node {
 
 fn bytes_of(buffer: Buffer) -> Bytes {
     Bytes::from_owner(Part(buffer))
-}
-
-/// Bits from the first bit of a buffer on.
-fn aligned_bits(bits: &BooleanBuffer) -> Buffer {
-    bits.sliced()
 }
 
 /// An array without what its batch does not have.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-#: Dayfly's own packages. Nodes bring them.
+#: Dayfly's own packages, which no index has.
 OWN = frozenset({"dayfly", "dayfly-frames"})
 #: Tools that build environments and are not part of them.
 TOOLS = frozenset({"pip", "setuptools", "uv", "wheel"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import selectors
 import signal
 import socket
@@ -22,12 +23,27 @@ from harness.leaks import descendants, die_with_parent, kill
 from harness.network import Host
 from harness.programs import clean_environment, program, run, run_json
 
+#: The lowest port that tests use.
+LOWEST_PORT = 10_000
+_random = random.SystemRandom()
+_given: set[int] = set()
+
 
 def free_port() -> int:
-    """Returns a free port, for a daemon that restarts on the same port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Returns a free port, for a daemon that restarts on the same port.
+
+    It lies below those that the kernel gives to outgoing connections and to listeners without a port of their own. Such
+    a port could be taken again before a slow daemon listens.
+    """
+    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = _random.randrange(LOWEST_PORT, max(first_of_kernel, 2 * LOWEST_PORT))
+        if port in _given:
+            continue
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
 
 
 class DaemonError(AssertionError):

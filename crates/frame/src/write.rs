@@ -1,0 +1,112 @@
+//! Writing: a plan node by which every rank writes its own rows as Parquet files.
+//!
+//! A write is visible as a whole or not at all: each file has the name of its run, and the manifest, which names all
+//! files, comes last. A directory that holds anything is refused, and a failed run removes its files.
+
+mod files;
+mod manifest;
+mod node;
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, StringArray, UInt64Array};
+use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
+use datafusion::datasource::listing::ListingTableUrl;
+use datafusion::logical_expr::{Extension, LogicalPlan};
+use datafusion::prelude::{DataFrame, SessionContext};
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::{ObjectStore, ObjectStoreExt};
+use uuid::Uuid;
+
+pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
+pub use node::{WriteCodec, WritePlanner};
+use node::WriteNode;
+
+/// Where the rows of a frame go.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Target {
+    /// Absolute directory, or a URL, with a slash at its end.
+    pub directory: String,
+    /// Columns whose values name subdirectories, such as `zone=3`; files lack these columns.
+    pub partition_by: Vec<String>,
+    /// The run, which is in the name of every file.
+    pub run: String,
+}
+
+/// Writes all rows of a frame below a directory, and its manifest.
+///
+/// # Errors
+/// Of a directory with something in it, of a partition column that is not there or the only one, and of the query. Files
+/// that the run has written are removed then.
+pub async fn write_parquet(
+    context: &SessionContext,
+    frame: DataFrame,
+    directory: &str,
+    partition_by: Vec<String>,
+) -> QueryResult<Manifest> {
+    let url = ListingTableUrl::parse(format!("{}/", directory.trim_end_matches('/')))?;
+    let store = context.runtime_env().object_store(url.object_store())?;
+    if store.list(Some(url.prefix())).next().await.transpose()?.is_some() {
+        return plan_err!("the directory {directory} has something in it: write into one that is empty or not there");
+    }
+    let schema = Arc::new(frame.schema().as_arrow().clone());
+    let columns = manifest::partition_columns(&schema, &partition_by)?;
+    let target = Target {
+        directory: url.as_str().to_owned(),
+        partition_by,
+        run: Uuid::new_v4().simple().to_string(),
+    };
+    let written = written(context, frame, target.clone()).await;
+    let files = match written {
+        Ok(files) => files,
+        Err(error) => {
+            remove_run(store.as_ref(), &url, &target.run).await;
+            return Err(error);
+        }
+    };
+    let manifest = Manifest {
+        run: target.run,
+        partition_by: columns,
+        files,
+    };
+    let path = url.prefix().clone().join(MANIFEST);
+    store.put(&path, manifest.to_json()?.into()).await?;
+    Ok(manifest)
+}
+
+async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> QueryResult<Vec<FileEntry>> {
+    let node = WriteNode::new(frame.into_unoptimized_plan(), target)?;
+    let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
+    let batches = DataFrame::new(context.state(), plan).collect().await?;
+    let mut files = Vec::new();
+    for batch in &batches {
+        let column = |index: usize| batch.column(index).as_any();
+        let (Some(paths), Some(rows), Some(bytes)) = (
+            column(0).downcast_ref::<StringArray>(),
+            column(1).downcast_ref::<UInt64Array>(),
+            column(2).downcast_ref::<UInt64Array>(),
+        ) else {
+            return Err(DataFusionError::Internal("ranks report files in other columns".into()));
+        };
+        files.extend((0..batch.num_rows()).map(|row| FileEntry {
+            path: paths.value(row).to_owned(),
+            rows: rows.value(row),
+            bytes: bytes.value(row),
+        }));
+    }
+    files.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(files)
+}
+
+/// Removes the files of a failed run. What cannot be removed is without a manifest, and so is never read.
+async fn remove_run(store: &dyn ObjectStore, url: &ListingTableUrl, run: &str) {
+    let listed = store.list(Some(url.prefix()));
+    let ours = listed.try_filter(|file| {
+        let is_ours = file.location.filename().is_some_and(|name| name.starts_with(&files::prefix_of(run)));
+        std::future::ready(is_ours)
+    });
+    let paths: Vec<_> = ours.map_ok(|file| file.location).filter_map(|path| async { path.ok() }).collect().await;
+    for path in paths {
+        let _ = store.delete(&path).await;
+    }
+}

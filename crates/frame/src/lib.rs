@@ -12,9 +12,11 @@ mod memory;
 mod plan;
 mod rank;
 mod session;
+mod write;
 
 pub use datafusion;
 pub use datafusion_distributed::display_plan_ascii;
 pub use error::failure_of;
 pub use rank::{RankOptions, serve, serve_rank};
 pub use session::{Session, SessionOptions};
+pub use write::{FileEntry, MANIFEST, Manifest, PartitionColumn, read_manifest, read_written, write_parquet};

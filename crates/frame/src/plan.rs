@@ -12,8 +12,27 @@ use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::analyze::AnalyzeExec;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion_distributed::{DistributedExec, NetworkBoundary, NetworkCoalesceExec, Stage};
 use uuid::Uuid;
+
+use crate::write::WritePlanner;
+
+/// Plans for one process, with the nodes of this crate.
+#[derive(Debug)]
+pub struct LocalPlanner;
+
+#[async_trait]
+impl QueryPlanner for LocalPlanner {
+    async fn create_physical_plan(
+        &self,
+        query: &LogicalPlan,
+        session: &dyn Session,
+    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
+        let planner = DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(WritePlanner)]);
+        planner.create_physical_plan(query, session).await
+    }
+}
 
 /// Plans as the distributed planner, and moves what that leaves in this process to one rank if it reads files: only the
 /// ranks have to see these, and they have the memory and the cores for them.

@@ -11,6 +11,7 @@ use tokio::runtime::Runtime;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels};
 use crate::memory::environment;
+use crate::write::WriteCodec;
 
 /// What a rank may use.
 #[derive(Debug, Clone)]
@@ -56,7 +57,13 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
     let channels = exchange.clone();
     let worker = Worker::from_session_builder(move |query: WorkerQueryContext| {
         let channels = RankChannels::new(&channels);
-        async move { Ok(query.builder.with_distributed_channel_resolver(channels).build()) }
+        async move {
+            Ok(query
+                .builder
+                .with_distributed_channel_resolver(channels)
+                .with_distributed_user_codec(WriteCodec)
+                .build())
+        }
     });
     let worker = worker.with_runtime_env(environment);
     let runtime = runtime(options.threads)?;

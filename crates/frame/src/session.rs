@@ -16,8 +16,9 @@ use url::Url;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
 use crate::memory::environment;
-use crate::plan::RankPlanner;
+use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
+use crate::write::WriteCodec;
 
 /// Fewest partitions with which a plan has stages.
 const MIN_PARTITIONS: usize = 2;
@@ -154,9 +155,11 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
         .with_default_features()
         .with_config(config)
         .with_runtime_env(environment(options.memory_bytes, options.spill.as_deref())?)
+        .with_query_planner(Arc::new(LocalPlanner))
         .with_distributed_planner()
         .with_distributed_worker_resolver(Workers(exchange.size() - 1))
         .with_distributed_channel_resolver(RankChannels::new(exchange))
+        .with_distributed_user_codec(WriteCodec)
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
         // Metrics cross between ranks only in the form of the gRPC server, which is not built.
         .with_distributed_metrics_collection(false)?

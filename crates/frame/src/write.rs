@@ -13,14 +13,14 @@ use datafusion::arrow::array::{Array, StringArray, UInt64Array};
 use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::logical_expr::{Extension, LogicalPlan};
-use datafusion::prelude::{DataFrame, SessionContext};
+use datafusion::prelude::{DataFrame, ParquetReadOptions, SessionContext};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
 pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
-pub use node::{WriteCodec, WritePlanner};
 use node::WriteNode;
+pub use node::{WriteCodec, WritePlanner};
 
 /// Where the rows of a frame go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash, serde::Serialize, serde::Deserialize)]
@@ -74,6 +74,36 @@ pub async fn write_parquet(
     Ok(manifest)
 }
 
+/// The manifest of a directory, or `None` if it has none.
+///
+/// # Errors
+/// If the directory cannot be read, or has something else under that name.
+pub async fn read_manifest(context: &SessionContext, directory: &str) -> QueryResult<Option<Manifest>> {
+    let url = ListingTableUrl::parse(format!("{}/", directory.trim_end_matches('/')))?;
+    let store = context.runtime_env().object_store(url.object_store())?;
+    match store.get(&url.prefix().clone().join(MANIFEST)).await {
+        Ok(found) => Manifest::from_json(&found.bytes().await?).map(Some),
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A frame of what [`write_parquet`] has written: the files of the manifest's run, and no others.
+///
+/// # Errors
+/// If there is no manifest, or the files cannot be read.
+pub async fn read_written(context: &SessionContext, directory: &str, manifest: &Manifest) -> QueryResult<DataFrame> {
+    let partition_by = manifest.partition_by.iter();
+    let columns = partition_by.map(|column| Ok((column.name.clone(), column.data_type()?)));
+    let options = ParquetReadOptions::default().table_partition_cols(columns.collect::<QueryResult<Vec<_>>>()?);
+    let pattern = format!(
+        "{}/**/{}*.parquet",
+        directory.trim_end_matches('/'),
+        files::prefix_of(&manifest.run)
+    );
+    context.read_parquet(pattern, options).await
+}
+
 async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> QueryResult<Vec<FileEntry>> {
     let node = WriteNode::new(frame.into_unoptimized_plan(), target)?;
     let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
@@ -102,10 +132,17 @@ async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> 
 async fn remove_run(store: &dyn ObjectStore, url: &ListingTableUrl, run: &str) {
     let listed = store.list(Some(url.prefix()));
     let ours = listed.try_filter(|file| {
-        let is_ours = file.location.filename().is_some_and(|name| name.starts_with(&files::prefix_of(run)));
+        let is_ours = file
+            .location
+            .filename()
+            .is_some_and(|name| name.starts_with(&files::prefix_of(run)));
         std::future::ready(is_ours)
     });
-    let paths: Vec<_> = ours.map_ok(|file| file.location).filter_map(|path| async { path.ok() }).collect().await;
+    let paths: Vec<_> = ours
+        .map_ok(|file| file.location)
+        .filter_map(|path| async { path.ok() })
+        .collect()
+        .await;
     for path in paths {
         let _ = store.delete(&path).await;
     }

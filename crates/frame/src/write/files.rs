@@ -9,10 +9,10 @@ use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::common::Result as QueryResult;
 use datafusion::execution::memory_pool::MemoryReservation;
 use datafusion::parquet::arrow::AsyncArrowWriter;
-use datafusion::parquet::arrow::async_writer::ParquetObjectWriter;
 use datafusion::parquet::basic::{Compression, ZstdLevel};
 use datafusion::parquet::file::properties::WriterProperties;
 use object_store::ObjectStore;
+use object_store::buffered::BufWriter;
 use object_store::path::Path;
 
 use super::manifest::FileEntry;
@@ -46,7 +46,7 @@ struct OpenFile {
     path: String,
     /// Its subdirectory.
     below: String,
-    writer: AsyncArrowWriter<ParquetObjectWriter>,
+    writer: AsyncArrowWriter<BufWriter>,
     rows: u64,
 }
 
@@ -59,7 +59,9 @@ impl Files {
         partition_by: Vec<usize>,
         memory: MemoryReservation,
     ) -> QueryResult<Self> {
-        let kept: Vec<_> = (0..schema.fields().len()).filter(|place| !partition_by.contains(place)).collect();
+        let kept: Vec<_> = (0..schema.fields().len())
+            .filter(|place| !partition_by.contains(place))
+            .collect();
         Ok(Self {
             store,
             directory,
@@ -82,7 +84,11 @@ impl Files {
         if self.partition_by.is_empty() {
             return self.write_into(String::new(), &data).await;
         }
-        let values: Vec<ArrayRef> = self.partition_by.iter().map(|place| Arc::clone(batch.column(*place))).collect();
+        let values: Vec<ArrayRef> = self
+            .partition_by
+            .iter()
+            .map(|place| Arc::clone(batch.column(*place)))
+            .collect();
         for range in partition(&values)?.ranges() {
             let below = self.subdirectory(batch, range.start)?;
             self.write_into(below, &data.slice(range.start, range.len())).await?;
@@ -100,7 +106,11 @@ impl Files {
             let value = if column.is_null(row) {
                 NULL_VALUE.to_owned()
             } else {
-                escaped(&ArrayFormatter::try_new(column.as_ref(), &options)?.value(row).try_to_string()?)
+                escaped(
+                    &ArrayFormatter::try_new(column.as_ref(), &options)?
+                        .value(row)
+                        .try_to_string()?,
+                )
             };
             below += &format!("{}={value}/", escaped(schema.field(*place).name()));
         }
@@ -123,8 +133,10 @@ impl Files {
     fn open(&mut self, below: String) -> QueryResult<()> {
         let path = format!("{below}{}{}.parquet", self.name, self.written.len());
         let place = Path::parse(format!("{}/{path}", self.directory)).map_err(object_store::Error::from)?;
-        let target = ParquetObjectWriter::new(Arc::clone(&self.store), place);
-        let properties = WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::default())).build();
+        let target = BufWriter::new(Arc::clone(&self.store), place);
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .build();
         let writer = AsyncArrowWriter::try_new(target, Arc::clone(&self.schema), Some(properties))?;
         self.open = Some(OpenFile {
             path,
@@ -174,7 +186,9 @@ fn escaped(text: &str) -> String {
 
 impl std::fmt::Debug for Files {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Files").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Files")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -184,7 +198,13 @@ mod tests {
 
     #[test]
     fn escaped_values_stay_one_part_of_a_path() {
-        for (value, expected) in [("a b", "a%20b"), ("..", "%2E%2E"), ("a/../b", "a%2F..%2Fb"), ("1.5", "1.5"), ("é", "%C3%A9")] {
+        for (value, expected) in [
+            ("a b", "a%20b"),
+            ("..", "%2E%2E"),
+            ("a/../b", "a%2F..%2Fb"),
+            ("1.5", "1.5"),
+            ("é", "%C3%A9"),
+        ] {
             assert_eq!(escaped(value), expected);
         }
     }

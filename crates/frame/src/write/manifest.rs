@@ -70,7 +70,10 @@ impl Manifest {
         };
         let leaves = |path: &str| path.starts_with('/') || path.split('/').any(|part| part == "..");
         if let Some(file) = read.files.iter().find(|file| leaves(&file.path)) {
-            return plan_err!("the file {MANIFEST} names {:?}, which is not below its directory", file.path);
+            return plan_err!(
+                "the file {MANIFEST} names {:?}, which is not below its directory",
+                file.path
+            );
         }
         Ok(read)
     }
@@ -88,7 +91,10 @@ pub fn partition_columns(schema: &Schema, names: &[String]) -> QueryResult<Vec<P
         }),
         Err(_) => {
             let known: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-            plan_err!("there is no column {name:?} to partition by; the columns are: {}", known.join(", "))
+            plan_err!(
+                "there is no column {name:?} to partition by; the columns are: {}",
+                known.join(", ")
+            )
         }
     };
     names.iter().map(column).collect()

@@ -13,15 +13,14 @@ use datafusion::common::{DFSchema, DFSchemaRef, DataFusionError, Result as Query
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNode, UserDefinedLogicalNodeCore};
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::{
     EquivalenceProperties, LexRequirement, OrderingRequirements, PhysicalExpr, PhysicalSortRequirement,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use datafusion::physical_planner::{ExtensionPlanner, PhysicalPlanner};
 use datafusion_distributed::DistributedTaskContext;
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
@@ -105,7 +104,7 @@ impl ExtensionPlanner for WritePlanner {
         _: &[&LogicalPlan],
         inputs: &[Arc<dyn ExecutionPlan>],
         _: &dyn Session,
-        _: &datafusion::physical_planner::PhysicalPlanningContext,
+        _: &PhysicalPlanningContext,
     ) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
         let Some(node) = node.as_any().downcast_ref::<WriteNode>() else {
             return Ok(None);
@@ -192,7 +191,10 @@ impl ExecutionPlan for WriteExec {
         Ok(TreeNodeRecursion::Continue)
     }
 
-    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> QueryResult<Arc<dyn ExecutionPlan>> {
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
         let [input] = <[Arc<dyn ExecutionPlan>; 1]>::try_from(children)
             .map_err(|children| DataFusionError::Internal(format!("a write has one input, not {}", children.len())))?;
         Ok(Arc::new(Self::new(input, self.target.clone())))

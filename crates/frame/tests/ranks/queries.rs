@@ -1,9 +1,5 @@
 //! Queries over ranks give the answers of one process.
 
-#[path = "../../comm/tests/thread_group/mod.rs"]
-#[allow(dead_code, reason = "other tests use the rest")]
-mod thread_group;
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,7 +8,8 @@ use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::dataframe::DataFrameWriteOptions;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use dayfly_frame::{RankOptions, Session, SessionOptions, serve};
-use thread_group::{Net, group, options};
+
+use crate::thread_group::{Net, group, options};
 
 const QUERIES: [&str; 6] = [
     "SELECT count(*), sum(fare), min(zone), max(distance) FROM trips",

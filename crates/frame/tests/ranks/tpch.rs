@@ -1,9 +1,5 @@
 //! The queries of TPC-H give the answers of one process, on any number of ranks.
 
-#[path = "../../comm/tests/thread_group/mod.rs"]
-#[allow(dead_code, reason = "other tests use the rest")]
-mod thread_group;
-
 use std::fs::File;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -15,7 +11,6 @@ use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use dayfly_frame::{RankOptions, Session, SessionOptions, serve};
 use tempfile::TempDir;
-use thread_group::{Net, group, options};
 use tpchgen::generators::{
     CustomerGenerator, LineItemGenerator, NationGenerator, OrderGenerator, PartGenerator, PartSuppGenerator,
     RegionGenerator, SupplierGenerator,
@@ -23,6 +18,8 @@ use tpchgen::generators::{
 use tpchgen_arrow::{
     CustomerArrow, LineItemArrow, NationArrow, OrderArrow, PartArrow, PartSuppArrow, RegionArrow, SupplierArrow,
 };
+
+use crate::thread_group::{Net, group, options};
 
 const SCALE: f64 = 0.1;
 /// Files of a large table.

@@ -1,0 +1,182 @@
+//! Ranks write frames: all files or none.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::dataframe::{DataFrame, DataFrameWriteOptions};
+use datafusion::prelude::{ParquetReadOptions, SessionContext};
+use dayfly_frame::{RankOptions, Session, SessionOptions, read_manifest, read_written, serve, write_parquet};
+
+use crate::thread_group::{Net, group, options};
+
+const ROWS: i64 = 20_000;
+
+/// Writes four files with numbers, and words of which some are null or would leave a directory.
+async fn write_source(place: &Path) {
+    let context = SessionContext::new();
+    let words = [Some("a b"), Some("../c"), None, Some("é=%"), Some("1.5")];
+    for file in 0..4 {
+        let numbers = || file * ROWS..(file + 1) * ROWS;
+        let number: ArrayRef = Arc::new(Int64Array::from_iter_values(numbers()));
+        let word: ArrayRef = Arc::new(StringArray::from_iter(
+            numbers().map(|number| words[number as usize % 5]),
+        ));
+        let batch = RecordBatch::try_from_iter([("number", number), ("word", word)]).unwrap();
+        let path = place.join(format!("source/{file}.parquet"));
+        let options = DataFrameWriteOptions::new().with_single_file_output(true);
+        let frame = context.read_batch(batch).unwrap();
+        frame
+            .write_parquet(path.to_str().unwrap(), options, None)
+            .await
+            .unwrap();
+    }
+}
+
+/// Runs a body with a session of so many ranks, and the written source.
+fn with_session<T>(workers: u32, body: impl AsyncFn(&SessionContext, &Path) -> T + Sync) {
+    let place = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(write_source(place.path()));
+    group(workers + 1, Net::Shm, options(), |comm| {
+        if comm.rank() < workers {
+            serve(&comm, &RankOptions::default()).unwrap();
+            return;
+        }
+        let options = SessionOptions {
+            partition_bytes: 16 << 10,
+            ..SessionOptions::default()
+        };
+        let session = Session::of(&comm, &options).unwrap();
+        session.runtime().block_on(body(session.context(), place.path()));
+    });
+}
+
+async fn source(context: &SessionContext, place: &Path) -> DataFrame {
+    let path = place.join("source");
+    context
+        .read_parquet(path.to_str().unwrap(), ParquetReadOptions::default())
+        .await
+        .unwrap()
+}
+
+async fn summary(context: &SessionContext, frame: DataFrame) -> String {
+    let own = SessionContext::new_with_state(context.state());
+    let _ = own.deregister_table("t");
+    own.register_table("t", frame.into_view()).unwrap();
+    let query = "SELECT word, count(*) AS n, sum(number) AS s, min(number) AS least FROM t GROUP BY word ORDER BY word";
+    let batches = own.sql(query).await.unwrap().collect().await.unwrap();
+    pretty_format_batches(&batches).unwrap().to_string()
+}
+
+fn files_below(place: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(place) else {
+        return 0;
+    };
+    entries
+        .map(|entry| entry.unwrap().path())
+        .map(|path| if path.is_dir() { files_below(&path) } else { 1 })
+        .sum()
+}
+
+#[test]
+fn written_frames_are_read_as_they_were() {
+    with_session(2, async |context, place| {
+        for (name, partition_by) in [("whole", vec![]), ("parts", vec!["word".to_owned()])] {
+            let directory = place.join(name);
+            let directory = directory.to_str().unwrap();
+            let frame = source(context, place).await;
+            let written = write_parquet(context, frame, directory, partition_by).await.unwrap();
+            assert_eq!(written.files.iter().map(|file| file.rows).sum::<u64>(), 4 * ROWS as u64);
+            // Both ranks have written.
+            for task in ["-0-", "-1-"] {
+                let of_task = |file: &&dayfly_frame::FileEntry| file.path.contains(&format!("{}{task}", written.run));
+                assert!(written.files.iter().any(|file| of_task(&file)), "{written:?}");
+            }
+            // What another run left behind is not read.
+            let stray = written.files[0].path.replace(&written.run, "other");
+            std::fs::copy(
+                place.join(name).join(&written.files[0].path),
+                place.join(name).join(stray),
+            )
+            .unwrap();
+            let manifest = read_manifest(context, directory).await.unwrap().unwrap();
+            assert_eq!(manifest, written);
+            let again = read_written(context, directory, &manifest).await.unwrap();
+            let expected = summary(context, source(context, place).await).await;
+            assert_eq!(summary(context, again).await, expected);
+        }
+    });
+}
+
+#[test]
+fn failed_write_leaves_no_file() {
+    with_session(2, async |context, place| {
+        let directory = place.join("failed");
+        let frame = source(context, place).await;
+        let late = frame.select(vec![
+            datafusion::prelude::col("word"),
+            datafusion::prelude::lit(1) / (datafusion::prelude::col("number") - datafusion::prelude::lit(70_000)),
+        ]);
+        let error = write_parquet(context, late.unwrap(), directory.to_str().unwrap(), vec![])
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("ivide by zero"), "{error}");
+        assert_eq!(files_below(&directory), 0);
+    });
+}
+
+#[test]
+fn directory_with_something_in_it_is_refused() {
+    with_session(1, async |context, place| {
+        let taken = place.join("source");
+        let frame = source(context, place).await;
+        let error = write_parquet(context, frame, taken.to_str().unwrap(), vec![])
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("has something in it"), "{error}");
+        assert_eq!(files_below(&taken), 4);
+    });
+}
+
+#[test]
+fn unknown_partition_column_is_named() {
+    with_session(1, async |context, place| {
+        for (columns, expected) in [
+            (vec!["zone"], "the columns are: number, word"),
+            (vec!["number", "word"], "all columns"),
+        ] {
+            let frame = source(context, place).await;
+            let columns = columns.into_iter().map(str::to_owned).collect();
+            let directory = place.join("never");
+            let error = write_parquet(context, frame, directory.to_str().unwrap(), columns)
+                .await
+                .unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+            assert!(!directory.exists());
+        }
+    });
+}
+
+#[test]
+fn frame_without_rows_keeps_its_columns() {
+    with_session(2, async |context, place| {
+        let none = source(context, place).await.limit(0, Some(0)).unwrap();
+        let directory = place.join("empty");
+        let written = write_parquet(context, none, directory.to_str().unwrap(), vec![])
+            .await
+            .unwrap();
+        let again = read_written(context, directory.to_str().unwrap(), &written)
+            .await
+            .unwrap();
+        let names: Vec<_> = again
+            .schema()
+            .fields()
+            .iter()
+            .map(|field| field.name().as_str())
+            .collect();
+        assert_eq!(names, ["number", "word"]);
+        assert_eq!(again.count().await.unwrap(), 0);
+    });
+}

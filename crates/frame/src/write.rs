@@ -10,9 +10,11 @@ mod node;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, StringArray, UInt64Array};
-use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::{Column, DataFusionError, Result as QueryResult, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
-use datafusion::logical_expr::{Extension, LogicalPlan};
+use datafusion::functions::core::expr_fn::nullif;
+use datafusion::logical_expr::{Expr, Extension, LogicalPlan, cast, lit};
 use datafusion::prelude::{DataFrame, ParquetReadOptions, SessionContext};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -93,15 +95,34 @@ pub async fn read_manifest(context: &SessionContext, directory: &str) -> QueryRe
 /// # Errors
 /// If there is no manifest, or the files cannot be read.
 pub async fn read_written(context: &SessionContext, directory: &str, manifest: &Manifest) -> QueryResult<DataFrame> {
-    let partition_by = manifest.partition_by.iter();
-    let columns = partition_by.map(|column| Ok((column.name.clone(), column.data_type()?)));
-    let options = ParquetReadOptions::default().table_partition_cols(columns.collect::<QueryResult<Vec<_>>>()?);
+    // As texts, because a null has a name of its own.
+    let columns = manifest
+        .partition_by
+        .iter()
+        .map(|column| (column.name.clone(), DataType::Utf8));
+    let options = ParquetReadOptions::default().table_partition_cols(columns.collect());
     let pattern = format!(
         "{}/**/{}*.parquet",
         directory.trim_end_matches('/'),
         files::prefix_of(&manifest.run)
     );
-    context.read_parquet(pattern, options).await
+    let frame = context.read_parquet(pattern, options).await?;
+    let fields = frame.schema().fields().iter().map(|field| {
+        let column = Expr::Column(Column::new_unqualified(field.name()));
+        match manifest
+            .partition_by
+            .iter()
+            .find(|partition| partition.name == *field.name())
+        {
+            Some(partition) => {
+                let value = cast(nullif(column, lit(files::NULL_VALUE)), partition.data_type()?);
+                Ok(value.alias(field.name()))
+            }
+            None => Ok(column),
+        }
+    });
+    let fields = fields.collect::<QueryResult<Vec<_>>>()?;
+    frame.select(fields)
 }
 
 async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> QueryResult<Vec<FileEntry>> {

@@ -18,7 +18,7 @@ use object_store::path::Path;
 use super::manifest::FileEntry;
 
 /// Name of the directory of rows whose partition value is null, as in Hive.
-const NULL_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";
+pub const NULL_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";
 
 /// How the names of a run's files begin.
 pub fn prefix_of(run: &str) -> String {

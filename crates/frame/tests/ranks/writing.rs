@@ -23,7 +23,11 @@ async fn write_source(place: &Path) {
         let word: ArrayRef = Arc::new(StringArray::from_iter(
             numbers().map(|number| words[number as usize % 5]),
         ));
-        let batch = RecordBatch::try_from_iter([("number", number), ("word", word)]).unwrap();
+        let digit = |number: i64| (number % 3 > 0).then_some(number % 3);
+        let digit: ArrayRef = Arc::new(Int64Array::from_iter(numbers().map(digit)));
+        let columns = [("number", number), ("word", word), ("digit", digit)];
+        let batch =
+            RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap();
         let path = place.join(format!("source/{file}.parquet"));
         let options = DataFrameWriteOptions::new().with_single_file_output(true);
         let frame = context.read_batch(batch).unwrap();
@@ -65,7 +69,8 @@ async fn summary(context: &SessionContext, frame: DataFrame) -> String {
     let own = SessionContext::new_with_state(context.state());
     let _ = own.deregister_table("t");
     own.register_table("t", frame.into_view()).unwrap();
-    let query = "SELECT word, count(*) AS n, sum(number) AS s, min(number) AS least FROM t GROUP BY word ORDER BY word";
+    let query =
+        "SELECT word, digit, count(*), sum(number), min(digit + 1) FROM t GROUP BY word, digit ORDER BY word, digit";
     let batches = own.sql(query).await.unwrap().collect().await.unwrap();
     pretty_format_batches(&batches).unwrap().to_string()
 }
@@ -83,7 +88,10 @@ fn files_below(place: &Path) -> usize {
 #[test]
 fn written_frames_are_read_as_they_were() {
     with_session(2, async |context, place| {
-        for (name, partition_by) in [("whole", vec![]), ("parts", vec!["word".to_owned()])] {
+        for (name, partition_by) in [
+            ("whole", vec![]),
+            ("parts", vec!["word".to_owned(), "digit".to_owned()]),
+        ] {
             let directory = place.join(name);
             let directory = directory.to_str().unwrap();
             let frame = source(context, place).await;
@@ -144,8 +152,8 @@ fn directory_with_something_in_it_is_refused() {
 fn unknown_partition_column_is_named() {
     with_session(1, async |context, place| {
         for (columns, expected) in [
-            (vec!["zone"], "the columns are: number, word"),
-            (vec!["number", "word"], "all columns"),
+            (vec!["zone"], "the columns are: number, word, digit"),
+            (vec!["number", "word", "digit"], "all columns"),
         ] {
             let frame = source(context, place).await;
             let columns = columns.into_iter().map(str::to_owned).collect();
@@ -176,7 +184,7 @@ fn frame_without_rows_keeps_its_columns() {
             .iter()
             .map(|field| field.name().as_str())
             .collect();
-        assert_eq!(names, ["number", "word"]);
+        assert_eq!(names, ["number", "word", "digit"]);
         assert_eq!(again.count().await.unwrap(), 0);
     });
 }

@@ -19,6 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from dayfly.frames import coalesce, col, count, lit, row_number, when
+from harness.leaks import descendants, wait_until
 
 ZONES = {zone: f"borough {zone % 3}" for zone in range(12)}
 
@@ -240,14 +241,15 @@ def test_closed_session_gives_its_workers_back(client, data):
         assert error.value.code == "lease_ended"
 
 
-def serving() -> list[int]:
-    """Process numbers of this machine's ranks, which have a thread of that name."""
+def serving() -> set[int]:
+    """Process numbers of this test run's ranks, which have a thread of that name."""
     found = set()
-    for task in Path("/proc").glob("[0-9]*/task/*/comm"):
-        with contextlib.suppress(OSError):
-            if task.read_text().strip() == "frame":
-                found.add(int(task.parts[2]))
-    return sorted(found - {os.getpid()})
+    for process in descendants():
+        for task in Path(f"/proc/{process}/task").glob("*/comm"):
+            with contextlib.suppress(OSError):
+                if task.read_text().strip() == "frame":
+                    found.add(process)
+    return found
 
 
 def test_missing_package_is_named(client, monkeypatch):
@@ -258,12 +260,15 @@ def test_missing_package_is_named(client, monkeypatch):
 
 
 def test_killed_rank_ends_the_query(client, data):
+    others = serving()
     with client.frames(ranks=2) as session:
+        wait_until(lambda: len(serving() - others) == 2, "both ranks serve")
+        own = serving() - others
         trips = session.scan_parquet(data / "trips")
         pairs = trips.join(trips, how="cross").join(trips.select(z="zone"), how="cross")
         long = pairs.group_by("zone").agg(col("fare").sum() + col("fare_right").sum())
         # The data is small: one of the ranks has all of it.
-        killer = threading.Timer(0.5, lambda: [os.kill(rank, signal.SIGKILL) for rank in serving()])
+        killer = threading.Timer(0.5, lambda: [os.kill(rank, signal.SIGKILL) for rank in own])
         killer.start()
         begin = time.monotonic()
         with pytest.raises(dayfly.Error) as error:
@@ -271,3 +276,19 @@ def test_killed_rank_ends_the_query(client, data):
         killer.join()
         assert time.monotonic() - begin < 20
         assert error.value.code == "rank_lost"
+
+
+def test_written_frame_is_read_as_it_was(session, trips, tmp_path):
+    written = trips.write_parquet(tmp_path / "by_zone", partition_by="zone")
+    assert sum(file.rows for file in written) == 20_000
+    assert {file.path.split("/")[0] for file in written} == {f"zone={zone}" for zone in range(10)}
+    again = session.scan_parquet(tmp_path / "by_zone")
+    assert again.schema["zone"] == "int64"
+    order = ["zone", "distance", "fare"]
+    assert rows(again.select(order).sort(order).collect()) == rows(trips.select(order).sort(order).collect())
+
+
+def test_taken_directory_is_not_written(trips, data):
+    with pytest.raises(dayfly.RequestError, match="has something in it"):
+        trips.write_parquet(data / "trips")
+    assert len(list((data / "trips").iterdir())) == 4

@@ -282,6 +282,23 @@ impl Frame {
         Ok(Batches::new(self.shared.clone(), runtime.clone(), stream))
     }
 
+    /// Writes the rows as Parquet files below a directory. Returns the files' paths below it, rows and bytes.
+    fn write_parquet(
+        &self,
+        py: Python<'_>,
+        directory: String,
+        partition_by: Vec<String>,
+    ) -> PyResult<Vec<(String, u64, u64)>> {
+        let session = self.shared.get(py)?;
+        let data = self.data(py)?;
+        let context = session.context().clone();
+        let written = wait(py, session.runtime().handle(), async move {
+            dayfly_frame::write_parquet(&context, data, &directory, partition_by).await
+        })?;
+        let files = written.for_python(py)?.files.into_iter();
+        Ok(files.map(|file| (file.path, file.rows, file.bytes)).collect())
+    }
+
     /// Statistics of each column.
     fn describe(&self, py: Python<'_>) -> PyResult<Table> {
         let session = self.shared.get(py)?;

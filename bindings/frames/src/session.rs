@@ -91,6 +91,12 @@ impl Source {
         let extension = |default: &'static str| if self.by_extension { default } else { "" };
         match format {
             "parquet" => {
+                // A directory that a frame was written into has the files that its manifest names, and no others.
+                if let ([directory], true) = (self.paths.as_slice(), self.by_extension)
+                    && let Some(manifest) = dayfly_frame::read_manifest(context, directory).await?
+                {
+                    return dayfly_frame::read_written(context, directory, &manifest).await;
+                }
                 let options = ParquetReadOptions {
                     file_extension: extension(".parquet"),
                     ..ParquetReadOptions::default()

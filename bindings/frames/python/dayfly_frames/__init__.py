@@ -22,7 +22,7 @@ from dayfly_frames._expr import (
     var,
     when,
 )
-from dayfly_frames._frame import Frame, GroupBy
+from dayfly_frames._frame import Frame, GroupBy, WrittenFile
 from dayfly_frames._session import Session
 from dayfly_frames._table import Table
 
@@ -33,6 +33,7 @@ __all__ = [
     "Session",
     "Table",
     "When",
+    "WrittenFile",
     "coalesce",
     "col",
     "count",

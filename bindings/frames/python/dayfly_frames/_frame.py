@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dayfly_frames import _frames
 from dayfly_frames._expr import Expr, as_column, col
@@ -33,6 +34,17 @@ def _each(flags: bool | Sequence[bool], keys: Sequence[Expr], option: str) -> li
     if len(flags) != len(keys):
         raise ValueError(f"{option}= has {len(flags)} values for {len(keys)} keys")
     return list(flags)
+
+
+class WrittenFile(NamedTuple):
+    """A file that a rank has written."""
+
+    #: Its path below the directory.
+    path: str
+    #: Its rows.
+    rows: int
+    #: Its bytes.
+    bytes: int
 
 
 class Frame:
@@ -211,6 +223,28 @@ class Frame:
                 yield Table(batch)
         finally:
             batches.close()
+
+    def write_parquet(
+        self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
+    ) -> list[WrittenFile]:
+        """Computes the frame, and writes it as Parquet files. Every rank writes its own rows.
+
+        The directory has all rows or none: a manifest comes last, and `Session.scan_parquet` of the directory reads the
+        files that it names. A write that fails removes its files.
+
+        Args:
+            directory: an empty directory, or one that is not there. All ranks see it under this path.
+            partition_by: columns whose values name subdirectories, such as ``zone=3``. The files lack these columns.
+
+        Returns:
+            The files, in the order of their paths.
+
+        Raises:
+            dayfly.RequestError: if the directory has something in it, or there is no such column.
+            dayfly.Error: as `collect`, and if the files cannot be written.
+        """
+        written = self._native.write_parquet(os.path.abspath(os.fspath(directory)), _keys(partition_by))
+        return [WrittenFile(*file) for file in written]
 
     def describe(self) -> Table:
         """Computes statistics of all columns: number of values, nulls, mean, standard deviation, smallest and largest

@@ -52,7 +52,7 @@ class Session:
 
         Args:
             paths: a file, a directory with ``.parquet`` files, a pattern with ``*``, or several of them. All ranks see
-                them under this path.
+                them under this path. Of a directory that `Frame.write_parquet` wrote, the files of that write.
 
         Raises:
             FileNotFoundError: if there is no such file.

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from harness.compilers import compile_source
 from harness.daemons import Daemon
@@ -15,11 +17,16 @@ from harness.programs import ROOT, run
 from test_run import ranks
 
 
+def blocks(language: str) -> list[str]:
+    """The README's code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
 def block(language: str, index: int = 0) -> str:
     """One of the README's code blocks in a language, by default the first."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    found = blocks(language)
     assert len(found) > index, f"README.md has {len(found)} ```{language} blocks"
-    return str(found[index])
+    return found[index]
 
 
 def test_readme_python_runs_unchanged(tmp_path: Path, leakless: Callable[..., None]) -> None:
@@ -27,6 +34,23 @@ def test_readme_python_runs_unchanged(tmp_path: Path, leakless: Callable[..., No
     script.write_text(block("python"))
     done = run(sys.executable, script, timeout=100)
     assert done.stdout.split() == ["42", str(sum(i * i for i in range(1000)))]
+
+
+def test_readme_frames_run_unchanged(tmp_path: Path, leakless: Callable[..., None]) -> None:
+    (tmp_path / "trips").mkdir()
+    for file in range(2):
+        fares = [None if number == 3 else float(number) for number in range(8)]
+        table = pa.table({"zone": [0, 1, 2, 3] * 2, "distance": [0.0, 1.0, 2.0, 3.0] * 2, "fare": fares})
+        pyarrow.parquet.write_table(table, tmp_path / f"trips/{file}.parquet")
+    (tmp_path / "zones.csv").write_text("zone,borough\n0,north\n1,north\n2,south\n3,south\n")
+    script = tmp_path / "frames.py"
+    script.write_text(next(text for text in blocks("python") if "client.frames" in text))
+    printed = run(sys.executable, script, timeout=100, cwd=tmp_path).stdout
+    cells = [re.findall(r"[\w.]+", line) for line in printed.splitlines()]
+    assert [row for row in cells if row[:1] in (["north"], ["south"])] == [["south", "8", "5.0"], ["north", "4", "3.0"]]
+    assert ["3", "14.0"] in cells
+    written = pyarrow.parquet.read_table(tmp_path / "by_zone/zone=3", partitioning=None)
+    assert written["distance"].to_pylist() == [3.0] * 4
 
 
 def test_c_function_compiles_without_warnings(tmp_path: Path) -> None:

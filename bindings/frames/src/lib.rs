@@ -7,7 +7,9 @@ mod frame;
 mod functions;
 mod join;
 mod names;
+mod output;
 mod session;
+mod sql;
 mod table;
 mod types;
 mod wait;
@@ -34,6 +36,8 @@ mod _frames {
     use super::expr::Expr;
     #[pymodule_export]
     use super::frame::Frame;
+    #[pymodule_export]
+    use super::output::Encoder;
     #[pymodule_export]
     use super::serve;
     #[pymodule_export]

@@ -3,13 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dayfly_comm::Invitation;
-use dayfly_frame::datafusion::catalog::{MemTable, MemoryCatalogProviderList};
+use dayfly_frame::datafusion::catalog::MemTable;
 use dayfly_frame::datafusion::datasource::file_format::options::{
     ArrowReadOptions, CsvReadOptions, JsonReadOptions, ParquetReadOptions,
 };
 use dayfly_frame::datafusion::error::Result as QueryResult;
-use dayfly_frame::datafusion::execution::SessionStateBuilder;
-use dayfly_frame::datafusion::execution::context::SQLOptions;
 use dayfly_frame::datafusion::logical_expr::LogicalPlan;
 use dayfly_frame::datafusion::prelude::{DataFrame, SessionContext};
 use dayfly_frame::{Session as Inner, SessionOptions};
@@ -17,8 +15,9 @@ use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
 use crate::arrow::import_stream;
-use crate::errors::{ForPython, invalid, raise};
+use crate::errors::{ForPython, raise};
 use crate::frame::Frame;
+use crate::sql;
 use crate::wait::wait;
 
 /// The session of several frames, until it is closed.
@@ -202,49 +201,13 @@ impl Session {
     /// A frame of a query over these frames, by the names of their tables.
     fn sql(&self, py: Python<'_>, query: String, tables: Vec<(String, PyRef<'_, Frame>)>) -> PyResult<Frame> {
         let session = self.shared.get(py)?;
-        // A catalog of its own: the names are those of this query alone.
-        let state = session.context().state();
-        let config = state.config().clone().with_create_default_catalog_and_schema(true);
-        let state = SessionStateBuilder::new_from_existing(state)
-            .with_config(config)
-            .with_catalog_list(Arc::new(MemoryCatalogProviderList::new()))
-            .build();
-        let context = SessionContext::new_with_state(state);
         let names: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
-        for (name, frame) in tables {
-            let view = DataFrame::new(context.state(), frame.plan().clone()).into_view();
-            context.register_table(quoted(&name), view).for_python(py)?;
-        }
+        let plans = tables.into_iter().map(|(name, frame)| (name, frame.plan().clone()));
+        let context = sql::with_tables(session.context(), plans.collect()).for_python(py)?;
         let planned = wait(py, session.runtime().handle(), async move {
-            let options = SQLOptions::new()
-                .with_allow_ddl(false)
-                .with_allow_dml(false)
-                .with_allow_statements(false);
-            context.sql_with_options(&query, options).await
+            sql::planned(&context, &query).await
         })?;
-        let frame = planned.map_err(|error| match unknown_table(&error.to_string()) {
-            Some(table) if names.is_empty() => invalid(
-                py,
-                format!("there is no table {table:?}: pass its frame, as in sql(query, {table}=frame)"),
-            ),
-            Some(table) => invalid(
-                py,
-                format!("there is no table {table:?}; the tables are: {}", names.join(", ")),
-            ),
-            None => raise(py, &dayfly_frame::failure_of(&error)),
-        })?;
-        Ok(self.shared.frame(frame.into_unoptimized_plan()))
+        let plan = planned.map_err(|error| sql::refused(py, &error, &names))?;
+        Ok(self.shared.frame(plan))
     }
-}
-
-/// A reference to a table whose name is taken as it is written.
-fn quoted(name: &str) -> dayfly_frame::datafusion::common::TableReference {
-    dayfly_frame::datafusion::common::TableReference::bare(name)
-}
-
-/// The table that a query names and that does not exist.
-fn unknown_table(message: &str) -> Option<String> {
-    let rest = message.split_once("table '")?.1;
-    let name = rest.split_once("' not found")?.0;
-    Some(name.rsplit('.').next().unwrap_or(name).to_owned())
 }

@@ -37,6 +37,10 @@ impl Table {
         Self { schema, batches }
     }
 
+    pub fn batches(&self) -> &[RecordBatch] {
+        &self.batches
+    }
+
     /// The first rows.
     fn head(&self, rows: usize) -> Vec<RecordBatch> {
         let mut left = rows;
@@ -84,6 +88,14 @@ fn shortened(text: &str) -> String {
 
 #[pymethods]
 impl Table {
+    /// The rows of several tables, which have the same columns.
+    #[staticmethod]
+    fn concat(first: &Self, others: Vec<PyRef<'_, Self>>) -> Self {
+        let batches = others.iter().flat_map(|other| other.batches.clone());
+        let batches = first.batches.iter().cloned().chain(batches).collect();
+        Self::new(Arc::clone(&first.schema), batches)
+    }
+
     fn num_rows(&self) -> usize {
         self.batches.iter().map(RecordBatch::num_rows).sum()
     }

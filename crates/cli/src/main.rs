@@ -32,6 +32,7 @@ mod reference;
 mod rendezvous;
 mod resources;
 mod run;
+mod sql;
 mod status;
 mod task;
 mod team;
@@ -116,6 +117,8 @@ enum Command {
     Invoke(invoke::Arguments),
     /// Run a program or a function on many ranks that exchange messages
     Run(run::Arguments),
+    /// Query files with SQL on leased workers
+    Sql(sql::Arguments),
     /// Start a rendezvous for the ranks of groups, without a manager
     Rendezvous(rendezvous::Arguments),
     /// Join groups for the isolated ranks of a lease; started by a node
@@ -178,6 +181,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Audit(arguments) => bill::audit(arguments, global),
         Command::Invoke(arguments) => invoke::run(arguments, global),
         Command::Run(arguments) => return run::run(arguments, global),
+        Command::Sql(arguments) => return Err(sql::run(arguments, global)),
         Command::Rendezvous(arguments) => rendezvous::run(arguments, global),
         Command::Connector(_) => connector::run(),
         Command::Bench(_) | Command::Simulate(_) => return Err(bench::run().into()),

@@ -1,6 +1,6 @@
 //! Calls of Python functions by name, through the user's own interpreter, which pickles arguments and results.
 
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
@@ -43,19 +43,32 @@ const NO_PACKAGE: i32 = 91;
 
 /// Runs a program of this interpreter to its end. The program uses the same manager and this executable.
 pub fn started(mut command: Command, python: &Path, global: &Global) -> Result<ExitStatus, Failure> {
+    set_environment(&mut command, global);
+    command.status().map_err(|error| not_started(python, &error))
+}
+
+/// Replaces this process by a program of this interpreter, as [`started`]. Returns only when that fails.
+pub fn replace(mut command: Command, python: &Path, global: &Global) -> Failure {
+    set_environment(&mut command, global);
+    not_started(python, &command.exec())
+}
+
+fn set_environment(command: &mut Command, global: &Global) {
     if let Some(manager) = &global.manager {
         command.env(MANAGER_VARIABLE, manager);
     }
     if let Ok(binary) = std::env::current_exe() {
         command.env("DAYFLY_BIN", binary);
     }
-    command.status().map_err(|error| {
-        let text = format!(
-            "{} cannot be started: {error}; name an interpreter that has the dayfly package by --python",
-            python.display()
-        );
-        Failure::new(Code::InvalidRequest, text)
-    })
+}
+
+/// The failure of an interpreter that does not start.
+pub fn not_started(python: &Path, error: &std::io::Error) -> Failure {
+    let text = format!(
+        "{} cannot be started: {error}; name an interpreter that has the dayfly package by --python",
+        python.display()
+    );
+    Failure::new(Code::InvalidRequest, text)
 }
 
 /// Returns this program's exit status for that of a child.

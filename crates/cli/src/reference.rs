@@ -31,7 +31,7 @@ const TAIL: &str = "
 | `DAYFLY_LOG` | as `--log` |
 | `DAYFLY_BIN` | the `dayfly` program that client libraries start if they find no manager |
 | `DAYFLY_EXECUTOR` | the executor of shared libraries, if it is not beside `dayfly` |
-| `DAYFLY_PYTHON` | the Python interpreter of `dayfly invoke` and `dayfly bench` |
+| `DAYFLY_PYTHON` | the Python interpreter of `dayfly invoke`, `dayfly run`, `dayfly sql`, `dayfly env` and `dayfly bench` |
 | `DAYFLY_WARM_POOL` | as `--warm-pool` |
 | `DAYFLY_FABRIC` | as `--fabric` |
 | `DAYFLY_JOIN_TOKEN` | as `--token` of `dayfly node` |

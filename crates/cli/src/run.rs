@@ -103,8 +103,9 @@ impl From<Exchange> for Channel {
     }
 }
 
+/// Placement of ranks.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Place {
+pub enum Place {
     /// On as few nodes as possible
     Packed,
     /// Evenly on as many nodes as possible

@@ -88,7 +88,7 @@ class Session:
         """Returns a frame of a table of PyArrow, Polars, pandas or DuckDB, or of another ``__arrow_c_stream__``."""
         return Frame(self._native.table(table))
 
-    def sql(self, query: str, **frames: Frame) -> Frame:
+    def sql(self, query: str, /, **frames: Frame) -> Frame:
         """Returns a frame of an SQL query, which sees these frames as its tables.
 
         ``session.sql("SELECT zone, sum(fare) FROM trips GROUP BY zone", trips=trips)``

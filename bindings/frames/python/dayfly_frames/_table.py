@@ -25,6 +25,11 @@ class Table:
     def __init__(self, native: _frames.Table) -> None:
         self._native = native
 
+    @property
+    def native(self) -> _frames.Table:
+        """The native table."""
+        return self._native
+
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self._native.__arrow_c_stream__(requested_schema)
 

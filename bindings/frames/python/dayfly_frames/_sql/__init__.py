@@ -1,0 +1,1 @@
+"""``dayfly sql``: SQL from the shell, over leased ranks."""

@@ -1,0 +1,79 @@
+"""A session with the tables of the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from types import TracebackType
+
+import dayfly
+
+from dayfly_frames._frame import Frame
+from dayfly_frames._session import Session
+from dayfly_frames._sql import results
+from dayfly_frames._sql.arguments import Options
+from dayfly_frames._sql.sources import scan
+from dayfly_frames._sql.statements import Statement
+
+#: Codes after which a session executes nothing more.
+_LOST = ("rank_lost", "lease_ended", "lease_expired")
+
+
+class Database:
+    """Tables and a session, which is opened when it is first needed, and again after a rank was lost."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._open = contextlib.ExitStack()
+        self._session: Session | None = None
+        self.timing = options.timing
+        self.tables: dict[str, Frame] = {}
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the lease."""
+        self._session = None
+        self.tables = {}
+        self._open.close()
+
+    def session(self) -> Session:
+        """Returns the session, which leases the ranks unless it is open.
+
+        Raises:
+            dayfly.Error: if the ranks cannot be leased, or a table cannot be read.
+        """
+        if self._session is None:
+            options = self._options
+            with contextlib.ExitStack() as opened:
+                client = opened.enter_context(dayfly.connect())
+                frames = client.frames(options.ranks, placement=options.placement, **options.lease)
+                session = opened.enter_context(frames)
+                self.tables = {name: scan(session, path) for name, path in options.tables.items()}
+                self._open = opened.pop_all()
+            self._session = session
+        return self._session
+
+    def execute(self, statement: Statement, write: results.Write) -> None:
+        """Executes a statement, and writes its rows.
+
+        Raises:
+            dayfly.Error: if it fails. Of a wrong statement, the attribute ``position`` has line and column if known.
+        """
+        begin = time.monotonic()
+        options = self._options
+        try:
+            frame = self.session().sql(statement.placed, **self.tables)
+            results.emit(frame, options.format, options.rows, write, is_plan=statement.is_explain)
+        except dayfly.Error as error:
+            if error.code in _LOST:
+                self.close()
+            raise
+        finally:
+            if self.timing:
+                print(f"Time: {(time.monotonic() - begin) * 1000:.1f} ms", file=sys.stderr)

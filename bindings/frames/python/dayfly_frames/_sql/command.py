@@ -26,7 +26,7 @@ def run(given: Sequence[str]) -> int:
             from dayfly_frames._sql.prompt import Prompt
 
             with Database(options) as database:
-                return Prompt(database, options).run()
+                return Prompt(database).run()
         return _batch(options)
     except KeyboardInterrupt:
         return failures.INTERRUPTED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from types import TracebackType
@@ -18,6 +19,15 @@ from dayfly_frames._sql.statements import Statement
 
 #: Codes after which a session executes nothing more.
 _LOST = ("rank_lost", "lease_ended", "lease_expired")
+_CALL = re.compile(r"pass its frame, as in sql\(.*\)")
+
+
+def _scanned(session: Session, name: str, path: str) -> Frame:
+    try:
+        return scan(session, path)
+    except dayfly.Error as error:
+        error.message = f"table {name}: {error.message}"
+        raise
 
 
 class Database:
@@ -54,7 +64,7 @@ class Database:
                 client = opened.enter_context(dayfly.connect())
                 frames = client.frames(options.ranks, placement=options.placement, **options.lease)
                 session = opened.enter_context(frames)
-                self.tables = {name: scan(session, path) for name, path in options.tables.items()}
+                self.tables = {name: _scanned(session, name, path) for name, path in options.tables.items()}
                 self._open = opened.pop_all()
             self._session = session
         return self._session
@@ -65,14 +75,17 @@ class Database:
         Raises:
             dayfly.Error: if it fails. Of a wrong statement, the attribute ``position`` has line and column if known.
         """
+        session = self.session()
         begin = time.monotonic()
         options = self._options
         try:
-            frame = self.session().sql(statement.placed, **self.tables)
+            frame = session.sql(statement.placed, **self.tables)
             results.emit(frame, options.format, options.rows, write, is_plan=statement.is_explain)
         except dayfly.Error as error:
             if error.code in _LOST:
                 self.close()
+            # The library's remedy is a call of Python.
+            error.message = _CALL.sub("name its files by --table NAME=PATH", error.message)
             raise
         finally:
             if self.timing:

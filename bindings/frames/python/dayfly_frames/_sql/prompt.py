@@ -12,7 +12,6 @@ import dayfly
 from dayfly._text import shown
 
 from dayfly_frames._sql import failures, results
-from dayfly_frames._sql.arguments import Options
 from dayfly_frames._sql.database import Database
 from dayfly_frames._sql.statements import Statement, split
 
@@ -64,9 +63,10 @@ def _history() -> Iterator[None]:
 class Prompt:
     """Reads statements from a terminal, and executes them in one session."""
 
-    def __init__(self, database: Database, options: Options) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._options = options
+        #: Lines of a statement that has no end yet.
+        self._pending = ""
 
     def run(self) -> int:
         """Executes what is typed, until it ends. Returns the exit status."""
@@ -79,28 +79,33 @@ class Prompt:
         return 0
 
     def _read(self) -> None:
-        pending = ""
         while True:
             try:
-                text = pending + input("     -> " if pending else "dayfly> ")
-            except EOFError:
-                print()
-                return
+                if not self._step():
+                    return
             except KeyboardInterrupt:
-                pending = ""
+                self._pending = ""
                 print("^C")
-                continue
-            command = "" if pending else text.strip()
-            if command in ("\\q", "quit", "exit"):
-                return
-            if command.startswith("\\"):
-                self._guarded(functools.partial(self._command, command), text)
-                continue
-            ended, rest = split(text)
-            for statement in ended:
-                if not self._guarded(functools.partial(self._execute, statement), text):
-                    break
-            pending = f"{rest.text}\n" if rest else ""
+
+    def _step(self) -> bool:
+        """Reads a line, and executes the statements that it ends. Returns whether more may follow."""
+        try:
+            text = self._pending + input("     -> " if self._pending else "dayfly> ")
+        except EOFError:
+            print()
+            return False
+        command = "" if self._pending else text.strip()
+        if command in ("\\q", "quit", "exit"):
+            return False
+        if command.startswith("\\"):
+            self._guarded(functools.partial(self._command, command), text)
+            return True
+        ended, rest = split(text)
+        self._pending = f"{rest.text}\n" if rest else ""
+        for statement in ended:
+            if not self._guarded(functools.partial(self._execute, statement), text):
+                break
+        return True
 
     def _guarded(self, step: Callable[[], None], text: str) -> bool:
         """Takes a step, and shows its failure. Returns whether it was a success."""

@@ -44,7 +44,7 @@ impl Write for Made {
 }
 
 enum Writer {
-    Csv(csv::Writer<Made>),
+    Csv(Box<csv::Writer<Made>>),
     Lines(json::LineDelimitedWriter<Made>),
     Array(json::ArrayWriter<Made>),
     Parquet(Box<ArrowWriter<Made>>),
@@ -58,7 +58,7 @@ impl Writer {
                 let mut writer = csv::Writer::new(made);
                 // An empty result has its header, too.
                 writer.write(&RecordBatch::new_empty(Arc::clone(schema)))?;
-                Self::Csv(writer)
+                Self::Csv(Box::new(writer))
             }
             "ndjson" => Self::Lines(objects().build(made)),
             "json" => Self::Array(objects().build(made)),

@@ -60,23 +60,23 @@ def parsed(arguments: Sequence[str]) -> Options:
 
     Raises:
         SystemExit: if it has others.
+        dayfly.Error: if a table has no name or no path.
     """
     given = _parser().parse_args(arguments)
-    given.rows = max(given.rows, 0)
     named = {name: getattr(given, name) for name in ("cores", "memory", "sandbox", "duration")}
     return Options(
         query=given.query,
         file=given.file,
-        tables={},
+        tables=_tables(given.table),
         format=given.format or _format_of(given.output, given.json),
         output=given.output,
-        rows=given.rows,
+        rows=max(given.rows, 0),
         timing=given.timing,
         json=given.json,
         ranks=given.ranks,
         placement=given.placement,
         lease={name: value for name, value in named.items() if value is not None},
-    )._replace(tables=_tables(given.table))
+    )
 
 
 def _format_of(output: str | None, is_json: bool) -> str:

@@ -148,4 +148,4 @@ class Prompt:
             print("\n".join(shown(f"{name:{width}}  {kind}") for name, kind in schema.items()))
         else:
             known = ", ".join(tables) or "none"
-            raise dayfly.RequestError(f"there is no table {table!r}; the tables are: {known}", "not_found")
+            raise dayfly.RequestError(f'there is no table "{table}"; the tables are: {known}', "not_found")

@@ -152,6 +152,8 @@ def test_explain_shows_the_stages_of_ranks(sql: Shell) -> None:
     plan = sql("EXPLAIN SELECT zone, count(*) FROM trips GROUP BY zone").stdout
     assert "logical_plan" in plan
     assert "Stage 1" in plan
+    # The first node of this plan is the exchange.
+    assert "DataSourceExec" in sql("EXPLAIN SELECT sum(fare) FROM trips").stdout
     status, message = sql.refusal("EXPLAIN ANALYZE SELECT 1")
     assert (status, "use EXPLAIN" in message) == (2, True)
 

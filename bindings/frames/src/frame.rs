@@ -17,6 +17,7 @@ use crate::errors::{ForPython, invalid};
 use crate::expr::Expr;
 use crate::join::{How, Keys, join};
 use crate::names::{self, check, check_names, columns, has_aggregate, named, uses_plain_column};
+use crate::plan_text::plan_text;
 use crate::session::Shared;
 use crate::table::{Batches, Table};
 use crate::types::type_name;
@@ -318,6 +319,6 @@ impl Frame {
         let plan = wait(py, session.runtime().handle(), async move {
             data.create_physical_plan().await
         })?;
-        Ok(dayfly_frame::display_plan_ascii(plan.for_python(py)?.as_ref(), false))
+        plan.and_then(|plan| plan_text(&plan)).for_python(py)
     }
 }

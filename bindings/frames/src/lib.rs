@@ -8,6 +8,7 @@ mod functions;
 mod join;
 mod names;
 mod output;
+mod plan_text;
 mod session;
 mod sql;
 mod table;

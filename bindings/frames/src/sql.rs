@@ -15,6 +15,7 @@ use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
 use crate::errors::raise;
+use crate::plan_text::plan_text;
 
 /// What DataFusion appends to errors that it takes for its own.
 const ADVERTISEMENT: &str = "\nThis issue was likely caused by a bug in DataFusion's code.";
@@ -63,10 +64,7 @@ async fn explained(context: &SessionContext, explain: &Explain) -> QueryResult<L
     let physical = DataFrame::new(state, explain.plan.as_ref().clone())
         .create_physical_plan()
         .await?;
-    let texts = [
-        logical.display_indent().to_string(),
-        dayfly_frame::display_plan_ascii(physical.as_ref(), false),
-    ];
+    let texts = [logical.display_indent().to_string(), plan_text(&physical)?];
     let kinds: ArrayRef = Arc::new(StringArray::from(vec!["logical_plan", "physical_plan"]));
     let plans: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
     let rows = RecordBatch::try_from_iter([("plan_type", kinds), ("plan", plans)])?;

@@ -34,8 +34,8 @@ ENDLESS = "SELECT a.fare + b.fare + c.fare AS fare FROM trips a, trips b, trips 
 
 
 @pytest.fixture(scope="module")
-def manager() -> Iterator[Daemon]:
-    with manager_here() as manager:
+def manager(data: Path) -> Iterator[Daemon]:
+    with manager_here("--readable", str(data)) as manager:
         yield manager
 
 
@@ -79,6 +79,12 @@ def test_table_shows_the_first_rows(sql: Shell) -> None:
     lines = done.stdout.splitlines()
     assert [line.split() for line in lines[4:6]] == [["│", "0", "│", "2500", "│"], ["│", "1", "│", "2500", "│"]]
     assert lines[-1] == "4 rows, of which 2 are shown: --rows shows more"
+
+
+def test_isolated_ranks_see_the_tables(sql: Shell) -> None:
+    pattern = ("--table", "files=trips/?.parquet")
+    done = sql(*pattern, "--sandbox", "isolated", "--format", "csv", "SELECT sum(fare) AS fare FROM files")
+    assert done.stdout == "fare\n45000.0\n"
 
 
 JOINED = """

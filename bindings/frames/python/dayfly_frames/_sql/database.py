@@ -14,11 +14,13 @@ from dayfly_frames._frame import Frame
 from dayfly_frames._session import Session
 from dayfly_frames._sql import results
 from dayfly_frames._sql.arguments import Options
-from dayfly_frames._sql.sources import scan
+from dayfly_frames._sql.sources import root, scan
 from dayfly_frames._sql.statements import Statement
 
 #: Codes after which a session executes nothing more.
 _LOST = ("rank_lost", "lease_ended", "lease_expired")
+#: Levels at which ranks see only the files that their lease names.
+_ISOLATED = ("isolated", "container")
 _CALL = re.compile(r"pass its frame, as in sql\(.*\)")
 
 
@@ -62,8 +64,10 @@ class Database:
             options = self._options
             with contextlib.ExitStack() as opened:
                 client = opened.enter_context(dayfly.connect())
-                frames = client.frames(options.ranks, placement=options.placement, **options.lease)
-                session = opened.enter_context(frames)
+                lease = dict(options.lease)
+                if lease.get("sandbox") in _ISOLATED:
+                    lease["readable"] = [root(path) for path in options.tables.values()]
+                session = opened.enter_context(client.frames(options.ranks, placement=options.placement, **lease))
                 self.tables = {name: _scanned(session, name, path) for name, path in options.tables.items()}
                 self._open = opened.pop_all()
             self._session = session

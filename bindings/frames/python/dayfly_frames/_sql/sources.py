@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,13 +26,22 @@ _KINDS = {
 _ENDINGS = ", ".join(_KINDS)
 
 
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def root(path: str) -> str:
+    """Returns the file or directory that has all files of a path: of a pattern, the directory before its wildcards."""
+    wildcard = _WILDCARD.search(path)
+    return path if wildcard is None else os.path.dirname(path[: wildcard.start()]) or "."
+
+
 def scan(session: Session, path: str) -> Frame:
     """Returns a frame of a file, of a directory's files, or of those of a pattern.
 
     Raises:
         dayfly.Error: if there is no such file, or the files have another format or several.
     """
-    files = sorted(glob.glob(path, recursive=True)) if any(mark in path for mark in "*?[") else [path]
+    files = sorted(glob.glob(path, recursive=True)) if _WILDCARD.search(path) else [path]
     if not files or not os.path.exists(files[0]):
         raise dayfly.RequestError(f"there is no file {path}", "not_found")
     listed = [file for each in files for file in _files(each)]

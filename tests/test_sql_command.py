@@ -208,6 +208,8 @@ REFUSED = [
     (["--format", "csv", "SELECT [1, 2] AS parts"], 2, '"parts" has lists'),
     (["--format", "json", "SELECT a.zone, b.zone FROM zones a, zones b"], 2, 'two columns are named "zone"'),
     (["--output", "nowhere/x.csv", "SELECT 1"], 2, "nowhere/x.csv cannot be written"),
+    (["--output", "zones.csv/x.csv", "SELECT 1"], 2, "zones.csv/x.csv cannot be written"),
+    (["--output", "trips", "--format", "csv", "SELECT 1"], 2, "trips cannot be written"),
     (["DROP TABLE trips"], 2, "DropTable"),
     (["--file", "nothing.sql"], 2, "nothing.sql cannot be read"),
     ([" ; "], 2, "there is no statement"),
@@ -227,6 +229,15 @@ def test_failed_query_leaves_the_output_alone(sql: Shell, tmp_path: Path) -> Non
     output.write_text("earlier")
     assert sql.refusal("--output", str(output), "SELECT 1 / (zone - 3) FROM trips")[0] == 2
     assert [path.read_text() for path in tmp_path.iterdir()] == ["earlier"]
+
+
+def test_output_into_a_pipe_keeps_the_pipe(sql: Shell, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        sql("--output", str(pipe), "--format", "csv", "SELECT 1 AS one")
+        assert reader.communicate(timeout=20)[0] == "one\n1\n"
+    assert pipe.is_fifo()
 
 
 def test_exit_statuses_are_those_of_the_reference() -> None:

@@ -25,16 +25,23 @@ def destination(output: str | None) -> Iterator[Write]:
     if output is None:
         yield _write_screen if sys.stdout.isatty() else _write_pipe
         return
-    target = Path(output)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with open(part, "xb") as file:
-            yield file.write
-        part.replace(target)
+        if os.path.exists(output) and not os.path.isfile(output):
+            # A pipe or a device.
+            with open(output, "wb") as file:
+                yield file.write
+            return
+        target = Path(os.path.realpath(output))
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            with open(part, "xb") as file:
+                yield file.write
+            part.replace(target)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink()
     except OSError as error:
         raise dayfly.RequestError(f"{output} cannot be written: {error.strerror}", "invalid_request") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _write_screen(text: bytes) -> None:

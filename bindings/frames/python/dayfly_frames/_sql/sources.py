@@ -24,8 +24,6 @@ _KINDS = {
     ".feather": "ipc",
 }
 _ENDINGS = ", ".join(_KINDS)
-
-
 _WILDCARD = re.compile(r"[*?\[]")
 
 

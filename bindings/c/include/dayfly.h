@@ -290,6 +290,10 @@ enum dfly_status
     DFLY_AMBIGUOUS = 48,
     // The call was ended because it held borrowed memory that its owner needed; it may have been executed.
     DFLY_MEMORY_RETURNED = 49,
+    // A query needs more memory than a rank has, and its node has no directory to spill into.
+    DFLY_SPILL_REFUSED = 50,
+    // The directory into which a query spills is full, or the rank has spilled as much as it may.
+    DFLY_SPILL_FULL = 51,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

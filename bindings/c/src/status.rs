@@ -110,11 +110,15 @@ pub enum dfly_status {
     DFLY_AMBIGUOUS = 48,
     /// The call was ended because it held borrowed memory that its owner needed; it may have been executed.
     DFLY_MEMORY_RETURNED = 49,
+    /// A query needs more memory than a rank has, and its node has no directory to spill into.
+    DFLY_SPILL_REFUSED = 50,
+    /// The directory into which a query spills is full, or the rank has spilled as much as it may.
+    DFLY_SPILL_FULL = 51,
 }
 
 impl dfly_status {
     /// All error statuses, ordered by number.
-    pub(crate) const ERRORS: [Self; 49] = [
+    pub(crate) const ERRORS: [Self; 51] = [
         Self::DFLY_INVALID_REQUEST,
         Self::DFLY_NOT_FOUND,
         Self::DFLY_UNAUTHORIZED,
@@ -164,6 +168,8 @@ impl dfly_status {
         Self::DFLY_UNTRUSTED,
         Self::DFLY_AMBIGUOUS,
         Self::DFLY_MEMORY_RETURNED,
+        Self::DFLY_SPILL_REFUSED,
+        Self::DFLY_SPILL_FULL,
     ];
 }
 
@@ -204,6 +210,8 @@ fn remedy(code: Code) -> &'static CStr {
         Code::MemoryReturned => {
             c"Lease more memory, or borrow none. Repeat the call only if running it twice does no harm."
         }
+        Code::SpillRefused => c"Lease more memory or more ranks, or start the node with --spill.",
+        Code::SpillFull => c"Lease more memory or more ranks, or free space in the directory of --spill.",
         Code::DeadlineExceeded => c"Allow more time; the worker has been replaced.",
         Code::Rejected => c"Take completions first, or use another worker.",
         Code::StateLost => c"Set the state up again in the new worker.",

@@ -7,7 +7,6 @@ use dayfly_frame::datafusion::common::{Column, DataFusionError, plan_err};
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::logical_expr::utils::find_aggregate_exprs;
 use dayfly_frame::datafusion::logical_expr::{Expr as DfExpr, LogicalPlan, LogicalPlanBuilder};
-use dayfly_frame::datafusion::physical_plan::common::collect as collect_stream;
 use dayfly_frame::datafusion::prelude::DataFrame;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -264,23 +263,20 @@ impl Frame {
 
     /// All rows.
     fn collect(&self, py: Python<'_>) -> PyResult<Table> {
-        let session = self.shared.get(py)?;
-        let data = self.data(py)?;
-        let collected = wait(py, session.runtime().handle(), async move {
-            let stream = data.execute_stream().await?;
-            let schema = stream.schema();
-            QueryResult::Ok(Table::new(schema, collect_stream(stream).await?))
+        let (schema, batches) = self.shared.run(py, |session| {
+            let plan = self.plan.clone();
+            async move { session.collect(plan).await }
         })?;
-        collected.for_python(py)
+        Ok(Table::new(schema, batches))
     }
 
     /// The rows as they arrive.
     fn batches(&self, py: Python<'_>) -> PyResult<Batches> {
-        let session = self.shared.get(py)?;
-        let data = self.data(py)?;
-        let runtime = session.runtime().handle();
-        let stream = wait(py, runtime, data.execute_stream())?.for_python(py)?;
-        Ok(Batches::new(self.shared.clone(), runtime.clone(), stream))
+        let (runtime, stream) = self.shared.run(py, |session| {
+            let plan = self.plan.clone();
+            async move { Ok((session.runtime().handle().clone(), session.stream(plan).await?)) }
+        })?;
+        Ok(Batches::new(self.shared.clone(), runtime, stream))
     }
 
     /// Writes the rows as Parquet files below a directory. Returns the files' paths below it, rows and bytes.
@@ -290,26 +286,24 @@ impl Frame {
         directory: String,
         partition_by: Vec<String>,
     ) -> PyResult<Vec<(String, u64, u64)>> {
-        let session = self.shared.get(py)?;
-        let data = self.data(py)?;
-        let context = session.context().clone();
-        let written = wait(py, session.runtime().handle(), async move {
-            dayfly_frame::write_parquet(&context, data, &directory, partition_by).await
+        let written = self.shared.run(py, |session| {
+            let (plan, directory, partition_by) = (self.plan.clone(), directory.clone(), partition_by.clone());
+            async move { session.write_parquet(plan, &directory, &partition_by).await }
         })?;
-        let files = written.for_python(py)?.files.into_iter();
+        let files = written.files.into_iter();
         Ok(files.map(|file| (file.path, file.rows, file.bytes)).collect())
     }
 
     /// Statistics of each column.
     fn describe(&self, py: Python<'_>) -> PyResult<Table> {
-        let session = self.shared.get(py)?;
-        let data = self.data(py)?;
-        let described = wait(py, session.runtime().handle(), async move {
-            let described = data.describe().await?;
-            let schema = Arc::clone(described.schema().inner());
-            QueryResult::Ok(Table::new(schema, described.collect().await?))
-        })?;
-        described.for_python(py)
+        self.shared.run(py, |session| {
+            let data = DataFrame::new(session.context().state(), self.plan.clone());
+            async move {
+                let described = data.describe().await?;
+                let schema = Arc::clone(described.schema().inner());
+                Ok(Table::new(schema, described.collect().await?))
+            }
+        })
     }
 
     /// The plan of the ranks.

@@ -15,17 +15,29 @@ mod table;
 mod types;
 mod wait;
 
+use std::path::PathBuf;
+
 use dayfly_comm::Invitation;
-use dayfly_frame::RankOptions;
+use dayfly_frame::{Memory, RankOptions, Spill};
 use pyo3::prelude::*;
 
 /// Executes the tasks of a session as one rank of its group, until the session closes.
 #[pyfunction]
-fn serve(py: Python<'_>, invitation: &str, threads: usize, memory: Option<u64>) -> PyResult<()> {
+fn serve(
+    py: Python<'_>,
+    invitation: &str,
+    threads: usize,
+    memory: Option<u64>,
+    spill: Option<PathBuf>,
+    spill_bytes: Option<u64>,
+) -> PyResult<()> {
+    let spill = spill.map(|directory| Spill {
+        directory,
+        bytes: spill_bytes,
+    });
     let options = RankOptions {
         threads,
-        memory_bytes: memory,
-        ..RankOptions::default()
+        memory: Memory { bytes: memory, spill },
     };
     py.detach(|| dayfly_frame::serve_rank(&Invitation::from_json(invitation)?, &options))
         .map_err(|failure| errors::raise(py, &failure))

@@ -1,6 +1,6 @@
 //! Sessions: the client's end of a group whose ranks execute queries.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_comm::Invitation;
 use dayfly_frame::datafusion::catalog::MemTable;
@@ -20,19 +20,72 @@ use crate::frame::Frame;
 use crate::sql;
 use crate::wait::wait;
 
+/// Times that a query runs whose ranks are lost.
+const MAX_ATTEMPTS: u32 = 3;
+
 /// The session of several frames, until it is closed.
 #[derive(Clone)]
 pub struct Shared {
-    session: Arc<Mutex<Option<Arc<Inner>>>>,
+    current: Arc<Mutex<Current>>,
     /// The process that joined the group.
     process: u32,
+    /// Python's function that replaces the lost ranks of a generation, if there is one.
+    renew: Arc<Mutex<Option<Py<PyAny>>>>,
+}
+
+/// The group of a session. Lost ranks are replaced by a group of the next generation.
+struct Current {
+    session: Option<Arc<Inner>>,
+    generation: u64,
 }
 
 impl Shared {
     fn new(session: Inner) -> Self {
         Self {
-            session: Arc::new(Mutex::new(Some(Arc::new(session)))),
+            current: Arc::new(Mutex::new(Current {
+                session: Some(Arc::new(session)),
+                generation: 0,
+            })),
             process: std::process::id(),
+            renew: Arc::default(),
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a query to its end. If ranks are lost meanwhile, others are leased and it runs again.
+    pub fn run<T, F>(&self, py: Python<'_>, query: impl Fn(Arc<Inner>) -> F) -> PyResult<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = QueryResult<T>> + Send + 'static,
+    {
+        let mut attempt = 1;
+        loop {
+            let generation = self.current().generation;
+            let session = self.get(py)?;
+            let found = wait(py, session.runtime().handle(), query(Arc::clone(&session)))?;
+            drop(session);
+            let failure = match found {
+                Ok(value) => return Ok(value),
+                Err(error) => dayfly_frame::failure_of(&error),
+            };
+            // Who replaces the ranks cancels the queries that other threads have on the old ones.
+            let is_replaced = failure.code == Code::Cancelled && self.current().generation != generation;
+            let renew = self.renew.lock().unwrap_or_else(PoisonError::into_inner);
+            let renew = renew.as_ref().map(|renew| renew.clone_ref(py));
+            match renew {
+                Some(renew) if failure.code == Code::RankLost || is_replaced => {
+                    if attempt == MAX_ATTEMPTS {
+                        let message = format!("ranks were lost in {attempt} attempts: {}", failure.message);
+                        return Err(raise(py, &Failure::new(failure.code, message)));
+                    }
+                    attempt += 1;
+                    renew.call1(py, (generation,))?;
+                }
+                _ => return Err(raise(py, &failure)),
+            }
         }
     }
 
@@ -43,8 +96,8 @@ impl Shared {
                 "this session was inherited through a fork and belongs to the parent process; open another one";
             return Err(raise(py, &Failure::new(Code::Forked, message)));
         }
-        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        session.clone().ok_or_else(|| {
+        let session = self.current().session.clone();
+        session.ok_or_else(|| {
             let message = "this session is closed; open another one with client.frames()";
             raise(py, &Failure::new(Code::LeaseEnded, message))
         })
@@ -56,7 +109,7 @@ impl Shared {
     }
 
     fn take(&self) -> Option<Arc<Inner>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.current().session.take()
     }
 }
 
@@ -134,15 +187,42 @@ impl Session {
     /// Joins the group of an invitation as its last rank.
     #[staticmethod]
     fn join(py: Python<'_>, invitation: &str, partitions: usize) -> PyResult<Self> {
-        let options = SessionOptions {
-            partitions,
-            ..SessionOptions::default()
-        };
-        let joined = py.detach(|| Inner::join(&Invitation::from_json(invitation)?, &options));
-        let session = joined.map_err(|failure| raise(py, &failure))?;
         Ok(Self {
-            shared: Shared::new(session),
+            shared: Shared::new(joined(py, invitation, partitions)?),
         })
+    }
+
+    /// Has queries whose ranks are lost call this function with their generation, and run again after it.
+    fn on_loss(&self, renew: Py<PyAny>) {
+        *self.shared.renew.lock().unwrap_or_else(PoisonError::into_inner) = Some(renew);
+    }
+
+    /// Number of times that the ranks were replaced.
+    fn generation(&self) -> u64 {
+        self.shared.current().generation
+    }
+
+    /// Joins the group of an invitation as its last rank, in place of the one before. Fails if the session is closed.
+    fn rejoin(&self, py: Python<'_>, invitation: &str, partitions: usize) -> PyResult<()> {
+        let session = joined(py, invitation, partitions)?;
+        let replaced = {
+            let mut current = self.shared.current();
+            if current.session.is_some() {
+                current.generation += 1;
+                current.session.replace(Arc::new(session))
+            } else {
+                None
+            }
+        };
+        py.detach(|| drop(replaced));
+        self.shared.get(py).map(drop)
+    }
+
+    /// Ends the queries on ranks of which some are lost. The session stays open.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        let session = self.shared.get(py)?;
+        py.detach(|| session.close());
+        Ok(())
     }
 
     fn ranks(&self, py: Python<'_>) -> PyResult<u32> {
@@ -210,4 +290,13 @@ impl Session {
         let plan = planned.map_err(|error| sql::refused(py, &error, &names))?;
         Ok(self.shared.frame(plan))
     }
+}
+
+fn joined(py: Python<'_>, invitation: &str, partitions: usize) -> PyResult<Inner> {
+    let options = SessionOptions {
+        partitions,
+        ..SessionOptions::default()
+    };
+    let joined = py.detach(|| Inner::join(&Invitation::from_json(invitation)?, &options));
+    joined.map_err(|failure| raise(py, &failure))
 }

@@ -133,6 +133,14 @@ pub struct NodeArguments {
     /// Directory that leases may make writable for isolated workers; may be repeated
     #[arg(long, value_name = "DIR")]
     writable: Vec<PathBuf>,
+    /// Directory on disk into which queries over data frames write what does not fit into the memory of their lease;
+    /// every executor has a private directory there, which ends with it [default: none, and such queries fail]
+    #[arg(long, value_name = "DIR", env = "DAYFLY_NODE_SPILL", hide_env_values = true)]
+    spill: Option<PathBuf>,
+    /// Most bytes there of one worker's queries. Other code of workers is not bounded: give the directory a file system
+    /// of its own [default: no bound]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, requires = "spill")]
+    spill_size: Option<u64>,
     /// Allow isolated workers to share the host's network if their lease requests it
     #[arg(long)]
     share_network: bool,
@@ -248,6 +256,9 @@ impl NodeArguments {
         options.rendezvous = self.rendezvous.clone();
         options.readable = directories(&self.readable, "--readable")?;
         options.writable = directories(&self.writable, "--writable")?;
+        let spill = self.spill.as_slice();
+        options.spill = directories(spill, "--spill")?.pop();
+        options.spill_bytes = self.spill_size;
         options.own_process = true;
         Ok(options)
     }

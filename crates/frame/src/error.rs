@@ -20,6 +20,14 @@ pub fn failure_of(error: &DataFusionError) -> Failure {
             let is_missing = matches!(**cause, datafusion::object_store::Error::NotFound { .. });
             Failure::new(if is_missing { Code::NotFound } else { Code::StoreFailed }, message)
         }
+        // Frames are written through object stores; only what spills goes to the disk by itself.
+        DataFusionError::IoError(_) | DataFusionError::ArrowError(..) if is_full(root) => Failure::new(
+            Code::SpillFull,
+            format!(
+                "the disk into which the query spills is full: lease more memory or more ranks, or free space on it. \
+                 {message}"
+            ),
+        ),
         DataFusionError::IoError(cause) => {
             let is_missing = cause.kind() == std::io::ErrorKind::NotFound;
             Failure::new(if is_missing { Code::NotFound } else { Code::StoreFailed }, message)
@@ -28,6 +36,15 @@ pub fn failure_of(error: &DataFusionError) -> Failure {
         // The query, or the data that it reads.
         _ => Failure::new(Code::InvalidRequest, message),
     }
+}
+
+/// Whether a disk had no room left.
+fn is_full(error: &(dyn Error + 'static)) -> bool {
+    let kinds = [std::io::ErrorKind::StorageFull, std::io::ErrorKind::QuotaExceeded];
+    std::iter::successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source()).any(|error| {
+        let error = error.downcast_ref::<std::io::Error>();
+        error.is_some_and(|error| kinds.contains(&error.kind()))
+    })
 }
 
 fn external(cause: &(dyn Error + 'static)) -> Option<Failure> {
@@ -60,6 +77,8 @@ mod tests {
         assert_eq!(failure.message, "rank 3: rank 2 is lost");
         let full = DataFusionError::ResourcesExhausted("no memory".into());
         assert_eq!(failure_of(&full).code, Code::OutOfMemory);
+        let disk = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        assert_eq!(failure_of(&DataFusionError::IoError(disk)).code, Code::SpillFull);
         let unknown = DataFusionError::Plan("no such column".into());
         assert_eq!(failure_of(&unknown).code, Code::InvalidRequest);
     }

@@ -17,6 +17,7 @@ mod write;
 pub use datafusion;
 pub use datafusion_distributed::display_plan_ascii;
 pub use error::failure_of;
+pub use memory::{Memory, Spill};
 pub use rank::{RankOptions, serve, serve_rank};
 pub use session::{Session, SessionOptions};
 pub use write::{FileEntry, MANIFEST, Manifest, PartitionColumn, read_manifest, read_written, write_parquet};

@@ -1,6 +1,6 @@
 //! A rank that executes the tasks of queries.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use datafusion_distributed::{DistributedExt, Worker, WorkerQueryContext};
 use dayfly_comm::post::{Post, PostOptions};
@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels};
-use crate::memory::environment;
+use crate::memory::Memory;
 use crate::write::WriteCodec;
 
 /// What a rank may use.
@@ -18,10 +18,8 @@ use crate::write::WriteCodec;
 pub struct RankOptions {
     /// Threads that execute tasks: the cores of its lease. At least 1.
     pub threads: usize,
-    /// Bytes of memory of its lease; `None` for no bound.
-    pub memory_bytes: Option<u64>,
-    /// Directory for what does not fit into memory; `None` to fail instead.
-    pub spill: Option<PathBuf>,
+    /// Its share of the lease's memory, and of the disk.
+    pub memory: Memory,
 }
 
 impl Default for RankOptions {
@@ -29,8 +27,7 @@ impl Default for RankOptions {
     fn default() -> Self {
         Self {
             threads: 1,
-            memory_bytes: None,
-            spill: None,
+            memory: Memory::default(),
         }
     }
 }
@@ -50,16 +47,20 @@ pub fn serve_rank(invitation: &Invitation, options: &RankOptions) -> Result<(), 
 /// # Errors
 /// As [`serve_rank`].
 pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), Failure> {
-    let environment =
-        environment(options.memory_bytes, options.spill.as_deref()).map_err(|error| failure_of(&error))?;
+    let memory = Arc::new(options.memory.clone());
+    let environment = memory.environment().map_err(|error| failure_of(&error))?;
     let exchange = Exchange::new(Post::open(communicator, PostOptions::default())?);
     let session = communicator.size() - 1;
     let channels = exchange.clone();
-    let worker = Worker::from_session_builder(move |query: WorkerQueryContext| {
+    let bounds = Arc::clone(&memory);
+    let worker = Worker::from_session_builder(move |mut query: WorkerQueryContext| {
         let channels = RankChannels::new(&channels);
+        let bounds = Arc::clone(&bounds);
         async move {
+            let config = query.builder.config().take().unwrap_or_default();
             Ok(query
                 .builder
+                .with_config(bounds.configure(config))
                 .with_distributed_channel_resolver(channels)
                 .with_distributed_user_codec(WriteCodec)
                 .build())
@@ -67,7 +68,7 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
     });
     let worker = worker.with_runtime_env(environment);
     let runtime = runtime(options.threads)?;
-    let served = runtime.block_on(crate::exchange::serve(exchange, worker, session));
+    let served = runtime.block_on(crate::exchange::serve(exchange, worker, memory, session));
     // Tasks that are still under way end with the post.
     runtime.shutdown_background();
     served.map_err(|error| error.to_failure())

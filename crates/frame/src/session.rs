@@ -1,24 +1,29 @@
 //! The rank that plans queries and gets their results.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::Result as QueryResult;
-use datafusion::execution::SessionStateBuilder;
-use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::common::collect;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::prelude::{DataFrame, SessionConfig, SessionContext};
 use datafusion_distributed::{DistributedExt, SessionStateBuilderExt, WorkerResolver};
 use dayfly_comm::post::{Post, PostOptions};
 use dayfly_comm::{Communicator, Invitation, World};
 use dayfly_protocol::error::{Code, Failure};
+use futures_util::StreamExt;
 use tokio::runtime::Runtime;
 use url::Url;
 
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
-use crate::memory::environment;
+use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
-use crate::write::WriteCodec;
+use crate::write::{Manifest, WriteCodec, write_parquet};
 
 /// Fewest partitions with which a plan has stages.
 const MIN_PARTITIONS: usize = 2;
@@ -31,10 +36,8 @@ pub struct SessionOptions {
     pub partitions: usize,
     /// Bytes of input for each partition. Fewer ranks scan a table that is smaller than one share for each.
     pub partition_bytes: usize,
-    /// Bytes of memory for the last stage of queries, which runs in this process; `None` for no bound.
-    pub memory_bytes: Option<u64>,
-    /// Directory for what does not fit into memory; `None` to fail instead.
-    pub spill: Option<PathBuf>,
+    /// What the last stage of queries may use, which runs in this process.
+    pub memory: Memory,
 }
 
 impl Default for SessionOptions {
@@ -43,8 +46,7 @@ impl Default for SessionOptions {
         Self {
             partitions: MIN_PARTITIONS,
             partition_bytes: 1 << 20,
-            memory_bytes: None,
-            spill: None,
+            memory: Memory::default(),
         }
     }
 }
@@ -132,6 +134,77 @@ impl Session {
             .expect("it is taken only when the session is dropped")
     }
 
+    /// All rows of a plan, and their schema.
+    ///
+    /// A query whose hash join needs more memory than a rank has runs again with joins that sort, and can spill.
+    ///
+    /// # Errors
+    /// Of the query; [`failure_of`](crate::failure_of) gives the code.
+    pub async fn collect(&self, plan: LogicalPlan) -> QueryResult<(SchemaRef, Vec<RecordBatch>)> {
+        let run = |context: SessionContext| {
+            let frame = DataFrame::new(context.state(), plan.clone());
+            async move {
+                let rows = frame.execute_stream().await?;
+                Ok((rows.schema(), collect(rows).await?))
+            }
+        };
+        self.run(run).await
+    }
+
+    /// The rows of a plan as they arrive. Returns when the first ones have.
+    ///
+    /// A query whose hash join needs more memory than a rank has runs again, as in [`Session::collect`], if this is known
+    /// before the first rows.
+    ///
+    /// # Errors
+    /// Of the query until then. Later ones are in the stream.
+    pub async fn stream(&self, plan: LogicalPlan) -> QueryResult<SendableRecordBatchStream> {
+        let run = |context: SessionContext| {
+            let frame = DataFrame::new(context.state(), plan.clone());
+            async move {
+                let mut rows = frame.execute_stream().await?;
+                let first = rows.next().await.transpose()?;
+                let schema = rows.schema();
+                let rows = futures_util::stream::iter(first.map(Ok)).chain(rows);
+                let rows: SendableRecordBatchStream = Box::pin(RecordBatchStreamAdapter::new(schema, rows));
+                Ok(rows)
+            }
+        };
+        self.run(run).await
+    }
+
+    /// Writes all rows of a plan below a directory: see [`write_parquet`](crate::write_parquet).
+    ///
+    /// # Errors
+    /// As that function.
+    pub async fn write_parquet(
+        &self,
+        plan: LogicalPlan,
+        directory: &str,
+        partition_by: &[String],
+    ) -> QueryResult<Manifest> {
+        let run = |context: SessionContext| {
+            let frame = DataFrame::new(context.state(), plan.clone());
+            let (directory, partition_by) = (directory.to_owned(), partition_by.to_vec());
+            async move { write_parquet(&context, frame, &directory, partition_by).await }
+        };
+        self.run(run).await
+    }
+
+    async fn run<T, F>(&self, run: impl Fn(SessionContext) -> F) -> QueryResult<T>
+    where
+        F: Future<Output = QueryResult<T>>,
+    {
+        match run(self.context.clone()).await {
+            Err(error) if needs_sorted_joins(&failure_of(&error)) => {
+                let mut state = self.context.state();
+                state.config_mut().options_mut().optimizer.prefer_hash_join = false;
+                run(SessionContext::from(state)).await
+            }
+            result => result,
+        }
+    }
+
     /// Ends the session on all ranks. Queries under way fail with [`Code::Cancelled`]. Does nothing the second time.
     pub fn close(&self) {
         self.exchange.revoke();
@@ -151,10 +224,11 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
     let config = SessionConfig::new()
         .with_information_schema(true)
         .with_target_partitions(options.partitions.max(MIN_PARTITIONS));
+    let config = options.memory.configure(config);
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
-        .with_runtime_env(environment(options.memory_bytes, options.spill.as_deref())?)
+        .with_runtime_env(options.memory.environment()?)
         .with_query_planner(Arc::new(LocalPlanner))
         .with_distributed_planner()
         .with_distributed_worker_resolver(Workers(exchange.size() - 1))

@@ -26,6 +26,7 @@ pub use self::kind::{ExecutorKind, HostAccess, Language};
 pub use self::output::{OutputSource, drain};
 use crate::executor_sandbox::ExecutorSandbox;
 use crate::output::OutputBuffer;
+use crate::spill::SpillDir;
 use crate::{Output, descriptor_watch};
 
 /// Limit for an executor's start: a Python on a cold network file system imports for seconds.
@@ -66,6 +67,8 @@ pub struct Executor {
     watch: Option<AsyncFd<Watch>>,
     /// Its sandbox, if it is isolated.
     pub sandbox: Option<ExecutorSandbox>,
+    /// Its directory on disk, if the node has one for spills.
+    spill: Option<SpillDir>,
     /// The executor's description of its runtime.
     pub runtime: String,
 }
@@ -85,6 +88,7 @@ impl Executor {
         spawner: Arc<Spawner>,
         program: Program,
         sandbox: Option<ExecutorSandbox>,
+        spill: Option<SpillDir>,
         output: Output,
     ) -> Result<Self, Failure> {
         let failed = |text: String| Failure::new(Code::ExecutorFailed, text);
@@ -108,6 +112,7 @@ impl Executor {
             reaped: false,
             watch: child.watch.map(descriptor_watch::watch).transpose().map_err(system)?,
             sandbox,
+            spill,
             runtime: String::new(),
         };
         for precaution in child.skipped {
@@ -269,9 +274,10 @@ impl Executor {
         }
         self.reap();
         self.watch = None;
-        if let Some(sandbox) = self.sandbox.take() {
-            // Ends all processes left inside, which takes the kernel some time.
-            let _ = tokio::task::spawn_blocking(move || drop(sandbox)).await;
+        let (sandbox, spill) = (self.sandbox.take(), self.spill.take());
+        if sandbox.is_some() || spill.is_some() {
+            // Ends all processes left inside, and removes what they spilled: the kernel takes some time for both.
+            let _ = tokio::task::spawn_blocking(move || drop((sandbox, spill))).await;
         }
         // Normally no writer is left. Do not wait for one that escaped.
         self.drain_readers(OUTPUT_DEADLINE).await;

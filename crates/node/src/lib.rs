@@ -45,6 +45,7 @@ mod policy;
 mod pool;
 pub mod runtimes;
 mod sandbox_socket;
+mod spill;
 mod supervisor;
 mod trust;
 

@@ -47,6 +47,7 @@ use crate::leases::{GrantedTerms, LeaseView, NodeLease, Origin, PresentedAllowan
 use crate::metrics;
 use crate::package::Packages;
 use crate::pool::Pool;
+use crate::spill::SpillFactory;
 use crate::{
     NodeError, Options, affinity, clock, listener, manager_link, policy, runtimes, sandbox_socket, supervisor,
 };
@@ -172,9 +173,19 @@ impl Node {
             packages.clone(),
             options.own_process,
         );
-        let sandboxes = SandboxFactory::new(path.clone(), name, options.scratch_bytes)
+        let sandboxes = SandboxFactory::new(path.clone(), name.clone(), options.scratch_bytes)
             .map_err(|error| NodeError::State { path, error })?;
-        let pool = Pool::new(Spawner::new()?, sandboxes, &options);
+        let spills = match &options.spill {
+            Some(parent) => {
+                let made = SpillFactory::new(parent, &name, options.spill_bytes);
+                Some(made.map_err(|error| NodeError::State {
+                    path: parent.clone(),
+                    error,
+                })?)
+            }
+            None => None,
+        };
+        let pool = Pool::new(Spawner::new()?, sandboxes, spills, &options);
         let shared = resources.cores.len();
         let harvest = start_harvest(&options, &pool, harvest::shared(shared, resources.memory_bytes)).await?;
         if options.own_process {

@@ -67,6 +67,10 @@ pub struct Options {
     pub writable: Vec<PathBuf>,
     /// Bound on temporary files of an isolated executor in bytes, in each of its two places; they count as its memory.
     pub scratch_bytes: u64,
+    /// Directory on disk for what queries of workers cannot hold in memory; `None` for none.
+    pub spill: Option<PathBuf>,
+    /// Most bytes there of each worker, by its own count; `None` for no bound.
+    pub spill_bytes: Option<u64>,
     /// Most concurrent calls of warm workers for each shared core; 0 for no bound.
     pub calls_per_core: u16,
     /// What becomes of resources that calls own and do not use.
@@ -150,6 +154,8 @@ impl Options {
             readable: Vec::new(),
             writable: Vec::new(),
             scratch_bytes: 1 << 30,
+            spill: None,
+            spill_bytes: None,
             calls_per_core: 1,
             harvest: HarvestMode::Off,
             harvest_within_tenant: false,

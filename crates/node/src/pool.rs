@@ -13,6 +13,7 @@ use tracing::Instrument;
 use crate::executor_sandbox::{ExecutorSandbox, SandboxFactory};
 use crate::executors::{Executor, ExecutorKind, Language, READY_DEADLINE};
 use crate::policy::EXECUTOR;
+use crate::spill::{SpillDir, SpillFactory};
 use crate::{Options, Output};
 
 /// Time after which parked executors of an unused kind are ended.
@@ -37,6 +38,7 @@ struct ParkedExecutors {
 pub struct Pool {
     spawner: Arc<Spawner>,
     sandboxes: SandboxFactory,
+    spills: Option<SpillFactory>,
     native: PathBuf,
     warm_native: usize,
     warm_python: usize,
@@ -47,10 +49,16 @@ pub struct Pool {
 
 impl Pool {
     /// An empty pool; [`Pool::keep_warm`] fills it.
-    pub fn new(spawner: Spawner, sandboxes: SandboxFactory, options: &Options) -> Arc<Self> {
+    pub fn new(
+        spawner: Spawner,
+        sandboxes: SandboxFactory,
+        spills: Option<SpillFactory>,
+        options: &Options,
+    ) -> Arc<Self> {
         Arc::new(Self {
             spawner: Arc::new(spawner),
             sandboxes,
+            spills,
             native: options.executor_path(),
             warm_native: options.warm_native,
             warm_python: options.warm_python,
@@ -75,21 +83,22 @@ impl Pool {
     }
 
     async fn start(&self, kind: &ExecutorKind) -> Result<Executor, Failure> {
-        let (program, sandbox) = self.program(kind).map_err(|error| {
+        let (program, sandbox, spill) = self.program(kind).map_err(|error| {
             Failure::new(
                 Code::ExecutorFailed,
                 format!(
-                    "no place for an isolated executor can be made: {error}; has the node room in its state directory?"
+                    "no place for an executor can be made: {error}; has the node room in its state directory, and in that of \
+                     --spill?"
                 ),
             )
         })?;
         let step = dayfly_telemetry::span!("start an executor", "dayfly.sandbox" = kind.sandbox().name());
-        let starting = Executor::start(self.spawner.clone(), program, sandbox, self.output);
+        let starting = Executor::start(self.spawner.clone(), program, sandbox, spill, self.output);
         starting.instrument(step).await
     }
 
-    fn program(&self, kind: &ExecutorKind) -> std::io::Result<(Program, Option<ExecutorSandbox>)> {
-        let (sandbox, isolation) = match &kind.host_access {
+    fn program(&self, kind: &ExecutorKind) -> std::io::Result<(Program, Option<ExecutorSandbox>, Option<SpillDir>)> {
+        let (sandbox, mut isolation) = match &kind.host_access {
             Some(host_access) => {
                 let (sandbox, isolation) = self.sandboxes.make(host_access)?;
                 (Some(sandbox), Some(isolation))
@@ -112,6 +121,10 @@ impl Pool {
             .map(|(name, value)| (name.into(), Some(value.into())))
             .collect();
         environment.push(rate);
+        let spill = match &self.spills {
+            Some(spills) => Some(spills.make(isolation.as_mut(), &mut environment)?),
+            None => None,
+        };
         let program = match &kind.language {
             Language::Native => Program {
                 program: image.map_or_else(|| self.native.clone(), |_| EXECUTOR.into()),
@@ -147,7 +160,7 @@ impl Pool {
                 }
             }
         };
-        Ok((program, sandbox))
+        Ok((program, sandbox, spill))
     }
 
     /// Takes a parked executor, if one is ready. It is replaced a little later.

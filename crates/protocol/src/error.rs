@@ -155,6 +155,10 @@ codes! {
     Ambiguous = 48, "ambiguous", 409, Never;
     /// The call held borrowed memory that its owner needed, and was ended; it may have been executed.
     MemoryReturned = 49, "memory_returned", 502, IfIdempotent;
+    /// A query needs more memory than a rank has, and its node has no directory to spill into.
+    SpillRefused = 50, "spill_refused", 422, Never;
+    /// The directory into which a query spills is full, or the rank has spilled as much as it may.
+    SpillFull = 51, "spill_full", 507, Later;
 }
 
 /// An error as it travels: a code, and a sentence with what happened and what to do.

@@ -98,6 +98,10 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+fn outer_user(number: u32) -> u32 {
+    FIRST_OUTER_USER + number % 0x1_0000
+}
+
 fn inner_ids() -> (u32, u32) {
     match is_root() {
         true => (INNER_USER, INNER_USER),
@@ -145,7 +149,7 @@ pub(crate) struct Identity {
 impl Identity {
     fn of(number: u32) -> Self {
         if is_root() {
-            let outer = FIRST_OUTER_USER + number % 0x1_0000;
+            let outer = outer_user(number);
             // Root exists inside only until the root directory is made; nothing can become root afterwards.
             let map = format!("0 0 1\n{INNER_USER} {outer} 1\n");
             Self {
@@ -167,6 +171,11 @@ impl Identity {
 }
 
 impl Isolation {
+    /// The host's user and group that its processes run as, if they differ from the node's.
+    pub fn host_user(&self) -> Option<u32> {
+        is_root().then(|| outer_user(self.number))
+    }
+
     /// Flags of its new namespaces.
     pub(crate) fn namespaces(&self) -> c_int {
         let network = if self.network { 0 } else { libc::CLONE_NEWNET };

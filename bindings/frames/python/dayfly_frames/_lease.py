@@ -6,7 +6,8 @@ import concurrent.futures as cf
 import contextlib
 import json
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 from dayfly import Client
 from dayfly._groups.run import invitation_to, kill_all
@@ -17,57 +18,119 @@ from dayfly_frames import _frames
 from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
 
+T = TypeVar("T")
+Recover = Literal["query", "none"]
+
 #: Seconds that ranks have to return after the session has closed.
 GRACE = 10.0
+#: Least seconds that a session waits for workers in place of lost ones.
+MIN_RENEWAL_WAIT = 30.0
 #: Microseconds that a waiting rank polls before it sleeps.
 SPIN_US = 500
 
 
-def open_session(client: Client, ranks: int, placement: Placement, lease: dict[str, Any]) -> Session:
+class Ranks:
+    """The workers of a session, each of which serves as a rank."""
+
+    def __init__(self, client: Client, ranks: int, placement: Placement, lease: dict[str, Any]) -> None:
+        self._client = client
+        self._ranks = ranks
+        self._placement = placement
+        self._lease = {"mode": "warm"} | lease
+        self._gang: Gang | None = None
+        self._serving: list[cf.Future[Any]] = []
+
+    @property
+    def partitions(self) -> int:
+        """Partitions of a stage on each rank: the cores of a rank."""
+        return max(1, round(self._lease.get("cores", 1)))
+
+    def join(self, join: Callable[[str], T], **lease: Any) -> T:
+        """Leases workers, starts a rank on each, and joins them: passes the invitation of the last rank.
+
+        Raises:
+            dayfly.Error: if the workers cannot be leased, or a rank does not start.
+        """
+        gang = self._client.gang(self._ranks, placement=self._placement, **(self._lease | lease))
+        try:
+            group = invitation_to(self._client, self._ranks + 1) | {"spin_us": SPIN_US}
+            invitations = [json.dumps(group | {"rank": rank}) for rank in range(self._ranks + 1)]
+            memory = [
+                lease.grant["memory_bytes"] // lease.workers for lease in gang.leases for _ in range(lease.workers)
+            ]
+            serving = [gang.rank(rank).submit(serve, invitations[rank], memory[rank]) for rank in range(self._ranks)]
+            joined = _joined(lambda: join(invitations[-1]), serving)
+        except BaseException:
+            gang.shutdown(wait=False, cancel_futures=True)
+            raise
+        self._gang, self._serving = gang, serving
+        return joined
+
+    def join_again(self, join: Callable[[str], T]) -> T:
+        """Gives the workers back, and leases others in their place."""
+        self.end(0.5)
+        return self.join(join, wait=max(MIN_RENEWAL_WAIT, self._lease.get("wait") or 0))
+
+    def end(self, grace: float = GRACE) -> None:
+        """Gives the workers back once their ranks have returned. Does nothing the second time."""
+        gang, self._gang = self._gang, None
+        if gang is None:
+            return
+        cf.wait(self._serving, timeout=grace)
+        kill_all(future for future in self._serving if not future.done())
+        with contextlib.suppress(cf.CancelledError):
+            gang.shutdown(wait=True, cancel_futures=True)
+
+
+def open_session(
+    client: Client, ranks: int, placement: Placement, recover: Recover, lease: dict[str, Any]
+) -> Session:
     """Leases workers, starts a rank on each, and joins them.
 
     Raises:
-        ValueError: if there is to be no rank.
+        ValueError: if there is to be no rank, or no such recovery.
         dayfly.Error: if the workers cannot be leased, or a rank does not start.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: ask for at least one")
-    gang = client.gang(ranks, placement=placement, **({"mode": "warm"} | lease))
-    memory = lease.get("memory") or 0
-    try:
-        group = invitation_to(client, ranks + 1) | {"spin_us": SPIN_US}
-        invitations = [json.dumps(group | {"rank": rank}) for rank in range(ranks + 1)]
-        futures = [gang.rank(rank).submit(serve, invitations[rank], memory // ranks or None) for rank in range(ranks)]
-        partitions = max(1, round(lease.get("cores", 1)))
-        native = _joined(invitations[ranks], partitions, futures)
-    except BaseException:
-        gang.shutdown(wait=False, cancel_futures=True)
-        raise
-    return Session(native, lambda: _end(gang, futures))
+    if recover not in ("query", "none"):
+        raise ValueError(f'recover={recover!r}: it is "query" or "none"')
+    workers = Ranks(client, ranks, placement, lease)
+    partitions = workers.partitions
+    native = workers.join(lambda invitation: _frames.Session.join(invitation, partitions))
+    renewing = threading.Lock()
+
+    def renew(generation: int) -> None:
+        with renewing:
+            # Another thread may have replaced the same ranks.
+            if native.generation() == generation:
+                native.abandon()
+                workers.join_again(lambda invitation: native.rejoin(invitation, partitions))
+
+    def end() -> None:
+        with renewing:
+            workers.end()
+
+    if recover == "query":
+        native.on_loss(renew)
+    return Session(native, end)
 
 
-def _joined(invitation: str, partitions: int, futures: list[Any]) -> _frames.Session:
+def _joined(join: Callable[[], T], serving: list[cf.Future[Any]]) -> T:
     """Joins the group, or raises why a rank did not."""
-    joining: cf.Future[_frames.Session] = cf.Future()
+    joining: cf.Future[T] = cf.Future()
 
-    def join() -> None:
+    def run() -> None:
         try:
-            joining.set_result(_frames.Session.join(invitation, partitions))
+            joining.set_result(join())
         except BaseException as error:
             joining.set_exception(error)
 
     # A daemon, since it would wait for ranks that have failed.
-    threading.Thread(target=join, name="dayfly-frames-join", daemon=True).start()
-    done, _ = cf.wait([joining, *futures], return_when=cf.FIRST_COMPLETED)
-    for future in futures:
+    threading.Thread(target=run, name="dayfly-frames-join", daemon=True).start()
+    done, _ = cf.wait([joining, *serving], return_when=cf.FIRST_COMPLETED)
+    for future in serving:
         # A rank returns only after the session has closed.
         if future in done:
             future.result()
     return joining.result()
-
-
-def _end(gang: Gang, futures: list[Any]) -> None:
-    cf.wait(futures, timeout=GRACE)
-    kill_all(future for future in futures if not future.done())
-    with contextlib.suppress(cf.CancelledError):
-        gang.shutdown(wait=True, cancel_futures=True)

@@ -7,6 +7,14 @@ import os
 from dayfly_frames import _frames
 
 
-def serve(invitation: str, memory_bytes: int | None) -> None:
+def serve(invitation: str, memory_bytes: int) -> None:
     """Executes tasks of a session until it closes."""
-    _frames.serve(invitation, len(os.sched_getaffinity(0)), memory_bytes)
+    # Nodes with a directory for spills name it.
+    spill_bytes = os.environ.get("DAYFLY_SPILL_BYTES")
+    _frames.serve(
+        invitation,
+        len(os.sched_getaffinity(0)),
+        memory_bytes or None,
+        os.environ.get("DAYFLY_SPILL"),
+        int(spill_bytes) if spill_bytes else None,
+    )

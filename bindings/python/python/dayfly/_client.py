@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from dayfly._codec.trust import TrustLike, trust_of
@@ -63,7 +63,14 @@ def connect(
 class Client(LeaseClient, TaskClient, FlowClient):
     """A connection to a manager. Created by `connect`."""
 
-    def frames(self, ranks: int = 2, *, placement: Placement = "packed", **lease: Any) -> Session:
+    def frames(
+        self,
+        ranks: int = 2,
+        *,
+        placement: Placement = "packed",
+        recover: Literal["query", "none"] = "query",
+        **lease: Any,
+    ) -> Session:
         """Leases workers for data frames and SQL. Needs the package ``dayfly-frames``.
 
         >>> from dayfly.frames import col, count  # doctest: +SKIP
@@ -74,6 +81,8 @@ class Client(LeaseClient, TaskClient, FlowClient):
         Args:
             ranks: number of workers, all or none. Each executes a part of every query.
             placement: placement of the ranks on nodes, as for `gang`.
+            recover: with ``query``, a query whose ranks are lost leases others and runs again, at most three times in
+                all, unless it has returned rows already. With ``none``, it fails.
             lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
 
         Returns:
@@ -85,7 +94,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
         """
         from dayfly.frames import open_session
 
-        return open_session(self, ranks, placement, lease)
+        return open_session(self, ranks, placement, recover, lease)
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:
         """Removes an endpoint of yours. Its tasks end.

@@ -52,6 +52,8 @@ _FAMILIES: dict[str, type[Error]] = {
     "quota_exceeded": CapacityError,
     "worker_busy": CapacityError,
     "out_of_memory": CapacityError,
+    "spill_refused": CapacityError,
+    "spill_full": CapacityError,
     "rejected": CapacityError,
     "executor_failed": LoadError,
     "load_failed": LoadError,

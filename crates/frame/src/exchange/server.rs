@@ -17,6 +17,7 @@ use super::error::ExchangeError;
 use super::requests::{Execute, Load, Plan, Report, Request, Unit, encoded};
 use super::{Exchange, REQUESTS, batches, lost_rank};
 use crate::error::failure_of;
+use crate::memory::Memory;
 
 /// What a message on a lane is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,10 +55,16 @@ impl Kind {
 type Place = (u32, u32);
 
 /// Serves requests of other ranks until the exchange is revoked or closed, or the rank of the session is lost.
-pub async fn serve(exchange: Arc<Exchange>, worker: Worker, session: u32) -> Result<(), ExchangeError> {
+pub async fn serve(
+    exchange: Arc<Exchange>,
+    worker: Worker,
+    memory: Arc<Memory>,
+    session: u32,
+) -> Result<(), ExchangeError> {
     let mut server = Server {
         exchange,
         worker,
+        memory,
         running: JoinSet::new(),
         aborts: HashMap::new(),
         feeds: HashMap::new(),
@@ -81,6 +88,7 @@ pub async fn serve(exchange: Arc<Exchange>, worker: Worker, session: u32) -> Res
 struct Server {
     exchange: Arc<Exchange>,
     worker: Worker,
+    memory: Arc<Memory>,
     running: JoinSet<()>,
     aborts: HashMap<Place, AbortHandle>,
     /// Where further units of work for a plan go.
@@ -144,6 +152,7 @@ impl Server {
     fn responses(&self, to: u32, lane: u32) -> Responses {
         Responses {
             exchange: Arc::clone(&self.exchange),
+            memory: Arc::clone(&self.memory),
             to,
             lane,
         }
@@ -207,6 +216,7 @@ async fn keep(responses: Responses, worker: Worker, plan: Plan, feed: UnboundedR
 /// Where the responses to a request go.
 struct Responses {
     exchange: Arc<Exchange>,
+    memory: Arc<Memory>,
     to: u32,
     lane: u32,
 }
@@ -221,7 +231,7 @@ impl Responses {
         // A rank that is lost needs no word.
         let _ = match result {
             Ok(()) => self.send(Kind::End, Vec::new()),
-            Err(failure) => self.send(Kind::Error, vec![encoded(&failure)]),
+            Err(failure) => self.send(Kind::Error, vec![encoded(&self.memory.explain(failure))]),
         };
     }
 

@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import dayfly
 import pyarrow as pa
@@ -259,23 +261,53 @@ def test_missing_package_is_named(client, monkeypatch):
         client.frames()
 
 
+@contextlib.contextmanager
+def killed_ranks(session: Any, others: set[int], after: float, kill: int) -> Iterator[None]:
+    """Kills so many of a session's ranks a while after the beginning of the block."""
+    wait_until(lambda: len(serving() - others) == session.ranks, "all ranks serve")
+    own = sorted(serving() - others)
+    killer = threading.Timer(after, lambda: [os.kill(rank, signal.SIGKILL) for rank in own[:kill]])
+    killer.start()
+    try:
+        yield
+    finally:
+        killer.join()
+
+
+def long_query(session: Any, data: Path) -> Any:
+    trips = session.scan_parquet(data / "trips")
+    pairs = trips.join(trips.head(2_000), how="cross")
+    return pairs.group_by("zone").agg(count().alias("n"), col("distance").sum()).sort("zone")
+
+
 def test_killed_rank_ends_the_query(client, data):
     others = serving()
-    with client.frames(ranks=2) as session:
-        wait_until(lambda: len(serving() - others) == 2, "both ranks serve")
-        own = serving() - others
-        trips = session.scan_parquet(data / "trips")
-        pairs = trips.join(trips, how="cross").join(trips.select(z="zone"), how="cross")
-        long = pairs.group_by("zone").agg(col("fare").sum() + col("fare_right").sum())
-        # The data is small: one of the ranks has all of it.
-        killer = threading.Timer(0.5, lambda: [os.kill(rank, signal.SIGKILL) for rank in own])
-        killer.start()
-        begin = time.monotonic()
-        with pytest.raises(dayfly.Error) as error:
-            long.collect()
-        killer.join()
-        assert time.monotonic() - begin < 20
+    with client.frames(ranks=2, recover="none") as session:
+        queries = (long_query(session, data).collect() for _ in range(100))
+        # The data is small: one of the ranks may have all of it.
+        with killed_ranks(session, others, 0.3, 2), pytest.raises(dayfly.Error) as error:
+            list(queries)
         assert error.value.code == "rank_lost"
+
+
+@pytest.mark.parametrize("kill", [1, 2])
+def test_query_of_a_lost_rank_runs_again(client, data, kill):
+    others = serving()
+    with client.frames(ranks=2) as session:
+        query = long_query(session, data)
+        expected = rows(query.collect())
+        assert sum(row["n"] for row in expected) == 20_000 * 2_000
+        first = serving() - others
+        with killed_ranks(session, others, 0.1, kill):
+            while serving() & first == first:
+                assert rows(query.collect()) == expected
+        # The data is small: a query may need no lost rank.
+        wait_until(lambda: rows(query.collect()) == expected and not serving() & first, "others replace the ranks")
+        assert session.ranks == 2
+        # Threads that lose the same ranks replace them once.
+        with killed_ranks(session, others, 0.1, kill), ThreadPoolExecutor(4) as threads:
+            found = [threads.submit(query.collect) for _ in range(12)]
+            assert all(rows(each.result()) == expected for each in found)
 
 
 def test_written_frame_is_read_as_it_was(session, trips, tmp_path):

@@ -37,6 +37,14 @@ pub struct Shared {
 struct Current {
     session: Option<Arc<Inner>>,
     generation: u64,
+    /// Whether some of its ranks are lost, so that others will replace all of them.
+    is_abandoned: bool,
+}
+
+impl Current {
+    fn is_replaced(&self, generation: u64) -> bool {
+        self.generation != generation || self.is_abandoned
+    }
 }
 
 impl Shared {
@@ -45,6 +53,7 @@ impl Shared {
             current: Arc::new(Mutex::new(Current {
                 session: Some(Arc::new(session)),
                 generation: 0,
+                is_abandoned: false,
             })),
             process: std::process::id(),
             renew: Arc::default(),
@@ -72,10 +81,8 @@ impl Shared {
                 Err(error) => dayfly_frame::failure_of(&error),
             };
             // Who replaces the ranks cancels the queries that other threads have on the old ones.
-            let is_replaced = failure.code == Code::Cancelled && self.current().generation != generation;
-            let renew = self.renew.lock().unwrap_or_else(PoisonError::into_inner);
-            let renew = renew.as_ref().map(|renew| renew.clone_ref(py));
-            match renew {
+            let is_replaced = failure.code == Code::Cancelled && self.current().is_replaced(generation);
+            match self.renewal(py) {
                 Some(renew) if failure.code == Code::RankLost || is_replaced => {
                     if attempt == MAX_ATTEMPTS {
                         let message = format!("ranks were lost in {attempt} attempts: {}", failure.message);
@@ -87,6 +94,12 @@ impl Shared {
                 _ => return Err(raise(py, &failure)),
             }
         }
+    }
+
+    fn renewal(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        // Not held while Python runs: another thread would wait for it with the interpreter's lock.
+        let renew = self.renew.lock().unwrap_or_else(PoisonError::into_inner);
+        renew.as_ref().map(|renew| renew.clone_ref(py))
     }
 
     /// The session. Fails if it is closed, and in a process that a fork made.
@@ -209,6 +222,7 @@ impl Session {
             let mut current = self.shared.current();
             if current.session.is_some() {
                 current.generation += 1;
+                current.is_abandoned = false;
                 current.session.replace(Arc::new(session))
             } else {
                 None
@@ -221,6 +235,7 @@ impl Session {
     /// Ends the queries on ranks of which some are lost. The session stays open.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.shared.get(py)?;
+        self.shared.current().is_abandoned = true;
         py.detach(|| session.close());
         Ok(())
     }

@@ -207,7 +207,8 @@ class Frame:
 
         Raises:
             dayfly.RequestError: if the query or its input is invalid.
-            dayfly.GroupError: if a rank was lost.
+            dayfly.CapacityError: if the query needs more memory than the ranks have, and cannot spill.
+            dayfly.GroupError: if ranks were lost, again and again.
         """
         return Table(self._native.collect())
 

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-def serve(
-    invitation: str, threads: int, memory: int | None, spill: str | None, spill_bytes: int | None
-) -> None: ...
+def serve(invitation: str, threads: int, memory: int | None, spill: str | None, spill_bytes: int | None) -> None: ...
 
 class Expr:
     @staticmethod

@@ -38,12 +38,12 @@ class Ranks:
         self._placement = placement
         self._lease = {"mode": "warm"} | lease
         self._gang: Gang | None = None
-        self._serving: list[cf.Future[Any]] = []
+        self._serving: list[Any] = []
 
     @property
     def partitions(self) -> int:
         """Partitions of a stage on each rank: the cores of a rank."""
-        return max(1, round(self._lease.get("cores", 1)))
+        return max(1, round(float(self._lease.get("cores", 1))))
 
     def join(self, join: Callable[[str], T], **lease: Any) -> T:
         """Leases workers, starts a rank on each, and joins them: passes the invitation of the last rank.
@@ -82,9 +82,7 @@ class Ranks:
             gang.shutdown(wait=True, cancel_futures=True)
 
 
-def open_session(
-    client: Client, ranks: int, placement: Placement, recover: Recover, lease: dict[str, Any]
-) -> Session:
+def open_session(client: Client, ranks: int, placement: Placement, recover: Recover, lease: dict[str, Any]) -> Session:
     """Leases workers, starts a rank on each, and joins them.
 
     Raises:
@@ -116,7 +114,7 @@ def open_session(
     return Session(native, end)
 
 
-def _joined(join: Callable[[], T], serving: list[cf.Future[Any]]) -> T:
+def _joined(join: Callable[[], T], serving: list[Any]) -> T:
     """Joins the group, or raises why a rank did not."""
     joining: cf.Future[T] = cf.Future()
 

@@ -248,6 +248,9 @@ impl Session {
     fn close(&self, py: Python<'_>) {
         if self.shared.process == std::process::id() {
             let session = self.shared.take();
+            // It holds this session and the client, in a cycle that the interpreter cannot see.
+            let renew = self.shared.renew.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(renew);
             py.detach(|| {
                 if let Some(session) = session {
                     session.close();

@@ -216,6 +216,20 @@ def test_frames_combine_and_change(session):
     assert one.cast({"x": "float64"}).schema == {"x": "float64"}
 
 
+def test_dropping_no_column_returns_the_frame(session):
+    frame = session.from_arrow(pa.table({"x": [1], "y": [2]}))
+    assert rows(frame.drop().collect()) == [{"x": 1, "y": 2}]
+    with pytest.raises(dayfly.Error, match="z"):
+        frame.drop("z")
+
+
+def test_or_holds_as_in_sql(session):
+    frame = session.from_arrow(pa.table({"x": [True, False, None]}))
+    found = frame.select(*((col("x") | lit(value)).alias(str(value)) for value in (True, False, None)))
+    order = sorted(map(str, (tuple(row.values()) for row in rows(found.collect()))))
+    assert order == ["(True, False, None)", "(True, None, None)", "(True, True, True)"]
+
+
 def test_unknown_column_is_named_with_the_known(trips):
     with pytest.raises(dayfly.Error, match=r"nothing.*zone"):
         trips.filter(col("nothing") > 0).collect()

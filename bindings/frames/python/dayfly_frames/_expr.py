@@ -120,7 +120,7 @@ class Expr:
         return self._binary("&", other)
 
     def __or__(self, other: Any) -> Expr:
-        return self._binary("or", other)
+        return self._binary("|", other)
 
     def __invert__(self) -> Expr:
         return Expr(self._native.invert())

@@ -84,6 +84,8 @@ class Frame:
 
     def drop(self, *columns: str) -> Frame:
         """Returns the frame without these columns."""
+        if not columns:
+            return self
         # A column that does not exist is an error.
         self._native.select([col(name).native for name in columns])
         return self.select(*(name for name in self.columns if name not in columns))

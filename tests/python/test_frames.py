@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import math
 import os
 import signal
 import sys
@@ -230,6 +231,31 @@ def test_or_holds_as_in_sql(session):
     assert order == ["(True, False, None)", "(True, None, None)", "(True, True, True)"]
 
 
+def test_nan_in_files_is_above_all_numbers(session, tmp_path):
+    # Statistics in the files leave out NaN.
+    pa.parquet.write_table(pa.table({"x": [1.0, math.nan]}), tmp_path / "0.parquet")
+    pa.parquet.write_table(pa.table({"x": [math.inf, math.nan]}), tmp_path / "1.parquet")
+    frame = session.scan_parquet(tmp_path)
+
+    def texts(frame):
+        return sorted(str(row["x"]) for row in rows(frame.collect()))
+
+    assert texts(frame) == ["1.0", "inf", "nan", "nan"]
+    assert texts(frame.filter(col("x") > 2)) == ["inf", "nan", "nan"]
+    assert texts(frame.filter(col("x").is_in([math.nan]))) == ["nan", "nan"]
+    assert texts(frame.sort("x", descending=True).head(2)) == ["nan", "nan"]
+    assert texts(frame.select(col("x").max())) == ["nan"]
+    needle = session.from_arrow(pa.table({"x": [math.nan]}))
+    assert texts(frame.join(needle, on="x", how="semi")) == ["nan", "nan"]
+
+
+def test_zeros_of_both_signs_are_equal(session):
+    frame = session.from_arrow(pa.table({"x": [-0.0, 0.0, 1.0]}))
+    for values in ([0.0], [0, 2, 3, 4, 5], [-0.0, 2.0, 3.0, 4.0, 5.0]):
+        assert len(frame.filter(col("x").is_in(values)).collect()) == 2
+    assert len(frame.unique().collect()) == 2
+
+
 def test_unknown_column_is_named_with_the_known(trips):
     with pytest.raises(dayfly.Error, match=r"nothing.*zone"):
         trips.filter(col("nothing") > 0).collect()
@@ -332,6 +358,17 @@ def test_written_frame_is_read_as_it_was(session, trips, tmp_path):
     assert again.schema["zone"] == "int64"
     order = ["zone", "distance", "fare"]
     assert rows(again.select(order).sort(order).collect()) == rows(trips.select(order).sort(order).collect())
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_written_partitions_keep_their_type(session, tmp_path, number):
+    table = pa.table(
+        {"x": pa.array([1] * number, pa.int64()), "y": pa.nulls(number), "z": pa.array(["a"] * number, pa.string())}
+    )
+    session.from_arrow(table).write_parquet(tmp_path / "written", partition_by=["y", "z"])
+    again = session.scan_parquet(tmp_path / "written")
+    assert again.schema == {"x": "int64", "y": "null", "z": "string"}
+    assert rows(again.collect()) == table.to_pylist()
 
 
 def test_taken_directory_is_not_written(trips, data):

@@ -199,9 +199,9 @@ impl Source {
 impl Session {
     /// Joins the group of an invitation as its last rank.
     #[staticmethod]
-    fn join(py: Python<'_>, invitation: &str, partitions: usize) -> PyResult<Self> {
+    fn join(py: Python<'_>, invitation: &str, partitions: usize, partition_bytes: usize) -> PyResult<Self> {
         Ok(Self {
-            shared: Shared::new(joined(py, invitation, partitions)?),
+            shared: Shared::new(joined(py, invitation, partitions, partition_bytes)?),
         })
     }
 
@@ -216,8 +216,8 @@ impl Session {
     }
 
     /// Joins the group of an invitation as its last rank, in place of the one before. Fails if the session is closed.
-    fn rejoin(&self, py: Python<'_>, invitation: &str, partitions: usize) -> PyResult<()> {
-        let session = joined(py, invitation, partitions)?;
+    fn rejoin(&self, py: Python<'_>, invitation: &str, partitions: usize, partition_bytes: usize) -> PyResult<()> {
+        let session = joined(py, invitation, partitions, partition_bytes)?;
         let replaced = {
             let mut current = self.shared.current();
             if current.session.is_some() {
@@ -310,9 +310,10 @@ impl Session {
     }
 }
 
-fn joined(py: Python<'_>, invitation: &str, partitions: usize) -> PyResult<Inner> {
+fn joined(py: Python<'_>, invitation: &str, partitions: usize, partition_bytes: usize) -> PyResult<Inner> {
     let options = SessionOptions {
         partitions,
+        partition_bytes,
         ..SessionOptions::default()
     };
     let joined = py.detach(|| Inner::join(&Invitation::from_json(invitation)?, &options));

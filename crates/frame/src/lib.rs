@@ -8,6 +8,7 @@
 
 mod error;
 mod exchange;
+mod float_statistics;
 mod memory;
 mod plan;
 mod rank;

@@ -20,6 +20,7 @@ use url::Url;
 
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
+use crate::float_statistics::optimizer_rules;
 use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
@@ -230,6 +231,7 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
         .with_config(config)
         .with_runtime_env(options.memory.environment()?)
         .with_query_planner(Arc::new(LocalPlanner))
+        .with_physical_optimizer_rules(optimizer_rules())
         .with_distributed_planner()
         .with_distributed_worker_resolver(Workers(exchange.size() - 1))
         .with_distributed_channel_resolver(RankChannels::new(exchange))

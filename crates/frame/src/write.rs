@@ -10,13 +10,15 @@ mod node;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, StringArray, UInt64Array};
-use datafusion::arrow::datatypes::DataType;
-use datafusion::common::{Column, DataFusionError, Result as QueryResult, plan_err};
+use datafusion::arrow::datatypes::{DataType, Schema};
+use datafusion::common::{Column, DataFusionError, Result as QueryResult, ScalarValue, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::functions::core::expr_fn::nullif;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, cast, lit};
+use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::prelude::{DataFrame, ParquetReadOptions, SessionContext};
 use futures_util::{StreamExt, TryStreamExt};
+use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
@@ -58,7 +60,12 @@ pub async fn write_parquet(
         partition_by,
         run: Uuid::new_v4().simple().to_string(),
     };
-    let written = written(context, frame, target.clone()).await;
+    let written = match written(context, frame, target.clone()).await {
+        Ok(files) if files.is_empty() => without_rows(store.as_ref(), &url, &target, &schema)
+            .await
+            .map(|file| vec![file]),
+        written => written,
+    };
     let files = match written {
         Ok(files) => files,
         Err(error) => {
@@ -115,7 +122,11 @@ pub async fn read_written(context: &SessionContext, directory: &str, manifest: &
             .find(|partition| partition.name == *field.name())
         {
             Some(partition) => {
-                let value = cast(nullif(column, lit(files::NULL_VALUE)), partition.data_type()?);
+                let value = match partition.data_type()? {
+                    // No other type is cast to that of columns in which all is null.
+                    DataType::Null => lit(ScalarValue::Null),
+                    kind => cast(nullif(column, lit(files::NULL_VALUE)), kind),
+                };
                 Ok(value.alias(field.name()))
             }
             None => Ok(column),
@@ -147,6 +158,32 @@ async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> 
     }
     files.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(files)
+}
+
+/// Writes a file without rows, so that the columns are known.
+async fn without_rows(
+    store: &dyn ObjectStore,
+    url: &ListingTableUrl,
+    target: &Target,
+    schema: &Schema,
+) -> QueryResult<FileEntry> {
+    let kept = (0..schema.fields().len()).filter(|place| !target.partition_by.contains(schema.field(*place).name()));
+    let mut bytes = Vec::new();
+    let kept = Arc::new(schema.project(&kept.collect::<Vec<_>>())?);
+    ArrowWriter::try_new(&mut bytes, kept, None)?.close()?;
+    let below = target.partition_by.iter();
+    let below: String = below
+        .map(|name| format!("{}={}/", files::escaped(name), files::NULL_VALUE))
+        .collect();
+    let path = format!("{below}{}0.parquet", files::prefix_of(&target.run));
+    let place = Path::parse(format!("{}/{path}", url.prefix())).map_err(object_store::Error::from)?;
+    let size = bytes.len() as u64;
+    store.put(&place, bytes.into()).await?;
+    Ok(FileEntry {
+        path,
+        rows: 0,
+        bytes: size,
+    })
 }
 
 /// Removes the files of a failed run. What cannot be removed is without a manifest, and so is never read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from dayfly_frames import _frames
@@ -152,7 +153,14 @@ class Expr:
 
     def is_in(self, values: Iterable[Any]) -> Expr:
         """Whether the value is one of these; null if it is null."""
-        return Expr(self._native.is_in([as_expr(value)._native for value in values]))
+        several = list(values)
+        found = Expr(self._native.is_in([as_expr(value)._native for value in several]))
+        numbers = [value for value in several if isinstance(value, int | float | Decimal)]
+        zeros = [value for value in numbers if value == 0 and not isinstance(value, bool)]
+        if not zeros:
+            return found
+        # A long list is looked up by its bits, in which -0.0 and 0.0 differ. An "or" would be merged into the list.
+        return Expr(_frames.Expr.case([((self == zeros[0])._native, lit(True)._native)], found._native))
 
     def is_between(self, low: Any, high: Any) -> Expr:
         """Whether the value lies between these, both included."""

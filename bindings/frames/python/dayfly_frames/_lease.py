@@ -82,20 +82,24 @@ class Ranks:
             gang.shutdown(wait=True, cancel_futures=True)
 
 
-def open_session(client: Client, ranks: int, placement: Placement, recover: Recover, lease: dict[str, Any]) -> Session:
+def open_session(
+    client: Client, ranks: int, placement: Placement, lease: dict[str, Any], *, recover: Recover, partition_bytes: int
+) -> Session:
     """Leases workers, starts a rank on each, and joins them.
 
     Raises:
-        ValueError: if there is to be no rank, or no such recovery.
+        ValueError: if there is to be no rank, no such recovery, or no byte for a partition.
         dayfly.Error: if the workers cannot be leased, or a rank does not start.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: ask for at least one")
     if recover not in ("query", "none"):
         raise ValueError(f'recover={recover!r}: it is "query" or "none"')
+    if partition_bytes < 1:
+        raise ValueError(f"partition_bytes={partition_bytes}: a partition has at least one byte")
     workers = Ranks(client, ranks, placement, lease)
     partitions = workers.partitions
-    native = workers.join(lambda invitation: _frames.Session.join(invitation, partitions))
+    native = workers.join(lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes))
     renewing = threading.Lock()
 
     def renew(generation: int) -> None:
@@ -103,7 +107,7 @@ def open_session(client: Client, ranks: int, placement: Placement, recover: Reco
             # Another thread may have replaced the same ranks.
             if native.generation() == generation:
                 native.abandon()
-                workers.join_again(lambda invitation: native.rejoin(invitation, partitions))
+                workers.join_again(lambda invitation: native.rejoin(invitation, partitions, partition_bytes))
 
     def end() -> None:
         with renewing:

@@ -69,6 +69,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
         *,
         placement: Placement = "packed",
         recover: Literal["query", "none"] = "query",
+        partition_bytes: int = 1 << 20,
         **lease: Any,
     ) -> Session:
         """Leases workers for data frames and SQL. Needs the package ``dayfly-frames``.
@@ -83,6 +84,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
             placement: placement of the ranks on nodes, as for `gang`.
             recover: with ``query``, a query whose ranks are lost leases others and runs again, at most three times in
                 all, unless it has returned rows already. With ``none``, it fails.
+            partition_bytes: bytes of a table's files for each core of a rank. Fewer ranks read a smaller table.
             lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
 
         Returns:
@@ -94,7 +96,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
         """
         from dayfly.frames import open_session
 
-        return open_session(self, ranks, placement, recover, lease)
+        return open_session(self, ranks, placement, lease, recover=recover, partition_bytes=partition_bytes)
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:
         """Removes an endpoint of yours. Its tasks end.

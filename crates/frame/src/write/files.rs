@@ -172,7 +172,7 @@ impl Files {
 }
 
 /// A text as part of a path: what could mean anything there is a `%` and two hexadecimal digits for each byte.
-fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-_.".contains(&byte) && text != "." && text != ".." {

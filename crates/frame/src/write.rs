@@ -8,6 +8,7 @@ mod manifest;
 mod node;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use datafusion::arrow::array::{Array, StringArray, UInt64Array};
 use datafusion::arrow::datatypes::{DataType, Schema};
@@ -25,6 +26,9 @@ use uuid::Uuid;
 pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
 use node::WriteNode;
 pub use node::{WriteCodec, WritePlanner};
+
+/// Pauses before the files of a failed run are removed.
+const REMOVE_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(400)];
 
 /// Where the rows of a frame go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash, serde::Serialize, serde::Deserialize)]
@@ -69,7 +73,11 @@ pub async fn write_parquet(
     let files = match written {
         Ok(files) => files,
         Err(error) => {
-            remove_run(store.as_ref(), &url, &target.run).await;
+            // Tasks of other ranks may end a file before they hear of the failure.
+            for pause in REMOVE_AFTER {
+                tokio::time::sleep(pause).await;
+                remove_run(store.as_ref(), &url, &target.run).await;
+            }
             return Err(error);
         }
     };

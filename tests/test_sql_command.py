@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from harness.daemons import Daemon
-from harness.leaks import wait_until
+from harness.leaks import wait_until, with_thread
 from harness.managers import manager_here
 from harness.programs import ROOT, clean_environment, program, run
 from harness.terminal import Terminal
@@ -325,14 +325,9 @@ def test_prompt_keeps_its_session(sql: Shell, manager: Daemon, tmp_path: Path) -
     assert "FROM trips; SELECT 1 AS one;" in history.read_text()
 
 
-def serving(manager: Daemon) -> list[int]:
+def serving(manager: Daemon) -> set[int]:
     """Process numbers of the ranks, which have a thread of that name."""
-    found = []
-    for pid in manager.processes():
-        with contextlib.suppress(FileNotFoundError):
-            names = [name.read_text().strip() for name in Path(f"/proc/{pid}/task").glob("*/comm")]
-            found += [pid] * ("frame" in names)
-    return found
+    return with_thread("frame", manager.processes())
 
 
 def test_prompt_leases_again_after_a_loss(sql: Shell, manager: Daemon, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +73,18 @@ def descendants(of: int | None = None) -> dict[int, str]:
                 command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 found[child] = command.strip()
                 todo.append(child)
+    return found
+
+
+def with_thread(name: str, processes: Iterable[int]) -> set[int]:
+    """Returns those of the processes that have a thread of this name."""
+    found = set()
+    for process in processes:
+        for thread in Path(f"/proc/{process}/task").glob("*/comm"):
+            # It may end meanwhile.
+            with contextlib.suppress(OSError):
+                if thread.read_text().strip() == name:
+                    found.add(process)
     return found
 
 

@@ -22,7 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from dayfly.frames import coalesce, col, count, lit, row_number, when
-from harness.leaks import descendants, wait_until
+from harness.leaks import descendants, wait_until, with_thread
 
 ZONES = {zone: f"borough {zone % 3}" for zone in range(12)}
 
@@ -285,13 +285,7 @@ def test_closed_session_gives_its_workers_back(client, data):
 
 def serving() -> set[int]:
     """Process numbers of this test run's ranks, which have a thread of that name."""
-    found = set()
-    for process in descendants():
-        for task in Path(f"/proc/{process}/task").glob("*/comm"):
-            with contextlib.suppress(OSError):
-                if task.read_text().strip() == "frame":
-                    found.add(process)
-    return found
+    return with_thread("frame", descendants())
 
 
 def test_missing_package_is_named(client, monkeypatch):

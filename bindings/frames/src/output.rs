@@ -9,8 +9,6 @@ use dayfly_frame::datafusion::arrow::{csv, json};
 use dayfly_frame::datafusion::common::DataFusionError;
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::parquet::arrow::ArrowWriter;
-use dayfly_frame::datafusion::parquet::basic::{Compression, ZstdLevel};
-use dayfly_frame::datafusion::parquet::file::properties::WriterProperties;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -63,10 +61,7 @@ impl Writer {
             "ndjson" => Self::Lines(objects().build(made)),
             "json" => Self::Array(objects().build(made)),
             "parquet" => {
-                let level = ZstdLevel::try_new(1)?;
-                let properties = WriterProperties::builder()
-                    .set_compression(Compression::ZSTD(level))
-                    .build();
+                let properties = dayfly_frame::parquet_properties();
                 let writer = ArrowWriter::try_new(made, Arc::clone(schema), Some(properties))?;
                 Self::Parquet(Box::new(writer))
             }

@@ -139,6 +139,8 @@ impl Drop for Shared {
 #[pyclass(frozen, module = "dayfly_frames._frames")]
 pub struct Session {
     shared: Shared,
+    /// Those of every group that it joins.
+    options: SessionOptions,
 }
 
 /// How files are read, by the name of their format.
@@ -200,8 +202,15 @@ impl Session {
     /// Joins the group of an invitation as its last rank.
     #[staticmethod]
     fn join(py: Python<'_>, invitation: &str, partitions: usize, partition_bytes: usize) -> PyResult<Self> {
+        let options = SessionOptions {
+            partitions,
+            partition_bytes,
+            ..SessionOptions::default()
+        };
+        let session = joined(py, invitation, &options)?;
         Ok(Self {
-            shared: Shared::new(joined(py, invitation, partitions, partition_bytes)?),
+            shared: Shared::new(session),
+            options,
         })
     }
 
@@ -216,8 +225,8 @@ impl Session {
     }
 
     /// Joins the group of an invitation as its last rank, in place of the one before. Fails if the session is closed.
-    fn rejoin(&self, py: Python<'_>, invitation: &str, partitions: usize, partition_bytes: usize) -> PyResult<()> {
-        let session = joined(py, invitation, partitions, partition_bytes)?;
+    fn rejoin(&self, py: Python<'_>, invitation: &str) -> PyResult<()> {
+        let session = joined(py, invitation, &self.options)?;
         let replaced = {
             let mut current = self.shared.current();
             if current.session.is_some() {
@@ -310,12 +319,7 @@ impl Session {
     }
 }
 
-fn joined(py: Python<'_>, invitation: &str, partitions: usize, partition_bytes: usize) -> PyResult<Inner> {
-    let options = SessionOptions {
-        partitions,
-        partition_bytes,
-        ..SessionOptions::default()
-    };
-    let joined = py.detach(|| Inner::join(&Invitation::from_json(invitation)?, &options));
+fn joined(py: Python<'_>, invitation: &str, options: &SessionOptions) -> PyResult<Inner> {
+    let joined = py.detach(|| Inner::join(&Invitation::from_json(invitation)?, options));
     joined.map_err(|failure| raise(py, &failure))
 }

@@ -39,7 +39,8 @@ else:
     text = result if isinstance(result, str) else repr(result)
     print(shown(text) if sys.stdout.isatty() else text)
 "#;
-const NO_PACKAGE: i32 = 91;
+/// Exit status of programs that need a package which the interpreter lacks.
+pub const NO_PACKAGE: i32 = 91;
 
 /// Runs a program of this interpreter to its end. The program uses the same manager and this executable.
 pub fn started(mut command: Command, python: &Path, global: &Global) -> Result<ExitStatus, Failure> {

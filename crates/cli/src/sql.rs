@@ -15,10 +15,9 @@ use crate::run::Place;
 use crate::values::Level;
 use crate::{python, values};
 
-/// Exits with 91 in an interpreter without the package.
+/// Exits with [`python::NO_PACKAGE`] in an interpreter without the package.
 const PROBE: &str =
     "import importlib.util, sys; sys.exit(91 if importlib.util.find_spec('dayfly_frames') is None else 0)";
-const NO_PACKAGE: i32 = 91;
 
 /// Query files with SQL on leased workers.
 #[derive(Debug, Args)]
@@ -159,7 +158,7 @@ fn check_package(python: &Path) -> Result<(), Failure> {
     let mut probe = Command::new(python);
     probe.args(["-P", "-c", PROBE]).stdin(Stdio::null());
     let status = probe.status().map_err(|error| python::not_started(python, &error))?;
-    if status.code() == Some(NO_PACKAGE) {
+    if status.code() == Some(python::NO_PACKAGE) {
         let text = format!(
             "frames are in the package dayfly-frames: install its wheel, which `make build` builds. {} has none; name \
              another interpreter by --python",

@@ -23,61 +23,47 @@ use datafusion::physical_plan::ExecutionPlan;
 /// The rules of DataFusion for physical plans, between two that keep them from using statistics of floats.
 pub fn optimizer_rules() -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> {
     let mut rules = PhysicalOptimizer::new().rules;
-    rules.insert(0, Arc::new(NoFloatBounds));
-    rules.push(Arc::new(NoFloatPruning));
+    rules.insert(
+        0,
+        Arc::new(ScanRule {
+            name: "no_float_bounds",
+            change: without_bounds,
+        }),
+    );
+    rules.push(Arc::new(ScanRule {
+        name: "no_float_pruning",
+        change: without_pruning,
+    }));
     rules
 }
 
-/// Removes the smallest and the largest value of floating-point columns from scans.
+/// A rule that changes the scans of a plan for which there is another one.
 #[derive(Debug)]
-struct NoFloatBounds;
+struct ScanRule {
+    name: &'static str,
+    change: fn(&FileScanConfig) -> Option<FileScanConfig>,
+}
 
-impl PhysicalOptimizerRule for NoFloatBounds {
+impl PhysicalOptimizerRule for ScanRule {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _config: &ConfigOptions) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        on_scans(plan, without_bounds)
+        let changed = plan.transform_up(|node| {
+            let source = node.downcast_ref::<DataSourceExec>();
+            let scan = source.and_then(|source| source.data_source().downcast_ref::<FileScanConfig>());
+            Ok(match scan.and_then(self.change) {
+                Some(scan) => Transformed::yes(DataSourceExec::from_data_source(scan) as Arc<dyn ExecutionPlan>),
+                None => Transformed::no(node),
+            })
+        })?;
+        Ok(changed.data)
     }
 
-    fn name(&self) -> &'static str {
-        "no_float_bounds"
+    fn name(&self) -> &str {
+        self.name
     }
 
     fn schema_check(&self) -> bool {
         true
     }
-}
-
-/// Removes conditions on floating-point columns from what prunes row groups. A node above the scan has them, too.
-#[derive(Debug)]
-struct NoFloatPruning;
-
-impl PhysicalOptimizerRule for NoFloatPruning {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _config: &ConfigOptions) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        on_scans(plan, without_pruning)
-    }
-
-    fn name(&self) -> &'static str {
-        "no_float_pruning"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
-
-/// Changes the scans of a plan for which there is another one.
-fn on_scans(
-    plan: Arc<dyn ExecutionPlan>,
-    change: impl Fn(&FileScanConfig) -> Option<FileScanConfig>,
-) -> QueryResult<Arc<dyn ExecutionPlan>> {
-    let changed = plan.transform_up(|node| {
-        let source = node.downcast_ref::<DataSourceExec>();
-        let scan = source.and_then(|source| source.data_source().downcast_ref::<FileScanConfig>());
-        Ok(match scan.and_then(&change) {
-            Some(scan) => Transformed::yes(DataSourceExec::from_data_source(scan) as Arc<dyn ExecutionPlan>),
-            None => Transformed::no(node),
-        })
-    })?;
-    Ok(changed.data)
 }
 
 fn is_float(kind: &DataType) -> bool {
@@ -91,6 +77,7 @@ fn table_schema(scan: &FileScanConfig) -> SchemaRef {
     Arc::clone(scan.file_source().table_schema().table_schema())
 }
 
+/// A scan without the smallest and the largest value of floating-point columns.
 fn without_bounds(scan: &FileScanConfig) -> Option<FileScanConfig> {
     let schema = table_schema(scan);
     if !schema.fields().iter().any(|field| is_float(field.data_type())) {
@@ -123,6 +110,7 @@ fn without_bounds(scan: &FileScanConfig) -> Option<FileScanConfig> {
     Some(builder.with_file_groups(groups).with_statistics(whole).build())
 }
 
+/// A scan without conditions on floating-point columns in what prunes row groups. A node above the scan has them, too.
 fn without_pruning(scan: &FileScanConfig) -> Option<FileScanConfig> {
     let source = scan.file_source().downcast_ref::<ParquetSource>()?;
     let schema = table_schema(scan);

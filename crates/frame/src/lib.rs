@@ -21,4 +21,6 @@ pub use error::failure_of;
 pub use memory::{Memory, Spill};
 pub use rank::{RankOptions, serve, serve_rank};
 pub use session::{Session, SessionOptions};
-pub use write::{FileEntry, MANIFEST, Manifest, PartitionColumn, read_manifest, read_written, write_parquet};
+pub use write::{
+    FileEntry, MANIFEST, Manifest, PartitionColumn, parquet_properties, read_manifest, read_written, write_parquet,
+};

@@ -23,6 +23,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
+pub use files::parquet_properties;
 pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
 use node::WriteNode;
 pub use node::{WriteCodec, WritePlanner};
@@ -178,7 +179,7 @@ async fn without_rows(
     let kept = (0..schema.fields().len()).filter(|place| !target.partition_by.contains(schema.field(*place).name()));
     let mut bytes = Vec::new();
     let kept = Arc::new(schema.project(&kept.collect::<Vec<_>>())?);
-    ArrowWriter::try_new(&mut bytes, kept, None)?.close()?;
+    ArrowWriter::try_new(&mut bytes, kept, Some(parquet_properties()))?.close()?;
     let below = target.partition_by.iter();
     let below: String = below
         .map(|name| format!("{}={}/", files::escaped(name), files::NULL_VALUE))

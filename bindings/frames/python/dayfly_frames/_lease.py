@@ -55,9 +55,7 @@ class Ranks:
         try:
             group = invitation_to(self._client, self._ranks + 1) | {"spin_us": SPIN_US}
             invitations = [json.dumps(group | {"rank": rank}) for rank in range(self._ranks + 1)]
-            memory = [
-                lease.grant["memory_bytes"] // lease.workers for lease in gang.leases for _ in range(lease.workers)
-            ]
+            memory = [held.grant["memory_bytes"] // held.workers for held in gang.leases for _ in range(held.workers)]
             serving = [gang.rank(rank).submit(serve, invitations[rank], memory[rank]) for rank in range(self._ranks)]
             joined = _joined(lambda: join(invitations[-1]), serving)
         except BaseException:
@@ -107,7 +105,7 @@ def open_session(
             # Another thread may have replaced the same ranks.
             if native.generation() == generation:
                 native.abandon()
-                workers.join_again(lambda invitation: native.rejoin(invitation, partitions, partition_bytes))
+                workers.join_again(native.rejoin)
 
     def end() -> None:
         with renewing:

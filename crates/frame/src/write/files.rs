@@ -25,6 +25,13 @@ pub fn prefix_of(run: &str) -> String {
     format!("part-{run}-")
 }
 
+/// How Parquet files are written.
+pub fn parquet_properties() -> WriterProperties {
+    WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .build()
+}
+
 /// Writes the batches of one partition of one task, in the order of the partition columns.
 pub struct Files {
     store: Arc<dyn ObjectStore>,
@@ -134,10 +141,7 @@ impl Files {
         let path = format!("{below}{}{}.parquet", self.name, self.written.len());
         let place = Path::parse(format!("{}/{path}", self.directory)).map_err(object_store::Error::from)?;
         let target = BufWriter::new(Arc::clone(&self.store), place);
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(ZstdLevel::default()))
-            .build();
-        let writer = AsyncArrowWriter::try_new(target, Arc::clone(&self.schema), Some(properties))?;
+        let writer = AsyncArrowWriter::try_new(target, Arc::clone(&self.schema), Some(parquet_properties()))?;
         self.open = Some(OpenFile {
             path,
             below,
@@ -161,11 +165,8 @@ impl Files {
         Ok(())
     }
 
-    /// Ends the last file. If there is none and `is_first`, writes one without rows, so that the columns are known.
-    pub async fn finish(mut self, is_first: bool) -> QueryResult<Vec<FileEntry>> {
-        if is_first && self.written.is_empty() && self.open.is_none() && self.partition_by.is_empty() {
-            self.open(String::new())?;
-        }
+    /// Ends the last file.
+    pub async fn finish(mut self) -> QueryResult<Vec<FileEntry>> {
         self.close().await?;
         Ok(self.written)
     }

@@ -213,7 +213,7 @@ impl ExecutionPlan for WriteExec {
             while let Some(batch) = rows.try_next().await? {
                 files.write(&batch).await?;
             }
-            let files = files.finish(task == 0 && partition == 0).await?;
+            let files = files.finish().await?;
             let paths = StringArray::from_iter_values(files.iter().map(|file| &file.path));
             let rows = UInt64Array::from_iter_values(files.iter().map(|file| file.rows));
             let bytes = UInt64Array::from_iter_values(files.iter().map(|file| file.bytes));

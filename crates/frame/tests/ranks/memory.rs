@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::dataframe::DataFrameWriteOptions;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use dayfly_frame::{Memory, RankOptions, Session, SessionOptions, Spill, failure_of, serve};
 use dayfly_protocol::error::{Code, Failure};
 
 use crate::thread_group::{Net, group, options};
+use crate::write_file;
 
 const ROWS: i64 = 700_000;
 const FILES: i64 = 4;
@@ -36,12 +36,7 @@ async fn write_tables(place: &Path) {
             let text: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
             let batch = RecordBatch::try_from_iter([("key", keys), ("number", number), ("text", text)]).unwrap();
             let path = place.join(format!("{table}/{file}.parquet"));
-            let options = DataFrameWriteOptions::new().with_single_file_output(true);
-            let frame = context.read_batch(batch).unwrap();
-            frame
-                .write_parquet(path.to_str().unwrap(), options, None)
-                .await
-                .unwrap();
+            write_file(&context, batch, &path).await;
         }
     }
 }
@@ -63,8 +58,15 @@ async fn answer(session: &Session, query: &str) -> Result<String, Failure> {
     Ok(pretty_format_batches(&batches).unwrap().to_string())
 }
 
+fn spill_into(disk: &Path, bytes: Option<u64>) -> Spill {
+    Spill {
+        directory: disk.to_owned(),
+        bytes,
+    }
+}
+
 /// Runs all queries on two ranks with little memory.
-fn run(spill: impl Fn(u32) -> Option<Spill> + Sync, check: impl Fn(&str, Result<String, Failure>, &str) + Sync) {
+fn run(spill: Option<Spill>, check: impl Fn(&str, Result<String, Failure>, &str) + Sync) {
     let place = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let expected = runtime.block_on(async {
@@ -82,7 +84,7 @@ fn run(spill: impl Fn(u32) -> Option<Spill> + Sync, check: impl Fn(&str, Result<
         if comm.rank() < 2 {
             let memory = Memory {
                 bytes: Some(RANK_BYTES),
-                spill: spill(comm.rank()),
+                spill: spill.clone(),
             };
             serve(&comm, &RankOptions { threads: 1, memory }).unwrap();
             return;
@@ -101,39 +103,24 @@ fn run(spill: impl Fn(u32) -> Option<Spill> + Sync, check: impl Fn(&str, Result<
 #[test]
 fn queries_beyond_memory_spill() {
     let disk = tempfile::tempdir().unwrap();
-    let spill = |_| {
-        Some(Spill {
-            directory: disk.path().to_owned(),
-            bytes: None,
-        })
-    };
-    run(spill, |query, found, expected| {
+    run(Some(spill_into(disk.path(), None)), |query, found, expected| {
         assert_eq!(found.unwrap(), expected, "{query}")
     });
 }
 
 #[test]
 fn queries_beyond_memory_name_the_remedy() {
-    run(
-        |_| None,
-        |query, found, _| {
-            let failure = found.unwrap_err();
-            assert_eq!(failure.code, Code::SpillRefused, "{query}: {failure}");
-            assert!(failure.message.contains("--spill DIR"), "{failure}");
-        },
-    );
+    run(None, |query, found, _| {
+        let failure = found.unwrap_err();
+        assert_eq!(failure.code, Code::SpillRefused, "{query}: {failure}");
+        assert!(failure.message.contains("--spill DIR"), "{failure}");
+    });
 }
 
 #[test]
 fn query_spills_no_more_than_it_may() {
     let disk = tempfile::tempdir().unwrap();
-    let spill = |_| {
-        Some(Spill {
-            directory: disk.path().to_owned(),
-            bytes: Some(1 << 20),
-        })
-    };
-    run(spill, |query, found, _| {
+    run(Some(spill_into(disk.path(), Some(1 << 20))), |query, found, _| {
         let failure = found.unwrap_err();
         assert_eq!(failure.code, Code::SpillFull, "{query}: {failure}");
     });

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::dataframe::DataFrameWriteOptions;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use dayfly_frame::{RankOptions, Session, SessionOptions, serve};
 
 use crate::thread_group::{Net, group, options};
+use crate::write_file;
 
 const QUERIES: [&str; 6] = [
     "SELECT count(*), sum(fare), min(zone), max(distance) FROM trips",
@@ -34,23 +34,14 @@ async fn write_tables(place: &Path) {
             (0..rows).map(|row| number(row) as f64 / 8.0),
         ));
         let batch = RecordBatch::try_from_iter([("zone", zones), ("distance", distances), ("fare", fares)]).unwrap();
-        write(&context, batch, &place.join(format!("trips/{file}.parquet"))).await;
+        write_file(&context, batch, &place.join(format!("trips/{file}.parquet"))).await;
     }
     let zones: ArrayRef = Arc::new(Int64Array::from_iter_values(0..60));
     let boroughs: ArrayRef = Arc::new(StringArray::from_iter_values(
         (0..60).map(|zone| format!("borough {}", zone % 7)),
     ));
     let batch = RecordBatch::try_from_iter([("zone", zones), ("borough", boroughs)]).unwrap();
-    write(&context, batch, &place.join("zones/0.parquet")).await;
-}
-
-async fn write(context: &SessionContext, batch: RecordBatch, path: &Path) {
-    let frame = context.read_batch(batch).unwrap();
-    let options = DataFrameWriteOptions::new().with_single_file_output(true);
-    frame
-        .write_parquet(path.to_str().unwrap(), options, None)
-        .await
-        .unwrap();
+    write_file(&context, batch, &place.join("zones/0.parquet")).await;
 }
 
 async fn answers(context: &SessionContext, place: &Path) -> Vec<String> {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::dataframe::{DataFrame, DataFrameWriteOptions};
+use datafusion::dataframe::DataFrame;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use dayfly_frame::{RankOptions, Session, SessionOptions, read_manifest, read_written, serve, write_parquet};
 
-use crate::files_below;
 use crate::thread_group::{Net, group, options};
+use crate::write_file;
 
 const ROWS: i64 = 20_000;
 
@@ -30,12 +30,7 @@ async fn write_source(place: &Path) {
         let batch =
             RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap();
         let path = place.join(format!("source/{file}.parquet"));
-        let options = DataFrameWriteOptions::new().with_single_file_output(true);
-        let frame = context.read_batch(batch).unwrap();
-        frame
-            .write_parquet(path.to_str().unwrap(), options, None)
-            .await
-            .unwrap();
+        write_file(&context, batch, &path).await;
     }
 }
 
@@ -74,6 +69,17 @@ async fn summary(context: &SessionContext, frame: DataFrame) -> String {
         "SELECT word, digit, count(*), sum(number), min(digit + 1) FROM t GROUP BY word, digit ORDER BY word, digit";
     let batches = own.sql(query).await.unwrap().collect().await.unwrap();
     pretty_format_batches(&batches).unwrap().to_string()
+}
+
+/// Number of files in a directory and below it.
+fn files_below(place: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(place) else {
+        return 0;
+    };
+    entries
+        .map(|entry| entry.unwrap().path())
+        .map(|path| if path.is_dir() { files_below(&path) } else { 1 })
+        .sum()
 }
 
 #[test]

@@ -17,8 +17,6 @@ from dayfly_frames._sql.arguments import Options
 from dayfly_frames._sql.sources import root, scan
 from dayfly_frames._sql.statements import Statement
 
-#: Codes after which a session executes nothing more.
-_LOST = ("rank_lost", "lease_ended", "lease_expired")
 #: Levels at which ranks see only the files that their lease names.
 _ISOLATED = ("isolated", "container")
 _CALL = re.compile(r"pass its frame, as in sql\(.*\)")
@@ -33,7 +31,7 @@ def _scanned(session: Session, name: str, path: str) -> Frame:
 
 
 class Database:
-    """Tables and a session, which is opened when it is first needed, and again after a rank was lost."""
+    """Tables and a session, which is opened when it is first needed."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -46,12 +44,7 @@ class Database:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Ends the lease."""
-        self._session = None
-        self.tables = {}
         self._open.close()
 
     def session(self) -> Session:
@@ -86,8 +79,6 @@ class Database:
             frame = session.sql(statement.placed, **self.tables)
             results.emit(frame, options.format, options.rows, write, is_plan=statement.is_explain)
         except dayfly.Error as error:
-            if error.code in _LOST:
-                self.close()
             # The library's remedy is a call of Python.
             error.message = _CALL.sub("name its files by --table NAME=PATH", error.message)
             raise

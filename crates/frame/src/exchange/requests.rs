@@ -177,6 +177,20 @@ impl Execute {
         })
     }
 
+    /// The request to execute no partition of a task that does not exist.
+    pub fn of_nothing() -> ExecuteTaskRequest {
+        ExecuteTaskRequest {
+            task_key: TaskKey {
+                query_id: Uuid::nil(),
+                stage_id: 0,
+                task_number: 0,
+            },
+            target_partition_start: 0,
+            target_partition_end: 0,
+            producer_head: ProducerHead::None,
+        }
+    }
+
     /// Number of partitions.
     pub fn count(&self) -> Option<u32> {
         u32::try_from(self.to.checked_sub(self.from)?).ok()

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use datafusion::common::{DataFusionError, Result};
@@ -9,7 +10,7 @@ use datafusion::execution::SendableRecordBatchStream;
 use datafusion_distributed::{CoordinatorToWorkerMsg, Worker, WorkerToCoordinatorMsg};
 use dayfly_comm::post::{Message, PostError};
 use dayfly_protocol::error::Failure;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -50,6 +51,11 @@ impl Kind {
         Bytes::from_static(&NUMBERS[self as usize])
     }
 }
+
+/// Pauses before the worker's cache is maintained.
+const LET_GO_AFTER: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(45), Duration::from_millis(450)];
+/// Operations on the worker's cache that cause its maintenance.
+const MAINTENANCE_OPERATIONS: usize = 65;
 
 /// A lane of another rank.
 type Place = (u32, u32);
@@ -122,7 +128,7 @@ impl Server {
                     let _ = feed.send(CoordinatorToWorkerMsg::WorkUnitEos);
                 }
             }
-            Request::EndOfPlan { lane } => drop(self.feeds.remove(&(from, lane))),
+            Request::EndOfPlan { lane } => self.end_plan((from, lane)),
             Request::Execute { lane, execute } => {
                 let count = execute.count().unwrap_or(0);
                 let Some(end) = lane.checked_add(count) else { return };
@@ -141,11 +147,18 @@ impl Server {
                 let _ = self.running.spawn(begin(worker, execute, senders));
             }
             Request::Cancel { lane } => {
-                self.feeds.remove(&(from, lane));
+                self.end_plan((from, lane));
                 if let Some(abort) = self.aborts.remove(&(from, lane)) {
                     abort.abort();
                 }
             }
+        }
+    }
+
+    /// Has the worker forget a plan, whose query has ended.
+    fn end_plan(&mut self, place: Place) {
+        if self.feeds.remove(&place).is_some() {
+            let _ = self.running.spawn(let_go(self.worker.clone()));
         }
     }
 
@@ -161,6 +174,7 @@ impl Server {
     /// Ends what a lost rank asked for.
     fn forget(&mut self, rank: u32) {
         self.feeds.retain(|(from, _), _| *from != rank);
+        let _ = self.running.spawn(let_go(self.worker.clone()));
         for (_, abort) in self.aborts.extract_if(|(from, _), _| *from == rank) {
             abort.abort();
         }
@@ -168,6 +182,22 @@ impl Server {
 
     fn clean(&mut self) {
         self.aborts.retain(|_, abort| !abort.is_finished());
+    }
+}
+
+/// Has the worker drop the plans that it has forgotten.
+///
+/// A plan has the tasks of its repartitions, which compute until it is dropped, and the hash tables of its joins. The
+/// worker keeps plans in a cache that drops what was removed from it at its next maintenance, which follows 64 further
+/// operations, or one after 300 ms. A canceled query without successors would go on computing.
+async fn let_go(worker: Worker) {
+    // The worker removes a plan in a task of its own, once the end of its feed has come there.
+    for pause in LET_GO_AFTER {
+        tokio::time::sleep(pause).await;
+        for _ in 0..MAINTENANCE_OPERATIONS {
+            // It looks the plan up at once, and would then wait for it.
+            let _ = worker.execute_task(Execute::of_nothing()).now_or_never();
+        }
     }
 }
 

@@ -369,3 +369,30 @@ def test_taken_directory_is_not_written(trips, data):
     with pytest.raises(dayfly.RequestError, match="has something in it"):
         trips.write_parquet(data / "trips")
     assert len(list((data / "trips").iterdir())) == 4
+
+
+def test_functions_compute_batches_on_ranks(trips, client):
+    def doubled(batch):
+        import pyarrow.compute as pc
+
+        process = pa.array([os.getpid()] * batch.num_rows)
+        return {"zone": batch["zone"], "twice": pc.multiply(batch["fare"], 2), "process": process}
+
+    mapped = trips.map_batches(doubled, {"zone": "int64", "twice": "float64", "process": "int64"})
+    table = pa.table(mapped.collect())
+    assert os.getpid() not in table["process"].to_pylist()
+    expected = sum(2 * fare for _, _, fare in map(trip, range(20_000)) if fare is not None)
+    assert sum(filter(None, table["twice"].to_pylist())) == pytest.approx(expected)
+    grouped = mapped.group_by("zone").agg(count().alias("n")).sort("zone").collect()
+    assert rows(grouped) == [{"zone": zone, "n": 2_000} for zone in range(10)]
+
+
+def test_failing_function_shows_its_traceback(trips):
+    def broken(batch):
+        raise KeyError("fares")
+
+    with pytest.raises(dayfly.FunctionError, match="in broken") as error:
+        trips.map_batches(broken, {"zone": "int64"}).collect()
+    assert "KeyError: 'fares'" in str(error.value)
+    with pytest.raises(dayfly.RequestError, match='no column "place"'):
+        trips.map_batches(lambda batch: batch, {"place": "int64"}).collect()

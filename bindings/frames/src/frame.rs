@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dayfly_frame::MapCall;
 use dayfly_frame::datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use dayfly_frame::datafusion::common::{Column, DataFusionError, plan_err};
 use dayfly_frame::datafusion::error::Result as QueryResult;
@@ -12,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use crate::arrow::export_schema;
+use crate::batch_functions::schema_of;
 use crate::errors::{ForPython, invalid};
 use crate::expr::Expr;
 use crate::join::{How, Keys, join};
@@ -259,6 +261,26 @@ impl Frame {
             py,
             self.builder().limit(offset, length).and_then(LogicalPlanBuilder::build),
         )
+    }
+
+    /// The batches that a function returns for those of this frame. `schema` has the names of columns and types.
+    fn map_batches(
+        &self,
+        py: Python<'_>,
+        name: String,
+        function: Vec<u8>,
+        schema: Vec<(String, String)>,
+        batch_rows: usize,
+    ) -> PyResult<Self> {
+        let schema =
+            schema_of(schema).map_err(|kind| invalid(py, format!("{kind:?} is no type of a column; see Expr.cast")))?;
+        let call = MapCall {
+            name,
+            function,
+            schema,
+            batch_rows,
+        };
+        self.derived(py, dayfly_frame::map_batches(self.plan.clone(), call))
     }
 
     /// All rows.

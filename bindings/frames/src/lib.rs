@@ -1,6 +1,7 @@
 //! The native module of the Python package `dayfly-frames`: plans of frames, and results as Arrow.
 
 mod arrow;
+mod batch_functions;
 mod errors;
 mod expr;
 mod frame;
@@ -18,7 +19,7 @@ mod wait;
 use std::path::PathBuf;
 
 use dayfly_comm::Invitation;
-use dayfly_frame::{Memory, RankOptions, Spill};
+use dayfly_frame::{Functions, Memory, RankOptions, Spill};
 use pyo3::prelude::*;
 
 /// Executes the tasks of a session as one rank of its group, until the session closes.
@@ -38,6 +39,7 @@ fn serve(
     let options = RankOptions {
         threads,
         memory: Memory { bytes: memory, spill },
+        functions: Some(Functions::new(batch_functions::PythonFunctions)),
     };
     py.detach(|| dayfly_frame::serve_rank(&Invitation::from_json(invitation)?, &options))
         .map_err(|failure| errors::raise(py, &failure))

@@ -10,11 +10,12 @@ use dayfly_frame::datafusion::datasource::file_format::options::{
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::logical_expr::LogicalPlan;
 use dayfly_frame::datafusion::prelude::{DataFrame, SessionContext};
-use dayfly_frame::{Session as Inner, SessionOptions};
+use dayfly_frame::{Functions, Session as Inner, SessionOptions};
 use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
 use crate::arrow::import_stream;
+use crate::batch_functions::PythonFunctions;
 use crate::errors::{ForPython, raise};
 use crate::frame::Frame;
 use crate::sql;
@@ -205,6 +206,7 @@ impl Session {
         let options = SessionOptions {
             partitions,
             partition_bytes,
+            functions: Some(Functions::new(PythonFunctions)),
             ..SessionOptions::default()
         };
         let session = joined(py, invitation, &options)?;

@@ -53,6 +53,9 @@ fn external(cause: &(dyn Error + 'static)) -> Option<Failure> {
         if let Some(error) = error.downcast_ref::<ExchangeError>() {
             return Some(error.to_failure());
         }
+        if let Some(failure) = error.downcast_ref::<Failure>() {
+            return Some(failure.clone());
+        }
         if let Some(error) = error.downcast_ref::<DataFusionError>() {
             return Some(failure_of(error));
         }

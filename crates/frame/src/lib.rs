@@ -6,9 +6,11 @@
 //! The last rank of a group plans queries, in a [`Session`]. All others execute them, in [`serve_rank`]. So a client
 //! joins the group of its workers, and gets results over the best route there is.
 
+mod codec;
 mod error;
 mod exchange;
 mod float_statistics;
+mod functions;
 mod memory;
 mod plan;
 mod rank;
@@ -18,6 +20,7 @@ mod write;
 pub use datafusion;
 pub use datafusion_distributed::display_plan_ascii;
 pub use error::failure_of;
+pub use functions::{BatchFunctions, Functions, MapCall, map_batches};
 pub use memory::{Memory, Spill};
 pub use rank::{RankOptions, serve, serve_rank};
 pub use session::{Session, SessionOptions};

@@ -16,6 +16,7 @@ use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion_distributed::{DistributedExec, NetworkBoundary, NetworkCoalesceExec, Stage};
 use uuid::Uuid;
 
+use crate::functions::MapPlanner;
 use crate::write::WritePlanner;
 
 /// Plans for one process, with the nodes of this crate.
@@ -29,7 +30,8 @@ impl QueryPlanner for LocalPlanner {
         query: &LogicalPlan,
         session: &dyn Session,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let planner = DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(WritePlanner)]);
+        let planner =
+            DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(WritePlanner), Arc::new(MapPlanner)]);
         planner.create_physical_plan(query, session).await
     }
 }

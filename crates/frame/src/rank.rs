@@ -8,10 +8,11 @@ use dayfly_comm::{Communicator, Invitation};
 use dayfly_protocol::error::{Code, Failure};
 use tokio::runtime::Runtime;
 
+use crate::codec::NodeCodec;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels};
+use crate::functions::Functions;
 use crate::memory::Memory;
-use crate::write::WriteCodec;
 
 /// What a rank may use.
 #[derive(Debug, Clone)]
@@ -20,6 +21,8 @@ pub struct RankOptions {
     pub threads: usize,
     /// Its share of the lease's memory, and of the disk.
     pub memory: Memory,
+    /// What calls the functions of queries; `None` to refuse these.
+    pub functions: Option<Functions>,
 }
 
 impl Default for RankOptions {
@@ -28,6 +31,7 @@ impl Default for RankOptions {
         Self {
             threads: 1,
             memory: Memory::default(),
+            functions: None,
         }
     }
 }
@@ -53,16 +57,21 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
     let session = communicator.size() - 1;
     let channels = exchange.clone();
     let bounds = Arc::clone(&memory);
+    let functions = options.functions.clone().map(Arc::new);
     let worker = Worker::from_session_builder(move |mut query: WorkerQueryContext| {
         let channels = RankChannels::new(&channels);
         let bounds = Arc::clone(&bounds);
+        let functions = functions.clone();
         async move {
-            let config = query.builder.config().take().unwrap_or_default();
+            let mut config = query.builder.config().take().unwrap_or_default();
+            if let Some(functions) = functions {
+                config.set_extension(functions);
+            }
             Ok(query
                 .builder
                 .with_config(bounds.configure(config))
                 .with_distributed_channel_resolver(channels)
-                .with_distributed_user_codec(WriteCodec)
+                .with_distributed_user_codec(NodeCodec)
                 .build())
         }
     });

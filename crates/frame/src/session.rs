@@ -18,13 +18,15 @@ use futures_util::StreamExt;
 use tokio::runtime::Runtime;
 use url::Url;
 
+use crate::codec::NodeCodec;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
 use crate::float_statistics::optimizer_rules;
+use crate::functions::Functions;
 use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
-use crate::write::{Manifest, WriteCodec, write_parquet};
+use crate::write::{Manifest, write_parquet};
 
 /// Fewest partitions with which a plan has stages.
 const MIN_PARTITIONS: usize = 2;
@@ -39,6 +41,8 @@ pub struct SessionOptions {
     pub partition_bytes: usize,
     /// What the last stage of queries may use, which runs in this process.
     pub memory: Memory,
+    /// What calls the functions of queries there; `None` to refuse these.
+    pub functions: Option<Functions>,
 }
 
 impl Default for SessionOptions {
@@ -48,6 +52,7 @@ impl Default for SessionOptions {
             partitions: MIN_PARTITIONS,
             partition_bytes: 1 << 20,
             memory: Memory::default(),
+            functions: None,
         }
     }
 }
@@ -225,7 +230,10 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
     let config = SessionConfig::new()
         .with_information_schema(true)
         .with_target_partitions(options.partitions.max(MIN_PARTITIONS));
-    let config = options.memory.configure(config);
+    let mut config = options.memory.configure(config);
+    if let Some(functions) = options.functions.clone() {
+        config.set_extension(Arc::new(functions));
+    }
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
@@ -235,7 +243,7 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
         .with_distributed_planner()
         .with_distributed_worker_resolver(Workers(exchange.size() - 1))
         .with_distributed_channel_resolver(RankChannels::new(exchange))
-        .with_distributed_user_codec(WriteCodec)
+        .with_distributed_user_codec(NodeCodec)
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
         // Metrics cross between ranks only in the form of the gRPC server, which is not built.
         .with_distributed_metrics_collection(false)?

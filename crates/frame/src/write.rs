@@ -26,7 +26,7 @@ use uuid::Uuid;
 pub use files::parquet_properties;
 pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
 use node::WriteNode;
-pub use node::{WriteCodec, WritePlanner};
+pub use node::{WriteExec, WritePlanner};
 
 /// Pauses before the files of a failed run are removed.
 const REMOVE_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(400)];

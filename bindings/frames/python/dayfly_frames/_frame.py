@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from dayfly_frames import _frames
 from dayfly_frames._expr import Expr, as_column, col
+from dayfly_frames._map import Batch, dumped
 from dayfly_frames._table import Table
 
 Columns = Expr | str | Iterable[Expr | str]
@@ -199,6 +200,36 @@ class Frame:
     def except_(self, other: Frame) -> Frame:
         """Returns the different rows that the other frame lacks."""
         return Frame(self._native.combine("except", other._native, True))
+
+    def map_batches(
+        self,
+        function: Callable[[Any], Any],
+        schema: Mapping[str, str],
+        *,
+        batch: Batch = "arrow",
+        batch_rows: int = 65_536,
+    ) -> Frame:
+        """Calls a function with batches of rows, on every rank, and returns the rows that it returns.
+
+        Args:
+            function: takes a batch. Returns a table or frame of any kind, or a mapping of names to columns. It sees
+                each row once, in no order, and runs in the interpreter of the workers.
+            schema: name and type of each column that it returns, as in `Expr.cast`.
+            batch: what it takes: a ``pyarrow.Table``, a ``polars.DataFrame`` or a ``pandas.DataFrame``. The workers
+                have this package.
+            batch_rows: least number of rows of a batch; the last ones of a rank are fewer.
+
+        Raises:
+            dayfly.RequestError: if there is no such type. When the frame is computed: if the function returns other
+                columns.
+            dayfly.FunctionError: when the frame is computed, if the function raises an exception.
+        """
+        if batch not in ("arrow", "polars", "pandas"):
+            raise ValueError(f'batch={batch!r}: it is "arrow", "polars" or "pandas"')
+        if batch_rows < 1:
+            raise ValueError(f"batch_rows={batch_rows}: a batch has at least one row")
+        name = getattr(function, "__name__", type(function).__name__)
+        return Frame(self._native.map_batches(name, dumped(function, batch), list(schema.items()), batch_rows))
 
     def explain(self) -> str:
         """Returns the plan: stages, their tasks, and what each exchanges."""

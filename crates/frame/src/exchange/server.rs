@@ -53,7 +53,11 @@ impl Kind {
 }
 
 /// Pauses before the worker's cache is maintained.
-const LET_GO_AFTER: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(45), Duration::from_millis(450)];
+const LET_GO_AFTER: [Duration; 3] = [
+    Duration::from_millis(5),
+    Duration::from_millis(45),
+    Duration::from_millis(450),
+];
 /// Operations on the worker's cache that cause its maintenance.
 const MAINTENANCE_OPERATIONS: usize = 65;
 

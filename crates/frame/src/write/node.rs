@@ -23,7 +23,6 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use datafusion::physical_planner::{ExtensionPlanner, PhysicalPlanner};
 use datafusion_distributed::DistributedTaskContext;
-use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
 use futures_util::TryStreamExt;
 
 use super::Target;
@@ -139,6 +138,10 @@ impl WriteExec {
         }
     }
 
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
     fn places(&self) -> QueryResult<Vec<usize>> {
         let schema = self.input.schema();
         let place = |name: &String| Ok(schema.index_of(name)?);
@@ -222,37 +225,5 @@ impl ExecutionPlan for WriteExec {
         };
         let stream = futures_util::stream::once(written);
         Ok(Box::pin(RecordBatchStreamAdapter::new(reported(), stream)))
-    }
-}
-
-/// Writes in plans that cross between ranks.
-#[derive(Debug)]
-pub struct WriteCodec;
-
-impl PhysicalExtensionCodec for WriteCodec {
-    fn try_decode(
-        &self,
-        bytes: &[u8],
-        inputs: &[Arc<dyn ExecutionPlan>],
-        _: &TaskContext,
-        _: &dyn PhysicalProtoConverterExtension,
-    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let target = rmp_serde::from_slice(bytes).map_err(|error| DataFusionError::External(error.into()))?;
-        let [input] = inputs else {
-            return internal_err!("a write has one input, not {}", inputs.len());
-        };
-        Ok(Arc::new(WriteExec::new(Arc::clone(input), target)))
-    }
-
-    fn try_encode(
-        &self,
-        node: Arc<dyn ExecutionPlan>,
-        bytes: &mut Vec<u8>,
-        _: &dyn PhysicalProtoConverterExtension,
-    ) -> QueryResult<()> {
-        let Some(node) = node.downcast_ref::<WriteExec>() else {
-            return internal_err!("{} is no plan of a write", node.name());
-        };
-        rmp_serde::encode::write(bytes, &node.target).map_err(|error| DataFusionError::External(error.into()))
     }
 }

@@ -86,7 +86,11 @@ fn run(spill: Option<Spill>, check: impl Fn(&str, Result<String, Failure>, &str)
                 bytes: Some(RANK_BYTES),
                 spill: spill.clone(),
             };
-            serve(&comm, &RankOptions { threads: 1, memory }).unwrap();
+            let options = RankOptions {
+                memory,
+                ..RankOptions::default()
+            };
+            serve(&comm, &options).unwrap();
             return;
         }
         let session = Session::of(&comm, &SessionOptions::default()).unwrap();

@@ -1,0 +1,66 @@
+"""Functions of users over batches of rows."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any, Literal
+
+import cloudpickle
+
+from dayfly_frames import _frames
+from dayfly_frames._table import Table
+
+Batch = Literal["arrow", "polars", "pandas"]
+#: Functions that a rank keeps, so that each is loaded once.
+MAX_LOADED = 64
+
+
+def dumped(function: Callable[[Any], Any], batch: Batch) -> bytes:
+    """Returns a function for `call`."""
+    pickled: bytes = cloudpickle.dumps((function, batch))
+    return pickled
+
+
+@functools.lru_cache(maxsize=MAX_LOADED)
+def _loaded(function: bytes) -> tuple[Callable[[Any], Any], Batch]:
+    loaded: tuple[Callable[[Any], Any], Batch] = pickle.loads(function)
+    return loaded
+
+
+def _given(table: Table, batch: Batch) -> Any:
+    if batch == "polars":
+        return table.to_polars()
+    return table.to_pandas() if batch == "pandas" else table.to_pyarrow()
+
+
+def _returned(found: Any, batch: Batch) -> Any:
+    """Returns what has an Arrow stream of a function's result: a table, a frame, or columns by name."""
+    if batch != "pandas" and hasattr(found, "__arrow_c_stream__"):
+        return found
+    import pyarrow as pa
+
+    if isinstance(found, dict):
+        return pa.table(found)
+    if hasattr(found, "__arrow_c_stream__") and not hasattr(found, "iloc"):
+        return found
+    # The index is no column.
+    return pa.Table.from_pandas(found, preserve_index=False)
+
+
+def call(function: bytes, table: _frames.Table) -> Any:
+    """Calls a function with a batch. Returns what has an Arrow stream.
+
+    Raises:
+        RuntimeError: with the text of what the function raised.
+    """
+    try:
+        act, batch = _loaded(function)
+        return _returned(act(_given(Table(table), batch)), batch)
+    except Exception as error:
+        # This module's own lines say nothing to who wrote the function.
+        shown = traceback.TracebackException.from_exception(error)
+        shown.stack = traceback.StackSummary.from_list(shown.stack[1:])
+        raise RuntimeError(f"the function of map_batches failed:\n{''.join(shown.format()).rstrip()}") from None

@@ -2,7 +2,7 @@
 # installs what else is missing, or says what to install. Caches live in $DAYFLY_CACHE (~/.cache/dayfly), never here.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint build docs fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
+.PHONY: help demo demo-frames test bench lint build docs fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
 export DAYFLY_CACHE DAYFLY_PYTHON DAYFLY_PEERS DAYFLY_RECORD
 
 help: ## say what can be made
@@ -10,6 +10,9 @@ help: ## say what can be made
 
 demo: ## build, then run functions over real input and show their latencies
 	@scripts/demo
+
+demo-frames: ## build, then join and group trips on four workers, and draw the result
+	@scripts/demo-frames
 
 test: ## build, then run every test
 	@scripts/test

@@ -3,7 +3,7 @@
     scripts/record_measurements.py --date 2026-11-23 --machine two-core-vm build/bench/invoke-*.json
     scripts/record_measurements.py --date 2026-11-23 --machine two-core-vm --check
 
-NAME.json is the output of one `dayfly bench invoke` or `dayfly bench cold` with `--json`. NAME.command beside it is the
+NAME.json is the output of one `dayfly bench invoke`, `cold` or `frames` with `--json`. NAME.command beside it is the
 command. The page has both sides of each measurement, Dayfly and the raw limit of the machine in the same run, with
 medians and tails. An existing page is never overwritten. `--check`, before the measurements, fails if the page cannot
 have its name.
@@ -48,8 +48,28 @@ def row(command: str, side: str, of: dict[str, Any]) -> str:
     return "| " + " | ".join([command, side, *times, f"{of['samples']:,}"]) + " |"
 
 
+def frame_row(command: str, side: str, value: str, worst: str, runs: int) -> str:
+    return "| " + " | ".join([command, side, value, "", "", worst, f"{runs:,}"]) + " |"
+
+
+def frame_rows(command: str, compared: list[dict[str, Any]]) -> list[str]:
+    """Returns the rows of `dayfly bench frames`: each comparison has two sides in a unit of its own, and more engines."""
+    found = []
+    for each in compared:
+        unit = each["unit"]
+        sides = [("Dayfly", each["value"], each["worst"], each["runs"])]
+        sides.append((each["baseline"], each["baseline_value"], each["baseline_worst"], each["runs"]))
+        sides += [(other["name"], other["value"], other["worst"], other["runs"]) for other in each.get("others", [])]
+        for number, (side, value, worst, runs) in enumerate(sides):
+            name = "" if number else f"{command} {each['name']}"
+            found.append(frame_row(name, side, f"{value:.4g} {unit}", f"{worst:.4g} {unit}", runs))
+    return found
+
+
 def rows(command: str, result: dict[str, Any]) -> list[str]:
     """Returns the rows of one result: Dayfly, each baseline of the same run, and the stages of a cold start."""
+    if "rows" in result:
+        return frame_rows(f"`{command}`", result["rows"])
     command, baseline = f"`{command}`", result["baseline"]
     found = [row(command, "Dayfly", result.get("invoke", result))]
     if "after_idle" in result:
@@ -62,6 +82,11 @@ def rows(command: str, result: dict[str, Any]) -> list[str]:
 
 def remarks(command: str, result: dict[str, Any]) -> list[str]:
     """Returns the differences, rates, shares and warnings of one result as a list item; empty if there are none."""
+    if "rows" in result:
+        return [
+            f"- `{each['name']}`: ratio {each['ratio']:.3f}" + (f"; {each['note']}." if each.get("note") else ".")
+            for each in result["rows"]
+        ]
     found = []
     if "overhead_p50_ns" in result:
         found.append(f"difference {time_of(result['overhead_p50_ns'])} p50, {time_of(result['overhead_p99_ns'])} p99")

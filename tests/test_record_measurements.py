@@ -68,6 +68,34 @@ COLD = {
     "noise": {"foreign_cores": 0.3, "warning": "a neighbour compiled"},
 }
 
+FRAMES = {
+    "machine": MACHINE,
+    "rows": [
+        {
+            "name": "paper-join-2",
+            "value": 0.5,
+            "unit": "s",
+            "baseline": "DataFusion",
+            "baseline_value": 0.4,
+            "ratio": 1.25,
+            "checked": True,
+            "runs": 9,
+            "worst": 0.75,
+            "baseline_worst": 0.625,
+            "others": [{"name": "Polars", "value": 1.5, "worst": 2.5, "runs": 9}],
+            "note": "both sides read files",
+        }
+    ],
+}
+
+
+def test_sides_of_queries_are_rows() -> None:
+    page = record.page("2026-11-26", "two-core-vm", [("dayfly bench frames", FRAMES)])
+    assert "| `dayfly bench frames` paper-join-2 | Dayfly | 0.5 s |  |  | 0.75 s | 9 |" in page
+    assert "|  | DataFusion | 0.4 s |  |  | 0.625 s | 9 |" in page
+    assert "|  | Polars | 1.5 s |  |  | 2.5 s | 9 |" in page
+    assert "- `paper-join-2`: ratio 1.250; both sides read files." in page
+
 
 @pytest.fixture
 def results(tmp_path: Path) -> list[str]:

@@ -22,6 +22,7 @@ use crate::values::{self, Level};
   dayfly bench reject                                  a warm call that finds no core
   dayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
   dayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
+  dayfly bench frames --only paper-join-2              a join across ranks, beside other engines
   dayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
   dayfly bench comm --language python                  the same from Python, beside mpi4py
   dayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
@@ -50,6 +51,8 @@ pub enum What {
     Tasks(TasksArguments),
     /// What lending idle cores gives the borrower and costs the lender, beside the same calls without it
     Harvest(HarvestArguments),
+    /// Joins and queries across ranks, beside other engines in the same run
+    Frames(FramesArguments),
     /// Messages and collectives between ranks, beside those of Open MPI in the same run
     Comm(CommArguments),
     /// Cold, warm and hot over each transport, with a picture of the distributions
@@ -235,6 +238,22 @@ pub struct HarvestArguments {
     #[arg(long)]
     pub force: bool,
     /// Python interpreter that has the dayfly module, NumPy and Pillow
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
+    pub python: String,
+}
+
+#[derive(Debug, Args)]
+pub struct FramesArguments {
+    /// Only this row, such as paper-join-2 or tpch-sf1; may be repeated [default: all but those of many minutes]
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Little data and few runs: whether it works, not how fast
+    #[arg(long)]
+    pub quick: bool,
+    /// Report even if the machine was busy
+    #[arg(long)]
+    pub force: bool,
+    /// Python interpreter that has the package dayfly-frames, PyArrow, and the engines to compare with
     #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     pub python: String,
 }

@@ -4,7 +4,8 @@
 (``futures_per_s``), and with ``--items`` the rate of `Lease.map` without a chunk size and that of the standard
 library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python function.
 ``tasks`` measures durable tasks (see `dayfly._bench_tasks`), ``harvest`` the lending of idle cores (see
-`dayfly._bench_harvest` and `dayfly._bench_record`).
+`dayfly._bench_harvest` and `dayfly._bench_record`), ``frames`` queries across ranks, which the package
+``dayfly-frames`` measures.
 """
 
 from __future__ import annotations
@@ -131,6 +132,17 @@ def harvest(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def frames(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures queries across ranks, beside other engines."""
+    try:
+        from dayfly.frames import Session  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(str(error)) from None
+    from dayfly_frames._bench.command import measure
+
+    return measure(options)
+
+
 def main() -> None:
     """Runs the command of the command line."""
     parser = argparse.ArgumentParser(prog="python -m dayfly._bench", description=__doc__.splitlines()[0])
@@ -160,6 +172,10 @@ def main() -> None:
     command.add_argument("--rounds", type=int, default=6)
     command.add_argument("--bursts", type=int, default=12)
     command.add_argument("--only", action="append", default=[])
+    command = commands.add_parser("frames", help="queries across ranks")
+    command.set_defaults(run=frames)
+    command.add_argument("--only", action="append", default=[])
+    command.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     json.dump(options.run(options), sys.stdout)
     print()

@@ -28,8 +28,14 @@ const TABLES: [&str; 8] = [
     "customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier",
 ];
 
+// `dayfly bench frames` has them.
 macro_rules! queries {
-    ($($name:literal)*) => { [$(($name, include_str!(concat!("tpch/", $name, ".sql")))),*] };
+    ($($name:literal)*) => {
+        [$((
+            $name,
+            include_str!(concat!("../../../../bindings/frames/python/dayfly_frames/_bench/tpch/", $name, ".sql")),
+        )),*]
+    };
 }
 const QUERIES: [(&str, &str); 22] = queries!(
     "q01" "q02" "q03" "q04" "q05" "q06" "q07" "q08" "q09" "q10" "q11" "q12" "q13" "q14" "q15" "q16" "q17" "q18" "q19"

@@ -5,6 +5,7 @@
 
 mod cold;
 mod comm;
+mod frames;
 mod harvest;
 mod manager;
 mod python;
@@ -133,6 +134,7 @@ fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             let report = control::run(&manager.connection, manager.child.id(), options);
             print(&report.map_err(|error| failure(&error))?, json)
         }
+        What::Frames(options) => print(&frames::run(options)?, json),
         What::Harvest(options) => print(&harvest::run(options)?, json),
         What::Tasks(options) => print(&tasks::run(options)?, json),
         What::Table(options) => table::run(options, json),

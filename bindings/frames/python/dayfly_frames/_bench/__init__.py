@@ -1,0 +1,1 @@
+"""``dayfly bench frames``: queries across ranks, beside other engines in the same run."""

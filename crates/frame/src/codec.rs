@@ -13,12 +13,14 @@ use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConve
 use serde::{Deserialize, Serialize};
 
 use crate::functions::{MapCall, MapExec};
+use crate::pauses::PauseExec;
 use crate::write::{Target, WriteExec};
 
 /// A node without its input.
 #[derive(Serialize, Deserialize)]
 enum Node {
     Write(Target),
+    Pause,
     Map {
         name: String,
         function: Vec<u8>,
@@ -46,6 +48,7 @@ impl PhysicalExtensionCodec for NodeCodec {
         let node = rmp_serde::from_slice(bytes).map_err(|error| DataFusionError::External(error.into()))?;
         Ok(match node {
             Node::Write(target) => Arc::new(WriteExec::new(input, target)),
+            Node::Pause => Arc::new(PauseExec::new(input)),
             Node::Map {
                 name,
                 function,
@@ -72,6 +75,8 @@ impl PhysicalExtensionCodec for NodeCodec {
     ) -> QueryResult<()> {
         let node = if let Some(write) = node.downcast_ref::<WriteExec>() {
             Node::Write(write.target().clone())
+        } else if node.is::<PauseExec>() {
+            Node::Pause
         } else if let Some(map) = node.downcast_ref::<MapExec>() {
             let MapCall {
                 name,

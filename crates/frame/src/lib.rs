@@ -12,6 +12,7 @@ mod exchange;
 mod float_statistics;
 mod functions;
 mod memory;
+mod pauses;
 mod plan;
 mod rank;
 mod session;

@@ -17,6 +17,7 @@ use datafusion_distributed::{DistributedExec, NetworkBoundary, NetworkCoalesceEx
 use uuid::Uuid;
 
 use crate::functions::MapPlanner;
+use crate::pauses::with_pauses;
 use crate::write::WritePlanner;
 
 /// Plans for one process, with the nodes of this crate.
@@ -50,9 +51,9 @@ impl QueryPlanner for RankPlanner {
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
         let plan = self.0.create_physical_plan(query, session).await?;
         if plan.is::<DistributedExec>() || plan.is::<AnalyzeExec>() || !reads_files_only(&plan) {
-            return Ok(plan);
+            return with_pauses(plan);
         }
-        on_one_rank(plan)
+        with_pauses(on_one_rank(plan)?)
     }
 }
 

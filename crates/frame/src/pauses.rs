@@ -1,0 +1,141 @@
+//! Joins that stop soon after their query has ended.
+//!
+//! A task ends where it pauses. DataFusion pauses a task after it has read 128 batches of a leaf, but a join may compute
+//! for seconds with these, since each row can have thousands of matches.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::{DataFusionError, Result as QueryResult};
+use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec, SortMergeJoinExec};
+use datafusion::physical_plan::{
+    ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
+};
+use futures_util::{Stream, StreamExt};
+
+/// Time for which a join computes without a pause, but for the matches of one batch.
+const PAUSE_AFTER: Duration = Duration::from_millis(10);
+
+/// A plan whose joins pause between the batches that they probe.
+///
+/// # Errors
+/// Of DataFusion, if a node refuses its new input.
+pub fn with_pauses(plan: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
+    let paused = plan.transform_up(|node| {
+        let joins = node.is::<HashJoinExec>()
+            || node.is::<NestedLoopJoinExec>()
+            || node.is::<CrossJoinExec>()
+            || node.is::<SortMergeJoinExec>();
+        if !joins {
+            return Ok(Transformed::no(node));
+        }
+        // The left side is read as a whole, before the first pair.
+        let mut children: Vec<_> = node.children().into_iter().cloned().collect();
+        if let Some(probed) = children.pop() {
+            children.push(Arc::new(PauseExec(probed)));
+        }
+        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep);
+        node.replace_children(children, options).map(Transformed::yes)
+    });
+    paused.map(|paused| paused.data)
+}
+
+/// Passes its input on, and pauses now and then.
+#[derive(Debug)]
+pub struct PauseExec(Arc<dyn ExecutionPlan>);
+
+impl PauseExec {
+    pub fn new(input: Arc<dyn ExecutionPlan>) -> Self {
+        Self(input)
+    }
+}
+
+impl DisplayAs for PauseExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("PauseExec")
+    }
+}
+
+impl ExecutionPlan for PauseExec {
+    fn name(&self) -> &str {
+        "PauseExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.0.properties()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.0]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> QueryResult<TreeNodeRecursion>,
+    ) -> QueryResult<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
+        let [input] = <[Arc<dyn ExecutionPlan>; 1]>::try_from(children)
+            .map_err(|children| DataFusionError::Internal(format!("a pause has one input, not {}", children.len())))?;
+        Ok(Arc::new(Self(input)))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
+        Ok(Box::pin(Pausing {
+            rows: self.0.execute(partition, context)?,
+            since: None,
+        }))
+    }
+}
+
+/// A stream that is pending now and then.
+struct Pausing {
+    rows: SendableRecordBatchStream,
+    /// When it was first polled after its last pause.
+    since: Option<Instant>,
+}
+
+impl Stream for Pausing {
+    type Item = QueryResult<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() > PAUSE_AFTER {
+            self.since = None;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let polled = self.rows.poll_next_unpin(context);
+        if polled.is_pending() {
+            self.since = None;
+        }
+        polled
+    }
+}
+
+impl RecordBatchStream for Pausing {
+    fn schema(&self) -> SchemaRef {
+        self.rows.schema()
+    }
+}

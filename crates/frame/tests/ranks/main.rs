@@ -22,3 +22,14 @@ async fn write_file(context: &SessionContext, batch: RecordBatch, path: &Path) {
     let written = frame.write_parquet(path.to_str().unwrap(), options, None).await;
     written.unwrap();
 }
+
+/// Number of files in a directory and below it.
+fn files_below(place: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(place) else {
+        return 0;
+    };
+    entries
+        .map(|entry| entry.unwrap().path())
+        .map(|path| if path.is_dir() { files_below(&path) } else { 1 })
+        .sum()
+}

@@ -9,6 +9,7 @@ use datafusion::dataframe::DataFrame;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use dayfly_frame::{RankOptions, Session, SessionOptions, read_manifest, read_written, serve, write_parquet};
 
+use crate::files_below;
 use crate::thread_group::{Net, group, options};
 use crate::write_file;
 
@@ -69,17 +70,6 @@ async fn summary(context: &SessionContext, frame: DataFrame) -> String {
         "SELECT word, digit, count(*), sum(number), min(digit + 1) FROM t GROUP BY word, digit ORDER BY word, digit";
     let batches = own.sql(query).await.unwrap().collect().await.unwrap();
     pretty_format_batches(&batches).unwrap().to_string()
-}
-
-/// Number of files in a directory and below it.
-fn files_below(place: &Path) -> usize {
-    let Ok(entries) = std::fs::read_dir(place) else {
-        return 0;
-    };
-    entries
-        .map(|entry| entry.unwrap().path())
-        .map(|path| if path.is_dir() { files_below(&path) } else { 1 })
-        .sum()
 }
 
 #[test]

@@ -101,12 +101,18 @@ fn compacted(array: &ArrayRef) -> Result<ArrayData, ArrowError> {
     let data = array.to_data();
     let needed = data.get_slice_memory_size().unwrap_or(usize::MAX);
     let has_offset = data.offset() > 0 || data.child_data().iter().any(|child| child.offset() > 0);
-    if !has_offset && data.get_buffer_memory_size() <= needed.saturating_mul(MAX_WASTE) {
+    if !has_offset && bytes_in(&data) <= needed.saturating_mul(MAX_WASTE) {
         return Ok(data);
     }
     let mut copy = MutableArrayData::new(vec![&data], false, data.len());
     copy.try_extend(0, 0, data.len())?;
     Ok(copy.freeze())
+}
+
+/// Bytes that an array would send. Memory that its buffers share with others, as those of a file do, does not count.
+fn bytes_in(data: &ArrayData) -> usize {
+    let own = data.buffers().iter().map(Buffer::len).sum::<usize>();
+    own + data.child_data().iter().map(bytes_in).sum::<usize>()
 }
 
 /// A schema as a part of a message: an Arrow stream without batches.

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use datafusion::arrow::array::{
     BooleanArray, DictionaryArray, Float64Array, Int64Array, ListArray, StringArray, StructArray,
 };
+use datafusion::arrow::buffer::ScalarBuffer;
 use datafusion::arrow::datatypes::{Field, Int32Type, Int64Type, Schema};
 
 use super::*;
@@ -79,6 +80,20 @@ fn buffers_travel_as_they_lie() {
     assert_eq!((parts.len(), parts[1].as_ptr()), (2, place));
     let arrived = from_parts(&parts, &batch.schema()).unwrap();
     assert_eq!(arrived.column(0).to_data().buffers()[0].as_ptr(), place);
+}
+
+#[test]
+fn buffers_of_one_allocation_travel_as_they_lie() {
+    // As the columns of a batch that was read from a file.
+    let whole = Buffer::from_vec((0..400i64).collect::<Vec<_>>());
+    let columns = (0..4).map(|number| {
+        let values = ScalarBuffer::new(whole.clone(), number * 100, 100);
+        (number.to_string(), Arc::new(Int64Array::new(values, None)) as ArrayRef)
+    });
+    let parts = to_parts(&RecordBatch::try_from_iter(columns).unwrap()).unwrap();
+    let places = parts[1..].iter().map(|part| part.as_ptr());
+    let expected = (0..4).map(|number| whole[number * 800..].as_ptr());
+    assert!(places.eq(expected), "columns are copied");
 }
 
 #[test]

@@ -387,6 +387,30 @@ def test_functions_compute_batches_on_ranks(trips, client):
     assert rows(grouped) == [{"zone": zone, "n": 2_000} for zone in range(10)]
 
 
+def doubled_by_polars(batch):
+    import polars
+
+    assert isinstance(batch, polars.DataFrame)
+    return batch.with_columns(twice=polars.col("fare") * 2)
+
+
+def doubled_by_pandas(batch):
+    import pandas
+
+    assert isinstance(batch, pandas.DataFrame)
+    return batch.assign(twice=batch["fare"] * 2)
+
+
+@pytest.mark.parametrize(("kind", "function"), [("polars", doubled_by_polars), ("pandas", doubled_by_pandas)])
+def test_functions_take_batches_of_other_libraries(trips, kind, function):
+    pytest.importorskip(kind)
+    mapped = trips.map_batches(function, {"twice": "float64", "zone": "int32"}, batch=kind, batch_rows=1_000)
+    assert mapped.schema == {"twice": "float64", "zone": "int32"}
+    found = sorted((row["zone"], row["twice"]) for row in rows(mapped.collect()) if row["twice"] is not None)
+    expected = [(zone, 2 * fare) for zone, _, fare in map(trip, range(20_000)) if fare is not None]
+    assert found == sorted(expected)
+
+
 def test_failing_function_shows_its_traceback(trips):
     def broken(batch):
         raise KeyError("fares")

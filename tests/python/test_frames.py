@@ -411,6 +411,35 @@ def test_functions_take_batches_of_other_libraries(trips, kind, function):
     assert found == sorted(expected)
 
 
+def test_rows_in_memory_cross_to_functions(session):
+    def with_process(batch):
+        return {"n": batch["n"], "process": [os.getpid()] * batch.num_rows}
+
+    frame = session.from_arrow(pa.table({"n": range(10)}))
+    found = rows(frame.map_batches(with_process, {"n": "int64", "process": "int64"}).collect())
+    assert sorted(row["n"] for row in found) == list(range(10))
+    assert os.getpid() not in {row["process"] for row in found}
+
+
+def test_functions_make_rows_of_items(session):
+    def squares(item):
+        return {"base": [item] * 3, "power": [item**n for n in range(3)], "process": [os.getpid()] * 3}
+
+    frame = session.from_map(squares, range(20), {"base": "int64", "power": "int64", "process": "int64"})
+    found = rows(frame.collect())
+    assert sorted((row["base"], row["power"]) for row in found) == sorted(
+        (i, i**n) for i in range(20) for n in range(3)
+    )
+    processes = {row["process"] for row in found}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    total = frame.group_by("base").agg(col("power").sum().alias("sum")).sort("sum", descending=True).head(1)
+    assert rows(total.collect()) == [{"base": 19, "sum": 381}]
+    assert rows(session.from_map(squares, [], {"base": "int64"}).collect()) == []
+    with pytest.raises(dayfly.FunctionError, match="in squares"):
+        session.from_map(squares, ["a"], {"base": "int64", "power": "int64"}).collect()
+
+
 def test_failing_function_shows_its_traceback(trips):
     def broken(batch):
         raise KeyError("fares")

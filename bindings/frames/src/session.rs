@@ -307,6 +307,13 @@ impl Session {
         Ok(self.shared.frame(frame.into_unoptimized_plan()))
     }
 
+    /// A frame with a row for each item: a column of bytes that only `Frame.map_batches` reads.
+    fn items(&self, py: Python<'_>, items: Vec<Vec<u8>>) -> PyResult<Frame> {
+        let items = items.into_iter().map(Into::into).collect();
+        let plan = dayfly_frame::items(items).for_python(py)?;
+        Ok(self.shared.frame(plan))
+    }
+
     /// A frame of a query over these frames, by the names of their tables.
     fn sql(&self, py: Python<'_>, query: String, tables: Vec<(String, PyRef<'_, Frame>)>) -> PyResult<Frame> {
         let session = self.shared.get(py)?;

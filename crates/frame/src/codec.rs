@@ -12,15 +12,18 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
 use serde::{Deserialize, Serialize};
 
+use crate::functions::items::ItemsExec;
 use crate::functions::{MapCall, MapExec};
-use crate::pauses::PauseExec;
 use crate::write::{Target, WriteExec};
 
 /// A node without its input.
 #[derive(Serialize, Deserialize)]
 enum Node {
     Write(Target),
-    Pause,
+    Items {
+        items: Vec<Vec<u8>>,
+        partitions: usize,
+    },
     Map {
         name: String,
         function: Vec<u8>,
@@ -41,14 +44,17 @@ impl PhysicalExtensionCodec for NodeCodec {
         _: &TaskContext,
         _: &dyn PhysicalProtoConverterExtension,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let [input] = inputs else {
-            return internal_err!("a node has one input, not {}", inputs.len());
-        };
-        let input = Arc::clone(input);
         let node = rmp_serde::from_slice(bytes).map_err(|error| DataFusionError::External(error.into()))?;
+        let input = || match inputs {
+            [input] => Ok(Arc::clone(input)),
+            _ => internal_err!("a node has one input, not {}", inputs.len()),
+        };
         Ok(match node {
-            Node::Write(target) => Arc::new(WriteExec::new(input, target)),
-            Node::Pause => Arc::new(PauseExec::new(input)),
+            Node::Write(target) => Arc::new(WriteExec::new(input()?, target)),
+            Node::Items { items, partitions } => {
+                let items = items.into_iter().map(Into::into).collect();
+                Arc::new(ItemsExec::new(items, partitions))
+            }
             Node::Map {
                 name,
                 function,
@@ -62,7 +68,7 @@ impl PhysicalExtensionCodec for NodeCodec {
                     schema,
                     batch_rows,
                 };
-                Arc::new(MapExec::new(input, call))
+                Arc::new(MapExec::new(input()?, call))
             }
         })
     }
@@ -75,8 +81,11 @@ impl PhysicalExtensionCodec for NodeCodec {
     ) -> QueryResult<()> {
         let node = if let Some(write) = node.downcast_ref::<WriteExec>() {
             Node::Write(write.target().clone())
-        } else if node.is::<PauseExec>() {
-            Node::Pause
+        } else if let Some(leaf) = node.downcast_ref::<ItemsExec>() {
+            Node::Items {
+                items: leaf.items().iter().map(|item| item.to_vec()).collect(),
+                partitions: leaf.partitions(),
+            }
         } else if let Some(map) = node.downcast_ref::<MapExec>() {
             let MapCall {
                 name,

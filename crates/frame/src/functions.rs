@@ -1,5 +1,6 @@
 //! Functions of the user over the batches of a frame: a plan node that calls them on every rank.
 
+pub mod items;
 mod node;
 
 use std::fmt;

@@ -21,6 +21,7 @@ mod write;
 pub use datafusion;
 pub use datafusion_distributed::display_plan_ascii;
 pub use error::failure_of;
+pub use functions::items::{Item, items};
 pub use functions::{BatchFunctions, Functions, MapCall, map_batches};
 pub use memory::{Memory, Spill};
 pub use rank::{RankOptions, serve, serve_rank};

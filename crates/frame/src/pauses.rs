@@ -19,17 +19,18 @@ use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJo
 use datafusion::physical_plan::{
     ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
 };
+use datafusion_distributed::{WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse};
 use futures_util::{Stream, StreamExt};
 
 /// Time for which a join computes without a pause, but for the matches of one batch.
 const PAUSE_AFTER: Duration = Duration::from_millis(10);
 
-/// A plan whose joins pause between the batches that they probe.
+/// The plan of a rank's task, whose joins pause between the batches that they probe.
 ///
 /// # Errors
 /// Of DataFusion, if a node refuses its new input.
-pub fn with_pauses(plan: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
-    let paused = plan.transform_up(|node| {
+pub fn with_pauses(task: WorkerPlanRewriteEvent<'_>) -> QueryResult<WorkerPlanRewriteEventResponse> {
+    let paused = task.plan.transform_up(|node| {
         let joins = node.is::<HashJoinExec>()
             || node.is::<NestedLoopJoinExec>()
             || node.is::<CrossJoinExec>()
@@ -45,18 +46,12 @@ pub fn with_pauses(plan: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn Executio
         let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep);
         node.replace_children(children, options).map(Transformed::yes)
     });
-    paused.map(|paused| paused.data)
+    Ok(WorkerPlanRewriteEventResponse::new(paused?.data))
 }
 
 /// Passes its input on, and pauses now and then.
 #[derive(Debug)]
-pub struct PauseExec(Arc<dyn ExecutionPlan>);
-
-impl PauseExec {
-    pub fn new(input: Arc<dyn ExecutionPlan>) -> Self {
-        Self(input)
-    }
-}
+struct PauseExec(Arc<dyn ExecutionPlan>);
 
 impl DisplayAs for PauseExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use datafusion::catalog::Session;
+use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{Result as QueryResult, internal_err};
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
@@ -16,8 +17,7 @@ use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion_distributed::{DistributedExec, NetworkBoundary, NetworkCoalesceExec, Stage};
 use uuid::Uuid;
 
-use crate::functions::MapPlanner;
-use crate::pauses::with_pauses;
+use crate::functions::{MapExec, MapPlanner};
 use crate::write::WritePlanner;
 
 /// Plans for one process, with the nodes of this crate.
@@ -37,8 +37,8 @@ impl QueryPlanner for LocalPlanner {
     }
 }
 
-/// Plans as the distributed planner, and moves what that leaves in this process to one rank if it reads files: only the
-/// ranks have to see these, and they have the memory and the cores for them.
+/// Plans as the distributed planner, and moves what that leaves in this process to one rank if it reads files or calls
+/// functions: only the ranks have to see these, and they have the memory and the cores for them.
 #[derive(Debug)]
 pub struct RankPlanner(pub Arc<dyn QueryPlanner + Send + Sync>);
 
@@ -50,10 +50,13 @@ impl QueryPlanner for RankPlanner {
         session: &dyn Session,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
         let plan = self.0.create_physical_plan(query, session).await?;
-        if plan.is::<DistributedExec>() || plan.is::<AnalyzeExec>() || !reads_files_only(&plan) {
-            return with_pauses(plan);
+        if plan.is::<DistributedExec>() || plan.is::<AnalyzeExec>() {
+            return Ok(plan);
         }
-        with_pauses(on_one_rank(plan)?)
+        if reads_files_only(&plan) || plan.exists(|node| Ok(node.is::<MapExec>()))? {
+            return on_one_rank(plan);
+        }
+        Ok(plan)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels};
 use crate::functions::Functions;
 use crate::memory::Memory;
+use crate::pauses::with_pauses;
 
 /// What a rank may use.
 #[derive(Debug, Clone)]
@@ -72,6 +73,7 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
                 .with_config(bounds.configure(config))
                 .with_distributed_channel_resolver(channels)
                 .with_distributed_user_codec(NodeCodec)
+                .with_distributed_worker_plan_rewrite_handler(with_pauses)
                 .build())
         }
     });

@@ -22,7 +22,7 @@ use crate::codec::NodeCodec;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
 use crate::float_statistics::optimizer_rules;
-use crate::functions::Functions;
+use crate::functions::{Functions, items};
 use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
@@ -244,6 +244,8 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
         .with_distributed_worker_resolver(Workers(exchange.size() - 1))
         .with_distributed_channel_resolver(RankChannels::new(exchange))
         .with_distributed_user_codec(NodeCodec)
+        .with_distributed_desired_task_count_handler(items::desired_tasks)
+        .with_distributed_scale_up_leaf_node_handler(items::divided)
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
         // Metrics cross between ranks only in the form of the gRPC server, which is not built.
         .with_distributed_metrics_collection(false)?

@@ -6,12 +6,15 @@ import functools
 import pickle
 import traceback
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 
 from dayfly_frames import _frames
 from dayfly_frames._table import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Batch = Literal["arrow", "polars", "pandas"]
 #: Functions that a rank keeps, so that each is loaded once.
@@ -22,6 +25,28 @@ def dumped(function: Callable[[Any], Any], batch: Batch) -> bytes:
     """Returns a function for `call`."""
     pickled: bytes = cloudpickle.dumps((function, batch))
     return pickled
+
+
+def name_of(function: Callable[[Any], Any]) -> str:
+    """Returns the name of a function, for plans."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def dumped_item(item: object) -> bytes:
+    """Returns an item for `OfItem`."""
+    pickled: bytes = cloudpickle.dumps(item)
+    return pickled
+
+
+class OfItem:
+    """A function of an item, called with a batch that has it."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, batch: pa.Table) -> Any:
+        [[item]] = batch.columns
+        return self._function(pickle.loads(item.as_py()))
 
 
 @functools.lru_cache(maxsize=MAX_LOADED)
@@ -62,5 +87,5 @@ def call(function: bytes, table: _frames.Table) -> Any:
     except Exception as error:
         # This module's own lines say nothing to who wrote the function.
         shown = traceback.TracebackException.from_exception(error)
-        shown.stack = traceback.StackSummary.from_list(shown.stack[1:])
-        raise RuntimeError(f"the function of map_batches failed:\n{''.join(shown.format()).rstrip()}") from None
+        shown.stack = traceback.StackSummary.from_list(line for line in shown.stack if line.filename != __file__)
+        raise RuntimeError(f"the function of a frame failed:\n{''.join(shown.format()).rstrip()}") from None

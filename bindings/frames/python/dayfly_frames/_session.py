@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dayfly_frames import _frames
 from dayfly_frames._frame import Frame
+from dayfly_frames._map import OfItem, dumped, dumped_item, name_of
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -87,6 +88,25 @@ class Session:
     def from_arrow(self, table: Any) -> Frame:
         """Returns a frame of a table of PyArrow, Polars, pandas or DuckDB, or of another ``__arrow_c_stream__``."""
         return Frame(self._native.table(table))
+
+    def from_map(self, function: Callable[[Any], Any], items: Iterable[Any], schema: Mapping[str, str]) -> Frame:
+        """Returns a frame of the rows that a function makes of items, on the ranks.
+
+        ``session.from_map(read_scan, paths, {"energy": "float64", "count": "int64"})`` reads a format of your own.
+
+        Args:
+            function: takes an item, and returns its rows as in `Frame.map_batches`. It runs in the interpreter of the
+                workers, whenever the frame is computed.
+            items: the items. Each is called with once, on one of the ranks, in no order.
+            schema: name and type of each column, as in `Frame.map_batches`.
+
+        Raises:
+            dayfly.RequestError: as `Frame.map_batches`.
+            dayfly.FunctionError: as `Frame.map_batches`.
+        """
+        pickled = [dumped_item(item) for item in items]
+        call = dumped(OfItem(function), "arrow")
+        return Frame(self._native.items(pickled).map_batches(name_of(function), call, list(schema.items()), 1))
 
     def sql(self, query: str, /, **frames: Frame) -> Frame:
         """Returns a frame of an SQL query, which sees these frames as its tables.

@@ -21,8 +21,8 @@ SMALL_ROWS = 1_000
 SMALL = "SELECT k % 10 AS g, count(*) AS n, sum(v) AS v FROM t GROUP BY g ORDER BY g"
 #: Rows of the table that a long query joins with itself.
 LARGE_ROWS = 2_000_000
-#: A join of 200 million pairs, few of which are in the result: ranks compute for seconds, and no link is full. A batch of
-#: rows has 800,000 pairs, since DataFusion does not stop within one.
+#: A join of 200 million pairs, few of which are in the result: ranks compute for seconds, and no link is full. A batch
+#: of rows has 800,000 pairs, since DataFusion does not stop within one.
 LONG = "SELECT a.k + b.v AS x FROM t a JOIN t b ON a.k % 20000 = b.k % 20000 WHERE (a.v * 31 + b.k * 17) % 997 = 0"
 ENOUGH_ROWS = 20_000
 #: Seconds between two looks at processor times. Ranks that use less than this share of a core are idle, as they wake up

@@ -53,7 +53,7 @@ def frame_row(command: str, side: str, value: str, worst: str, runs: int) -> str
 
 
 def frame_rows(command: str, compared: list[dict[str, Any]]) -> list[str]:
-    """Returns the rows of `dayfly bench frames`: each comparison has two sides in a unit of its own, and more engines."""
+    """Returns the rows of `dayfly bench frames`: each comparison has two sides, a unit of its own, and more engines."""
     found = []
     for each in compared:
         unit = each["unit"]

@@ -440,6 +440,67 @@ def test_functions_make_rows_of_items(session):
         session.from_map(squares, ["a"], {"base": "int64", "power": "int64"}).collect()
 
 
+def test_kept_rows_are_computed_once(session, trips, data, tmp_path):
+    def counted(item):
+        (tmp_path / str(item)).open("a").write("called\n")
+        return {"zone": [item] * 100, "n": range(100)}
+
+    kept = session.from_map(counted, range(10), {"zone": "int64", "n": "int64"}).persist()
+    assert "KeptExec: 500 rows of rank 1" in kept.explain()
+    for _ in range(3):
+        sums = kept.group_by("zone").agg(col("n").sum().alias("sum")).sort("zone").collect()
+        assert rows(sums) == [{"zone": zone, "sum": 4_950} for zone in range(10)]
+    assert rows(kept.select("n").filter(col("n") == 7).collect()) == [{"n": 7}] * 10
+    joined = trips.join(kept.filter(col("n") == 0), on="zone").group_by("zone").agg(count().alias("trips"))
+    assert {row["trips"] for row in rows(joined.collect())} == {2_000}
+    again = kept.filter(col("zone") < 2).persist()
+    assert len(rows(again.collect())) == 200
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"called\n"}
+
+
+def test_kept_rows_cross_to_other_tasks(session, trips):
+    kept = trips.select("zone", "fare").persist()
+    more = session.from_arrow(pa.table({"zone": [77], "fare": [1.5]}))
+    # Rows in memory are read by one task, which reads the kept ones of all ranks too.
+    found = Counter(row["zone"] for row in rows(kept.concat(more).collect()))
+    assert found == {77: 1, **dict.fromkeys(range(10), 2_000)}
+    alone = more.persist()
+    assert rows(alone.collect()) == [{"zone": 77, "fare": 1.5}]
+    assert rows(trips.filter(col("zone") > 100).persist().collect()) == []
+
+
+def test_kept_rows_are_forgotten_with_their_frame(client):
+    with client.frames(ranks=2, memory=512 << 20) as session:
+        numbers = session.sql("SELECT value, value * 2 AS other FROM generate_series(1, 3000000)")
+        # 48 MB: a few of them fit, but not all at once.
+        for _ in range(8):
+            kept = numbers.persist()
+            assert rows(session.sql("SELECT count(*) AS n FROM t", t=kept).collect()) == [{"n": 3_000_000}]
+            del kept
+        with pytest.raises(dayfly.Error, match="does not hold the frame") as error:
+            _ = [numbers.persist() for _ in range(20)]
+        assert error.value.code == "out_of_memory"
+
+
+def test_kept_rows_of_lost_ranks_are_named(client, data):
+    others = serving()
+    with client.frames(ranks=2) as session:
+        kept = session.scan_parquet(data / "trips/*.parquet").persist()
+        with killed_ranks(session, others, 0, 1):
+            wait_until(lambda: lost_code(kept) != "", "the rows are lost")
+        assert lost_code(kept) == "state_lost"
+        assert lost_code(session.scan_parquet(data / "trips/*.parquet").persist()) == ""
+
+
+def lost_code(frame):
+    """Returns the code of the error with which a frame fails, or nothing."""
+    try:
+        frame.collect()
+    except dayfly.Error as error:
+        return error.code
+    return ""
+
+
 def test_failing_function_shows_its_traceback(trips):
     def broken(batch):
         raise KeyError("fares")

@@ -292,6 +292,15 @@ impl Frame {
         Ok(Table::new(schema, batches))
     }
 
+    /// Has the ranks keep the rows. Returns a frame that reads them.
+    fn persist(&self, py: Python<'_>) -> PyResult<Self> {
+        let plan = self.shared.run(py, |session| {
+            let plan = self.plan.clone();
+            async move { session.persist(plan).await }
+        })?;
+        Ok(self.shared.frame(plan))
+    }
+
     /// The rows as they arrive.
     fn batches(&self, py: Python<'_>) -> PyResult<Batches> {
         let (runtime, stream) = self.shared.run(py, |session| {

@@ -3,7 +3,7 @@
 use std::io::Cursor;
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::Schema;
+use datafusion::arrow::datatypes::{Schema, SchemaRef};
 use datafusion::arrow::ipc::reader::StreamReader;
 use datafusion::arrow::ipc::writer::StreamWriter;
 use datafusion::common::{DataFusionError, Result as QueryResult, internal_err};
@@ -14,12 +14,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::functions::items::ItemsExec;
 use crate::functions::{MapCall, MapExec};
+use crate::kept::{FrameId, KeepExec, KeptExec, Part, Rows};
 use crate::write::{Target, WriteExec};
 
 /// A node without its input.
 #[derive(Serialize, Deserialize)]
 enum Node {
     Write(Target),
+    Keep(FrameId),
+    Kept {
+        id: FrameId,
+        parts: Vec<Part>,
+        schema: Vec<u8>,
+        projection: Option<Vec<usize>>,
+        partitions: usize,
+    },
     Items {
         items: Vec<Vec<u8>>,
         partitions: usize,
@@ -51,6 +60,23 @@ impl PhysicalExtensionCodec for NodeCodec {
         };
         Ok(match node {
             Node::Write(target) => Arc::new(WriteExec::new(input()?, target)),
+            Node::Keep(id) => Arc::new(KeepExec::new(input()?, id)),
+            Node::Kept {
+                id,
+                parts,
+                schema,
+                projection,
+                partitions,
+            } => {
+                let rows = Rows {
+                    id,
+                    parts,
+                    schema: decoded(&schema)?,
+                    projection,
+                    partitions,
+                };
+                Arc::new(KeptExec::new(rows, None)?)
+            }
             Node::Items { items, partitions } => {
                 let items = items.into_iter().map(Into::into).collect();
                 Arc::new(ItemsExec::new(items, partitions))
@@ -61,11 +87,10 @@ impl PhysicalExtensionCodec for NodeCodec {
                 schema,
                 batch_rows,
             } => {
-                let schema = StreamReader::try_new(Cursor::new(schema), None)?.schema();
                 let call = MapCall {
                     name,
                     function,
-                    schema,
+                    schema: decoded(&schema)?,
                     batch_rows,
                 };
                 Arc::new(MapExec::new(input()?, call))
@@ -81,6 +106,23 @@ impl PhysicalExtensionCodec for NodeCodec {
     ) -> QueryResult<()> {
         let node = if let Some(write) = node.downcast_ref::<WriteExec>() {
             Node::Write(write.target().clone())
+        } else if let Some(keep) = node.downcast_ref::<KeepExec>() {
+            Node::Keep(keep.id())
+        } else if let Some(kept) = node.downcast_ref::<KeptExec>() {
+            let Rows {
+                id,
+                parts,
+                schema,
+                projection,
+                partitions,
+            } = kept.rows().clone();
+            Node::Kept {
+                id,
+                parts,
+                schema: encoded(&schema)?,
+                projection,
+                partitions,
+            }
         } else if let Some(leaf) = node.downcast_ref::<ItemsExec>() {
             Node::Items {
                 items: leaf.items().iter().map(|item| item.to_vec()).collect(),
@@ -104,6 +146,11 @@ impl PhysicalExtensionCodec for NodeCodec {
         };
         rmp_serde::encode::write(bytes, &node).map_err(|error| DataFusionError::External(error.into()))
     }
+}
+
+/// The schema of such a stream.
+fn decoded(bytes: &[u8]) -> QueryResult<SchemaRef> {
+    Ok(StreamReader::try_new(Cursor::new(bytes), None)?.schema())
 }
 
 /// A schema as a stream of Arrow's IPC format without batches.

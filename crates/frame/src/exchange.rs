@@ -18,7 +18,10 @@ use bytes::Bytes;
 use dayfly_comm::post::{Delivery, Post, PostError};
 use url::Url;
 
-pub use channel::RankChannels;
+use crate::kept::FrameId;
+
+pub use batches::compact;
+pub use channel::{RankChannels, kept_rows};
 pub use error::ExchangeError;
 pub use server::serve;
 
@@ -44,6 +47,23 @@ impl Exchange {
     /// Number of ranks.
     pub fn size(&self) -> u32 {
         self.post.size()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.post.rank()
+    }
+
+    /// Has all other ranks forget a kept frame.
+    pub fn forget(&self, id: FrameId) {
+        for rank in (0..self.size()).filter(|rank| *rank != self.rank()) {
+            // A rank that is lost keeps nothing.
+            let _ = self.send(
+                rank,
+                REQUESTS,
+                vec![requests::encoded(&requests::Request::Forget { id })],
+            );
+        }
     }
 
     /// Ends the exchanges of all ranks.

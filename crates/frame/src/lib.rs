@@ -11,6 +11,7 @@ mod error;
 mod exchange;
 mod float_statistics;
 mod functions;
+mod kept;
 mod memory;
 mod pauses;
 mod plan;

@@ -92,7 +92,8 @@ impl Memory {
     /// A failure of a query in this process, with what would help.
     pub fn explain(&self, failure: Failure) -> Failure {
         let has_spilled_most = failure.message.contains("exceeded the allowable limit");
-        let needs_disk = failure.code == Code::OutOfMemory && self.spill.is_none() && !needs_sorted_joins(&failure);
+        let would_spill = !needs_sorted_joins(&failure) && !failure.message.contains(CANNOT_KEEP);
+        let needs_disk = failure.code == Code::OutOfMemory && self.spill.is_none() && would_spill;
         let (code, advice) = if has_spilled_most {
             let advice = "the query has spilled as much as it may: lease more memory or more ranks, or start the node \
                           with a larger --spill-size";
@@ -107,6 +108,9 @@ impl Memory {
         Failure::new(code, format!("{advice}. {}", failure.message))
     }
 }
+
+/// What the failure of a rank says that has too little memory for a kept frame, which stays in memory.
+pub const CANNOT_KEEP: &str = "does not hold the frame that it should keep";
 
 /// Whether a hash join needed more memory than there is. A join that sorts its inputs can spill.
 pub fn needs_sorted_joins(failure: &Failure) -> bool {
@@ -133,6 +137,7 @@ mod tests {
         assert_eq!(with.explain(sort).code, Code::OutOfMemory);
         let disk = full("the used disk space has exceeded the allowable limit of 1 MB");
         assert_eq!(with.explain(disk).code, Code::SpillFull);
+        assert_eq!(without.explain(full(CANNOT_KEEP)).code, Code::OutOfMemory);
         let join = full("allocation failed for HashJoinInput[0]");
         assert!(needs_sorted_joins(&without.explain(join)));
     }

@@ -18,6 +18,7 @@ use datafusion_distributed::{DistributedExec, NetworkBoundary, NetworkCoalesceEx
 use uuid::Uuid;
 
 use crate::functions::{MapExec, MapPlanner};
+use crate::kept::{KeepExec, KeepPlanner, KeptExec};
 use crate::write::WritePlanner;
 
 /// Plans for one process, with the nodes of this crate.
@@ -31,8 +32,11 @@ impl QueryPlanner for LocalPlanner {
         query: &LogicalPlan,
         session: &dyn Session,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let planner =
-            DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(WritePlanner), Arc::new(MapPlanner)]);
+        let planner = DefaultPhysicalPlanner::with_extension_planners(vec![
+            Arc::new(WritePlanner),
+            Arc::new(MapPlanner),
+            Arc::new(KeepPlanner),
+        ]);
         planner.create_physical_plan(query, session).await
     }
 }
@@ -53,11 +57,16 @@ impl QueryPlanner for RankPlanner {
         if plan.is::<DistributedExec>() || plan.is::<AnalyzeExec>() {
             return Ok(plan);
         }
-        if reads_files_only(&plan) || plan.exists(|node| Ok(node.is::<MapExec>()))? {
+        if reads_files_only(&plan) || plan.exists(|node| Ok(needs_ranks(node)))? {
             return on_one_rank(plan);
         }
         Ok(plan)
     }
+}
+
+/// Whether only ranks can execute a node.
+fn needs_ranks(node: &Arc<dyn ExecutionPlan>) -> bool {
+    node.is::<MapExec>() || node.is::<KeepExec>() || node.is::<KeptExec>()
 }
 
 fn reads_files_only(plan: &Arc<dyn ExecutionPlan>) -> bool {

@@ -12,6 +12,7 @@ use crate::codec::NodeCodec;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels};
 use crate::functions::Functions;
+use crate::kept::Store;
 use crate::memory::Memory;
 use crate::pauses::with_pauses;
 
@@ -59,12 +60,16 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
     let channels = exchange.clone();
     let bounds = Arc::clone(&memory);
     let functions = options.functions.clone().map(Arc::new);
+    let kept = Arc::new(Store::new(&exchange));
+    let store = Arc::clone(&kept);
     let worker = Worker::from_session_builder(move |mut query: WorkerQueryContext| {
         let channels = RankChannels::new(&channels);
         let bounds = Arc::clone(&bounds);
         let functions = functions.clone();
+        let store = Arc::clone(&store);
         async move {
             let mut config = query.builder.config().take().unwrap_or_default();
+            config.set_extension(store);
             if let Some(functions) = functions {
                 config.set_extension(functions);
             }
@@ -79,7 +84,7 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
     });
     let worker = worker.with_runtime_env(environment);
     let runtime = runtime(options.threads)?;
-    let served = runtime.block_on(crate::exchange::serve(exchange, worker, memory, session));
+    let served = runtime.block_on(crate::exchange::serve(exchange, worker, memory, kept, session));
     // Tasks that are still under way end with the post.
     runtime.shutdown_background();
     served.map_err(|error| error.to_failure())

@@ -23,6 +23,7 @@ use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
 use crate::float_statistics::optimizer_rules;
 use crate::functions::{Functions, items};
+use crate::kept;
 use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
@@ -197,6 +198,21 @@ impl Session {
         self.run(run).await
     }
 
+    /// Computes a plan, has the ranks keep its rows in their memory, and returns a plan that reads them. The ranks forget
+    /// them with the last copy of that plan.
+    ///
+    /// # Errors
+    /// Of the query; [`Code::OutOfMemory`] if the rows do not fit. A query over rows of a rank that was lost fails with
+    /// [`Code::StateLost`].
+    pub async fn persist(&self, plan: LogicalPlan) -> QueryResult<LogicalPlan> {
+        let exchange = Arc::clone(&self.exchange);
+        let run = |context: SessionContext| {
+            let (plan, exchange) = (plan.clone(), Arc::clone(&exchange));
+            async move { kept::persist(&context, plan, &exchange).await }
+        };
+        self.run(run).await
+    }
+
     async fn run<T, F>(&self, run: impl Fn(SessionContext) -> F) -> QueryResult<T>
     where
         F: Future<Output = QueryResult<T>>,
@@ -246,6 +262,9 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
         .with_distributed_user_codec(NodeCodec)
         .with_distributed_desired_task_count_handler(items::desired_tasks)
         .with_distributed_scale_up_leaf_node_handler(items::divided)
+        .with_distributed_desired_task_count_handler(kept::desired_tasks)
+        .with_distributed_scale_up_leaf_node_handler(kept::divided)
+        .with_distributed_route_tasks_handler(kept::routed)
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
         // Metrics cross between ranks only in the form of the gRPC server, which is not built.
         .with_distributed_metrics_collection(false)?

@@ -259,6 +259,18 @@ class Frame:
         finally:
             batches.close()
 
+    def persist(self) -> Frame:
+        """Computes the frame, and keeps its rows in the ranks' memory. Returns a frame that reads them there.
+
+        Tasks that read them run on the ranks that have them. The ranks forget the rows when nothing in this process
+        refers to the returned frame, or to one made of it, and when the session closes.
+
+        Raises:
+            dayfly.Error: as `collect`; ``out_of_memory`` if the rows do not fit beside what queries use. A query over
+                rows of a rank that was lost raises ``state_lost``: persist the frame again.
+        """
+        return Frame(self._native.persist())
+
     def write_parquet(
         self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
     ) -> list[WrittenFile]:

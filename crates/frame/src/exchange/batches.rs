@@ -70,6 +70,16 @@ pub fn to_parts(batch: &RecordBatch) -> Result<Vec<Bytes>, ExchangeError> {
     Ok(parts)
 }
 
+/// A batch without what is not its own, and its bytes.
+pub fn compact(batch: &RecordBatch) -> Result<(RecordBatch, usize), ArrowError> {
+    let columns = batch.columns().iter().map(compacted).collect::<Result<Vec<_>, _>>()?;
+    let bytes = columns.iter().map(bytes_in).sum();
+    let columns = columns.into_iter().map(make_array).collect();
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let compact = RecordBatch::try_new_with_options(batch.schema(), columns, &options)?;
+    Ok((compact, bytes))
+}
+
 fn describe(data: &ArrayData, parts: &mut Vec<Bytes>) -> Node {
     let nulls = data.nulls().filter(|nulls| nulls.null_count() > 0);
     if let Some(nulls) = nulls {

@@ -23,6 +23,7 @@ use super::error::ExchangeError;
 use super::requests::{Execute, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
 use super::{Exchange, REQUESTS, lost_rank, rank_of};
+use crate::kept::FrameId;
 
 /// Channels to the ranks of an exchange.
 pub struct RankChannels(Arc<Exchange>);
@@ -125,6 +126,30 @@ impl RankChannel {
     fn ask(&self, request: &Request) -> Result<()> {
         let sent = self.exchange.send(self.rank, REQUESTS, vec![encoded(request)]);
         sent.map(drop).map_err(|error| ExchangeError::from(error).into())
+    }
+}
+
+/// Rows that another rank keeps.
+pub fn kept_rows(
+    exchange: &Arc<Exchange>,
+    rank: u32,
+    id: FrameId,
+    number: u32,
+) -> BoxStream<'static, Result<RecordBatch>> {
+    let channel = RankChannel {
+        exchange: Arc::clone(exchange),
+        rank,
+    };
+    let lane = Lane::new(exchange, rank, 1).remove(0);
+    let lane_number = lane.number;
+    let asked = channel.ask(&Request::Kept {
+        lane: lane_number,
+        id,
+        number,
+    });
+    match asked {
+        Ok(()) => lane.into_batches(),
+        Err(error) => stream::once(async { Err(error) }).boxed(),
     }
 }
 

@@ -13,6 +13,8 @@ use std::sync::Arc;
 use url::Url;
 use uuid::Uuid;
 
+use crate::kept::FrameId;
+
 /// A request to a rank. `lane` and the lanes after it are those of its sender.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -26,6 +28,10 @@ pub enum Request {
     EndOfPlan { lane: u32 },
     /// Executes partitions of a task, the first of them on `lane`.
     Execute { lane: u32, execute: Execute },
+    /// Sends kept rows.
+    Kept { lane: u32, id: FrameId, number: u32 },
+    /// Nobody reads a kept frame any more.
+    Forget { id: FrameId },
     /// Nobody wants what comes on this lane.
     Cancel { lane: u32 },
 }

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::Schema;
 use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion_distributed::{CoordinatorToWorkerMsg, Worker, WorkerToCoordinatorMsg};
 use dayfly_comm::post::{Message, PostError};
 use dayfly_protocol::error::Failure;
@@ -18,6 +21,7 @@ use super::error::ExchangeError;
 use super::requests::{Execute, Load, Plan, Report, Request, Unit, encoded};
 use super::{Exchange, REQUESTS, batches, lost_rank};
 use crate::error::failure_of;
+use crate::kept::Store;
 use crate::memory::Memory;
 
 /// What a message on a lane is.
@@ -69,12 +73,14 @@ pub async fn serve(
     exchange: Arc<Exchange>,
     worker: Worker,
     memory: Arc<Memory>,
+    kept: Arc<Store>,
     session: u32,
 ) -> Result<(), ExchangeError> {
     let mut server = Server {
         exchange,
         worker,
         memory,
+        kept,
         running: JoinSet::new(),
         aborts: HashMap::new(),
         feeds: HashMap::new(),
@@ -99,6 +105,7 @@ struct Server {
     exchange: Arc<Exchange>,
     worker: Worker,
     memory: Arc<Memory>,
+    kept: Arc<Store>,
     running: JoinSet<()>,
     aborts: HashMap<Place, AbortHandle>,
     /// Where further units of work for a plan go.
@@ -150,6 +157,15 @@ impl Server {
                 let worker = self.worker.clone();
                 let _ = self.running.spawn(begin(worker, execute, senders));
             }
+            Request::Kept { lane, id, number } => {
+                let responses = self.responses(from, lane);
+                let kept = self.kept.get(id, number);
+                let abort = self
+                    .running
+                    .spawn(async move { responses.send_all(kept.and_then(stream_of)).await });
+                self.aborts.insert((from, lane), abort);
+            }
+            Request::Forget { id } => self.kept.forget(id),
             Request::Cancel { lane } => {
                 self.end_plan((from, lane));
                 if let Some(abort) = self.aborts.remove(&(from, lane)) {
@@ -225,6 +241,16 @@ async fn begin(
             }
         }
     }
+}
+
+/// Kept batches as a task's.
+fn stream_of(batches: Vec<RecordBatch>) -> Result<SendableRecordBatchStream, Failure> {
+    // The schema crosses with the first of them; no batches need none.
+    let schema = batches
+        .first()
+        .map_or_else(|| Arc::new(Schema::empty()), RecordBatch::schema);
+    let rows = futures_util::stream::iter(batches.into_iter().map(Ok));
+    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
 }
 
 /// Keeps a plan until its query ends.

@@ -1,0 +1,217 @@
+//! The node that keeps rows, in logical and in physical plans.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use datafusion::arrow::array::{RecordBatch, UInt32Array, UInt64Array};
+use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::catalog::Session;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{
+    DFSchema, DFSchemaRef, DataFusionError, Result as QueryResult, exec_datafusion_err, internal_err,
+};
+use datafusion::execution::memory_pool::MemoryConsumer;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
+use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNode, UserDefinedLogicalNodeCore};
+use datafusion::physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::EmissionType;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
+use datafusion::physical_planner::{ExtensionPlanner, PhysicalPlanner};
+use dayfly_protocol::error::{Code, Failure};
+use futures_util::TryStreamExt;
+
+use super::{FrameId, Store};
+use crate::exchange::compact;
+use crate::memory::CANNOT_KEEP;
+
+/// The columns that ranks report: those of [`Part`](super::Part).
+fn reported() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("rank", DataType::UInt32, false),
+        Field::new("number", DataType::UInt32, false),
+        Field::new("rows", DataType::UInt64, false),
+        Field::new("bytes", DataType::UInt64, false),
+    ]))
+}
+
+/// Rows to keep, in a logical plan.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct KeepNode {
+    input: LogicalPlan,
+    id: FrameId,
+    schema: DFSchemaRef,
+}
+
+impl KeepNode {
+    pub fn new(input: LogicalPlan, id: FrameId) -> QueryResult<Self> {
+        let schema = Arc::new(DFSchema::try_from(reported())?);
+        Ok(Self { input, id, schema })
+    }
+}
+
+impl PartialOrd for KeepNode {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        self.id.partial_cmp(&other.id)
+    }
+}
+
+impl UserDefinedLogicalNodeCore for KeepNode {
+    fn name(&self) -> &str {
+        "Keep"
+    }
+
+    fn inputs(&self) -> Vec<&LogicalPlan> {
+        vec![&self.input]
+    }
+
+    fn schema(&self) -> &DFSchemaRef {
+        &self.schema
+    }
+
+    fn expressions(&self) -> Vec<Expr> {
+        Vec::new()
+    }
+
+    fn fmt_for_explain(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("Keep")
+    }
+
+    fn with_exprs_and_inputs(&self, _: Vec<Expr>, inputs: Vec<LogicalPlan>) -> QueryResult<Self> {
+        let [input] = <[LogicalPlan; 1]>::try_from(inputs)
+            .map_err(|inputs| DataFusionError::Internal(format!("a kept frame has one input, not {}", inputs.len())))?;
+        Self::new(input, self.id)
+    }
+}
+
+/// Plans frames that are kept.
+#[derive(Debug)]
+pub struct KeepPlanner;
+
+#[async_trait]
+impl ExtensionPlanner for KeepPlanner {
+    async fn plan_extension(
+        &self,
+        _: &dyn PhysicalPlanner,
+        node: &dyn UserDefinedLogicalNode,
+        _: &[&LogicalPlan],
+        inputs: &[Arc<dyn ExecutionPlan>],
+        _: &dyn Session,
+        _: &PhysicalPlanningContext,
+    ) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
+        let Some(node) = node.as_any().downcast_ref::<KeepNode>() else {
+            return Ok(None);
+        };
+        let [input] = inputs else {
+            return internal_err!("a kept frame has one input");
+        };
+        Ok(Some(Arc::new(KeepExec::new(Arc::clone(input), node.id))))
+    }
+}
+
+fn does_not_fit(rank: u32) -> DataFusionError {
+    let message = format!(
+        "the memory of rank {rank} {CANNOT_KEEP}: lease more memory or more ranks, keep fewer rows or columns, or drop \
+         other kept frames"
+    );
+    DataFusionError::External(Box::new(Failure::new(Code::OutOfMemory, message)))
+}
+
+/// Keeps the rows of its input on the rank, and returns where they are.
+#[derive(Debug)]
+pub struct KeepExec {
+    input: Arc<dyn ExecutionPlan>,
+    id: FrameId,
+    properties: Arc<PlanProperties>,
+}
+
+impl KeepExec {
+    pub fn new(input: Arc<dyn ExecutionPlan>, id: FrameId) -> Self {
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(reported()),
+            Partitioning::UnknownPartitioning(input.output_partitioning().partition_count()),
+            EmissionType::Final,
+            input.boundedness(),
+        );
+        Self {
+            input,
+            id,
+            properties: Arc::new(properties),
+        }
+    }
+
+    pub fn id(&self) -> FrameId {
+        self.id
+    }
+}
+
+impl DisplayAs for KeepExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("KeepExec")
+    }
+}
+
+impl ExecutionPlan for KeepExec {
+    fn name(&self) -> &str {
+        "KeepExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> QueryResult<TreeNodeRecursion>,
+    ) -> QueryResult<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
+        let [input] = <[Arc<dyn ExecutionPlan>; 1]>::try_from(children).map_err(|children| {
+            DataFusionError::Internal(format!("a kept frame has one input, not {}", children.len()))
+        })?;
+        Ok(Arc::new(Self::new(input, self.id)))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
+        let store = context.session_config().get_extension::<Store>();
+        let store = store.ok_or_else(|| exec_datafusion_err!("frames are kept by ranks, not by this process"))?;
+        let memory = MemoryConsumer::new("kept frame").register(context.memory_pool());
+        let mut rows = self.input.execute(partition, context)?;
+        let id = self.id;
+        let kept = async move {
+            let (mut batches, mut count, mut bytes) = (Vec::new(), 0, 0);
+            while let Some(batch) = rows.try_next().await? {
+                // A part of a larger batch would keep all of that.
+                let (batch, size) = compact(&batch)?;
+                memory.try_grow(size).map_err(|_| does_not_fit(store.rank()))?;
+                count += batch.num_rows() as u64;
+                bytes += size as u64;
+                batches.push(batch);
+            }
+            let number = store.put(id, batches, memory);
+            let row = RecordBatch::try_new(
+                reported(),
+                vec![
+                    Arc::new(UInt32Array::from(vec![store.rank()])),
+                    Arc::new(UInt32Array::from(vec![number])),
+                    Arc::new(UInt64Array::from(vec![count])),
+                    Arc::new(UInt64Array::from(vec![bytes])),
+                ],
+            );
+            Ok(row?)
+        };
+        let stream = futures_util::stream::once(kept);
+        Ok(Box::pin(RecordBatchStreamAdapter::new(reported(), stream)))
+    }
+}

@@ -1,0 +1,231 @@
+//! Reading kept frames: a leaf whose tasks run on the ranks that have the rows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::stats::Precision;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{DataFusionError, Result as QueryResult, Statistics, exec_datafusion_err, internal_err};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::statistics::StatisticsArgs;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
+use datafusion_distributed::{
+    DesiredTaskCountEvent, DesiredTaskCountEventResponse, DistributedLeafExec, NetworkBoundaryExt, RouteTasksEvent,
+    RouteTasksEventResponse, ScaleUpLeafNodeEvent, ScaleUpLeafNodeEventResponse,
+};
+use futures_util::stream::{self, BoxStream};
+use futures_util::{StreamExt, TryStreamExt};
+
+use super::{FrameId, Kept, Part, Store};
+use crate::exchange::{address_of, kept_rows};
+
+/// As many tasks as ranks that have rows.
+pub fn desired_tasks(event: DesiredTaskCountEvent<'_>) -> Option<QueryResult<DesiredTaskCountEventResponse>> {
+    let leaf = event.plan.downcast_ref::<KeptExec>()?;
+    Some(Ok(DesiredTaskCountEventResponse::desired(
+        leaf.rows.ranks().len().max(1),
+    )))
+}
+
+/// Has each task read what one rank keeps; or several, if there are fewer tasks.
+pub fn divided(event: ScaleUpLeafNodeEvent<'_>) -> Option<QueryResult<ScaleUpLeafNodeEventResponse>> {
+    let leaf = event.plan.downcast_ref::<KeptExec>()?;
+    let (ranks, tasks) = (leaf.rows.ranks(), event.task_count);
+    let of_task = |task: usize| {
+        let own = ranks.iter().skip(task).step_by(tasks);
+        let own: Vec<_> = own.collect();
+        let parts = leaf.rows.parts.iter().filter(|part| own.contains(&&part.rank));
+        parts.copied().collect::<Vec<_>>()
+    };
+    let shares: Vec<_> = (0..tasks).map(of_task).collect();
+    // As many partitions in each task: all parts of a leaf have that in common.
+    let most = shares.iter().map(Vec::len).max().unwrap_or(1);
+    let variants = shares.into_iter().map(|parts| {
+        let rows = Rows {
+            parts,
+            partitions: leaf.rows.partitions.min(most).max(1),
+            ..leaf.rows.clone()
+        };
+        let part = KeptExec::new(rows, leaf.kept.clone())?;
+        Ok(Arc::new(part) as Arc<dyn ExecutionPlan>)
+    });
+    let leaf = variants
+        .collect::<QueryResult<Vec<_>>>()
+        .and_then(|variants| DistributedLeafExec::try_new(Arc::clone(event.plan), variants));
+    Some(leaf.map(|leaf| ScaleUpLeafNodeEventResponse::new(Arc::new(leaf))))
+}
+
+/// Sends each task that reads kept rows to the rank that has them.
+pub fn routed(event: RouteTasksEvent<'_>) -> Option<QueryResult<RouteTasksEventResponse>> {
+    let leaf = kept_leaf(event.plan)?;
+    let urls = leaf.variants().iter().enumerate().map(|(task, variant)| {
+        let rows = variant.downcast_ref::<KeptExec>()?;
+        let first = rows.rows.parts.first();
+        // A task without rows may run anywhere.
+        let rank = first.map_or_else(|| u32::try_from(task).ok(), |part| Some(part.rank))?;
+        Some(address_of(rank))
+    });
+    let urls = urls.collect::<Option<Vec<_>>>()?;
+    (urls.len() == event.task_count).then(|| Ok(RouteTasksEventResponse::new(urls)))
+}
+
+/// The first leaf of a stage that reads kept rows.
+fn kept_leaf(plan: &Arc<dyn ExecutionPlan>) -> Option<&DistributedLeafExec> {
+    if plan.is_network_boundary() {
+        return None;
+    }
+    if let Some(leaf) = plan.downcast_ref::<DistributedLeafExec>() {
+        return leaf.original().is::<KeptExec>().then_some(leaf);
+    }
+    plan.children().into_iter().find_map(kept_leaf)
+}
+
+/// Which rows a plan reads.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    pub id: FrameId,
+    pub parts: Vec<Part>,
+    /// All columns.
+    pub schema: SchemaRef,
+    /// Those that are read.
+    pub projection: Option<Vec<usize>>,
+    pub partitions: usize,
+}
+
+impl Rows {
+    /// The ranks that have them, each once.
+    fn ranks(&self) -> Vec<u32> {
+        let mut ranks: Vec<_> = self.parts.iter().map(|part| part.rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    /// The columns that are read.
+    fn read(&self) -> QueryResult<SchemaRef> {
+        Ok(match &self.projection {
+            Some(columns) => Arc::new(self.schema.project(columns)?),
+            None => Arc::clone(&self.schema),
+        })
+    }
+}
+
+/// Reads kept rows. Partitions have the parts in turns.
+#[derive(Debug)]
+pub struct KeptExec {
+    rows: Rows,
+    /// In the session: so that ranks keep what is still to be read.
+    kept: Option<Arc<Kept>>,
+    properties: Arc<PlanProperties>,
+}
+
+impl KeptExec {
+    pub fn new(rows: Rows, kept: Option<Arc<Kept>>) -> QueryResult<Self> {
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(rows.read()?),
+            Partitioning::UnknownPartitioning(rows.partitions.max(1)),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Ok(Self {
+            rows,
+            kept,
+            properties: Arc::new(properties),
+        })
+    }
+
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+}
+
+impl DisplayAs for KeptExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
+        let rows: u64 = self.rows.parts.iter().map(|part| part.rows).sum();
+        write!(f, "KeptExec: {rows} rows")?;
+        match self.rows.ranks()[..] {
+            [] => Ok(()),
+            [rank] => write!(f, " of rank {rank}"),
+            [..] => write!(f, " of {} ranks", self.rows.ranks().len()),
+        }
+    }
+}
+
+impl ExecutionPlan for KeptExec {
+    fn name(&self) -> &str {
+        "KeptExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> QueryResult<TreeNodeRecursion>,
+    ) -> QueryResult<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
+        if !children.is_empty() {
+            return internal_err!("kept rows have no input");
+        }
+        Ok(self)
+    }
+
+    fn statistics_from_inputs(&self, _: &[Arc<Statistics>], args: &StatisticsArgs) -> QueryResult<Arc<Statistics>> {
+        let mut known = Statistics::new_unknown(self.schema().as_ref());
+        if args.partition().is_none() {
+            let sum = |of: fn(&Part) -> u64| self.rows.parts.iter().map(of).sum::<u64>();
+            known.num_rows = Precision::Exact(usize::try_from(sum(|part| part.rows)).unwrap_or(usize::MAX));
+            let bytes = usize::try_from(sum(|part| part.bytes)).unwrap_or(usize::MAX);
+            known.total_byte_size = Precision::Inexact(bytes);
+        }
+        Ok(Arc::new(known))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
+        let store = context.session_config().get_extension::<Store>();
+        let store = store.ok_or_else(|| exec_datafusion_err!("frames are kept by ranks, not by this process"))?;
+        let partitions = self.rows.partitions.max(1);
+        let own: Vec<_> = self
+            .rows
+            .parts
+            .iter()
+            .skip(partition)
+            .step_by(partitions)
+            .copied()
+            .collect();
+        let id = self.rows.id;
+        let batches = stream::iter(own).map(move |part| -> BoxStream<'static, QueryResult<_>> {
+            if part.rank != store.rank() {
+                return kept_rows(store.exchange(), part.rank, id, part.number);
+            }
+            match store.get(id, part.number) {
+                Ok(batches) => stream::iter(batches).map(Ok).boxed(),
+                Err(failure) => stream::once(async { Err(DataFusionError::External(failure.into())) }).boxed(),
+            }
+        });
+        let projection = self.rows.projection.clone();
+        let rows = batches.flatten().and_then(move |batch| {
+            let read = match &projection {
+                Some(columns) => batch.project(columns).map_err(DataFusionError::from),
+                None => Ok(batch),
+            };
+            std::future::ready(read)
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
+    }
+}

@@ -44,6 +44,17 @@ def test_groups_equal_those_of_python(trips):
     assert rows(found) == [{"zone": zone, "n": number[zone], "fare": fares[zone]} for zone in sorted(number)]
 
 
+def test_quantiles_lie_between_values(connection):
+    table = connection.create_table("t", {"x": [1, 2, 3, 10], "y": [0.5, None, 1.5, 3.5]})
+    wanted = [
+        table.x.quantile(0.5),
+        table.x.quantile(0.75),
+        table.y.quantile(0.25),
+        table.x.quantile(0.5, where=table.x > 1),
+    ]
+    assert [connection.execute(each) for each in wanted] == [2.5, 4.75, 1.0, 3.0]
+
+
 def test_all_kinds_of_results_are_returned(trips):
     assert trips.count().execute() == len(ROWS)
     assert trips.fare.max().to_pyarrow().as_py() == 25.0

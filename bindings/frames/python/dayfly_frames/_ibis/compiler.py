@@ -71,10 +71,17 @@ class DayflyCompiler(DataFusionCompiler):
             raise com.UnsupportedOperationError("the dayfly backend takes no parameter out of the query of a URL")
         return self._url_part(op, arg=arg)
 
-    def visit_ApproxQuantile(self, op: Any, *, arg: Any, quantile: Any, where: Any) -> Any:
+    def _percentile(self, function: str, *, arg: Any, quantile: Any, where: Any) -> Any:
         order = sge.Order(expressions=[sge.Ordered(this=arg)])
-        found = sge.WithinGroup(this=self.f.approx_percentile_cont(quantile), expression=order)
+        found = sge.WithinGroup(this=self.f.anon[function](quantile), expression=order)
         return found if where is None else sge.Filter(this=found, expression=sge.Where(this=where))
+
+    def visit_Quantile(self, op: Any, *, arg: Any, quantile: Any, where: Any) -> Any:
+        # DataFusion returns a value of the argument's type, and so would cut it.
+        return self._percentile("percentile_cont", arg=self.cast(arg, op.dtype), quantile=quantile, where=where)
+
+    def visit_ApproxQuantile(self, op: Any, *, arg: Any, quantile: Any, where: Any) -> Any:
+        return self._percentile("approx_percentile_cont", arg=arg, quantile=quantile, where=where)
 
     def visit_ScalarUDF(self, op: Any, **arguments: Any) -> Any:
         if op.__input_type__ != InputType.BUILTIN:

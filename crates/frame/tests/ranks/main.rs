@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod thread_group;
 
+mod checked;
 mod memory;
 mod queries;
 mod tpch;

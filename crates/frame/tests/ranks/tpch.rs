@@ -9,7 +9,7 @@ use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
-use dayfly_frame::{RankOptions, Session, SessionOptions, serve};
+use dayfly_frame::{RankOptions, Session, SessionOptions, display_plan_ascii, serve};
 use tempfile::TempDir;
 use tpchgen::generators::{
     CustomerGenerator, LineItemGenerator, NationGenerator, OrderGenerator, PartGenerator, PartSuppGenerator,
@@ -141,6 +141,14 @@ fn check(net: Net, workers: u32) {
         for (((name, _), found), expected) in QUERIES.iter().zip(&found).zip(expected) {
             assert_eq!(found, expected, "{name}");
         }
+        session.runtime().block_on(async {
+            for (name, query) in QUERIES {
+                let frame = session.context().sql(query).await.unwrap();
+                let plan = frame.create_physical_plan().await.unwrap();
+                let plan = display_plan_ascii(plan.as_ref(), false);
+                assert!(!plan.contains("runs on one rank"), "{name}\n{plan}");
+            }
+        });
     });
 }
 

@@ -61,27 +61,27 @@ pub fn divided(event: ScaleUpLeafNodeEvent<'_>) -> Option<QueryResult<ScaleUpLea
 
 /// Sends each task that reads kept rows to the rank that has them.
 pub fn routed(event: RouteTasksEvent<'_>) -> Option<QueryResult<RouteTasksEventResponse>> {
-    let leaf = kept_leaf(event.plan)?;
-    let urls = leaf.variants().iter().enumerate().map(|(task, variant)| {
-        let rows = variant.downcast_ref::<KeptExec>()?;
-        let first = rows.rows.parts.first();
-        // A task without rows may run anywhere.
-        let rank = first.map_or_else(|| u32::try_from(task).ok(), |part| Some(part.rank))?;
-        Some(address_of(rank))
+    let tasks = first_reads(event.plan)?;
+    // A task without rows may run anywhere; there are as many ranks as tasks.
+    let urls = (0u32..).zip(&tasks).map(|(task, read)| {
+        let rank = read.rows.parts.first().map_or(task, |part| part.rank);
+        address_of(rank)
     });
-    let urls = urls.collect::<Option<Vec<_>>>()?;
-    (urls.len() == event.task_count).then(|| Ok(RouteTasksEventResponse::new(urls)))
+    (tasks.len() == event.task_count).then(|| Ok(RouteTasksEventResponse::new(urls.collect())))
 }
 
-/// The first leaf of a stage that reads kept rows.
-fn kept_leaf(plan: &Arc<dyn ExecutionPlan>) -> Option<&DistributedLeafExec> {
+/// What each task of a stage reads at the first leaf with kept rows.
+fn first_reads(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<&KeptExec>> {
     if plan.is_network_boundary() {
         return None;
     }
     if let Some(leaf) = plan.downcast_ref::<DistributedLeafExec>() {
-        return leaf.original().is::<KeptExec>().then_some(leaf);
+        return leaf.variants().iter().map(|variant| variant.downcast_ref()).collect();
     }
-    plan.children().into_iter().find_map(kept_leaf)
+    match plan.downcast_ref::<KeptExec>() {
+        Some(read) => Some(vec![read]),
+        None => plan.children().into_iter().find_map(first_reads),
+    }
 }
 
 /// Which rows a plan reads.

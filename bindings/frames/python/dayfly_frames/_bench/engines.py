@@ -156,7 +156,12 @@ def _duckdb(left: Any, right: Any, threads: int) -> Run:
     for name, table in (("l", left), ("r", right)):
         connection.register("arrow", table)
         connection.execute(f"CREATE TABLE {name} AS FROM arrow")
-    return lambda: tuple(int(value) for value in connection.execute(JOIN).fetchone())
+
+    def run() -> tuple[int, ...]:
+        [row] = connection.execute(JOIN).fetchall()
+        return tuple(int(value) for value in row)
+
+    return run
 
 
 def _pandas(left: Any, right: Any) -> Run:

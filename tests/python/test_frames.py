@@ -511,3 +511,29 @@ def test_failing_function_shows_its_traceback(trips):
     assert "KeyError: 'fares'" in str(error.value)
     with pytest.raises(dayfly.RequestError, match='no column "place"'):
         trips.map_batches(lambda batch: batch, {"place": "int64"}).collect()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda batch: {"n": ["text"] * batch.num_rows}, "Cannot cast string 'text'"),
+        (lambda batch: {"n": [1 << 40] * batch.num_rows}, "Can't cast value 1099511627776"),
+        (lambda batch: 7, "it returned int, not a table"),
+        (lambda batch: {"n": [1, 2], "other": [1]}, "[Ll]ength"),
+    ],
+)
+def test_wrong_result_of_function_ends_the_query(trips, function, message):
+    with pytest.raises(dayfly.Error, match=message):
+        trips.map_batches(function, {"n": "int32"}).collect()
+
+
+def test_wrong_function_or_schema_is_refused(session, trips):
+    with pytest.raises(TypeError, match="a function is needed, not int"):
+        trips.map_batches(3, {"n": "int64"})
+    with pytest.raises(TypeError, match="a function is needed, not int"):
+        session.from_map(3, [1], {"n": "int64"})
+    for schema in ({}, [("n", "int64")]):
+        with pytest.raises(ValueError, match="maps names of columns to types"):
+            trips.map_batches(len, schema)
+    with pytest.raises(dayfly.RequestError, match='"text" is no type of a column'):
+        trips.map_batches(len, {"n": "text"})

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dayfly_frame::BatchFunctions;
 use dayfly_frame::datafusion::arrow::array::RecordBatch;
-use dayfly_frame::datafusion::arrow::compute::{cast, concat_batches};
+use dayfly_frame::datafusion::arrow::compute::{CastOptions, cast_with_options, concat_batches};
 use dayfly_frame::datafusion::arrow::datatypes::{Schema, SchemaRef};
 use dayfly_frame::datafusion::common::DataFusionError;
 use dayfly_protocol::error::{Code, Failure};
@@ -39,6 +39,10 @@ fn called(py: Python<'_>, function: &[u8], batch: RecordBatch) -> PyResult<Recor
 
 /// The columns of a schema, by their names, with its types.
 fn with_schema(found: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, String> {
+    let strict = CastOptions {
+        safe: false,
+        ..CastOptions::default()
+    };
     let mut columns = Vec::new();
     for field in schema.fields() {
         let Some(column) = found.column_by_name(field.name()) else {
@@ -54,7 +58,8 @@ fn with_schema(found: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, S
                 names.join(", ")
             ));
         };
-        let casted = cast(column, field.data_type());
+        // A value without a form in the stated type is no null.
+        let casted = cast_with_options(column, field.data_type(), &strict);
         columns.push(casted.map_err(|error| format!("column {:?} of the function's result: {error}", field.name()))?);
     }
     RecordBatch::try_new(Arc::clone(schema), columns).map_err(|error| error.to_string())

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from dayfly_frames import _frames
 from dayfly_frames._expr import Expr, as_column, col
-from dayfly_frames._map import Batch, dumped, name_of
+from dayfly_frames._map import Batch, columns_of, dumped, name_of
 from dayfly_frames._table import Table
 
 Columns = Expr | str | Iterable[Expr | str]
@@ -228,9 +228,9 @@ class Frame:
             raise ValueError(f'batch={batch!r}: it is "arrow", "polars" or "pandas"')
         if batch_rows < 1:
             raise ValueError(f"batch_rows={batch_rows}: a batch has at least one row")
-        return Frame(
-            self._native.map_batches(name_of(function), dumped(function, batch), list(schema.items()), batch_rows)
-        )
+        call = dumped(function, batch)
+        columns = columns_of(schema)
+        return Frame(self._native.map_batches(name_of(function), call, columns, batch_rows))
 
     def explain(self) -> str:
         """Returns the plan: stages, their tasks, and what each exchanges."""

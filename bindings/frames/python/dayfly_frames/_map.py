@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
@@ -21,8 +21,21 @@ Batch = Literal["arrow", "polars", "pandas"]
 MAX_LOADED = 64
 
 
+def _check_callable(function: object) -> None:
+    if not callable(function):
+        raise TypeError(f"a function is needed, not {type(function).__name__}")
+
+
+def columns_of(schema: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Returns the columns of a schema, as the native module takes them."""
+    if not isinstance(schema, Mapping) or not schema:
+        raise ValueError('schema= maps names of columns to types, such as {"zone": "int64"}, and has at least one')
+    return list(schema.items())
+
+
 def dumped(function: Callable[[Any], Any], batch: Batch) -> bytes:
     """Returns a function for `call`."""
+    _check_callable(function)
     pickled: bytes = cloudpickle.dumps((function, batch))
     return pickled
 
@@ -42,6 +55,7 @@ class OfItem:
     """A function of an item, called with a batch that has it."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
+        _check_callable(function)
         self._function = function
 
     def __call__(self, batch: pa.Table) -> Any:
@@ -67,12 +81,14 @@ def _returned(found: Any, batch: Batch) -> Any:
         return found
     import pyarrow as pa
 
-    if isinstance(found, dict):
-        return pa.table(found)
-    if hasattr(found, "__arrow_c_stream__") and not hasattr(found, "iloc"):
+    if isinstance(found, Mapping):
+        return pa.table(dict(found))
+    if hasattr(found, "iloc"):
+        # The index is no column.
+        return pa.Table.from_pandas(found, preserve_index=False)
+    if hasattr(found, "__arrow_c_stream__"):
         return found
-    # The index is no column.
-    return pa.Table.from_pandas(found, preserve_index=False)
+    raise TypeError(f"it returned {type(found).__name__}, not a table, a frame, or a mapping of names to columns")
 
 
 def call(function: bytes, table: _frames.Table) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dayfly_frames import _frames
 from dayfly_frames._frame import Frame
-from dayfly_frames._map import OfItem, dumped, dumped_item, name_of
+from dayfly_frames._map import OfItem, columns_of, dumped, dumped_item, name_of
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -104,9 +104,10 @@ class Session:
             dayfly.RequestError: as `Frame.map_batches`.
             dayfly.FunctionError: as `Frame.map_batches`.
         """
-        pickled = [dumped_item(item) for item in items]
+        columns = columns_of(schema)
         call = dumped(OfItem(function), "arrow")
-        return Frame(self._native.items(pickled).map_batches(name_of(function), call, list(schema.items()), 1))
+        pickled = [dumped_item(item) for item in items]
+        return Frame(self._native.items(pickled).map_batches(name_of(function), call, columns, 1))
 
     def sql(self, query: str, /, **frames: Frame) -> Frame:
         """Returns a frame of an SQL query, which sees these frames as its tables.

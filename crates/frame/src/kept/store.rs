@@ -69,10 +69,7 @@ impl Store {
         let part = frames.get(&id).and_then(Option::as_ref);
         let part = part.and_then(|parts| parts.get(number as usize));
         part.map(|part| part.batches.clone()).ok_or_else(|| {
-            let message = format!(
-                "rank {} does not keep the frame, whose workers were lost; persist it again",
-                self.rank()
-            );
+            let message = "rows of a kept frame are not here: the workers that kept it were lost; persist it again";
             Failure::new(Code::StateLost, message)
         })
     }

@@ -22,8 +22,8 @@ use super::checker::{self, Refusal};
 use crate::functions::MapExec;
 use crate::kept::{KeepExec, KeptExec};
 
-/// Moves a whole plan to one of the ranks, which have its files and functions. Other plans stay in this process, which is a rank too.
-/// The plan states the reason, if there is one.
+/// Moves a whole plan to one of the ranks, which have its files and functions. Other plans stay in this process, which is
+/// a rank too. The plan states the reason, if there is one.
 pub fn on_one_rank(
     plan: Arc<dyn ExecutionPlan>,
     refusal: Option<&Refusal>,

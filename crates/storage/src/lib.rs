@@ -4,6 +4,7 @@
 //! - [`StoreUrl`]: the URL of a store, displayed without its secrets.
 //! - [`Objects`]: named objects in a bucket or a directory; [`BlockingObjects`] is the same for programs without an async
 //!   runtime.
+//! - [`open_bucket`]: the client of a bucket, for libraries that take one.
 //! - [`Streams`]: numbered entries in Redis.
 //!
 //! Every error is a [`dayfly_protocol::error::Failure`] that names the store and the operation. Every call has a time
@@ -15,7 +16,7 @@ mod store_url;
 mod streams;
 
 pub use blocking::BlockingObjects;
-pub use objects::{ObjectBytes, ObjectInfo, ObjectWriter, Objects};
+pub use objects::{ObjectBytes, ObjectInfo, ObjectWriter, Objects, open_bucket};
 pub use store_url::{Kind, StoreUrl};
 pub use streams::{Entry, Reader, Streams};
 

@@ -21,6 +21,7 @@ use self::writer::feed;
 use crate::TIMEOUT;
 use crate::store_url::{Kind, StoreUrl};
 
+pub use self::bucket::open_bucket;
 pub use self::writer::ObjectWriter;
 
 /// Objects of more bytes are stored in parts concurrently. S3 accepts at most 5 GiB in one request.

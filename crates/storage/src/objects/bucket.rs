@@ -1,9 +1,10 @@
 //! Buckets of S3-compatible services, and the classification of their errors.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use dayfly_protocol::error::{Code, Failure};
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpError;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
 
@@ -16,14 +17,23 @@ const REQUEST: Duration = Duration::from_secs(60);
 const RETRIES: usize = 8;
 
 /// Returns the client of a bucket, with settings from the environment variables `AWS_*`.
-pub(super) fn bucket(place: &StoreUrl) -> Result<object_store::aws::AmazonS3, Failure> {
+pub(super) fn bucket(place: &StoreUrl) -> Result<AmazonS3, Failure> {
+    let name = place.parsed().host_str().unwrap_or_default();
+    open_bucket(name, AmazonS3Builder::from_env(), place)
+}
+
+/// Returns the client of a bucket, with the settings of a builder, and with limits of time and repetitions. `place` names
+/// it in errors.
+///
+/// # Errors
+/// [`Code::InvalidRequest`] if a setting is wrong, or the endpoint is not encrypted and no setting allows that.
+pub fn open_bucket(name: &str, builder: AmazonS3Builder, place: &dyn Display) -> Result<AmazonS3, Failure> {
     let wrong = |text: String| {
         Failure::new(
             Code::InvalidRequest,
             format!("the store {place} cannot be opened: {text}"),
         )
     };
-    let builder = AmazonS3Builder::from_env();
     let endpoint = builder
         .get_config_value(&AmazonS3ConfigKey::Endpoint)
         .unwrap_or_default();
@@ -36,8 +46,6 @@ pub(super) fn bucket(place: &StoreUrl) -> Result<object_store::aws::AmazonS3, Fa
     }
     let options = ClientOptions::new()
         .with_allow_http(http)
-        // Without encryption there is nothing to check, and a bare container may have no certificates.
-        .with_no_system_certificates(endpoint.starts_with("http://"))
         .with_connect_timeout(CONNECT)
         .with_timeout(REQUEST);
     let retry = RetryConfig {
@@ -49,10 +57,6 @@ pub(super) fn bucket(place: &StoreUrl) -> Result<object_store::aws::AmazonS3, Fa
         max_retries: RETRIES,
         retry_timeout: TIMEOUT,
     };
-    let name = place.parsed().host_str().unwrap_or_default();
-    // reqwest uses the process's default provider and panics if there is none. A program that installed another one
-    // keeps it.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = builder
         .with_bucket_name(name)
         .with_client_options(options)

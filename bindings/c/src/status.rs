@@ -114,11 +114,13 @@ pub enum dfly_status {
     DFLY_SPILL_REFUSED = 50,
     /// The directory into which a query spills is full, or the rank has spilled as much as it may.
     DFLY_SPILL_FULL = 51,
+    /// A file that a query was reading was changed or removed after the query was planned.
+    DFLY_INPUT_CHANGED = 52,
 }
 
 impl dfly_status {
     /// All error statuses, ordered by number.
-    pub(crate) const ERRORS: [Self; 51] = [
+    pub(crate) const ERRORS: [Self; 52] = [
         Self::DFLY_INVALID_REQUEST,
         Self::DFLY_NOT_FOUND,
         Self::DFLY_UNAUTHORIZED,
@@ -170,6 +172,7 @@ impl dfly_status {
         Self::DFLY_MEMORY_RETURNED,
         Self::DFLY_SPILL_REFUSED,
         Self::DFLY_SPILL_FULL,
+        Self::DFLY_INPUT_CHANGED,
     ];
 }
 
@@ -212,6 +215,7 @@ fn remedy(code: Code) -> &'static CStr {
         }
         Code::SpillRefused => c"Lease more memory or more ranks, or start the node with --spill.",
         Code::SpillFull => c"Lease more memory or more ranks, or free space in the directory of --spill.",
+        Code::InputChanged => c"Run the query again, once nothing writes into its files.",
         Code::DeadlineExceeded => c"Allow more time; the worker has been replaced.",
         Code::Rejected => c"Take completions first, or use another worker.",
         Code::StateLost => c"Set the state up again in the new worker.",

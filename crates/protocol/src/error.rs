@@ -159,6 +159,8 @@ codes! {
     SpillRefused = 50, "spill_refused", 422, Never;
     /// The directory into which a query spills is full, or the rank has spilled as much as it may.
     SpillFull = 51, "spill_full", 507, Later;
+    /// A file that a query was reading was changed or removed after the query was planned.
+    InputChanged = 52, "input_changed", 409, Later;
 }
 
 /// An error as it travels: a code, and a sentence with what happened and what to do.

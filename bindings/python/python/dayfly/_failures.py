@@ -54,6 +54,7 @@ _FAMILIES: dict[str, type[Error]] = {
     "out_of_memory": CapacityError,
     "spill_refused": CapacityError,
     "spill_full": CapacityError,
+    "input_changed": RequestError,
     "rejected": CapacityError,
     "executor_failed": LoadError,
     "load_failed": LoadError,

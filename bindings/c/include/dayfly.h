@@ -294,6 +294,8 @@ enum dfly_status
     DFLY_SPILL_REFUSED = 50,
     // The directory into which a query spills is full, or the rank has spilled as much as it may.
     DFLY_SPILL_FULL = 51,
+    // A file that a query was reading was changed or removed after the query was planned.
+    DFLY_INPUT_CHANGED = 52,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

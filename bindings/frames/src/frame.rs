@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use dayfly_frame::MapCall;
 use dayfly_frame::datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use dayfly_frame::datafusion::common::{Column, DataFusionError, plan_err};
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::logical_expr::utils::find_aggregate_exprs;
-use dayfly_frame::datafusion::logical_expr::{Expr as DfExpr, LogicalPlan, LogicalPlanBuilder};
+use dayfly_frame::datafusion::logical_expr::{Expr as DfExpr, LogicalPlan, LogicalPlanBuilder, lit};
 use dayfly_frame::datafusion::prelude::DataFrame;
+use dayfly_frame::{MapCall, Output};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
@@ -16,13 +16,13 @@ use crate::arrow::export_schema;
 use crate::batch_functions::schema_of;
 use crate::errors::{ForPython, invalid};
 use crate::expr::Expr;
+use crate::functions;
 use crate::join::{How, Keys, join};
 use crate::names::{self, check, check_names, columns, has_aggregate, named, uses_plain_column};
-use crate::plan_text::plan_text;
+use crate::output::format_of;
 use crate::session::Shared;
 use crate::table::{Batches, Table};
 use crate::types::type_name;
-use crate::wait::wait;
 
 /// A plan. `dayfly_frames.Frame` has its operations.
 #[pyclass(frozen, module = "dayfly_frames._frames")]
@@ -205,13 +205,17 @@ impl Frame {
         right: Vec<String>,
         suffix: &str,
         coalesce: bool,
+        is_sorted: bool,
     ) -> PyResult<Self> {
         let kinds = "inner, left, right, full, semi, anti or cross";
         let how = How::of(how).ok_or_else(|| invalid(py, format!("how={how:?} is no join: {kinds}")))?;
-        self.derived(
-            py,
-            join(&self.plan, &other.plan, how, &Keys { left, right, coalesce }, suffix),
-        )
+        let keys = Keys {
+            left,
+            right,
+            coalesce,
+            is_sorted,
+        };
+        self.derived(py, join(&self.plan, &other.plan, how, &keys, suffix))
     }
 
     /// Different rows; or one row for each combination of these columns.
@@ -263,6 +267,31 @@ impl Frame {
         )
     }
 
+    /// Rows by chance: so many, or each with this probability.
+    fn sample(&self, py: Python<'_>, rows: Option<usize>, fraction: f64) -> PyResult<Self> {
+        let plan = (|| {
+            let Some(random) = functions::scalar("random") else {
+                return plan_err!("DataFusion has no function random");
+            };
+            let random = random.call(vec![]);
+            match rows {
+                Some(rows) => self
+                    .builder()
+                    .sort_with_limit([random.sort(true, false)], Some(rows))?
+                    .build(),
+                None => self.builder().filter(random.lt(lit(fraction)))?.build(),
+            }
+        })();
+        self.derived(py, plan)
+    }
+
+    /// The same rows, with those of equal keys in one partition of one rank.
+    fn repartition(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Self> {
+        let plan = check_names(self.plan.schema(), keys.iter().map(String::as_str))
+            .and_then(|()| dayfly_frame::repartition(self.plan.clone(), keys));
+        self.derived(py, plan)
+    }
+
     /// The batches that a function returns for those of this frame. `schema` has the names of columns and types.
     fn map_batches(
         &self,
@@ -285,11 +314,11 @@ impl Frame {
 
     /// All rows.
     fn collect(&self, py: Python<'_>) -> PyResult<Table> {
-        let (schema, batches) = self.shared.run(py, |session| {
+        let (runtime, rows) = self.shared.run(py, |session| {
             let plan = self.plan.clone();
-            async move { session.collect(plan).await }
+            async move { Ok((session.runtime().handle().clone(), session.collect(plan).await?)) }
         })?;
-        Ok(Table::new(schema, batches))
+        Ok(Table::with_usage(rows, runtime))
     }
 
     /// Has the ranks keep the rows. Returns a frame that reads them.
@@ -310,16 +339,22 @@ impl Frame {
         Ok(Batches::new(self.shared.clone(), runtime, stream))
     }
 
-    /// Writes the rows as Parquet files below a directory. Returns the files' paths below it, rows and bytes.
-    fn write_parquet(
+    /// Writes the rows as files below a directory. Returns the files' paths below it, rows and bytes.
+    fn write(
         &self,
         py: Python<'_>,
+        format: &str,
         directory: String,
         partition_by: Vec<String>,
     ) -> PyResult<Vec<(String, u64, u64)>> {
+        let output = Output {
+            directory,
+            partition_by,
+            format: format_of(format)?,
+        };
         let written = self.shared.run(py, |session| {
-            let (plan, directory, partition_by) = (self.plan.clone(), directory.clone(), partition_by.clone());
-            async move { session.write_parquet(plan, &directory, &partition_by).await }
+            let (plan, output) = (self.plan.clone(), output.clone());
+            async move { session.write(plan, &output).await }
         })?;
         let files = written.files.into_iter();
         Ok(files.map(|file| (file.path, file.rows, file.bytes)).collect())
@@ -337,13 +372,16 @@ impl Frame {
         })
     }
 
-    /// The plan of the ranks.
-    fn explain(&self, py: Python<'_>) -> PyResult<String> {
-        let session = self.shared.get(py)?;
-        let data = self.data(py)?;
-        let plan = wait(py, session.runtime().handle(), async move {
-            data.create_physical_plan().await
-        })?;
-        plan.and_then(|plan| plan_text(&plan)).for_python(py)
+    /// The plan of the ranks; with what its nodes measure when they execute it, if that is asked for.
+    fn explain(&self, py: Python<'_>, analyze: bool) -> PyResult<String> {
+        self.shared.run(py, |session| {
+            let plan = self.plan.clone();
+            async move {
+                match analyze {
+                    true => dayfly_frame::analyze(session.context(), plan).await,
+                    false => dayfly_frame::explain(session.context(), plan).await,
+                }
+            }
+        })
     }
 }

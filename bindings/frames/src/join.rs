@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use dayfly_frame::datafusion::common::{Column, DFSchema, JoinType, TableReference, plan_err};
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
+use dayfly_frame::sorted_join;
 
 use crate::functions;
 use crate::names::{check_names, columns};
@@ -53,6 +54,8 @@ pub struct Keys {
     pub right: Vec<String>,
     /// Whether a full join has one column for both keys: that of the side that has the row.
     pub coalesce: bool,
+    /// Whether both sides are sorted, instead of hashing one.
+    pub is_sorted: bool,
 }
 
 const LEFT: &str = "left";
@@ -73,7 +76,11 @@ pub fn join(left: &LogicalPlan, right: &LogicalPlan, how: How, keys: &Keys, suff
         left.cross_join(right)?
     } else {
         let on = |side: &str, names: &[String]| names.iter().map(|name| of(side, name)).collect::<Vec<_>>();
-        left.join(right, how.kind(), (on(LEFT, &keys.left), on(RIGHT, &keys.right)), None)?
+        let joined = left.join(right, how.kind(), (on(LEFT, &keys.left), on(RIGHT, &keys.right)), None)?;
+        match keys.is_sorted {
+            true => LogicalPlanBuilder::from(sorted_join(joined.build()?)?),
+            false => joined,
+        }
     };
     joined.project(output)?.build()
 }

@@ -9,17 +9,17 @@ mod functions;
 mod join;
 mod names;
 mod output;
-mod plan_text;
 mod session;
 mod sql;
 mod table;
 mod types;
 mod wait;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use dayfly_comm::Invitation;
-use dayfly_frame::{Functions, Memory, RankOptions, Spill};
+use dayfly_frame::{Functions, Memory, RankOptions, Spill, StoreOptions};
 use pyo3::prelude::*;
 
 /// Executes the tasks of a session as one rank of its group, until the session closes.
@@ -31,6 +31,7 @@ fn serve(
     memory: Option<u64>,
     spill: Option<PathBuf>,
     spill_bytes: Option<u64>,
+    stores: BTreeMap<String, String>,
 ) -> PyResult<()> {
     let spill = spill.map(|directory| Spill {
         directory,
@@ -39,10 +40,17 @@ fn serve(
     let options = RankOptions {
         threads,
         memory: Memory { bytes: memory, spill },
+        stores: StoreOptions::new(stores).map_err(|failure| errors::raise(py, &failure))?,
         functions: Some(Functions::new(batch_functions::PythonFunctions)),
     };
     py.detach(|| dayfly_frame::serve_rank(&Invitation::from_json(invitation)?, &options))
         .map_err(|failure| errors::raise(py, &failure))
+}
+
+/// Whether object stores have an option of this name.
+#[pyfunction]
+fn is_store_option(name: &str) -> bool {
+    StoreOptions::knows(name)
 }
 
 #[pymodule]
@@ -51,6 +59,8 @@ mod _frames {
     use super::expr::Expr;
     #[pymodule_export]
     use super::frame::Frame;
+    #[pymodule_export]
+    use super::is_store_option;
     #[pymodule_export]
     use super::output::Encoder;
     #[pymodule_export]

@@ -1,23 +1,20 @@
 //! Sessions: the client's end of a group whose ranks execute queries.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_comm::Invitation;
 use dayfly_frame::datafusion::catalog::MemTable;
-use dayfly_frame::datafusion::datasource::file_format::options::{
-    ArrowReadOptions, CsvReadOptions, JsonReadOptions, ParquetReadOptions,
-};
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::logical_expr::LogicalPlan;
-use dayfly_frame::datafusion::prelude::{DataFrame, SessionContext};
-use dayfly_frame::{Functions, Session as Inner, SessionOptions};
+use dayfly_frame::{Session as Inner, SessionOptions, Source, StoreOptions};
 use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
 use crate::arrow::import_stream;
-use crate::batch_functions::PythonFunctions;
 use crate::errors::{ForPython, raise};
 use crate::frame::Frame;
+use crate::output::format_of;
 use crate::sql;
 use crate::wait::wait;
 
@@ -144,69 +141,21 @@ pub struct Session {
     options: SessionOptions,
 }
 
-/// How files are read, by the name of their format.
-struct Source {
-    paths: Vec<String>,
-    /// Whether only files with the format's extension are read: those of a directory.
-    by_extension: bool,
-    has_header: bool,
-    separator: u8,
-    infer_rows: usize,
-}
-
-impl Source {
-    async fn read(self, context: &SessionContext, format: &str) -> QueryResult<DataFrame> {
-        let extension = |default: &'static str| if self.by_extension { default } else { "" };
-        match format {
-            "parquet" => {
-                // A directory that a frame was written into has the files that its manifest names, and no others.
-                if let ([directory], true) = (self.paths.as_slice(), self.by_extension)
-                    && let Some(manifest) = dayfly_frame::read_manifest(context, directory).await?
-                {
-                    return dayfly_frame::read_written(context, directory, &manifest).await;
-                }
-                let options = ParquetReadOptions {
-                    file_extension: extension(".parquet"),
-                    ..ParquetReadOptions::default()
-                };
-                context.read_parquet(self.paths, options).await
-            }
-            "csv" => {
-                let mut options = CsvReadOptions::new()
-                    .has_header(self.has_header)
-                    .delimiter(self.separator)
-                    .schema_infer_max_records(self.infer_rows);
-                options.file_extension = extension(".csv");
-                context.read_csv(self.paths, options).await
-            }
-            "json" => {
-                let options = JsonReadOptions {
-                    schema_infer_max_records: self.infer_rows,
-                    file_extension: extension(".json"),
-                    ..JsonReadOptions::default()
-                };
-                context.read_json(self.paths, options).await
-            }
-            _ => {
-                let options = ArrowReadOptions {
-                    file_extension: extension(".arrow"),
-                    ..ArrowReadOptions::default()
-                };
-                context.read_arrow(self.paths, options).await
-            }
-        }
-    }
-}
-
 #[pymethods]
 impl Session {
     /// Joins the group of an invitation as its last rank.
     #[staticmethod]
-    fn join(py: Python<'_>, invitation: &str, partitions: usize, partition_bytes: usize) -> PyResult<Self> {
+    fn join(
+        py: Python<'_>,
+        invitation: &str,
+        partitions: usize,
+        partition_bytes: usize,
+        stores: BTreeMap<String, String>,
+    ) -> PyResult<Self> {
         let options = SessionOptions {
             partitions,
             partition_bytes,
-            functions: Some(Functions::new(PythonFunctions)),
+            stores: StoreOptions::new(stores).map_err(|failure| raise(py, &failure))?,
             ..SessionOptions::default()
         };
         let session = joined(py, invitation, &options)?;
@@ -270,31 +219,38 @@ impl Session {
         }
     }
 
-    /// A frame over files of a format: `parquet`, `csv`, `json` or `ipc`.
-    #[pyo3(signature = (format, paths, *, by_extension, has_header = true, separator = b',', infer_rows = 1000))]
+    /// A frame over files of a format.
+    #[pyo3(signature = (
+        format, paths, *, by_extension, has_header = true, separator = b',', newlines_in_values = true, infer_rows = 1000
+    ))]
     #[expect(clippy::too_many_arguments, reason = "they are the options of all formats")]
     fn scan(
         &self,
         py: Python<'_>,
-        format: String,
+        format: &str,
         paths: Vec<String>,
         by_extension: bool,
         has_header: bool,
         separator: u8,
+        newlines_in_values: bool,
         infer_rows: usize,
     ) -> PyResult<Frame> {
         let session = self.shared.get(py)?;
         let context = session.context().clone();
         let source = Source {
+            format: format_of(format)?,
             paths,
             by_extension,
             has_header,
             separator,
+            newlines_in_values,
             infer_rows,
         };
-        let read = wait(py, session.runtime().handle(), async move {
-            source.read(&context, &format).await
-        })?;
+        let read = wait(
+            py,
+            session.runtime().handle(),
+            async move { source.read(&context).await },
+        )?;
         Ok(self.shared.frame(read.for_python(py)?.into_unoptimized_plan()))
     }
 

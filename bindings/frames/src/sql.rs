@@ -15,7 +15,6 @@ use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
 use crate::errors::raise;
-use crate::plan_text::plan_text;
 
 /// What DataFusion appends to errors that it takes for its own.
 const ADVERTISEMENT: &str = "\nThis issue was likely caused by a bug in DataFusion's code.";
@@ -47,8 +46,9 @@ pub async fn planned(context: &SessionContext, query: &str) -> QueryResult<Logic
     let frame = context.sql_with_options(query, options).await?;
     match frame.logical_plan() {
         LogicalPlan::Explain(explain) => explained(context, explain).await,
-        LogicalPlan::Analyze(_) => {
-            not_impl_err!("EXPLAIN ANALYZE has no measurements of the ranks: use EXPLAIN")
+        LogicalPlan::Analyze(analyzed) => {
+            let text = dayfly_frame::analyze(context, analyzed.input.as_ref().clone()).await?;
+            plan_rows(context, &[("plan_with_measures", text)])
         }
         _ => Ok(frame.into_unoptimized_plan()),
     }
@@ -61,12 +61,15 @@ async fn explained(context: &SessionContext, explain: &Explain) -> QueryResult<L
     }
     let state = context.state();
     let logical = state.optimize(&explain.plan)?;
-    let physical = DataFrame::new(state, explain.plan.as_ref().clone())
-        .create_physical_plan()
-        .await?;
-    let texts = [logical.display_indent().to_string(), plan_text(&physical)?];
-    let kinds: ArrayRef = Arc::new(StringArray::from(vec!["logical_plan", "physical_plan"]));
-    let plans: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
+    let physical = dayfly_frame::explain(context, explain.plan.as_ref().clone()).await?;
+    let logical = logical.display_indent().to_string();
+    plan_rows(context, &[("logical_plan", logical), ("physical_plan", physical)])
+}
+
+/// Texts of plans, and what each is.
+fn plan_rows(context: &SessionContext, texts: &[(&str, String)]) -> QueryResult<LogicalPlan> {
+    let kinds: ArrayRef = Arc::new(StringArray::from_iter_values(texts.iter().map(|(kind, _)| kind)));
+    let plans: ArrayRef = Arc::new(StringArray::from_iter_values(texts.iter().map(|(_, text)| text)));
     let rows = RecordBatch::try_from_iter([("plan_type", kinds), ("plan", plans)])?;
     Ok(context.read_batch(rows)?.into_unoptimized_plan())
 }

@@ -10,6 +10,7 @@ use dayfly_frame::datafusion::arrow::error::ArrowError;
 use dayfly_frame::datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use dayfly_frame::datafusion::common::DataFusionError;
 use dayfly_frame::datafusion::physical_plan::SendableRecordBatchStream;
+use dayfly_frame::{PendingUsage, Rows};
 use dayfly_protocol::text::line;
 use futures_util::StreamExt;
 use pyo3::prelude::*;
@@ -30,11 +31,25 @@ const MAX_CELL_CHARS: usize = 60;
 pub struct Table {
     schema: SchemaRef,
     batches: Vec<RecordBatch>,
+    usage: Option<(PendingUsage, Handle)>,
 }
 
 impl Table {
     pub fn new(schema: SchemaRef, batches: Vec<RecordBatch>) -> Self {
-        Self { schema, batches }
+        Self {
+            schema,
+            batches,
+            usage: None,
+        }
+    }
+
+    /// The rows of a query, and the runtime on which its ranks report what it took.
+    pub fn with_usage(rows: Rows, runtime: Handle) -> Self {
+        Self {
+            schema: rows.schema,
+            batches: rows.batches,
+            usage: Some((rows.usage, runtime)),
+        }
     }
 
     pub fn batches(&self) -> &[RecordBatch] {
@@ -98,6 +113,18 @@ impl Table {
 
     fn num_rows(&self) -> usize {
         self.batches.iter().map(RecordBatch::num_rows).sum()
+    }
+
+    /// What the query took: seconds, tasks, bytes exchanged and bytes spilled.
+    fn usage(&self, py: Python<'_>) -> PyResult<Option<(f64, u64, u64, u64)>> {
+        let Some((usage, runtime)) = &self.usage else {
+            return Ok(None);
+        };
+        let usage = wait(py, runtime, usage.clone().get())?;
+        Ok(usage.map(|usage| {
+            let seconds = usage.elapsed.as_secs_f64();
+            (seconds, usage.tasks, usage.exchanged_bytes, usage.spilled_bytes)
+        }))
     }
 
     fn columns(&self) -> Vec<String> {

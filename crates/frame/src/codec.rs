@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::functions::items::ItemsExec;
 use crate::functions::{MapCall, MapExec};
 use crate::kept::{FrameId, KeepExec, KeptExec, Part, Rows};
+use crate::repartition::RepartitionedExec;
 use crate::write::{Target, WriteExec};
 
 /// A node without its input.
@@ -22,6 +23,7 @@ use crate::write::{Target, WriteExec};
 enum Node {
     Write(Target),
     Keep(FrameId),
+    Repartitioned(Vec<usize>),
     Kept {
         id: FrameId,
         parts: Vec<Part>,
@@ -61,6 +63,13 @@ impl PhysicalExtensionCodec for NodeCodec {
         Ok(match node {
             Node::Write(target) => Arc::new(WriteExec::new(input()?, target)),
             Node::Keep(id) => Arc::new(KeepExec::new(input()?, id)),
+            Node::Repartitioned(keys) => {
+                let input = input()?;
+                if keys.iter().any(|key| *key >= input.schema().fields().len()) {
+                    return internal_err!("rows are repartitioned by a column that they do not have");
+                }
+                Arc::new(RepartitionedExec::new(input, keys))
+            }
             Node::Kept {
                 id,
                 parts,
@@ -108,6 +117,8 @@ impl PhysicalExtensionCodec for NodeCodec {
             Node::Write(write.target().clone())
         } else if let Some(keep) = node.downcast_ref::<KeepExec>() {
             Node::Keep(keep.id())
+        } else if let Some(repartitioned) = node.downcast_ref::<RepartitionedExec>() {
+            Node::Repartitioned(repartitioned.keys().to_vec())
         } else if let Some(kept) = node.downcast_ref::<KeptExec>() {
             let Rows {
                 id,

@@ -8,6 +8,7 @@
 mod batches;
 mod channel;
 mod error;
+mod measures;
 mod requests;
 mod server;
 
@@ -21,8 +22,9 @@ use url::Url;
 use crate::kept::FrameId;
 
 pub use batches::compact;
-pub use channel::{RankChannels, kept_rows};
+pub use channel::{RECEIVED_BYTES, RankChannels, kept_rows};
 pub use error::ExchangeError;
+pub use measures::unplanned;
 pub use server::serve;
 
 /// The lane of requests.

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::{DataFusionError, Result as QueryResult};
-use datafusion::logical_expr::{Extension, LogicalPlan};
+use datafusion::logical_expr::LogicalPlan;
 use dayfly_protocol::error::{Code, Failure};
 
-use node::MapNode;
-pub use node::{MapCall, MapExec, MapPlanner};
+use crate::operation::applied;
+pub use node::{MapCall, MapExec};
 
 /// Calls functions in the language of a rank. Sessions and ranks have the same.
 pub trait BatchFunctions: Send + Sync + 'static {
@@ -63,6 +63,5 @@ impl fmt::Debug for Functions {
 /// # Errors
 /// If the schema has a column twice.
 pub fn map_batches(input: LogicalPlan, call: MapCall) -> QueryResult<LogicalPlan> {
-    let node = MapNode::new(input, call)?;
-    Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
+    applied(call, input)
 }

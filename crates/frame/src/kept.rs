@@ -14,15 +14,15 @@ use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::{Result as QueryResult, internal_err};
 use datafusion::datasource::provider_as_source;
 use datafusion::execution::context::SessionContext;
-use datafusion::logical_expr::{Expr, Extension, LogicalPlan, LogicalPlanBuilder, TableType};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::DataFrame;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::exchange::Exchange;
-use node::KeepNode;
-pub use node::{KeepExec, KeepPlanner};
+use crate::operation::applied;
+pub use node::{Keep, KeepExec};
 pub use read::{KeptExec, Rows, desired_tasks, divided, routed};
 pub use store::Store;
 
@@ -75,8 +75,7 @@ pub async fn persist(
         parts: Vec::new(),
         exchange: Arc::downgrade(exchange),
     };
-    let node = KeepNode::new(plan, kept.id)?;
-    let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
+    let plan = applied(Keep(kept.id), plan)?;
     for batch in DataFrame::new(context.state(), plan).collect().await? {
         kept.parts.extend(parts_of(&batch)?);
     }

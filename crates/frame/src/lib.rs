@@ -13,20 +13,30 @@ mod float_statistics;
 mod functions;
 mod kept;
 mod memory;
+mod operation;
 mod pauses;
+mod pins;
 mod plan;
 mod rank;
+mod repartition;
 mod session;
+mod sorted_join;
+mod source;
+mod stores;
+mod usage;
 mod write;
 
 pub use datafusion;
-pub use datafusion_distributed::display_plan_ascii;
 pub use error::failure_of;
 pub use functions::items::{Item, items};
 pub use functions::{BatchFunctions, Functions, MapCall, map_batches};
 pub use memory::{Memory, Spill};
+pub use plan::{analyze, explain};
 pub use rank::{RankOptions, serve, serve_rank};
-pub use session::{Session, SessionOptions};
-pub use write::{
-    FileEntry, MANIFEST, Manifest, PartitionColumn, parquet_properties, read_manifest, read_written, write_parquet,
-};
+pub use repartition::repartition;
+pub use session::{Rows, Session, SessionOptions};
+pub use sorted_join::sorted_join;
+pub use source::Source;
+pub use stores::StoreOptions;
+pub use usage::{PendingUsage, Usage};
+pub use write::{Encoder, FileEntry, Format, MANIFEST, Manifest, Output, PartitionColumn, write};

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use datafusion::common::Result;
+use datafusion::execution::cache::cache_manager::CacheManagerConfig;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::{MemoryPool, TrackConsumersPool, UnboundedMemoryPool};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
@@ -14,6 +15,7 @@ use datafusion::prelude::SessionConfig;
 use dayfly_protocol::error::{Code, Failure};
 
 use self::pool::SharedPool;
+use crate::stores::{StoreOptions, Stores};
 
 /// Share of a rank's memory for sorts, joins and aggregations. The rest is for batches that cross and for the process.
 const QUERY_SHARE: f64 = 0.6;
@@ -58,8 +60,8 @@ impl Memory {
         self.bytes.map(|bytes| (bytes as f64 * QUERY_SHARE) as usize)
     }
 
-    /// An environment whose queries stay within these bounds.
-    pub fn environment(&self) -> Result<Arc<RuntimeEnv>> {
+    /// An environment whose queries stay within these bounds, and read files of these stores.
+    pub fn environment(&self, stores: &StoreOptions) -> Result<Arc<RuntimeEnv>> {
         let pool: Arc<dyn MemoryPool> = match self.query_bytes() {
             Some(bytes) => Arc::new(TrackConsumersPool::new(SharedPool::new(bytes), NAMED_CONSUMERS)),
             None => Arc::new(UnboundedMemoryPool::default()),
@@ -74,6 +76,9 @@ impl Memory {
         RuntimeEnvBuilder::new()
             .with_memory_pool(pool)
             .with_disk_manager_builder(disk)
+            // Otherwise no query would see files that were changed or added after the first one.
+            .with_cache_manager(CacheManagerConfig::default().with_list_files_cache_limit(0))
+            .with_object_store_registry(Arc::new(Stores::new(stores.clone())))
             .build_arc()
     }
 

@@ -11,16 +11,20 @@ use std::time::{Duration, Instant};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::Result as QueryResult;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{DataFusionError, Result as QueryResult};
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec, SortMergeJoinExec};
+use datafusion::physical_plan::metrics::MetricsSet;
 use datafusion::physical_plan::{
     ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
 };
 use datafusion_distributed::{WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse};
 use futures_util::{Stream, StreamExt};
+
+use crate::exchange::unplanned;
+use crate::operation::only_input;
 
 /// Time for which a join computes without a pause, but for the matches of one batch.
 const PAUSE_AFTER: Duration = Duration::from_millis(10);
@@ -87,12 +91,15 @@ impl ExecutionPlan for PauseExec {
         Ok(TreeNodeRecursion::Continue)
     }
 
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(unplanned())
+    }
+
     fn with_new_children(
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let [input] = <[Arc<dyn ExecutionPlan>; 1]>::try_from(children)
-            .map_err(|children| DataFusionError::Internal(format!("a pause has one input, not {}", children.len())))?;
+        let input = only_input(children)?;
         Ok(Arc::new(Self(input)))
     }
 

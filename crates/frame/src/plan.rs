@@ -2,6 +2,7 @@
 
 mod checker;
 mod one_rank;
+mod text;
 
 use std::sync::Arc;
 
@@ -15,10 +16,14 @@ use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion_distributed::DistributedExec;
 
 use self::checker::Refusal;
-use self::one_rank::on_one_rank;
-use crate::functions::MapPlanner;
-use crate::kept::KeepPlanner;
-use crate::write::WritePlanner;
+use self::one_rank::{on_one_rank, with_last_stage_on_a_rank};
+use crate::functions::MapCall;
+use crate::kept::Keep;
+use crate::operation::planner;
+use crate::repartition::Repartition;
+use crate::sorted_join::SortedJoin;
+use crate::write::Target;
+pub use text::{analyze, explain};
 
 /// Plans for one process, with the nodes of this crate.
 #[derive(Debug)]
@@ -32,17 +37,19 @@ impl QueryPlanner for LocalPlanner {
         session: &dyn Session,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
         let planner = DefaultPhysicalPlanner::with_extension_planners(vec![
-            Arc::new(WritePlanner),
-            Arc::new(MapPlanner),
-            Arc::new(KeepPlanner),
+            planner::<Target>(),
+            planner::<MapCall>(),
+            planner::<Keep>(),
+            planner::<Repartition>(),
+            planner::<SortedJoin>(),
         ]);
         planner.create_physical_plan(query, session).await
     }
 }
 
 /// Plans as the distributed planner, if the [checker] finds nothing wrong. Other plans run on one rank: so do those that
-/// the distributed planner leaves in this process, if they read files or call functions. Only the ranks have to see these,
-/// and they have the memory and the cores for them.
+/// the distributed planner leaves in this process, and last stages, if they read files or call functions. Only the ranks
+/// have to see these, and they have the memory and the cores for them.
 #[derive(Debug)]
 pub struct RankPlanner(pub Arc<dyn QueryPlanner + Send + Sync>);
 
@@ -58,7 +65,7 @@ impl QueryPlanner for RankPlanner {
             .map_err(|error| Refusal::failed(&error))
             .and_then(|plan| checker::check(&plan).map(|()| plan));
         match checked {
-            Ok(plan) if is_for_ranks(&plan) => Ok(plan),
+            Ok(plan) if is_for_ranks(&plan) => with_last_stage_on_a_rank(plan, session),
             Ok(plan) => on_one_rank(plan, None, session),
             Err(refusal) => {
                 let plan = LocalPlanner.create_physical_plan(query, session).await?;

@@ -15,6 +15,8 @@ use crate::functions::Functions;
 use crate::kept::Store;
 use crate::memory::Memory;
 use crate::pauses::with_pauses;
+use crate::pins::with_pins;
+use crate::stores::StoreOptions;
 
 /// What a rank may use.
 #[derive(Debug, Clone)]
@@ -23,6 +25,8 @@ pub struct RankOptions {
     pub threads: usize,
     /// Its share of the lease's memory, and of the disk.
     pub memory: Memory,
+    /// How it reaches object stores.
+    pub stores: StoreOptions,
     /// What calls the functions of queries; `None` to refuse these.
     pub functions: Option<Functions>,
 }
@@ -33,6 +37,7 @@ impl Default for RankOptions {
         Self {
             threads: 1,
             memory: Memory::default(),
+            stores: StoreOptions::default(),
             functions: None,
         }
     }
@@ -54,7 +59,9 @@ pub fn serve_rank(invitation: &Invitation, options: &RankOptions) -> Result<(), 
 /// As [`serve_rank`].
 pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), Failure> {
     let memory = Arc::new(options.memory.clone());
-    let environment = memory.environment().map_err(|error| failure_of(&error))?;
+    let environment = memory
+        .environment(&options.stores)
+        .map_err(|error| failure_of(&error))?;
     let exchange = Exchange::new(Post::open(communicator, PostOptions::default())?);
     let session = communicator.size() - 1;
     let channels = exchange.clone();
@@ -79,6 +86,7 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
                 .with_distributed_channel_resolver(channels)
                 .with_distributed_user_codec(NodeCodec)
                 .with_distributed_worker_plan_rewrite_handler(with_pauses)
+                .with_distributed_worker_plan_rewrite_handler(with_pins)
                 .build())
         }
     });

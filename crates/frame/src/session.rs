@@ -1,6 +1,7 @@
 //! The rank that plans queries and gets their results.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
@@ -8,6 +9,7 @@ use datafusion::common::Result as QueryResult;
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::common::collect;
+use datafusion::physical_plan::execute_stream;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::prelude::{DataFrame, SessionConfig, SessionContext};
 use datafusion_distributed::{DistributedExt, SessionStateBuilderExt, WorkerResolver};
@@ -22,12 +24,14 @@ use crate::codec::NodeCodec;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, RankChannels, address_of};
 use crate::float_statistics::optimizer_rules;
-use crate::functions::{Functions, items};
+use crate::functions::items;
 use crate::kept;
 use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
-use crate::write::{Manifest, write_parquet};
+use crate::stores::StoreOptions;
+use crate::usage::{PendingUsage, usage_of};
+use crate::write::{Manifest, Output, write};
 
 /// Fewest partitions with which a plan has stages.
 const MIN_PARTITIONS: usize = 2;
@@ -42,8 +46,8 @@ pub struct SessionOptions {
     pub partition_bytes: usize,
     /// What the last stage of queries may use, which runs in this process.
     pub memory: Memory,
-    /// What calls the functions of queries there; `None` to refuse these.
-    pub functions: Option<Functions>,
+    /// How this process reaches object stores.
+    pub stores: StoreOptions,
 }
 
 impl Default for SessionOptions {
@@ -53,7 +57,7 @@ impl Default for SessionOptions {
             partitions: MIN_PARTITIONS,
             partition_bytes: 1 << 20,
             memory: Memory::default(),
-            functions: None,
+            stores: StoreOptions::default(),
         }
     }
 }
@@ -65,6 +69,17 @@ impl WorkerResolver for Workers {
     fn get_urls(&self) -> QueryResult<Vec<Url>> {
         Ok((0..self.0).map(address_of).collect())
     }
+}
+
+/// The rows of a query.
+#[derive(Debug)]
+pub struct Rows {
+    /// Their columns.
+    pub schema: SchemaRef,
+    /// The rows.
+    pub batches: Vec<RecordBatch>,
+    /// What the query took.
+    pub usage: PendingUsage,
 }
 
 /// Queries over the ranks of a group. The last rank of the group has the session; all others are in
@@ -141,18 +156,27 @@ impl Session {
             .expect("it is taken only when the session is dropped")
     }
 
-    /// All rows of a plan, and their schema.
+    /// All rows of a plan.
     ///
     /// A query whose hash join needs more memory than a rank has runs again with joins that sort, and can spill.
     ///
     /// # Errors
     /// Of the query; [`failure_of`](crate::failure_of) gives the code.
-    pub async fn collect(&self, plan: LogicalPlan) -> QueryResult<(SchemaRef, Vec<RecordBatch>)> {
+    pub async fn collect(&self, plan: LogicalPlan) -> QueryResult<Rows> {
         let run = |context: SessionContext| {
-            let frame = DataFrame::new(context.state(), plan.clone());
+            let plan = plan.clone();
             async move {
-                let rows = frame.execute_stream().await?;
-                Ok((rows.schema(), collect(rows).await?))
+                let mut state = context.state();
+                state.set_distributed_metrics_collection(true)?;
+                let start = Instant::now();
+                let tasks = state.task_ctx();
+                let plan = DataFrame::new(state, plan).create_physical_plan().await?;
+                let rows = execute_stream(Arc::clone(&plan), tasks)?;
+                Ok(Rows {
+                    schema: rows.schema(),
+                    batches: collect(rows).await?,
+                    usage: usage_of(plan, start.elapsed()),
+                })
             }
         };
         self.run(run).await
@@ -180,20 +204,14 @@ impl Session {
         self.run(run).await
     }
 
-    /// Writes all rows of a plan below a directory: see [`write_parquet`](crate::write_parquet).
+    /// Writes all rows of a plan below a directory: see [`write`](crate::write).
     ///
     /// # Errors
     /// As that function.
-    pub async fn write_parquet(
-        &self,
-        plan: LogicalPlan,
-        directory: &str,
-        partition_by: &[String],
-    ) -> QueryResult<Manifest> {
+    pub async fn write(&self, plan: LogicalPlan, output: &Output) -> QueryResult<Manifest> {
         let run = |context: SessionContext| {
             let frame = DataFrame::new(context.state(), plan.clone());
-            let (directory, partition_by) = (directory.to_owned(), partition_by.to_vec());
-            async move { write_parquet(&context, frame, &directory, partition_by).await }
+            async move { write(&context, frame, output).await }
         };
         self.run(run).await
     }
@@ -246,14 +264,11 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
     let config = SessionConfig::new()
         .with_information_schema(true)
         .with_target_partitions(options.partitions.max(MIN_PARTITIONS));
-    let mut config = options.memory.configure(config);
-    if let Some(functions) = options.functions.clone() {
-        config.set_extension(Arc::new(functions));
-    }
+    let config = options.memory.configure(config);
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
-        .with_runtime_env(options.memory.environment()?)
+        .with_runtime_env(options.memory.environment(&options.stores)?)
         .with_query_planner(Arc::new(LocalPlanner))
         .with_physical_optimizer_rules(optimizer_rules())
         .with_distributed_planner()

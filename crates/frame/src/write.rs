@@ -1,8 +1,9 @@
-//! Writing: a plan node by which every rank writes its own rows as Parquet files.
+//! Writing: a plan node by which every rank writes its own rows as files.
 //!
 //! A write is visible as a whole or not at all: each file has the name of its run, and the manifest, which names all
 //! files, comes last. A directory that holds anything is refused, and a failed run removes its files.
 
+mod encoder;
 mod files;
 mod manifest;
 mod node;
@@ -11,33 +12,42 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datafusion::arrow::array::{Array, StringArray, UInt64Array};
-use datafusion::arrow::datatypes::{DataType, Schema};
-use datafusion::common::{Column, DataFusionError, Result as QueryResult, ScalarValue, plan_err};
+use datafusion::arrow::datatypes::Schema;
+use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
-use datafusion::functions::core::expr_fn::nullif;
-use datafusion::logical_expr::{Expr, Extension, LogicalPlan, cast, lit};
-use datafusion::parquet::arrow::ArrowWriter;
-use datafusion::prelude::{DataFrame, ParquetReadOptions, SessionContext};
+use datafusion::prelude::{DataFrame, SessionContext};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
-pub use files::parquet_properties;
+use crate::operation::applied;
+pub use encoder::{Encoder, Format};
+pub use files::{NULL_VALUE, prefix_of};
 pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
-use node::WriteNode;
-pub use node::{WriteExec, WritePlanner};
+pub use node::WriteExec;
 
 /// Pauses before the files of a failed run are removed.
 const REMOVE_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(400)];
 
 /// Where the rows of a frame go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// A directory, or a URL, that is empty or not there.
+    pub directory: String,
+    /// Columns whose values name subdirectories, such as `zone=3`; files lack these columns.
+    pub partition_by: Vec<String>,
+    /// The format of the files.
+    pub format: Format,
+}
+
+/// Where the rows of one run go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Target {
     /// Absolute directory, or a URL, with a slash at its end.
     pub directory: String,
-    /// Columns whose values name subdirectories, such as `zone=3`; files lack these columns.
     pub partition_by: Vec<String>,
+    pub format: Format,
     /// The run, which is in the name of every file.
     pub run: String,
 }
@@ -45,26 +55,24 @@ pub struct Target {
 /// Writes all rows of a frame below a directory, and its manifest.
 ///
 /// # Errors
-/// Of a directory with something in it, of a partition column that is not there or the only one, and of the query. Files
-/// that the run has written are removed then.
-pub async fn write_parquet(
-    context: &SessionContext,
-    frame: DataFrame,
-    directory: &str,
-    partition_by: Vec<String>,
-) -> QueryResult<Manifest> {
+/// Of a directory with something in it, of columns that the format cannot hold, of a partition column that is not there
+/// or the only one, and of the query. Files that the run has written are removed then.
+pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) -> QueryResult<Manifest> {
+    let directory = &output.directory;
     let url = ListingTableUrl::parse(format!("{}/", directory.trim_end_matches('/')))?;
     let store = context.runtime_env().object_store(url.object_store())?;
     if store.list(Some(url.prefix())).next().await.transpose()?.is_some() {
         return plan_err!("the directory {directory} has something in it: write into one that is empty or not there");
     }
     let schema = Arc::new(frame.schema().as_arrow().clone());
-    let columns = manifest::partition_columns(&schema, &partition_by)?;
+    let columns = manifest::partition_columns(&schema, &output.partition_by)?;
     let target = Target {
         directory: url.as_str().to_owned(),
-        partition_by,
+        partition_by: output.partition_by.clone(),
+        format: output.format,
         run: Uuid::new_v4().simple().to_string(),
     };
+    target.format.check(&target.columns(&schema)?)?;
     let written = match written(context, frame, target.clone()).await {
         Ok(files) if files.is_empty() => without_rows(store.as_ref(), &url, &target, &schema)
             .await
@@ -84,12 +92,21 @@ pub async fn write_parquet(
     };
     let manifest = Manifest {
         run: target.run,
+        format: target.format,
         partition_by: columns,
         files,
     };
     let path = url.prefix().clone().join(MANIFEST);
     store.put(&path, manifest.to_json()?.into()).await?;
     Ok(manifest)
+}
+
+impl Target {
+    /// The columns that its files have.
+    fn columns(&self, schema: &Schema) -> QueryResult<Schema> {
+        let kept = (0..schema.fields().len()).filter(|place| !self.partition_by.contains(schema.field(*place).name()));
+        Ok(schema.project(&kept.collect::<Vec<_>>())?)
+    }
 }
 
 /// The manifest of a directory, or `None` if it has none.
@@ -106,48 +123,8 @@ pub async fn read_manifest(context: &SessionContext, directory: &str) -> QueryRe
     }
 }
 
-/// A frame of what [`write_parquet`] has written: the files of the manifest's run, and no others.
-///
-/// # Errors
-/// If there is no manifest, or the files cannot be read.
-pub async fn read_written(context: &SessionContext, directory: &str, manifest: &Manifest) -> QueryResult<DataFrame> {
-    // As texts, because a null has a name of its own.
-    let columns = manifest
-        .partition_by
-        .iter()
-        .map(|column| (column.name.clone(), DataType::Utf8));
-    let options = ParquetReadOptions::default().table_partition_cols(columns.collect());
-    let pattern = format!(
-        "{}/**/{}*.parquet",
-        directory.trim_end_matches('/'),
-        files::prefix_of(&manifest.run)
-    );
-    let frame = context.read_parquet(pattern, options).await?;
-    let fields = frame.schema().fields().iter().map(|field| {
-        let column = Expr::Column(Column::new_unqualified(field.name()));
-        match manifest
-            .partition_by
-            .iter()
-            .find(|partition| partition.name == *field.name())
-        {
-            Some(partition) => {
-                let value = match partition.data_type()? {
-                    // No other type is cast to that of columns in which all is null.
-                    DataType::Null => lit(ScalarValue::Null),
-                    kind => cast(nullif(column, lit(files::NULL_VALUE)), kind),
-                };
-                Ok(value.alias(field.name()))
-            }
-            None => Ok(column),
-        }
-    });
-    let fields = fields.collect::<QueryResult<Vec<_>>>()?;
-    frame.select(fields)
-}
-
 async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> QueryResult<Vec<FileEntry>> {
-    let node = WriteNode::new(frame.into_unoptimized_plan(), target)?;
-    let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
+    let plan = applied(target, frame.into_unoptimized_plan())?;
     let batches = DataFrame::new(context.state(), plan).collect().await?;
     let mut files = Vec::new();
     for batch in &batches {
@@ -176,15 +153,13 @@ async fn without_rows(
     target: &Target,
     schema: &Schema,
 ) -> QueryResult<FileEntry> {
-    let kept = (0..schema.fields().len()).filter(|place| !target.partition_by.contains(schema.field(*place).name()));
-    let mut bytes = Vec::new();
-    let kept = Arc::new(schema.project(&kept.collect::<Vec<_>>())?);
-    ArrowWriter::try_new(&mut bytes, kept, Some(parquet_properties()))?.close()?;
+    let mut encoder = Encoder::new(target.format, &Arc::new(target.columns(schema)?))?;
+    let bytes = encoder.finish()?;
     let below = target.partition_by.iter();
     let below: String = below
-        .map(|name| format!("{}={}/", files::escaped(name), files::NULL_VALUE))
+        .map(|name| format!("{}={}/", files::escaped(name), NULL_VALUE))
         .collect();
-    let path = format!("{below}{}0.parquet", files::prefix_of(&target.run));
+    let path = format!("{below}{}0.{}", prefix_of(&target.run), target.format.extension());
     let place = Path::parse(format!("{}/{path}", url.prefix())).map_err(object_store::Error::from)?;
     let size = bytes.len() as u64;
     store.put(&place, bytes.into()).await?;
@@ -202,7 +177,7 @@ async fn remove_run(store: &dyn ObjectStore, url: &ListingTableUrl, run: &str) {
         let is_ours = file
             .location
             .filename()
-            .is_some_and(|name| name.starts_with(&files::prefix_of(run)));
+            .is_some_and(|name| name.starts_with(&prefix_of(run)));
         std::future::ready(is_ours)
     });
     let paths: Vec<_> = ours

@@ -24,7 +24,7 @@ from dayfly_frames._expr import (
 )
 from dayfly_frames._frame import Frame, GroupBy, WrittenFile
 from dayfly_frames._session import Session
-from dayfly_frames._table import Table
+from dayfly_frames._table import Table, Usage
 
 __all__ = [
     "Expr",
@@ -32,6 +32,7 @@ __all__ = [
     "GroupBy",
     "Session",
     "Table",
+    "Usage",
     "When",
     "WrittenFile",
     "coalesce",

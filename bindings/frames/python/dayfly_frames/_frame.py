@@ -9,10 +9,12 @@ from typing import Any, Literal, NamedTuple
 from dayfly_frames import _frames
 from dayfly_frames._expr import Expr, as_column, col
 from dayfly_frames._map import Batch, columns_of, dumped, name_of
+from dayfly_frames._paths import absolute
 from dayfly_frames._table import Table
 
 Columns = Expr | str | Iterable[Expr | str]
 How = Literal["inner", "left", "right", "full", "semi", "anti", "cross"]
+Algorithm = Literal["auto", "hash", "sort"]
 
 
 def _all(columns: tuple[Columns, ...]) -> list[Expr]:
@@ -120,6 +122,7 @@ class Frame:
         right_on: str | Sequence[str] | None = None,
         suffix: str = "_right",
         coalesce: bool = False,
+        algorithm: Algorithm = "auto",
     ) -> Frame:
         """Returns the rows of both frames that have the same keys.
 
@@ -135,9 +138,11 @@ class Frame:
             suffix: is appended to the other columns of the right side whose names the left side has, too.
             coalesce: whether a ``full`` join has each key once. Otherwise, that of the right side gets the suffix, and
                 the keys of the side without a row are null. In all other joins, each key is there once.
+            algorithm: ``sort`` to sort both sides by their keys, which needs less memory and can spill. Otherwise, the
+                smaller side becomes a hash table; if that fits in no rank's memory, ``auto`` and ``hash`` sort as well.
 
         Raises:
-            ValueError: if the keys of the sides do not match in number.
+            ValueError: if the keys of the sides do not match in number, or there is no such algorithm.
             dayfly.RequestError: if there is no such key, or two columns would have one name.
         """
         if on is not None and (left_on is not None or right_on is not None):
@@ -148,7 +153,12 @@ class Frame:
             raise ValueError(
                 "a join needs on=, or left_on= and right_on= with equally many keys; only a cross join has none"
             )
-        return Frame(self._native.join(other._native, how, left, right, suffix, coalesce))
+        if algorithm not in ("auto", "hash", "sort"):
+            raise ValueError(f'algorithm={algorithm!r}: it is "auto", "hash" or "sort"')
+        is_sorted = algorithm == "sort"
+        if is_sorted and how == "cross":
+            raise ValueError('a cross join has no keys to sort by: leave algorithm="sort" out')
+        return Frame(self._native.join(other._native, how, left, right, suffix, coalesce, is_sorted))
 
     def group_by(self, *keys: Columns) -> GroupBy:
         """Groups the rows by these keys: ``frame.group_by("zone").agg(count())``."""
@@ -184,6 +194,32 @@ class Frame:
         if offset < 0 or (length is not None and length < 0):
             raise ValueError("offset and length count rows from the first one: they are not negative")
         return Frame(self._native.slice(offset, length))
+
+    def sample(self, n: int | None = None, *, fraction: float | None = None) -> Frame:
+        """Returns rows by chance, in no order: others each time that the frame is computed.
+
+        Args:
+            n: number of rows. All of them, if there are fewer.
+            fraction: probability of each row instead, from 0 to 1.
+        """
+        if (n is None) == (fraction is None):
+            raise ValueError("a sample needs either n= or fraction=")
+        if n is not None and n < 0:
+            raise ValueError(f"n={n}: a number of rows is not negative")
+        if fraction is not None and not 0 <= fraction <= 1:
+            raise ValueError(f"fraction={fraction}: it is from 0 to 1")
+        return Frame(self._native.sample(n, fraction or 0.0))
+
+    def repartition(self, *keys: str | Sequence[str]) -> Frame:
+        """Returns the same rows, with those of equal keys in one partition of one rank.
+
+        A function over batches then finds equal keys on one rank, a write puts them into one file, and a kept frame has
+        them in one place.
+
+        Raises:
+            dayfly.RequestError: if there is no key, or no such column.
+        """
+        return Frame(self._native.repartition([name for key in keys for name in _keys(key)]))
 
     def concat(self, other: Frame) -> Frame:
         """Returns the rows of both frames, which have columns of the same names."""
@@ -232,9 +268,14 @@ class Frame:
         columns = columns_of(schema)
         return Frame(self._native.map_batches(name_of(function), call, columns, batch_rows))
 
-    def explain(self) -> str:
-        """Returns the plan: stages, their tasks, and what each exchanges."""
-        return self._native.explain()
+    def explain(self, analyze: bool = False) -> str:
+        """Returns the plan: stages, their tasks, and what each exchanges.
+
+        Args:
+            analyze: whether to compute the frame, and to show what each node measured, summed over all tasks: rows,
+                time, bytes and spills.
+        """
+        return self._native.explain(analyze)
 
     def collect(self) -> Table:
         """Computes the frame on the ranks, and returns its rows.
@@ -290,7 +331,33 @@ class Frame:
             dayfly.RequestError: if the directory has something in it, or there is no such column.
             dayfly.Error: as `collect`, and if the files cannot be written.
         """
-        written = self._native.write_parquet(os.path.abspath(os.fspath(directory)), _keys(partition_by))
+        return self._written("parquet", directory, partition_by)
+
+    def write_csv(
+        self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
+    ) -> list[WrittenFile]:
+        """Writes CSV files as `write_parquet` does Parquet, each with the names of its columns in the first line.
+
+        CSV knows no types and no difference between null and an empty text. It holds no lists and no structs.
+        """
+        return self._written("csv", directory, partition_by)
+
+    def write_ndjson(
+        self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
+    ) -> list[WrittenFile]:
+        """Writes files with one JSON object a line, as `write_parquet` does Parquet."""
+        return self._written("ndjson", directory, partition_by)
+
+    def write_ipc(
+        self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
+    ) -> list[WrittenFile]:
+        """Writes files in Arrow's IPC format, as `write_parquet` does Parquet."""
+        return self._written("ipc", directory, partition_by)
+
+    def _written(
+        self, form: str, directory: str | os.PathLike[str], partition_by: str | Sequence[str]
+    ) -> list[WrittenFile]:
+        written = self._native.write(form, absolute(directory), _keys(partition_by))
         return [WrittenFile(*file) for file in written]
 
     def describe(self) -> Table:

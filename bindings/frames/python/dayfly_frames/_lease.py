@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures as cf
 import contextlib
 import json
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from dayfly import Client
@@ -32,11 +33,14 @@ SPIN_US = 500
 class Ranks:
     """The workers of a session, each of which serves as a rank."""
 
-    def __init__(self, client: Client, ranks: int, placement: Placement, lease: dict[str, Any]) -> None:
+    def __init__(
+        self, client: Client, ranks: int, placement: Placement, lease: dict[str, Any], stores: dict[str, str]
+    ) -> None:
         self._client = client
         self._ranks = ranks
         self._placement = placement
         self._lease = {"mode": "warm"} | lease
+        self._stores = stores
         self._gang: Gang | None = None
         self._serving: list[Any] = []
 
@@ -56,7 +60,10 @@ class Ranks:
             group = invitation_to(self._client, self._ranks + 1) | {"spin_us": SPIN_US}
             invitations = [json.dumps(group | {"rank": rank}) for rank in range(self._ranks + 1)]
             memory = [held.grant["memory_bytes"] // held.workers for held in gang.leases for _ in range(held.workers)]
-            serving = [gang.rank(rank).submit(serve, invitations[rank], memory[rank]) for rank in range(self._ranks)]
+            serving = [
+                gang.rank(rank).submit(serve, invitations[rank], memory[rank], self._stores)
+                for rank in range(self._ranks)
+            ]
             joined = _joined(lambda: join(invitations[-1]), serving)
         except BaseException:
             gang.shutdown(wait=False, cancel_futures=True)
@@ -80,8 +87,22 @@ class Ranks:
             gang.shutdown(wait=True, cancel_futures=True)
 
 
+def store_options(options: Mapping[str, str] | None) -> dict[str, str]:
+    """Returns how object stores are reached: these options, and those in this process's environment."""
+    own = {name.lower(): value for name, value in os.environ.items() if name.startswith("AWS_")}
+    own = {name: value for name, value in own.items() if _frames.is_store_option(name)}
+    return own | {name.lower(): str(value) for name, value in (options or {}).items()}
+
+
 def open_session(
-    client: Client, ranks: int, placement: Placement, lease: dict[str, Any], *, recover: Recover, partition_bytes: int
+    client: Client,
+    ranks: int,
+    placement: Placement,
+    lease: dict[str, Any],
+    *,
+    recover: Recover,
+    partition_bytes: int,
+    storage_options: Mapping[str, str] | None,
 ) -> Session:
     """Leases workers, starts a rank on each, and joins them.
 
@@ -95,9 +116,10 @@ def open_session(
         raise ValueError(f'recover={recover!r}: it is "query" or "none"')
     if partition_bytes < 1:
         raise ValueError(f"partition_bytes={partition_bytes}: a partition has at least one byte")
-    workers = Ranks(client, ranks, placement, lease)
+    stores = store_options(storage_options)
+    workers = Ranks(client, ranks, placement, lease, stores)
     partitions = workers.partitions
-    native = workers.join(lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes))
+    native = workers.join(lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes, stores))
     renewing = threading.Lock()
 
     def renew(generation: int) -> None:

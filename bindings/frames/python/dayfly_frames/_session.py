@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import glob
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dayfly_frames import _frames
 from dayfly_frames._frame import Frame
 from dayfly_frames._map import OfItem, columns_of, dumped, dumped_item, name_of
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-def _found(paths: Paths) -> tuple[list[str], bool]:
-    """Returns absolute paths, with patterns expanded, and whether there is a directory among them.
-
-    Raises:
-        FileNotFoundError: if there is no such file here. The ranks see the same ones.
-    """
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: list[str] = []
-    for path in [os.fspath(each) for each in several]:
-        matched = sorted(glob.glob(path, recursive=True)) if any(mark in path for mark in "*?[") else [path]
-        if not matched or not os.path.exists(matched[0]):
-            raise FileNotFoundError(f"there is no file {path}")
-        found.extend(os.path.abspath(each) + "/" * os.path.isdir(each) for each in matched)
-    if not found:
-        raise FileNotFoundError("there is no file to read: the list of paths is empty")
-    return found, any(path.endswith("/") for path in found)
+from dayfly_frames._paths import Paths, found
 
 
 class Session:
@@ -45,15 +24,16 @@ class Session:
         return self._native.ranks()
 
     def _scan(self, kind: str, paths: Paths, **options: Any) -> Frame:
-        found, has_directory = _found(paths)
-        return Frame(self._native.scan(kind, found, by_extension=has_directory, **options))
+        files, has_directory = found(paths)
+        return Frame(self._native.scan(kind, files, by_extension=has_directory, **options))
 
     def scan_parquet(self, paths: Paths) -> Frame:
         """Returns a frame of Parquet files, which only the ranks read.
 
         Args:
             paths: a file, a directory with ``.parquet`` files, a pattern with ``*``, or several of them. All ranks see
-                them under this path. Of a directory that `Frame.write_parquet` wrote, the files of that write.
+                them under this path. Of a directory that `Frame.write_parquet` wrote, the files of that write. Below
+                ``s3://``, a path whose last part has no dot is a directory.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -62,7 +42,13 @@ class Session:
         return self._scan("parquet", paths)
 
     def scan_csv(
-        self, paths: Paths, *, has_header: bool = True, separator: str = ",", infer_schema_length: int = 1000
+        self,
+        paths: Paths,
+        *,
+        has_header: bool = True,
+        separator: str = ",",
+        newlines_in_values: bool = True,
+        infer_schema_length: int = 1000,
     ) -> Frame:
         """Returns a frame of CSV files, as `scan_parquet`.
 
@@ -70,16 +56,23 @@ class Session:
             paths: the files, as in `scan_parquet`.
             has_header: whether the first line has the names of the columns.
             separator: what stands between values, one byte.
+            newlines_in_values: whether values in quotes may have line breaks. If not, several tasks read one file.
             infer_schema_length: number of rows whose values give the columns their types.
         """
         if len(separator.encode()) != 1:
             raise ValueError(f"separator={separator!r}: it has to be one byte")
-        byte = separator.encode()[0]
-        return self._scan("csv", paths, has_header=has_header, separator=byte, infer_rows=infer_schema_length)
+        return self._scan(
+            "csv",
+            paths,
+            has_header=has_header,
+            separator=separator.encode()[0],
+            newlines_in_values=newlines_in_values,
+            infer_rows=infer_schema_length,
+        )
 
     def scan_ndjson(self, paths: Paths, *, infer_schema_length: int = 1000) -> Frame:
         """Returns a frame of files with one JSON object a line, as `scan_csv`."""
-        return self._scan("json", paths, infer_rows=infer_schema_length)
+        return self._scan("ndjson", paths, infer_rows=infer_schema_length)
 
     def scan_ipc(self, paths: Paths) -> Frame:
         """Returns a frame of files in Arrow's IPC format, as `scan_parquet`."""

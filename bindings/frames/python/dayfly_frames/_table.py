@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dayfly_frames import _frames
 
@@ -11,9 +12,23 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
     import pyarrow as pa
+    import torch
 
 #: Rows that a table shows when it is printed.
 SHOWN_ROWS = 10
+
+
+class Usage(NamedTuple):
+    """What a query took."""
+
+    #: Time to its last row.
+    seconds: float
+    #: Tasks that the ranks have executed.
+    tasks: int
+    #: Bytes that crossed between tasks, those of the result included.
+    exchanged_bytes: int
+    #: Bytes that did not fit into the ranks' memory, and went to disk.
+    spilled_bytes: int
 
 
 class Table:
@@ -51,6 +66,12 @@ class Table:
         """Name and type of each column, as in `Expr.cast`."""
         return dict(zip(self._native.columns(), self._native.types(), strict=True))
 
+    @property
+    def usage(self) -> Usage | None:
+        """What the query took that `Frame.collect` ran, as far as its ranks have reported it."""
+        found = self._native.usage()
+        return None if found is None else Usage(*found)
+
     def to_pyarrow(self) -> pa.Table:
         """Returns a PyArrow table. Needs ``pyarrow``."""
         import pyarrow as pa
@@ -67,6 +88,46 @@ class Table:
         """Returns a pandas frame. Needs ``pandas`` and ``pyarrow``."""
         frame: Any = self.to_pyarrow().to_pandas()
         return frame
+
+    def to_torch(self, columns: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
+        """Returns columns as tensors, by their names. Needs ``torch`` and ``pyarrow``.
+
+        Numbers are not copied. A column of lists of one fixed size becomes a matrix.
+
+        Args:
+            columns: names of the columns; by default, all.
+
+        Raises:
+            dayfly.RequestError: if a column has nulls, or a type that tensors do not have.
+        """
+        from dayfly_frames._tensors import tensors
+
+        return tensors(self, columns)
+
+    def to_dataloader(
+        self,
+        batch_size: int = 256,
+        *,
+        columns: Iterable[str] | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> torch.utils.data.DataLoader[dict[str, torch.Tensor]]:
+        """Returns PyTorch's loader of batches of these rows. A batch has a tensor for each column, by its name.
+
+        Args:
+            batch_size: rows of a batch.
+            columns: names of the columns; by default, all.
+            shuffle: whether rows come by chance, in another order each time.
+            drop_last: whether to leave out the last rows, if they fill no batch.
+            options: further arguments of ``torch.utils.data.DataLoader``, such as ``num_workers`` and ``generator``.
+
+        Raises:
+            dayfly.RequestError: as `to_torch`.
+        """
+        from dayfly_frames._tensors import loader
+
+        return loader(self, columns, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, **options)
 
     def __len__(self) -> int:
         return self.num_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
@@ -70,6 +70,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
         placement: Placement = "packed",
         recover: Literal["query", "none"] = "query",
         partition_bytes: int = 1 << 20,
+        storage_options: Mapping[str, str] | None = None,
         **lease: Any,
     ) -> Session:
         """Leases workers for data frames and SQL. Needs the package ``dayfly-frames``.
@@ -85,6 +86,9 @@ class Client(LeaseClient, TaskClient, FlowClient):
             recover: with ``query``, a query whose ranks are lost leases others and runs again, at most three times in
                 all, unless it has returned rows already. With ``none``, it fails.
             partition_bytes: bytes of a table's files for each core of a rank. Fewer ranks read a smaller table.
+            storage_options: how the ranks reach files under ``s3://``: ``aws_access_key_id``, ``aws_region``,
+                ``aws_secret_access_key``, ``aws_session_token``, ``aws_endpoint_url`` and so on. Those in the
+                environment of this process, such as ``AWS_REGION``, hold for the ranks as well.
             lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
 
         Returns:
@@ -96,7 +100,15 @@ class Client(LeaseClient, TaskClient, FlowClient):
         """
         from dayfly.frames import open_session
 
-        return open_session(self, ranks, placement, lease, recover=recover, partition_bytes=partition_bytes)
+        return open_session(
+            self,
+            ranks,
+            placement,
+            lease,
+            recover=recover,
+            partition_bytes=partition_bytes,
+            storage_options=storage_options,
+        )
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:
         """Removes an endpoint of yours. Its tasks end.

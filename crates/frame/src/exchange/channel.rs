@@ -1,6 +1,7 @@
 //! What a rank asks other ranks: to keep plans, and to execute tasks.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -8,10 +9,10 @@ use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
-use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
+use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder};
 use datafusion_distributed::{
-    ChannelResolver, CoordinatorToWorkerMsg, ExecuteTaskRequest, GetWorkerInfoRequest, GetWorkerInfoResponse,
-    SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
+    ChannelResolver, CoordinatorToWorkerMsg, DistributedConfig, ExecuteTaskRequest, GetWorkerInfoRequest,
+    GetWorkerInfoResponse, SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
 };
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
@@ -20,10 +21,14 @@ use url::Url;
 
 use super::batches;
 use super::error::ExchangeError;
+use super::measures::Measures;
 use super::requests::{Execute, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
 use super::{Exchange, REQUESTS, lost_rank, rank_of};
 use crate::kept::FrameId;
+
+/// Name of the bytes that an exchange receives, among the measures of its node.
+pub const RECEIVED_BYTES: &str = "received_bytes";
 
 /// Channels to the ranks of an exchange.
 pub struct RankChannels(Arc<Exchange>);
@@ -85,21 +90,34 @@ impl WorkerChannel for RankChannel {
             }
             let _ = ask(&Request::EndOfPlan { lane: number });
         });
-        Ok(lane.into_stream(|parts| {
+        let is_measured = DistributedConfig::from_config_options(context.session_config().options())?.collect_metrics;
+        // A task that does not run, since a limit is reached, reports no measures. The library would wait for them.
+        let missing = Arc::new(AtomicBool::new(is_measured));
+        let is_missing = Arc::clone(&missing);
+        let reports = lane.into_stream(move |parts| {
             let report: Report =
                 rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part)).map_err(|error| error.to_string())?;
             Ok(match report {
                 Report::Load(load) => WorkerToCoordinatorMsg::LoadInfo(load.decoded()),
                 Report::EndOfLoad => WorkerToCoordinatorMsg::LoadInfoEos,
+                Report::Measured(measures) => {
+                    missing.store(false, Ordering::Relaxed);
+                    WorkerToCoordinatorMsg::TaskMetrics(measures.decoded())
+                }
             })
-        }))
+        });
+        let last = stream::once(async move {
+            let none = || Ok(WorkerToCoordinatorMsg::TaskMetrics(Measures::default().decoded()));
+            is_missing.load(Ordering::Relaxed).then(none)
+        });
+        Ok(reports.chain(last.filter_map(std::future::ready)).boxed())
     }
 
     async fn execute_task(
         &mut self,
         _headers: HeaderMap,
         request: ExecuteTaskRequest,
-        _metrics: ExecutionPlanMetricsSet,
+        metrics: ExecutionPlanMetricsSet,
         context: &Arc<TaskContext>,
     ) -> Result<Vec<BoxStream<'static, Result<RecordBatch>>>> {
         let execute = Execute::of(request, context)?;
@@ -112,7 +130,11 @@ impl WorkerChannel for RankChannel {
         let lanes = Lane::new(&self.exchange, self.rank, count);
         let lane = lanes[0].number;
         self.ask(&Request::Execute { lane, execute })?;
-        Ok(lanes.into_iter().map(Lane::into_batches).collect())
+        let received = MetricBuilder::new(&metrics).global_counter(RECEIVED_BYTES);
+        Ok(lanes
+            .into_iter()
+            .map(|lane| lane.into_batches(received.clone()))
+            .collect())
     }
 
     async fn get_worker_info(&mut self, _request: GetWorkerInfoRequest) -> Result<GetWorkerInfoResponse> {
@@ -148,7 +170,7 @@ pub fn kept_rows(
         number,
     });
     match asked {
-        Ok(()) => lane.into_batches(),
+        Ok(()) => lane.into_batches(Count::new()),
         Err(error) => stream::once(async { Err(error) }).boxed(),
     }
 }
@@ -234,33 +256,37 @@ impl Lane {
         stream.boxed()
     }
 
-    /// Its batches. The schema comes first.
-    fn into_batches(self) -> BoxStream<'static, Result<RecordBatch>> {
+    /// Its batches, whose bytes it counts. The schema comes first.
+    fn into_batches(self, received: Count) -> BoxStream<'static, Result<RecordBatch>> {
         let state: (Option<Self>, Option<SchemaRef>) = (Some(self), None);
-        let stream = stream::unfold(state, |(lane, mut schema)| async move {
-            let mut lane = lane?;
-            let rank = lane.rank;
-            let violation = |what: String| DataFusionError::from(ExchangeError::Violation { rank, what });
-            loop {
-                let (kind, parts) = match lane.next().await {
-                    Ok(Some(message)) => message,
-                    Ok(None) => return None,
-                    Err(error) => return Some((Err(error.into()), (None, schema))),
-                };
-                if kind == Kind::Schema {
-                    match batches::schema_of(&parts) {
-                        Ok(found) => schema = Some(found),
-                        Err(error) => return Some((Err(violation(error.to_string())), (None, schema))),
+        let stream = stream::unfold(state, move |(lane, mut schema)| {
+            let received = received.clone();
+            async move {
+                let mut lane = lane?;
+                let rank = lane.rank;
+                let violation = |what: String| DataFusionError::from(ExchangeError::Violation { rank, what });
+                loop {
+                    let (kind, parts) = match lane.next().await {
+                        Ok(Some(message)) => message,
+                        Ok(None) => return None,
+                        Err(error) => return Some((Err(error.into()), (None, schema))),
+                    };
+                    if kind == Kind::Schema {
+                        match batches::schema_of(&parts) {
+                            Ok(found) => schema = Some(found),
+                            Err(error) => return Some((Err(violation(error.to_string())), (None, schema))),
+                        }
+                        continue;
                     }
-                    continue;
+                    let Some(known) = &schema else {
+                        return Some((Err(violation("a batch before its schema".into())), (None, schema)));
+                    };
+                    received.add(parts.iter().map(Bytes::len).sum());
+                    return match batches::from_parts(&parts, known) {
+                        Ok(batch) => Some((Ok(batch), (Some(lane), schema))),
+                        Err(error) => Some((Err(violation(error.to_string())), (None, schema))),
+                    };
                 }
-                let Some(known) = &schema else {
-                    return Some((Err(violation("a batch before its schema".into())), (None, schema)));
-                };
-                return match batches::from_parts(&parts, known) {
-                    Ok(batch) => Some((Ok(batch), (Some(lane), schema))),
-                    Err(error) => Some((Err(violation(error.to_string())), (None, schema))),
-                };
             }
         });
         stream.boxed()

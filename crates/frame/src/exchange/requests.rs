@@ -13,6 +13,7 @@ use std::sync::Arc;
 use url::Url;
 use uuid::Uuid;
 
+use super::measures::Measures;
 use crate::kept::FrameId;
 
 /// A request to a rank. `lane` and the lanes after it are those of its sender.
@@ -84,6 +85,7 @@ enum Head {
 pub enum Report {
     Load(Load),
     EndOfLoad,
+    Measured(Measures),
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -18,6 +18,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::error::ExchangeError;
+use super::measures::Measures;
 use super::requests::{Execute, Load, Plan, Report, Request, Unit, encoded};
 use super::{Exchange, REQUESTS, batches, lost_rank};
 use crate::error::failure_of;
@@ -263,8 +264,7 @@ async fn keep(responses: Responses, worker: Worker, plan: Plan, feed: UnboundedR
             let report = match report? {
                 WorkerToCoordinatorMsg::LoadInfo(load) => Report::Load(Load::of(load)),
                 WorkerToCoordinatorMsg::LoadInfoEos => Report::EndOfLoad,
-                // The session asks for none.
-                WorkerToCoordinatorMsg::TaskMetrics(_) => continue,
+                WorkerToCoordinatorMsg::TaskMetrics(metrics) => Report::Measured(Measures::of(&metrics)),
             };
             responses.send(Kind::Report, vec![encoded(&report)])?;
         }

@@ -1,28 +1,22 @@
-//! The node of a function over batches, in logical and in physical plans.
+//! The node that calls a function with batches.
 
 use std::fmt;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::compute::concat_batches;
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::catalog::Session;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{
-    DFSchema, DFSchemaRef, DataFusionError, Result as QueryResult, exec_datafusion_err, internal_err,
-};
+use datafusion::common::{DataFusionError, Result as QueryResult, exec_datafusion_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
-use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNode, UserDefinedLogicalNodeCore};
 use datafusion::physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::EmissionType;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
-use datafusion::physical_planner::{ExtensionPlanner, PhysicalPlanner};
 use futures_util::StreamExt;
 
 use super::Functions;
+use crate::operation::{Operation, only_input};
 
 /// A function over batches, and what it returns.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -37,81 +31,25 @@ pub struct MapCall {
     pub batch_rows: usize,
 }
 
-/// A function over batches in a logical plan.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct MapNode {
-    input: LogicalPlan,
-    call: MapCall,
-    schema: DFSchemaRef,
-}
-
-impl MapNode {
-    pub fn new(input: LogicalPlan, call: MapCall) -> QueryResult<Self> {
-        let schema = DFSchema::try_from(Arc::clone(&call.schema))?;
-        Ok(Self {
-            input,
-            call,
-            schema: Arc::new(schema),
-        })
-    }
-}
-
-impl PartialOrd for MapNode {
+impl PartialOrd for MapCall {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        self.call.function.partial_cmp(&other.call.function)
+        self.function.partial_cmp(&other.function)
     }
 }
 
-impl UserDefinedLogicalNodeCore for MapNode {
-    fn name(&self) -> &str {
-        "MapBatches"
+impl Operation for MapCall {
+    const NAME: &str = "MapBatches";
+
+    fn schema(&self) -> Option<SchemaRef> {
+        Some(Arc::clone(&self.schema))
     }
 
-    fn inputs(&self) -> Vec<&LogicalPlan> {
-        vec![&self.input]
+    fn detail(&self) -> &str {
+        &self.name
     }
 
-    fn schema(&self) -> &DFSchemaRef {
-        &self.schema
-    }
-
-    fn expressions(&self) -> Vec<Expr> {
-        Vec::new()
-    }
-
-    fn fmt_for_explain(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "MapBatches: {}", self.call.name)
-    }
-
-    fn with_exprs_and_inputs(&self, _: Vec<Expr>, inputs: Vec<LogicalPlan>) -> QueryResult<Self> {
-        let [input] = <[LogicalPlan; 1]>::try_from(inputs)
-            .map_err(|inputs| DataFusionError::Internal(format!("a function has one input, not {}", inputs.len())))?;
-        Self::new(input, self.call.clone())
-    }
-}
-
-/// Plans functions over batches.
-#[derive(Debug)]
-pub struct MapPlanner;
-
-#[async_trait]
-impl ExtensionPlanner for MapPlanner {
-    async fn plan_extension(
-        &self,
-        _: &dyn PhysicalPlanner,
-        node: &dyn UserDefinedLogicalNode,
-        _: &[&LogicalPlan],
-        inputs: &[Arc<dyn ExecutionPlan>],
-        _: &dyn Session,
-        _: &PhysicalPlanningContext,
-    ) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
-        let Some(node) = node.as_any().downcast_ref::<MapNode>() else {
-            return Ok(None);
-        };
-        let [input] = inputs else {
-            return internal_err!("a function has one input");
-        };
-        Ok(Some(Arc::new(MapExec::new(Arc::clone(input), node.call.clone()))))
+    fn exec(&self, input: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(MapExec::new(input, self.clone())))
     }
 }
 
@@ -173,9 +111,7 @@ impl ExecutionPlan for MapExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let [input] = <[Arc<dyn ExecutionPlan>; 1]>::try_from(children).map_err(|children| {
-            DataFusionError::Internal(format!("a function has one input, not {}", children.len()))
-        })?;
+        let input = only_input(children)?;
         Ok(Arc::new(Self::new(input, MapCall::clone(&self.call))))
     }
 

@@ -1,31 +1,25 @@
-//! The node that keeps rows, in logical and in physical plans.
+//! The node that keeps rows.
 
 use std::fmt;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use datafusion::arrow::array::{RecordBatch, UInt32Array, UInt64Array};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::catalog::Session;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{
-    DFSchema, DFSchemaRef, DataFusionError, Result as QueryResult, exec_datafusion_err, internal_err,
-};
+use datafusion::common::{DataFusionError, Result as QueryResult, exec_datafusion_err};
 use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
-use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNode, UserDefinedLogicalNodeCore};
 use datafusion::physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::EmissionType;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
-use datafusion::physical_planner::{ExtensionPlanner, PhysicalPlanner};
 use dayfly_protocol::error::{Code, Failure};
 use futures_util::TryStreamExt;
 
 use super::{FrameId, Store};
 use crate::exchange::compact;
 use crate::memory::CANNOT_KEEP;
+use crate::operation::{Operation, only_input};
 
 /// The columns that ranks report: those of [`Part`](super::Part).
 fn reported() -> SchemaRef {
@@ -37,77 +31,23 @@ fn reported() -> SchemaRef {
     ]))
 }
 
-/// Rows to keep, in a logical plan.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct KeepNode {
-    input: LogicalPlan,
-    id: FrameId,
-    schema: DFSchemaRef,
-}
+/// Keeps the rows of a frame.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+pub struct Keep(pub FrameId);
 
-impl KeepNode {
-    pub fn new(input: LogicalPlan, id: FrameId) -> QueryResult<Self> {
-        let schema = Arc::new(DFSchema::try_from(reported())?);
-        Ok(Self { input, id, schema })
-    }
-}
+impl Operation for Keep {
+    const NAME: &str = "Keep";
 
-impl PartialOrd for KeepNode {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        self.id.partial_cmp(&other.id)
-    }
-}
-
-impl UserDefinedLogicalNodeCore for KeepNode {
-    fn name(&self) -> &str {
-        "Keep"
+    fn schema(&self) -> Option<SchemaRef> {
+        Some(reported())
     }
 
-    fn inputs(&self) -> Vec<&LogicalPlan> {
-        vec![&self.input]
+    fn detail(&self) -> &str {
+        "in memory"
     }
 
-    fn schema(&self) -> &DFSchemaRef {
-        &self.schema
-    }
-
-    fn expressions(&self) -> Vec<Expr> {
-        Vec::new()
-    }
-
-    fn fmt_for_explain(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("Keep")
-    }
-
-    fn with_exprs_and_inputs(&self, _: Vec<Expr>, inputs: Vec<LogicalPlan>) -> QueryResult<Self> {
-        let [input] = <[LogicalPlan; 1]>::try_from(inputs)
-            .map_err(|inputs| DataFusionError::Internal(format!("a kept frame has one input, not {}", inputs.len())))?;
-        Self::new(input, self.id)
-    }
-}
-
-/// Plans frames that are kept.
-#[derive(Debug)]
-pub struct KeepPlanner;
-
-#[async_trait]
-impl ExtensionPlanner for KeepPlanner {
-    async fn plan_extension(
-        &self,
-        _: &dyn PhysicalPlanner,
-        node: &dyn UserDefinedLogicalNode,
-        _: &[&LogicalPlan],
-        inputs: &[Arc<dyn ExecutionPlan>],
-        _: &dyn Session,
-        _: &PhysicalPlanningContext,
-    ) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
-        let Some(node) = node.as_any().downcast_ref::<KeepNode>() else {
-            return Ok(None);
-        };
-        let [input] = inputs else {
-            return internal_err!("a kept frame has one input");
-        };
-        Ok(Some(Arc::new(KeepExec::new(Arc::clone(input), node.id))))
+    fn exec(&self, input: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(KeepExec::new(input, self.0)))
     }
 }
 
@@ -177,9 +117,7 @@ impl ExecutionPlan for KeepExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let [input] = <[Arc<dyn ExecutionPlan>; 1]>::try_from(children).map_err(|children| {
-            DataFusionError::Internal(format!("a kept frame has one input, not {}", children.len()))
-        })?;
+        let input = only_input(children)?;
         Ok(Arc::new(Self::new(input, self.id)))
     }
 

@@ -8,13 +8,12 @@ use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::common::Result as QueryResult;
 use datafusion::execution::memory_pool::MemoryReservation;
-use datafusion::parquet::arrow::AsyncArrowWriter;
-use datafusion::parquet::basic::{Compression, ZstdLevel};
-use datafusion::parquet::file::properties::WriterProperties;
 use object_store::ObjectStore;
 use object_store::buffered::BufWriter;
 use object_store::path::Path;
+use tokio::io::AsyncWriteExt;
 
+use super::encoder::{Encoder, Format};
 use super::manifest::FileEntry;
 
 /// Name of the directory of rows whose partition value is null, as in Hive.
@@ -25,19 +24,18 @@ pub fn prefix_of(run: &str) -> String {
     format!("part-{run}-")
 }
 
-/// How Parquet files are written.
-pub fn parquet_properties() -> WriterProperties {
-    WriterProperties::builder()
-        .set_compression(Compression::ZSTD(ZstdLevel::default()))
-        .build()
+/// Where the files of a partition are.
+pub struct Place {
+    pub store: Arc<dyn ObjectStore>,
+    pub format: Format,
+    pub directory: Path,
+    /// Name of its files, without their number.
+    pub name: String,
 }
 
 /// Writes the batches of one partition of one task, in the order of the partition columns.
 pub struct Files {
-    store: Arc<dyn ObjectStore>,
-    directory: Path,
-    /// Name of its files, without their number.
-    name: String,
+    place: Place,
     /// Places of the partition columns in the batches.
     partition_by: Vec<usize>,
     /// Places of the other columns.
@@ -53,15 +51,33 @@ struct OpenFile {
     path: String,
     /// Its subdirectory.
     below: String,
-    writer: AsyncArrowWriter<BufWriter>,
+    encoder: Encoder,
+    target: BufWriter,
     rows: u64,
+    bytes: u64,
+}
+
+impl OpenFile {
+    async fn put(&mut self, bytes: Vec<u8>) -> QueryResult<()> {
+        self.bytes += bytes.len() as u64;
+        Ok(self.target.put(bytes.into()).await?)
+    }
+
+    async fn finish(mut self) -> QueryResult<FileEntry> {
+        let last = self.encoder.finish()?;
+        self.put(last).await?;
+        self.target.shutdown().await?;
+        Ok(FileEntry {
+            path: self.path,
+            rows: self.rows,
+            bytes: self.bytes,
+        })
+    }
 }
 
 impl Files {
     pub fn new(
-        store: Arc<dyn ObjectStore>,
-        directory: Path,
-        name: String,
+        place: Place,
         schema: &SchemaRef,
         partition_by: Vec<usize>,
         memory: MemoryReservation,
@@ -70,9 +86,7 @@ impl Files {
             .filter(|place| !partition_by.contains(place))
             .collect();
         Ok(Self {
-            store,
-            directory,
-            name,
+            place,
             schema: Arc::new(schema.project(&kept)?),
             partition_by,
             kept,
@@ -130,38 +144,39 @@ impl Files {
             self.open(below)?;
         }
         if let Some(open) = &mut self.open {
-            open.writer.write(data).await?;
+            let bytes = open.encoder.encode(data)?;
+            open.put(bytes).await?;
             open.rows += data.num_rows() as u64;
-            self.memory.try_resize(open.writer.memory_size())?;
+            self.memory.try_resize(open.encoder.memory())?;
         }
         Ok(())
     }
 
     fn open(&mut self, below: String) -> QueryResult<()> {
-        let path = format!("{below}{}{}.parquet", self.name, self.written.len());
-        let place = Path::parse(format!("{}/{path}", self.directory)).map_err(object_store::Error::from)?;
-        let target = BufWriter::new(Arc::clone(&self.store), place);
-        let writer = AsyncArrowWriter::try_new(target, Arc::clone(&self.schema), Some(parquet_properties()))?;
+        let Place {
+            store,
+            format,
+            directory,
+            name,
+        } = &self.place;
+        let path = format!("{below}{name}{}.{}", self.written.len(), format.extension());
+        let place = Path::parse(format!("{directory}/{path}")).map_err(object_store::Error::from)?;
         self.open = Some(OpenFile {
             path,
             below,
-            writer,
+            encoder: Encoder::new(*format, &self.schema)?,
+            target: BufWriter::new(Arc::clone(store), place),
             rows: 0,
+            bytes: 0,
         });
         Ok(())
     }
 
     async fn close(&mut self) -> QueryResult<()> {
-        let Some(mut open) = self.open.take() else {
-            return Ok(());
-        };
-        open.writer.finish().await?;
-        self.memory.try_resize(0)?;
-        self.written.push(FileEntry {
-            path: open.path,
-            rows: open.rows,
-            bytes: open.writer.bytes_written() as u64,
-        });
+        if let Some(open) = self.open.take() {
+            self.written.push(open.finish().await?);
+            self.memory.try_resize(0)?;
+        }
         Ok(())
     }
 
@@ -188,7 +203,7 @@ pub fn escaped(text: &str) -> String {
 impl std::fmt::Debug for Files {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Files")
-            .field("name", &self.name)
+            .field("name", &self.place.name)
             .finish_non_exhaustive()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use super::encoder::Format;
 use datafusion::arrow::datatypes::{DataType, Schema};
 use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,8 @@ pub const MANIFEST: &str = "_manifest.json";
 pub struct Manifest {
     /// The run, which is in the name of every file.
     pub run: String,
+    /// The format of the files.
+    pub format: Format,
     /// Columns that are in the names of directories.
     pub partition_by: Vec<PartitionColumn>,
     /// The files, in the order of their paths.
@@ -108,6 +111,7 @@ mod tests {
     fn manifest_names_files_below_its_directory_only() {
         let of = |path: &str| Manifest {
             run: "1".into(),
+            format: Format::Parquet,
             partition_by: Vec::new(),
             files: vec![FileEntry {
                 path: path.into(),

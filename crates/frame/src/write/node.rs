@@ -1,32 +1,28 @@
-//! The node of a write, in logical and in physical plans, and its form between ranks.
+//! The node that writes rows.
 
 use std::fmt;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use datafusion::arrow::array::{RecordBatch, StringArray, UInt64Array};
 use datafusion::arrow::compute::SortOptions;
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::catalog::Session;
+use datafusion::common::Result as QueryResult;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{DFSchema, DFSchemaRef, DataFusionError, Result as QueryResult, internal_err};
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
-use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNode, UserDefinedLogicalNodeCore};
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::{
     EquivalenceProperties, LexRequirement, OrderingRequirements, PhysicalExpr, PhysicalSortRequirement,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
-use datafusion::physical_planner::{ExtensionPlanner, PhysicalPlanner};
 use datafusion_distributed::DistributedTaskContext;
 use futures_util::TryStreamExt;
 
 use super::Target;
-use super::files::{Files, prefix_of};
+use super::files::{Files, Place, prefix_of};
+use crate::operation::{Operation, only_input};
 
 /// The columns that ranks report: files below the directory, their rows, and their bytes.
 fn reported() -> SchemaRef {
@@ -37,81 +33,19 @@ fn reported() -> SchemaRef {
     ]))
 }
 
-/// A write in a logical plan.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct WriteNode {
-    input: LogicalPlan,
-    target: Target,
-    schema: DFSchemaRef,
-}
+impl Operation for Target {
+    const NAME: &str = "Write";
 
-impl WriteNode {
-    pub fn new(input: LogicalPlan, target: Target) -> QueryResult<Self> {
-        let schema = DFSchema::try_from(reported())?;
-        Ok(Self {
-            input,
-            target,
-            schema: Arc::new(schema),
-        })
-    }
-}
-
-impl PartialOrd for WriteNode {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        self.target.partial_cmp(&other.target)
-    }
-}
-
-impl UserDefinedLogicalNodeCore for WriteNode {
-    fn name(&self) -> &str {
-        "Write"
+    fn schema(&self) -> Option<SchemaRef> {
+        Some(reported())
     }
 
-    fn inputs(&self) -> Vec<&LogicalPlan> {
-        vec![&self.input]
+    fn detail(&self) -> &str {
+        &self.directory
     }
 
-    fn schema(&self) -> &DFSchemaRef {
-        &self.schema
-    }
-
-    fn expressions(&self) -> Vec<Expr> {
-        Vec::new()
-    }
-
-    fn fmt_for_explain(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "Write: {}", self.target.directory)
-    }
-
-    fn with_exprs_and_inputs(&self, _: Vec<Expr>, inputs: Vec<LogicalPlan>) -> QueryResult<Self> {
-        let [input] = <[LogicalPlan; 1]>::try_from(inputs)
-            .map_err(|inputs| DataFusionError::Internal(format!("a write has one input, not {}", inputs.len())))?;
-        Self::new(input, self.target.clone())
-    }
-}
-
-/// Plans writes.
-#[derive(Debug)]
-pub struct WritePlanner;
-
-#[async_trait]
-impl ExtensionPlanner for WritePlanner {
-    async fn plan_extension(
-        &self,
-        _: &dyn PhysicalPlanner,
-        node: &dyn UserDefinedLogicalNode,
-        _: &[&LogicalPlan],
-        inputs: &[Arc<dyn ExecutionPlan>],
-        _: &dyn Session,
-        _: &PhysicalPlanningContext,
-    ) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
-        let Some(node) = node.as_any().downcast_ref::<WriteNode>() else {
-            return Ok(None);
-        };
-        let [input] = inputs else {
-            return internal_err!("a write has one input");
-        };
-        Ok(Some(Arc::new(WriteExec::new(Arc::clone(input), node.target.clone()))))
+    fn exec(&self, input: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(WriteExec::new(input, self.clone())))
     }
 }
 
@@ -198,8 +132,7 @@ impl ExecutionPlan for WriteExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let [input] = <[Arc<dyn ExecutionPlan>; 1]>::try_from(children)
-            .map_err(|children| DataFusionError::Internal(format!("a write has one input, not {}", children.len())))?;
+        let input = only_input(children)?;
         Ok(Arc::new(Self::new(input, self.target.clone())))
     }
 
@@ -210,7 +143,13 @@ impl ExecutionPlan for WriteExec {
         let name = format!("{}{task}-{partition}-", prefix_of(&self.target.run));
         let memory = MemoryConsumer::new("WriteExec").register(context.memory_pool());
         let schema = self.input.schema();
-        let mut files = Files::new(store, url.prefix().clone(), name, &schema, self.places()?, memory)?;
+        let place = Place {
+            store,
+            format: self.target.format,
+            directory: url.prefix().clone(),
+            name,
+        };
+        let mut files = Files::new(place, &schema, self.places()?, memory)?;
         let mut rows = self.input.execute(partition, context)?;
         let written = async move {
             while let Some(batch) = rows.try_next().await? {

@@ -18,7 +18,7 @@ use datafusion::parquet::file::properties::WriterProperties;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionContext};
-use dayfly_frame::{RankOptions, Session, SessionOptions, display_plan_ascii, serve};
+use dayfly_frame::{RankOptions, Session, SessionOptions, explain, serve};
 
 use crate::thread_group::{Net, group, options};
 
@@ -138,8 +138,8 @@ async fn rows(context: &SessionContext, query: &str) -> Vec<String> {
 }
 
 async fn plan_text(context: &SessionContext, query: &str) -> String {
-    let plan = context.sql(query).await.unwrap().create_physical_plan().await.unwrap();
-    display_plan_ascii(plan.as_ref(), false)
+    let frame = context.sql(query).await.unwrap();
+    explain(context, frame.into_unoptimized_plan()).await.unwrap()
 }
 
 /// Runs a body with a session of so many ranks, and with one of a single process.

@@ -56,8 +56,8 @@ async fn register(context: &SessionContext, place: &Path) {
 
 async fn answer(session: &Session, query: &str) -> Result<String, Failure> {
     let plan = session.context().sql(query).await.unwrap().into_unoptimized_plan();
-    let (_, batches) = session.collect(plan).await.map_err(|error| failure_of(&error))?;
-    Ok(pretty_format_batches(&batches).unwrap().to_string())
+    let rows = session.collect(plan).await.map_err(|error| failure_of(&error))?;
+    Ok(pretty_format_batches(&rows.batches).unwrap().to_string())
 }
 
 fn spill_into(disk: &Path, bytes: Option<u64>) -> Spill {

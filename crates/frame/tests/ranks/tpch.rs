@@ -9,7 +9,7 @@ use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
-use dayfly_frame::{RankOptions, Session, SessionOptions, display_plan_ascii, serve};
+use dayfly_frame::{RankOptions, Session, SessionOptions, explain, serve};
 use tempfile::TempDir;
 use tpchgen::generators::{
     CustomerGenerator, LineItemGenerator, NationGenerator, OrderGenerator, PartGenerator, PartSuppGenerator,
@@ -144,8 +144,7 @@ fn check(net: Net, workers: u32) {
         session.runtime().block_on(async {
             for (name, query) in QUERIES {
                 let frame = session.context().sql(query).await.unwrap();
-                let plan = frame.create_physical_plan().await.unwrap();
-                let plan = display_plan_ascii(plan.as_ref(), false);
+                let plan = explain(session.context(), frame.into_unoptimized_plan()).await.unwrap();
                 assert!(!plan.contains("runs on one rank"), "{name}\n{plan}");
             }
         });

@@ -22,7 +22,8 @@ from dayfly_frames._frame import Frame
 from dayfly_frames._ibis.compiler import DayflyCompiler, compiler
 from dayfly_frames._ibis.tables import Tables
 from dayfly_frames._ibis.types import arrow_schema, arrow_table, record_batches, schema_of
-from dayfly_frames._session import Paths, Session
+from dayfly_frames._paths import Paths
+from dayfly_frames._session import Session
 
 
 def _check_no_database(database: object) -> None:

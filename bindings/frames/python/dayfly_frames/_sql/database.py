@@ -11,6 +11,7 @@ from types import TracebackType
 import dayfly
 
 from dayfly_frames._frame import Frame
+from dayfly_frames._paths import is_url
 from dayfly_frames._session import Session
 from dayfly_frames._sql import results
 from dayfly_frames._sql.arguments import Options
@@ -59,7 +60,7 @@ class Database:
                 client = opened.enter_context(dayfly.connect())
                 lease = dict(options.lease)
                 if lease.get("sandbox") in _ISOLATED:
-                    lease["readable"] = [root(path) for path in options.tables.values()]
+                    lease["readable"] = [root(path) for path in options.tables.values() if not is_url(path)]
                 session = opened.enter_context(client.frames(options.ranks, placement=options.placement, **lease))
                 self.tables = {name: _scanned(session, name, path) for name, path in options.tables.items()}
                 self._open = opened.pop_all()

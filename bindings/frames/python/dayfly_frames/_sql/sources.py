@@ -11,6 +11,7 @@ from pathlib import Path
 import dayfly
 
 from dayfly_frames._frame import Frame
+from dayfly_frames._paths import is_url
 from dayfly_frames._session import Session
 
 _KINDS = {
@@ -34,11 +35,14 @@ def root(path: str) -> str:
 
 
 def scan(session: Session, path: str) -> Frame:
-    """Returns a frame of a file, of a directory's files, or of those of a pattern.
+    """Returns a frame of a file, of a directory's files, or of those of a pattern. Below ``s3://``, a directory has
+    Parquet files.
 
     Raises:
         dayfly.Error: if there is no such file, or the files have another format or several.
     """
+    if is_url(path):
+        return _scanner(session, _KINDS.get(Path(path).suffix.lower(), "parquet"))([path])
     files = sorted(glob.glob(path, recursive=True)) if _WILDCARD.search(path) else [path]
     if not files or not os.path.exists(files[0]):
         raise dayfly.RequestError(f"there is no file {path}", "not_found")
@@ -54,12 +58,17 @@ def scan(session: Session, path: str) -> Frame:
     if kind == "parquet":
         # Directories have their own rules: partitions, and what one write left.
         return session.scan_parquet(files)
+    return _scanner(session, kind)([file for file in listed if Path(file).suffix.lower() in _KINDS])
+
+
+def _scanner(session: Session, kind: str) -> Callable[[list[str]], Frame]:
     scanners: dict[str, Callable[[list[str]], Frame]] = {
+        "parquet": session.scan_parquet,
         "csv": session.scan_csv,
         "ndjson": session.scan_ndjson,
         "ipc": session.scan_ipc,
     }
-    return scanners[kind]([file for file in listed if Path(file).suffix.lower() in _KINDS])
+    return scanners[kind]
 
 
 def _files(path: str) -> list[str]:

@@ -26,6 +26,7 @@ use super::{Check, Plan, Rows, check_keys, is_repartition, union, wrong};
 use crate::functions::MapExec;
 use crate::functions::items::ItemsExec;
 use crate::kept::{KeepExec, KeptExec};
+use crate::repartition::RepartitionedExec;
 use crate::write::WriteExec;
 
 pub const NEEDS_ALL: &str = "needs all rows in one place, and runs in several";
@@ -39,6 +40,7 @@ pub fn is_known(node: &Plan) -> bool {
         || node.is::<WriteExec>()
         || node.is::<MapExec>()
         || node.is::<KeepExec>()
+        || node.is::<RepartitionedExec>()
         || node.is::<DataSinkExec>();
     let is_exchange =
         node.is_network_boundary() || is_repartition(node) || node.is::<BroadcastExec>() || is_merge(node);

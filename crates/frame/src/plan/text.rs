@@ -1,0 +1,56 @@
+//! Plans as text, and what their nodes measured.
+
+use std::sync::Arc;
+
+use datafusion::common::Result as QueryResult;
+use datafusion::execution::context::SessionContext;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::{ChildrenPropertiesMode, ExecutionPlan, ReplaceChildrenOptions, execute_stream};
+use datafusion::prelude::DataFrame;
+use datafusion_distributed::{DistributedExec, DistributedExt, display_plan_ascii};
+use futures_util::TryStreamExt;
+use tokio::time::Instant;
+
+use crate::usage::measured;
+
+/// The plan of the ranks for a query: its stages, their tasks, and what each exchanges.
+///
+/// # Errors
+/// If the query cannot be planned.
+pub async fn explain(context: &SessionContext, plan: LogicalPlan) -> QueryResult<String> {
+    let plan = DataFrame::new(context.state(), plan).create_physical_plan().await?;
+    Ok(display_plan_ascii(with_visible_stages(&plan)?.as_ref(), false))
+}
+
+/// Executes a query, and returns the plan of the ranks with what each node measured, summed over tasks and partitions:
+/// rows, time, bytes and spills.
+///
+/// # Errors
+/// Of the query.
+pub async fn analyze(context: &SessionContext, plan: LogicalPlan) -> QueryResult<String> {
+    let mut state = context.state();
+    state.set_distributed_metrics_collection(true)?;
+    let tasks = state.task_ctx();
+    let plan = DataFrame::new(state, plan).create_physical_plan().await?;
+    let start = Instant::now();
+    let counted =
+        execute_stream(Arc::clone(&plan), tasks)?.try_fold(0, |rows, batch| async move { Ok(rows + batch.num_rows()) });
+    let rows = counted.await?;
+    let seconds = start.elapsed().as_secs_f64();
+    let measured = measured(plan).await?;
+    let nodes = display_plan_ascii(with_visible_stages(&measured)?.as_ref(), true);
+    Ok(format!("{rows} rows in {seconds:.3} s\n{nodes}"))
+}
+
+/// A plan whose first node is no exchange: the library's text has the stages below the first node only.
+fn with_visible_stages(plan: &Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
+    match plan.children()[..] {
+        [head] if plan.is::<DistributedExec>() && head.name().starts_with("Network") => {
+            let passed: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(Arc::clone(head)));
+            let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+            Arc::clone(plan).replace_children(vec![passed], options)
+        }
+        _ => Ok(Arc::clone(plan)),
+    }
+}

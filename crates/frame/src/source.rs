@@ -1,0 +1,119 @@
+//! Files as frames.
+
+mod csv;
+mod ipc;
+mod paths;
+mod written;
+
+use datafusion::common::Result as QueryResult;
+use datafusion::datasource::file_format::options::{
+    ArrowReadOptions, CsvReadOptions, JsonReadOptions, ParquetReadOptions,
+};
+use datafusion::prelude::{DataFrame, SessionContext};
+
+use self::paths::Paths;
+use crate::write::{Format, read_manifest};
+
+/// Files, and how they are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Their format.
+    pub format: Format,
+    /// Paths or URLs: of files, of directories with a slash at their end, and patterns with `*`.
+    pub paths: Vec<String>,
+    /// Whether only files with the format's extension are read: those of a directory.
+    pub by_extension: bool,
+    /// Of CSV: whether the first line has the names of the columns.
+    pub has_header: bool,
+    /// Of CSV: what stands between values.
+    pub separator: u8,
+    /// Of CSV: whether a value in quotes may have line breaks, so that a file cannot be divided.
+    pub newlines_in_values: bool,
+    /// Number of rows whose values give the columns their types.
+    pub infer_rows: usize,
+}
+
+impl Source {
+    /// Files of a format, with a comma between the values of CSV, and names of columns in its first line.
+    pub fn new(format: Format, paths: Vec<String>) -> Self {
+        Self {
+            format,
+            paths,
+            by_extension: false,
+            has_header: true,
+            separator: b',',
+            newlines_in_values: true,
+            infer_rows: 1_000,
+        }
+    }
+
+    /// A frame of the files. A directory that a frame was written into has the files that its manifest names, and no
+    /// others.
+    ///
+    /// # Errors
+    /// If files cannot be read, or have different columns.
+    pub async fn read(&self, context: &SessionContext) -> QueryResult<DataFrame> {
+        if let ([directory], true) = (self.paths.as_slice(), self.by_extension)
+            && let Some(manifest) = read_manifest(context, directory).await?
+        {
+            return written::read(context, self, directory, &manifest).await;
+        }
+        let extension = match self.by_extension {
+            true => format!(".{}", self.format.extension()),
+            false => String::new(),
+        };
+        let paths = Paths::parse(&self.paths)?;
+        self.scan(context, paths, &extension, &[]).await
+    }
+
+    /// Files of these paths, with columns in the names of their directories.
+    async fn scan(
+        &self,
+        context: &SessionContext,
+        paths: Paths,
+        extension: &str,
+        columns: &[written::NamedColumn],
+    ) -> QueryResult<DataFrame> {
+        let columns = columns.to_vec();
+        match self.format {
+            Format::Parquet => {
+                let options = ParquetReadOptions {
+                    file_extension: extension,
+                    table_partition_cols: columns,
+                    ..ParquetReadOptions::default()
+                };
+                context.read_parquet(paths, options).await
+            }
+            Format::Csv => {
+                let schema = csv::inferred(context, self, &paths, extension).await?;
+                let mut options = CsvReadOptions::new()
+                    .has_header(self.has_header)
+                    .delimiter(self.separator)
+                    .newlines_in_values(self.newlines_in_values)
+                    .table_partition_cols(columns)
+                    .schema(&schema);
+                options.file_extension = extension;
+                context.read_csv(paths, options).await
+            }
+            Format::NdJson | Format::Json => {
+                let options = JsonReadOptions {
+                    newline_delimited: self.format == Format::NdJson,
+                    schema_infer_max_records: self.infer_rows,
+                    file_extension: extension,
+                    table_partition_cols: columns,
+                    ..JsonReadOptions::default()
+                };
+                context.read_json(paths, options).await
+            }
+            Format::Ipc => {
+                let schema = ipc::schema(context, &paths, extension).await?;
+                let options = ArrowReadOptions {
+                    schema: schema.as_ref(),
+                    file_extension: extension,
+                    table_partition_cols: columns,
+                };
+                context.read_arrow(paths, options).await
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What a query took.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use datafusion::common::Result as QueryResult;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion_distributed::{DistributedMetricsFormat, NetworkBoundaryExt, rewrite_distributed_plan_with_metrics};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::exchange::RECEIVED_BYTES;
+
+/// Time within which ranks report what they measured, after the query's last row.
+const MAX_REPORT_TIME: Duration = Duration::from_secs(10);
+
+/// What a query took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Time from the start to the last row.
+    pub elapsed: Duration,
+    /// Tasks that ranks have executed.
+    pub tasks: u64,
+    /// Bytes that crossed between tasks, those to the session included.
+    pub exchanged_bytes: u64,
+    /// Bytes that did not fit into memory, and were written to disk.
+    pub spilled_bytes: u64,
+}
+
+/// What a query took, once its tasks have reported it.
+#[derive(Debug, Clone)]
+pub struct PendingUsage(watch::Receiver<Option<Usage>>);
+
+impl PendingUsage {
+    /// Waits for the reports; `None` if they do not come.
+    pub async fn get(mut self) -> Option<Usage> {
+        self.0.wait_for(Option::is_some).await.ok().and_then(|usage| *usage)
+    }
+}
+
+/// Begins to wait for the reports of a plan that was executed with measures.
+pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration) -> PendingUsage {
+    let (sender, receiver) = watch::channel(None);
+    tokio::spawn(async move {
+        let tasks = tasks_of(&plan);
+        if let Ok(measured) = measured(plan).await {
+            let (exchanged_bytes, spilled_bytes) = bytes_of(&measured);
+            let usage = Usage {
+                elapsed,
+                tasks,
+                exchanged_bytes,
+                spilled_bytes,
+            };
+            // Nobody may want to know.
+            let _ = sender.send(Some(usage));
+        }
+    });
+    PendingUsage(receiver)
+}
+
+/// A plan that was executed, with what its nodes measured, summed over tasks and partitions.
+///
+/// # Errors
+/// If the ranks do not report it in time.
+pub async fn measured(plan: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
+    let measured = rewrite_distributed_plan_with_metrics(plan, DistributedMetricsFormat::Aggregated);
+    let measured = timeout(MAX_REPORT_TIME, measured).await;
+    measured.unwrap_or_else(|_| {
+        datafusion::common::exec_err!("the ranks did not report what they measured within {MAX_REPORT_TIME:?}")
+    })
+}
+
+fn tasks_of(plan: &Arc<dyn ExecutionPlan>) -> u64 {
+    let own = plan.as_network_boundary().map(|boundary| boundary.input_stage());
+    let own = own.map_or(0, |stage| stage.task_count() as u64);
+    own + plan.children().into_iter().map(tasks_of).sum::<u64>()
+}
+
+/// Bytes that crossed, and bytes that were spilled.
+fn bytes_of(plan: &Arc<dyn ExecutionPlan>) -> (u64, u64) {
+    let metrics = plan.metrics().unwrap_or_default();
+    let received = metrics.sum_by_name(RECEIVED_BYTES).map_or(0, |sum| sum.as_usize());
+    let spilled = metrics.spilled_bytes().unwrap_or(0);
+    let below = plan.children().into_iter().map(bytes_of);
+    below.fold((received as u64, spilled as u64), |sum, below| {
+        (sum.0 + below.0, sum.1 + below.1)
+    })
+}

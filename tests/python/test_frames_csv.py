@@ -32,6 +32,15 @@ def test_quoted_line_breaks_stay_in_their_value(session, tmp_path):
     assert rows(frame.sort("number")) == [{"number": number, "text": text} for number, text in enumerate(texts)]
 
 
+def test_whole_files_are_divided_among_ranks(session, tmp_path):
+    for file in range(3):
+        write(tmp_path / f"{file}.csv", [("number", "text"), *((number, "a\nb") for number in range(file, 9_000, 3))])
+    frame = session.scan_csv(tmp_path)
+    joined = frame.join(frame, on="number", suffix="_again").sort("number")
+    assert "OneRankExec" not in joined.explain()
+    assert [row["number"] for row in rows(joined)] == list(range(9_000))
+
+
 def test_plain_file_is_read_by_several_tasks(session, tmp_path):
     path = write(tmp_path / "plain.csv", [("number",), *((number,) for number in range(20_000))])
     frame = session.scan_csv(path, newlines_in_values=False)

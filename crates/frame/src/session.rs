@@ -29,6 +29,7 @@ use crate::kept;
 use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
+use crate::source::whole;
 use crate::stores::StoreOptions;
 use crate::usage::{PendingUsage, usage_of};
 use crate::write::{Manifest, Output, write};
@@ -280,6 +281,8 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
         .with_distributed_desired_task_count_handler(kept::desired_tasks)
         .with_distributed_scale_up_leaf_node_handler(kept::divided)
         .with_distributed_route_tasks_handler(kept::routed)
+        .with_distributed_desired_task_count_handler(whole::desired_tasks)
+        .with_distributed_scale_up_leaf_node_handler(whole::divided)
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
         // Metrics cross between ranks only in the form of the gRPC server, which is not built.
         .with_distributed_metrics_collection(false)?

@@ -3,6 +3,7 @@
 mod csv;
 mod ipc;
 mod paths;
+pub mod whole;
 mod written;
 
 use datafusion::common::Result as QueryResult;

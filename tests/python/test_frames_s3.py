@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import dayfly
 import pyarrow as pa
 import pytest
 from dayfly.frames import col, count
 from harness import stores
+from harness.programs import program, run
 
 ROWS = 20_000
 
@@ -83,9 +87,26 @@ def test_wrong_secret_never_shows_in_errors(client, s3):
         assert "not-the-secret" not in str(error.value)
 
 
+def test_command_reads_a_bucket(s3, numbers):
+    numbers.write_parquet(f"{s3.url}/command")
+    table, query = f"t={s3.url}/command", "SELECT count(*) AS n FROM t"
+    environment = os.environ | s3.environment() | {"DAYFLY_PYTHON": sys.executable}
+    found = run(program(), "sql", "--ranks", "1", "--format", "csv", "--table", table, query, env=environment)
+    assert found.stdout == f"n\n{ROWS}\n"
+
+
+def test_no_key_is_sent_unasked(client, s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    with client.frames(ranks=1) as session, pytest.raises(dayfly.RequestError, match='storage_options="env"'):
+        session.scan_parquet(f"{s3.url}/x.parquet")
+    with pytest.raises(ValueError, match="env"):
+        client.frames(ranks=1, storage_options="environment")
+
+
 def test_options_come_from_the_environment(client, s3, monkeypatch):
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
-    with client.frames(ranks=1) as session:
+    with client.frames(ranks=1, storage_options="env") as session:
         session.from_arrow(pa.table({"x": [1, 2]})).write_parquet(f"{s3.url}/environment")
         assert rows(session.scan_parquet(f"{s3.url}/environment").sort("x")) == [{"x": 1}, {"x": 2}]

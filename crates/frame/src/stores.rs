@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use datafusion::common::{DataFusionError, Result as QueryResult, plan_datafusion_err};
+use datafusion::common::{DataFusionError, Result as QueryResult, plan_datafusion_err, plan_err};
 use datafusion::execution::object_store::{DefaultObjectStoreRegistry, ObjectStoreRegistry};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_storage::open_bucket;
@@ -40,6 +40,13 @@ impl StoreOptions {
     }
 
     fn s3(&self, url: &Url) -> QueryResult<Arc<dyn ObjectStore>> {
+        if self.0.is_empty() {
+            // Without any, the client would look for a service of Amazon's machines, for seconds.
+            return plan_err!(
+                "the session has no options to reach {url}: open it with storage_options=\"env\", which sends the AWS_... \
+                 variables of your process to the workers, or with a mapping"
+            );
+        }
         let mut builder = AmazonS3Builder::new();
         for (name, value) in &self.0 {
             builder = builder.with_config(AmazonS3ConfigKey::from_str(name)?, value);

@@ -21,6 +21,7 @@ from dayfly_frames._session import Session
 
 T = TypeVar("T")
 Recover = Literal["query", "none"]
+StorageOptions = Mapping[str, str] | Literal["env"] | None
 
 #: Seconds that ranks have to return after the session has closed.
 GRACE = 10.0
@@ -87,11 +88,20 @@ class Ranks:
             gang.shutdown(wait=True, cancel_futures=True)
 
 
-def store_options(options: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns how object stores are reached: these options, and those in this process's environment."""
-    own = {name.lower(): value for name, value in os.environ.items() if name.startswith("AWS_")}
-    own = {name: value for name, value in own.items() if _frames.is_store_option(name)}
-    return own | {name.lower(): str(value) for name, value in (options or {}).items()}
+def store_options(options: StorageOptions) -> dict[str, str]:
+    """Returns how the ranks reach object stores. Secrets of the environment go to them only if that is asked for.
+
+    Raises:
+        ValueError: if the options are another text than "env".
+    """
+    if options is None:
+        return {}
+    if isinstance(options, str):
+        if options != "env":
+            raise ValueError(f'storage_options={options!r}: it is a mapping, or "env" for this process\'s environment')
+        own = {name.lower(): value for name, value in os.environ.items() if name.startswith("AWS_")}
+        return {name: value for name, value in own.items() if _frames.is_store_option(name)}
+    return {name.lower(): str(value) for name, value in options.items()}
 
 
 def open_session(
@@ -102,7 +112,7 @@ def open_session(
     *,
     recover: Recover,
     partition_bytes: int,
-    storage_options: Mapping[str, str] | None,
+    storage_options: StorageOptions,
 ) -> Session:
     """Leases workers, starts a rank on each, and joins them.
 

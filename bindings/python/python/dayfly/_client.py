@@ -70,7 +70,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
         placement: Placement = "packed",
         recover: Literal["query", "none"] = "query",
         partition_bytes: int = 1 << 20,
-        storage_options: Mapping[str, str] | None = None,
+        storage_options: Mapping[str, str] | Literal["env"] | None = None,
         **lease: Any,
     ) -> Session:
         """Leases workers for data frames and SQL. Needs the package ``dayfly-frames``.
@@ -87,8 +87,8 @@ class Client(LeaseClient, TaskClient, FlowClient):
                 all, unless it has returned rows already. With ``none``, it fails.
             partition_bytes: bytes of a table's files for each core of a rank. Fewer ranks read a smaller table.
             storage_options: how the ranks reach files under ``s3://``: ``aws_access_key_id``, ``aws_region``,
-                ``aws_secret_access_key``, ``aws_session_token``, ``aws_endpoint_url`` and so on. Those in the
-                environment of this process, such as ``AWS_REGION``, hold for the ranks as well.
+                ``aws_secret_access_key``, ``aws_session_token``, ``aws_endpoint_url`` and so on. With ``env``, the
+                variables of this process, such as ``AWS_REGION``. They go to the workers: name keys with few rights.
             lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
 
         Returns:

@@ -61,6 +61,8 @@ class Database:
                 lease = dict(options.lease)
                 if lease.get("sandbox") in _ISOLATED:
                     lease["readable"] = [root(path) for path in options.tables.values() if not is_url(path)]
+                if any(is_url(path) for path in options.tables.values()):
+                    lease["storage_options"] = "env"
                 session = opened.enter_context(client.frames(options.ranks, placement=options.placement, **lease))
                 self.tables = {name: _scanned(session, name, path) for name, path in options.tables.items()}
                 self._open = opened.pop_all()

@@ -321,7 +321,7 @@ def test_prompt_keeps_its_session(sql: Shell, manager: Daemon, tmp_path: Path) -
     wait_until(lambda: processor_seconds(manager) > before + 0.3, "ranks compute")
     terminal.type("\x03")
     terminal.wait_for("Cancelled.")
-    wait_until(lambda: is_idle(manager), "the ranks stop")
+    wait_until(lambda: is_idle(manager), "the ranks stop", 3)
     terminal.wait_for("dayfly> ")
     terminal.type("SELECT 2 AS after;\n")
     assert "1 row" in terminal.wait_for("dayfly> ")

@@ -18,6 +18,10 @@ use crate::pauses::with_pauses;
 use crate::pins::with_pins;
 use crate::stores::StoreOptions;
 
+/// Polls of tasks after which a thread looks for messages and timers. A poll computes for up to 10 ms here, and by
+/// default a thread looks after 61 of them: a canceled query would go on for so long.
+const EVENT_INTERVAL: u32 = 2;
+
 /// What a rank may use.
 #[derive(Debug, Clone)]
 pub struct RankOptions {
@@ -103,6 +107,8 @@ pub fn runtime(threads: usize) -> Result<Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads.max(1))
         .thread_name("frame")
+        .event_interval(EVENT_INTERVAL)
+        .global_queue_interval(EVENT_INTERVAL)
         .enable_all()
         .build();
     runtime.map_err(|error| Failure::new(Code::Internal, format!("starting threads for queries failed: {error}")))

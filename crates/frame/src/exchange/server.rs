@@ -58,12 +58,10 @@ impl Kind {
 }
 
 /// Pauses before the worker's cache is maintained.
-const LET_GO_AFTER: [Duration; 4] = [
+const LET_GO_AFTER: [Duration; 3] = [
     Duration::from_millis(5),
     Duration::from_millis(45),
     Duration::from_millis(450),
-    // On a busy machine, the worker may take this long to see the end.
-    Duration::from_millis(1500),
 ];
 /// Operations on the worker's cache that cause its maintenance.
 const MAINTENANCE_OPERATIONS: usize = 65;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::functions::items::ItemsExec;
 use crate::functions::{MapCall, MapExec};
 use crate::kept::{FrameId, KeepExec, KeptExec, Part, Rows};
-use crate::repartition::RepartitionedExec;
+use crate::repartition::{Keys, RepartitionedExec};
 use crate::write::{Target, WriteExec};
 
 /// A node without its input.
@@ -68,7 +68,7 @@ impl PhysicalExtensionCodec for NodeCodec {
                 if keys.iter().any(|key| *key >= input.schema().fields().len()) {
                     return internal_err!("rows are repartitioned by a column that they do not have");
                 }
-                Arc::new(RepartitionedExec::new(input, keys))
+                Arc::new(RepartitionedExec::new(input, Keys(keys)))
             }
             Node::Kept {
                 id,
@@ -118,7 +118,7 @@ impl PhysicalExtensionCodec for NodeCodec {
         } else if let Some(keep) = node.downcast_ref::<KeepExec>() {
             Node::Keep(keep.id())
         } else if let Some(repartitioned) = node.downcast_ref::<RepartitionedExec>() {
-            Node::Repartitioned(repartitioned.keys().to_vec())
+            Node::Repartitioned(repartitioned.passage().0.clone())
         } else if let Some(kept) = node.downcast_ref::<KeptExec>() {
             let Rows {
                 id,

@@ -14,6 +14,7 @@ mod functions;
 mod kept;
 mod memory;
 mod operation;
+mod passing;
 mod pauses;
 mod pins;
 mod plan;

@@ -3,7 +3,6 @@
 //! A task ends where it pauses. DataFusion pauses a task after it has read 128 batches of a leaf, but a join may compute
 //! for seconds with these, since each row can have thousands of matches.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,19 +11,16 @@ use std::time::{Duration, Instant};
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::Result as QueryResult;
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec, SortMergeJoinExec};
 use datafusion::physical_plan::metrics::MetricsSet;
-use datafusion::physical_plan::{
-    ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
-};
+use datafusion::physical_plan::{ChildrenPropertiesMode, ExecutionPlan, ReplaceChildrenOptions};
 use datafusion_distributed::{WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse};
 use futures_util::{Stream, StreamExt};
 
 use crate::exchange::unplanned;
-use crate::operation::only_input;
+use crate::passing::{Passage, PassingExec};
 
 /// Time for which a join computes without a pause, but for the matches of one batch.
 const PAUSE_AFTER: Duration = Duration::from_millis(10);
@@ -45,7 +41,7 @@ pub fn with_pauses(task: WorkerPlanRewriteEvent<'_>) -> QueryResult<WorkerPlanRe
         // The left side is read as a whole, before the first pair.
         let mut children: Vec<_> = node.children().into_iter().cloned().collect();
         if let Some(probed) = children.pop() {
-            children.push(Arc::new(PauseExec(probed)));
+            children.push(Arc::new(PassingExec::new(probed, Pauses)));
         }
         let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep);
         node.replace_children(children, options).map(Transformed::yes)
@@ -53,59 +49,25 @@ pub fn with_pauses(task: WorkerPlanRewriteEvent<'_>) -> QueryResult<WorkerPlanRe
     Ok(WorkerPlanRewriteEventResponse::new(paused?.data))
 }
 
-/// Passes its input on, and pauses now and then.
-#[derive(Debug)]
-struct PauseExec(Arc<dyn ExecutionPlan>);
+/// Pauses now and then.
+#[derive(Debug, Clone)]
+struct Pauses;
 
-impl DisplayAs for PauseExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("PauseExec")
-    }
-}
-
-impl ExecutionPlan for PauseExec {
-    fn name(&self) -> &str {
-        "PauseExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.0.properties()
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.0]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> QueryResult<TreeNodeRecursion>,
-    ) -> QueryResult<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+impl Passage for Pauses {
+    const NAME: &str = "PauseExec";
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(unplanned())
     }
 
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let input = only_input(children)?;
-        Ok(Arc::new(Self(input)))
-    }
-
-    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
+    fn execute(
+        &self,
+        input: &Arc<dyn ExecutionPlan>,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> QueryResult<SendableRecordBatchStream> {
         Ok(Box::pin(Pausing {
-            rows: self.0.execute(partition, context)?,
+            rows: input.execute(partition, context)?,
             since: None,
         }))
     }

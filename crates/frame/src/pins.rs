@@ -3,25 +3,22 @@
 //! A plan has the size and the time of change of each file. A task compares them after the last row of its files: a file
 //! that was changed before is an error, and never a mixture of old and new rows.
 
-use std::fmt;
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DataFusionError, Result as QueryResult};
-use datafusion::datasource::physical_plan::FileScanConfig;
-use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::metrics::MetricsSet;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use datafusion_distributed::{WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse};
 use dayfly_protocol::error::{Code, Failure};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use crate::exchange::unplanned;
-use crate::operation::only_input;
+use crate::passing::{Passage, PassingExec};
+use crate::source::scan_of;
 
 /// Files that a task compares at the same time.
 const MAX_COMPARED: usize = 16;
@@ -32,76 +29,38 @@ const MAX_COMPARED: usize = 16;
 /// Of DataFusion, if a node refuses its new input.
 pub fn with_pins(task: WorkerPlanRewriteEvent<'_>) -> QueryResult<WorkerPlanRewriteEventResponse> {
     let pinned = task.plan.transform_up(|node| {
-        Ok(match files_of(&node).is_some() {
-            true => Transformed::yes(Arc::new(PinnedExec(node)) as Arc<dyn ExecutionPlan>),
+        Ok(match scan_of(&node).is_some() {
+            true => Transformed::yes(Arc::new(PassingExec::new(node, Pins)) as Arc<dyn ExecutionPlan>),
             false => Transformed::no(node),
         })
     });
     Ok(WorkerPlanRewriteEventResponse::new(pinned?.data))
 }
 
-fn files_of(leaf: &Arc<dyn ExecutionPlan>) -> Option<&FileScanConfig> {
-    let source = leaf.downcast_ref::<DataSourceExec>()?;
-    source.data_source().downcast_ref::<FileScanConfig>()
-}
+/// Compares files after their last row.
+#[derive(Debug, Clone)]
+struct Pins;
 
-/// Passes the rows of files on, and compares these files after the last one.
-#[derive(Debug)]
-struct PinnedExec(Arc<dyn ExecutionPlan>);
-
-impl DisplayAs for PinnedExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("PinnedExec")
-    }
-}
-
-impl ExecutionPlan for PinnedExec {
-    fn name(&self) -> &str {
-        "PinnedExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.0.properties()
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.0]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> QueryResult<TreeNodeRecursion>,
-    ) -> QueryResult<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+impl Passage for Pins {
+    const NAME: &str = "PinnedExec";
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(unplanned())
     }
 
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self(only_input(children)?)))
-    }
-
-    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
-        let Some(config) = files_of(&self.0) else {
-            return self.0.execute(partition, context);
+    fn execute(
+        &self,
+        input: &Arc<dyn ExecutionPlan>,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> QueryResult<SendableRecordBatchStream> {
+        let Some(config) = scan_of(input) else {
+            return input.execute(partition, context);
         };
         let store = context.runtime_env().object_store(&config.object_store_url)?;
         let files = config.file_groups.get(partition).map_or(&[][..], |group| group.files());
         let planned = files.iter().map(|file| file.object_meta.clone()).collect();
-        let rows = self.0.execute(partition, context)?;
+        let rows = input.execute(partition, context)?;
         let schema = rows.schema();
         let files = Files {
             store,

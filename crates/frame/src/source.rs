@@ -6,14 +6,24 @@ mod paths;
 pub mod whole;
 mod written;
 
+use std::sync::Arc;
+
 use datafusion::common::Result as QueryResult;
 use datafusion::datasource::file_format::options::{
     ArrowReadOptions, CsvReadOptions, JsonReadOptions, ParquetReadOptions,
 };
+use datafusion::datasource::physical_plan::FileScanConfig;
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{DataFrame, SessionContext};
 
 use self::paths::Paths;
 use crate::write::{Format, read_manifest};
+
+/// The files that a leaf reads; `None` if it is no scan of files.
+pub fn scan_of(plan: &Arc<dyn ExecutionPlan>) -> Option<&FileScanConfig> {
+    plan.downcast_ref::<DataSourceExec>()?.data_source().downcast_ref()
+}
 
 /// Files, and how they are read.
 #[derive(Debug, Clone, PartialEq, Eq)]

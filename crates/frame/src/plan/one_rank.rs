@@ -1,20 +1,13 @@
 //! Plans, and last stages of plans, that run on one rank.
 
-use std::fmt;
 use std::sync::Arc;
 
 use datafusion::catalog::Session;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{Result as QueryResult, internal_err};
-use datafusion::datasource::physical_plan::FileScanConfig;
-use datafusion::datasource::source::DataSourceExec;
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::analyze::AnalyzeExec;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::{
-    ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-    ReplaceChildrenOptions,
+    ChildrenPropertiesMode, ExecutionPlan, ExecutionPlanProperties, ReplaceChildrenOptions,
 };
 use datafusion_distributed::{
     DistributedCodec, DistributedConfig, DistributedExec, NetworkBoundary, NetworkBoundaryExt, NetworkCoalesceExec,
@@ -28,6 +21,8 @@ use super::checker::{self, Refusal};
 use crate::functions::MapExec;
 use crate::kept::{KeepExec, KeptExec};
 use crate::operation::only_input;
+use crate::passing::{Passage, PassingExec};
+use crate::source::scan_of;
 use crate::write::WriteExec;
 
 /// Moves a whole plan to one of the ranks, which have its files and functions. Other plans stay in this process, which is
@@ -38,7 +33,7 @@ pub fn on_one_rank(
     session: &dyn Session,
 ) -> QueryResult<Arc<dyn ExecutionPlan>> {
     let stated = |plan| match refusal {
-        Some(refusal) => Arc::new(OneRankExec::new(plan, refusal)),
+        Some(refusal) => Arc::new(PassingExec::new(plan, Stated(refusal.to_string()))),
         None => plan,
     };
     let is_for_rank = needs_ranks(&plan) && (checker::knows(&plan).is_ok() || can_be_sent(&plan, session));
@@ -109,12 +104,7 @@ fn needs_ranks(plan: &Arc<dyn ExecutionPlan>) -> bool {
         return false;
     }
     let is_own = plan.is::<MapExec>() || plan.is::<KeepExec>() || plan.is::<KeptExec>() || plan.is::<WriteExec>();
-    is_own || is_of_files(plan) || plan.children().into_iter().any(needs_ranks)
-}
-
-fn is_of_files(leaf: &Arc<dyn ExecutionPlan>) -> bool {
-    let source = leaf.downcast_ref::<DataSourceExec>();
-    source.is_some_and(|source| source.data_source().downcast_ref::<FileScanConfig>().is_some())
+    is_own || scan_of(plan).is_some() || plan.children().into_iter().any(needs_ranks)
 }
 
 /// Whether all nodes have a form that crosses between ranks. Those of other libraries may have none.
@@ -124,64 +114,14 @@ fn can_be_sent(plan: &Arc<dyn ExecutionPlan>, session: &dyn Session) -> bool {
     physical_plan_to_bytes_with_proto_converter(Arc::clone(plan), &codec, &converter).is_ok()
 }
 
-/// States in a plan why it runs on one rank. Returns the rows of its input.
-#[derive(Debug)]
-struct OneRankExec {
-    input: Arc<dyn ExecutionPlan>,
-    reason: String,
-}
+/// States in a plan why it runs on one rank.
+#[derive(Debug, Clone)]
+struct Stated(String);
 
-impl OneRankExec {
-    fn new(input: Arc<dyn ExecutionPlan>, refusal: &Refusal) -> Self {
-        let reason = refusal.to_string();
-        Self { input, reason }
-    }
-}
+impl Passage for Stated {
+    const NAME: &str = "OneRankExec";
 
-impl DisplayAs for OneRankExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "OneRankExec: runs on one rank: {}", self.reason)
-    }
-}
-
-impl ExecutionPlan for OneRankExec {
-    fn name(&self) -> &str {
-        "OneRankExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.input.properties()
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> QueryResult<TreeNodeRecursion>,
-    ) -> QueryResult<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let input = only_input(children)?;
-        let reason = self.reason.clone();
-        Ok(Arc::new(Self { input, reason }))
-    }
-
-    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
-        self.input.execute(partition, context)
+    fn detail(&self, _: &Arc<dyn ExecutionPlan>) -> Option<String> {
+        Some(format!("runs on one rank: {}", self.0))
     }
 }

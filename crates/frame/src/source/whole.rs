@@ -13,16 +13,18 @@ use datafusion_distributed::{
     ScaleUpLeafNodeEventResponse,
 };
 
-fn scan_of(plan: &Arc<dyn ExecutionPlan>) -> Option<&FileScanConfig> {
-    let source = plan.downcast_ref::<DataSourceExec>()?;
-    let scan = source.data_source().downcast_ref::<FileScanConfig>()?;
-    let is_whole = !scan.file_source().supports_repartitioning() && scan.output_partitioning.is_none();
-    is_whole.then_some(scan)
+use super::scan_of;
+
+/// A scan of files that cannot be divided.
+fn whole_scan_of(plan: &Arc<dyn ExecutionPlan>) -> Option<&FileScanConfig> {
+    let is_whole =
+        |scan: &&FileScanConfig| !scan.file_source().supports_repartitioning() && scan.output_partitioning.is_none();
+    scan_of(plan).filter(is_whole)
 }
 
 /// How many ranks read such files: as many as for files that are divided, but not more than there are files.
 pub fn desired_tasks(event: DesiredTaskCountEvent<'_>) -> Option<QueryResult<DesiredTaskCountEventResponse>> {
-    let scan = scan_of(event.plan)?;
+    let scan = whole_scan_of(event.plan)?;
     let config = DistributedConfig::from_config_options(event.session_config.options()).ok()?;
     let files = scan.file_groups.iter().flat_map(FileGroup::files);
     let (count, bytes) = files.fold((0, 0), |(count, bytes), file| {
@@ -35,7 +37,7 @@ pub fn desired_tasks(event: DesiredTaskCountEvent<'_>) -> Option<QueryResult<Des
 
 /// Divides the files among so many ranks: the largest first, each to the partition with the fewest bytes.
 pub fn divided(event: ScaleUpLeafNodeEvent<'_>) -> Option<QueryResult<ScaleUpLeafNodeEventResponse>> {
-    let scan = scan_of(event.plan)?;
+    let scan = whole_scan_of(event.plan)?;
     let (tasks, partitions) = (event.task_count, event.plan.output_partitioning().partition_count());
     let mut files: Vec<_> = scan.file_groups.iter().flat_map(FileGroup::files).cloned().collect();
     files.sort_by_key(|file| std::cmp::Reverse(file.effective_size()));

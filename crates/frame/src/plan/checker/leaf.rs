@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig};
-use datafusion::datasource::source::DataSourceExec;
 use datafusion::physical_plan::ExecutionPlanProperties;
 use datafusion::physical_plan::empty::EmptyExec;
 use datafusion_distributed::DistributedLeafExec;
@@ -12,6 +11,7 @@ use datafusion_distributed::DistributedLeafExec;
 use super::{Above, Check, Plan, Rows, limits, wrong};
 use crate::functions::items::ItemsExec;
 use crate::kept::KeptExec;
+use crate::source::scan_of;
 
 /// Bytes of a file: begin and end.
 type Range = (i64, i64);
@@ -96,10 +96,6 @@ fn keeps_groups(leaf: &DistributedLeafExec) -> bool {
     let is_declared = scan_of(leaf.original()).is_some_and(|scan| scan.output_partitioning.is_some());
     let kept: Option<Vec<_>> = groups(leaf.original());
     !is_declared || leaf.variants().iter().all(|variant| groups(variant) == kept)
-}
-
-fn scan_of(plan: &Plan) -> Option<&FileScanConfig> {
-    plan.downcast_ref::<DataSourceExec>()?.data_source().downcast_ref()
 }
 
 fn files(scans: &[&FileScanConfig]) -> BTreeMap<String, Vec<Range>> {

@@ -9,7 +9,6 @@ use datafusion::common::Result as QueryResult;
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::common::collect;
-use datafusion::physical_plan::execute_stream;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::prelude::{DataFrame, SessionConfig, SessionContext};
 use datafusion_distributed::{DistributedExt, SessionStateBuilderExt, WorkerResolver};
@@ -31,7 +30,7 @@ use crate::plan::{LocalPlanner, RankPlanner};
 use crate::rank::runtime;
 use crate::source::whole;
 use crate::stores::StoreOptions;
-use crate::usage::{PendingUsage, usage_of};
+use crate::usage::{PendingUsage, begin_measured, usage_of};
 use crate::write::{Manifest, Output, write};
 
 /// Fewest partitions with which a plan has stages.
@@ -167,12 +166,8 @@ impl Session {
         let run = |context: SessionContext| {
             let plan = plan.clone();
             async move {
-                let mut state = context.state();
-                state.set_distributed_metrics_collection(true)?;
                 let start = Instant::now();
-                let tasks = state.task_ctx();
-                let plan = DataFrame::new(state, plan).create_physical_plan().await?;
-                let rows = execute_stream(Arc::clone(&plan), tasks)?;
+                let (plan, rows) = begin_measured(&context, plan).await?;
                 Ok(Rows {
                     schema: rows.schema(),
                     batches: collect(rows).await?,

@@ -1,12 +1,11 @@
 //! Object stores: files under `s3://`.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use datafusion::common::{DataFusionError, Result as QueryResult, plan_datafusion_err, plan_err};
+use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
 use datafusion::execution::object_store::{DefaultObjectStoreRegistry, ObjectStoreRegistry};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_storage::open_bucket;
@@ -70,43 +69,37 @@ impl fmt::Debug for StoreOptions {
     }
 }
 
-/// The object stores of a process, each made when it is first used.
+/// The object stores of a process. A bucket's is made when it is first used.
 #[derive(Debug)]
 pub struct Stores {
     options: StoreOptions,
-    /// Files of this machine, and stores that the process has registered.
-    others: DefaultObjectStoreRegistry,
-    /// By bucket.
-    made: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    made: DefaultObjectStoreRegistry,
 }
 
 impl Stores {
     pub fn new(options: StoreOptions) -> Self {
         Self {
             options,
-            others: DefaultObjectStoreRegistry::new(),
-            made: Mutex::default(),
+            made: DefaultObjectStoreRegistry::new(),
         }
     }
 }
 
 impl ObjectStoreRegistry for Stores {
     fn register_store(&self, url: &Url, store: Arc<dyn ObjectStore>) -> Option<Arc<dyn ObjectStore>> {
-        self.others.register_store(url, store)
+        self.made.register_store(url, store)
     }
 
     fn get_store(&self, url: &Url) -> QueryResult<Arc<dyn ObjectStore>> {
-        if !matches!(url.scheme(), "s3" | "s3a") {
-            return self.others.get_store(url).map_err(|_| {
-                let scheme = url.scheme();
-                plan_datafusion_err!("there is no store for {scheme}:// addresses: files are local, or below s3://")
-            });
+        let scheme = url.scheme();
+        match self.made.get_store(url) {
+            Ok(store) => Ok(store),
+            Err(_) if matches!(scheme, "s3" | "s3a") => {
+                let store = self.options.s3(url)?;
+                self.made.register_store(url, Arc::clone(&store));
+                Ok(store)
+            }
+            Err(_) => plan_err!("there is no store for {scheme}:// addresses: files are local, or below s3://"),
         }
-        let bucket = url.host_str().unwrap_or_default().to_owned();
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(match made.entry(bucket) {
-            Entry::Occupied(made) => Arc::clone(made.get()),
-            Entry::Vacant(place) => Arc::clone(place.insert(self.options.s3(url)?)),
-        })
     }
 }

@@ -3,9 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use datafusion::common::Result as QueryResult;
-use datafusion::physical_plan::ExecutionPlan;
-use datafusion_distributed::{DistributedMetricsFormat, NetworkBoundaryExt, rewrite_distributed_plan_with_metrics};
+use datafusion::common::{Result as QueryResult, exec_err};
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
+use datafusion::prelude::{DataFrame, SessionContext};
+use datafusion_distributed::{
+    DistributedExt, DistributedMetricsFormat, NetworkBoundaryExt, rewrite_distributed_plan_with_metrics,
+};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -38,6 +43,22 @@ impl PendingUsage {
     }
 }
 
+/// Begins a query whose nodes measure. Returns its plan and its rows.
+///
+/// # Errors
+/// If the query cannot be planned or begun.
+pub async fn begin_measured(
+    context: &SessionContext,
+    plan: LogicalPlan,
+) -> QueryResult<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
+    let mut state = context.state();
+    state.set_distributed_metrics_collection(true)?;
+    let tasks = state.task_ctx();
+    let plan = DataFrame::new(state, plan).create_physical_plan().await?;
+    let rows = execute_stream(Arc::clone(&plan), tasks)?;
+    Ok((plan, rows))
+}
+
 /// Begins to wait for the reports of a plan that was executed with measures.
 pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration) -> PendingUsage {
     let (sender, receiver) = watch::channel(None);
@@ -65,9 +86,7 @@ pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration) -> PendingUsage
 pub async fn measured(plan: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
     let measured = rewrite_distributed_plan_with_metrics(plan, DistributedMetricsFormat::Aggregated);
     let measured = timeout(MAX_REPORT_TIME, measured).await;
-    measured.unwrap_or_else(|_| {
-        datafusion::common::exec_err!("the ranks did not report what they measured within {MAX_REPORT_TIME:?}")
-    })
+    measured.unwrap_or_else(|_| exec_err!("the ranks did not report what they measured within {MAX_REPORT_TIME:?}"))
 }
 
 fn tasks_of(plan: &Arc<dyn ExecutionPlan>) -> u64 {

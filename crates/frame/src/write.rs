@@ -31,7 +31,7 @@ pub use node::WriteExec;
 const REMOVE_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(400)];
 
 /// Where the rows of a frame go.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Output {
     /// A directory, or a URL, that is empty or not there.
     pub directory: String,
@@ -44,10 +44,8 @@ pub struct Output {
 /// Where the rows of one run go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Target {
-    /// Absolute directory, or a URL, with a slash at its end.
-    pub directory: String,
-    pub partition_by: Vec<String>,
-    pub format: Format,
+    /// Its directory is a URL with a slash at its end.
+    pub output: Output,
     /// The run, which is in the name of every file.
     pub run: String,
 }
@@ -67,12 +65,13 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
     let schema = Arc::new(frame.schema().as_arrow().clone());
     let columns = manifest::partition_columns(&schema, &output.partition_by)?;
     let target = Target {
-        directory: url.as_str().to_owned(),
-        partition_by: output.partition_by.clone(),
-        format: output.format,
+        output: Output {
+            directory: url.as_str().to_owned(),
+            ..output.clone()
+        },
         run: Uuid::new_v4().simple().to_string(),
     };
-    target.format.check(&target.columns(&schema)?)?;
+    output.format.check(&target.columns(&schema)?)?;
     let written = match written(context, frame, target.clone()).await {
         Ok(files) if files.is_empty() => without_rows(store.as_ref(), &url, &target, &schema)
             .await
@@ -92,7 +91,7 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
     };
     let manifest = Manifest {
         run: target.run,
-        format: target.format,
+        format: output.format,
         partition_by: columns,
         files,
     };
@@ -104,7 +103,8 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
 impl Target {
     /// The columns that its files have.
     fn columns(&self, schema: &Schema) -> QueryResult<Schema> {
-        let kept = (0..schema.fields().len()).filter(|place| !self.partition_by.contains(schema.field(*place).name()));
+        let kept =
+            (0..schema.fields().len()).filter(|place| !self.output.partition_by.contains(schema.field(*place).name()));
         Ok(schema.project(&kept.collect::<Vec<_>>())?)
     }
 }
@@ -153,13 +153,17 @@ async fn without_rows(
     target: &Target,
     schema: &Schema,
 ) -> QueryResult<FileEntry> {
-    let mut encoder = Encoder::new(target.format, &Arc::new(target.columns(schema)?))?;
+    let mut encoder = Encoder::new(target.output.format, &Arc::new(target.columns(schema)?))?;
     let bytes = encoder.finish()?;
-    let below = target.partition_by.iter();
+    let below = target.output.partition_by.iter();
     let below: String = below
         .map(|name| format!("{}={}/", files::escaped(name), NULL_VALUE))
         .collect();
-    let path = format!("{below}{}0.{}", prefix_of(&target.run), target.format.extension());
+    let path = format!(
+        "{below}{}0.{}",
+        prefix_of(&target.run),
+        target.output.format.extension()
+    );
     let place = Path::parse(format!("{}/{path}", url.prefix())).map_err(object_store::Error::from)?;
     let size = bytes.len() as u64;
     store.put(&place, bytes.into()).await?;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dayfly
 import pyarrow as pa
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 if TYPE_CHECKING:
     from dayfly_frames._table import Table
@@ -43,13 +43,11 @@ def tensors(table: Table, columns: Iterable[str] | None) -> dict[str, torch.Tens
     found = {}
     for name, column in zip(whole.column_names, whole.columns, strict=True):
         # Combining copies, even a single chunk.
-        chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        # Some versions return chunks of an empty column.
-        found[name] = _tensor(name, chunk.combine_chunks() if isinstance(chunk, pa.ChunkedArray) else chunk)
+        found[name] = _tensor(name, column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
     return found
 
 
-class _Rows(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc]
+class _Rows:
     """Rows that a loader takes by their numbers, a batch at a time."""
 
     def __init__(self, columns: dict[str, torch.Tensor], rows: int) -> None:

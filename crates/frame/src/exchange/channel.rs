@@ -131,10 +131,11 @@ impl WorkerChannel for RankChannel {
         let lane = lanes[0].number;
         self.ask(&Request::Execute { lane, execute })?;
         let received = MetricBuilder::new(&metrics).global_counter(RECEIVED_BYTES);
-        Ok(lanes
-            .into_iter()
-            .map(|lane| lane.into_batches(received.clone()))
-            .collect())
+        let batches = lanes.into_iter().map(|mut lane| {
+            lane.received = received.clone();
+            lane.into_batches()
+        });
+        Ok(batches.collect())
     }
 
     async fn get_worker_info(&mut self, _request: GetWorkerInfoRequest) -> Result<GetWorkerInfoResponse> {
@@ -170,7 +171,7 @@ pub fn kept_rows(
         number,
     });
     match asked {
-        Ok(()) => lane.into_batches(Count::new()),
+        Ok(()) => lane.into_batches(),
         Err(error) => stream::once(async { Err(error) }).boxed(),
     }
 }
@@ -181,6 +182,8 @@ struct Lane {
     rank: u32,
     number: u32,
     has_ended: bool,
+    /// Bytes of the batches so far.
+    received: Count,
 }
 
 impl Lane {
@@ -191,6 +194,7 @@ impl Lane {
             rank,
             number,
             has_ended: false,
+            received: Count::new(),
         });
         lanes.collect()
     }
@@ -257,36 +261,33 @@ impl Lane {
     }
 
     /// Its batches, whose bytes it counts. The schema comes first.
-    fn into_batches(self, received: Count) -> BoxStream<'static, Result<RecordBatch>> {
+    fn into_batches(self) -> BoxStream<'static, Result<RecordBatch>> {
         let state: (Option<Self>, Option<SchemaRef>) = (Some(self), None);
-        let stream = stream::unfold(state, move |(lane, mut schema)| {
-            let received = received.clone();
-            async move {
-                let mut lane = lane?;
-                let rank = lane.rank;
-                let violation = |what: String| DataFusionError::from(ExchangeError::Violation { rank, what });
-                loop {
-                    let (kind, parts) = match lane.next().await {
-                        Ok(Some(message)) => message,
-                        Ok(None) => return None,
-                        Err(error) => return Some((Err(error.into()), (None, schema))),
-                    };
-                    if kind == Kind::Schema {
-                        match batches::schema_of(&parts) {
-                            Ok(found) => schema = Some(found),
-                            Err(error) => return Some((Err(violation(error.to_string())), (None, schema))),
-                        }
-                        continue;
+        let stream = stream::unfold(state, |(lane, mut schema)| async move {
+            let mut lane = lane?;
+            let rank = lane.rank;
+            let violation = |what: String| DataFusionError::from(ExchangeError::Violation { rank, what });
+            loop {
+                let (kind, parts) = match lane.next().await {
+                    Ok(Some(message)) => message,
+                    Ok(None) => return None,
+                    Err(error) => return Some((Err(error.into()), (None, schema))),
+                };
+                if kind == Kind::Schema {
+                    match batches::schema_of(&parts) {
+                        Ok(found) => schema = Some(found),
+                        Err(error) => return Some((Err(violation(error.to_string())), (None, schema))),
                     }
-                    let Some(known) = &schema else {
-                        return Some((Err(violation("a batch before its schema".into())), (None, schema)));
-                    };
-                    received.add(parts.iter().map(Bytes::len).sum());
-                    return match batches::from_parts(&parts, known) {
-                        Ok(batch) => Some((Ok(batch), (Some(lane), schema))),
-                        Err(error) => Some((Err(violation(error.to_string())), (None, schema))),
-                    };
+                    continue;
                 }
+                let Some(known) = &schema else {
+                    return Some((Err(violation("a batch before its schema".into())), (None, schema)));
+                };
+                lane.received.add(parts.iter().map(Bytes::len).sum());
+                return match batches::from_parts(&parts, known) {
+                    Ok(batch) => Some((Ok(batch), (Some(lane), schema))),
+                    Err(error) => Some((Err(violation(error.to_string())), (None, schema))),
+                };
             }
         });
         stream.boxed()

@@ -6,13 +6,13 @@ use datafusion::common::Result as QueryResult;
 use datafusion::execution::context::SessionContext;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::{ChildrenPropertiesMode, ExecutionPlan, ReplaceChildrenOptions, execute_stream};
+use datafusion::physical_plan::{ChildrenPropertiesMode, ExecutionPlan, ReplaceChildrenOptions};
 use datafusion::prelude::DataFrame;
-use datafusion_distributed::{DistributedExec, DistributedExt, display_plan_ascii};
+use datafusion_distributed::{DistributedExec, display_plan_ascii};
 use futures_util::TryStreamExt;
 use tokio::time::Instant;
 
-use crate::usage::measured;
+use crate::usage::{begin_measured, measured};
 
 /// The plan of the ranks for a query: its stages, their tasks, and what each exchanges.
 ///
@@ -29,13 +29,9 @@ pub async fn explain(context: &SessionContext, plan: LogicalPlan) -> QueryResult
 /// # Errors
 /// Of the query.
 pub async fn analyze(context: &SessionContext, plan: LogicalPlan) -> QueryResult<String> {
-    let mut state = context.state();
-    state.set_distributed_metrics_collection(true)?;
-    let tasks = state.task_ctx();
-    let plan = DataFrame::new(state, plan).create_physical_plan().await?;
     let start = Instant::now();
-    let counted =
-        execute_stream(Arc::clone(&plan), tasks)?.try_fold(0, |rows, batch| async move { Ok(rows + batch.num_rows()) });
+    let (plan, rows) = begin_measured(context, plan).await?;
+    let counted = rows.try_fold(0, |rows, batch| async move { Ok(rows + batch.num_rows()) });
     let rows = counted.await?;
     let seconds = start.elapsed().as_secs_f64();
     let measured = measured(plan).await?;

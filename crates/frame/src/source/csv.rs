@@ -28,25 +28,18 @@ pub async fn inferred(
         .with_delimiter(source.separator);
     let mut rows = source.infer_rows;
     let mut columns: Option<(Path, Vec<Field>)> = None;
-    'paths: for url in paths.urls() {
-        let store = context.runtime_env().object_store(url.object_store())?;
-        let state = context.state();
-        let listed = url.list_all_files(&state, store.as_ref(), extension).await?;
-        let mut files: Vec<_> = listed.map_ok(|file| file.location).try_collect().await?;
-        files.sort();
-        for file in files {
-            let (own, read) = first_rows(store.as_ref(), &file, format.clone(), rows).await?;
-            rows -= read.min(rows);
-            let merged = match columns {
-                None => own,
-                Some((first, known)) => merged(&first, known, &file, own)?,
-            };
-            columns = Some((file, merged));
-            // The names of columns are in each file, and are compared when it is read.
-            if rows == 0 {
-                break 'paths;
-            }
+    for (store, file) in paths.files(context, extension).await? {
+        // Further files are taken to have the columns of these.
+        if rows == 0 && columns.is_some() {
+            break;
         }
+        let (own, read) = first_rows(store.as_ref(), &file.location, format.clone(), rows).await?;
+        rows -= read.min(rows);
+        let merged = match columns {
+            None => own,
+            Some((first, known)) => merged(&first, known, &file.location, own)?,
+        };
+        columns = Some((file.location, merged));
     }
     let columns = columns.map_or_else(Vec::new, |(_, columns)| columns).into_iter();
     let typed = columns.map(|field| match field.data_type() {

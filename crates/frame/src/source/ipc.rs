@@ -8,7 +8,6 @@ use datafusion::arrow::ipc::reader::read_footer_length;
 use datafusion::arrow::ipc::root_as_footer;
 use datafusion::common::{Result as QueryResult, plan_err};
 use datafusion::prelude::SessionContext;
-use futures_util::TryStreamExt;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::paths::Paths;
@@ -18,16 +17,10 @@ const END_BYTES: u64 = 10;
 
 /// The columns of the first file of these paths; `None` if there is no file.
 pub async fn schema(context: &SessionContext, paths: &Paths, extension: &str) -> QueryResult<Option<Schema>> {
-    let state = context.state();
-    for url in paths.urls() {
-        let store = context.runtime_env().object_store(url.object_store())?;
-        let listed = url.list_all_files(&state, store.as_ref(), extension).await?;
-        let files: Vec<_> = listed.try_collect().await?;
-        if let Some(file) = files.first() {
-            return footer(store.as_ref(), file).await.map(Some);
-        }
+    match paths.files(context, extension).await?.first() {
+        Some((store, file)) => footer(store.as_ref(), file).await.map(Some),
+        None => Ok(None),
     }
-    Ok(None)
 }
 
 async fn footer(store: &dyn ObjectStore, file: &ObjectMeta) -> QueryResult<Schema> {

@@ -1,9 +1,14 @@
 //! Paths, URLs, and patterns of both.
 
+use std::sync::Arc;
+
 use datafusion::common::{DataFusionError, Result as QueryResult};
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::execution::context::DataFilePaths;
+use datafusion::prelude::SessionContext;
+use futures_util::TryStreamExt;
 use glob::Pattern;
+use object_store::{ObjectMeta, ObjectStore};
 use url::Url;
 
 /// Where the files of a frame are.
@@ -23,9 +28,25 @@ impl Paths {
             .map(Self)
     }
 
-    /// As the library has them.
-    pub fn urls(&self) -> &[ListingTableUrl] {
-        &self.0
+    /// The files of all paths whose names end so, in the order of the paths and by name.
+    ///
+    /// # Errors
+    /// Of a store.
+    pub async fn files(
+        &self,
+        context: &SessionContext,
+        extension: &str,
+    ) -> QueryResult<Vec<(Arc<dyn ObjectStore>, ObjectMeta)>> {
+        let state = context.state();
+        let mut files = Vec::new();
+        for url in &self.0 {
+            let store = context.runtime_env().object_store(url.object_store())?;
+            let listed = url.list_all_files(&state, store.as_ref(), extension).await?;
+            let mut found: Vec<_> = listed.try_collect().await?;
+            found.sort_by(|one, other| one.location.cmp(&other.location));
+            files.extend(found.into_iter().map(|file| (Arc::clone(&store), file)));
+        }
+        Ok(files)
     }
 }
 

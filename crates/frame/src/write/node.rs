@@ -41,7 +41,7 @@ impl Operation for Target {
     }
 
     fn detail(&self) -> &str {
-        &self.directory
+        &self.output.directory
     }
 
     fn exec(&self, input: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn ExecutionPlan>> {
@@ -79,15 +79,15 @@ impl WriteExec {
     fn places(&self) -> QueryResult<Vec<usize>> {
         let schema = self.input.schema();
         let place = |name: &String| Ok(schema.index_of(name)?);
-        self.target.partition_by.iter().map(place).collect()
+        self.target.output.partition_by.iter().map(place).collect()
     }
 }
 
 impl DisplayAs for WriteExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "WriteExec: {}", self.target.directory)?;
-        if !self.target.partition_by.is_empty() {
-            write!(f, ", partition_by={}", self.target.partition_by.join(", "))?;
+        write!(f, "WriteExec: {}", self.target.output.directory)?;
+        if !self.target.output.partition_by.is_empty() {
+            write!(f, ", partition_by={}", self.target.output.partition_by.join(", "))?;
         }
         Ok(())
     }
@@ -138,14 +138,14 @@ impl ExecutionPlan for WriteExec {
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
         let task = DistributedTaskContext::from_ctx(&context).task_index;
-        let url = ListingTableUrl::parse(&self.target.directory)?;
+        let url = ListingTableUrl::parse(&self.target.output.directory)?;
         let store = context.runtime_env().object_store(url.object_store())?;
         let name = format!("{}{task}-{partition}-", prefix_of(&self.target.run));
         let memory = MemoryConsumer::new("WriteExec").register(context.memory_pool());
         let schema = self.input.schema();
         let place = Place {
             store,
-            format: self.target.format,
+            format: self.target.output.format,
             directory: url.prefix().clone(),
             name,
         };

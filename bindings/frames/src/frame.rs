@@ -130,6 +130,11 @@ impl Frame {
         export_schema(py, self.plan.schema().as_arrow())
     }
 
+    /// A frame of a query over these frames, by the names of their tables. All belong to this frame's session.
+    fn sql(&self, py: Python<'_>, query: String, tables: Vec<(String, PyRef<'_, Self>)>) -> PyResult<Self> {
+        self.shared.sql(py, query, &tables)
+    }
+
     fn select(&self, py: Python<'_>, exprs: Vec<Expr>) -> PyResult<Self> {
         let data = self.data(py)?;
         self.derived(py, self.selected(data, Expr::all(exprs)))

@@ -119,6 +119,19 @@ impl Shared {
         Frame::new(self.clone(), plan)
     }
 
+    /// Makes a frame of a query over these frames, by the names of their tables.
+    pub fn sql(&self, py: Python<'_>, query: String, tables: &[(String, PyRef<'_, Frame>)]) -> PyResult<Frame> {
+        let session = self.get(py)?;
+        let names: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
+        let plans = tables.iter().map(|(name, frame)| (name.clone(), frame.plan().clone()));
+        let context = sql::with_tables(session.context(), plans.collect()).for_python(py)?;
+        let planned = wait(py, session.runtime().handle(), async move {
+            sql::planned(&context, &query).await
+        })?;
+        let plan = planned.map_err(|error| sql::refused(py, &error, &names))?;
+        Ok(self.frame(plan))
+    }
+
     fn take(&self) -> Option<Arc<Inner>> {
         self.current().session.take()
     }
@@ -272,15 +285,7 @@ impl Session {
 
     /// A frame of a query over these frames, by the names of their tables.
     fn sql(&self, py: Python<'_>, query: String, tables: Vec<(String, PyRef<'_, Frame>)>) -> PyResult<Frame> {
-        let session = self.shared.get(py)?;
-        let names: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
-        let plans = tables.into_iter().map(|(name, frame)| (name, frame.plan().clone()));
-        let context = sql::with_tables(session.context(), plans.collect()).for_python(py)?;
-        let planned = wait(py, session.runtime().handle(), async move {
-            sql::planned(&context, &query).await
-        })?;
-        let plan = planned.map_err(|error| sql::refused(py, &error, &names))?;
-        Ok(self.shared.frame(plan))
+        self.shared.sql(py, query, &tables)
     }
 }
 

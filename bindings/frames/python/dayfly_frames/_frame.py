@@ -268,6 +268,14 @@ class Frame:
         columns = columns_of(schema)
         return Frame(self._native.map_batches(name_of(function), call, columns, batch_rows))
 
+    def sql(self, query: str, /, **frames: Frame) -> Frame:
+        """Returns a frame of an SQL query, which sees this frame as the table ``self``, and others by their names.
+
+        ``trips.sql("SELECT zone, sum(fare) FROM self GROUP BY zone")``
+        """
+        tables = [("self", self._native), *((name, frame._native) for name, frame in frames.items())]
+        return Frame(self._native.sql(query, tables))
+
     def explain(self, analyze: bool = False) -> str:
         """Returns the plan: stages, their tasks, and what each exchanges.
 

@@ -1,0 +1,66 @@
+"""narwhals' functions of texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from narwhals._sql.expr_str import SQLExprStringNamespace
+from narwhals._utils import not_implemented
+
+from dayfly_frames._narwhals.sql import Sql, call, case, cast, literal
+from dayfly_frames._narwhals.time import chrono_format
+
+
+class DayflyText(SQLExprStringNamespace[Any]):
+    """Functions of texts."""
+
+    def replace(self, value: Any, pattern: str, *, literal: bool, n: int) -> Any:
+        """Replaces the first match."""
+        if n != 1:
+            raise NotImplementedError(f"n={n}: frames of Dayfly replace one match, or all by `replace_all`")
+        func = _replaced if literal else _matched
+        return self.compliant._with_elementwise(
+            lambda text, value: func(text, pattern, value), expression_args={"value": value}
+        )
+
+    def strip_chars_start(self, characters: str) -> Any:
+        """Removes these characters from the beginning."""
+        return self.compliant._with_elementwise(lambda text: call("ltrim", text, literal(characters)))
+
+    def strip_chars_end(self, characters: str) -> Any:
+        """Removes these characters from the end."""
+        return self.compliant._with_elementwise(lambda text: call("rtrim", text, literal(characters)))
+
+    def to_datetime(self, format: str | None) -> Any:
+        """Reads a time."""
+        if format is None:
+            raise NotImplementedError("frames of Dayfly infer no format of times: say str.to_datetime(format=...)")
+        written = literal(chrono_format(format))
+        return self.compliant._with_elementwise(lambda text: call("to_timestamp_micros", text, written))
+
+    def to_date(self, format: str | None) -> Any:
+        """Reads a date."""
+        if format is None:
+            return self.compliant._with_elementwise(lambda text: cast(text, "Date32"))
+        written = literal(chrono_format(format))
+        return self.compliant._with_elementwise(lambda text: call("to_date", text, written))
+
+    def to_time(self, format: str | None) -> Any:
+        """Reads a time of the day."""
+        if format is None:
+            return self.compliant._with_elementwise(lambda text: cast(text, "Time64(Nanosecond)"))
+        written = literal(chrono_format(format))
+        return self.compliant._with_elementwise(lambda text: call("to_time", text, written))
+
+    to_titlecase = not_implemented(hint="Use `to_lowercase` and `to_uppercase`.")
+
+
+def _replaced(text: Sql, part: str, value: Sql) -> Sql:
+    place = call("strpos", text, literal(part))
+    before = call("left", text, place - literal(1))
+    after = call("substr", text, place + literal(len(part)))
+    return case(place > literal(0), Sql(f"({before.text} || {value.text} || {after.text})"), text)
+
+
+def _matched(text: Sql, pattern: str, value: Sql) -> Sql:
+    return call("regexp_replace", text, literal(pattern), value)

@@ -102,16 +102,16 @@ class DayflyExpr(SQLExpr[Any, Any]):
         return Sql(f"first_value({expr.text}){' IGNORE NULLS' if ignore_nulls else ''}")
 
     def __mod__(self, other: Any) -> Any:
-        return self._with_binary(lambda a, b: a % b, other)
+        return self._with_binary(lambda expr, other: expr % other, other)
 
     def __rmod__(self, other: Any) -> Any:
-        return self._with_binary(lambda a, b: b % a, other).alias("literal")
+        return self._with_binary(lambda expr, other: other % expr, other).alias("literal")
 
     def __floordiv__(self, other: Any) -> Any:
-        return self._with_binary(_floor_divided, other)
+        return self._with_binary(lambda expr, other: _floor_divided(expr, other), other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return self._with_binary(lambda a, b: _floor_divided(b, a), other).alias("literal")
+        return self._with_binary(lambda expr, other: _floor_divided(other, expr), other).alias("literal")
 
     def __invert__(self) -> Any:
         return self._with_elementwise(lambda value: ~value)

@@ -19,6 +19,10 @@ use crate::types::type_of;
 pub struct Expr(Inner);
 
 impl Expr {
+    pub fn new(inner: Inner) -> Self {
+        Self(inner)
+    }
+
     pub fn inner(&self) -> &Inner {
         &self.0
     }

@@ -135,6 +135,13 @@ impl Frame {
         self.shared.sql(py, query, &tables)
     }
 
+    /// Expressions of SQL over the columns of this frame, such as `sum("fare") OVER (PARTITION BY "zone") AS "all"`.
+    fn sql_exprs(&self, py: Python<'_>, texts: Vec<String>) -> PyResult<Vec<Expr>> {
+        let data = self.data(py)?;
+        let parsed = texts.iter().map(|text| data.parse_sql_expr(text).map(Expr::new));
+        parsed.collect::<QueryResult<_>>().for_python(py)
+    }
+
     fn select(&self, py: Python<'_>, exprs: Vec<Expr>) -> PyResult<Self> {
         let data = self.data(py)?;
         self.derived(py, self.selected(data, Expr::all(exprs)))

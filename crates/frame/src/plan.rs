@@ -3,6 +3,7 @@
 mod checker;
 mod one_rank;
 mod text;
+mod windows;
 
 use std::sync::Arc;
 

@@ -27,6 +27,8 @@ use datafusion_distributed::{
     BroadcastExec, DistributedExec, NetworkBoundaryExt, NetworkBroadcastExec, NetworkShuffleExec, Stage,
 };
 
+use super::windows;
+
 /// Why a query must not run on several ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
@@ -108,6 +110,9 @@ pub fn knows(plan: &Plan) -> Check<()> {
     if !nodes::is_known(plan) {
         return Err(Refusal::Unknown(plan.name().to_owned()));
     }
+    if windows::is_lossy(plan) {
+        return wrong(plan, windows::LOST_IN_TRANSIT);
+    }
     plan.children().into_iter().try_for_each(knows)
 }
 
@@ -120,6 +125,9 @@ fn visit(node: &Plan, above: Above) -> Check<Rows> {
     }
     if !nodes::is_known(node) {
         return Err(Refusal::Unknown(node.name().to_owned()));
+    }
+    if !above.is_head && windows::is_lossy(node) {
+        return wrong(node, windows::LOST_IN_TRANSIT);
     }
     let broadcast = node.downcast_ref::<BroadcastExec>();
     if broadcast.is_some_and(|broadcast| broadcast.consumer_task_count() != 1) {

@@ -18,6 +18,7 @@ use datafusion_proto::physical_plan::DeduplicatingProtoConverter;
 use uuid::Uuid;
 
 use super::checker::{self, Refusal};
+use super::windows;
 use crate::functions::MapExec;
 use crate::kept::{KeepExec, KeptExec};
 use crate::operation::only_input;
@@ -109,6 +110,9 @@ fn needs_ranks(plan: &Arc<dyn ExecutionPlan>) -> bool {
 
 /// Whether all nodes have a form that crosses between ranks. Those of other libraries may have none.
 fn can_be_sent(plan: &Arc<dyn ExecutionPlan>, session: &dyn Session) -> bool {
+    if windows::has_lossy(plan) {
+        return false;
+    }
     let codec = DistributedCodec::new_combined_with_user(session.config());
     let converter = DeduplicatingProtoConverter::default();
     physical_plan_to_bytes_with_proto_converter(Arc::clone(plan), &codec, &converter).is_ok()

@@ -227,6 +227,11 @@ class DayflyExpr(SQLExpr[Any, Any]):
 
 
 def _floor_divided(a: Sql, b: Sql) -> Sql:
-    """Divides as Python does, and gives integers for integers; null for a division by zero."""
-    # What is divided is a multiple of b, up to the last bits of floating-point numbers.
-    return case(b != literal(0), call("round", (a - a % b) // b))
+    """Divides as Polars does, and gives integers for integers; null for a division by zero."""
+    quotient = a // b
+    zero, one = literal(0), cast(literal(1), "UInt8")
+    truncated = quotient - Sql(f"({quotient.text} % {one.text})")
+    is_float = Sql(f"(arrow_typeof({quotient.text}) LIKE 'Float%')")
+    is_inexact = (Sql(f"({a.text} % {b.text})") != zero) & ((a < zero) != (b < zero))
+    floor = case(case(is_float, quotient < truncated, is_inexact), truncated - one, truncated)
+    return case(b != zero, floor)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from narwhals._sql.dataframe import SQLLazyFrame
@@ -86,8 +88,20 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
         return self.schema
 
     def _query(self, columns: Iterable[str], rest: str = "", **others: Frame) -> DayflyLazyFrame:
+        """Returns the rows of a query, in any order."""
         listed = ", ".join(columns)
         return self._with_native(self.native.sql(f"SELECT {listed} FROM self {rest}", **others))
+
+    def _select(self, columns: Iterable[tuple[str, Sql]]) -> DayflyLazyFrame:
+        """Returns these columns. Unlike a query, it keeps the order of rows."""
+        native = self.native.native
+        exprs = native.sql_exprs([value.alias(name) for name, value in columns])
+        return self._with_native(Frame(native.select(exprs)))
+
+    def _filtered(self, condition: Sql) -> DayflyLazyFrame:
+        native = self.native.native
+        [expr] = native.sql_exprs([condition.text])
+        return self._with_native(Frame(native.filter(expr)))
 
     def _named(self, exprs: Iterable[Any]) -> list[tuple[str, Sql]]:
         found = [
@@ -98,19 +112,19 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
 
     def select(self, *exprs: Any) -> DayflyLazyFrame:
         """Returns these columns."""
-        return self._query(value.alias(name) for name, value in self._named(exprs))
+        return self._select(self._named(exprs))
 
     #: One row of aggregates. SQL tells them by themselves.
     aggregate = select
 
     def simple_select(self, *names: str) -> DayflyLazyFrame:
         """Returns the columns of these names."""
-        return self._query(map(quoted, names))
+        return self._with_native(self.native.select(*names))
 
     def with_columns(self, *exprs: Any) -> DayflyLazyFrame:
         """Returns all columns, some of them replaced, and new ones after them."""
-        columns = dict(zip(self.columns, self._iter_columns(), strict=True)) | dict(self._named(exprs))
-        return self._query(value.alias(name) for name, value in columns.items())
+        columns = dict(self._own()) | dict(self._named(exprs))
+        return self._select(columns.items())
 
     def drop(self, columns: Sequence[str], *, strict: bool) -> DayflyLazyFrame:
         """Returns the other columns."""
@@ -121,17 +135,17 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
         """Returns the columns under other names."""
         names = {name: mapping.get(name, name) for name in self.columns}
         check_column_names_are_unique(list(names.values()))
-        return self._query(column(name).alias(new) for name, new in names.items())
+        return self._with_native(self.native.rename(mapping))
 
     def _filter(self, predicate: Any) -> DayflyLazyFrame:
-        return self._query("*", f"WHERE {self._evaluate_single_output_expr(predicate).text}")
+        return self._filtered(self._evaluate_single_output_expr(predicate))
 
     def drop_nulls(self, subset: Sequence[str] | None) -> DayflyLazyFrame:
         """Returns the rows that have a value in all of these columns."""
         names = self.columns if subset is None else subset
         if error := self._check_columns_exist(names):
             raise error
-        return self._query("*", "WHERE " + " AND ".join(column(name).is_not_null().text for name in names))
+        return self._filtered(reduce(and_, (column(name).is_not_null() for name in names)))
 
     def head(self, n: int) -> DayflyLazyFrame:
         """Returns the first rows."""
@@ -141,7 +155,8 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
         """Returns the rows in order."""
         if error := self._check_columns_exist(by):
             raise error
-        return self._query("*", order_clause(by, extend_bool(descending, len(by)), extend_bool(nulls_last, len(by))))
+        flags = list(extend_bool(descending, len(by)))
+        return self._with_native(self.native.sort(*by, descending=flags, nulls_last=nulls_last))
 
     def top_k(self, k: int, *, by: Iterable[str], reverse: bool | Sequence[bool]) -> DayflyLazyFrame:
         """Returns the rows with the largest values, or the smallest ones."""
@@ -163,15 +178,18 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
     def _where(self, number: Sql) -> DayflyLazyFrame:
         """Returns the rows for which a window function is 1."""
         name = generate_temporary_column_name(8, self.columns)
-        numbered = self._query(["*", number.alias(name)])
-        return numbered._query(map(quoted, self.columns), f"WHERE {quoted(name)} = 1")
+        numbered = self._select([*self._own(), (name, number)])
+        return numbered._filtered(column(name) == literal(1)).simple_select(*self.columns)
+
+    def _own(self) -> Iterator[tuple[str, Sql]]:
+        return zip(self.columns, self._iter_columns(), strict=True)
 
     def with_row_index(self, name: str, order_by: Sequence[str] | None) -> DayflyLazyFrame:
         """Returns the rows with their numbers, from 0 on."""
         if not order_by:
             raise TypeError("rows of a frame have no order: say with_row_index(order_by=...)")
         number = over(Sql("row_number()"), (), _ordered(order_by)) - literal(1)
-        return self._query([number.alias(name), "*"])
+        return self._select([(name, number), *self._own()])
 
     def group_by(self, keys: Sequence[Any], *, drop_null_keys: bool) -> DayflyGroupBy:
         """Groups the rows."""

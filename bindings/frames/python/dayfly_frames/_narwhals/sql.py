@@ -77,7 +77,10 @@ class Sql:
 
     def __mod__(self, other: Sql) -> Sql:
         """Remainder as in Python: it has the sign of the divisor."""
-        return (self._binary("%", other) + other)._binary("%", other)
+        rest = self._binary("%", other)
+        zero = Sql("0")
+        is_opposite = (rest != zero) & ((rest < zero) != (other < zero))
+        return case(is_opposite, rest + other, rest)
 
     def __pow__(self, other: Sql) -> Sql:
         return call("power", self, other)
@@ -253,13 +256,19 @@ def _key(key: str | Sql) -> str:
     return quoted(key) if isinstance(key, str) else key.text
 
 
+#: Window functions that number rows.
+_NUMBERS = ("row_number()", "rank()", "dense_rank()")
+
+
 def over(value: Sql, partition_by: Sequence[str | Sql], order: str = "", rows: str = "") -> Sql:
     """Computes an aggregate or a window function for each row."""
     text = value.text
     if value.ordered is not None:
         (text, order), rows = value.ordered, ALL_ROWS
     partition = f"PARTITION BY {', '.join(map(_key, partition_by))}" if partition_by else ""
-    return Sql(f"{text} OVER ({' '.join(part for part in (partition, order, rows) if part)})")
+    window = Sql(f"{text} OVER ({' '.join(part for part in (partition, order, rows) if part)})")
+    # Together with other integers, unsigned ones of 64 bits become decimal numbers.
+    return cast(window, "Int64") if text in _NUMBERS else window
 
 
 def rows_between(start: int | None, end: int | None) -> str:

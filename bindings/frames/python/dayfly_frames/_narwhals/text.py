@@ -8,14 +8,16 @@ from narwhals._sql.expr_str import SQLExprStringNamespace
 from narwhals._utils import not_implemented
 
 from dayfly_frames._narwhals.sql import Sql, call, case, cast, literal
-from dayfly_frames._narwhals.time import chrono_format
+from dayfly_frames._narwhals.time import UTC, chrono_format
 
 
 class DayflyText(SQLExprStringNamespace[Any]):
     """Functions of texts."""
 
     def replace(self, value: Any, pattern: str, *, literal: bool, n: int) -> Any:
-        """Replaces the first match."""
+        """Replaces the first match, or all if ``n`` is negative."""
+        if n < 0:
+            return self.replace_all(value, pattern, literal=literal)
         if n != 1:
             raise NotImplementedError(f"n={n}: frames of Dayfly replace one match, or all by `replace_all`")
         func = _replaced if literal else _matched
@@ -36,7 +38,12 @@ class DayflyText(SQLExprStringNamespace[Any]):
         if format is None:
             raise NotImplementedError("frames of Dayfly infer no format of times: say str.to_datetime(format=...)")
         written = literal(chrono_format(format))
-        return self.compliant._with_elementwise(lambda text: call("to_timestamp_micros", text, written))
+
+        def func(text: Sql) -> Sql:
+            time = call("to_timestamp_micros", text, written)
+            return cast(time, UTC) if "%z" in format else time
+
+        return self.compliant._with_elementwise(func)
 
     def to_date(self, format: str | None) -> Any:
         """Reads a date."""
@@ -52,7 +59,7 @@ class DayflyText(SQLExprStringNamespace[Any]):
         written = literal(chrono_format(format))
         return self.compliant._with_elementwise(lambda text: call("to_time", text, written))
 
-    to_titlecase = not_implemented(hint="Use `to_lowercase` and `to_uppercase`.")
+    to_titlecase = not_implemented(hint="`to_uppercase` and `to_lowercase` are there.")
 
 
 def _replaced(text: Sql, part: str, value: Sql) -> Sql:

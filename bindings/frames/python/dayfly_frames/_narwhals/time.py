@@ -25,6 +25,10 @@ _UNITS = {
 _ARROW_UNITS = {"ms": "Millisecond", "us": "Microsecond", "ns": "Nanosecond"}
 
 
+#: Moments.
+UTC = 'Timestamp(Microsecond, Some("UTC"))'
+
+
 def chrono_format(python_format: str) -> str:
     """Returns a format of Python's `strftime` as DataFusion takes it."""
     # Python's has six digits.
@@ -97,9 +101,7 @@ class DayflyTime(SQLExprDateTimeNamesSpace[Any]):
     def truncate(self, every: str) -> Any:
         """The beginning of an interval, counted from 1970 on."""
         interval = Interval.parse(every)
-        if interval.unit == "ns":
-            raise NotImplementedError(f"every={every!r}: frames of Dayfly truncate to microseconds at least")
-        if interval.multiple == 1 and interval.unit != "q":
+        if interval.multiple == 1 and interval.unit not in ("q", "ns"):
             unit = literal(_UNITS[interval.unit][1])
             return self._each(lambda value: call("date_trunc", unit, value))
         length = _interval(interval)
@@ -112,8 +114,9 @@ class DayflyTime(SQLExprDateTimeNamesSpace[Any]):
         return self._each(lambda value: value + interval)
 
     def convert_time_zone(self, time_zone: str) -> Any:
-        """The same moment in another time zone."""
-        return self._each(lambda value: cast(value, f'Timestamp(Microsecond, Some("{time_zone}"))'))
+        """The same moment in another time zone. Times without a zone are in UTC."""
+        in_zone = f'Timestamp(Microsecond, Some("{time_zone}"))'
+        return self._each(lambda value: cast(cast(value, UTC), in_zone))
 
     def replace_time_zone(self, time_zone: str | None) -> Any:
         """The same clock time in another time zone, or in none."""

@@ -259,6 +259,22 @@ async fn windows_in_several_tasks_are_refused() {
 }
 
 #[tokio::test]
+async fn windows_that_lose_a_part_are_refused() {
+    let refused = [
+        "SELECT first_value(text) IGNORE NULLS OVER (PARTITION BY key ORDER BY number) AS first FROM many",
+        // One of them is reversed, so that both read the same order.
+        "SELECT lag(text) OVER (PARTITION BY key ORDER BY number NULLS FIRST) AS before, \
+         lag(text) OVER (PARTITION BY key ORDER BY number DESC NULLS LAST) AS after FROM many",
+    ];
+    for query in refused {
+        let cause = cause(&planned(query).await);
+        assert!(cause.contains("ignores nulls or is reversed"), "{cause}");
+    }
+    let kept = planned("SELECT lag(text) OVER (PARTITION BY key ORDER BY number) AS before FROM many").await;
+    assert_eq!(check(&kept), Ok(()));
+}
+
+#[tokio::test]
 async fn total_in_several_tasks_is_refused() {
     let plan = planned("SELECT sum(number) FROM many WHERE key > 3").await;
     let total = without::<NetworkCoalesceExec>(&found::<AggregateExec>(&plan));

@@ -1,4 +1,4 @@
-"""A plugin of pytest that runs narwhals' own tests of lazy frames, which are in its source distribution, on Dayfly's."""
+"""A plugin of pytest that runs narwhals' own tests of lazy frames on Dayfly's. They are in its source distribution."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class DayflyExpr(SQLExpr[Any, Any]):
         self._version = version
         self._window_function = window_function
 
-    def __narwhals_namespace__(self) -> Any:  # noqa: N807, PLW3201
+    def __narwhals_namespace__(self) -> Any:
         from dayfly_frames._narwhals.namespace import DayflyNamespace
 
         return DayflyNamespace(version=self._version)
@@ -65,7 +65,7 @@ class DayflyExpr(SQLExpr[Any, Any]):
     def _alias_native(cls, expr: Sql, name: str, /) -> str:
         return expr.alias(name)
 
-    def broadcast(self) -> DayflyExpr:
+    def broadcast(self) -> Any:
         """Returns an aggregate of all rows for each row."""
         return self.over([], [])
 

@@ -51,13 +51,13 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
         """Returns what users see."""
         return self._version.lazyframe(self, level="lazy")
 
-    def __narwhals_lazyframe__(self) -> DayflyLazyFrame:  # noqa: N807, PLW3201
+    def __narwhals_lazyframe__(self) -> DayflyLazyFrame:
         return self
 
-    def __native_namespace__(self) -> Any:  # noqa: N807, PLW3201
+    def __native_namespace__(self) -> Any:
         return dayfly_frames
 
-    def __narwhals_namespace__(self) -> Any:  # noqa: N807, PLW3201
+    def __narwhals_namespace__(self) -> Any:
         from dayfly_frames._narwhals.namespace import DayflyNamespace
 
         return DayflyNamespace(version=self._version)
@@ -67,6 +67,11 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
 
     def _with_native(self, native: Frame) -> DayflyLazyFrame:
         return type(self)(native, version=self._version)
+
+    @property
+    def native(self) -> Frame:
+        """The frame of Dayfly."""
+        return self._native_frame
 
     def _iter_columns(self) -> Iterator[Sql]:
         return map(column, self.columns)
@@ -104,9 +109,7 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
         return self._with_native(Frame(native.filter(expr)))
 
     def _named(self, exprs: Iterable[Any]) -> list[tuple[str, Sql]]:
-        found = [
-            pair for expr in exprs for pair in zip(expr._evaluate_aliases(self), expr(self), strict=True)
-        ]
+        found = [pair for expr in exprs for pair in zip(expr._evaluate_aliases(self), expr(self), strict=True)]
         check_column_names_are_unique([name for name, _ in found])
         return found
 

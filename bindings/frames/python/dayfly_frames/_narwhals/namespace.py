@@ -29,7 +29,7 @@ class DayflyNamespace(AlignDiagonal[Any, Any], SQLNamespace[Any, Any, Any, Any])
         self._version = version
 
     @property
-    def selectors(self) -> DayflySelectorNamespace:
+    def selectors(self) -> Any:
         """The selectors of columns."""
         return DayflySelectorNamespace.from_namespace(self)
 
@@ -54,9 +54,7 @@ class DayflyNamespace(AlignDiagonal[Any, Any], SQLNamespace[Any, Any, Any, Any])
         return call("coalesce", *exprs)
 
     def _made(self, func: Callable[..., Any], window: Any, names: Any, aliases: Any = None) -> DayflyExpr:
-        return DayflyExpr(
-            func, window, evaluate_output_names=names, alias_output_names=aliases, version=self._version
-        )
+        return DayflyExpr(func, window, evaluate_output_names=names, alias_output_names=aliases, version=self._version)
 
     def lit(self, value: Any, dtype: Any) -> DayflyExpr:
         """Returns a constant."""
@@ -80,7 +78,7 @@ class DayflyNamespace(AlignDiagonal[Any, Any], SQLNamespace[Any, Any, Any, Any])
             raise TypeError("inputs should all have the same schema")
         return frames[0]._with_native(reduce(lambda a, b: a.concat(b), (frame.native for frame in frames)))
 
-    def concat_str(self, *exprs: DayflyExpr, separator: str, ignore_nulls: bool) -> DayflyExpr:
+    def concat_str(self, *exprs: DayflyExpr, separator: str, ignore_nulls: bool) -> Any:
         """Joins texts."""
 
         def func(values: Sequence[Sql]) -> Sql:
@@ -92,7 +90,7 @@ class DayflyNamespace(AlignDiagonal[Any, Any], SQLNamespace[Any, Any, Any, Any])
 
         return DayflyExpr._from_elementwise_horizontal_op(func, *exprs)
 
-    def mean_horizontal(self, *exprs: DayflyExpr) -> DayflyExpr:
+    def mean_horizontal(self, *exprs: DayflyExpr) -> Any:
         """Returns the mean of the values of a row."""
 
         def func(values: Sequence[Sql]) -> Sql:

@@ -171,8 +171,10 @@ def _datetime(value: dt.datetime) -> Sql:
     if value.tzinfo is not None:
         zone = f'Some("{getattr(value.tzinfo, "key", None) or "UTC"}")'
         value = value.astimezone(dt.UTC).replace(tzinfo=None)
-        return cast(cast(Sql(str((value - _EPOCH) // _MICROSECOND)), 'Timestamp(Microsecond, Some("UTC"))'),
-                    f"Timestamp(Microsecond, {zone})")
+        return cast(
+            cast(Sql(str((value - _EPOCH) // _MICROSECOND)), 'Timestamp(Microsecond, Some("UTC"))'),
+            f"Timestamp(Microsecond, {zone})",
+        )
     return cast(Sql(str((value - _EPOCH) // _MICROSECOND)), f"Timestamp(Microsecond, {zone})")
 
 
@@ -232,7 +234,8 @@ FUNCTIONS: dict[str, Callable[..., Sql]] = {
     "trim": _called("btrim"),
     "to_date": lambda value: cast(value, "Date32"),
     "dayofyear": _part("doy"),
-} | {part: _part(part) for part in ("year", "month", "day", "hour", "minute", "second", "isodow")}
+}
+FUNCTIONS |= {part: _part(part) for part in ("year", "month", "day", "hour", "minute", "second", "isodow")}
 
 
 def function(name: str, *arguments: Any) -> Sql:

@@ -43,9 +43,7 @@ class DayflyTime(SQLExprDateTimeNamesSpace[Any]):
 
     def _fraction(self, part: str, per_second: int) -> Any:
         # DataFusion counts from the beginning of the minute.
-        return self._each(
-            lambda value: Sql(f"(date_part({string(part)}, {value.text}) % {per_second})")
-        )
+        return self._each(lambda value: Sql(f"(date_part({string(part)}, {value.text}) % {per_second})"))
 
     def millisecond(self) -> Any:
         """Milliseconds of the second."""

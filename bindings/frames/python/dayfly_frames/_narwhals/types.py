@@ -17,7 +17,9 @@ _SIMPLE = {
     "Date": "Date32",
     "Time": "Time64(Nanosecond)",
     "Categorical": "Dictionary(Int32, Utf8)",
-} | {name: name for name in ("Float16", "Float32", "Float64", *(f"{s}Int{n}" for s in ("", "U") for n in (8, 16, 32, 64)))}
+}
+_SIMPLE |= {f"{sign}{bits}": f"{sign}{bits}" for sign in ("Int", "UInt") for bits in (8, 16, 32, 64)}
+_SIMPLE |= {f"Float{bits}": f"Float{bits}" for bits in (16, 32, 64)}
 
 
 def schema_of(frame: Any, version: Any) -> dict[str, Any]:

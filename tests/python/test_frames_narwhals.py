@@ -59,6 +59,19 @@ def test_windows_equal_those_of_python(trips):
     assert rows(sums) == wanted
 
 
+def test_sorted_rows_keep_their_order(trips):
+    found = trips.sort("fare", "zone", "name").with_columns(double=nw.col("fare") * 2).filter(nw.col("zone") > 2)
+    ordered = sorted((row for row in ROWS if row["zone"] > 2), key=lambda row: (row["fare"], row["zone"], row["name"]))
+    assert rows(found.select("double")) == [{"double": row["fare"] * 2} for row in ordered]
+
+
+def test_nulls_are_filled_in_order(session, tmp_path):
+    pq.write_table(pa.table({"at": range(6), "value": [None, 1, None, None, 2, None]}), tmp_path / "gaps.parquet")
+    frame = nw.from_native(session.scan_parquet(tmp_path / "gaps.parquet"))
+    filled = frame.with_columns(nw.col("value").fill_null(strategy="forward").over(order_by="at")).sort("at")
+    assert filled.collect()["value"].to_list() == [None, 1, 1, 1, 2, 2]
+
+
 def test_joins_suffix_equal_names(trips, session):
     zones = nw.from_native(session.from_arrow(pa.table({"zone": [1, 2], "name": ["east", "west"]})))
     found = trips.join(zones, on="zone", suffix="_of_zone").group_by("name_of_zone").agg(nw.len()).sort("name_of_zone")

@@ -108,7 +108,7 @@ class DayflyExpr(SQLExpr[Any, Any]):
         return self._with_binary(lambda expr, other: other % expr, other).alias("literal")
 
     def __floordiv__(self, other: Any) -> Any:
-        return self._with_binary(lambda expr, other: _floor_divided(expr, other), other)
+        return self._with_binary(_floor_divided, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
         return self._with_binary(lambda expr, other: _floor_divided(other, expr), other).alias("literal")
@@ -226,12 +226,12 @@ class DayflyExpr(SQLExpr[Any, Any]):
     kurtosis = not_implemented(hint="Compute it of the means of the column's powers.")
 
 
-def _floor_divided(a: Sql, b: Sql) -> Sql:
+def _floor_divided(expr: Sql, other: Sql) -> Sql:
     """Divides as Polars does, and gives integers for integers; null for a division by zero."""
-    quotient = a // b
+    quotient = expr // other
     zero, one = literal(0), cast(literal(1), "UInt8")
     truncated = quotient - Sql(f"({quotient.text} % {one.text})")
     is_float = Sql(f"(arrow_typeof({quotient.text}) LIKE 'Float%')")
-    is_inexact = (Sql(f"({a.text} % {b.text})") != zero) & ((a < zero) != (b < zero))
+    is_inexact = (Sql(f"({expr.text} % {other.text})") != zero) & ((expr < zero) != (other < zero))
     floor = case(case(is_float, quotient < truncated, is_inexact), truncated - one, truncated)
-    return case(b != zero, floor)
+    return case(other != zero, floor)

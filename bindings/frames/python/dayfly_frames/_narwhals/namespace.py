@@ -9,15 +9,13 @@ from typing import Any
 from narwhals._compliant.namespace import AlignDiagonal
 from narwhals._expression_parsing import combine_alias_output_names, combine_evaluate_output_names
 from narwhals._sql.namespace import SQLNamespace
-from narwhals._utils import Implementation, not_implemented
+from narwhals._utils import Implementation
 
 from dayfly_frames._narwhals.expr import DayflyExpr
 from dayfly_frames._narwhals.frame import DayflyLazyFrame
 from dayfly_frames._narwhals.selectors import DayflySelectorNamespace
 from dayfly_frames._narwhals.sql import Sql, call, case, cast, function, literal, over, string
 from dayfly_frames._narwhals.types import arrow_type
-
-_SCAN_HINT = "A session reads files: narwhals.from_native(session.scan_parquet(...))."
 
 
 class DayflyNamespace(AlignDiagonal[Any, Any], SQLNamespace[Any, Any, Any, Any]):
@@ -151,5 +149,10 @@ class DayflyNamespace(AlignDiagonal[Any, Any], SQLNamespace[Any, Any, Any, Any])
 
         return self._combined(func, None, exprs)
 
-    scan_csv = not_implemented(hint=_SCAN_HINT)
-    scan_parquet = not_implemented(hint=_SCAN_HINT)
+    def scan_csv(self, source: Any, *, separator: str = ",", **options: Any) -> Any:
+        """Raises an error: a session reads files."""
+        raise NotImplementedError("a session reads files: narwhals.from_native(session.scan_csv(...))")
+
+    def scan_parquet(self, source: Any, **options: Any) -> Any:
+        """Raises an error: a session reads files."""
+        raise NotImplementedError("a session reads files: narwhals.from_native(session.scan_parquet(...))")

@@ -8,7 +8,7 @@ from narwhals._compliant import LazyExprNamespace
 from narwhals._compliant.any_namespace import ListNamespace, StructNamespace
 from narwhals._utils import not_implemented
 
-from dayfly_frames._narwhals.sql import call, case, cast, literal
+from dayfly_frames._narwhals.sql import call, cast, literal
 
 _HINT = "`explode` the lists, and aggregate groups of their elements."
 
@@ -33,9 +33,7 @@ class DayflyLists(LazyExprNamespace[Any], ListNamespace[Any]):
     def contains(self, item: Any) -> Any:
         """Whether there is such an element."""
         if item is None:
-            return self.compliant._with_elementwise(
-                lambda value: case(value.is_not_null(), call("array_position", value, literal(None)).is_not_null())
-            )
+            raise NotImplementedError("frames of Dayfly find no null in a list: `explode` it, and use `is_null`")
         return self._called("array_has", item)
 
     def get(self, index: int) -> Any:

@@ -94,7 +94,7 @@ class DayflyNamespace(AlignDiagonal[Any, Any], SQLNamespace[Any, Any, Any, Any])
         def func(values: Sequence[Sql]) -> Sql:
             total = reduce(lambda a, b: a + b, (call("coalesce", value, literal(0)) for value in values))
             number = reduce(lambda a, b: a + b, (cast(value.is_not_null(), "Int64") for value in values))
-            return total / number
+            return total / call("nullif", number, literal(0))
 
         return DayflyExpr._from_elementwise_horizontal_op(func, *exprs)
 

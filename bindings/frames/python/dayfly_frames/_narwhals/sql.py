@@ -183,6 +183,8 @@ def _list(value: Sequence[Any]) -> Sql:
 
 
 def _struct(value: dict[str, Any]) -> Sql:
+    if not value:
+        raise NotImplementedError("frames of Dayfly have no struct without fields: give it one")
     fields = [part for name, field in value.items() for part in (Sql(string(name)), literal(field))]
     return call("named_struct", *fields)
 
@@ -203,6 +205,18 @@ _LITERALS: list[tuple[Any, Callable[[Any], Sql]]] = [
     (list | tuple, _list),
     (dict, _struct),
 ]
+
+
+def matched(text: Sql, pattern: Sql, value: Sql, *flags: Sql) -> Sql:
+    """Replaces matches of a regular expression.
+
+    Raises:
+        NotImplementedError: if the replacement is a constant with a backslash.
+    """
+    if "\\" in value.text:
+        # DataFusion takes it for the beginning of a group's number.
+        raise NotImplementedError("frames of Dayfly take no backslash in a replacement: say literal=True")
+    return call("regexp_replace", text, pattern, value, *flags)
 
 
 def _called(function: str) -> Callable[..., Sql]:
@@ -229,7 +243,7 @@ FUNCTIONS: dict[str, Callable[..., Sql]] = {
     "log": _called("ln"),
     "length": _called("character_length"),
     "regexp_matches": _called("regexp_like"),
-    "regexp_replace": lambda *arguments: call("regexp_replace", *arguments, Sql("'g'")),
+    "regexp_replace": lambda text, pattern, value: matched(text, pattern, value, literal("g")),
     "str_split": _called("string_to_array"),
     "trim": _called("btrim"),
     "to_date": lambda value: cast(value, "Date32"),

@@ -7,7 +7,8 @@ from typing import Any
 from narwhals._sql.expr_str import SQLExprStringNamespace
 from narwhals._utils import not_implemented
 
-from dayfly_frames._narwhals.sql import Sql, call, case, cast, literal
+from dayfly_frames._narwhals import sql
+from dayfly_frames._narwhals.sql import Sql, call, case, cast, literal, matched
 from dayfly_frames._narwhals.time import UTC, chrono_format
 
 
@@ -20,9 +21,9 @@ class DayflyText(SQLExprStringNamespace[Any]):
             return self.replace_all(value, pattern, literal=literal)
         if n != 1:
             raise NotImplementedError(f"n={n}: frames of Dayfly replace one match, or all by `replace_all`")
-        func = _replaced if literal else _matched
+        func = _replaced if literal else matched
         return self.compliant._with_elementwise(
-            lambda text, value: func(text, pattern, value), expression_args={"value": value}
+            lambda text, value: func(text, sql.literal(pattern), value), expression_args={"value": value}
         )
 
     def strip_chars_start(self, characters: str) -> Any:
@@ -62,12 +63,8 @@ class DayflyText(SQLExprStringNamespace[Any]):
     to_titlecase = not_implemented(hint="`to_uppercase` and `to_lowercase` are there.")
 
 
-def _replaced(text: Sql, part: str, value: Sql) -> Sql:
-    place = call("strpos", text, literal(part))
+def _replaced(text: Sql, part: Sql, value: Sql) -> Sql:
+    place = call("strpos", text, part)
     before = call("left", text, place - literal(1))
-    after = call("substr", text, place + literal(len(part)))
+    after = call("substr", text, place + call("character_length", part))
     return case(place > literal(0), Sql(f"({before.text} || {value.text} || {after.text})"), text)
-
-
-def _matched(text: Sql, pattern: str, value: Sql) -> Sql:
-    return call("regexp_replace", text, literal(pattern), value)

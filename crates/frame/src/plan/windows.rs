@@ -12,8 +12,8 @@ pub const LOST_IN_TRANSIT: &str =
 /// How DataFusion shows a function that does neither. Both are private.
 const PLAIN: &str = "is_reversed: false, ignore_nulls: false }";
 
-/// Whether the encoded node lacks a part: DataFusion encodes window functions without `IGNORE NULLS`, and without whether
-/// its optimizer has reversed them.
+/// Whether the encoded node lacks a part: DataFusion encodes window functions without `IGNORE NULLS`, and without
+/// whether its optimizer has reversed them.
 pub fn is_lossy(node: &Arc<dyn ExecutionPlan>) -> bool {
     let window = node.downcast_ref::<WindowAggExec>().map(WindowAggExec::window_expr);
     let bounded = || {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use datafusion::physical_expr::window::StandardWindowExpr;
+use datafusion::physical_expr::window::{PlainAggregateWindowExpr, SlidingAggregateWindowExpr, StandardWindowExpr};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::windows::{BoundedWindowAggExec, WindowAggExec, WindowUDFExpr};
 
@@ -13,7 +13,7 @@ pub const LOST_IN_TRANSIT: &str =
 const PLAIN: &str = "is_reversed: false, ignore_nulls: false }";
 
 /// Whether the encoded node lacks a part: DataFusion encodes window functions without `IGNORE NULLS`, and without
-/// whether its optimizer has reversed them.
+/// whether its optimizer has reversed them. It encodes whether an aggregate ignores nulls.
 pub fn is_lossy(node: &Arc<dyn ExecutionPlan>) -> bool {
     let window = node.downcast_ref::<WindowAggExec>().map(WindowAggExec::window_expr);
     let bounded = || {
@@ -23,14 +23,26 @@ pub fn is_lossy(node: &Arc<dyn ExecutionPlan>) -> bool {
     let Some(exprs) = window.or_else(bounded) else {
         return false;
     };
-    let standard = exprs
-        .iter()
-        .filter_map(|expr| expr.as_any().downcast_ref::<StandardWindowExpr>());
-    let mut functions = standard.filter_map(|expr| {
-        let function = expr.get_standard_func_expr().as_any();
-        function.downcast_ref::<WindowUDFExpr>()
-    });
-    functions.any(|function| !format!("{function:?}").ends_with(PLAIN))
+    exprs.iter().any(|expr| {
+        let expr = expr.as_any();
+        if let Some(plain) = expr.downcast_ref::<PlainAggregateWindowExpr>() {
+            plain.get_aggregate_expr().is_reversed()
+        } else if let Some(sliding) = expr.downcast_ref::<SlidingAggregateWindowExpr>() {
+            sliding.get_aggregate_expr().is_reversed()
+        } else if let Some(standard) = expr.downcast_ref::<StandardWindowExpr>() {
+            is_lossy_function(standard)
+        } else {
+            true
+        }
+    })
+}
+
+fn is_lossy_function(expr: &StandardWindowExpr) -> bool {
+    let function = expr.get_standard_func_expr().as_any();
+    match function.downcast_ref::<WindowUDFExpr>() {
+        Some(function) => !format!("{function:?}").ends_with(PLAIN),
+        None => true,
+    }
 }
 
 /// Whether some node of a plan is lossy.

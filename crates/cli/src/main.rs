@@ -11,6 +11,7 @@ mod connect;
 mod connector;
 mod contents;
 mod daemon;
+mod doctor;
 mod endpoint;
 mod env;
 mod exit;
@@ -128,6 +129,8 @@ enum Command {
     Bench(dayfly_command::bench::Arguments),
     /// Simulate what harvesting idle resources would give, before it is switched on
     Simulate(dayfly_command::simulate::Arguments),
+    /// Check what this machine lets Dayfly do, and say what to do about the rest
+    Doctor(doctor::Arguments),
     /// Print the release of this program
     Version(version::Arguments),
     /// Print completions for a shell
@@ -185,6 +188,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Rendezvous(arguments) => rendezvous::run(arguments, global),
         Command::Connector(_) => connector::run(),
         Command::Bench(_) | Command::Simulate(_) => return Err(bench::run().into()),
+        Command::Doctor(arguments) => return doctor::run(arguments, global),
         Command::Version(arguments) => version::run(arguments, global),
         Command::Completions(arguments) => completions::run(arguments, global),
     }

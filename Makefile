@@ -2,7 +2,7 @@
 # installs what else is missing, or says what to install. Caches live in $DAYFLY_CACHE (~/.cache/dayfly), never here.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-frames test bench lint build docs fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
+.PHONY: help demo demo-frames test bench lint build package docs fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
 export DAYFLY_CACHE DAYFLY_PYTHON DAYFLY_PEERS DAYFLY_RECORD
 
 help: ## say what can be made
@@ -25,6 +25,9 @@ lint: ## formatting, clippy, ruff, mypy, drift of generated files, known advisor
 
 build: ## programs, C library and Python package, released
 	@scripts/build
+
+package: ## tarball, Debian package, RPM and wheels for glibc 2.28 or later, into build/packages
+	@scripts/package
 
 docs: ## build the documentation site into build/docs, and check its links
 	@scripts/docs
@@ -60,4 +63,4 @@ valgrind: ## unsafe code under valgrind
 	@scripts/test valgrind
 
 clean: ## remove what was built, here and in the cache
-	@bash -c '. scripts/environment.sh; rm -rf build bindings/python/python/dayfly/bin "$$DAYFLY_CACHE"/venv-* "$$CARGO_TARGET_DIR"'
+	@bash -c '. scripts/environment.sh; rm -rf build bindings/python/python/dayfly/{bin,native} "$$DAYFLY_CACHE"/venv-* "$$CARGO_TARGET_DIR"'

@@ -24,7 +24,7 @@ def _build(root: Path, suite: str) -> str | None:
     """Builds the root file system. Returns why that failed, or None."""
     part = root.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
-    include = f"--include=python3,python3-{MODULE}"
+    include = f"--include=python3,python3-venv,python3-{MODULE}"
     command = ["debootstrap", "--variant=minbase", include, suite, str(part)]
     try:
         done = subprocess.run(
@@ -45,7 +45,7 @@ def _build(root: Path, suite: str) -> str | None:
 def debian() -> tuple[Path, str | None]:
     """Returns the root file system with Python, and why it is unavailable, or None."""
     suite = SUITES.get(sys.version_info[:2])
-    root = Path(os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly")) / "images" / f"{suite}-2"
+    root = Path(os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly")) / "images" / f"{suite}-3"
     if root.is_dir():
         return root, None
     if suite is None:

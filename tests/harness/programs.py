@@ -14,11 +14,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def cache_dir() -> Path:
+    """Returns the directory of what is built or downloaded once."""
+    return Path(os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly"))
+
+
 def target_dir() -> Path:
     """Returns cargo's target directory, by the same rule as scripts/environment.sh."""
-    cache = os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly")
     key = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
-    return Path(os.environ.get("CARGO_TARGET_DIR") or Path(cache) / f"target-{key}")
+    return Path(os.environ.get("CARGO_TARGET_DIR") or cache_dir() / f"target-{key}")
 
 
 def bin_dir() -> Path:

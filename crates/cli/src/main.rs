@@ -23,6 +23,7 @@ mod lease;
 mod loans;
 mod login;
 mod manager;
+mod manual;
 mod node;
 mod output;
 mod page;
@@ -135,6 +136,8 @@ enum Command {
     Version(version::Arguments),
     /// Print completions for a shell
     Completions(completions::Arguments),
+    #[command(hide = true)]
+    Manual(manual::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -191,6 +194,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => return doctor::run(arguments, global),
         Command::Version(arguments) => version::run(arguments, global),
         Command::Completions(arguments) => completions::run(arguments, global),
+        Command::Manual(arguments) => manual::run(arguments, global),
     }
     .map(|()| ExitCode::SUCCESS)
 }

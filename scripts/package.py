@@ -28,8 +28,6 @@ PACKAGING = ROOT / "packaging"
 PROGRAMS = ("dayfly", "dayfly-bench", "dayfly-executor")
 #: Architectures by the names of Python, Debian and Red Hat.
 ARCHITECTURES = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
-#: Most of a package is wheels, which are compressed already: a higher level takes five times as long for one percent.
-COMPRESSION = 6
 FORMATS = ("tar", "deb", "rpm")
 #: The libraries that a program may need. All else is linked into it.
 LIBRARIES = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1"}
@@ -131,7 +129,7 @@ def stage(programs: Path, wheels: list[Path], root: Path, library: str) -> None:
         copy(wheel, usr / "share" / "dayfly" / "wheels" / wheel.name)
 
 
-def tarball(root: Path, out: Path) -> Path:
+def tarball(root: Path, out: Path, level: int) -> Path:
     """Packs the tree without /etc and units of the system, for an installation below any directory."""
     name = f"dayfly-{version()}-linux-{platform.machine()}"
     path = out / f"{name}.tar.gz"
@@ -143,14 +141,14 @@ def tarball(root: Path, out: Path) -> Path:
         entry.uname = entry.gname = "root"
         return entry
 
-    with tarfile.open(path, "w:gz", compresslevel=COMPRESSION) as archive:
+    with tarfile.open(path, "w:gz", compresslevel=level) as archive:
         for directory in sorted((root / "usr").iterdir()):
             archive.add(directory, f"{name}/{directory.name}", filter=renamed)
         archive.add(PACKAGING / "modulefile", f"{name}/share/modulefiles/dayfly/{version()}", filter=renamed)
     return path
 
 
-def deb(root: Path, out: Path, glibc: str, release: str) -> Path:
+def deb(root: Path, out: Path, glibc: str, release: str, level: int) -> Path:
     architecture = ARCHITECTURES[platform.machine()][0]
     full = f"{version()}-{release}"
     values = {
@@ -164,12 +162,12 @@ def deb(root: Path, out: Path, glibc: str, release: str) -> Path:
     for script in ("postinst", "prerm", "postrm"):
         copy(PACKAGING / "deb" / script, root / "DEBIAN" / script, 0o755)
     path = out / f"dayfly_{full}_{architecture}.deb"
-    run("dpkg-deb", "--root-owner-group", "-Zgzip", f"-z{COMPRESSION}", "--build", root, path)
+    run("dpkg-deb", "--root-owner-group", "-Zgzip", f"-z{level}", "--build", root, path)
     shutil.rmtree(root / "DEBIAN")
     return path
 
 
-def rpm(root: Path, out: Path, glibc: str, release: str) -> Path:
+def rpm(root: Path, out: Path, glibc: str, release: str, level: int) -> Path:
     names = "\n".join(
         f"{'%config(noreplace) ' if path.is_relative_to(root / 'etc') else ''}/{path.relative_to(root)}"
         for path in files(root)
@@ -179,7 +177,7 @@ def rpm(root: Path, out: Path, glibc: str, release: str) -> Path:
         spec = Path(build) / "dayfly.spec"
         spec.write_text(filled(PACKAGING / "rpm" / "dayfly.spec.in", **values))
         architecture = ARCHITECTURES[platform.machine()][1]
-        payload = f"_binary_payload w{COMPRESSION}.gzdio"
+        payload = f"_binary_payload w{level}.gzdio"
         run(
             "rpmbuild",
             "-bb",
@@ -252,16 +250,6 @@ def bill_of_materials(out: Path) -> Path:
     return path
 
 
-import time
-
-T = [time.time()]
-
-
-def lap(x):
-    print(x, round(time.time() - T[0], 1), file=sys.stderr)
-    T[0] = time.time()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Packs built programs and wheels.")
     parser.add_argument("--programs", type=Path, required=True, help="directory of the programs and libraries")
@@ -269,6 +257,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="directory for the packages")
     parser.add_argument("--glibc", help="the oldest glibc on which they run")
     parser.add_argument("--release", default="1", help="number of this package of the version")
+    # Most of a package is wheels, which are compressed already: level 9 takes five times as long for one percent.
+    parser.add_argument("--level", type=int, default=6, help="level of gzip, 1 to 9")
     parser.add_argument("--format", action="append", dest="formats", choices=FORMATS, help="default: all")
     parser.add_argument("wheels", nargs="*", type=Path, help="ours, and those that they need")
     options = parser.parse_args()
@@ -284,14 +274,14 @@ def main() -> None:
         check_all_links(root, options.glibc)
         made = []
         if "tar" in options.formats:
-            made.append(tarball(root, out))
+            made.append(tarball(root, out, options.level))
         if "deb" in options.formats:
-            made.append(deb(root, out, options.glibc, options.release))
+            made.append(deb(root, out, options.glibc, options.release, options.level))
         if "rpm" in options.formats and shutil.which("rpmbuild"):
             (root / "usr" / "lib64").mkdir()
             for name in ("libdayfly.so", "libdayfly.a", "pkgconfig", "cmake"):
                 (root / "usr" / "lib" / name).rename(root / "usr" / "lib64" / name)
-            made.append(rpm(root, out, options.glibc, options.release))
+            made.append(rpm(root, out, options.glibc, options.release, options.level))
         elif "rpm" in options.formats:
             print("package: no rpmbuild, so no RPM; install the package rpm", file=sys.stderr)
     made += [Path(shutil.copy(wheel, out)) for wheel in options.wheels if wheel.name.startswith("dayfly")]

@@ -24,6 +24,7 @@ ROOMS = [
     # Programs and adapters, which use the package as users do.
     (
         "",
+        "__main__",
         "_bench",
         "_bench_harvest",
         "_bench_record",

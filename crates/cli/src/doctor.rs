@@ -109,11 +109,7 @@ pub fn run(_: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
 fn text(findings: &[Finding], coloured: bool) -> String {
     let mut table = Table::new(&[("STATE", Align::Left), ("CHECK", Align::Left), ("FOUND", Align::Left)]);
     for finding in findings {
-        table.row([
-            finding.state.name().into(),
-            finding.name.into(),
-            finding.found.clone(),
-        ]);
+        table.row([finding.state.name().into(), finding.name.into(), finding.found.clone()]);
     }
     let mut text = String::new();
     // The heading comes before the findings.
@@ -127,7 +123,9 @@ fn text(findings: &[Finding], coloured: bool) -> String {
             None => text += &format!("{line}\n"),
         }
     }
-    let mut remedies = findings.iter().filter_map(|finding| Some((finding.name, finding.remedy.as_ref()?)));
+    let mut remedies = findings
+        .iter()
+        .filter_map(|finding| Some((finding.name, finding.remedy.as_ref()?)));
     if let Some(first) = remedies.next() {
         text += "\nWhat to do:\n";
         for (name, remedy) in std::iter::once(first).chain(remedies) {

@@ -25,16 +25,26 @@ pub fn check() -> Vec<Finding> {
 fn isolation() -> Finding {
     const NAME: &str = "isolation";
     match tried() {
-        Ok(skipped) if skipped.is_empty() => Finding::works(NAME, "levels `isolated` and `container`, tried with a process"),
+        Ok(skipped) if skipped.is_empty() => {
+            Finding::works(NAME, "levels `isolated` and `container`, tried with a process")
+        }
         Ok(skipped) => {
             let skipped: Vec<&str> = skipped.into_iter().map(Precaution::describe).collect();
             let found = format!("workers are isolated, without {}", skipped.join(", "));
-            Finding::new(NAME, State::Limited, found, "a later kernel has it; leases work all the same")
+            Finding::new(
+                NAME,
+                State::Limited,
+                found,
+                "a later kernel has it; leases work all the same",
+            )
         }
         Err(error) => Finding::new(
             NAME,
             State::Limited,
-            format!("only level `process`, for code of the node's own tenant: {}", error.cause),
+            format!(
+                "only level `process`, for code of the node's own tenant: {}",
+                error.cause
+            ),
             error.remedy,
         ),
     }
@@ -84,7 +94,9 @@ fn tried() -> Result<Vec<Precaution>, Refusal> {
     let isolation = Isolation {
         stage: place("stage"),
         code: place("code"),
-        base: Base::Host { settings: place("settings") },
+        base: Base::Host {
+            settings: place("settings"),
+        },
         shown: Vec::new(),
         network: false,
         scratch_bytes: SCRATCH_BYTES,

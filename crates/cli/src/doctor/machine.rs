@@ -66,7 +66,11 @@ fn processors() -> Finding {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = rustix::system::sysinfo();
     let memory = memory.totalram as u64 * u64::from(memory.mem_unit.max(1));
-    let found = format!("{usable} of {} cores for this process, {} of memory", all.max(usable), size(memory));
+    let found = format!(
+        "{usable} of {} cores for this process, {} of memory",
+        all.max(usable),
+        size(memory)
+    );
     Finding::works("processors", found)
 }
 
@@ -79,8 +83,15 @@ fn descriptors() -> Finding {
     if most >= MIN_DESCRIPTORS {
         return Finding::works("open files", found);
     }
-    let remedy = format!("raise the hard limit (`ulimit -Hn`) to {MIN_DESCRIPTORS} or more, as LimitNOFILE= of a systemd unit does");
-    Finding::new("open files", State::Limited, format!("{found}, enough for a few workers"), remedy)
+    let remedy = format!(
+        "raise the hard limit (`ulimit -Hn`) to {MIN_DESCRIPTORS} or more, as LimitNOFILE= of a systemd unit does"
+    );
+    Finding::new(
+        "open files",
+        State::Limited,
+        format!("{found}, enough for a few workers"),
+        remedy,
+    )
 }
 
 fn processes() -> Finding {
@@ -93,7 +104,12 @@ fn processes() -> Finding {
         return Finding::works("processes", found);
     }
     let remedy = format!("raise the limit (`ulimit -u`) to {MIN_PROCESSES} or more");
-    Finding::new("processes", State::Limited, format!("{found}, threads included"), remedy)
+    Finding::new(
+        "processes",
+        State::Limited,
+        format!("{found}, threads included"),
+        remedy,
+    )
 }
 
 /// Whether daemons can keep their state.
@@ -101,7 +117,12 @@ fn disk() -> Finding {
     const NAME: &str = "state directory";
     let Some(dir) = dayfly_client::default_state_dir() else {
         let found = "neither HOME nor XDG_STATE_HOME is set";
-        return Finding::new(NAME, State::Limited, found, "set one, or name a directory with --state-dir");
+        return Finding::new(
+            NAME,
+            State::Limited,
+            found,
+            "set one, or name a directory with --state-dir",
+        );
     };
     let above = existing(&dir);
     let shown = dir.display();
@@ -113,7 +134,12 @@ fn disk() -> Finding {
     match rustix::fs::statvfs(&above) {
         Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < MIN_FREE_BYTES => {
             let found = format!("{shown} has {} left", size(disk.f_bavail.saturating_mul(disk.f_frsize)));
-            Finding::new(NAME, State::Limited, found, "free some space, or name another disk with --state-dir")
+            Finding::new(
+                NAME,
+                State::Limited,
+                found,
+                "free some space, or name another disk with --state-dir",
+            )
         }
         Ok(disk) => {
             let free = size(disk.f_bavail.saturating_mul(disk.f_frsize));
@@ -144,8 +170,18 @@ mod tests {
 
     #[test]
     fn kernels_are_told_by_their_release() {
-        let states = ["6.1.0-31-amd64", "5.12.3", "5.10.0-8.el8", "4.18.0", "strange"].map(|release| kernel_of(release).state);
-        assert_eq!(states, [State::Works, State::Limited, State::Limited, State::Broken, State::Works]);
+        let states =
+            ["6.1.0-31-amd64", "5.12.3", "5.10.0-8.el8", "4.18.0", "strange"].map(|release| kernel_of(release).state);
+        assert_eq!(
+            states,
+            [
+                State::Works,
+                State::Limited,
+                State::Limited,
+                State::Broken,
+                State::Works
+            ]
+        );
     }
 
     #[test]

@@ -97,7 +97,8 @@ fn fabric() -> Finding {
     let library = match Library::get() {
         Ok(library) => library,
         Err(error) => {
-            let remedy = "install libfabric 1.15 or later (Debian: libfabric1) for RDMA; shared memory and TCP need nothing";
+            let remedy =
+                "install libfabric 1.15 or later (Debian: libfabric1) for RDMA; shared memory and TCP need nothing";
             return Finding::new(NAME, State::Absent, error, remedy);
         }
     };
@@ -150,9 +151,16 @@ fn batch_systems() -> Finding {
 }
 
 fn gpus() -> Finding {
-    let found = GPUS.into_iter().find(|(device, _)| Path::new(OsStr::new(device)).exists());
+    let found = GPUS
+        .into_iter()
+        .find(|(device, _)| Path::new(OsStr::new(device)).exists());
     match found {
         Some((_, maker)) => Finding::works("GPUs", maker),
-        None => Finding::new("GPUs", State::Absent, "no NVIDIA or AMD device", "nothing, unless there is one: then install its driver"),
+        None => Finding::new(
+            "GPUs",
+            State::Absent,
+            "no NVIDIA or AMD device",
+            "nothing, unless there is one: then install its driver",
+        ),
     }
 }

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import random
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from harness.daemons import Daemon
+from harness.open_mpi import OPEN_MPI, needs_open_mpi
 from harness.programs import program, run
 
 OPERATIONS = Path(__file__).parent / "operations.py"
 CASES = 250
 #: Seeds of every run. One more is random, and is printed if a difference is found.
 SEEDS = [1, 2]
-
-OPEN_MPI = [
-    *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
-    *("--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"),
-    # Everything stays on this host, and no remote shell is used.
-    *("--mca", "oob_tcp_if_include", "lo", "--mca", "plm", "isolated"),
-]
-
-needs_open_mpi = pytest.mark.skipif(
-    not shutil.which("mpirun") or importlib.util.find_spec("mpi4py") is None,
-    reason="no Open MPI with mpi4py here. Install with: sudo apt-get install openmpi-bin, and scripts/bootstrap",
-)
 
 
 @pytest.fixture

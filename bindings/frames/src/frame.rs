@@ -126,6 +126,11 @@ impl Frame {
         fields.map(|field| type_name(field.data_type())).collect()
     }
 
+    /// Python's view of the ranks, if all of them call the operations of this frame. Fails if the session is closed.
+    fn group(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.shared.group(py)
+    }
+
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         export_schema(py, self.plan.schema().as_arrow())
     }

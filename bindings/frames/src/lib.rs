@@ -7,6 +7,7 @@ mod expr;
 mod frame;
 mod functions;
 mod join;
+mod member;
 mod names;
 mod output;
 mod session;
@@ -61,6 +62,8 @@ mod _frames {
     use super::frame::Frame;
     #[pymodule_export]
     use super::is_store_option;
+    #[pymodule_export]
+    use super::member::Member;
     #[pymodule_export]
     use super::output::Encoder;
     #[pymodule_export]

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dayfly_comm::Invitation;
 use dayfly_frame::datafusion::catalog::MemTable;
+use dayfly_frame::datafusion::common::DataFusionError;
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::logical_expr::LogicalPlan;
 use dayfly_frame::{Session as Inner, SessionOptions, Source, StoreOptions};
@@ -29,6 +31,10 @@ pub struct Shared {
     process: u32,
     /// Python's function that replaces the lost ranks of a generation, if there is one.
     renew: Arc<Mutex<Option<Py<PyAny>>>>,
+    /// Python's view of the ranks, if all of them call the operations of frames.
+    group: Arc<Mutex<Option<Py<PyAny>>>>,
+    /// Longest duration of a query, where other ranks wait for its end.
+    deadline: Option<Duration>,
 }
 
 /// The group of a session. Lost ranks are replaced by a group of the next generation.
@@ -46,15 +52,17 @@ impl Current {
 }
 
 impl Shared {
-    fn new(session: Inner) -> Self {
+    fn new(session: Arc<Inner>, deadline: Option<Duration>) -> Self {
         Self {
             current: Arc::new(Mutex::new(Current {
-                session: Some(Arc::new(session)),
+                session: Some(session),
                 generation: 0,
                 is_abandoned: false,
             })),
             process: std::process::id(),
             renew: Arc::default(),
+            group: Arc::default(),
+            deadline,
         }
     }
 
@@ -72,7 +80,8 @@ impl Shared {
         loop {
             let generation = self.current().generation;
             let session = self.get(py)?;
-            let found = wait(py, session.runtime().handle(), query(Arc::clone(&session)))?;
+            let work = within(self.deadline, query(Arc::clone(&session)));
+            let found = wait(py, session.runtime().handle(), work)?;
             drop(session);
             let failure = match found {
                 Ok(value) => return Ok(value),
@@ -100,6 +109,13 @@ impl Shared {
         renew.as_ref().map(|renew| renew.clone_ref(py))
     }
 
+    /// Python's view of the ranks. Fails if the session is closed.
+    pub fn group(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.get(py)?;
+        let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(group.as_ref().map(|group| group.clone_ref(py)))
+    }
+
     /// The session. Fails if it is closed, and in a process that a fork made.
     pub fn get(&self, py: Python<'_>) -> PyResult<Arc<Inner>> {
         if self.process != std::process::id() {
@@ -109,7 +125,7 @@ impl Shared {
         }
         let session = self.current().session.clone();
         session.ok_or_else(|| {
-            let message = "this session is closed; open another one with client.frames()";
+            let message = "this session is closed; open another one with client.frames() or Session.of()";
             raise(py, &Failure::new(Code::LeaseEnded, message))
         })
     }
@@ -173,9 +189,14 @@ impl Session {
         };
         let session = joined(py, invitation, &options)?;
         Ok(Self {
-            shared: Shared::new(session),
+            shared: Shared::new(Arc::new(session), None),
             options,
         })
+    }
+
+    /// Has the operations of frames that compute rows go through this object, on all ranks.
+    fn set_group(&self, group: Py<PyAny>) {
+        *self.shared.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(group);
     }
 
     /// Has queries whose ranks are lost call this function with their generation, and run again after it.
@@ -223,7 +244,8 @@ impl Session {
             let session = self.shared.take();
             // It holds this session and the client, in a cycle that the interpreter cannot see.
             let renew = self.shared.renew.lock().unwrap_or_else(PoisonError::into_inner).take();
-            drop(renew);
+            let group = self.shared.group.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop((renew, group));
             py.detach(|| {
                 if let Some(session) = session {
                     session.close();
@@ -287,6 +309,35 @@ impl Session {
     fn sql(&self, py: Python<'_>, query: String, tables: Vec<(String, PyRef<'_, Frame>)>) -> PyResult<Frame> {
         self.shared.sql(py, query, &tables)
     }
+}
+
+impl Session {
+    /// The session of a member of a group, whose queries end by a deadline.
+    pub fn of_member(session: Arc<Inner>, options: SessionOptions, deadline: Duration) -> Self {
+        Self {
+            shared: Shared::new(session, Some(deadline)),
+            options,
+        }
+    }
+
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+/// A query's result, or a failure if it takes longer.
+pub async fn within<T>(deadline: Option<Duration>, query: impl Future<Output = QueryResult<T>>) -> QueryResult<T> {
+    let Some(deadline) = deadline else {
+        return query.await;
+    };
+    let ended = tokio::time::timeout(deadline, query).await;
+    ended.unwrap_or_else(|_| {
+        let message = format!(
+            "the query did not end within {} s, the timeout of its session",
+            deadline.as_secs()
+        );
+        Err(DataFusionError::External(Failure::new(Code::TimedOut, message).into()))
+    })
 }
 
 fn joined(py: Python<'_>, invitation: &str, options: &SessionOptions) -> PyResult<Inner> {

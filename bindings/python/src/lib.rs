@@ -9,6 +9,7 @@ mod foreign;
 mod guard;
 mod memory;
 mod pool;
+mod rendezvous;
 mod runtime;
 mod shared;
 mod sizes;
@@ -46,6 +47,8 @@ mod _native {
     use super::memory::Memory;
     #[pymodule_export]
     use super::pool::{Call, Failure, Options, Pool};
+    #[pymodule_export]
+    use super::rendezvous::Rendezvous;
     #[pymodule_export]
     use super::shared::SharedMemory;
     #[pymodule_export]

@@ -160,12 +160,12 @@ impl PhysicalExtensionCodec for NodeCodec {
 }
 
 /// The schema of such a stream.
-fn decoded(bytes: &[u8]) -> QueryResult<SchemaRef> {
+pub fn decoded(bytes: &[u8]) -> QueryResult<SchemaRef> {
     Ok(StreamReader::try_new(Cursor::new(bytes), None)?.schema())
 }
 
 /// A schema as a stream of Arrow's IPC format without batches.
-fn encoded(schema: &Schema) -> QueryResult<Vec<u8>> {
+pub fn encoded(schema: &Schema) -> QueryResult<Vec<u8>> {
     let mut bytes = Vec::new();
     StreamWriter::try_new(&mut bytes, schema)?.finish()?;
     Ok(bytes)

@@ -34,14 +34,17 @@ const REQUESTS: u32 = 0;
 #[derive(Debug)]
 pub struct Exchange {
     post: Post,
+    /// Number of ranks that execute tasks: the first ones.
+    workers: u32,
     next_lane: AtomicU32,
 }
 
 impl Exchange {
-    /// Exchanges over this post, whose lanes belong to it.
-    pub fn new(post: Post) -> Arc<Self> {
+    /// Exchanges over this post, whose lanes belong to it, with so many ranks that execute tasks.
+    pub fn new(post: Post, workers: u32) -> Arc<Self> {
         Arc::new(Self {
             post,
+            workers,
             next_lane: AtomicU32::new(1),
         })
     }
@@ -56,9 +59,14 @@ impl Exchange {
         self.post.rank()
     }
 
-    /// Has all other ranks forget a kept frame.
+    /// Number of ranks that execute tasks. This rank may be one of them.
+    pub fn workers(&self) -> u32 {
+        self.workers
+    }
+
+    /// Has the ranks forget a kept frame.
     pub fn forget(&self, id: FrameId) {
-        for rank in (0..self.size()).filter(|rank| *rank != self.rank()) {
+        for rank in 0..self.workers {
             // A rank that is lost keeps nothing.
             let _ = self.send(
                 rank,

@@ -1,5 +1,6 @@
 //! Frames that stay in the memory of the ranks: computed once, and read by later queries where they lie.
 
+mod description;
 mod node;
 mod read;
 mod store;
@@ -22,6 +23,7 @@ use uuid::Uuid;
 
 use crate::exchange::Exchange;
 use crate::operation::applied;
+pub use description::{KeptFrame, fingerprint};
 pub use node::{Keep, KeepExec};
 pub use read::{KeptExec, Rows, desired_tasks, divided, routed};
 pub use store::Store;
@@ -80,6 +82,11 @@ pub async fn persist(
         kept.parts.extend(parts_of(&batch)?);
     }
     kept.parts.sort_by_key(|part| (part.rank, part.number));
+    reading(schema, kept)
+}
+
+/// A plan that reads a kept frame.
+fn reading(schema: SchemaRef, kept: Kept) -> QueryResult<LogicalPlan> {
     let table = KeptTable {
         schema,
         kept: Arc::new(kept),

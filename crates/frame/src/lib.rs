@@ -5,6 +5,8 @@
 //!
 //! The last rank of a group plans queries, in a [`Session`]. All others execute them, in [`serve_rank`]. So a client
 //! joins the group of its workers, and gets results over the best route there is.
+//!
+//! Or all ranks of a group are programs with rows of their own, which call the same operations: each is a [`Member`].
 
 mod codec;
 mod error;
@@ -12,6 +14,7 @@ mod exchange;
 mod float_statistics;
 mod functions;
 mod kept;
+mod member;
 mod memory;
 mod operation;
 mod passing;
@@ -31,6 +34,8 @@ pub use datafusion;
 pub use error::failure_of;
 pub use functions::items::{Item, items};
 pub use functions::{BatchFunctions, Functions, MapCall, map_batches};
+pub use kept::{FrameId, KeptFrame};
+pub use member::Member;
 pub use memory::{Memory, Spill};
 pub use plan::{analyze, explain};
 pub use rank::{RankOptions, serve, serve_rank};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion_distributed::{DistributedExt, Worker, WorkerQueryContext};
 use dayfly_comm::post::{Post, PostOptions};
 use dayfly_comm::{Communicator, Invitation};
@@ -10,7 +11,7 @@ use tokio::runtime::Runtime;
 
 use crate::codec::NodeCodec;
 use crate::error::failure_of;
-use crate::exchange::{Exchange, RankChannels};
+use crate::exchange::{Exchange, ExchangeError, RankChannels};
 use crate::functions::Functions;
 use crate::kept::Store;
 use crate::memory::Memory;
@@ -62,12 +63,38 @@ pub fn serve_rank(invitation: &Invitation, options: &RankOptions) -> Result<(), 
 /// # Errors
 /// As [`serve_rank`].
 pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), Failure> {
+    let session = communicator.size() - 1;
+    let service = service(communicator, options, session)?;
+    let runtime = runtime(options.threads)?;
+    let served = runtime.block_on(service.run(session));
+    // Tasks that are still under way end with the post.
+    runtime.shutdown_background();
+    served.map_err(|error| error.to_failure())
+}
+
+/// What a rank executes tasks with.
+pub struct Service {
+    pub exchange: Arc<Exchange>,
+    pub kept: Arc<Store>,
+    pub environment: Arc<RuntimeEnv>,
+    worker: Worker,
+    memory: Arc<Memory>,
+}
+
+impl Service {
+    /// Executes tasks until the exchange ends, or the rank of the session is lost.
+    pub fn run(self, session: u32) -> impl Future<Output = Result<(), ExchangeError>> + Send + 'static {
+        crate::exchange::serve(self.exchange, self.worker, self.memory, self.kept, session)
+    }
+}
+
+/// Prepares a rank of a group in which the first ranks execute tasks. All ranks have to open their exchanges.
+pub fn service(communicator: &Communicator, options: &RankOptions, workers: u32) -> Result<Service, Failure> {
     let memory = Arc::new(options.memory.clone());
     let environment = memory
         .environment(&options.stores)
         .map_err(|error| failure_of(&error))?;
-    let exchange = Exchange::new(Post::open(communicator, PostOptions::default())?);
-    let session = communicator.size() - 1;
+    let exchange = Exchange::new(Post::open(communicator, PostOptions::default())?, workers);
     let channels = exchange.clone();
     let bounds = Arc::clone(&memory);
     let functions = options.functions.clone().map(Arc::new);
@@ -94,12 +121,13 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
                 .build())
         }
     });
-    let worker = worker.with_runtime_env(environment);
-    let runtime = runtime(options.threads)?;
-    let served = runtime.block_on(crate::exchange::serve(exchange, worker, memory, kept, session));
-    // Tasks that are still under way end with the post.
-    runtime.shutdown_background();
-    served.map_err(|error| error.to_failure())
+    Ok(Service {
+        exchange,
+        kept,
+        worker: worker.with_runtime_env(Arc::clone(&environment)),
+        environment,
+        memory,
+    })
 }
 
 /// A runtime for this many tasks at once.

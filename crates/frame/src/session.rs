@@ -6,6 +6,7 @@ use std::time::Instant;
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::Result as QueryResult;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::common::collect;
@@ -128,9 +129,20 @@ impl Session {
                 format!("rank {rank} of {size} cannot have the session: it is the last rank of two or more"),
             ));
         }
+        let post = Post::open(communicator, PostOptions::default())?;
+        let environment = options.memory.environment(&options.stores);
+        let environment = environment.map_err(|error| failure_of(&error))?;
+        Self::over(Exchange::new(post, size - 1), environment, options)
+    }
+
+    /// A session whose queries run on the workers of this exchange, and their last stage in this environment.
+    pub(crate) fn over(
+        exchange: Arc<Exchange>,
+        environment: Arc<RuntimeEnv>,
+        options: &SessionOptions,
+    ) -> Result<Self, Failure> {
         let runtime = runtime(options.partitions)?;
-        let exchange = Exchange::new(Post::open(communicator, PostOptions::default())?);
-        let context = context(&exchange, options).map_err(|error| failure_of(&error))?;
+        let context = context(&exchange, environment, options).map_err(|error| failure_of(&error))?;
         Ok(Self {
             exchange,
             context,
@@ -141,7 +153,7 @@ impl Session {
 
     /// Number of ranks that execute tasks.
     pub fn ranks(&self) -> u32 {
-        self.exchange.size() - 1
+        self.exchange.workers()
     }
 
     /// DataFusion's session: its tables and its planner.
@@ -256,7 +268,11 @@ impl Drop for Session {
     }
 }
 
-fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<SessionContext> {
+fn context(
+    exchange: &Arc<Exchange>,
+    environment: Arc<RuntimeEnv>,
+    options: &SessionOptions,
+) -> QueryResult<SessionContext> {
     let config = SessionConfig::new()
         .with_information_schema(true)
         .with_target_partitions(options.partitions.max(MIN_PARTITIONS));
@@ -264,11 +280,11 @@ fn context(exchange: &Arc<Exchange>, options: &SessionOptions) -> QueryResult<Se
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
-        .with_runtime_env(options.memory.environment(&options.stores)?)
+        .with_runtime_env(environment)
         .with_query_planner(Arc::new(LocalPlanner))
         .with_physical_optimizer_rules(optimizer_rules())
         .with_distributed_planner()
-        .with_distributed_worker_resolver(Workers(exchange.size() - 1))
+        .with_distributed_worker_resolver(Workers(exchange.workers()))
         .with_distributed_channel_resolver(RankChannels::new(exchange))
         .with_distributed_user_codec(NodeCodec)
         .with_distributed_desired_task_count_handler(items::desired_tasks)

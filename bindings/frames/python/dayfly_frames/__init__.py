@@ -23,6 +23,7 @@ from dayfly_frames._expr import (
     when,
 )
 from dayfly_frames._frame import Frame, GroupBy, WrittenFile
+from dayfly_frames._group import RankSession
 from dayfly_frames._session import Session
 from dayfly_frames._table import Table, Usage
 
@@ -30,6 +31,7 @@ __all__ = [
     "Expr",
     "Frame",
     "GroupBy",
+    "RankSession",
     "Session",
     "Table",
     "Usage",

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from dayfly._failures import error_for
+
 from dayfly_frames import _frames
 from dayfly_frames._expr import Expr, as_column, col
 from dayfly_frames._map import Batch, columns_of, dumped, name_of
@@ -283,7 +285,11 @@ class Frame:
             analyze: whether to compute the frame, and to show what each node measured, summed over all tasks: rows,
                 time, bytes and spills.
         """
-        return self._native.explain(analyze)
+        group = self._native.group() if analyze else None
+        if group is None:
+            return self._native.explain(analyze)
+        text: str = group.lead("explain", self._native, lambda: self._native.explain(analyze))
+        return text
 
     def collect(self) -> Table:
         """Computes the frame on the ranks, and returns its rows.
@@ -293,7 +299,27 @@ class Frame:
             dayfly.CapacityError: if the query needs more memory than the ranks have, and cannot spill.
             dayfly.GroupError: if ranks were lost, again and again.
         """
-        return Table(self._native.collect())
+        return self._table("collect", self._native.collect)
+
+    def here(self) -> Table:
+        """Computes the frame on the ranks, and returns the rows that are on this one. All ranks call this.
+
+        Each row is on one rank. Which one depends on the plan: rows that are only filtered stay on their rank, joined
+        and grouped ones are where their keys came together, and sorted ones are on one rank, in order.
+
+        Raises:
+            dayfly.RequestError: if the session is not of `Session.of`.
+            dayfly.Error: as `collect`, on all ranks.
+        """
+        group = self._native.group()
+        if group is None:
+            message = "here() is for ranks that have opened their session with Session.of(): collect() returns all rows"
+            raise error_for("invalid_request", message)
+        return Table(group.own_rows(self._native))
+
+    def _table(self, call: str, compute: Callable[[], _frames.Table]) -> Table:
+        group = self._native.group()
+        return Table(compute() if group is None else group.table(call, self._native, compute))
 
     def batches(self) -> Iterator[Table]:
         """Computes the frame on the ranks, and yields its rows as they arrive. At most a few batches are in memory.
@@ -301,6 +327,9 @@ class Frame:
         Raises:
             dayfly.Error: as `collect`.
         """
+        if self._native.group() is not None:
+            message = "batches() is for sessions of client.frames(): here() returns the rows of each rank"
+            raise error_for("invalid_request", message)
         batches = self._native.batches()
         try:
             while (batch := batches.next()) is not None:
@@ -318,7 +347,8 @@ class Frame:
             dayfly.Error: as `collect`; ``out_of_memory`` if the rows do not fit beside what queries use. A query over
                 rows of a rank that was lost raises ``state_lost``: persist the frame again.
         """
-        return Frame(self._native.persist())
+        group = self._native.group()
+        return Frame(self._native.persist() if group is None else group.persist(self._native))
 
     def write_parquet(
         self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
@@ -365,14 +395,20 @@ class Frame:
     def _written(
         self, form: str, directory: str | os.PathLike[str], partition_by: str | Sequence[str]
     ) -> list[WrittenFile]:
-        written = self._native.write(form, absolute(directory), _keys(partition_by))
+        native, group = self._native, self._native.group()
+        asked = form, absolute(directory), _keys(partition_by)
+
+        def write() -> list[tuple[str, int, int]]:
+            return native.write(*asked)
+
+        written = write() if group is None else group.lead(f"write_{form}", native, write)
         return [WrittenFile(*file) for file in written]
 
     def describe(self) -> Table:
         """Computes statistics of all columns: number of values, nulls, mean, standard deviation, smallest and largest
         value, and median.
         """
-        return Table(self._native.describe())
+        return self._table("describe", self._native.describe)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.collect().__arrow_c_stream__(requested_schema)

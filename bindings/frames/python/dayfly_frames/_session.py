@@ -3,20 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dayfly_frames import _frames
 from dayfly_frames._frame import Frame
 from dayfly_frames._map import OfItem, columns_of, dumped, dumped_item, name_of
 from dayfly_frames._paths import Paths, found
 
+if TYPE_CHECKING:
+    import os
+
+    from dayfly_frames._group import RankSession
+    from dayfly_frames._lease import StorageOptions
+    from dayfly_frames._meeting import Communicator
+
 
 class Session:
-    """Queries over the ranks that ``client.frames()`` leased. Use it in ``with``: it ends the lease."""
+    """Queries over the ranks that ``client.frames()`` leased. Use it in ``with``: it ends the lease.
+
+    `Session.of` opens one among the processes of a communicator instead.
+    """
 
     def __init__(self, native: _frames.Session, end: Callable[[], None]) -> None:
         self._native = native
         self._end = end
+
+    @staticmethod
+    def of(
+        comm: Communicator,
+        *,
+        cores: int | None = None,
+        memory_bytes: int | None = None,
+        spill: str | os.PathLike[str] | None = None,
+        partition_bytes: int = 1 << 20,
+        storage_options: StorageOptions = None,
+        timeout: float = 3600.0,
+        address: str | None = None,
+    ) -> RankSession:
+        """Opens a session on all ranks of a communicator, each of which has a part of the rows. All ranks call this.
+
+        ``with Session.of(MPI.COMM_WORLD) as session:``, with ``MPI`` of mpi4py or of Dayfly. Every rank makes the same
+        frames and calls the same operations in the same order, as with collective operations. `RankSession.local` makes
+        a frame of the ranks' own rows; `Frame.here` returns the rows of a result that are on this rank, and
+        `Frame.collect` all of them on every rank.
+
+        Args:
+            comm: the ranks. Only ``rank``, ``size``, ``allgather`` and ``bcast`` are used, here alone.
+            cores: threads of this rank for queries; by default its share of the cores that its host's ranks may use.
+            memory_bytes: bound of what this rank has in memory for queries, with its local rows; None for no bound.
+                Queries and local rows use 60 % of it.
+            spill: directory for what does not fit; by default the node's, in a worker that has one.
+            partition_bytes: as for `Client.frames`.
+            storage_options: as for `Client.frames`; ``"env"`` takes the variables of this rank.
+            timeout: seconds that a rank waits for the others, and for a query to end.
+            address: address of rank 0's host that the other hosts reach, if it has several. The ranks of mpi4py meet
+                there; those of Dayfly meet where their group has met.
+
+        Raises:
+            dayfly.RequestError: on all ranks, if one has options that make no sense.
+            dayfly.GroupError: if the ranks cannot connect to each other.
+        """
+        from dayfly_frames._meeting import Options, open_group
+
+        return open_group(comm, Options(cores, memory_bytes, spill, partition_bytes, storage_options, timeout, address))
 
     @property
     def ranks(self) -> int:
@@ -115,7 +164,7 @@ class Session:
         end, self._end = self._end, lambda: None
         end()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -304,6 +304,17 @@ class Communicator:
     def shrink(self) -> Communicator: ...
 
 @final
+class Rendezvous:
+    """A rendezvous in this process, for ranks that no manager has started."""
+
+    def __init__(self, listen: str) -> None: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def key(self) -> str: ...
+    def close(self) -> None: ...
+
+@final
 class Objects:
     """Objects in a store."""
 

@@ -9,10 +9,13 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, Result as QueryResult, exec_datafusion_err};
 use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
+use datafusion::physical_expr::{EquivalenceProperties, LexOrdering, OrderingRequirements, Partitioning, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::EmissionType;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, Distribution, ExecutionPlan, ExecutionPlanProperties, InputDistributionRequirements,
+    PlanProperties,
+};
 use dayfly_protocol::error::{Code, Failure};
 use futures_util::TryStreamExt;
 
@@ -64,11 +67,20 @@ fn does_not_fit(rank: u32) -> DataFusionError {
 pub struct KeepExec {
     input: Arc<dyn ExecutionPlan>,
     id: FrameId,
+    /// The order in which it keeps the rows, all of them in one part; `None` for any.
+    order: Option<LexOrdering>,
     properties: Arc<PlanProperties>,
 }
 
 impl KeepExec {
+    /// Keeps the rows of this input. If that has all rows in one place and an order, they stay in one place and in order.
     pub fn new(input: Arc<dyn ExecutionPlan>, id: FrameId) -> Self {
+        let is_together = input.output_partitioning().partition_count() == 1;
+        let order = input.output_ordering().filter(|_| is_together).cloned();
+        Self::with_order(input, id, order)
+    }
+
+    fn with_order(input: Arc<dyn ExecutionPlan>, id: FrameId, order: Option<LexOrdering>) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(reported()),
             Partitioning::UnknownPartitioning(input.output_partitioning().partition_count()),
@@ -78,6 +90,7 @@ impl KeepExec {
         Self {
             input,
             id,
+            order,
             properties: Arc::new(properties),
         }
     }
@@ -106,6 +119,17 @@ impl ExecutionPlan for KeepExec {
         vec![&self.input]
     }
 
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        InputDistributionRequirements::new(vec![match self.order {
+            Some(_) => Distribution::SinglePartition,
+            None => Distribution::UnspecifiedDistribution,
+        }])
+    }
+
+    fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
+        vec![self.order.clone().map(OrderingRequirements::from)]
+    }
+
     fn apply_expressions(
         &self,
         _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> QueryResult<TreeNodeRecursion>,
@@ -118,7 +142,7 @@ impl ExecutionPlan for KeepExec {
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
         let input = only_input(children)?;
-        Ok(Arc::new(Self::new(input, self.id)))
+        Ok(Arc::new(Self::with_order(input, self.id, self.order.clone())))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {

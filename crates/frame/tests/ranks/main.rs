@@ -5,6 +5,7 @@
 mod thread_group;
 
 mod checked;
+mod members;
 mod memory;
 mod queries;
 mod tpch;

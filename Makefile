@@ -36,7 +36,7 @@ fmt: ## format everything
 	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python bindings/frames tests benches examples scripts docs
 
 env: ## print where cargo builds for this checkout: eval "$(make -s env)"
-	@bash -c '. scripts/environment.sh; echo "export CARGO_TARGET_DIR=$$CARGO_TARGET_DIR"'
+	@bash -c '. scripts/environment.sh; echo "export CARGO_TARGET_DIR=$$CARGO_TARGET_DIR"; [ -z "$${DAYFLY_CONSOLE:-}" ] || echo "export DAYFLY_CONSOLE=$$DAYFLY_CONSOLE"'
 
 generate: ## rewrite the generated files (figures, C header, OpenAPI, licences)
 	@scripts/generate
@@ -63,4 +63,4 @@ valgrind: ## unsafe code under valgrind
 	@scripts/test valgrind
 
 clean: ## remove what was built, here and in the cache
-	@bash -c '. scripts/environment.sh; rm -rf build bindings/python/python/dayfly/{bin,native} "$$DAYFLY_CACHE"/venv-* "$$CARGO_TARGET_DIR"'
+	@bash -c '. scripts/environment.sh; rm -rf build bindings/python/python/dayfly/{bin,native} "$$DAYFLY_CACHE"/venv-* "$$(dirname "$$CONSOLE_DIST")" "$$CARGO_TARGET_DIR"'

@@ -19,6 +19,12 @@ export DAYFLY_CACHE
 CHECKOUT_KEY=$(printf '%s' "$ROOT" | sha256sum | cut -c1-12)
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$DAYFLY_CACHE/target-$CHECKOUT_KEY}
 export DAYFLY_BIN_DIR=${DAYFLY_BIN_DIR:-$CARGO_TARGET_DIR/release}
+# The built web console, which the manager embeds if it is there.
+CONSOLE_DIST=$DAYFLY_CACHE/console-$CHECKOUT_KEY/dist
+use_console() {
+    if [ -f "$CONSOLE_DIST/index.html" ]; then export DAYFLY_CONSOLE=${DAYFLY_CONSOLE-$CONSOLE_DIST}; fi
+}
+use_console
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 export CARGO_TERM_PROGRESS_WHEN=never
 # A newly installed rustup is not on the PATH of this shell yet.

@@ -19,7 +19,7 @@ from harness.leaks import Snapshot, become_subreaper, descendants, kill, process
 from harness.postgres import Postgres
 from harness.programs import bin_dir
 
-pytest_plugins = ["harness.temporary", "harness.tenants"]
+pytest_plugins = ["harness.console", "harness.temporary", "harness.tenants"]
 Start = Callable[..., Daemon]
 
 

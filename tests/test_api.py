@@ -11,9 +11,10 @@ import pytest
 from harness.daemons import Daemon
 from harness.programs import ROOT, clean_environment, run
 
-#: What is not asked: sockets, answers that come as they happen, files of the page; and what waits on purpose: a gang
-#: that finds no room is granted when there is some, which may take longer than a request of these does.
-LEFT_OUT = r"/(connect|events|gangs|metrics|outcomes|outcome)$|/allowances/|/page|^/$"
+#: What is not asked: sockets, answers that come as they happen, files of the page, redirections of browsers; and what
+#: waits on purpose: a gang that finds no room is granted when there is some, which may take longer than a request of
+#: these does.
+LEFT_OUT = r"/(connect|events|gangs|metrics|outcomes|outcome)$|/allowances/|/page|^/$|/session/(login|callback)$"
 SETTINGS = """
 [checks.positive_data_acceptance]
 # A lease that is longer than a site grants is no mistake in its form.
@@ -35,7 +36,7 @@ checks.negative_data_rejection.enabled = false
 
 # That there is one of three, cron syntax, and which step stands before which, are said in words.
 [[operations]]
-include-path-regex = "/v1/(tasks|triggers|flows)$"
+include-path-regex = "/v1/(tasks|triggers|flows|session)$"
 checks.positive_data_acceptance.enabled = false
 
 # What a node has, allows, and has room for is no matter of form.

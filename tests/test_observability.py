@@ -247,7 +247,7 @@ class TestPage:
             list(lease.map(abs, range(100)))
             # The page draws what was within the last hour: there must be something.
             until(lambda: len(json.loads(fetch(up, "/v1/history"))) >= 2)
-            address = up.cli("page")["page"]
+            address = up.cli("page")["page"].replace("/#", "/page/#")
             seen = self.see(address, tmp_path)
         (node,) = json.loads(fetch(up, "/v1/nodes"))
         assert f"{node['address']['name']} up" in seen
@@ -265,7 +265,7 @@ class TestPage:
             # One time that is repeated, and two minutes without a moment.
             seconds = [-150, -148, -146, -146, -144, -24, -22, -20, -18]
             with with_history(up, [idle | {"at_ms": now + 1000 * at} for at in seconds]) as address:
-                page = self.document(f"{address}/#token={up.connection['token']}", tmp_path)
+                page = self.document(f"{address}/page/#token={up.connection['token']}", tmp_path)
         (node,) = json.loads(fetch(up, "/v1/nodes"))
         assert f"<b>3 of {node['capacity']['workers']}</b><span>warm workers leased</span>" in page
         assert "<b>1</b><span>leases</span>" in page
@@ -295,7 +295,7 @@ class TestPage:
         answers = {"/v1/tasks/121212/loans": lambda *_: loans, "/v1/nodes": nodes}
         token = up.connection["token"]
         with with_answers(up, answers) as address:
-            page = self.document(f"{address}/#token={token}&task=121212", tmp_path)
+            page = self.document(f"{address}/page/#token={token}&task=121212", tmp_path)
         assert "Measured for 4 s." in page
         assert "<td>borrowed</td>" in page
         assert page.count('<td class="n">4</td>') == 8, "core seconds and GiB seconds"
@@ -308,20 +308,20 @@ class TestPage:
 
     def test_page_states_why_loans_are_unknown(self, up: Daemon, tmp_path: Path) -> None:
         token = up.connection["token"]
-        seen = self.see(f"{up.connection['manager']}/#token={token}&task={'0' * 32}", tmp_path)
+        seen = self.see(f"{up.connection['manager']}/page/#token={token}&task={'0' * 32}", tmp_path)
         assert f"you have no task {'0' * 32}" in seen
         # Anything else is no id, and is not asked for.
-        page = self.document(f"{up.connection['manager']}/#token={token}&task=../../leases", tmp_path)
+        page = self.document(f"{up.connection['manager']}/page/#token={token}&task=../../leases", tmp_path)
         assert '<section id="task" hidden' in page
 
     def test_page_asks_for_a_token_when_invalid(self, up: Daemon, tmp_path: Path) -> None:
-        seen = self.see(f"{up.connection['manager']}/#token=wrong", tmp_path, seconds=2)
+        seen = self.see(f"{up.connection['manager']}/page/#token=wrong", tmp_path, seconds=2)
         assert "unknown or has expired" in seen
         assert "connection.json" in seen
 
     def test_page_policy_permits_only_its_own_script(self, up: Daemon) -> None:
         context = ssl.create_default_context(cadata=up.connection["ca_pem"])
-        with urllib.request.urlopen(up.connection["manager"] + "/", timeout=20, context=context) as answer:
+        with urllib.request.urlopen(up.connection["manager"] + "/page/", timeout=20, context=context) as answer:
             policy = answer.headers["Content-Security-Policy"]
             page = answer.read().decode()
         assert "script-src 'self'" in policy

@@ -1,7 +1,7 @@
 // A certified OpenID Connect provider for tests, on the loopback with a certificate of its own, which lets everybody in.
 //
 // node provider.mjs DIRECTORY-OF-MODULES SETTINGS, where SETTINGS is JSON: port, cert and key (files), kid, alg, people (claims by
-// login name). Prints a line when it listens.
+// login name), back (address of a console's login). Prints a line when it listens.
 
 import { generateKeyPairSync } from "node:crypto";
 import { readFileSync } from "node:fs";
@@ -22,6 +22,8 @@ const client = (id, more = {}) => ({
   id_token_signed_response_alg: settings.alg,
   grant_types: ["authorization_code", "urn:ietf:params:oauth:grant-type:device_code"],
   redirect_uris: ["http://127.0.0.1/callback"],
+  // Of a site whose people log in to its console.
+  ...(settings.back ? { application_type: "web", redirect_uris: [settings.back] } : {}),
   ...more,
 });
 

@@ -440,6 +440,7 @@ mod tests {
             started_at_ms,
             ended_at_ms,
             raw: false,
+            argument_bytes: None,
         }
     }
 

@@ -95,6 +95,11 @@ pub struct Inline {
 }
 
 impl Inline {
+    /// The number of bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Splits off some of the bytes. Returns `None` for none.
     pub fn split(&mut self, bytes: usize) -> Option<Self> {
         let bytes = self.bytes.min(bytes as u64);

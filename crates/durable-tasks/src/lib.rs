@@ -24,7 +24,7 @@
 //!
 //! The other modules have the rules that change several parts, in the order of a task's life: `recovery`,
 //! `registration`, `submission`, `compatibility`, `account_endpoints`, `dependencies`, `dispatch`,
-//! `dispatcher_messages`, `cancellation`, `maintenance`, `provenance`, `queries`, `retention`, and `invitations` for
+//! `dispatcher_messages`, `cancellation`, `maintenance`, `provenance`, `queries`, `repetition`, `retention`, and `invitations` for
 //! leases without tasks. `contents` stores long arguments and results.
 
 mod account_endpoints;
@@ -53,6 +53,7 @@ mod provenance;
 mod queries;
 mod recovery;
 mod registration;
+mod repetition;
 mod retention;
 mod state;
 mod submission;
@@ -78,6 +79,7 @@ pub use contents::{ContentOptions, Contents};
 pub use endpoints::LOCAL;
 pub use function_names::name_of;
 pub use functions::may_run;
+pub use queries::TextFilter;
 use state::State;
 pub use submission::Submitter;
 pub use teams::check_team;

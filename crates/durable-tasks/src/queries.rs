@@ -86,25 +86,47 @@ impl Tasks {
         given.resolve(found, "task")
     }
 
-    /// Tasks, the latest first: those in `live`, a state of unfinished tasks, or all.
-    pub async fn list(&self, query: TaskQuery, live: Option<TaskState>) -> Result<Vec<TaskStatus>, Failure> {
-        if let Some(wanted) = live {
-            let state = self.state();
-            let found = state.latest_live(&query, wanted);
-            return Ok(found
-                .into_iter()
-                .filter_map(|id| Some(state.live_status(id, &*self.tenants)?.1))
-                .collect());
-        }
+    /// Tasks, the latest first: those in `live`, a state of unfinished tasks, or all. With `text`, only those that it
+    /// fits.
+    pub async fn list(
+        &self,
+        query: TaskQuery,
+        live: Option<TaskState>,
+        text: Option<&TextFilter>,
+    ) -> Result<Vec<TaskStatus>, Failure> {
+        let fits = |status: &TaskStatus| text.is_none_or(|text| text.fits(status));
+        let most = query.limit as usize;
         let (mut query, mut found) = (query, Vec::new());
-        loop {
-            let page = self.store.tasks(query.clone()).wait().await?;
-            query.limit -= u32::try_from(page.tasks.len()).unwrap_or(query.limit).min(query.limit);
+        if let Some(wanted) = live {
+            if text.is_some() {
+                query.limit = u32::MAX;
+            }
             let state = self.state();
-            found.extend(page.tasks.iter().map(|record| state.status(record, &*self.tenants)));
-            match page.next {
+            let latest = state.latest_live(&query, wanted);
+            let statuses = latest
+                .into_iter()
+                .filter_map(|id| Some(state.live_status(id, &*self.tenants)?.1));
+            return Ok(statuses.filter(fits).take(most).collect());
+        }
+        loop {
+            if text.is_some() {
+                query.limit = LIST_STEP;
+            }
+            let page = self.store.tasks(query.clone()).wait().await?;
+            let listed = u32::try_from(page.tasks.len()).unwrap_or(query.limit);
+            // A full page does not name the next one.
+            let last = page.tasks.last().map(|record| record.spec.id);
+            let next = page.next.or(last.filter(|_| text.is_some() && listed >= query.limit));
+            query.limit = query.limit.saturating_sub(listed);
+            let state = self.state();
+            let statuses = page.tasks.iter().map(|record| state.status(record, &*self.tenants));
+            found.extend(statuses.filter(fits));
+            match next.filter(|_| found.len() < most) {
                 Some(next) => query.before = Some(next),
-                None => return Ok(found),
+                None => {
+                    found.truncate(most);
+                    return Ok(found);
+                }
             }
         }
     }
@@ -157,6 +179,35 @@ impl Tasks {
     }
 }
 
+/// Selects tasks by a text in what a list shows of them.
+pub struct TextFilter {
+    /// In lower case.
+    text: String,
+    messages_of: Option<String>,
+}
+
+impl TextFilter {
+    /// Returns a filter for tasks whose id, function, tag, endpoint or failure contains a text, in either case of
+    /// letters. With `messages_of`, failures of other owners' tasks are not searched: the list does not show them.
+    pub fn new(text: &str, messages_of: Option<String>) -> Self {
+        Self {
+            text: text.to_lowercase(),
+            messages_of,
+        }
+    }
+
+    fn fits(&self, status: &TaskStatus) -> bool {
+        let is_in = |shown: &str| shown.to_lowercase().contains(&self.text);
+        let is_shown = self.messages_of.as_ref().is_none_or(|owner| *owner == status.owner);
+        let failure = status.error.as_ref();
+        is_in(&status.name)
+            || is_in(&status.tag)
+            || is_in(&status.endpoint)
+            || is_in(&status.id.to_string())
+            || failure.is_some_and(|failure| is_in(failure.code.name()) || is_shown && is_in(&failure.message))
+    }
+}
+
 impl State {
     fn live_status(&self, id: TaskId, tenants: &dyn Tenants) -> Option<(TenantId, TaskStatus)> {
         let live = self.tasks.get(id)?;
@@ -178,6 +229,7 @@ impl State {
             started_at_ms: live.started_at_ms(),
             ended_at_ms: 0,
             raw: !live.function().spec.form.speaks_json(),
+            argument_bytes: live.argument_bytes(),
         };
         Some((live.tenant(), status))
     }
@@ -211,6 +263,7 @@ impl State {
                 .functions
                 .get(record.spec.function)
                 .is_some_and(|function| !function.spec.form.speaks_json()),
+            argument_bytes: (record.inline_bytes > 0).then_some(record.inline_bytes),
         }
     }
 

@@ -28,11 +28,28 @@ function token() {
   return sessionStorage.getItem("token");
 }
 
+// A ticket opens a session: a cookie, which this script cannot read, takes the token's place.
+async function openSession() {
+  const ticket = behind().get("ticket");
+  if (!ticket) return;
+  history.replaceState(null, "", location.pathname);
+  sessionStorage.removeItem("token");
+  const answer = await fetch("/v1/session", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ticket }),
+  });
+  if (answer.ok) sessionStorage.setItem("session", "1");
+  else throw new Refused((await answer.json().catch(() => null))?.error?.message ?? "The address was not accepted.");
+}
+
+const hasSession = () => sessionStorage.getItem("session") !== null;
+
 class Refused extends Error {}
 
 async function ask(path, read = (answer) => answer.json()) {
   const answer = await fetch(path, {
-    headers: { Authorization: `Bearer ${token()}` },
+    headers: token() ? { Authorization: `Bearer ${token()}` } : {},
     signal: AbortSignal.timeout(10_000),
   });
   if (answer.ok) return read(answer);
@@ -403,13 +420,15 @@ async function look() {
 async function go() {
   let again = EVERY_MS;
   try {
-    if (!token()) throw new Refused("");
+    await openSession();
+    if (!token() && !hasSession()) throw new Refused("");
     await look();
   } catch (error) {
     byId("trouble").textContent = error instanceof TypeError ? "The manager does not answer." : shown(error.message);
     if (error instanceof Refused) {
       // Waits for another one.
       sessionStorage.removeItem("token");
+      sessionStorage.removeItem("session");
       byId("about").textContent = location.host;
       byId("all").hidden = true;
       byId("entry").hidden = false;
@@ -425,5 +444,5 @@ byId("entry").addEventListener("submit", (event) => {
   byId("token").value = "";
   go();
 });
-addEventListener("hashchange", () => { if (token()) location.reload(); });
+addEventListener("hashchange", () => { if (token() || behind().get("ticket")) location.reload(); });
 go();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{Event, LeaseState, RendezvousAddress, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_rendezvous::server::GroupList;
 use dayfly_store::system::now_ms;
 use dayfly_store::{Change, OwnedChange, PeerUpdate, Store};
 use tokio::time;
@@ -28,6 +29,7 @@ use crate::peers::Peers;
 use crate::samples::KnownSamples;
 use crate::shutdown::{Shutdown, stopped};
 use crate::task_owner::TaskOwner;
+use crate::tickets::Tickets;
 
 /// Heartbeats in a row that may be missing before a node counts as lost.
 pub const MAX_MISSED_HEARTBEATS: u32 = 3;
@@ -45,6 +47,7 @@ pub struct Control {
     ca_pem: String,
     signing: SigningKey,
     rendezvous: RendezvousAddress,
+    groups: GroupList,
     store: Arc<dyn Store>,
     journal: Journal,
     audit: AuditLog,
@@ -53,6 +56,7 @@ pub struct Control {
     events: Events,
     list_version: ListVersion,
     oidc: Option<Provider>,
+    tickets: Tickets,
     peers: Peers,
     task_owner: TaskOwner,
     waiting: WaitingWorkers,
@@ -65,10 +69,10 @@ pub struct Control {
 
 impl Control {
     /// Returns a manager over a store and the cluster that was read from it. `url` and `rendezvous` are its addresses
-    /// for other programs.
+    /// for other programs, and `groups` those that meet there.
     pub fn new(
         options: Options,
-        (url, rendezvous): (String, RendezvousAddress),
+        (url, rendezvous, groups): (String, RendezvousAddress, GroupList),
         ca_pem: String,
         signing: SigningKey,
         store: Arc<dyn Store>,
@@ -77,6 +81,7 @@ impl Control {
     ) -> Self {
         Self {
             oidc: options.oidc.clone().map(Provider::new),
+            tickets: Tickets::default(),
             audit: AuditLog::new(Arc::clone(&store), &options),
             options,
             url,
@@ -84,6 +89,7 @@ impl Control {
             peers: Peers::new(signing.public()),
             signing,
             rendezvous,
+            groups,
             store,
             journal,
             metrics: Metrics::default(),
@@ -122,6 +128,11 @@ impl Control {
     /// Where the ranks of groups meet.
     pub fn rendezvous(&self) -> &RendezvousAddress {
         &self.rendezvous
+    }
+
+    /// The groups that meet here.
+    pub fn groups(&self) -> &GroupList {
+        &self.groups
     }
 
     /// Samples of calls that nodes reported.
@@ -167,6 +178,11 @@ impl Control {
     /// The identity provider, if the site has one.
     pub fn oidc(&self) -> Option<&Provider> {
         self.oidc.as_ref()
+    }
+
+    /// Tickets that open sessions of browsers.
+    pub fn tickets(&self) -> &Tickets {
+        &self.tickets
     }
 
     /// The other managers over the same store.

@@ -42,6 +42,12 @@ const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 pub struct Refusal(Failure);
 
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        refusal.0
+    }
+}
+
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
         Self(failure)

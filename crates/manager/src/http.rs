@@ -2,6 +2,7 @@
 
 pub mod allowances;
 pub mod audit;
+pub mod console;
 pub mod contents;
 pub mod endpoints;
 pub mod events;
@@ -12,6 +13,7 @@ pub mod login;
 pub mod nodes;
 pub mod observability;
 pub mod profiles;
+pub mod session;
 pub mod tasks;
 pub mod teams;
 pub mod tenants;
@@ -32,12 +34,12 @@ use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::{
-    ErrorBody, Health, HealthStatus, MANAGERS_HEADER, ManagerStatus, RendezvousAddress, VersionInfo,
+    ErrorBody, GroupStatus, Health, HealthStatus, MANAGERS_HEADER, ManagerStatus, RendezvousAddress, VersionInfo,
 };
 use dayfly_protocol::error::Code;
 
 use crate::control::Control;
-use crate::extractors::{Call, MAX_BODY_BYTES, Read, refuse};
+use crate::extractors::{Call, MAX_BODY_BYTES, OperatorRead, Read, refuse};
 use crate::forwarding;
 
 /// Bytes of a body that is read before its request is processed.
@@ -46,6 +48,9 @@ const MAX_SHORT_BYTES: usize = 16 << 10;
 const SOCKET_BUFFER_BYTES: usize = 4 << 10;
 /// Time limit for a request. Longer than the offers to all nodes that one request tries.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
+
+/// Groups of one list.
+const MAX_GROUPS: usize = 1_000;
 
 /// The state of every handler.
 pub type Api = Arc<Control>;
@@ -69,6 +74,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/health", get(health))
         .route("/v1/managers", get(list_managers))
         .route("/v1/rendezvous", get(show_rendezvous))
+        .route("/v1/groups", get(list_groups))
         .route("/v1/leases", get(leases::list_leases).post(leases::create_lease))
         .route("/v1/leases/{id}", get(leases::show_lease).delete(leases::release_lease))
         .route("/v1/leases/{id}/renew", post(leases::renew_lease))
@@ -97,8 +103,8 @@ pub fn router(control: Api) -> Router {
         .route("/v1/events", get(events::watch_events))
         .route("/v1/metrics", get(observability::metrics))
         .route("/v1/history", get(observability::history))
-        .route("/", get(observability::page))
-        .route("/page/{file}", get(observability::part))
+        .merge(session::routes())
+        .merge(console::routes())
         .route("/v1/openapi.json", get(openapi))
         .fallback(|| async {
             refuse(
@@ -133,6 +139,7 @@ pub fn router(control: Api) -> Router {
             observability::count,
         ))
         .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
+        .layer(axum::middleware::from_fn(session::authorize))
         .layer(axum::middleware::from_fn(observability::trace))
         .with_state(control)
 }
@@ -167,6 +174,24 @@ async fn name_managers(Shared(control): Shared<Api>, request: Request, next: Nex
     responses((status = 200, body = RendezvousAddress), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_rendezvous(call: Call<Read>) -> Json<RendezvousAddress> {
     Json(call.control.rendezvous().clone())
+}
+
+/// Lists groups whose ranks meet at this manager, by name; at most 1,000. For operators, because groups belong to no
+/// tenant.
+#[utoipa::path(get, path = "/v1/groups", security(("bearer" = [])),
+    responses((status = 200, body = [GroupStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_groups(call: Call<OperatorRead>) -> Json<Vec<GroupStatus>> {
+    let groups = call.control.groups().groups(MAX_GROUPS);
+    let statuses = groups.into_iter().map(|group| GroupStatus {
+        name: group.name,
+        run: group.run,
+        size: group.size,
+        ranks: group.ranks,
+        formed: group.is_formed,
+        lost_rank: group.lost.as_ref().map(|(rank, _)| *rank),
+        why: group.lost.map(|(_, why)| why),
+    });
+    Json(statuses.collect())
 }
 
 /// Lists the managers of this site, this one first. Each of them accepts every request.

@@ -45,6 +45,7 @@ mod sessions;
 mod shutdown;
 mod task_owner;
 mod tenants;
+mod tickets;
 mod token_registry;
 mod tokens;
 

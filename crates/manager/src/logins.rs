@@ -32,10 +32,15 @@ impl Control {
         })
     }
 
-    /// Makes a token for the person in this ID token, by the first rule of the site that admits the person.
-    pub async fn log_in(&self, id_token: &str) -> Result<NewToken, Failure> {
+    /// Makes a token for the person in this ID token, by the first rule of the site that admits the person. The ID token
+    /// must have this nonce, if there is one: only who began a login knows it.
+    pub async fn log_in(&self, id_token: &str, nonce: Option<&str>) -> Result<NewToken, Failure> {
         let provider = self.provider()?;
         let person = provider.person(id_token).await?;
+        if nonce.is_some_and(|nonce| person.nonce.as_deref() != Some(nonce)) {
+            let text = "the provider responded to another login; log in again";
+            return Err(Failure::new(Code::Unauthorized, text));
+        }
         let tenant = {
             let cluster = self.cluster();
             let found = cluster.tenants().named(&person.rule.tenant);

@@ -164,7 +164,7 @@ impl Manager {
         let Identity { signing, ca_pem, tls } = identity;
         let control = Arc::new(Control::new(
             options,
-            (url, rendezvous),
+            (url, rendezvous, meeting.groups()),
             ca_pem,
             signing,
             store,

@@ -3,11 +3,14 @@
 //! The manager fetches only the provider's description and keys. It never sees a password, nor a token with which it
 //! could act for a person at the provider.
 
+mod browser_login;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+pub use self::browser_login::{BrowserLogin, LOGIN_LIMIT};
 use axum::http::Uri;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tenancy::{LoginInfo, Role};
@@ -237,6 +240,8 @@ pub struct Person {
     pub subject: String,
     /// Name for display.
     pub name: String,
+    /// The nonce of the login, if the client sent one.
+    pub nonce: Option<String>,
     /// The rule that admits the person.
     pub rule: Rule,
 }
@@ -370,6 +375,7 @@ impl Provider {
         Ok(Person {
             subject,
             name,
+            nonce: text("nonce").map(str::to_owned),
             rule: rule.clone(),
         })
     }

@@ -23,6 +23,8 @@ use crate::token_registry::{GUEST, TokenHash, Validity};
 
 /// Name of the token in `connection.json`, which the manager makes itself.
 pub const OWN_TOKEN: &str = "connection.json";
+/// Prefix of the names of the tokens of `dayfly page`.
+const PAGE: &str = "page-";
 /// Longest life of a token that a client requests.
 const MAX_TOKEN_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Life of a guest's token.
@@ -71,6 +73,29 @@ impl Control {
         // Look up the hash: the time that this takes reveals nothing about valid tokens.
         let bearer = self.cluster().tokens().get(&hash(token)).cloned()?;
         (bearer.expires_at_ms > now_ms()).then_some(bearer)
+    }
+
+    /// Returns the properties of a client's token.
+    ///
+    /// # Errors
+    /// `NotFound` if its tenant was removed.
+    pub fn status_of_token(&self, bearer: &Bearer) -> Result<TokenStatus, Failure> {
+        status_of(&self.cluster(), bearer).ok_or_else(|| Failure::new(Code::NotFound, "the tenant was removed"))
+    }
+
+    /// Returns the properties of this token, or `None` if it is not a client's or not valid.
+    pub fn client_token(&self, token: &str) -> Option<TokenStatus> {
+        self.status_of_token(&self.authenticate(token)?).ok()
+    }
+
+    /// Revokes the caller's token if it was made for a session in a browser. Its leases continue.
+    pub async fn end_session(self: &Arc<Self>, caller: &Caller) -> Result<(), Failure> {
+        let name = &caller.bearer.name;
+        if !(name.starts_with(LOGIN) || name.starts_with(PAGE)) {
+            return Ok(());
+        }
+        let id = token_id(&caller.bearer);
+        self.revoke_token(caller, &id, RevokedLeases::Keep).await.map(drop)
     }
 
     /// Returns a signal for the end of the token in these headers, or `None` if they have no valid one.
@@ -205,8 +230,7 @@ impl Control {
             manager: self.url().into(),
             ca_pem: self.ca_pem().into(),
             others: self.peers().others(),
-            status: status_of(&self.cluster(), bearer)
-                .ok_or_else(|| Failure::new(Code::NotFound, "the tenant was removed"))?,
+            status: self.status_of_token(bearer)?,
         })
     }
 

@@ -96,6 +96,15 @@ pub struct StepStatus {
     pub tasks: u64,
     /// Tasks that ended successfully.
     pub done: u64,
+    /// The function that it calls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<FunctionId>,
+    /// Steps whose results are its arguments, as in [`FlowStep::from`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<Vec<String>>,
+    /// Whether it calls the function for each element of a list.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub map: bool,
 }
 
 /// Progress of a flow.

@@ -179,6 +179,10 @@ pub struct TaskStatus {
     /// Whether arguments and result are raw bytes, as for a function of a shared library.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub raw: bool,
+    /// Bytes of the arguments, as far as they are known. When the task ends, they are deleted, except those of a failed
+    /// task that may be retried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub argument_bytes: Option<u64>,
 }
 
 impl TaskStatus {

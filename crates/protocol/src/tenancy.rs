@@ -165,6 +165,28 @@ pub struct LoginRequest {
     pub id_token: String,
 }
 
+/// `POST /v1/session`: what a browser opens a session with. Exactly one of the fields.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SessionRequest {
+    /// A token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+    /// A ticket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ticket: Option<String>,
+}
+
+/// `POST /v1/session/tickets`: a secret that opens one session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SessionTicket {
+    /// The secret.
+    pub ticket: String,
+    /// URL of the manager that knows it.
+    pub manager: String,
+    /// Expiry, in milliseconds since the Unix epoch.
+    pub expires_at_ms: u64,
+}
+
 /// Properties of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenStatus {

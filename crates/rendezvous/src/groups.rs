@@ -65,6 +65,23 @@ impl Group {
     }
 }
 
+/// A group, for display.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupSummary {
+    /// Name of the group.
+    pub name: String,
+    /// The run; may be empty.
+    pub run: String,
+    /// Number of ranks.
+    pub size: u32,
+    /// Ranks that are present, in order.
+    pub ranks: Vec<u32>,
+    /// Whether all ranks have met.
+    pub is_formed: bool,
+    /// The first lost rank, and why it was lost.
+    pub lost: Option<(u32, String)>,
+}
+
 /// All groups.
 #[derive(Debug, Default)]
 pub struct Groups {
@@ -364,6 +381,24 @@ impl Groups {
                 self.finished.remove(&oldest);
             }
         }
+    }
+
+    /// Describes groups, in the order of their names; at most `most`.
+    pub fn list(&self, most: usize) -> Vec<GroupSummary> {
+        let mut keys: Vec<&Key> = self.groups.keys().collect();
+        keys.sort();
+        let described = keys.into_iter().take(most).filter_map(|key| {
+            let group = self.groups.get(key)?;
+            Some(GroupSummary {
+                name: key.0.clone(),
+                run: key.1.clone(),
+                size: group.size,
+                ranks: group.members.keys().copied().collect(),
+                is_formed: group.formed,
+                lost: group.lost.clone(),
+            })
+        });
+        described.collect()
     }
 
     /// Number of groups and of ranks.

@@ -60,6 +60,26 @@ fn last_card_sends_all_cards_in_order() {
 }
 
 #[test]
+fn list_describes_groups_in_order() {
+    let mut state = formed("b");
+    seat(&mut state, 7, &join("early", "", 3, Some(1))).unwrap();
+    state.lose(1, "its host burnt down");
+    let [early, job] = &*state.list(9) else {
+        panic!("two groups are listed")
+    };
+    assert_eq!(
+        (&*early.name, early.size, &*early.ranks, early.is_formed),
+        ("early", 3, &[1][..], false)
+    );
+    assert_eq!(
+        (&*job.name, &*job.run, &*job.ranks, job.is_formed),
+        ("job", "b", &[0][..], true)
+    );
+    assert_eq!(job.lost, Some((1, "its host burnt down".into())));
+    assert_eq!(state.list(1).len(), 1);
+}
+
+#[test]
 fn other_secret_for_a_used_name_is_refused() {
     let mut state = formed("a");
     for run in ["a", "b"] {

@@ -23,6 +23,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
+pub use crate::groups::GroupSummary;
 use crate::groups::{ConnectionId, Delivery, Groups};
 use crate::keys;
 use crate::messages::{probe_bytes, to_frame};
@@ -107,6 +108,17 @@ impl Shared {
     }
 }
 
+/// Describes the groups of a server.
+#[derive(Clone)]
+pub struct GroupList(Arc<Shared>);
+
+impl GroupList {
+    /// Describes groups, in the order of their names; at most `most`.
+    pub fn groups(&self, most: usize) -> Vec<GroupSummary> {
+        self.0.registry().groups.list(most)
+    }
+}
+
 /// Bound sockets and a key: a server before it runs.
 pub struct BoundServer {
     shared: Arc<Shared>,
@@ -157,6 +169,11 @@ impl BoundServer {
             key,
             listeners,
         })
+    }
+
+    /// A view of the server's groups.
+    pub fn groups(&self) -> GroupList {
+        GroupList(Arc::clone(&self.shared))
     }
 
     /// The public key that ranks may pin.

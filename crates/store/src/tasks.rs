@@ -20,7 +20,8 @@ use super::triggers::TriggerStore;
 
 /// Target size of one page of outcomes in bytes. A single larger outcome is still returned.
 pub const PAGE_BYTES: usize = 8 << 20;
-
+/// Bytes of a failed task's inline arguments that are kept. Longer ones would have to count in its tenant's quota.
+pub const MAX_KEPT_ARGUMENTS: usize = 4 << 10;
 /// Tasks that one step of a list examines.
 pub const LIST_STEP: u32 = 10_000;
 /// Tasks that one step of counting examines. It is smaller because the store reads a task's times after its result,
@@ -412,8 +413,12 @@ pub trait TaskStore: TriggerStore + FlowStore + TeamStore + Send + Sync + 'stati
     /// Returns how tasks ended; `None` for unfinished and unknown ones.
     fn endings(&self, tasks: Vec<TaskId>) -> Pending<Vec<Option<Ending>>>;
 
-    /// Stores outcomes and the usage since the last call. Deletes the arguments.
+    /// Stores outcomes and the usage since the last call. Deletes the arguments, except [short](MAX_KEPT_ARGUMENTS) ones
+    /// of failed tasks.
     fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()>;
+
+    /// Returns the kept arguments of a failed task.
+    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Blob>>;
 
     /// Stores the output of ended tasks and replaces earlier output. Ignores tasks of other endpoints than the one
     /// named, and those of the tenants in `full`, which have too much output. Returns the change in stored bytes by

@@ -46,6 +46,9 @@ impl Flow {
             state: FlowState::Waiting,
             tasks: 0,
             done: 0,
+            function: Some(step.function),
+            from: step.from.clone(),
+            map: step.map,
         });
         Ok(Self {
             arguments: record.request.arguments()?,

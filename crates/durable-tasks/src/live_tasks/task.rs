@@ -1,5 +1,6 @@
 //! A task that has not ended: its specification, its stage, and all transitions between stages.
 
+mod argument_size;
 use std::sync::Arc;
 
 use dayfly_protocol::contents::Payload;
@@ -86,7 +87,7 @@ pub struct LiveTask {
     /// Arguments, if they are in memory.
     arguments: Option<Payload>,
     /// Bytes of the arguments in the store of tasks. They count in the tenant's quota until this is dropped.
-    _inline: Option<Inline>,
+    inline: Option<Inline>,
     /// Results of its dependencies that are passed with the arguments.
     results: Vec<Payload>,
     dependencies: Dependencies,
@@ -150,7 +151,7 @@ impl LiveTask {
             build_progress: None,
             started_at_ms: 0,
             arguments: None,
-            _inline: inline,
+            inline,
             results: Vec::new(),
             dependencies: Dependencies::default(),
         }

@@ -23,5 +23,8 @@ pub(crate) async fn log_in(
     Shared(control): Shared<Api>,
     JsonBody(request): JsonBody<LoginRequest>,
 ) -> Result<(StatusCode, Json<NewToken>), Refusal> {
-    Ok((StatusCode::CREATED, Json(control.log_in(&request.id_token).await?)))
+    Ok((
+        StatusCode::CREATED,
+        Json(control.log_in(&request.id_token, None).await?),
+    ))
 }

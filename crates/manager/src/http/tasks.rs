@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::response::Response;
 use axum::routing::{get, post};
-use dayfly_durable_tasks::{Submitter, name_of};
+use dayfly_durable_tasks::{Submitter, TextFilter, name_of};
 use dayfly_protocol::api::{ErrorBody, TaskLoans};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::id_pattern::IdPattern;
@@ -26,6 +26,8 @@ use crate::extractors::{Call, Caller, Document, PathOf, QueryOf, Read, Refusal, 
 
 /// Entries of one list.
 const MAX_ENTRIES: u32 = 10_000;
+/// Characters of a text to search for.
+const MAX_TEXT: usize = 256;
 
 /// Routes of tasks. Few of them accept long bodies.
 pub fn routes() -> Router<Api> {
@@ -36,6 +38,7 @@ pub fn routes() -> Router<Api> {
         .route("/v1/tasks/cancel", post(cancel_tasks).layer(long))
         .route("/v1/tasks/forget", post(forget_tasks).layer(long))
         .route("/v1/tasks/{id}", get(show_task))
+        .route("/v1/tasks/{id}/retry", post(retry_task))
         .route("/v1/tasks/{id}/outcome", get(show_outcome))
         .route("/v1/tasks/{id}/output", get(show_output))
         .route("/v1/tasks/{id}/loans", get(show_loans))
@@ -79,6 +82,10 @@ pub struct Listing {
     state: Option<TaskState>,
     /// Only tasks that have ended: with a failure if true, successfully if false.
     failed: Option<bool>,
+    /// Only tasks whose id, function, tag, endpoint or failure contains this text, in either case of letters. Searches
+    /// one task after the other, which takes some seconds for a million.
+    #[param(max_length = 256)]
+    text: Option<String>,
     /// Only tasks older than this one: the last task of the previous page.
     before: Option<TaskId>,
     /// Number of tasks. Default: 100, maximum: 10,000.
@@ -129,6 +136,14 @@ pub(crate) async fn list_tasks(call: Call<Read, (), QueryOf<Listing>>) -> Result
     if live.is_some() && ended.is_some() {
         return Ok(format.respond(Vec::<TaskStatus>::new()));
     }
+    if asked.text.as_ref().is_some_and(|text| text.chars().count() > MAX_TEXT) {
+        let text = format!("a text to search for has at most {MAX_TEXT} characters; give a shorter one");
+        return Err(refuse(Code::InvalidRequest, text));
+    }
+    let hides_others = asked.everybody && !is_operator;
+    let messages_of = hides_others.then(|| control.tenant_name(caller.bearer.tenant));
+    let text = asked.text.filter(|text| !text.is_empty());
+    let text = text.map(|text| TextFilter::new(&text, messages_of));
     let query = TaskQuery {
         tenant: (!asked.everybody).then_some(caller.bearer.tenant),
         tag: asked.tag,
@@ -138,8 +153,8 @@ pub(crate) async fn list_tasks(call: Call<Read, (), QueryOf<Listing>>) -> Result
         before: asked.before,
         limit: asked.limit.unwrap_or(100).min(MAX_ENTRIES),
     };
-    let mut listed: Vec<TaskStatus> = tasks.list(query, live).await?;
-    if asked.everybody && !is_operator {
+    let mut listed: Vec<TaskStatus> = tasks.list(query, live, text.as_ref()).await?;
+    if hides_others {
         let own = control.tenant_name(caller.bearer.tenant);
         let others = listed.iter_mut().filter(|status| status.owner != own);
         for failure in others.filter_map(|status| status.error.as_mut()) {
@@ -270,6 +285,24 @@ pub(crate) async fn show_task(call: Call<Read, PathOf<String>>) -> Result<Respon
         ..
     } = call;
     Ok(format.respond(task_at(&control, &caller, &path).await?))
+}
+
+/// Submits a failed task of the caller again: a new task with the same function, arguments, tag and options, and without
+/// retries. Arguments of at most 4 KiB are kept for that.
+#[utoipa::path(post, path = "/v1/tasks/{id}/retry", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$")), security(("bearer" = [])),
+    responses((status = 201, body = AcceptedTasks), (status = "default", body = ErrorBody)))]
+pub(crate) async fn retry_task(call: Call<Write, PathOf<String>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(path),
+        format,
+        ..
+    } = call;
+    let status = task_at(&control, &caller, &path).await?;
+    let by = submitter(&control, &caller)?;
+    let accepted = control.tasks()?.repeat(by, status.id).await?;
+    Ok(format.created(accepted))
 }
 
 /// Query of a request that waits.

@@ -37,7 +37,8 @@ pub fn ended() -> Refusal {
 /// Refuses a request whose token ends while it waits, and cuts off a long response.
 pub async fn end_with_token(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
     // A client that revokes its own token gets the result.
-    let revokes = request.method() == Method::DELETE && request.uri().path().starts_with("/v1/tokens/");
+    let path = request.uri().path();
+    let revokes = request.method() == Method::DELETE && (path.starts_with("/v1/tokens/") || path == "/v1/session");
     let validity = control.validity_of_request(request.headers());
     if let (Some(_), Some(connection)) = (&validity, request.extensions().get::<Arc<ConnectionState>>()) {
         connection.set_authenticated();

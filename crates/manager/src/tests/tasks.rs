@@ -84,6 +84,19 @@ async fn endpoint_owner_sees_and_cancels_its_tasks() {
         (error.code, error.message.as_str()),
         (Code::Cancelled, "told to the task's owner")
     );
+    // Nor does a search reveal the message.
+    let found = |text: &str| format!("/v1/tasks?endpoint=site&everybody=true&text={text}");
+    assert_eq!(astro.get::<Vec<TaskStatus>>(&found("CANCELLED")).await.len(), 1);
+    let own = bio.get::<Vec<TaskStatus>>("/v1/tasks?text=cancelled").await;
+    let message = own[0].error.clone().expect("why it ended").message;
+    let words = message.split(|c: char| !c.is_ascii_alphabetic());
+    let word = words
+        .filter(|word| !"cancelled".contains(word))
+        .max_by_key(|word| word.len())
+        .unwrap();
+    let by_word = format!("/v1/tasks?text={word}");
+    assert_eq!(bio.get::<Vec<TaskStatus>>(&by_word).await.len(), 1, "{message}");
+    assert_eq!(astro.get::<Vec<TaskStatus>>(&found(word)).await, []);
     let (task, tag) = (
         bio.task(&function, "site", "b").await,
         json!({"tag": "b", "everybody": true}),
@@ -100,6 +113,56 @@ async fn endpoint_owner_sees_and_cancels_its_tasks() {
     assert_eq!(bio.refusal("GET", &path, &json!({})).await, Code::NotFound);
     let (status, _) = astro.send("DELETE", "/v1/endpoints/site", "").await;
     assert_eq!(status, 200);
+}
+
+#[tokio::test]
+async fn text_selects_tasks_and_retry_repeats_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut astro = member(&manager, "astro", Role::User).await;
+    let mut bio = member(&manager, "bio", Role::User).await;
+    astro
+        .post::<Value>("/v1/endpoints", &json!({"name": "site", "shared_with": []}))
+        .await;
+    let function = astro.function("resize").await;
+    let (one, two) = (
+        astro.task(&function, "site", "Album").await,
+        astro.task(&function, "site", "other").await,
+    );
+    let listed = async |client: &mut Client, query: &str| {
+        let listed = client.get::<Vec<TaskStatus>>(&format!("/v1/tasks?{query}")).await;
+        listed.iter().map(|status| status.id).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&mut astro, "text=album").await, [one]);
+    assert_eq!(listed(&mut astro, "text=RESI&state=queued").await, [two, one]);
+    assert_eq!(listed(&mut astro, "text=resi&limit=1").await, [two]);
+    assert_eq!(
+        listed(&mut astro, &format!("text=resi&limit=1&before={two}")).await,
+        [one]
+    );
+    assert_eq!(
+        listed(&mut astro, &format!("text={}", &one.to_string()[20..])).await,
+        [one]
+    );
+    assert_eq!(listed(&mut astro, "text=nothing").await, []);
+    assert_eq!(listed(&mut bio, "text=resi").await, []);
+    astro
+        .post::<CancelledTasks>("/v1/tasks/cancel", &json!({"tag": "Album"}))
+        .await;
+    astro
+        .get::<Value>(&format!("/v1/tasks/{one}/outcome?wait_ms=10000"))
+        .await;
+    assert_eq!(listed(&mut astro, "text=cancelled").await, [one]);
+    let again: AcceptedTasks = astro.post(&format!("/v1/tasks/{one}/retry"), &json!({})).await;
+    assert_eq!(listed(&mut astro, "tag=Album&state=queued").await, again.tasks);
+    let retry = |task: TaskId| format!("/v1/tasks/{task}/retry");
+    assert_eq!(bio.refusal("POST", &retry(one), &json!({})).await, Code::NotFound);
+    assert_eq!(
+        astro.refusal("POST", &retry(two), &json!({})).await,
+        Code::InvalidRequest
+    );
+    let long = format!("/v1/tasks?text={}", "x".repeat(257));
+    assert_eq!(astro.refusal("GET", &long, &json!({})).await, Code::InvalidRequest);
 }
 
 #[tokio::test]

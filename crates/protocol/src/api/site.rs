@@ -138,6 +138,27 @@ pub struct RendezvousAddress {
     pub voucher: String,
 }
 
+/// A group of ranks that meets here, in the list of `GET /v1/groups`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupStatus {
+    /// Name of the group.
+    pub name: String,
+    /// The run; empty if its starter names none.
+    pub run: String,
+    /// Number of ranks.
+    pub size: u32,
+    /// Ranks that are present, in order.
+    pub ranks: Vec<u32>,
+    /// Whether all ranks have met.
+    pub formed: bool,
+    /// The first rank that was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_rank: Option<u32>,
+    /// Why that rank was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
 /// `GET /v1/version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VersionInfo {

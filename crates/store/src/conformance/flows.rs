@@ -39,6 +39,9 @@ pub async fn flow_is_stored_once_and_expires_after_ending(store: &dyn TaskStore)
         state: FlowState::Failed,
         tasks: 3,
         done: 2,
+        function: None,
+        from: None,
+        map: false,
     };
     store
         .end_flow(FlowId([1; 16]), Some(failure.clone()), vec![step.clone()], 9)

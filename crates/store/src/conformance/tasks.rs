@@ -10,7 +10,8 @@ use dayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
 use dayfly_protocol::tasks::{ResultOrigin, TaskOutcome};
 
 use crate::tasks::{
-    EndedTask, FunctionRecord, FunctionSpec, NewTask, TaskInputs, TaskQuery, TaskSpec, TaskStore, Tries,
+    EndedTask, FunctionRecord, FunctionSpec, MAX_KEPT_ARGUMENTS, NewTask, TaskInputs, TaskQuery, TaskSpec, TaskStore,
+    Tries,
 };
 
 /// The tenant of all [`task`]s and [`function`]s.
@@ -120,6 +121,31 @@ pub async fn repeated_task_is_stored_once_with_one_outcome(store: &dyn TaskStore
     );
 }
 
+pub async fn short_arguments_of_failed_tasks_are_kept(store: &dyn TaskStore) {
+    let long = NewTask {
+        arguments: Payload::Inline(vec![3; MAX_KEPT_ARGUMENTS + 1].into()),
+        ..task(3, "a")
+    };
+    store
+        .enqueue(vec![task(1, "a"), task(2, "a"), long])
+        .wait()
+        .await
+        .unwrap();
+    let kept = |id: u8| store.kept_arguments(TaskId([id; 16])).wait();
+    assert_eq!(kept(2).await, Ok(None), "it has not ended");
+    let failure = Some(Failure::new(Code::FunctionError, "oh"));
+    let ends = vec![ended(1, 1, None), ended(2, 2, failure.clone()), ended(3, 3, failure)];
+    store.end(ends, Vec::new()).wait().await.unwrap();
+    assert_eq!(kept(1).await, Ok(None));
+    assert_eq!(kept(2).await, Ok(Some(vec![2; 3].into())));
+    assert_eq!(kept(3).await, Ok(None));
+    assert_eq!(kept(9).await, Ok(None));
+    assert_eq!(
+        store.task(TaskId([2; 16])).wait().await.unwrap().unwrap().inline_bytes,
+        3
+    );
+}
+
 pub async fn exception_is_stored_and_omitted_from_lists(store: &dyn TaskStore) {
     store.enqueue(vec![task(1, "a")]).wait().await.unwrap();
     let failure = Failure::raised(Exception {
@@ -202,6 +228,7 @@ macro_rules! store_tests_of_tasks {
             $open,
             tasks,
             repeated_task_is_stored_once_with_one_outcome,
+            short_arguments_of_failed_tasks_are_kept,
             exception_is_stored_and_omitted_from_lists,
             begun_execution_is_stored_and_returns_requested_inputs,
             task_receives_results_of_dependencies_in_order

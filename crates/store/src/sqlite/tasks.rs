@@ -27,16 +27,16 @@ use dayfly_protocol::tasks::{OutputPiece, TaskCounts, TaskOutcome};
 use rusqlite::{OptionalExtension, params};
 use zerocopy::IntoBytes;
 
-use self::inputs::{ending, exception, task_inputs};
+use self::inputs::{ending, exception, kept_arguments, task_inputs};
 use self::task_rows::{
     ENDPOINT, FUNCTION, OUTCOME, TASK, blob, columns, endpoint_of, function_of, outcome_of, payload, task_of,
 };
 use crate::sqlite::rows::{json, signed, unsigned};
 use crate::sqlite::writer::{MEMORY, Writer};
 use crate::tasks::{
-    DeletedTask, EndedTask, Ending, EndpointRecord, ExpiryStep, FunctionRecord, FunctionSpec, IdQuery, Memoized,
-    NewTask, PAGE_BYTES, StoredLoans, StoredOutput, TaskInputs, TaskPage, TaskQuery, TaskRecord, TaskSnapshot,
-    TaskStore, Tries,
+    DeletedTask, EndedTask, Ending, EndpointRecord, ExpiryStep, FunctionRecord, FunctionSpec, IdQuery,
+    MAX_KEPT_ARGUMENTS, Memoized, NewTask, PAGE_BYTES, StoredLoans, StoredOutput, TaskInputs, TaskPage, TaskQuery,
+    TaskRecord, TaskSnapshot, TaskStore, Tries,
 };
 use crate::teams::{Usage, UsageKey};
 use crate::{Pending, StoreError};
@@ -231,7 +231,8 @@ impl TaskStore for SqliteTasks {
         self.0.write(true, tasks.len(), move |transaction| {
             let mut end = transaction.prepare_cached(
                 "UPDATE tasks SET number = ?2, attempts = ?3, started_at_ms = ?4, ended_at_ms = ?5, code = ?6, message = ?7,
-                 raised = ?8, answer = ?9, answer_content = ?10, arguments = NULL, arguments_content = NULL,
+                 raised = ?8, answer = ?9, answer_content = ?10, arguments = CASE WHEN ?6 IS NOT NULL
+                 AND arguments_content IS NULL AND length(arguments) <= ?14 THEN arguments END, arguments_content = NULL,
                  waiting_at_ms = ?11, environment_at_ms = ?12, exception = ?13
                  WHERE id = ?1 AND number IS NULL",
             )?;
@@ -253,7 +254,8 @@ impl TaskStore for SqliteTasks {
                     stored,
                     signed(task.waiting_at_ms),
                     signed(task.environment_at_ms),
-                    outcome.error.as_ref().and_then(Failure::exception_json)
+                    outcome.error.as_ref().and_then(Failure::exception_json),
+                    MAX_KEPT_ARGUMENTS
                 ])?;
             }
             // Usage is counted together with the first write of the outcomes, so a repetition adds none.
@@ -262,6 +264,10 @@ impl TaskStore for SqliteTasks {
             }
             Ok(())
         })
+    }
+
+    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Blob>> {
+        self.0.read(move |connection| kept_arguments(connection, task))
     }
 
     fn keep_output(&self, outputs: Vec<StoredOutput>, full: Vec<TenantId>) -> Pending<Vec<(TenantId, i64)>> {

@@ -18,7 +18,9 @@ use super::{failure, missing, teams};
 use crate::postgres::connect::Session;
 use crate::postgres::faults::Fault;
 use crate::postgres::rows::{self, json, signed, small};
-use crate::tasks::{EndedTask, Ending, FunctionRecord, NewTask, StoredOutput, TaskInputs, TaskSnapshot, Tries};
+use crate::tasks::{
+    EndedTask, Ending, FunctionRecord, MAX_KEPT_ARGUMENTS, NewTask, StoredOutput, TaskInputs, TaskSnapshot, Tries,
+};
 use crate::teams::{Usage, UsageKey};
 
 /// Loads everything except outcomes.
@@ -244,7 +246,8 @@ pub async fn end(session: &Session, tasks: &[EndedTask], usage: &[(UsageKey, Usa
     const END: &str =
         "UPDATE tasks SET number = new.number, attempts = new.attempts, started_at_ms = new.started_at_ms,
         ended_at_ms = new.ended_at_ms, code = new.code, message = new.message, raised = new.raised, answer = new.answer,
-        answer_content = new.answer_content, arguments = NULL, arguments_content = NULL,
+        answer_content = new.answer_content, arguments = CASE WHEN new.code IS NOT NULL AND arguments_content IS NULL
+        AND octet_length(arguments) <= $14 THEN arguments END, arguments_content = NULL,
         waiting_at_ms = new.waiting_at_ms, environment_at_ms = new.environment_at_ms, exception = new.exception
         FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BIGINT[], $4::BIGINT[], $5::BIGINT[], $6::BIGINT[], $7::BYTEA[],
         $8::BOOLEAN[], $9::BYTEA[], $10::BYTEA[], $11::BIGINT[], $12::BIGINT[], $13::TEXT[])
@@ -285,6 +288,7 @@ pub async fn end(session: &Session, tasks: &[EndedTask], usage: &[(UsageKey, Usa
                         &numbers(tasks, |task| signed(task.waiting_at_ms)),
                         &numbers(tasks, |task| signed(task.environment_at_ms)),
                         &exceptions,
+                        &(MAX_KEPT_ARGUMENTS as i32),
                     ],
                 )
                 .await?

@@ -70,6 +70,17 @@ impl TaskStore for PostgresTasks {
         })
     }
 
+    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Blob>> {
+        self.read(task, |session, task| {
+            async {
+                let sql = "SELECT arguments FROM tasks WHERE id = $1 AND code IS NOT NULL AND arguments IS NOT NULL";
+                let found = session.query(sql, &[&task.0.as_slice()]).await?;
+                found.first().map(|row| blob(row, 0)).transpose()
+            }
+            .boxed()
+        })
+    }
+
     fn endpoint(&self, endpoint: EndpointRecord) -> Pending<EndpointRecord> {
         self.write(endpoint, |session, endpoint| {
             async {

@@ -1,10 +1,11 @@
 //! What is read of a task and its dependencies: inputs, endings and exceptions.
 
+use dayfly_protocol::blob::Blob;
 use dayfly_protocol::exception::Exception;
 use dayfly_protocol::ids::{TaskId, TenantId};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::task_rows::{OUTCOME, after, failure, payload, ran};
+use super::task_rows::{OUTCOME, after, blob, failure, payload, ran};
 use crate::tasks::{Ending, TaskInputs};
 
 const ARGUMENTS: &str = "SELECT arguments, arguments_content, bytes, after, with_answers FROM tasks LEFT JOIN contents
@@ -43,6 +44,14 @@ pub fn task_inputs(connection: &Connection, task: TaskId) -> rusqlite::Result<Ta
         inputs.ran.push(ran);
     }
     Ok(inputs)
+}
+
+/// Returns the kept arguments of a failed task.
+pub fn kept_arguments(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<Blob>> {
+    connection
+        .prepare_cached("SELECT arguments FROM tasks WHERE id = ?1 AND code IS NOT NULL AND arguments IS NOT NULL")?
+        .query_row([task.0], |row| blob(row, 0))
+        .optional()
 }
 
 /// Returns how a task ended, if it has.

@@ -1,0 +1,2 @@
+declare module "*.css";
+declare module "uplot/dist/uPlot.min.css";

@@ -1,0 +1,117 @@
+"""The web console of a manager, in Chromium."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import browser
+from harness.browser import Page
+from harness.daemons import Daemon
+from harness.programs import ROOT
+
+#: Functions that tests register.
+FUNCTIONS = """
+import time
+
+def report(pages, title="none"):
+    print("report of", pages, "pages")
+    return {"pages": pages, "title": title}
+
+def fails(text):
+    print("about to fail")
+    raise ValueError(text)
+
+def slow(seconds):
+    for step in range(int(seconds * 10)):
+        print("step", step, flush=True)
+        time.sleep(0.1)
+    return seconds
+
+def double(x):
+    return 2 * x
+
+def numbers(n):
+    return list(range(n))
+
+def total(xs):
+    return sum(xs)
+"""
+NAMES = ("report", "fails", "slow", "double", "numbers", "total")
+
+
+def axe() -> str | None:
+    """Returns the script of the checker of accessibility, or None if the console's packages are not installed."""
+    cache = Path(os.environ.get("DAYFLY_CACHE") or Path.home() / ".cache" / "dayfly")
+    places = [*cache.glob("console-*/source"), ROOT / "console"]
+    files = [place / "node_modules" / "axe-core" / "axe.min.js" for place in places]
+    found = next((file for file in files if file.exists()), None)
+    return found.read_text() if found else None
+
+
+class Console:
+    """A manager with functions, and pages of its console."""
+
+    def __init__(self, manager: Daemon, page: Callable[..., Page], directory: Path) -> None:
+        self.manager = manager
+        self.address: str = manager.connection["manager"]
+        self.directory = directory
+        self._page = page
+        #: Ids of the registered functions, by name.
+        self.functions: dict[str, str] = {}
+
+    def register(self) -> None:
+        """Registers functions of the manager's own tenant."""
+        file = self.directory / "functions.py"
+        file.write_text(FUNCTIONS)
+        for name in NAMES:
+            self.functions[name] = self.manager.cli("function", "register", f"{file}:{name}")["id"]
+
+    def page(self, **options: Any) -> Page:
+        """Opens a page that nobody is logged in to."""
+        page = self._page(**options)
+        page.open(f"{self.address}/console/")
+        return page
+
+    def logged_in(self, token: str = "", **options: Any) -> Page:
+        """Opens a page with the session of a token."""
+        page = self._page(**options)
+        page.open(f"{self.address}/console/#token={token or self.manager.connection['token']}")
+        page.sees("Overview")
+        return page
+
+    def token(self, name: str, tenant: str, *more: str) -> str:
+        """Makes a tenant, and a token of it."""
+        self.manager.cli("tenant", "set", tenant)
+        return str(self.manager.cli("token", "create", name, "--tenant", tenant, *more)["token"])
+
+    def submit(self, function: str, calls: list[list[Any]], *, token: str = "", **more: Any) -> list[str]:
+        """Submits tasks. Returns their ids."""
+        body = {"function": function, "tasks": [{"call": {"arguments": call}} for call in calls], **more}
+        import json
+
+        status, said = self.manager.ask(
+            "POST", "/v1/tasks", json.dumps(body).encode(), token=token, Content_Type="application/json"
+        )
+        assert status == 201, said
+        return list(json.loads(said)["tasks"])
+
+
+def is_built(manager: Daemon) -> bool:
+    """Whether the manager has the console."""
+    return manager.ask("GET", "/console/")[0] == 200
+
+
+@pytest.fixture
+def console(up: Daemon, tmp_path: Path) -> Iterator[Console]:
+    """A running manager, and a browser."""
+    if browser.CHROMIUM is None:
+        pytest.skip("chromium not found; install it")
+    if not is_built(up):
+        pytest.skip("the manager was built without the console; install Node.js and npm, and run `make build`")
+    with browser.running(tmp_path / "chromium") as page:
+        yield Console(up, page, tmp_path)

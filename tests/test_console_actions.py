@@ -68,7 +68,7 @@ def test_function_is_run_followed_and_repeated(console: Console) -> None:
     page.click("Run")
     page.sees("report of 8 pages")
     page.click("Delete")
-    page.click("Delete")
+    page.confirm("Delete")
     page.sees("The task was deleted.")
     assert len(console.manager.cli("task", "list", "--tag", "by hand")) == 1
     assert page.errors == []
@@ -83,7 +83,7 @@ def test_failed_task_is_shown_and_retried(console: Console) -> None:
     page.sees("Traceback of ValueError")
     page.sees("about to fail")
     page.click("Retry")
-    page.click("Retry")
+    page.confirm("Retry")
     page.sees("The task was submitted again.")
     page.until(f"!location.hash.includes('{task}')")
     page.sees("ValueError: no luck")
@@ -136,7 +136,7 @@ def test_function_is_shared_and_removed(console: Console) -> None:
     guest.click("Run")
     guest.sees("42")
     page.click("Remove")
-    page.click("Remove")
+    page.confirm("Remove")
     page.sees("The version was removed.")
     assert page.errors + guest.errors == []
 
@@ -162,13 +162,13 @@ def test_trigger_is_made_fired_and_removed(console: Console) -> None:
     page.until("document.querySelectorAll('tbody .badge').length >= 2")
     page.until("document.querySelector('tbody').innerText.includes('done')")
     page.click("Pause")
-    page.click("Pause")
+    page.confirm("Pause")
     page.sees("paused")
     page.click("Resume")
-    page.click("Resume")
+    page.confirm("Resume")
     page.sees("The trigger is active.")
     page.click("Remove")
-    page.click("Remove")
+    page.confirm("Remove")
     page.sees("You have no trigger.")
     page.click("New trigger")
     page.fill("Name", "nightly")
@@ -284,7 +284,7 @@ def test_tenants_tokens_and_prices_are_administered(console: Console) -> None:
     page.fill("Text", "laptop")
     page.until("document.querySelectorAll('tbody tr').length === 1")
     page.click("Revoke")
-    page.click("Revoke")
+    page.confirm("Revoke")
     page.sees("The token was revoked.")
     assert console.manager.ask("GET", "/v1/nodes", token=narrow)[0] == 401
     page.click("Prices")
@@ -310,7 +310,7 @@ def test_node_is_taken_back_and_given(console: Console) -> None:
     (node,) = json.loads(console.manager.ask("GET", "/v1/nodes")[1])
     assert node["state"] == "reclaimed"
     page.click("Give back")
-    page.click("Give back")
+    page.confirm("Give back")
     page.sees("is in service again")
     page.click("Let a node join")
     page.click("Make a token")
@@ -333,7 +333,7 @@ def test_endpoint_is_shown_and_removed(console: Console) -> None:
     page.click("Cancel")
     page.sees("1 tasks ended")
     page.click("Remove")
-    page.click("Remove")
+    page.confirm("Remove")
     page.sees("The endpoint was removed.")
     page.sees("1 of 1 endpoints")
     assert page.errors == []

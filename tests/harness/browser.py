@@ -254,6 +254,11 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
+    def confirm(self, name: str) -> None:
+        """Clicks what has this name in a dialog that is about to open: the page may have it under the same name."""
+        self.until("!!document.querySelector('dialog[open]')")
+        self.click(name)
+
     def fill(self, label: str, value: str) -> None:
         """Types into the field with this label, in place of what it has; or chooses an option."""
         field = f"window.__field({json.dumps(label)})"

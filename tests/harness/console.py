@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,8 +94,6 @@ class Console:
     def submit(self, function: str, calls: list[list[Any]], *, token: str = "", **more: Any) -> list[str]:
         """Submits tasks. Returns their ids."""
         body = {"function": function, "tasks": [{"call": {"arguments": call}} for call in calls], **more}
-        import json
-
         status, said = self.manager.ask(
             "POST", "/v1/tasks", json.dumps(body).encode(), token=token, Content_Type="application/json"
         )
@@ -107,10 +107,11 @@ def is_built(manager: Daemon) -> bool:
 
 
 @pytest.fixture
-def console(up: Daemon, tmp_path: Path) -> Iterator[Console]:
-    """A running manager, and a browser."""
+def console(start: Callable[..., Daemon], tmp_path: Path) -> Iterator[Console]:
+    """A running manager with a node, and a browser. Functions that it runs come with no interpreter of a client."""
     if browser.CHROMIUM is None:
         pytest.skip("chromium not found; install it")
+    up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
     if not is_built(up):
         pytest.skip("the manager was built without the console; install Node.js and npm, and run `make build`")
     with browser.running(tmp_path / "chromium") as page:

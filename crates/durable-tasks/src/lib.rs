@@ -24,8 +24,8 @@
 //!
 //! The other modules have the rules that change several parts, in the order of a task's life: `recovery`,
 //! `registration`, `submission`, `compatibility`, `account_endpoints`, `dependencies`, `dispatch`,
-//! `dispatcher_messages`, `cancellation`, `maintenance`, `provenance`, `queries`, `repetition`, `retention`, and `invitations` for
-//! leases without tasks. `contents` stores long arguments and results.
+//! `dispatcher_messages`, `cancellation`, `maintenance`, `provenance`, `queries`, `repetition`, `retention`, and
+//! `invitations` for leases without tasks. `contents` stores long arguments and results.
 
 mod account_endpoints;
 mod cancellation;

@@ -101,12 +101,20 @@ impl Tasks {
             if text.is_some() {
                 query.limit = u32::MAX;
             }
-            let state = self.state();
-            let latest = state.latest_live(&query, wanted);
-            let statuses = latest
-                .into_iter()
-                .filter_map(|id| Some(state.live_status(id, &*self.tenants)?.1));
-            return Ok(statuses.filter(fits).take(most).collect());
+            let latest = self.state().latest_live(&query, wanted);
+            for step in latest.chunks(LIST_STEP as usize) {
+                // Not for all at once: everything else waits for the lock.
+                let state = self.state();
+                let statuses = step
+                    .iter()
+                    .filter_map(|id| Some(state.live_status(*id, &*self.tenants)?.1));
+                found.extend(statuses.filter(|status| status.state == wanted && fits(status)));
+                if found.len() >= most {
+                    break;
+                }
+            }
+            found.truncate(most);
+            return Ok(found);
         }
         loop {
             if text.is_some() {

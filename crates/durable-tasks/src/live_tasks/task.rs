@@ -1,6 +1,7 @@
 //! A task that has not ended: its specification, its stage, and all transitions between stages.
 
 mod argument_size;
+
 use std::sync::Arc;
 
 use dayfly_protocol::contents::Payload;
@@ -363,8 +364,7 @@ impl LiveTask {
         self.tries.attempts = number;
     }
 
-    /// The dispatcher builds the environment of an attempt. Ignores other attempts, and stages in which that is
-    /// impossible.
+    /// The dispatcher builds the environment of an attempt. Ignores other attempts, and stages without a build.
     pub fn build(&mut self, attempt: Attempt, progress: &Arc<str>, since_boot_ms: u64) {
         if !matches!(self.stage, Stage::Sent | Stage::Building) || !self.is_executing(attempt) {
             return;

@@ -10,6 +10,8 @@ use crate::Cli;
 
 /// Write a manual page for each command into a directory, for example below /usr/share/man/man1.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:
+  dayfly manual /usr/local/share/man/man1")]
 pub struct Arguments {
     /// An existing directory
     dir: PathBuf,

@@ -1,0 +1,118 @@
+"""Rewrites the pictures of the console in its guide: each view, wide and light, and as narrow as a phone and dark.
+
+Starts a manager with a node, gives it work, and takes the pictures with Chromium, by the harness of the tests:
+
+    eval "$(make -s env)"; $(scripts/bootstrap) scripts/console_pictures.py [DIRECTORY]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import dayfly  # noqa: E402
+from harness import browser  # noqa: E402
+from harness.console import Console  # noqa: E402
+from harness.daemons import Daemon  # noqa: E402
+from PIL import Image  # noqa: E402
+
+#: Names of the pictures, the views, and a text of each that shows that it is there.
+VIEWS = {
+    "overview": ("#/", "Overview"),
+    "tasks": ("#/tasks", "areas"),
+    "task": ("{task}", "Traceback"),
+    "functions": ("#/functions", "report"),
+    "function": ("#/functions/report", "Versions"),
+    "endpoints": ("#/endpoints", "local"),
+    "endpoint": ("#/endpoints/local", "Queue"),
+    "triggers": ("#/triggers", "nightly"),
+    "trigger": ("#/triggers/nightly", "History"),
+    "flows": ("#/flows", "doubling"),
+    "flow": ("{flow}", "numbers"),
+    "nodes": ("#/nodes", "Cores"),
+    "leases": ("#/leases", "Workers"),
+    "groups": ("#/groups", "Groups"),
+    "contents": ("#/contents", "Quota"),
+    "usage": ("#/usage", "Usage"),
+    "bills": ("#/usage/bills", "Bills"),
+    "tenants": ("#/admin", "astro"),
+    "tokens": ("#/admin/tokens", "laptop"),
+    "prices": ("#/admin/prices", "Prices"),
+    "audit": ("#/admin/audit", "Audit"),
+}
+#: Names of the appearances, with width, height and whether the system prefers dark colours.
+APPEARANCES = {"wide": (1280, 800, False), "narrow": (390, 780, True)}
+#: Colours of a picture. The console has few, and charts are lines.
+COLOURS = 64
+FLOW = """
+name = "doubling"
+
+[[step]]
+name = "numbers"
+function = "numbers"
+
+[[step]]
+name = "double"
+function = "double"
+map = true
+
+[[step]]
+name = "total"
+function = "total"
+from = ["double"]
+"""
+
+
+def area(width: int, height: int) -> int:
+    return width * height
+
+
+def fill(console: Console, directory: Path) -> dict[str, str]:
+    """Gives the manager something to show. Returns the views of a task and of a flow."""
+    console.register()
+    console.token("laptop", "astro")
+    manager = console.manager
+    manager.cli("prices", "--core-hour", "0.04", check=False)
+    manager.cli("trigger", "timer", "nightly", "30 2 * * *", "--zone", "Europe/Berlin", "--function", "report")
+    manager.cli("trigger", "webhook", "pushed", "--function", "report")
+    failed = console.submit(console.functions["fails"], [["the input has 3 columns, and 4 were expected"]], tag="imports")
+    console.submit(console.functions["slow"], [[60]] * 3, tag="simulation")
+    file = directory / "doubling.toml"
+    file.write_text(FLOW)
+    flow = manager.cli("flow", "run", str(file), "--input", "6")
+    with dayfly.connect(config=manager.state) as client:
+        list(client.map(area, range(200), range(200), tag="areas").results(timeout=60))
+    return {"task": f"#/tasks/{failed[0]}", "flow": f"#/flows/{flow['id']}"}
+
+
+def main() -> None:
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "docs" / "_static" / "console")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dayfly-pictures-") as name, browser.running(Path(name) / "chromium") as page:
+        directory = Path(name)
+        manager = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=directory / "state")
+        try:
+            console = Console(manager, page, directory)
+            places = fill(console, directory)
+            for appearance, (width, height, dark) in APPEARANCES.items():
+                shown = console.logged_in(width=width, height=height, dark=dark)
+                for view, (address, text) in VIEWS.items():
+                    shown.go(address.format(**places))
+                    shown.sees(text)
+                    # Charts are drawn after the first samples.
+                    shown.until("new Promise((done) => setTimeout(() => done(true), 700))")
+                    file = out / f"{view}-{appearance}.png"
+                    shown.picture(file)
+                    Image.open(file).quantize(COLOURS).save(file, optimize=True)
+                if shown.errors:
+                    sys.exit(f"the console reported errors: {shown.errors}")
+        finally:
+            manager.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts pytest in the background makes it, and its children, ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Clients must find the programs under test, and no manager of the user.
-    kept = ("DAYFLY_BIN_DIR", "DAYFLY_CACHE", "DAYFLY_CHAOS_S")
+    kept = ("DAYFLY_BIN_DIR", "DAYFLY_CACHE", "DAYFLY_CHAOS_S", "DAYFLY_CONSOLE")
     for name in [n for n in os.environ if n.startswith("DAYFLY_") and n not in kept]:
         del os.environ[name]
     # Do not use a public index, or this machine's settings for one.

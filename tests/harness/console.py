@@ -113,6 +113,7 @@ def console(start: Callable[..., Daemon], tmp_path: Path) -> Iterator[Console]:
         pytest.skip("chromium not found; install it")
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
     if not is_built(up):
+        assert not os.environ.get("DAYFLY_CONSOLE"), "the console was built, and the manager without it"
         pytest.skip("the manager was built without the console; install Node.js and npm, and run `make build`")
     with browser.running(tmp_path / "chromium") as page:
         yield Console(up, page, tmp_path)

@@ -25,7 +25,8 @@ FILES = 4
 def directory() -> Iterator[Path]:
     """Makes a directory for files, in memory where there is such a place, and removes it."""
     parent = MEMORY if MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="dayfly-bench-frames-", dir=parent) as name:
+    # Without the name of the project, by which tests beside this one look for what leases left in memory.
+    with tempfile.TemporaryDirectory(prefix="bench-frames-", dir=parent) as name:
         yield Path(name)
 
 

@@ -7,6 +7,7 @@ Starts a manager with a node, gives it work, and takes the pictures with Chromiu
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -23,7 +24,7 @@ from PIL import Image  # noqa: E402
 #: Names of the pictures, the views, and a text of each that shows that it is there.
 VIEWS = {
     "overview": ("#/", "Overview"),
-    "tasks": ("#/tasks", "areas"),
+    "tasks": ("#/tasks", "succeeded"),
     "task": ("{task}", "Traceback"),
     "functions": ("#/functions", "report"),
     "function": ("#/functions/report", "Versions"),
@@ -33,16 +34,16 @@ VIEWS = {
     "trigger": ("#/triggers/nightly", "History"),
     "flows": ("#/flows", "doubling"),
     "flow": ("{flow}", "numbers"),
-    "nodes": ("#/nodes", "Cores"),
-    "leases": ("#/leases", "Workers"),
+    "nodes": ("#/nodes", "Take back"),
+    "leases": ("#/leases", "Leases"),
     "groups": ("#/groups", "Groups"),
     "contents": ("#/contents", "Quota"),
-    "usage": ("#/usage", "Usage"),
-    "bills": ("#/usage/bills", "Bills"),
+    "usage": ("#/usage", "Usage and bills"),
+    "bills": ("#/usage/bills", "Cost by day"),
     "tenants": ("#/admin", "astro"),
     "tokens": ("#/admin/tokens", "laptop"),
     "prices": ("#/admin/prices", "Prices"),
-    "audit": ("#/admin/audit", "Audit"),
+    "audit": ("#/admin/audit", "prices.set"),
 }
 #: Names of the appearances, with width, height and whether the system prefers dark colours.
 APPEARANCES = {"wide": (1280, 800, False), "narrow": (390, 780, True)}
@@ -76,23 +77,30 @@ def fill(console: Console, directory: Path) -> dict[str, str]:
     console.register()
     console.token("laptop", "astro")
     manager = console.manager
-    manager.cli("prices", "--core-hour", "0.04", check=False)
+    manager.cli("prices", "--price-computing", "0.00001")
     manager.cli("trigger", "timer", "nightly", "30 2 * * *", "--zone", "Europe/Berlin", "--function", "report")
     manager.cli("trigger", "webhook", "pushed", "--function", "report")
-    failed = console.submit(console.functions["fails"], [["the input has 3 columns, and 4 were expected"]], tag="imports")
-    console.submit(console.functions["slow"], [[60]] * 3, tag="simulation")
+    failed = console.submit(
+        console.functions["fails"], [["the input has 3 columns, and 4 were expected"]], tag="imports"
+    )
     file = directory / "doubling.toml"
     file.write_text(FLOW)
-    flow = manager.cli("flow", "run", str(file), "--input", "6")
+    manager.cli("flow", "run", str(file), "--input", "6")
+    flows = json.loads(manager.ask("GET", "/v1/flows")[1])
     with dayfly.connect(config=manager.state) as client:
         list(client.map(area, range(200), range(200), tag="areas").results(timeout=60))
-    return {"task": f"#/tasks/{failed[0]}", "flow": f"#/flows/{flow['id']}"}
+    # These are computing while the pictures are taken.
+    console.submit(console.functions["slow"], [[60]] * 3, tag="simulation")
+    return {"task": f"#/tasks/{failed[0]}", "flow": f"#/flows/{flows[0]['id']}"}
 
 
 def main() -> None:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "docs" / "_static" / "console")
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="dayfly-pictures-") as name, browser.running(Path(name) / "chromium") as page:
+    with (
+        tempfile.TemporaryDirectory(prefix="dayfly-pictures-") as name,
+        browser.running(Path(name) / "chromium") as page,
+    ):
         directory = Path(name)
         manager = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=directory / "state")
         try:

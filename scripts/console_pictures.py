@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import dayfly  # noqa: E402
 from harness import browser  # noqa: E402
-from harness.console import Console  # noqa: E402
+from harness.console import FLOW, Console  # noqa: E402
 from harness.daemons import Daemon  # noqa: E402
 from PIL import Image  # noqa: E402
 
@@ -49,23 +49,16 @@ VIEWS = {
 APPEARANCES = {"wide": (1280, 800, False), "narrow": (390, 780, True)}
 #: Colours of a picture. The console has few, and charts are lines.
 COLOURS = 64
-FLOW = """
-name = "doubling"
-
-[[step]]
-name = "numbers"
-function = "numbers"
-
-[[step]]
-name = "double"
-function = "double"
-map = true
-
+#: The flow of the tests, with a third step, so that its picture has one that brings parts together.
+SUMMED = (
+    FLOW
+    + """
 [[step]]
 name = "total"
 function = "total"
 from = ["double"]
 """
+)
 
 
 def area(width: int, height: int) -> int:
@@ -84,7 +77,7 @@ def fill(console: Console, directory: Path) -> dict[str, str]:
         console.functions["fails"], [["the input has 3 columns, and 4 were expected"]], tag="imports"
     )
     file = directory / "doubling.toml"
-    file.write_text(FLOW)
+    file.write_text(SUMMED)
     manager.cli("flow", "run", str(file), "--input", "6")
     flows = json.loads(manager.ask("GET", "/v1/flows")[1])
     with dayfly.connect(config=manager.state) as client:

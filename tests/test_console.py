@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from harness import browser, identity
 from harness.browser import Page
-from harness.console import Console, axe, is_built
+from harness.console import FLOW, Console, axe, is_built
 from harness.daemons import Daemon, free_port
 from harness.identity import Provider
 
@@ -23,18 +23,6 @@ VIEWS = [
     "#/endpoints", "#/endpoints/local", "#/nodes", "#/leases", "#/groups", "#/contents", "#/usage", "#/usage/bills",
     "#/admin", "#/admin/tokens", "#/admin/prices", "#/admin/audit", "#/nowhere",
 ]  # fmt: skip
-FLOW = """
-name = "doubling"
-
-[[step]]
-name = "numbers"
-function = "numbers"
-
-[[step]]
-name = "double"
-function = "double"
-map = true
-"""
 
 
 class Answer:
@@ -133,6 +121,8 @@ def test_page_address_logs_in_once(console: Console) -> None:
     assert len(console.manager.cli("token", "list")) == tokens - 1
     third = console.page()
     third.open(console.manager.cli("page", "--write")["page"])
+    # Only then has the page read its address, which the next line changes.
+    third.sees("Overview")
     third.go("#/admin")
     third.sees("New tenant")
 

@@ -14,7 +14,7 @@ import pytest
 from harness import browser
 from harness.browser import Page
 from harness.daemons import Daemon
-from harness.programs import ROOT
+from harness.programs import ROOT, cache_dir
 
 #: Functions that tests register.
 FUNCTIONS = """
@@ -43,13 +43,25 @@ def numbers(n):
 def total(xs):
     return sum(xs)
 """
+#: A flow of two of them.
+FLOW = """
+name = "doubling"
+
+[[step]]
+name = "numbers"
+function = "numbers"
+
+[[step]]
+name = "double"
+function = "double"
+map = true
+"""
 NAMES = ("report", "fails", "slow", "double", "numbers", "total")
 
 
 def axe() -> str | None:
     """Returns the script of the checker of accessibility, or None if the console's packages are not installed."""
-    cache = Path(os.environ.get("DAYFLY_CACHE") or Path.home() / ".cache" / "dayfly")
-    places = [*cache.glob("console-*/source"), ROOT / "console"]
+    places = [*cache_dir().glob("console-*/source"), ROOT / "console"]
     files = [place / "node_modules" / "axe-core" / "axe.min.js" for place in places]
     found = next((file for file in files if file.exists()), None)
     return found.read_text() if found else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import http.cookiejar
 import json
-import os
 import re
 import shutil
 import ssl
@@ -18,14 +17,13 @@ from typing import Any
 from harness.certificates import certify
 from harness.daemons import free_port
 from harness.leaks import die_with_parent
-from harness.programs import ROOT
+from harness.programs import ROOT, cache_dir
 
 HERE = ROOT / "tests" / "oidc"
 
 
 def _modules() -> Path:
-    cache = os.environ.get("DAYFLY_CACHE") or Path.home() / ".cache" / "dayfly"
-    return Path(cache) / "oidc" / "node_modules"
+    return cache_dir() / "oidc" / "node_modules"
 
 
 def unavailable() -> str | None:

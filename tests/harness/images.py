@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.programs import run
+from harness.programs import cache_dir, run
 
 #: The Debian release for each minor version of Python.
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
@@ -45,7 +45,7 @@ def _build(root: Path, suite: str) -> str | None:
 def debian() -> tuple[Path, str | None]:
     """Returns the root file system with Python, and why it is unavailable, or None."""
     suite = SUITES.get(sys.version_info[:2])
-    root = Path(os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly")) / "images" / f"{suite}-3"
+    root = cache_dir() / "images" / f"{suite}-3"
     if root.is_dir():
         return root, None
     if suite is None:

@@ -8,10 +8,9 @@ import re
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
-from harness.programs import ROOT
+from harness.programs import ROOT, cache_dir
 
 pytest.importorskip("narwhals", reason="narwhals is not installed")
 
@@ -24,8 +23,7 @@ MIN_PASSED = 1185
 @pytest.mark.timeout(300)
 def test_named_subset_of_narwhals_passes(tmp_path):
     release = f"narwhals-{importlib.metadata.version('narwhals')}"
-    cache = os.environ.get("DAYFLY_CACHE") or Path.home() / ".cache/dayfly"
-    archive = Path(cache) / "narwhals" / f"{release}.tar.gz"
+    archive = cache_dir() / "narwhals" / f"{release}.tar.gz"
     if not archive.exists():
         pytest.skip(f"{archive} is not there: run scripts/bootstrap tests")
     with tarfile.open(archive) as opened:

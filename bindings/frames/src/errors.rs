@@ -22,6 +22,12 @@ pub fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, &Failure::new(Code::InvalidRequest, message.into()))
 }
 
+/// Returns the exception for a session in a process that was forked from the one that opened it.
+pub fn inherited(py: Python<'_>) -> PyErr {
+    let message = "this session was inherited through a fork and belongs to the parent process; open another one";
+    raise(py, &Failure::new(Code::Forked, message))
+}
+
 /// Results of DataFusion, for Python.
 pub trait ForPython<T> {
     /// The value, or the exception with the code of the first cause.

@@ -34,18 +34,26 @@ fn serve(
     spill_bytes: Option<u64>,
     stores: BTreeMap<String, String>,
 ) -> PyResult<()> {
-    let spill = spill.map(|directory| Spill {
-        directory,
-        bytes: spill_bytes,
-    });
-    let options = RankOptions {
+    let options = rank_options(py, threads, memory, spill.map(|spill| (spill, spill_bytes)), stores)?;
+    py.detach(|| dayfly_frame::serve_rank(&Invitation::from_json(invitation)?, &options))
+        .map_err(|failure| errors::raise(py, &failure))
+}
+
+/// Options of a rank that executes functions in this interpreter. `spill` is a directory, and its bound in bytes.
+fn rank_options(
+    py: Python<'_>,
+    threads: usize,
+    memory: Option<u64>,
+    spill: Option<(PathBuf, Option<u64>)>,
+    stores: BTreeMap<String, String>,
+) -> PyResult<RankOptions> {
+    let spill = spill.map(|(directory, bytes)| Spill { directory, bytes });
+    Ok(RankOptions {
         threads,
         memory: Memory { bytes: memory, spill },
         stores: StoreOptions::new(stores).map_err(|failure| errors::raise(py, &failure))?,
         functions: Some(Functions::new(batch_functions::PythonFunctions)),
-    };
-    py.detach(|| dayfly_frame::serve_rank(&Invitation::from_json(invitation)?, &options))
-        .map_err(|failure| errors::raise(py, &failure))
+    })
 }
 
 /// Whether object stores have an option of this name.

@@ -5,17 +5,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dayfly_comm::Invitation;
-use dayfly_frame::{
-    FrameId, Functions, KeptFrame, Member as Inner, Memory, RankOptions, SessionOptions, Spill, StoreOptions,
-};
+use dayfly_frame::{FrameId, KeptFrame, Member as Inner, SessionOptions};
 use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arrow::import_stream;
-use crate::batch_functions::PythonFunctions;
-use crate::errors::{ForPython, invalid, raise};
+use crate::errors::{ForPython, inherited, invalid, raise};
 use crate::frame::Frame;
+use crate::rank_options;
 use crate::session::{Session, within};
 use crate::table::Table;
 use crate::wait::wait;
@@ -32,9 +30,7 @@ pub struct Member {
 impl Member {
     fn get(&self, py: Python<'_>) -> PyResult<Arc<Inner>> {
         if self.process != std::process::id() {
-            let message =
-                "this session was inherited through a fork and belongs to the parent process; open another one";
-            return Err(raise(py, &Failure::new(Code::Forked, message)));
+            return Err(inherited(py));
         }
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
         inner.ok_or_else(|| {
@@ -82,21 +78,11 @@ impl Member {
         partition_bytes: usize,
         stores: BTreeMap<String, String>,
     ) -> PyResult<Self> {
-        let stores = StoreOptions::new(stores).map_err(|failure| raise(py, &failure))?;
-        let spill = spill.map(|directory| Spill {
-            directory,
-            bytes: spill_bytes,
-        });
-        let rank = RankOptions {
-            threads,
-            memory: Memory { bytes: memory, spill },
-            stores: stores.clone(),
-            functions: Some(Functions::new(PythonFunctions)),
-        };
+        let rank = rank_options(py, threads, memory, spill.map(|spill| (spill, spill_bytes)), stores)?;
         let options = SessionOptions {
             partitions,
             partition_bytes,
-            stores,
+            stores: rank.stores.clone(),
             ..SessionOptions::default()
         };
         let joined = py.detach(|| Inner::join(&Invitation::from_json(invitation)?, &rank, &options));

@@ -14,7 +14,7 @@ use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
 use crate::arrow::import_stream;
-use crate::errors::{ForPython, raise};
+use crate::errors::{ForPython, inherited, raise};
 use crate::frame::Frame;
 use crate::output::format_of;
 use crate::sql;
@@ -119,9 +119,7 @@ impl Shared {
     /// The session. Fails if it is closed, and in a process that a fork made.
     pub fn get(&self, py: Python<'_>) -> PyResult<Arc<Inner>> {
         if self.process != std::process::id() {
-            let message =
-                "this session was inherited through a fork and belongs to the parent process; open another one";
-            return Err(raise(py, &Failure::new(Code::Forked, message)));
+            return Err(inherited(py));
         }
         let session = self.current().session.clone();
         session.ok_or_else(|| {

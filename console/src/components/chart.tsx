@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 
-import { line } from "../lib/format";
+import { line, two } from "../lib/format";
 import { Table } from "./table";
 
 export interface Series {
@@ -40,8 +40,6 @@ export function stacked(series: Series[]): Series[] {
     values: values.map((value, i) => (sums[i] = (sums[i] ?? 0) + (value ?? 0))),
   }));
 }
-
-const two = (x: number): string => String(x).padStart(2, "0");
 
 /** Times at the axis: days in UTC below bars, else the time of day, with seconds if they differ. */
 function times(splits: number[], isDays: boolean): string[] {
@@ -106,7 +104,7 @@ export function Chart(props: Props): JSX.Element {
   const names = series.map(({ name }) => name).join("\n");
   const plot = useRef<uPlot | null>(null);
   // Bars that stand on each other are drawn from the tallest to the lowest.
-  const drawn = kind === "bars" ? stacked(series) : series;
+  const drawn = kind === "bars" ? stacked(series).reverse() : series;
   const data: uPlot.AlignedData = [x, ...drawn.map(({ values }) => values)];
   useEffect(() => {
     const element = frame.current;
@@ -114,7 +112,7 @@ export function Chart(props: Props): JSX.Element {
     const made = options(props, element.clientWidth, height, setPointed);
     const series = made.series;
     if (kind === "bars") made.series = [series[0] ?? {}, ...series.slice(1).reverse()];
-    plot.current = new uPlot(made, kind === "bars" ? [x, ...data.slice(1).reverse()] as uPlot.AlignedData : data, element);
+    plot.current = new uPlot(made, data, element);
     const resized = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height }));
     resized.observe(element);
     return () => {
@@ -124,7 +122,7 @@ export function Chart(props: Props): JSX.Element {
     };
   }, [names, theme, isTable, kind, height]);
   useEffect(() => {
-    plot.current?.setData(kind === "bars" ? ([x, ...data.slice(1).reverse()] as uPlot.AlignedData) : data);
+    plot.current?.setData(data);
   }, [x, series]);
 
   return (

@@ -4,7 +4,7 @@ import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
 
 import type { Failure } from "../api/types";
-import { line, lines, shortId, spanMs, time } from "../lib/format";
+import { count, line, lines, shortId, spanMs, time } from "../lib/format";
 import { useNow } from "../lib/live";
 import { link } from "../lib/router";
 import { notify } from "./toast";
@@ -41,9 +41,6 @@ const KINDS: Record<string, string> = {
 export function Badge({ state }: { state: string }): JSX.Element {
   return <span class={`badge ${KINDS[state] ?? "idle"}`}>{line(state, 40)}</span>;
 }
-
-/** Foreign text in one line. */
-export const Text = ({ children }: { children: string }): JSX.Element => <>{line(children)}</>;
 
 export function When({ ms, ago = false }: { ms: number; ago?: boolean }): JSX.Element {
   const now = useNow(ago ? 1_000 : 3_600_000);
@@ -192,7 +189,7 @@ export function Progress({ parts }: { parts: { name: string; value: number; kind
       <ul>
         {parts.map(({ name, value, kind }) => (
           <li key={name}>
-            <span class={`dot ${kind}`} aria-hidden="true" /> {name} <b>{value.toLocaleString("en")}</b>
+            <span class={`dot ${kind}`} aria-hidden="true" /> {name} <b>{count(value)}</b>
           </li>
         ))}
       </ul>

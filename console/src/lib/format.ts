@@ -36,7 +36,8 @@ export const BILLION = 1e9;
 export const money = (billionths: number): string =>
   (billionths / BILLION).toLocaleString("en", { maximumFractionDigits: 6 });
 
-const two = (x: number): string => String(x).padStart(2, "0");
+/** At least two digits. */
+export const two = (x: number): string => String(x).padStart(2, "0");
 
 export function time(ms: number): string {
   const at = new Date(ms);
@@ -50,9 +51,6 @@ export function day(ms: number): string {
 
 /** Days of usage begin at midnight UTC. */
 export const utcDay = (ms: number): string => new Date(ms).toISOString().slice(0, 10);
-
-/** The value of an `<input type="datetime-local">`. */
-export const localInput = (ms: number): string => time(ms).replace(" ", "T").slice(0, 16);
 
 export const shortId = (id: string): string => (id.length > 12 ? `…${id.slice(-10)}` : id);
 

@@ -16,6 +16,9 @@ const RETRY_MS = 1_000;
 /** A slow answer is asked for less often: the manager spends at most this part of its time on it. */
 const SHARE = 0.1;
 
+/** Milliseconds until the next request, after one that began at this time of `performance.now`. */
+export const pauseAfter = (begun: number, everyMs: number): number => Math.max(everyMs, (performance.now() - begun) / SHARE);
+
 /** Reads now, then every `everyMs` while the page is visible, and at once when `keys` change. */
 export function useLive<T>(read: () => Promise<T>, keys: unknown[], everyMs = 3_000, watchesEvents = false): Live<T> {
   const [data, setData] = useState<T | null>(null);
@@ -42,11 +45,11 @@ export function useLive<T>(read: () => Promise<T>, keys: unknown[], everyMs = 3_
         if (over) return;
         setData(found);
         setError(null);
-        if (everyMs > 0) pause = Math.max(everyMs, (performance.now() - begun) / SHARE);
+        if (everyMs > 0) pause = pauseAfter(begun, everyMs);
       } catch (caught) {
         if (over) return;
         const code = caught instanceof ApiError ? caught.code : "internal";
-        // What was read last stays in sight while the manager is away.
+        // The last data stays visible while the manager is away.
         if (code !== "offline") setError({ message: messageOf(caught), code });
         pause = code === "offline" ? RETRY_MS : Math.max(everyMs, RETRY_MS);
       }

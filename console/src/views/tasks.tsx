@@ -10,7 +10,7 @@ import { Filters } from "../components/filters";
 import { Badge, Card, Head, Notice, Progress, TaskLink, When } from "../components/parts";
 import { Table, type Column } from "../components/table";
 import { count, line, spanMs } from "../lib/format";
-import { useLive, useNow } from "../lib/live";
+import { pauseAfter, useLive, useNow } from "../lib/live";
 import { link } from "../lib/router";
 import { useRights } from "../lib/session";
 import { taskParts } from "./overview";
@@ -99,8 +99,7 @@ function useTasks(query: Record<string, string>): List {
         setError(messageOf(caught));
         setMore(false);
       }
-      // A search through many tasks is slow, and repeated less often.
-      timer = setTimeout(() => void refresh(), Math.max(EVERY_MS, 10 * (performance.now() - begun)));
+      timer = setTimeout(() => void refresh(), pauseAfter(begun, EVERY_MS));
     };
     void refresh();
     return () => {

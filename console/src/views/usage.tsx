@@ -9,7 +9,7 @@ import { Filters } from "../components/filters";
 import { Card, Head, Notice, Pending } from "../components/parts";
 import { Table } from "../components/table";
 import { csv, save } from "../lib/export";
-import { count, line, money, shortId, span, spanMs, time, utcDay } from "../lib/format";
+import { BILLION, count, line, money, shortId, span, spanMs, time, utcDay } from "../lib/format";
 import { useLive } from "../lib/live";
 import { link } from "../lib/router";
 import { useRights } from "../lib/session";
@@ -92,7 +92,7 @@ function TaskUsage({ query }: { query: Record<string, string> }): JSX.Element {
   const rows = [...data].sort((a, b) => b.day_ms - a.day_ms || (b.cost ?? 0) - (a.cost ?? 0));
   const sum = (value: (row: UsageLine) => number): number => data.reduce((all, row) => all + value(row), 0);
   const titles = ["day", "tenant", "function", "function_id", "endpoint", "tasks", "failed", "seconds", "cost"];
-  const cells = (row: UsageLine): (string | number)[] => [utcDay(row.day_ms), row.tenant, row.name, row.function, row.endpoint, row.tasks, row.failed, row.took_ms / 1000, (row.cost ?? 0) / 1e9];
+  const cells = (row: UsageLine): (string | number)[] => [utcDay(row.day_ms), row.tenant, row.name, row.function, row.endpoint, row.tasks, row.failed, row.took_ms / 1000, (row.cost ?? 0) / BILLION];
   return (
     <>
       <div class="tiles">
@@ -176,7 +176,7 @@ function Bills({ query }: { query: Record<string, string> }): JSX.Element {
   const iso = (ms: number): string => (ms ? new Date(ms).toISOString() : "");
   const cells = (bill: BillLine): (string | number)[] => [
     bill.lease, bill.tenant_name, bill.state, iso(bill.granted_at_ms), iso(bill.ended_at_ms), bill.workers, bill.mode, bill.usage.calls, bill.usage.failures,
-    bill.usage.computing_us / 1e6, bill.usage.polling_us / 1e6, bill.usage.allocated_us / 1e6, bill.allocation / 1e9, bill.computing / 1e9, bill.polling / 1e9, (bill.borrowing ?? 0) / 1e9, bill.total / 1e9,
+    bill.usage.computing_us / 1e6, bill.usage.polling_us / 1e6, bill.usage.allocated_us / 1e6, bill.allocation / BILLION, bill.computing / BILLION, bill.polling / BILLION, (bill.borrowing ?? 0) / BILLION, bill.total / BILLION,
   ];
   return (
     <>

@@ -60,7 +60,7 @@ impl State {
 /// What a check found.
 #[derive(Debug, Serialize)]
 struct Finding {
-    /// What was checked.
+    /// Name of the check.
     name: &'static str,
     state: State,
     /// What is there, or is not.
@@ -105,7 +105,7 @@ pub fn run(_: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
     })
 }
 
-/// A table of what was found, then what to do.
+/// A table of the findings, then the remedies.
 fn text(findings: &[Finding], coloured: bool) -> String {
     let mut table = Table::new(&[("STATE", Align::Left), ("CHECK", Align::Left), ("FOUND", Align::Left)]);
     for finding in findings {

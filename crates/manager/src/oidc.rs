@@ -17,9 +17,11 @@ use dayfly_protocol::tenancy::{LoginInfo, Role};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use ureq::Agent;
+use ureq::http::Response;
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+use ureq::{Agent, Body};
 
 /// Time limit for a request to the provider. A login waits for it.
 const FETCH_LIMIT: Duration = Duration::from_secs(5);
@@ -436,11 +438,20 @@ impl Provider {
         Ok(())
     }
 
-    async fn fetch<T: serde::de::DeserializeOwned + Send + 'static>(&self, url: String) -> Result<T, Failure> {
+    async fn fetch<T: DeserializeOwned + Send + 'static>(&self, url: String) -> Result<T, Failure> {
+        self.read(url, |agent, url| agent.get(url).call()).await
+    }
+
+    /// Reads the document with which the provider responds to a request.
+    async fn read<T: DeserializeOwned + Send + 'static>(
+        &self,
+        url: String,
+        request: impl FnOnce(&Agent, &str) -> Result<Response<Body>, ureq::Error> + Send + 'static,
+    ) -> Result<T, Failure> {
         let agent = self.agent.clone();
         let named = url.clone();
         let read = tokio::task::spawn_blocking(move || -> Result<T, String> {
-            let mut response = agent.get(&url).call().map_err(|error| error.to_string())?;
+            let mut response = request(&agent, &url).map_err(|error| error.to_string())?;
             let body = response.body_mut().with_config().limit(MAX_DOCUMENT_BYTES);
             body.read_json().map_err(|error| error.to_string())
         });

@@ -167,7 +167,7 @@ class RankSession(Session):
         self._group: Group | None = group
 
     def local(self, table: Any) -> Frame:
-        """Returns a frame of the rows of all ranks, each of which gives its own part. All ranks call this.
+        """Returns a frame of the rows of all ranks. Each rank gives its own part. All ranks call this.
 
         The rows stay where they are: tasks of this rank read them without a copy. They count as memory of the rank.
 

@@ -14,6 +14,7 @@ from dayfly._native import Rendezvous
 from dayfly_frames import _frames
 from dayfly_frames._group import Group, RankSession, error_of_rank, failure_of
 from dayfly_frames._lease import StorageOptions, store_options
+from dayfly_frames._rank import spill_of_node
 
 #: Microseconds that a waiting rank polls before it sleeps.
 SPIN_US = 500
@@ -78,14 +79,14 @@ def open_group(comm: Communicator, options: Options) -> RankSession:
     failure, invitation, partitions = comm.bcast(opened, root=0)
     if failure:
         raise error_of_rank(0, *failure)
-    spill = options.spill or os.environ.get("DAYFLY_SPILL")
-    spill_bytes = os.environ.get("DAYFLY_SPILL_BYTES")
+    of_node, spill_bytes = spill_of_node()
+    spill = options.spill or of_node
     member = _frames.Member.join(
         json.dumps(invitation | {"rank": comm.rank}),
         threads,
         options.memory_bytes,
         os.fspath(spill) if spill else None,
-        int(spill_bytes) if spill_bytes else None,
+        spill_bytes,
         partitions,
         options.partition_bytes,
         stores,

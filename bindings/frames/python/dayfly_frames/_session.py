@@ -40,7 +40,7 @@ class Session:
         timeout: float = 3600.0,
         address: str | None = None,
     ) -> RankSession:
-        """Opens a session on all ranks of a communicator, each of which has a part of the rows. All ranks call this.
+        """Opens a session on all ranks of a communicator. Each has a part of the rows. All ranks call this.
 
         ``with Session.of(MPI.COMM_WORLD) as session:``, with ``MPI`` of mpi4py or of Dayfly. Every rank makes the same
         frames and calls the same operations in the same order, as with collective operations. `RankSession.local` makes

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use dayfly_node::options::memory_bytes;
 use dayfly_sandbox::private_file;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -64,12 +65,11 @@ fn processors() -> Finding {
     let all = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let all = all.lines().filter(|line| line.starts_with("processor")).count();
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
-    let memory = rustix::system::sysinfo();
-    let memory = memory.totalram as u64 * u64::from(memory.mem_unit.max(1));
+    let memory = size(memory_bytes());
     let found = format!(
         "{usable} of {} cores for this process, {} of memory",
         all.max(usable),
-        size(memory)
+        memory
     );
     Finding::works("processors", found)
 }

@@ -9,9 +9,11 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::text::encoded;
 use dayfly_store::system::random;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
+use ureq::Agent;
 
-use super::{MAX_DOCUMENT_BYTES, Provider};
+use super::Provider;
 
 /// Time limit of a login.
 pub const LOGIN_LIMIT: Duration = Duration::from_secs(600);
@@ -104,22 +106,12 @@ impl Provider {
     }
 
     /// Posts a form. A refusal is read like any other response.
-    async fn post<T: serde::de::DeserializeOwned + Send + 'static>(
-        &self,
-        url: String,
-        body: String,
-    ) -> Result<T, Failure> {
-        let agent = self.agent.clone();
-        let named = url.clone();
-        let read = tokio::task::spawn_blocking(move || -> Result<T, String> {
-            let request = agent.post(&url).content_type("application/x-www-form-urlencoded");
-            let request = request.config().http_status_as_error(false).build();
-            let mut response = request.send(body).map_err(|error| error.to_string())?;
-            let body = response.body_mut().with_config().limit(MAX_DOCUMENT_BYTES);
-            body.read_json().map_err(|error| error.to_string())
-        });
-        let read = read.await.unwrap_or_else(|error| Err(error.to_string()));
-        read.map_err(|error| self.unreachable(&format!("{named}: {error}")))
+    async fn post<T: DeserializeOwned + Send + 'static>(&self, url: String, body: String) -> Result<T, Failure> {
+        let send = move |agent: &Agent, url: &str| {
+            let request = agent.post(url).content_type("application/x-www-form-urlencoded");
+            request.config().http_status_as_error(false).build().send(body)
+        };
+        self.read(url, send).await
     }
 }
 

@@ -9,7 +9,18 @@ from narwhals._sql.expr import SQLExpr
 from narwhals._utils import NO_DEFAULT, Implementation, check_columns_exist, extend_bool, not_implemented
 
 from dayfly_frames._narwhals.lists import DayflyLists, DayflyStructs
-from dayfly_frames._narwhals.sql import Sql, call, case, cast, column, literal, order_clause, over, rows_between
+from dayfly_frames._narwhals.sql import (
+    Sql,
+    call,
+    case,
+    cast,
+    column,
+    literal,
+    order_clause,
+    ordered,
+    over,
+    rows_between,
+)
 from dayfly_frames._narwhals.text import DayflyText
 from dayfly_frames._narwhals.time import DayflyTime
 from dayfly_frames._narwhals.types import arrow_type
@@ -88,8 +99,7 @@ class DayflyExpr(SQLExpr[Any, Any]):
         return over(expr, partition_by, order, rows_between(rows_start, rows_end))
 
     def _of_ordered(self, function: str, expr: Sql, keys: Sequence[str]) -> Sql:
-        flags = extend_bool(False, len(keys))
-        order = order_clause(keys, flags, flags)
+        order = ordered(keys)
         return Sql(f"{function}({expr.text} {order})", ordered=(f"{function}({expr.text})", order))
 
     def _first(self, expr: Sql, *keys: str) -> Sql:
@@ -171,8 +181,7 @@ class DayflyExpr(SQLExpr[Any, Any]):
         rows = rows_between(None if limit is None else -limit, 0) if is_forward else rows_between(0, limit)
 
         def window(frame: Any, inputs: Any) -> list[Sql]:
-            flags = extend_bool(False, len(inputs.order_by))
-            order = order_clause(inputs.order_by, flags, flags)
+            order = ordered(inputs.order_by)
             return [
                 over(Sql(f"{function}({expr.text}) IGNORE NULLS"), inputs.partition_by, order, rows)
                 for expr in self(frame)

@@ -21,7 +21,7 @@ import dayfly_frames
 from dayfly_frames import _frames
 from dayfly_frames._frame import Frame
 from dayfly_frames._narwhals.group_by import DayflyGroupBy
-from dayfly_frames._narwhals.sql import Sql, call, case, column, literal, order_clause, over, quoted
+from dayfly_frames._narwhals.sql import Sql, call, case, column, literal, ordered, over, quoted
 from dayfly_frames._narwhals.types import schema_of
 
 #: narwhals' kinds of joins in SQL.
@@ -176,7 +176,7 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
             return self._with_native(self.native.unique(keys))
         if keep == "none":
             return self._where(over(Sql("count(*)"), keys))
-        return self._where(over(Sql("row_number()"), keys, _ordered(order_by or (), descending=keep == "last")))
+        return self._where(over(Sql("row_number()"), keys, ordered(order_by or (), descending=keep == "last")))
 
     def _where(self, number: Sql) -> DayflyLazyFrame:
         """Returns the rows for which a window function is 1."""
@@ -191,7 +191,7 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
         """Returns the rows with their numbers, from 0 on."""
         if not order_by:
             raise TypeError("rows of a frame have no order: say with_row_index(order_by=...)")
-        number = over(Sql("row_number()"), (), _ordered(order_by)) - literal(1)
+        number = over(Sql("row_number()"), (), ordered(order_by)) - literal(1)
         return self._select([(name, number), *self._own()])
 
     def group_by(self, keys: Sequence[Any], *, drop_null_keys: bool) -> DayflyGroupBy:
@@ -313,9 +313,3 @@ class DayflyLazyFrame(SQLLazyFrame[Any, Any, Any]):
         file.write(encoder.finish())
 
     join_asof = not_implemented(hint="SQL has no such join: `join` on equal keys, and filter the pairs.")
-
-
-def _ordered(keys: Sequence[str], *, descending: bool = False) -> str:
-    """Returns an order with nulls first, or its reverse."""
-    flags = [descending] * len(keys)
-    return order_clause(keys, flags, flags)

@@ -269,6 +269,12 @@ def order_clause(keys: Sequence[str | Sql], descending: Sequence[bool], nulls_la
     return f"ORDER BY {', '.join(written)}"
 
 
+def ordered(keys: Sequence[str | Sql], *, descending: bool = False) -> str:
+    """Returns an order with nulls first, or its reverse."""
+    flags = [descending] * len(keys)
+    return order_clause(keys, flags, flags)
+
+
 def _key(key: str | Sql) -> str:
     return quoted(key) if isinstance(key, str) else key.text
 

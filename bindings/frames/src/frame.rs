@@ -131,6 +131,11 @@ impl Frame {
         self.shared.group(py)
     }
 
+    /// What shows queries under way, if it was asked for.
+    fn progress(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.shared.progress(py)
+    }
+
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         export_schema(py, self.plan.schema().as_arrow())
     }

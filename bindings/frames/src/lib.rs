@@ -13,6 +13,7 @@ mod output;
 mod session;
 mod sql;
 mod table;
+mod tasks;
 mod types;
 mod wait;
 

@@ -9,7 +9,7 @@ use dayfly_frame::datafusion::catalog::MemTable;
 use dayfly_frame::datafusion::common::DataFusionError;
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::logical_expr::LogicalPlan;
-use dayfly_frame::{Session as Inner, SessionOptions, Source, StoreOptions};
+use dayfly_frame::{Running, Session as Inner, SessionOptions, Source, StoreOptions};
 use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
@@ -18,6 +18,7 @@ use crate::errors::{ForPython, inherited, raise};
 use crate::frame::Frame;
 use crate::output::format_of;
 use crate::sql;
+use crate::tasks::{Task, task_of};
 use crate::wait::wait;
 
 /// Times that a query runs whose ranks are lost.
@@ -33,6 +34,8 @@ pub struct Shared {
     renew: Arc<Mutex<Option<Py<PyAny>>>>,
     /// Python's view of the ranks, if all of them call the operations of frames.
     group: Arc<Mutex<Option<Py<PyAny>>>>,
+    /// Python's object that shows queries under way, if it was asked for.
+    progress: Arc<Mutex<Option<Py<PyAny>>>>,
     /// Longest duration of a query, where other ranks wait for its end.
     deadline: Option<Duration>,
 }
@@ -62,6 +65,7 @@ impl Shared {
             process: std::process::id(),
             renew: Arc::default(),
             group: Arc::default(),
+            progress: Arc::default(),
             deadline,
         }
     }
@@ -114,6 +118,12 @@ impl Shared {
         self.get(py)?;
         let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(group.as_ref().map(|group| group.clone_ref(py)))
+    }
+
+    /// What shows queries under way.
+    pub fn progress(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.as_ref().map(|progress| progress.clone_ref(py))
     }
 
     /// The session. Fails if it is closed, and in a process that a fork made.
@@ -197,6 +207,21 @@ impl Session {
         *self.shared.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(group);
     }
 
+    /// Has queries show what their tasks have done.
+    fn set_progress(&self, progress: Py<PyAny>) {
+        *self.shared.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
+    }
+
+    /// The seconds and the tasks of each query under way.
+    fn running(&self, py: Python<'_>) -> PyResult<Vec<(f64, Vec<Task>)>> {
+        let running = self.shared.get(py)?.running();
+        let tasks = |query: &Running| query.tasks.iter().map(task_of).collect();
+        Ok(running
+            .iter()
+            .map(|query| (query.elapsed.as_secs_f64(), tasks(query)))
+            .collect())
+    }
+
     /// Has queries whose ranks are lost call this function with their generation, and run again after it.
     fn on_loss(&self, renew: Py<PyAny>) {
         *self.shared.renew.lock().unwrap_or_else(PoisonError::into_inner) = Some(renew);
@@ -243,7 +268,13 @@ impl Session {
             // It holds this session and the client, in a cycle that the interpreter cannot see.
             let renew = self.shared.renew.lock().unwrap_or_else(PoisonError::into_inner).take();
             let group = self.shared.group.lock().unwrap_or_else(PoisonError::into_inner).take();
-            drop((renew, group));
+            let progress = self
+                .shared
+                .progress
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            drop((renew, group, progress));
             py.detach(|| {
                 if let Some(session) = session {
                     session.close();

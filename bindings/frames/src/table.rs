@@ -20,6 +20,7 @@ use tokio::runtime::Handle;
 use crate::arrow::{export_schema, export_stream, import_schema};
 use crate::errors::ForPython;
 use crate::session::Shared;
+use crate::tasks::{Task, task_of};
 use crate::types::type_name;
 use crate::wait::wait;
 
@@ -115,15 +116,20 @@ impl Table {
         self.batches.iter().map(RecordBatch::num_rows).sum()
     }
 
-    /// What the query took: seconds, tasks, bytes exchanged and bytes spilled.
-    fn usage(&self, py: Python<'_>) -> PyResult<Option<(f64, u64, u64, u64)>> {
+    /// What the query took: seconds, tasks, seconds of computing, bytes exchanged and bytes spilled.
+    fn usage(&self, py: Python<'_>) -> PyResult<Option<(f64, Vec<Task>, f64, u64, u64)>> {
         let Some((usage, runtime)) = &self.usage else {
             return Ok(None);
         };
         let usage = wait(py, runtime, usage.clone().get())?;
         Ok(usage.map(|usage| {
-            let seconds = usage.elapsed.as_secs_f64();
-            (seconds, usage.tasks, usage.exchanged_bytes, usage.spilled_bytes)
+            (
+                usage.elapsed.as_secs_f64(),
+                usage.tasks.iter().map(task_of).collect(),
+                usage.computing.as_secs_f64(),
+                usage.exchanged_bytes,
+                usage.spilled_bytes,
+            )
         }))
     }
 

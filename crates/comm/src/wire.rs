@@ -170,6 +170,20 @@ impl PeerTransport {
         }
     }
 
+    /// Has doorbells wait until [`PeerTransport::ring_held_doorbell`].
+    pub fn hold_doorbell(&mut self) {
+        if let Self::Shm(transport) = self {
+            transport.hold_doorbell();
+        }
+    }
+
+    /// Wakes the other side if it sleeps and something was sent since doorbells wait.
+    pub fn ring_held_doorbell(&mut self) {
+        if let Self::Shm(transport) = self {
+            transport.ring_held_doorbell();
+        }
+    }
+
     /// Whether the other process is gone. Bytes that it sent before may still arrive.
     pub fn is_closed(&self) -> bool {
         forward!(self, transport => transport.is_closed())

@@ -1,9 +1,9 @@
 //! Plans, requests and batches between ranks, over posts.
 //!
 //! All requests go to lane 0 of a rank. A request names lanes of its sender, on which the responses arrive: one for each
-//! partition, so that no partition waits for another. A lane carries its schema, batches, and an end or an error. The
-//! sender of batches waits until one has left before it makes the one after the next: the post's credit bounds what is
-//! in flight.
+//! partition, so that no partition waits for another. A lane carries its schema, batches, and an end or an error.
+//! Batches that are there at once share a message. A sender makes no further batch while more than a few MiB of a lane
+//! have not left: the receiver's memory is bounded by the post's credit, the sender's by that.
 
 mod batches;
 mod channel;
@@ -20,6 +20,7 @@ use dayfly_comm::post::{Delivery, Post, PostError};
 use url::Url;
 
 use crate::kept::FrameId;
+use crate::progress::Queries;
 
 pub use batches::compact;
 pub use channel::{RECEIVED_BYTES, RankChannels, kept_rows};
@@ -37,6 +38,7 @@ pub struct Exchange {
     /// Number of ranks that execute tasks: the first ones.
     workers: u32,
     next_lane: AtomicU32,
+    queries: Queries,
 }
 
 impl Exchange {
@@ -46,6 +48,7 @@ impl Exchange {
             post,
             workers,
             next_lane: AtomicU32::new(1),
+            queries: Queries::default(),
         })
     }
 
@@ -62,6 +65,11 @@ impl Exchange {
     /// Number of ranks that execute tasks. This rank may be one of them.
     pub fn workers(&self) -> u32 {
         self.workers
+    }
+
+    /// The queries that this rank has planned.
+    pub fn queries(&self) -> &Queries {
+        &self.queries
     }
 
     /// Has the ranks forget a kept frame.

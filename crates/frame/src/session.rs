@@ -28,10 +28,11 @@ use crate::functions::items;
 use crate::kept;
 use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
+use crate::progress::Running;
 use crate::rank::runtime;
 use crate::source::whole;
 use crate::stores::StoreOptions;
-use crate::usage::{PendingUsage, begin_measured, usage_of};
+use crate::usage::{PendingUsage, begin, usage_of};
 use crate::write::{Manifest, Output, write};
 
 /// Fewest partitions with which a plan has stages.
@@ -156,6 +157,11 @@ impl Session {
         self.exchange.workers()
     }
 
+    /// The queries under way, the oldest first, and what their tasks have done.
+    pub fn running(&self) -> Vec<Running> {
+        self.exchange.queries().running()
+    }
+
     /// DataFusion's session: its tables and its planner.
     pub fn context(&self) -> &SessionContext {
         &self.context
@@ -176,14 +182,14 @@ impl Session {
     /// Of the query; [`failure_of`](crate::failure_of) gives the code.
     pub async fn collect(&self, plan: LogicalPlan) -> QueryResult<Rows> {
         let run = |context: SessionContext| {
-            let plan = plan.clone();
+            let (plan, exchange) = (plan.clone(), Arc::clone(&self.exchange));
             async move {
                 let start = Instant::now();
-                let (plan, rows) = begin_measured(&context, plan).await?;
+                let (plan, rows) = begin(&context, plan).await?;
                 Ok(Rows {
                     schema: rows.schema(),
                     batches: collect(rows).await?,
-                    usage: usage_of(plan, start.elapsed()),
+                    usage: usage_of(plan, start.elapsed(), exchange),
                 })
             }
         };
@@ -295,8 +301,7 @@ fn context(
         .with_distributed_desired_task_count_handler(whole::desired_tasks)
         .with_distributed_scale_up_leaf_node_handler(whole::divided)
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
-        // Metrics cross between ranks only in the form of the gRPC server, which is not built.
-        .with_distributed_metrics_collection(false)?
+        .with_distributed_metrics_collection(true)?
         .build();
     let planner = RankPlanner(Arc::clone(state.query_planner()));
     let state = SessionStateBuilder::new_from_existing(state)

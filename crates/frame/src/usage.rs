@@ -8,24 +8,26 @@ use datafusion::execution::SendableRecordBatchStream;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::{DataFrame, SessionContext};
-use datafusion_distributed::{
-    DistributedExt, DistributedMetricsFormat, NetworkBoundaryExt, rewrite_distributed_plan_with_metrics,
-};
+use datafusion_distributed::{DistributedMetricsFormat, NetworkBoundaryExt, rewrite_distributed_plan_with_metrics};
 use tokio::sync::watch;
 use tokio::time::timeout;
+use uuid::Uuid;
 
-use crate::exchange::RECEIVED_BYTES;
+use crate::exchange::{Exchange, RECEIVED_BYTES};
+use crate::progress::Task;
 
 /// Time within which ranks report what they measured, after the query's last row.
 const MAX_REPORT_TIME: Duration = Duration::from_secs(10);
 
 /// What a query took.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
     /// Time from the start to the last row.
     pub elapsed: Duration,
-    /// Tasks that ranks have executed.
-    pub tasks: u64,
+    /// Tasks that ranks have executed, in the order of stages.
+    pub tasks: Vec<Task>,
+    /// Time that nodes have computed, of all threads of all ranks together.
+    pub computing: Duration,
     /// Bytes that crossed between tasks, those to the session included.
     pub exchanged_bytes: u64,
     /// Bytes that did not fit into memory, and were written to disk.
@@ -39,20 +41,23 @@ pub struct PendingUsage(watch::Receiver<Option<Usage>>);
 impl PendingUsage {
     /// Waits for the reports; `None` if they do not come.
     pub async fn get(mut self) -> Option<Usage> {
-        self.0.wait_for(Option::is_some).await.ok().and_then(|usage| *usage)
+        self.0
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|usage| usage.clone())
     }
 }
 
-/// Begins a query whose nodes measure. Returns its plan and its rows.
+/// Begins a query. Returns its plan and its rows.
 ///
 /// # Errors
 /// If the query cannot be planned or begun.
-pub async fn begin_measured(
+pub async fn begin(
     context: &SessionContext,
     plan: LogicalPlan,
 ) -> QueryResult<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
-    let mut state = context.state();
-    state.set_distributed_metrics_collection(true)?;
+    let state = context.state();
     let tasks = state.task_ctx();
     let plan = DataFrame::new(state, plan).create_physical_plan().await?;
     let rows = execute_stream(Arc::clone(&plan), tasks)?;
@@ -60,15 +65,16 @@ pub async fn begin_measured(
 }
 
 /// Begins to wait for the reports of a plan that was executed with measures.
-pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration) -> PendingUsage {
+pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration, exchange: Arc<Exchange>) -> PendingUsage {
     let (sender, receiver) = watch::channel(None);
     tokio::spawn(async move {
-        let tasks = tasks_of(&plan);
+        let query = query_of(&plan);
         if let Ok(measured) = measured(plan).await {
             let (exchanged_bytes, spilled_bytes) = bytes_of(&measured);
             let usage = Usage {
                 elapsed,
-                tasks,
+                tasks: query.map_or_else(Vec::new, |query| exchange.queries().tasks_of(query)),
+                computing: computing_of(&measured),
                 exchanged_bytes,
                 spilled_bytes,
             };
@@ -89,10 +95,21 @@ pub async fn measured(plan: Arc<dyn ExecutionPlan>) -> QueryResult<Arc<dyn Execu
     measured.unwrap_or_else(|_| exec_err!("the ranks did not report what they measured within {MAX_REPORT_TIME:?}"))
 }
 
-fn tasks_of(plan: &Arc<dyn ExecutionPlan>) -> u64 {
-    let own = plan.as_network_boundary().map(|boundary| boundary.input_stage());
-    let own = own.map_or(0, |stage| stage.task_count() as u64);
-    own + plan.children().into_iter().map(tasks_of).sum::<u64>()
+/// The query of a plan that has tasks on ranks.
+fn query_of(plan: &Arc<dyn ExecutionPlan>) -> Option<Uuid> {
+    let own = plan
+        .as_network_boundary()
+        .map(|boundary| boundary.input_stage().query_id());
+    own.or_else(|| plan.children().into_iter().find_map(query_of))
+}
+
+fn computing_of(plan: &Arc<dyn ExecutionPlan>) -> Duration {
+    let own = plan
+        .metrics()
+        .and_then(|metrics| metrics.elapsed_compute())
+        .unwrap_or(0);
+    let below = plan.children().into_iter().map(computing_of);
+    below.fold(Duration::from_nanos(own as u64), Duration::saturating_add)
 }
 
 /// Bytes that crossed, and bytes that were spilled.

@@ -24,6 +24,7 @@ from dayfly_frames._expr import (
 )
 from dayfly_frames._frame import Frame, GroupBy, WrittenFile
 from dayfly_frames._group import RankSession
+from dayfly_frames._progress import Query, Work
 from dayfly_frames._session import Session
 from dayfly_frames._table import Table, Usage
 
@@ -31,11 +32,13 @@ __all__ = [
     "Expr",
     "Frame",
     "GroupBy",
+    "Query",
     "RankSession",
     "Session",
     "Table",
     "Usage",
     "When",
+    "Work",
     "WrittenFile",
     "coalesce",
     "col",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 from dayfly._failures import error_for
@@ -12,6 +13,7 @@ from dayfly_frames import _frames
 from dayfly_frames._expr import Expr, as_column, col
 from dayfly_frames._map import Batch, columns_of, dumped, name_of
 from dayfly_frames._paths import absolute
+from dayfly_frames._progress import Progress
 from dayfly_frames._table import Table
 
 Columns = Expr | str | Iterable[Expr | str]
@@ -319,7 +321,13 @@ class Frame:
 
     def _table(self, call: str, compute: Callable[[], _frames.Table]) -> Table:
         group = self._native.group()
-        return Table(compute() if group is None else group.table(call, self._native, compute))
+        with self._shown():
+            return Table(compute() if group is None else group.table(call, self._native, compute))
+
+    def _shown(self) -> AbstractContextManager[None]:
+        """Shows the query that runs in a block, if the session was asked to."""
+        progress: Progress | None = self._native.progress()
+        return nullcontext() if progress is None else progress.shown()
 
     def batches(self) -> Iterator[Table]:
         """Computes the frame on the ranks, and yields its rows as they arrive. At most a few batches are in memory.
@@ -348,7 +356,8 @@ class Frame:
                 rows of a rank that was lost raises ``state_lost``: persist the frame again.
         """
         group = self._native.group()
-        return Frame(self._native.persist() if group is None else group.persist(self._native))
+        with self._shown():
+            return Frame(self._native.persist() if group is None else group.persist(self._native))
 
     def write_parquet(
         self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
@@ -401,7 +410,8 @@ class Frame:
         def write() -> list[tuple[str, int, int]]:
             return native.write(*asked)
 
-        written = write() if group is None else group.lead(f"write_{form}", native, write)
+        with self._shown():
+            written = write() if group is None else group.lead(f"write_{form}", native, write)
         return [WrittenFile(*file) for file in written]
 
     def describe(self) -> Table:

@@ -17,6 +17,7 @@ from dayfly._leases.gang import Gang
 
 from dayfly_frames import _frames
 from dayfly_frames._rank import serve
+from dayfly_frames._progress import Progress, query_of
 from dayfly_frames._session import Session
 
 T = TypeVar("T")
@@ -113,6 +114,7 @@ def open_session(
     recover: Recover,
     partition_bytes: int,
     storage_options: StorageOptions,
+    progress: bool,
 ) -> Session:
     """Leases workers, starts a rank on each, and joins them.
 
@@ -145,7 +147,10 @@ def open_session(
 
     if recover == "query":
         native.on_loss(renew)
-    return Session(native, end)
+    session = Session(native, end)
+    if progress:
+        native.set_progress(Progress(lambda: [query_of(*found) for found in native.running()]))
+    return session
 
 
 def _joined(join: Callable[[], T], serving: list[Any]) -> T:

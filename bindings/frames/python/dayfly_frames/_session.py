@@ -9,6 +9,7 @@ from dayfly_frames import _frames
 from dayfly_frames._frame import Frame
 from dayfly_frames._map import OfItem, columns_of, dumped, dumped_item, name_of
 from dayfly_frames._paths import Paths, found
+from dayfly_frames._progress import Query, query_of
 
 if TYPE_CHECKING:
     import os
@@ -71,6 +72,13 @@ class Session:
     def ranks(self) -> int:
         """Number of ranks that execute queries."""
         return self._native.ranks()
+
+    def running(self) -> list[Query]:
+        """Returns the queries under way, the oldest first, and what their tasks have done. Call it from another thread.
+
+        A rank reports the rows and bytes of a task when the task has ended.
+        """
+        return [query_of(*found) for found in self._native.running()]
 
     def _scan(self, kind: str, paths: Paths, **options: Any) -> Frame:
         files, has_directory = found(paths)

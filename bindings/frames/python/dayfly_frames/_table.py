@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dayfly_frames import _frames
+from dayfly_frames._progress import Work, by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,10 +26,14 @@ class Usage(NamedTuple):
     seconds: float
     #: Tasks that the ranks have executed.
     tasks: int
+    #: Seconds that cores have computed, of all ranks and of the session together.
+    core_seconds: float
     #: Bytes that crossed between tasks, those of the result included.
     exchanged_bytes: int
     #: Bytes that did not fit into the ranks' memory, and went to disk.
     spilled_bytes: int
+    #: What the tasks of each rank have done. Ranks that have done much more than others have more of the rows.
+    ranks: dict[int, Work]
 
 
 class Table:
@@ -70,7 +75,10 @@ class Table:
     def usage(self) -> Usage | None:
         """What the query took that `Frame.collect` ran, as far as its ranks have reported it."""
         found = self._native.usage()
-        return None if found is None else Usage(*found)
+        if found is None:
+            return None
+        seconds, tasks, core_seconds, exchanged_bytes, spilled_bytes = found
+        return Usage(seconds, len(tasks), core_seconds, exchanged_bytes, spilled_bytes, by(1, tasks))
 
     def to_pyarrow(self) -> pa.Table:
         """Returns a PyArrow table. Needs ``pyarrow``."""

@@ -71,6 +71,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
         recover: Literal["query", "none"] = "query",
         partition_bytes: int = 1 << 20,
         storage_options: Mapping[str, str] | Literal["env"] | None = None,
+        progress: bool = False,
         **lease: Any,
     ) -> Session:
         """Leases workers for data frames and SQL. Needs the package ``dayfly-frames``.
@@ -89,6 +90,8 @@ class Client(LeaseClient, TaskClient, FlowClient):
             storage_options: how the ranks reach files under ``s3://``: ``aws_access_key_id``, ``aws_region``,
                 ``aws_secret_access_key``, ``aws_session_token``, ``aws_endpoint_url`` and so on. With ``env``, the
                 variables of this process, such as ``AWS_REGION``. They go to the workers: name keys with few rights.
+            progress: whether queries that take longer show their stages, tasks, rows and bytes: as a line on standard
+                error, in a notebook as a table. ``Session.running`` has the same.
             lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
 
         Returns:
@@ -108,6 +111,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
             recover=recover,
             partition_bytes=partition_bytes,
             storage_options=storage_options,
+            progress=progress,
         )
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:

@@ -60,6 +60,20 @@ impl Engine {
         }
     }
 
+    /// Has all doorbells wait: one wake of a rank serves all that this thread sends it in a turn.
+    pub fn hold_doorbells(&mut self) {
+        for transport in self.transports.iter_mut().flatten() {
+            transport.hold_doorbell();
+        }
+    }
+
+    /// Rings the doorbells that are due.
+    pub fn ring_held_doorbells(&mut self) {
+        for transport in self.transports.iter_mut().flatten() {
+            transport.ring_held_doorbell();
+        }
+    }
+
     /// Number of losses that are known to any thread of this process.
     pub fn known_losses(&self) -> u64 {
         self.lost.count()

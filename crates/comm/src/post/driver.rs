@@ -148,6 +148,7 @@ impl Driver {
 
     /// Moves what can be moved. Returns whether there was anything.
     fn turn(&mut self, guard: &mut EngineGuard<'_>) -> bool {
+        guard.engine().hold_doorbells();
         let mut moved = false;
         for _ in 0..MOVES {
             if !guard.progress() {
@@ -165,6 +166,7 @@ impl Driver {
             }
         }
         self.close_when_idle(engine);
+        engine.ring_held_doorbells();
         self.hand_over();
         moved
     }

@@ -18,7 +18,7 @@ const MAX_WORDS: usize = 64;
 /// Most messages to one rank whose bytes follow their words at a time. The receiver counts them.
 pub const MAX_BODIES: usize = 16;
 /// Most frames of one message under way.
-pub const MAX_FRAMES: usize = 4;
+pub const MAX_FRAMES: usize = 16;
 
 #[derive(Debug, Default)]
 struct Lane {

@@ -42,6 +42,8 @@ const DATA_BYTES: usize = 256 << 10;
 const EAGER_BYTES: usize = 32 << 10;
 /// Bytes of each fragment of a message through the data ring.
 const FRAGMENT_BYTES: usize = 16 << 10;
+/// Bytes of large messages that may be copied before a waiting doorbell rings all the same.
+const SILENT_BYTES: usize = 512 << 10;
 /// Transfers of one direction in which the sender can help at a time.
 const BOARDS: usize = 8;
 
@@ -129,6 +131,11 @@ pub struct ShmTransport {
     _probe: Box<u64>,
     /// Whether the other side never sleeps, which saves a fence.
     peer_never_sleeps: bool,
+    /// Whether the doorbell waits for [`ShmTransport::ring_held_doorbell`], and whether it is due then.
+    holds_doorbell: bool,
+    is_doorbell_due: bool,
+    /// Bytes that were copied to this side since the doorbell waits.
+    copied_in_silence: usize,
 }
 
 impl ShmTransport {
@@ -184,9 +191,34 @@ impl ShmTransport {
         true
     }
 
+    /// Has the doorbell wait.
+    pub fn hold_doorbell(&mut self) {
+        self.holds_doorbell = true;
+    }
+
+    /// Rings the doorbell for all messages since it waits.
+    pub fn ring_held_doorbell(&mut self) {
+        self.holds_doorbell = false;
+        self.copied_in_silence = 0;
+        if std::mem::take(&mut self.is_doorbell_due) {
+            self.ring_doorbell();
+        }
+    }
+
+    /// Rings a doorbell that waits once enough was copied that the other side may run out of messages to offer.
+    fn copied(&mut self, length: usize) {
+        self.copied_in_silence += length;
+        if self.holds_doorbell && self.copied_in_silence >= SILENT_BYTES {
+            self.ring_held_doorbell();
+            self.hold_doorbell();
+        }
+    }
+
     /// Wakes the other side if it sleeps.
-    fn ring_doorbell(&self) {
-        if ring::must_wake(self.word(self.outgoing.base + at::ASLEEP)) {
+    fn ring_doorbell(&mut self) {
+        if self.holds_doorbell {
+            self.is_doorbell_due = true;
+        } else if ring::must_wake(self.word(self.outgoing.base + at::ASLEEP)) {
             // A full doorbell wakes the peer too; a broken one is noticed elsewhere.
             let _ = rustix::net::send(&self.doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }

@@ -50,7 +50,7 @@ impl AsRef<[u8]> for Part {
     }
 }
 
-/// The parts of a message with this batch.
+/// The parts of a message with this batch. Those of several batches follow each other.
 pub fn to_parts(batch: &RecordBatch) -> Result<Vec<Bytes>, ExchangeError> {
     let mut parts = vec![Bytes::new()];
     let mut columns = Vec::with_capacity(batch.num_columns());
@@ -138,27 +138,31 @@ pub fn schema_of(parts: &[Bytes]) -> Result<SchemaRef, ArrowError> {
     Ok(StreamReader::try_new(Cursor::new(part), None)?.schema())
 }
 
-/// The batch in a message.
-pub fn from_parts(parts: &[Bytes], schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
+/// The batches in a message.
+pub fn from_parts(parts: &[Bytes], schema: &SchemaRef) -> Result<Vec<RecordBatch>, ArrowError> {
+    let mut parts = parts.iter();
+    let mut batches = vec![next_batch(&mut parts, schema)?];
+    while !parts.as_slice().is_empty() {
+        batches.push(next_batch(&mut parts, schema)?);
+    }
+    Ok(batches)
+}
+
+/// The batch that begins at the next part.
+fn next_batch(parts: &mut std::slice::Iter<'_, Bytes>, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     let malformed = |what: &str| ArrowError::IpcError(what.to_owned());
-    let (head, buffers) = parts
-        .split_first()
-        .ok_or_else(|| malformed("a batch without a description"))?;
+    let head = parts.next().map_or(&[][..], |head| head);
     let head: Head = rmp_serde::from_slice(head).map_err(|error| malformed(&error.to_string()))?;
     if head.columns.len() != schema.fields().len() {
         return Err(malformed("a batch with other columns than its schema"));
     }
-    let mut buffers = buffers.iter();
     let columns = head.columns.iter().zip(schema.fields());
     let columns = columns.map(|(node, field)| {
-        let data = rebuild(node, field.data_type(), &mut buffers, 0)?;
+        let data = rebuild(node, field.data_type(), parts, 0)?;
         Ok(make_array(data))
     });
     let columns = columns.collect::<Result<Vec<_>, ArrowError>>()?;
     let rows = usize::try_from(head.rows).map_err(|_| malformed("a batch with too many rows"))?;
-    if buffers.next().is_some() {
-        return Err(malformed("a batch with more buffers than its description"));
-    }
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
 }

@@ -70,8 +70,10 @@ impl WorkerChannel for RankChannel {
     ) -> Result<BoxStream<'static, Result<WorkerToCoordinatorMsg>>> {
         let lane = Lane::new(&self.exchange, self.rank, 1).remove(0);
         let number = lane.number;
+        let key = request.task_key;
         let plan = Plan::of(&headers, request, context)?;
         self.ask(&Request::Plan { lane: number, plan })?;
+        self.exchange.queries().begin(key, self.rank);
         let (exchange, rank) = (Arc::clone(&self.exchange), self.rank);
         tokio::spawn(async move {
             let ask = |request: &Request| exchange.send(rank, REQUESTS, vec![encoded(request)]).map(drop);
@@ -85,15 +87,17 @@ impl WorkerChannel for RankChannel {
                 });
                 if asked.is_err() {
                     // The response's stream reports it.
-                    return;
+                    break;
                 }
             }
             let _ = ask(&Request::EndOfPlan { lane: number });
+            exchange.queries().forget_plan(key);
         });
         let is_measured = DistributedConfig::from_config_options(context.session_config().options())?.collect_metrics;
         // A task that does not run, since a limit is reached, reports no measures. The library would wait for them.
         let missing = Arc::new(AtomicBool::new(is_measured));
         let is_missing = Arc::clone(&missing);
+        let exchange = Arc::clone(&self.exchange);
         let reports = lane.into_stream(move |parts| {
             let report: Report =
                 rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part)).map_err(|error| error.to_string())?;
@@ -102,6 +106,7 @@ impl WorkerChannel for RankChannel {
                 Report::EndOfLoad => WorkerToCoordinatorMsg::LoadInfoEos,
                 Report::Measured(measures) => {
                     missing.store(false, Ordering::Relaxed);
+                    exchange.queries().end(key, measures.work());
                     WorkerToCoordinatorMsg::TaskMetrics(measures.decoded())
                 }
             })
@@ -262,35 +267,38 @@ impl Lane {
 
     /// Its batches, whose bytes it counts. The schema comes first.
     fn into_batches(self) -> BoxStream<'static, Result<RecordBatch>> {
-        let state: (Option<Self>, Option<SchemaRef>) = (Some(self), None);
-        let stream = stream::unfold(state, |(lane, mut schema)| async move {
+        let messages = stream::unfold((Some(self), None), |(lane, schema)| async move {
             let mut lane = lane?;
-            let rank = lane.rank;
-            let violation = |what: String| DataFusionError::from(ExchangeError::Violation { rank, what });
-            loop {
-                let (kind, parts) = match lane.next().await {
-                    Ok(Some(message)) => message,
-                    Ok(None) => return None,
-                    Err(error) => return Some((Err(error.into()), (None, schema))),
-                };
-                if kind == Kind::Schema {
-                    match batches::schema_of(&parts) {
-                        Ok(found) => schema = Some(found),
-                        Err(error) => return Some((Err(violation(error.to_string())), (None, schema))),
-                    }
-                    continue;
-                }
-                let Some(known) = &schema else {
-                    return Some((Err(violation("a batch before its schema".into())), (None, schema)));
-                };
-                lane.received.add(parts.iter().map(Bytes::len).sum());
-                return match batches::from_parts(&parts, known) {
-                    Ok(batch) => Some((Ok(batch), (Some(lane), schema))),
-                    Err(error) => Some((Err(violation(error.to_string())), (None, schema))),
-                };
-            }
+            let (batches, schema) = match lane.next_batches(schema).await {
+                Ok(Some(found)) => found,
+                Ok(None) => return None,
+                Err(error) => return Some((vec![Err(error.into())], (None, None))),
+            };
+            Some((batches.into_iter().map(Ok).collect(), (Some(lane), Some(schema))))
         });
-        stream.boxed()
+        messages.flat_map(stream::iter).boxed()
+    }
+
+    /// The batches of the next message that has some, and their schema; `None` after the last one.
+    async fn next_batches(
+        &mut self,
+        mut schema: Option<SchemaRef>,
+    ) -> Result<Option<(Vec<RecordBatch>, SchemaRef)>, ExchangeError> {
+        let rank = self.rank;
+        let violation = |what: String| ExchangeError::Violation { rank, what };
+        loop {
+            let Some((kind, parts)) = self.next().await? else {
+                return Ok(None);
+            };
+            if kind == Kind::Schema {
+                schema = Some(batches::schema_of(&parts).map_err(|error| violation(error.to_string()))?);
+                continue;
+            }
+            let known = schema.ok_or_else(|| violation("a batch before its schema".into()))?;
+            self.received.add(parts.iter().map(Bytes::len).sum());
+            let found = batches::from_parts(&parts, &known).map_err(|error| violation(error.to_string()))?;
+            return Ok(Some((found, known)));
+        }
     }
 }
 

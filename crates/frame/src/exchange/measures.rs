@@ -8,6 +8,9 @@ use datafusion::physical_plan::metrics::{Count, Gauge, Metric, MetricValue, Metr
 use datafusion_distributed::TaskMetrics;
 use serde::{Deserialize, Serialize};
 
+use super::channel::RECEIVED_BYTES;
+use crate::progress::Work;
+
 /// Most nodes of a task that are measured. The library refuses a task with measures of fewer nodes than it has.
 const MAX_NODES: usize = 4096;
 
@@ -56,6 +59,30 @@ impl Measures {
                 .collect()
         });
         Self(nodes.collect())
+    }
+
+    /// What the whole task took. The first node is the top, and sends what the first one that counts rows has counted.
+    pub fn work(&self) -> Work {
+        let mut work = Work::default();
+        let counts = |node: &Vec<Measure>| node.iter().any(|measure| matches!(measure, Measure::Rows(_)));
+        let top = self.0.iter().position(counts);
+        for (node, measure) in self
+            .0
+            .iter()
+            .enumerate()
+            .flat_map(|(at, node)| node.iter().map(move |of| (at, of)))
+        {
+            match measure {
+                Measure::Rows(rows) if Some(node) == top => work.rows = *rows,
+                Measure::ComputeNs(ns) => work.computing = work.computing.saturating_add(Duration::from_nanos(*ns)),
+                Measure::SpilledBytes(bytes) => work.spilled_bytes = work.spilled_bytes.saturating_add(*bytes),
+                Measure::Count(name, bytes) if name == RECEIVED_BYTES => {
+                    work.received_bytes = work.received_bytes.saturating_add(*bytes);
+                }
+                _ => {}
+            }
+        }
+        work
     }
 
     /// What the library collects. Nodes of a task that did not run have measured nothing.

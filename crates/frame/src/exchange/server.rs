@@ -1,6 +1,6 @@
 //! What a rank does for others: it keeps the plans of their tasks, and executes them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion_distributed::{CoordinatorToWorkerMsg, Worker, WorkerToCoordinatorMsg};
-use dayfly_comm::post::{Message, PostError};
+use dayfly_comm::post::{Delivery, Message, PostError};
 use dayfly_protocol::error::Failure;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -30,8 +30,8 @@ use crate::memory::Memory;
 pub enum Kind {
     /// The schema of the batches after it.
     Schema,
-    /// A batch.
-    Batch,
+    /// Batches, one after the other.
+    Batches,
     /// A report of a task.
     Report,
     /// The last message.
@@ -41,7 +41,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Schema, Self::Batch, Self::Report, Self::End, Self::Error];
+    const ALL: [Self; 5] = [Self::Schema, Self::Batches, Self::Report, Self::End, Self::Error];
 
     /// The kind in the first part of a message.
     pub fn of(part: &[u8]) -> Option<Self> {
@@ -65,6 +65,15 @@ const LET_GO_AFTER: [Duration; 3] = [
 ];
 /// Operations on the worker's cache that cause its maintenance.
 const MAINTENANCE_OPERATIONS: usize = 65;
+
+/// Bytes after which a message takes no further batch. Each message wakes three threads.
+const MESSAGE_BYTES: usize = 1 << 20;
+/// Parts after which it takes none.
+const MESSAGE_PARTS: usize = 4096;
+/// Messages of a lane that may be under way whatever they hold, so that one is made while one leaves.
+const MIN_IN_FLIGHT: usize = 1;
+/// Bytes of a lane's messages that are under way, at most, beside those.
+const IN_FLIGHT_BYTES: usize = 4 << 20;
 
 /// A lane of another rank.
 type Place = (u32, u32);
@@ -282,7 +291,7 @@ struct Responses {
 }
 
 impl Responses {
-    fn send(&self, kind: Kind, mut parts: Vec<Bytes>) -> Result<dayfly_comm::post::Delivery, ExchangeError> {
+    fn send(&self, kind: Kind, mut parts: Vec<Bytes>) -> Result<Delivery, ExchangeError> {
         parts.insert(0, kind.part());
         Ok(self.exchange.send(self.to, self.lane, parts)?)
     }
@@ -303,15 +312,54 @@ impl Responses {
         self.end(sent);
     }
 
-    async fn send_batches(&self, mut batches: SendableRecordBatchStream) -> Result<()> {
+    /// Sends batches; those that are there at once share a message.
+    async fn send_batches(&self, batches: SendableRecordBatchStream) -> Result<()> {
         self.send(Kind::Schema, vec![batches::schema_part(&batches.schema())?])?;
-        let mut in_flight = None;
+        let mut batches = batches.fuse();
+        let mut in_flight = InFlight::default();
         while let Some(batch) = batches.next().await {
-            let parts = batches::to_parts(&batch?)?;
-            let delivery = self.send(Kind::Batch, parts)?;
-            if let Some(before) = in_flight.replace(delivery) {
-                before.await.map_err(ExchangeError::from)?;
+            let mut parts = batches::to_parts(&batch?)?;
+            let mut bytes = bytes_of(&parts);
+            while bytes < MESSAGE_BYTES && parts.len() < MESSAGE_PARTS {
+                let Some(Some(batch)) = batches.next().now_or_never() else {
+                    break;
+                };
+                let further = batches::to_parts(&batch?)?;
+                bytes += bytes_of(&further);
+                parts.extend(further);
             }
+            in_flight.push(self.send(Kind::Batches, parts)?, bytes);
+            in_flight.shrink().await?;
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of(parts: &[Bytes]) -> usize {
+    parts.iter().map(Bytes::len).sum()
+}
+
+/// Messages of a lane that have not left.
+#[derive(Default)]
+struct InFlight {
+    messages: VecDeque<(Delivery, usize)>,
+    bytes: usize,
+}
+
+impl InFlight {
+    fn push(&mut self, message: Delivery, bytes: usize) {
+        self.messages.push_back((message, bytes));
+        self.bytes += bytes;
+    }
+
+    /// Waits until another message may be made.
+    async fn shrink(&mut self) -> Result<(), ExchangeError> {
+        while self.messages.len() > MIN_IN_FLIGHT && self.bytes > IN_FLIGHT_BYTES {
+            let Some((message, bytes)) = self.messages.pop_front() else {
+                break;
+            };
+            message.await?;
+            self.bytes -= bytes;
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use datafusion::common::{DataFusionError, Result as QueryResult, exec_datafusion
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::EmissionType;
+use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures_util::StreamExt;
@@ -59,6 +60,7 @@ pub struct MapExec {
     input: Arc<dyn ExecutionPlan>,
     call: Arc<MapCall>,
     properties: Arc<PlanProperties>,
+    measures: ExecutionPlanMetricsSet,
 }
 
 impl MapExec {
@@ -73,6 +75,7 @@ impl MapExec {
             input,
             call: Arc::new(call),
             properties: Arc::new(own),
+            measures: ExecutionPlanMetricsSet::new(),
         }
     }
 
@@ -107,6 +110,10 @@ impl ExecutionPlan for MapExec {
         Ok(TreeNodeRecursion::Continue)
     }
 
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.measures.clone_inner())
+    }
+
     fn with_new_children(
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
@@ -121,13 +128,20 @@ impl ExecutionPlan for MapExec {
             functions.ok_or_else(|| exec_datafusion_err!("this process has no interpreter for functions"))?;
         let rows = self.input.execute(partition, context)?;
         let call = Arc::clone(&self.call);
+        let measures = BaselineMetrics::new(&self.measures, partition);
         let mapped = gathered(rows, call.batch_rows).then(move |batch| {
             let (functions, call) = (Arc::clone(&functions), Arc::clone(&call));
+            let (computing, sent) = (measures.elapsed_compute().clone(), measures.output_rows().clone());
             async move {
                 let batch = batch?;
                 // A function may compute for long; other tasks go on meanwhile.
-                let called = tokio::task::spawn_blocking(move || functions.call(&call.function, batch, &call.schema));
-                called.await.map_err(|error| exec_datafusion_err!("{error}"))?
+                let called = tokio::task::spawn_blocking(move || {
+                    let _timer = computing.timer();
+                    functions.call(&call.function, batch, &call.schema)
+                });
+                let batch = called.await.map_err(|error| exec_datafusion_err!("{error}"))??;
+                sent.add(batch.num_rows());
+                Ok(batch)
             }
         });
         let schema = Arc::clone(&self.call.schema);

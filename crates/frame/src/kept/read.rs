@@ -10,6 +10,7 @@ use datafusion::common::{DataFusionError, Result as QueryResult, Statistics, exe
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::statistics::StatisticsArgs;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
@@ -121,6 +122,7 @@ pub struct KeptExec {
     /// In the session: so that ranks keep what is still to be read.
     kept: Option<Arc<Kept>>,
     properties: Arc<PlanProperties>,
+    measures: ExecutionPlanMetricsSet,
 }
 
 impl KeptExec {
@@ -135,6 +137,7 @@ impl KeptExec {
             rows,
             kept,
             properties: Arc::new(properties),
+            measures: ExecutionPlanMetricsSet::new(),
         })
     }
 
@@ -196,6 +199,10 @@ impl ExecutionPlan for KeptExec {
         Ok(Arc::new(known))
     }
 
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.measures.clone_inner())
+    }
+
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
         let store = context.session_config().get_extension::<Store>();
         let store = store.ok_or_else(|| exec_datafusion_err!("frames are kept by ranks, not by this process"))?;
@@ -219,7 +226,9 @@ impl ExecutionPlan for KeptExec {
             }
         });
         let projection = self.rows.projection.clone();
+        let sent = MetricBuilder::new(&self.measures).output_rows(partition);
         let rows = batches.flatten().and_then(move |batch| {
+            sent.add(batch.num_rows());
             let read = match &projection {
                 Some(columns) => batch.project(columns).map_err(DataFusionError::from),
                 None => Ok(batch),

@@ -12,7 +12,7 @@ use datafusion_distributed::{DistributedExec, display_plan_ascii};
 use futures_util::TryStreamExt;
 use tokio::time::Instant;
 
-use crate::usage::{begin_measured, measured};
+use crate::usage::{begin, measured};
 
 /// The plan of the ranks for a query: its stages, their tasks, and what each exchanges.
 ///
@@ -30,7 +30,7 @@ pub async fn explain(context: &SessionContext, plan: LogicalPlan) -> QueryResult
 /// Of the query.
 pub async fn analyze(context: &SessionContext, plan: LogicalPlan) -> QueryResult<String> {
     let start = Instant::now();
-    let (plan, rows) = begin_measured(context, plan).await?;
+    let (plan, rows) = begin(context, plan).await?;
     let counted = rows.try_fold(0, |rows, batch| async move { Ok(rows + batch.num_rows()) });
     let rows = counted.await?;
     let seconds = start.elapsed().as_secs_f64();

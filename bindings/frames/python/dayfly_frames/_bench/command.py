@@ -9,7 +9,7 @@ from typing import Any
 
 from dayfly import Client
 
-from dayfly_frames._bench import data, joins, sessions, tpch, transfers
+from dayfly_frames._bench import data, joins, memory, sessions, tpch, transfers
 from dayfly_frames._bench.engines import has
 from dayfly_frames._bench.joins import Place
 from dayfly_frames._bench.rows import WrongAnswerError, note
@@ -30,9 +30,10 @@ MEASUREMENTS: dict[str, Measure] = {
     "cancel": sessions.cancel,
     "result-1gib": transfers.result_1gib,
     "exchange-shm": transfers.exchange_shm,
+    "beyond-memory": memory.beyond_memory,
 }
 #: Those that are measured only if they are named.
-LONG = ("tpch-sf10",)
+LONG = ("tpch-sf10", "beyond-memory")
 #: Cores of the sides of each comparison.
 CORES = 2
 

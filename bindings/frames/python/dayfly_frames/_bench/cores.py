@@ -61,3 +61,13 @@ def busy_ns(processes: Collection[int]) -> int:
             with contextlib.suppress(OSError):
                 total += int((thread / "schedstat").read_text().split()[0])
     return total
+
+
+def peak_bytes(processes: Collection[int]) -> int:
+    """Returns the most memory that one of these processes has had, in bytes. Pages of its files count."""
+    found = [0]
+    for process in processes:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{process}/status").read_text()
+            found += [int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:")]
+    return max(found)

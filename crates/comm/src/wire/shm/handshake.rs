@@ -139,6 +139,9 @@ impl ShmHandshake {
             boards: [false; BOARDS],
             _probe: self.probe,
             peer_never_sleeps: packet.sleeps == 0,
+            holds_doorbell: false,
+            is_doorbell_due: false,
+            copied_in_silence: 0,
         })
     }
 

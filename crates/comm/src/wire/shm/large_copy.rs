@@ -151,7 +151,9 @@ impl ShmTransport {
         if length < SHARED_FROM_BYTES {
             // SAFETY: the request's memory has this room.
             let copied = unsafe { cross_memory.read(offer.address, request.start, length) };
-            return self.finish(id, offer.token as u32, copied.is_ok(), matching);
+            self.finish(id, offer.token as u32, copied.is_ok(), matching)?;
+            self.copied(length);
+            return Ok(());
         }
         let mut pull = IncomingCopy {
             request: id,
@@ -239,6 +241,7 @@ impl ShmTransport {
             self.leave_board(&pull);
             // A report that cannot be sent now is queued, or the other side is gone.
             let _ = self.finish(pull.request, pull.token, well, matching);
+            self.copied(pull.length);
         }
         true
     }

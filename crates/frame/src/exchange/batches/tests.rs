@@ -44,13 +44,29 @@ fn batch() -> RecordBatch {
 fn there_and_back(batch: &RecordBatch) -> RecordBatch {
     let schema = schema_of(&[schema_part(&batch.schema()).unwrap()]).unwrap();
     assert_eq!(schema, batch.schema());
-    from_parts(&to_parts(batch).unwrap(), &schema).unwrap()
+    let [arrived] = from_parts(&to_parts(batch).unwrap(), &schema)
+        .unwrap()
+        .try_into()
+        .unwrap();
+    arrived
 }
 
 #[test]
 fn batch_is_the_same_after_its_way() {
     let batch = batch();
     assert_eq!(there_and_back(&batch), batch);
+}
+
+#[test]
+fn batches_of_one_message_arrive_in_order() {
+    let batch = batch();
+    let all = [batch.clone(), batch.slice(1, 2), batch.slice(0, 0), batch.slice(3, 1)];
+    let parts: Vec<Bytes> = all.iter().flat_map(|batch| to_parts(batch).unwrap()).collect();
+    assert_eq!(from_parts(&parts, &batch.schema()).unwrap(), all);
+    let without_columns = RecordBatchOptions::new().with_row_count(Some(7));
+    let bare = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &without_columns).unwrap();
+    let parts = [to_parts(&bare).unwrap(), to_parts(&bare).unwrap()].concat();
+    assert_eq!(from_parts(&parts, &bare.schema()).unwrap(), [bare.clone(), bare]);
 }
 
 #[test]
@@ -79,7 +95,7 @@ fn buffers_travel_as_they_lie() {
     let parts = to_parts(&batch).unwrap();
     assert_eq!((parts.len(), parts[1].as_ptr()), (2, place));
     let arrived = from_parts(&parts, &batch.schema()).unwrap();
-    assert_eq!(arrived.column(0).to_data().buffers()[0].as_ptr(), place);
+    assert_eq!(arrived[0].column(0).to_data().buffers()[0].as_ptr(), place);
 }
 
 #[test]
@@ -118,7 +134,10 @@ fn malformed_batches_are_refused() {
         let mut shorter = parts.clone();
         shorter[at] = shorter[at].slice(..shorter[at].len() / 2);
         let result = from_parts(&shorter, &schema);
-        assert!(result.is_err() || result.unwrap() == batch, "half of part {at}");
+        assert!(
+            result.is_err() || result.unwrap() == [batch.clone()],
+            "half of part {at}"
+        );
     }
     let mut more = parts.clone();
     more.push(Bytes::from_static(b"more"));

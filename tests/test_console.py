@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from harness import browser, identity
 from harness.browser import Page
-from harness.console import FLOW, Console, axe, is_built
+from harness.console import FLOW, Answer, Console, axe, is_built
 from harness.daemons import Daemon, free_port
 from harness.identity import Provider
 
@@ -23,24 +21,6 @@ VIEWS = [
     "#/endpoints", "#/endpoints/local", "#/nodes", "#/leases", "#/groups", "#/contents", "#/usage", "#/usage/bills",
     "#/admin", "#/admin/tokens", "#/admin/prices", "#/admin/audit", "#/nowhere",
 ]  # fmt: skip
-
-
-class Answer:
-    """What a manager responds to a request as a browser, or something that poses as one, sends it."""
-
-    def __init__(self, manager: Daemon, method: str, path: str, body: Any = None, **headers: str) -> None:
-        parts = urllib.parse.urlsplit(manager.connection["manager"])
-        context = ssl.create_default_context(cadata=manager.connection["ca_pem"])
-        connection = http.client.HTTPSConnection(parts.netloc, timeout=20, context=context)
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        if body is not None:
-            named["Content-Type"] = "application/json"
-        connection.request(method, path, None if body is None else json.dumps(body), named)
-        response = connection.getresponse()
-        self.status = response.status
-        self.headers = response.headers
-        self.body = response.read().decode()
-        connection.close()
 
 
 def test_session_cookie_is_hidden_and_guarded(console: Console) -> None:

@@ -139,7 +139,10 @@ pub fn router(control: Api) -> Router {
             observability::count,
         ))
         .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
-        .layer(axum::middleware::from_fn(session::authorize))
+        .layer(axum::middleware::from_fn_with_state(
+            control.clone(),
+            session::authorize,
+        ))
         .layer(axum::middleware::from_fn(observability::trace))
         .with_state(control)
 }

@@ -14,6 +14,7 @@
 mod allowances;
 mod audit;
 mod billing;
+mod browser_sessions;
 mod cluster;
 mod connection;
 mod control;

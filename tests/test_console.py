@@ -7,7 +7,6 @@ import time
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import browser, identity
@@ -19,7 +18,7 @@ from harness.identity import Provider
 VIEWS = [
     "#/", "#/tasks", "#/functions", "#/functions/report", "#/triggers", "#/triggers/nightly", "#/flows",
     "#/endpoints", "#/endpoints/local", "#/nodes", "#/leases", "#/groups", "#/contents", "#/usage", "#/usage/bills",
-    "#/admin", "#/admin/tokens", "#/admin/prices", "#/admin/audit", "#/nowhere",
+    "#/admin", "#/admin/tokens", "#/admin/teams", "#/admin/prices", "#/admin/audit", "#/nowhere",
 ]  # fmt: skip
 
 
@@ -216,7 +215,9 @@ def test_tenants_see_only_their_own(work: Console) -> None:
     page.until("document.querySelectorAll('tbody tr').length === 1")
     assert "Take back" not in page.text()
     page.go("#/groups")
-    page.sees("only operators see them")
+    page.sees("No group of yours meets here now.")
+    page.go("#/contents")
+    page.sees("Nothing is stored.")
     # Neither by its address.
     (task,) = work.manager.cli("task", "list", "--tag", "bad")
     page.go(f"#/tasks/{task['id']}")

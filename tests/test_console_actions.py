@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dayfly
+import pytest
 from harness.browser import Page
 from harness.console import Console
 from harness.programs import program
@@ -92,6 +93,27 @@ def test_failed_task_is_shown_and_retried(console: Console) -> None:
     page.fill("Arguments", '["once more"]')
     page.click("Run")
     page.sees("ValueError: once more")
+    assert page.errors == []
+
+
+def test_long_arguments_are_sized_and_retried(console: Console) -> None:
+    console.register()
+    text = "long " * 20_000
+    (task,) = console.submit(console.functions["fails"], [[text]])
+    page = console.logged_in()
+    page.go(f"#/tasks/{task}")
+    page.sees("Traceback of ValueError")
+    page.sees("97.7 KiB")
+    page.click("Retry")
+    page.confirm("Retry")
+    page.until(f"!location.hash.includes('{task}')")
+    page.sees("Traceback of ValueError")
+    page.sees("97.7 KiB")
+    # The size of a task that succeeded is known too.
+    (done,) = console.submit(console.functions["double"], [[text]])
+    page.go(f"#/tasks/{done}")
+    page.sees("succeeded")
+    page.sees("97.7 KiB")
     assert page.errors == []
 
 
@@ -205,6 +227,27 @@ def test_flow_is_drawn_and_cancelled(console: Console) -> None:
     page.sees("The flow was cancelled.")
     page.sees("failed")
     assert page.errors == []
+
+
+def test_contents_are_listed_with_their_tasks(console: Console) -> None:
+    console.register()
+    token = console.token("laptop", "astro")
+    big = "x" * 300_000
+    with dayfly.connect(config=console.manager.state) as client:
+        assert client.run(len, big).result(30) == 300_000
+        assert client.run(str.upper, big).result(30) == big.upper()
+    page = console.logged_in()
+    page.go("#/contents")
+    page.sees("result of 1 task")
+    page.sees("not used by a task")
+    page.sees("293 KiB")
+    file = saved(page, console.directory / "contents", "Download")
+    assert file.stat().st_size > 290_000
+    page.click("…", "main table a")
+    other = console.logged_in(token)
+    other.go("#/contents")
+    other.sees("Nothing is stored.")
+    assert page.errors + other.errors == []
 
 
 def test_lease_is_watched_and_revoked(console: Console) -> None:
@@ -334,6 +377,8 @@ def test_endpoint_is_shown_and_removed(console: Console) -> None:
     page.click("Cancel my tasks")
     page.click("Cancel")
     page.sees("1 tasks ended")
+    # The endpoint has the task until its end is written.
+    page.sees("Failed 1")
     page.click("Remove")
     page.confirm("Remove")
     page.sees("The endpoint was removed.")
@@ -341,27 +386,46 @@ def test_endpoint_is_shown_and_removed(console: Console) -> None:
     assert page.errors == []
 
 
-def test_group_shows_its_ranks(console: Console) -> None:
+def test_groups_show_their_ranks_to_their_tenant(console: Console) -> None:
     work = "import time\nfrom dayfly import MPI\nMPI.COMM_WORLD.Barrier()\ntime.sleep(5)\n"
     file = console.directory / "ranks.py"
     file.write_text(work)
+    connection = console.directory / "astro.json"
+    console.manager.cli("tenant", "set", "astro")
+    console.manager.cli("token", "create", "desk", "--tenant", "astro", "--output", str(connection))
     ranks = subprocess.Popen(
         [program(), "run", "--ranks", "2", file],
-        env=console.manager.client_environment() | {"DAYFLY_PYTHON": sys.executable},
+        env=console.manager.client_environment() | {"DAYFLY_PYTHON": sys.executable, "DAYFLY_MANAGER": str(connection)},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
+        own = console.logged_in(json.loads(connection.read_text())["token"])
+        own.go("#/groups")
         page = console.logged_in()
         page.go("#/groups")
-        page.sees("2 of 2 ranks are present.", 30)
-        page.sees("formed")
-        page.until("document.querySelectorAll('.ranks .there').length >= 2")
+        other = console.logged_in(console.token("laptop", "bio"))
+        other.go("#/groups")
+        for one in (own, page):
+            one.sees("2 of 2 ranks are present.", 30)
+            one.sees("formed")
+            one.sees("Group run-")
+            one.until("document.querySelectorAll('.ranks .there').length >= 2")
+        page.sees("Tenant astro.")
+        assert "Tenant" not in own.run("document.querySelector('main').innerText")
+        other.sees("No group of yours meets here now.")
+        places = [json.loads(console.manager.ask("GET", "/v1/rendezvous", token=token)[1]) for token in tokens(console)]
+        assert len({place["group_prefix"] for place in places}) == 3
         # The ranks end by themselves.
         page.sees("No group meets here now.", 30)
     finally:
         ranks.terminate()
         ranks.wait(20)
-    assert page.errors == []
+    assert own.errors + page.errors + other.errors == []
+
+
+def tokens(console: Console) -> list[str]:
+    """Tokens of three tenants."""
+    return [console.manager.connection["token"], console.token("one", "astro"), console.token("two", "bio")]
 
 
 def test_keyboard_alone_opens_and_runs(console: Console) -> None:

@@ -152,6 +152,7 @@ export const api = {
 
   usage: (from: number, until: number, everybody: boolean) => get<T.UsageLine[]>("/v1/usage", { from, until, everybody }),
   bill: (from: number, until: number, tenant?: string, after?: string) =>
+  contentList: (after: string | undefined, limit: number) => get<T.StoredContent[]>("/v1/contents/list", { after, limit }),
     get<T.BillPage>("/v1/bill", { from, until, tenant, after }),
   prices: () => get<T.Prices>("/v1/prices"),
   setPrices: (prices: T.Prices) => put<T.Prices>("/v1/prices", prices),

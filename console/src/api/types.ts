@@ -91,6 +91,14 @@ export interface Content {
   bytes: number;
 }
 
+export interface StoredContent extends Content {
+  since_ms: number;
+  used_at_ms: number;
+  arguments_of: number;
+  results_of: number;
+  task?: string;
+}
+
 export interface Outcome {
   id: string;
   number: number;
@@ -358,6 +366,7 @@ export interface Group {
 export interface Sample {
   at_ms: number;
   nodes_up: number;
+  tenant?: string;
   leases: number;
   cores: number;
   cores_leased: number;

@@ -24,6 +24,7 @@ mod events;
 mod extractors;
 mod forwarding;
 mod gangs;
+mod group_prefixes;
 mod history;
 mod http;
 mod identity;

@@ -229,6 +229,76 @@ def test_flow_is_drawn_and_cancelled(console: Console) -> None:
     assert page.errors == []
 
 
+def test_flow_is_typed_started_and_followed(console: Console) -> None:
+    console.register()
+    page = console.logged_in()
+    page.go("#/flows")
+    page.click("Start a flow")
+    page.fill("Name of the flow", "typed")
+    page.fill("Input", "4")
+    page.fill("Name of step 1", "count")
+    page.fill("Function of step 1", "numbers")
+    page.click("Add a step")
+    page.fill("Name of step 2", "twice")
+    page.fill("Function of step 2", "double")
+    page.fill("Call step 2 for each", "on")
+    page.click("Add a step")
+    page.fill("Name of step 3", "sum")
+    page.fill("Function of step 3", "nothing")
+    page.fill("Results that step 3 takes", "twice, elsewhere")
+    # As it is typed: the input, and three steps.
+    page.until("document.querySelectorAll('dialog .dag g').length === 4")
+    page.click("Start")
+    page.until("!!document.querySelector('dialog [role=alert]')")
+    page.fill("Function of step 3", "total")
+    page.click("Start")
+    page.until("/elsewhere/.test(document.querySelector('dialog [role=alert]')?.textContent)")
+    page.fill("Results that step 3 takes", "twice")
+    page.click("Start")
+    page.sees("The flow was started.")
+    page.until("document.querySelectorAll('.dag g.done').length === 3")
+    page.sees("4 of 4")
+    page.until("document.querySelector('pre[aria-label=Result], [aria-label=Result]')?.textContent.includes('12')")
+    assert page.errors == []
+
+
+def test_trigger_with_further_steps_starts_flows(console: Console) -> None:
+    console.register()
+    page = console.logged_in()
+    page.go("#/triggers")
+    page.click("New trigger")
+    page.fill("Name", "chain")
+    page.fill("Starts at", "webhook")
+    page.fill("Function", "report")
+    page.click("More options")
+    page.fill("Description", "reports and more")
+    page.fill("Hours of validity", "2")
+    page.click("Steps that follow")
+    page.click("Add a step")
+    page.fill("Name of step 1", "again")
+    page.fill("Function of step 1", "report")
+    page.fill("Results that step 1 takes", "event, input")
+    page.click("Make")
+    page.sees("It is shown once.")
+    page.click("Close")
+    page.click("chain")
+    page.sees("reports and more")
+    # The input, the trigger's function, and the step.
+    page.until("document.querySelectorAll('.dag g').length === 3")
+    page.sees("event, input")
+    page.click("Send an event")
+    page.fill("Event", "5")
+    page.click("Send")
+    page.sees("Event 1 was accepted")
+    page.until("[...document.querySelectorAll('tbody a')].some((a) => a.textContent.startsWith('flow …'))")
+    page.click("flow …")
+    page.until("document.querySelectorAll('.dag g.done').length === 2")
+    (shown,) = [one for one in console.manager.cli("trigger", "list") if one["name"] == "chain"]
+    assert [step["from"] for step in shown["then"]] == [["event", "input"]]
+    assert shown["expires_at_ms"] - shown["created_at_ms"] == pytest.approx(7_200_000, abs=60_000)
+    assert page.errors == []
+
+
 def test_contents_are_listed_with_their_tasks(console: Console) -> None:
     console.register()
     token = console.token("laptop", "astro")

@@ -415,6 +415,52 @@ def test_tenants_tokens_and_prices_are_administered(console: Console) -> None:
     assert page.errors == []
 
 
+def test_teams_are_made_changed_and_removed(console: Console) -> None:
+    token = console.token("laptop", "astro")
+    page = console.logged_in()
+    page.go("#/admin/teams")
+    page.sees("You are in no team.")
+    page.click("New team")
+    page.fill("Name", "sky")
+    page.fill("Members", "astro, nobody-yet")
+    page.click("Make")
+    page.sees("The team sky was made.")
+    member = console.logged_in(token)
+    member.go("#/admin/teams")
+    member.sees("astro, nobody-yet")
+    assert "Change" not in member.run("document.querySelector('main table').innerText")
+    page.click("Change sky")
+    page.fill("Members", "astro")
+    page.fill("Description", "<b>the telescope</b>")
+    page.click("Set")
+    page.sees("<b>the telescope</b>")
+    (team,) = console.manager.cli("team", "list")
+    assert (team["name"], team["members"]) == ("sky", ["astro"])
+    page.click("Remove sky")
+    page.confirm("Remove")
+    page.sees("The team was removed.")
+    page.sees("You are in no team.")
+    member.loses("sky")
+    assert page.errors + member.errors == []
+
+
+def test_versions_are_compared_and_learning_is_explained(console: Console) -> None:
+    console.register()
+    file = console.directory / "functions.py"
+    file.write_text(file.read_text().replace("return 2 * x", "y = 3 * x\n    return y"))
+    console.manager.cli("function", "register", f"{file}:double")
+    page = console.logged_in()
+    page.go("#/functions/double")
+    page.sees("since version 1")
+    shown = page.until("document.querySelector('.difference')?.textContent")
+    assert [line for line in shown.splitlines() if line[:1] in "+-"] == [
+        "-     return 2 * x", "+     y = 3 * x", "+     return y",
+    ]  # fmt: skip
+    page.sees("What nodes learnt")
+    page.sees("no node")
+    assert page.errors == []
+
+
 def test_node_is_taken_back_and_given(console: Console) -> None:
     page = console.logged_in()
     page.go("#/nodes")

@@ -78,9 +78,9 @@ pub async fn list(
 ) -> Result<Vec<ListedContent>, Fault> {
     const LIST: &str = "SELECT content, bytes, since_ms, used_at_ms,
         (SELECT count(*) FROM (SELECT FROM tasks WHERE tasks.tenant = c.tenant AND arguments_content = c.content
-         LIMIT $4) AS some),
+         LIMIT $4) AS uses),
         (SELECT count(*) FROM (SELECT FROM tasks WHERE tasks.tenant = c.tenant AND answer_content = c.content
-         LIMIT $4) AS some),
+         LIMIT $4) AS uses),
         coalesce((SELECT id FROM tasks WHERE tasks.tenant = c.tenant AND arguments_content = c.content LIMIT 1),
          (SELECT id FROM tasks WHERE tasks.tenant = c.tenant AND answer_content = c.content LIMIT 1))
         FROM contents AS c WHERE tenant = $1 AND content > $2 AND NOT going ORDER BY content LIMIT $3";

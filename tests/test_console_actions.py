@@ -13,7 +13,7 @@ from typing import Any
 import dayfly
 import pytest
 from harness.browser import Page
-from harness.console import Console
+from harness.console import Console, axe
 from harness.programs import program
 
 
@@ -24,6 +24,12 @@ def until(look: Any, limit: float = 20) -> Any:
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.05)
     return found
+
+
+def flaws(page: Page) -> list[str]:
+    """What the checker of accessibility finds in what is open; nothing if it is not installed."""
+    script = axe()
+    return page.axe(script) if script else []
 
 
 def saved(page: Page, directory: Path, name: str) -> Path:
@@ -248,6 +254,7 @@ def test_flow_is_typed_started_and_followed(console: Console) -> None:
     page.fill("Results that step 3 takes", "twice, elsewhere")
     # As it is typed: the input, and three steps.
     page.until("document.querySelectorAll('dialog .dag g').length === 4")
+    assert flaws(page) == []
     page.click("Start")
     page.until("!!document.querySelector('dialog [role=alert]')")
     page.fill("Function of step 3", "total")
@@ -278,6 +285,7 @@ def test_trigger_with_further_steps_starts_flows(console: Console) -> None:
     page.fill("Name of step 1", "again")
     page.fill("Function of step 1", "report")
     page.fill("Results that step 1 takes", "event, input")
+    assert flaws(page) == []
     page.click("Make")
     page.sees("It is shown once.")
     page.click("Close")
@@ -423,6 +431,7 @@ def test_teams_are_made_changed_and_removed(console: Console) -> None:
     page.click("New team")
     page.fill("Name", "sky")
     page.fill("Members", "astro, nobody-yet")
+    assert flaws(page) == []
     page.click("Make")
     page.sees("The team sky was made.")
     member = console.logged_in(token)

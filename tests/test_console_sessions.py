@@ -12,6 +12,7 @@ from harness import postgres
 from harness.console import Answer
 from harness.daemons import Daemon, free_port
 from harness.leaks import wait_until
+from harness.people import Observer
 from harness.postgres import Postgres
 
 #: What only a script of the console can send.
@@ -76,6 +77,20 @@ def test_ended_session_is_void_everywhere(manager: Daemon) -> None:
     assert status(manager, first) == 401
     assert status(manager, second) == 200
     assert Answer(manager, "GET", "/v1/session", **second).status == 200
+
+
+def test_events_of_a_session_end_with_it(manager: Daemon) -> None:
+    observer = Observer(manager)
+    first, second = opened(manager), opened(manager)
+    streams = [observer.open_stream("/v1/events", token="", **one, Origin="https://dayfly") for one in (first, second)]
+    own = observer.open_stream("/v1/events", token=manager.connection["token"])
+    assert Answer(manager, "DELETE", "/v1/session", **first, **CHANGE).status == 204
+    assert streams[0].closed_within(10)
+    # The token's other connections stay.
+    assert not own.closed_within(0.3)
+    assert not streams[1].closed_within(0.3)
+    for stream in (*streams, own):
+        stream.close()
 
 
 def test_session_ends_with_its_token(manager: Daemon) -> None:

@@ -37,7 +37,7 @@ VIEWS = {
     "nodes": ("#/nodes", "Take back"),
     "leases": ("#/leases", "Leases"),
     "groups": ("#/groups", "Groups"),
-    "contents": ("#/contents", "Quota"),
+    "contents": ("#/contents", "result of 1 task"),
     "usage": ("#/usage", "Usage and bills"),
     "bills": ("#/usage/bills", "Cost by day"),
     "tenants": ("#/admin", "astro"),
@@ -82,6 +82,9 @@ def fill(console: Console, directory: Path) -> dict[str, str]:
     flows = json.loads(manager.ask("GET", "/v1/flows")[1])
     with dayfly.connect(config=manager.state) as client:
         list(client.map(area, range(200), range(200), tag="areas").results(timeout=60))
+        # Long arguments and results are contents.
+        client.run(str.upper, "a" * 400_000).result(60)
+        client.run(len, "b" * 600_000).result(60)
     # These are computing while the pictures are taken.
     console.submit(console.functions["slow"], [[60]] * 3, tag="simulation")
     return {"task": f"#/tasks/{failed[0]}", "flow": f"#/flows/{flows[0]['id']}"}

@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 import time
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import browser, identity
 from harness.browser import Page
-from harness.console import FLOW, Console, axe, is_built
+from harness.console import FLOW, Answer, Console, axe, is_built
 from harness.daemons import Daemon, free_port
 from harness.identity import Provider
 
 VIEWS = [
     "#/", "#/tasks", "#/functions", "#/functions/report", "#/triggers", "#/triggers/nightly", "#/flows",
     "#/endpoints", "#/endpoints/local", "#/nodes", "#/leases", "#/groups", "#/contents", "#/usage", "#/usage/bills",
-    "#/admin", "#/admin/tokens", "#/admin/prices", "#/admin/audit", "#/nowhere",
+    "#/admin", "#/admin/tokens", "#/admin/teams", "#/admin/prices", "#/admin/audit", "#/nowhere",
 ]  # fmt: skip
-
-
-class Answer:
-    """What a manager responds to a request as a browser, or something that poses as one, sends it."""
-
-    def __init__(self, manager: Daemon, method: str, path: str, body: Any = None, **headers: str) -> None:
-        parts = urllib.parse.urlsplit(manager.connection["manager"])
-        context = ssl.create_default_context(cadata=manager.connection["ca_pem"])
-        connection = http.client.HTTPSConnection(parts.netloc, timeout=20, context=context)
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        if body is not None:
-            named["Content-Type"] = "application/json"
-        connection.request(method, path, None if body is None else json.dumps(body), named)
-        response = connection.getresponse()
-        self.status = response.status
-        self.headers = response.headers
-        self.body = response.read().decode()
-        connection.close()
 
 
 def test_session_cookie_is_hidden_and_guarded(console: Console) -> None:
@@ -236,7 +215,9 @@ def test_tenants_see_only_their_own(work: Console) -> None:
     page.until("document.querySelectorAll('tbody tr').length === 1")
     assert "Take back" not in page.text()
     page.go("#/groups")
-    page.sees("only operators see them")
+    page.sees("No group of yours meets here now.")
+    page.go("#/contents")
+    page.sees("Nothing is stored.")
     # Neither by its address.
     (task,) = work.manager.cli("task", "list", "--tag", "bad")
     page.go(f"#/tasks/{task['id']}")

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import dayfly
+import pytest
 from harness.browser import Page
-from harness.console import Console
+from harness.console import Console, axe
 from harness.programs import program
 
 
@@ -23,6 +24,12 @@ def until(look: Any, limit: float = 20) -> Any:
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.05)
     return found
+
+
+def flaws(page: Page) -> list[str]:
+    """What the checker of accessibility finds in what is open; nothing if it is not installed."""
+    script = axe()
+    return page.axe(script) if script else []
 
 
 def saved(page: Page, directory: Path, name: str) -> Path:
@@ -92,6 +99,27 @@ def test_failed_task_is_shown_and_retried(console: Console) -> None:
     page.fill("Arguments", '["once more"]')
     page.click("Run")
     page.sees("ValueError: once more")
+    assert page.errors == []
+
+
+def test_long_arguments_are_sized_and_retried(console: Console) -> None:
+    console.register()
+    text = "long " * 20_000
+    (task,) = console.submit(console.functions["fails"], [[text]])
+    page = console.logged_in()
+    page.go(f"#/tasks/{task}")
+    page.sees("Traceback of ValueError")
+    page.sees("97.7 KiB")
+    page.click("Retry")
+    page.confirm("Retry")
+    page.until(f"!location.hash.includes('{task}')")
+    page.sees("Traceback of ValueError")
+    page.sees("97.7 KiB")
+    # The size of a task that succeeded is known too.
+    (done,) = console.submit(console.functions["double"], [[text]])
+    page.go(f"#/tasks/{done}")
+    page.sees("succeeded")
+    page.sees("97.7 KiB")
     assert page.errors == []
 
 
@@ -207,6 +235,99 @@ def test_flow_is_drawn_and_cancelled(console: Console) -> None:
     assert page.errors == []
 
 
+def test_flow_is_typed_started_and_followed(console: Console) -> None:
+    console.register()
+    page = console.logged_in()
+    page.go("#/flows")
+    page.click("Start a flow")
+    page.fill("Name of the flow", "typed")
+    page.fill("Input", "4")
+    page.fill("Name of step 1", "count")
+    page.fill("Function of step 1", "numbers")
+    page.click("Add a step")
+    page.fill("Name of step 2", "twice")
+    page.fill("Function of step 2", "double")
+    page.fill("Call step 2 for each", "on")
+    page.click("Add a step")
+    page.fill("Name of step 3", "sum")
+    page.fill("Function of step 3", "nothing")
+    page.fill("Results that step 3 takes", "twice, elsewhere")
+    # As it is typed: the input, and three steps.
+    page.until("document.querySelectorAll('dialog .dag g').length === 4")
+    assert flaws(page) == []
+    page.click("Start")
+    page.until("!!document.querySelector('dialog [role=alert]')")
+    page.fill("Function of step 3", "total")
+    page.click("Start")
+    page.until("/elsewhere/.test(document.querySelector('dialog [role=alert]')?.textContent)")
+    page.fill("Results that step 3 takes", "twice")
+    page.click("Start")
+    page.sees("The flow was started.")
+    page.until("document.querySelectorAll('.dag g.done').length === 3")
+    page.sees("4 of 4")
+    page.until("document.querySelector('pre[aria-label=Result], [aria-label=Result]')?.textContent.includes('12')")
+    assert page.errors == []
+
+
+def test_trigger_with_further_steps_starts_flows(console: Console) -> None:
+    console.register()
+    page = console.logged_in()
+    page.go("#/triggers")
+    page.click("New trigger")
+    page.fill("Name", "chain")
+    page.fill("Starts at", "webhook")
+    page.fill("Function", "report")
+    page.click("More options")
+    page.fill("Description", "reports and more")
+    page.fill("Hours of validity", "2")
+    page.click("Steps that follow")
+    page.click("Add a step")
+    page.fill("Name of step 1", "again")
+    page.fill("Function of step 1", "report")
+    page.fill("Results that step 1 takes", "event, input")
+    assert flaws(page) == []
+    page.click("Make")
+    page.sees("It is shown once.")
+    page.click("Close")
+    page.click("chain")
+    page.sees("reports and more")
+    # The input, the trigger's function, and the step.
+    page.until("document.querySelectorAll('.dag g').length === 3")
+    page.sees("event, input")
+    page.click("Send an event")
+    page.fill("Event", "5")
+    page.click("Send")
+    page.sees("Event 1 was accepted")
+    page.until("[...document.querySelectorAll('tbody a')].some((a) => a.textContent.startsWith('flow …'))")
+    page.click("flow …")
+    page.until("document.querySelectorAll('.dag g.done').length === 2")
+    (shown,) = [one for one in console.manager.cli("trigger", "list") if one["name"] == "chain"]
+    assert [step["from"] for step in shown["then"]] == [["event", "input"]]
+    assert shown["expires_at_ms"] - shown["created_at_ms"] == pytest.approx(7_200_000, abs=60_000)
+    assert page.errors == []
+
+
+def test_contents_are_listed_with_their_tasks(console: Console) -> None:
+    console.register()
+    token = console.token("laptop", "astro")
+    big = "x" * 300_000
+    with dayfly.connect(config=console.manager.state) as client:
+        assert client.run(len, big).result(30) == 300_000
+        assert client.run(str.upper, big).result(30) == big.upper()
+    page = console.logged_in()
+    page.go("#/contents")
+    page.sees("result of 1 task")
+    page.sees("not used by a task")
+    page.sees("293 KiB")
+    file = saved(page, console.directory / "contents", "Download")
+    assert file.stat().st_size > 290_000
+    page.click("…", "main table a")
+    other = console.logged_in(token)
+    other.go("#/contents")
+    other.sees("Nothing is stored.")
+    assert page.errors + other.errors == []
+
+
 def test_lease_is_watched_and_revoked(console: Console) -> None:
     page = console.logged_in()
     page.go("#/leases")
@@ -302,6 +423,53 @@ def test_tenants_tokens_and_prices_are_administered(console: Console) -> None:
     assert page.errors == []
 
 
+def test_teams_are_made_changed_and_removed(console: Console) -> None:
+    token = console.token("laptop", "astro")
+    page = console.logged_in()
+    page.go("#/admin/teams")
+    page.sees("You are in no team.")
+    page.click("New team")
+    page.fill("Name", "sky")
+    page.fill("Members", "astro, nobody-yet")
+    assert flaws(page) == []
+    page.click("Make")
+    page.sees("The team sky was made.")
+    member = console.logged_in(token)
+    member.go("#/admin/teams")
+    member.sees("astro, nobody-yet")
+    assert "Change" not in member.run("document.querySelector('main table').innerText")
+    page.click("Change sky")
+    page.fill("Members", "astro")
+    page.fill("Description", "<b>the telescope</b>")
+    page.click("Set")
+    page.sees("<b>the telescope</b>")
+    (team,) = console.manager.cli("team", "list")
+    assert (team["name"], team["members"]) == ("sky", ["astro"])
+    page.click("Remove sky")
+    page.confirm("Remove")
+    page.sees("The team was removed.")
+    page.sees("You are in no team.")
+    member.loses("sky")
+    assert page.errors + member.errors == []
+
+
+def test_versions_are_compared_and_learning_is_explained(console: Console) -> None:
+    console.register()
+    file = console.directory / "functions.py"
+    file.write_text(file.read_text().replace("return 2 * x", "y = 3 * x\n    return y"))
+    console.manager.cli("function", "register", f"{file}:double")
+    page = console.logged_in()
+    page.go("#/functions/double")
+    page.sees("since version 1")
+    shown = page.until("document.querySelector('.difference')?.textContent")
+    assert [line for line in shown.splitlines() if line[:1] in "+-"] == [
+        "-     return 2 * x", "+     y = 3 * x", "+     return y",
+    ]  # fmt: skip
+    page.sees("What nodes learnt")
+    page.sees("no node")
+    assert page.errors == []
+
+
 def test_node_is_taken_back_and_given(console: Console) -> None:
     page = console.logged_in()
     page.go("#/nodes")
@@ -334,6 +502,8 @@ def test_endpoint_is_shown_and_removed(console: Console) -> None:
     page.click("Cancel my tasks")
     page.click("Cancel")
     page.sees("1 tasks ended")
+    # The endpoint has the task until its end is written.
+    page.sees("Failed 1")
     page.click("Remove")
     page.confirm("Remove")
     page.sees("The endpoint was removed.")
@@ -341,27 +511,46 @@ def test_endpoint_is_shown_and_removed(console: Console) -> None:
     assert page.errors == []
 
 
-def test_group_shows_its_ranks(console: Console) -> None:
+def test_groups_show_their_ranks_to_their_tenant(console: Console) -> None:
     work = "import time\nfrom dayfly import MPI\nMPI.COMM_WORLD.Barrier()\ntime.sleep(5)\n"
     file = console.directory / "ranks.py"
     file.write_text(work)
+    connection = console.directory / "astro.json"
+    console.manager.cli("tenant", "set", "astro")
+    console.manager.cli("token", "create", "desk", "--tenant", "astro", "--output", str(connection))
     ranks = subprocess.Popen(
         [program(), "run", "--ranks", "2", file],
-        env=console.manager.client_environment() | {"DAYFLY_PYTHON": sys.executable},
+        env=console.manager.client_environment() | {"DAYFLY_PYTHON": sys.executable, "DAYFLY_MANAGER": str(connection)},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
+        own = console.logged_in(json.loads(connection.read_text())["token"])
+        own.go("#/groups")
         page = console.logged_in()
         page.go("#/groups")
-        page.sees("2 of 2 ranks are present.", 30)
-        page.sees("formed")
-        page.until("document.querySelectorAll('.ranks .there').length >= 2")
+        other = console.logged_in(console.token("laptop", "bio"))
+        other.go("#/groups")
+        for one in (own, page):
+            one.sees("2 of 2 ranks are present.", 30)
+            one.sees("formed")
+            one.sees("Group run-")
+            one.until("document.querySelectorAll('.ranks .there').length >= 2")
+        page.sees("Tenant astro.")
+        assert "Tenant" not in own.run("document.querySelector('main').innerText")
+        other.sees("No group of yours meets here now.")
+        places = [json.loads(console.manager.ask("GET", "/v1/rendezvous", token=token)[1]) for token in tokens(console)]
+        assert len({place["group_prefix"] for place in places}) == 3
         # The ranks end by themselves.
         page.sees("No group meets here now.", 30)
     finally:
         ranks.terminate()
         ranks.wait(20)
-    assert page.errors == []
+    assert own.errors + page.errors + other.errors == []
+
+
+def tokens(console: Console) -> list[str]:
+    """Tokens of three tenants."""
+    return [console.manager.connection["token"], console.token("one", "astro"), console.token("two", "bio")]
 
 
 def test_keyboard_alone_opens_and_runs(console: Console) -> None:

@@ -171,6 +171,100 @@ def test_content_above_quota_is_refused(directory: Path) -> None:
         assert client.run(len, os.urandom(MIB)).result(30) == MIB
 
 
+def raise_size(data: bytes) -> None:
+    """Fails."""
+    raise ValueError(len(data))
+
+
+def failed(client: Any, size: int) -> str:
+    """Runs a function that fails, with so many bytes. Returns the task."""
+    task = client.run(raise_size, os.urandom(size))
+    with pytest.raises(ValueError, match=str(size)):
+        task.result(30)
+    return str(task.id)
+
+
+def retried(manager: Daemon, task: str) -> tuple[int, Any]:
+    """Submits a failed task again."""
+    status, said = ask(manager, "POST", f"/v1/tasks/{task}/retry", b"", kind="json")
+    return status, json.loads(said)
+
+
+def test_failed_tasks_keep_arguments_within_quota(directory: Path) -> None:
+    state = directory / "state"
+    with running(state, "--most-contents", "2M") as manager, dayfly.connect(config=state) as client:
+        # In the row of the task, and in the content store.
+        for size in (100_000, 300_000):
+            task = failed(client, size)
+            status, shown = ask(manager, "GET", f"/v1/tasks/{task}")
+            assert status == 200
+            assert size <= json.loads(shown)["argument_bytes"] < size + 1_000
+            before = used(manager)
+            assert before >= size
+            status, again = retried(manager, task)
+            assert status == 201, again
+            with pytest.raises(ValueError, match=str(size)):
+                client.task(again["tasks"][0]).result(30)
+        # Both copies of the short ones count, and the content once.
+        before = used(manager)
+        assert 500_000 <= before < 510_000
+        manager.stop()
+        again = manager.restart()
+        try:
+            assert used(again) == before
+            kept = failed(client, 400_000)
+            assert used(again) < MIB
+            assert ask(again, "POST", "/v1/contents", os.urandom(300_000))[0] == 201
+            # More than half of the quota is used.
+            assert used(again) > MIB
+            lost = failed(client, 200_000)
+            short = failed(client, 1_000)
+            status, said = retried(again, lost)
+            assert (status, said["error"]["code"]) == (404, "not_found")
+            assert "submit it again" in said["error"]["message"]
+            assert [retried(again, task)[0] for task in (kept, short)] == [201, 201]
+
+            def tasks(query: str = "") -> list[Any]:
+                return list(json.loads(ask(again, "GET", f"/v1/tasks{query}")[1]))
+
+            wait_until(lambda: all(one["state"] == "done" for one in tasks()), "the ends of the tasks")
+            before = used(again)
+            body = json.dumps({"tasks": [one["id"] for one in tasks()]}).encode()
+            assert ask(again, "POST", "/v1/tasks/forget", body, kind="json")[0] == 200
+            # Those in rows go with their tasks, and contents stay for an hour.
+            assert before - 220_000 < used(again) <= before - 200_000
+        finally:
+            again.stop()
+
+
+def test_contents_are_listed_in_pages(directory: Path) -> None:
+    with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
+        tasks = [client.run(reversed_bytes, os.urandom(size)) for size in (300_000, 400_000)]
+        for task in tasks:
+            task.result(30)
+
+        def listed(query: str = "", token: str = "") -> list[Any]:
+            status, said = ask(manager, "GET", f"/v1/contents/list{query}", token=token)
+            assert status == 200, said
+            entries: list[Any] = json.loads(said)
+            return entries
+
+        every = listed()
+        # Two arguments, which their tasks need no longer, and two results.
+        assert len(every) == 4
+        assert [one["hash"] for one in every] == sorted(one["hash"] for one in every)
+        results = [one for one in every if one["results_of"]]
+        assert {one["task"] for one in results} == {task.id for task in tasks}
+        assert all("task" not in one and one["arguments_of"] == 0 for one in every if one not in results)
+        assert all(0 < one["since_ms"] <= one["used_at_ms"] for one in every)
+        assert sum(one["bytes"] for one in every) <= used(manager)
+        assert listed("?limit=3") + listed(f"?limit=3&after={every[2]['hash']}") == every
+        assert listed("?limit=0") == every[:1]
+        assert ask(manager, "GET", "/v1/contents/list?after=zz")[0] == 400
+        manager.cli("tenant", "set", "astro")
+        assert listed(token=manager.cli("token", "create", "laptop", "--tenant", "astro")["token"]) == []
+
+
 def test_stored_content_survives_its_manager(directory: Path) -> None:
     data = [os.urandom(MIB) for _ in range(60)]
     with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:

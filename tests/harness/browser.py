@@ -299,6 +299,21 @@ class Page:
         found = self.run("window.__axe()")
         return list(found)
 
+    def freeze(self, *, frozen: bool) -> None:
+        """Stops all of the page's scripts and timers, as for a tab that nobody has looked at for long; or lets them go
+        on, and shows the page."""
+        self.send("Emulation.setFocusEmulationEnabled", enabled=False)
+        self.send("Page.setWebLifecycleState", state="frozen" if frozen else "active")
+        # Otherwise the page goes on, but is not in sight.
+        self.send("Emulation.setFocusEmulationEnabled", enabled=not frozen)
+
+    def cut_off(self, *, offline: bool) -> None:
+        """Takes the network from the page, or gives it back."""
+        self.send("Network.enable")
+        self.send(
+            "Network.emulateNetworkConditions", offline=offline, latency=0, downloadThroughput=-1, uploadThroughput=-1
+        )
+
     def close(self) -> None:
         """Closes the page."""
         with contextlib.suppress(AssertionError):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import ssl
 import sys
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +68,24 @@ def axe() -> str | None:
     files = [place / "node_modules" / "axe-core" / "axe.min.js" for place in places]
     found = next((file for file in files if file.exists()), None)
     return found.read_text() if found else None
+
+
+class Answer:
+    """What a manager responds to a request as a browser, or something that poses as one, sends it."""
+
+    def __init__(self, manager: Daemon, method: str, path: str, body: Any = None, **headers: str) -> None:
+        parts = urllib.parse.urlsplit(manager.connection["manager"])
+        context = ssl.create_default_context(cadata=manager.connection["ca_pem"])
+        connection = http.client.HTTPSConnection(parts.netloc, timeout=20, context=context)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is not None:
+            named["Content-Type"] = "application/json"
+        connection.request(method, path, None if body is None else json.dumps(body), named)
+        response = connection.getresponse()
+        self.status = response.status
+        self.headers = response.headers
+        self.body = response.read().decode()
+        connection.close()
 
 
 class Console:

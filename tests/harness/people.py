@@ -72,18 +72,19 @@ class Observer:
         connection.connect(f"\0dayfly-manager-{digest.digest()[:16].hex()}")
         return connection
 
-    def open_stream(self, path: str, *, token: str | None = None, local: bool = False) -> Stream:
+    def open_stream(self, path: str, *, token: str | None = None, local: bool = False, **headers: str) -> Stream:
         """Opens a WebSocket at this path. Raises ``AssertionError`` with the response's head if it is refused."""
         connection = self.connect_local() if local else self.connect_tls()
-        return Stream(connection, path, self.token if token is None else token)
+        return Stream(connection, path, self.token if token is None else token, **headers)
 
 
 class Stream:
     """A WebSocket that reports only whether data arrived and whether it was closed."""
 
-    def __init__(self, connection: socket.socket, path: str, token: str) -> None:
+    def __init__(self, connection: socket.socket, path: str, token: str, **headers: str) -> None:
         self.connection = connection
         bearer = f"Authorization: Bearer {token}\r\n" if token else ""
+        bearer += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.sendall(
             f"GET {path} HTTP/1.1\r\nHost: dayfly\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n{bearer}\r\n".encode()

@@ -118,7 +118,10 @@ export const api = {
   fn: (id: string) => get<T.Fn>(`/v1/functions/${part(id)}`),
   removeFunction: (id: string) => del<T.Fn[]>(`/v1/functions/${part(id)}`),
   shareFunction: (id: string, shared_with: string[]) => put<T.Fn>(`/v1/functions/${part(id)}/sharing`, { shared_with }),
+  profile: (id: string) => get<T.Profile[]>(`/v1/functions/${part(id)}/profile`),
   teams: () => get<T.Team[]>("/v1/teams"),
+  setTeam: (name: string, body: { description: string; members: string[] }) => put<T.Team>(`/v1/teams/${part(name)}`, body),
+  removeTeam: (name: string) => del<T.Team>(`/v1/teams/${part(name)}`),
 
   endpoints: () => get<T.Endpoint[]>("/v1/endpoints"),
   removeEndpoint: (name: string) => del<T.Endpoint>(`/v1/endpoints/${part(name)}`),
@@ -136,6 +139,7 @@ export const api = {
 
   flows: (limit: number) => get<T.Flow[]>("/v1/flows", { limit }),
   flow: (id: string) => get<T.Flow>(`/v1/flows/${part(id)}`),
+  startFlow: (body: T.FlowRequest) => post<T.Flow>("/v1/flows", body),
   cancelFlow: (id: string) => post<T.Flow>(`/v1/flows/${part(id)}/cancel`),
 
   nodes: () => get<T.Node[]>("/v1/nodes"),
@@ -148,6 +152,7 @@ export const api = {
   groups: () => get<T.Group[]>("/v1/groups"),
 
   contents: () => get<{ bytes: number; most_bytes: number }>("/v1/contents"),
+  contentList: (after: string | undefined, limit: number) => get<T.StoredContent[]>("/v1/contents/list", { after, limit }),
   contentPath: (hash: string) => `/v1/contents/${part(hash)}`,
 
   usage: (from: number, until: number, everybody: boolean) => get<T.UsageLine[]>("/v1/usage", { from, until, everybody }),

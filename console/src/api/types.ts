@@ -91,6 +91,14 @@ export interface Content {
   bytes: number;
 }
 
+export interface StoredContent extends Content {
+  since_ms: number;
+  used_at_ms: number;
+  arguments_of: number;
+  results_of: number;
+  task?: string;
+}
+
 export interface Outcome {
   id: string;
   number: number;
@@ -218,6 +226,13 @@ export interface FlowStep {
   map?: boolean;
   endpoint?: string | null;
   keywords?: Record<string, Json>;
+  options?: TaskOptions;
+}
+
+export interface FlowRequest {
+  name: string;
+  steps: FlowStep[];
+  input: Json;
 }
 
 export type EventSource =
@@ -254,6 +269,10 @@ export interface TriggerRequest {
   endpoint?: string;
   source: EventSource;
   keywords?: Record<string, Json>;
+  options?: TaskOptions;
+  then?: FlowStep[];
+  paused?: boolean;
+  valid_for_ms?: number;
 }
 
 export interface NewTrigger {
@@ -347,6 +366,7 @@ export interface Node {
 
 export interface Group {
   name: string;
+  tenant?: string;
   run: string;
   size: number;
   ranks: number[];
@@ -456,6 +476,26 @@ export interface Manager {
   manager: string;
   state: "up" | "silent";
   silent_ms: number;
+}
+
+export interface CallResources {
+  milli_cores: number;
+  memory_bytes: number;
+}
+
+/** What a node learnt about a function's calls. */
+export interface Profile {
+  node: string;
+  node_name: string;
+  mode: "off" | "watch" | "on";
+  function: string;
+  samples: number;
+  samples_needed: number;
+  model: string;
+  owned: CallResources;
+  high?: CallResources | null;
+  lends: CallResources;
+  reason: string;
 }
 
 export interface Team {

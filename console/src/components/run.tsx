@@ -1,5 +1,5 @@
-// Runs a registered function with JSON arguments. What was sent from this tab is offered again for a retry: the manager
-// deletes the arguments of a task when it ends.
+// Runs a registered function with JSON arguments. What was sent from this tab is offered again, to be changed: the manager
+// shows no arguments, and deletes those of a task that succeeded.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";

@@ -1,4 +1,4 @@
-// Administration: tenants, tokens, prices and the audit log.
+// Administration: tenants, tokens, teams, prices and the audit log.
 
 import type { JSX } from "preact";
 
@@ -7,6 +7,7 @@ import { link } from "../lib/router";
 import { useRights } from "../lib/session";
 import { Audit } from "./admin/audit";
 import { Pricing } from "./admin/prices";
+import { Teams } from "./admin/teams";
 import { Tenants } from "./admin/tenants";
 import { Tokens } from "./admin/tokens";
 
@@ -15,6 +16,7 @@ export function Admin({ tab, query }: { tab: string; query: Record<string, strin
   const tabs = [
     { key: "", name: "Tenants", view: <Tenants /> },
     { key: "tokens", name: "Tokens", view: <Tokens query={query} /> },
+    { key: "teams", name: "Teams", view: <Teams /> },
     { key: "prices", name: "Prices", view: <Pricing /> },
     ...(rights.is("administrator") ? [{ key: "audit", name: "Audit", view: <Audit query={query} /> }] : []),
   ];

@@ -1,15 +1,17 @@
-// One function: what it needs, its source, its versions, who may run it, and its tasks.
+// One function: what it needs, its source, its versions and their differences, who may run it, what nodes learnt about
+// it, and its tasks.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 
 import { api } from "../api/client";
-import type { Fn } from "../api/types";
-import { ActionButton, Field, Input } from "../components/dialog";
+import type { CallResources, Fn, Profile } from "../api/types";
+import { Difference } from "../components/diff";
+import { ActionButton, Field, Input, Select } from "../components/dialog";
 import { Card, Facts, Head, Pending, Source, When } from "../components/parts";
 import { RunButton } from "../components/run";
 import { Table } from "../components/table";
-import { bytes, line, shortId, spanMs } from "../lib/format";
+import { bytes, count, decimal, line, shortId, spanMs } from "../lib/format";
 import { useLive } from "../lib/live";
 import { go, link } from "../lib/router";
 import { useRights } from "../lib/session";
@@ -61,6 +63,7 @@ export function FunctionView({ id }: { id: string }): JSX.Element {
         ]} />
       </Card>
       <Card title="Source">{fn.source ? <Source text={fn.source} label="Source" /> : <p class="faint">The source was not registered.</p>}</Card>
+      {versions.length > 1 && <Compared fn={fn} versions={versions} />}
       {versions.length > 0 && (
         <Card title="Versions">
           <Table label="Versions" rows={versions} id={(other) => other.id} empty="" columns={[
@@ -71,8 +74,49 @@ export function FunctionView({ id }: { id: string }): JSX.Element {
           ]} />
         </Card>
       )}
+      <Learnt id={fn.id} />
       <Card title="Tasks"><TaskList query={{ function: fn.name ? name : fn.id }} label="Tasks of this function" /></Card>
     </>
+  );
+}
+
+/** The source beside that of another version. */
+function Compared({ fn, versions }: { fn: Fn; versions: Fn[] }): JSX.Element {
+  const others = versions.filter(({ id }) => id !== fn.id);
+  const before = others.find(({ version }) => version < fn.version) ?? others[0];
+  const [chosen, setChosen] = useState("");
+  const other = others.find(({ id }) => id === chosen) ?? before;
+  if (!other) return <></>;
+  return (
+    <Card title="Changes" actions={<Select label="Version to compare with" value={other.id} set={setChosen} options={others.map(({ id, version }) => [id, `since version ${version}`])} />}>
+      {fn.source && other.source
+        ? <Difference before={other.source} after={fn.source} label={`Changes of the source since version ${other.version}`} />
+        : <p class="faint">The source of one of the versions was not registered.</p>}
+    </Card>
+  );
+}
+
+const amount = ({ milli_cores, memory_bytes }: CallResources): string => `${decimal(milli_cores / 1_000)} cores, ${bytes(memory_bytes)}`;
+
+/** What nodes that harvest learnt about calls of this tenant. */
+function Learnt({ id }: { id: string }): JSX.Element {
+  const { data, error, code } = useLive(() => api.profile(id), [id], 10_000);
+  if (!data && code !== "not_found") return <></>;
+  return (
+    <Card title="What nodes learnt">
+      {!data ? <p class="faint">{line(error ?? "", 400)}</p> : (
+        <Table label="What nodes learnt" rows={data} id={(one) => `${one.node} ${one.function}`} empty="No node has learnt from its calls." columns={[
+          { title: "Node", cell: ({ node_name }: Profile) => line(node_name, 64) },
+          { title: "Function", wide: true, cell: ({ function: of }: Profile) => line(of, 80) },
+          { title: "Harvesting", cell: ({ mode }: Profile) => mode },
+          { title: "Samples", numeric: true, cell: ({ samples, samples_needed }: Profile) => `${count(samples)} of ${count(samples_needed)}` },
+          { title: "Model", wide: true, cell: ({ model }: Profile) => line(model.replaceAll("_", " "), 40) },
+          { title: "Owns", wide: true, cell: ({ owned }: Profile) => amount(owned) },
+          { title: "Needs up to", wide: true, cell: ({ high }: Profile) => (high ? amount(high) : "not known") },
+          { title: "Why", cell: ({ reason }: Profile) => line(reason, 400) },
+        ]} />
+      )}
+    </Card>
   );
 }
 

@@ -1,4 +1,4 @@
-// Groups of ranks that meet at this manager.
+// Groups of ranks that meet at this manager: the tenant's own, and all for operators.
 
 import type { JSX } from "preact";
 
@@ -11,30 +11,18 @@ import { useRights } from "../lib/session";
 
 const MAX_DRAWN = 512;
 
-export function Groups(): JSX.Element {
-  const rights = useRights();
-  if (!rights.is("operator")) {
-    return (
-      <>
-        <Head title="Groups" />
-        <Notice>Groups belong to no tenant, so only operators see them. Your own ranks are workers of your leases and tasks.</Notice>
-      </>
-    );
-  }
-  return <AllGroups />;
-}
-
 const stateOf = (group: Group): string => (group.lost_rank !== undefined ? "lost" : group.formed ? "formed" : "forming");
 
-function AllGroups(): JSX.Element {
+export function Groups(): JSX.Element {
+  const rights = useRights();
   const { data, error } = useLive(api.groups, [], 2_000);
   return (
     <>
       <Head title="Groups" />
-      {!data ? <Pending error={error} /> : data.length === 0 ? <Notice>No group meets here now.</Notice> : (
+      {!data ? <Pending error={error} /> : data.length === 0 ? <Notice>No {rights.is("operator") ? "group" : "group of yours"} meets here now.</Notice> : (
         data.map((group) => (
-          <Card key={`${group.name} ${group.run}`} title={`Group ${line(group.name, 80)}`} actions={<Badge state={stateOf(group)} />}>
-            <p>{group.run && <>Run {line(group.run, 80)}. </>}{group.ranks.length} of {group.size} ranks are present.</p>
+          <Card key={`${group.tenant} ${group.name} ${group.run}`} title={`Group ${line(group.name, 80)}`} actions={<Badge state={stateOf(group)} />}>
+            <p>{rights.is("operator") && <>Tenant {line(group.tenant ?? "not known", 64)}. </>}{group.run && <>Run {line(group.run, 80)}. </>}{group.ranks.length} of {group.size} ranks are present.</p>
             {group.why && <Notice kind="bad">Rank {group.lost_rank} was lost: {line(group.why, 300)}</Notice>}
             <Ranks group={group} />
           </Card>

@@ -29,7 +29,7 @@ export function TaskView({ id }: { id: string }): JSX.Element {
     <>
       <Head title={`Task ${line(task.name || task.function, 60)}`} back={back}>
         <Badge state={taskState(task)} />
-        {isOwn && task.error && task.argument_bytes !== undefined && rights.may("user") && (
+        {isOwn && task.error && rights.may("user") && (
           <ActionButton title="Retry the task" label="Retry" action="Retry" act={async () => {
             const [again] = (await api.retry(task.id)).tasks;
             if (again) go(link(["tasks", again]));
@@ -67,7 +67,7 @@ export function TaskView({ id }: { id: string }): JSX.Element {
           ["Tenant", line(task.owner, 64)],
           ["Attempts", task.attempts],
           ["Priority", task.priority],
-          ["Arguments", task.argument_bytes === undefined ? (task.state === "done" ? "deleted at its end" : "in the content store") : bytes(task.argument_bytes)],
+          ["Arguments", task.argument_bytes === undefined ? "of unknown size" : bytes(task.argument_bytes)],
         ]} />
         {task.building && <p>Build of its environment: {line(task.building, 400)}</p>}
       </Card>

@@ -76,6 +76,7 @@ function useTasks(query: Record<string, string>): List {
     controller.current = own;
     state.current.isReading = false;
     let timer: ReturnType<typeof setTimeout> | undefined;
+    let isBusy = false;
     setRows([]);
     setMore(true);
     setError(null);
@@ -83,6 +84,7 @@ function useTasks(query: Record<string, string>): List {
       const loaded = state.current.rows.length;
       const limit = Math.min(MAX_REFRESHED, Math.max(PAGE, loaded));
       const begun = performance.now();
+      isBusy = true;
       try {
         if (!document.hidden) {
           const { found, isLast } = await page({ limit }, own.signal);
@@ -99,11 +101,20 @@ function useTasks(query: Record<string, string>): List {
         setError(messageOf(caught));
         setMore(false);
       }
+      isBusy = false;
       timer = setTimeout(() => void refresh(), pauseAfter(begun, EVERY_MS));
     };
+    // A page that was hidden or suspended for long catches up at once.
+    const onShown = (): void => {
+      if (document.hidden || isBusy) return;
+      clearTimeout(timer);
+      void refresh();
+    };
+    document.addEventListener("visibilitychange", onShown);
     void refresh();
     return () => {
       own.abort();
+      document.removeEventListener("visibilitychange", onShown);
       clearTimeout(timer);
     };
   }, [key, turn]);

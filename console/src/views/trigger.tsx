@@ -10,7 +10,7 @@ import { Graph } from "../components/graph";
 import { Badge, Card, Facts, Failed, Head, Pending, Source, TaskLink, When } from "../components/parts";
 import { parseJson } from "../components/run";
 import { Table } from "../components/table";
-import { count, line } from "../lib/format";
+import { count, line, shortId } from "../lib/format";
 import { useLive } from "../lib/live";
 import { go, link } from "../lib/router";
 import { useRights } from "../lib/session";
@@ -74,7 +74,14 @@ export function TriggerView({ name }: { name: string }): JSX.Element {
       </Card>
       {trigger.then && trigger.then.length > 0 && (
         <Card title="Its flow">
-          <Graph label="Steps after the trigger's function" input="event" steps={[{ name: "function" }, ...trigger.then.map(({ name: step, from, map }) => ({ name: step, from: from ?? undefined, map }))]} />
+          <Graph label="Steps of each event" steps={[{ name: "event", text: "the trigger's function" }, ...trigger.then.map(({ name: step, from, map }) => ({ name: step, from: from ?? undefined, map }))]} />
+          <Table label="Steps that follow" rows={trigger.then} id={({ name: step }) => step} empty="There is no step." columns={[
+            { title: "Step", cell: ({ name: step }) => line(step, 80) },
+            { title: "Takes", cell: ({ from }) => (from ? line(from.join(", "), 200) : "the step before") },
+            { title: "Each", cell: ({ map }) => (map ? "yes" : "no") },
+            { title: "Function", cell: ({ function: fn }) => <a class="id" href={link(["functions", fn])}>{shortId(fn)}</a> },
+            { title: "Endpoint", wide: true, cell: ({ endpoint }) => (endpoint ? line(endpoint, 80) : "the manager's own") },
+          ]} />
         </Card>
       )}
       <Card title="History"><History name={trigger.name} /></Card>

@@ -5,9 +5,10 @@ import { useState } from "preact/hooks";
 
 import { api } from "../api/client";
 import type { EventSource, NewTrigger, Trigger, TriggerRequest } from "../api/types";
-import { ActionDialog, Dialog, Field, Input, Select } from "../components/dialog";
+import { ActionDialog, Check, Dialog, Field, Input, Select } from "../components/dialog";
 import { Badge, CopyButton, Head, Pending, When } from "../components/parts";
 import { parseJson } from "../components/run";
+import { asSteps, namesOf, StepFields, type DraftStep } from "../components/steps";
 import { Table } from "../components/table";
 import { count, line } from "../lib/format";
 import { useLive } from "../lib/live";
@@ -58,45 +59,92 @@ export function Triggers(): JSX.Element {
   );
 }
 
+const HOUR_MS = 3_600_000;
+
 function NewTriggerDialog({ onClose, onMade }: { onClose: () => void; onMade: (made: NewTrigger) => void }): JSX.Element {
   const rights = useRights();
   const functions = useLive(api.functions, [], 0);
+  const names = namesOf(functions.data, (of) => nameFor(of, rights.tenant));
   const [name, setName] = useState("");
+  const [description, setDescription] = useState("");
   const [kind, setKind] = useState("timer");
   const [fn, setFn] = useState("");
   const [cron, setCron] = useState("0 2 * * *");
   const [zone, setZone] = useState("UTC");
+  const [catchesUp, setCatchUp] = useState(true);
   const [place, setPlace] = useState("");
   const [pattern, setPattern] = useState("");
+  const [watchedAt, setWatchedAt] = useState("");
+  const [takesExisting, setExisting] = useState(false);
   const [endpoint, setEndpoint] = useState("");
   const [keywords, setKeywords] = useState("{}");
+  const [retries, setRetries] = useState("0");
+  const [hours, setHours] = useState("");
+  const [isPaused, setPaused] = useState(false);
+  const [then, setThen] = useState<DraftStep[]>([]);
+  const source = (): EventSource => {
+    switch (kind) {
+      case "timer":
+        return { kind, cron, zone, catch_up: catchesUp };
+      case "files":
+        return { kind, place, pattern: pattern || undefined, endpoint: watchedAt || undefined, existing: takesExisting };
+      default:
+        return { kind: "webhook" };
+    }
+  };
   const act = async (): Promise<string> => {
-    const source: EventSource =
-      kind === "timer" ? { kind: "timer", cron, zone } : kind === "files" ? { kind: "files", place, pattern: pattern || undefined, endpoint: endpoint || undefined } : { kind: "webhook" };
     const request: TriggerRequest = {
       name,
+      description,
       function: (await api.fn(fn)).id,
       endpoint: endpoint || undefined,
-      source,
+      source: source(),
       keywords: parseJson(keywords, "The keyword arguments", "object") as TriggerRequest["keywords"],
+      options: { retries: Number(retries) },
+      then: await asSteps(then),
+      paused: isPaused,
+      valid_for_ms: Math.round(Number(hours) * HOUR_MS),
     };
-    const made = await api.setTrigger(request);
-    if (kind === "webhook") onMade(made);
-    else onMade({ ...made, url: made.url });
+    onMade(await api.setTrigger(request));
     return `The trigger ${name} was made.`;
   };
   return (
     <ActionDialog title="New trigger" action="Make" onClose={onClose} act={act}>
       <Field label="Name"><Input value={name} set={setName} required /></Field>
       <Field label="Starts at"><Select value={kind} set={setKind} options={[["timer", "Times"], ["files", "New files"], ["webhook", "Webhooks"]]} /></Field>
-      {kind === "timer" && <><Field label="Times" hint="Cron: minute, hour, day, month, weekday"><Input value={cron} set={setCron} required /></Field><Field label="Time zone"><Input value={zone} set={setZone} required /></Field></>}
-      {kind === "files" && <><Field label="Directory or bucket"><Input value={place} set={setPlace} required /></Field><Field label="Pattern" hint="Such as *.tif"><Input value={pattern} set={setPattern} /></Field></>}
+      {kind === "timer" && (
+        <>
+          <Field label="Times" hint="Cron: minute, hour, day, month, weekday"><Input value={cron} set={setCron} required /></Field>
+          <Field label="Time zone"><Input value={zone} set={setZone} required /></Field>
+          <Check value={catchesUp} set={setCatchUp} label="Make up for the last time that passed while the manager was down" />
+        </>
+      )}
+      {kind === "files" && (
+        <>
+          <Field label="Directory or bucket"><Input value={place} set={setPlace} required /></Field>
+          <Field label="Pattern" hint="Such as *.tif"><Input value={pattern} set={setPattern} /></Field>
+          <Field label="Watched at" hint="An endpoint of yours; empty: where its tasks run"><Input value={watchedAt} set={setWatchedAt} /></Field>
+          <Check value={takesExisting} set={setExisting} label="Files that exist already count" />
+        </>
+      )}
       <Field label="Function" hint="It is called with the event.">
         <Input value={fn} set={setFn} list="trigger-functions" required />
-        <datalist id="trigger-functions">{[...new Set(functions.data?.filter(({ name: of }) => of).map((of) => nameFor(of, rights.tenant)))].map((of) => <option key={of} value={of} />)}</datalist>
+        <datalist id="trigger-functions">{names.map((of) => <option key={of} value={of} />)}</datalist>
       </Field>
       <Field label="Keyword arguments" hint="A JSON object"><textarea value={keywords} onInput={(event) => setKeywords(event.currentTarget.value)} spellcheck={false} /></Field>
       <Field label="Endpoint" hint="Empty: the manager's own"><Input value={endpoint} set={setEndpoint} /></Field>
+      <details>
+        <summary>More options</summary>
+        <Field label="Description"><Input value={description} set={setDescription} /></Field>
+        <Field label="Retries if the function fails"><Input value={retries} set={setRetries} type="number" min="0" /></Field>
+        <Field label="Hours of validity" hint="Empty: as long as your token"><Input value={hours} set={setHours} type="number" min="0" step="any" /></Field>
+        <Check value={isPaused} set={setPaused} label="Make it paused" />
+      </details>
+      <details>
+        <summary>Steps that follow</summary>
+        <p class="faint">Each event starts a flow. Its first step is named event: the function above. A step may take its result, the input (which is the event), or results of earlier steps.</p>
+        <StepFields steps={then} set={setThen} functions={names} before={[{ name: "event", text: fn }]} least={0} />
+      </details>
     </ActionDialog>
   );
 }

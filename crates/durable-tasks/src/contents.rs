@@ -15,7 +15,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{ContentHash, TenantId};
 use dayfly_storage::{ObjectBytes, ObjectWriter, Objects, StoreUrl};
 use dayfly_store::system::{cautious_ms, now_ms};
-use dayfly_store::tasks::TaskStore;
+use dayfly_store::tasks::{ListedContent, TaskStore};
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use tokio::sync::RwLock;
 
@@ -100,6 +100,11 @@ impl Inline {
         self.bytes
     }
 
+    /// Lets the bytes count until somebody subtracts them with [`Contents::count`].
+    pub fn keep(mut self) {
+        self.bytes = 0;
+    }
+
     /// Splits off some of the bytes. Returns `None` for none.
     pub fn split(&mut self, bytes: usize) -> Option<Self> {
         let bytes = self.bytes.min(bytes as u64);
@@ -167,6 +172,25 @@ impl Contents {
         }
     }
 
+    /// Whether arguments of a tenant's failed tasks are kept: as long as they leave half of the quota to what the tenant
+    /// submits and computes.
+    pub(super) fn has_room(&self, tenant: TenantId) -> bool {
+        self.usage(tenant).bytes <= self.most_bytes / 2
+    }
+
+    /// Lists a tenant's contents with hashes after this one, in the order of their hashes.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn list(
+        &self,
+        tenant: TenantId,
+        after: Option<ContentHash>,
+        limit: u32,
+    ) -> Result<Vec<ListedContent>, Failure> {
+        Ok(self.store.list_contents(tenant, after, limit).wait().await?)
+    }
+
     /// Counts bytes that are about to be written to the store of tasks.
     ///
     /// # Errors
@@ -197,8 +221,9 @@ impl Contents {
         if more > max {
             let text = format!(
                 "the content store holds {max} bytes for a tenant, and yours has {used}; delete results that you have \
-                 fetched, by `dayfly task forget`. Results are kept for {} after the end of their task, arguments \
-                 until its end, and contents without a task for an hour after their last use",
+                 fetched, by `dayfly task forget`. Results and arguments of failed tasks are kept for {} after the end \
+                 of their task, other arguments until its end, and contents without a task for an hour after their \
+                 last use",
                 duration_text(self.retention)
             );
             return Err(Failure::new(Code::QuotaExceeded, text));

@@ -87,7 +87,7 @@ pub(super) async fn run(tasks: Weak<Tasks>) {
                 // If the store cannot write, the next round tries again.
                 delete_from = Some(from);
                 if let Ok(step) = tasks.store.delete_expired(before, from).wait().await {
-                    let printed = step.output_bytes.iter().map(|(tenant, bytes)| (*tenant, -(*bytes as i64)));
+                    let printed = step.freed_bytes.iter().map(|(tenant, bytes)| (*tenant, -(*bytes as i64)));
                     tasks.contents.count(printed);
                     let whole;
                     (delete_from, whole) = scan.add(step, now_ms());

@@ -137,8 +137,10 @@ impl Tasks {
                 continue;
             };
             let number = state.outcomes.next_number();
+            let mut keeps_arguments = false;
             if let Some(live) = state.tasks.get(id) {
                 state.usage.add_ended(live.usage_key(today_ms), one.error.is_some());
+                keeps_arguments = one.error.is_some() && self.contents.has_room(live.tenant());
             }
             if let Some(key) = summary.leads {
                 match &one.error {
@@ -165,6 +167,7 @@ impl Tasks {
                 environment_at_ms: summary.environment_at_ms,
                 started_at_ms: summary.started_at_ms,
                 ended_at_ms: summary.ended_at_ms,
+                keeps_arguments,
             });
         }
         if tasks.is_empty() {
@@ -199,9 +202,12 @@ impl Tasks {
             state.outcomes.publish(task.outcome.number);
             // The function still exists now.
             task.outcome.foreign = state.foreign_makers(task.outcome.ran, &*self.tenants);
-            let Some(live) = state.tasks.remove(task.outcome.id) else {
+            let Some(mut live) = state.tasks.remove(task.outcome.id) else {
                 continue;
             };
+            if task.keeps_arguments {
+                live.keep_arguments();
+            }
             let marks = [
                 live.submitted_at_ms(),
                 task.waiting_at_ms,

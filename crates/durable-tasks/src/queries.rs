@@ -244,7 +244,10 @@ impl State {
 
     fn status(&self, record: &TaskRecord, tenants: &dyn Tenants) -> TaskStatus {
         if let (None, Some((_, status))) = (&record.ended, self.live_status(record.spec.id, tenants)) {
-            return status;
+            return TaskStatus {
+                argument_bytes: status.argument_bytes.or(record.argument_bytes),
+                ..status
+            };
         }
         TaskStatus {
             id: record.spec.id,
@@ -271,7 +274,7 @@ impl State {
                 .functions
                 .get(record.spec.function)
                 .is_some_and(|function| !function.spec.form.speaks_json()),
-            argument_bytes: (record.inline_bytes > 0).then_some(record.inline_bytes),
+            argument_bytes: record.argument_bytes,
         }
     }
 

@@ -36,7 +36,7 @@ impl Tasks {
         let mut snapshot = store.load().within(LOAD_DEADLINE).await?;
         let mut used: HashMap<TenantId, u64> = std::mem::take(&mut snapshot.contents).into_iter().collect();
         let inline = snapshot.tasks.iter().map(|task| (task.spec.tenant, task.inline_bytes));
-        for (tenant, bytes) in inline.chain(snapshot.output_bytes.iter().copied()) {
+        for (tenant, bytes) in inline.chain(snapshot.kept_bytes.iter().copied()) {
             let used = used.entry(tenant).or_default();
             *used = used.saturating_add(bytes);
         }

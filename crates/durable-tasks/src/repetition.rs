@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TaskId;
 use dayfly_protocol::tasks::{AcceptedTasks, TaskInput, TaskOptions, TaskSubmission};
-use dayfly_store::tasks::{MAX_KEPT_ARGUMENTS, TaskSpec};
+use dayfly_store::tasks::{MAX_SHORT_ARGUMENTS, TaskSpec};
 
 use crate::{Submitter, Tasks};
 
@@ -13,7 +13,7 @@ impl Tasks {
     /// Submits a failed task of this submitter again, as a new task with the same function, arguments, tag and options.
     ///
     /// # Errors
-    /// `NotFound` if the submitter has no such task, or its arguments were not kept; `InvalidRequest` if it has not
+    /// `NotFound` if the submitter has no such task, or its arguments were not [kept](super::contents::Contents::has_room); `InvalidRequest` if it has not
     /// failed; and those of [`Tasks::submit`].
     pub async fn repeat(self: &Arc<Self>, by: Submitter, id: TaskId) -> Result<AcceptedTasks, Failure> {
         let found = self.store.task(id).wait().await?;
@@ -24,13 +24,14 @@ impl Tasks {
             return Err(Failure::new(Code::InvalidRequest, text));
         }
         let kept = self.store.kept_arguments(id).wait().await?;
-        let arguments = kept.ok_or_else(|| {
+        let kept = kept.ok_or_else(|| {
             let text = format!(
-                "the arguments of task {id} were not kept, because they exceed {MAX_KEPT_ARGUMENTS} bytes; submit it \
-                 again with its arguments"
+                "the arguments of task {id} were not kept: they exceed {MAX_SHORT_ARGUMENTS} bytes, and you had used more \
+                 than half of your quota of contents when it ended; submit it again with its arguments"
             );
             Failure::new(Code::NotFound, text)
         })?;
+        let (arguments, content) = kept.split();
         let spec = record.spec;
         // The account of a tenant is chosen anew.
         let endpoint = self.endpoint(&spec.endpoint.to_string());
@@ -44,6 +45,7 @@ impl Tasks {
             options: options_of(&spec),
             tasks: vec![TaskInput {
                 arguments,
+                content,
                 after: spec.after,
                 with_answers: spec.with_answers,
                 ..TaskInput::default()

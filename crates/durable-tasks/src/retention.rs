@@ -93,7 +93,7 @@ impl Tasks {
             .delete_tasks(tenant, going, needed.up_to, needed.tags.clone());
         let gone = gone.wait().await?;
         done.forgotten += gone.len() as u64;
-        let printed: u64 = gone.iter().map(|gone| gone.output_bytes).sum();
+        let printed: u64 = gone.iter().map(|gone| gone.freed_bytes).sum();
         self.contents.count([(tenant, -(printed as i64))]);
         self.state().remove_deleted(tenant, gone);
         Ok(())

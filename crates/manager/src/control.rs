@@ -19,6 +19,7 @@ use crate::allowances::ListVersion;
 use crate::audit::AuditLog;
 use crate::cluster::{Cluster, clock_ms};
 use crate::events::Events;
+use crate::group_prefixes::GroupPrefixes;
 use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::leases::WaitingWorkers;
@@ -48,6 +49,7 @@ pub struct Control {
     signing: SigningKey,
     rendezvous: RendezvousAddress,
     groups: GroupList,
+    group_prefixes: GroupPrefixes,
     store: Arc<dyn Store>,
     journal: Journal,
     audit: AuditLog,
@@ -87,6 +89,7 @@ impl Control {
             url,
             ca_pem,
             peers: Peers::new(signing.public()),
+            group_prefixes: GroupPrefixes::of(&signing),
             signing,
             rendezvous,
             groups,
@@ -133,6 +136,11 @@ impl Control {
     /// The groups that meet here.
     pub fn groups(&self) -> &GroupList {
         &self.groups
+    }
+
+    /// Prefixes of the names of tenants' groups.
+    pub fn group_prefixes(&self) -> &GroupPrefixes {
+        &self.group_prefixes
     }
 
     /// Samples of calls that nodes reported.

@@ -163,7 +163,7 @@ impl FromRequestParts<Api> for Caller {
         let bearer = authenticate(parts, control)?;
         match bearer.kind {
             BearerKind::Client(role) => Ok(Self { bearer, role }),
-            BearerKind::Join | BearerKind::Node | BearerKind::Endpoint => Err(refuse(
+            BearerKind::Join | BearerKind::Node | BearerKind::Endpoint | BearerKind::Session => Err(refuse(
                 Code::Unauthorized,
                 "this token belongs to a node or an endpoint; use the token in connection.json",
             )),

@@ -8,6 +8,7 @@ pub mod endpoints;
 pub mod events;
 pub mod flows;
 pub mod functions;
+pub mod groups;
 pub mod leases;
 pub mod login;
 pub mod nodes;
@@ -33,13 +34,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::api::{
-    ErrorBody, GroupStatus, Health, HealthStatus, MANAGERS_HEADER, ManagerStatus, RendezvousAddress, VersionInfo,
-};
+use dayfly_protocol::api::{ErrorBody, Health, HealthStatus, MANAGERS_HEADER, ManagerStatus, VersionInfo};
 use dayfly_protocol::error::Code;
 
 use crate::control::Control;
-use crate::extractors::{Call, MAX_BODY_BYTES, OperatorRead, Read, refuse};
+use crate::extractors::{Call, MAX_BODY_BYTES, Read, refuse};
 use crate::forwarding;
 
 /// Bytes of a body that is read before its request is processed.
@@ -48,9 +47,6 @@ const MAX_SHORT_BYTES: usize = 16 << 10;
 const SOCKET_BUFFER_BYTES: usize = 4 << 10;
 /// Time limit for a request. Longer than the offers to all nodes that one request tries.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
-
-/// Groups of one list.
-const MAX_GROUPS: usize = 1_000;
 
 /// The state of every handler.
 pub type Api = Arc<Control>;
@@ -73,8 +69,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/version", get(version))
         .route("/v1/health", get(health))
         .route("/v1/managers", get(list_managers))
-        .route("/v1/rendezvous", get(show_rendezvous))
-        .route("/v1/groups", get(list_groups))
+        .merge(groups::routes())
         .route("/v1/leases", get(leases::list_leases).post(leases::create_lease))
         .route("/v1/leases/{id}", get(leases::show_lease).delete(leases::release_lease))
         .route("/v1/leases/{id}/renew", post(leases::renew_lease))
@@ -139,7 +134,10 @@ pub fn router(control: Api) -> Router {
             observability::count,
         ))
         .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
-        .layer(axum::middleware::from_fn(session::authorize))
+        .layer(axum::middleware::from_fn_with_state(
+            control.clone(),
+            session::authorize,
+        ))
         .layer(axum::middleware::from_fn(observability::trace))
         .with_state(control)
 }
@@ -167,31 +165,6 @@ async fn name_managers(Shared(control): Shared<Api>, request: Request, next: Nex
         response.headers_mut().insert(MANAGERS_HEADER, value);
     }
     response
-}
-
-/// Returns where the ranks of groups meet.
-#[utoipa::path(get, path = "/v1/rendezvous", security(("bearer" = [])),
-    responses((status = 200, body = RendezvousAddress), (status = "default", body = ErrorBody)))]
-pub(crate) async fn show_rendezvous(call: Call<Read>) -> Json<RendezvousAddress> {
-    Json(call.control.rendezvous().clone())
-}
-
-/// Lists groups whose ranks meet at this manager, by name; at most 1,000. For operators, because groups belong to no
-/// tenant.
-#[utoipa::path(get, path = "/v1/groups", security(("bearer" = [])),
-    responses((status = 200, body = [GroupStatus]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_groups(call: Call<OperatorRead>) -> Json<Vec<GroupStatus>> {
-    let groups = call.control.groups().groups(MAX_GROUPS);
-    let statuses = groups.into_iter().map(|group| GroupStatus {
-        name: group.name,
-        run: group.run,
-        size: group.size,
-        ranks: group.ranks,
-        formed: group.is_formed,
-        lost_rank: group.lost.as_ref().map(|(rank, _)| *rank),
-        why: group.lost.map(|(_, why)| why),
-    });
-    Json(statuses.collect())
 }
 
 /// Lists the managers of this site, this one first. Each of them accepts every request.

@@ -14,6 +14,7 @@
 mod allowances;
 mod audit;
 mod billing;
+mod browser_sessions;
 mod cluster;
 mod connection;
 mod control;
@@ -23,6 +24,7 @@ mod events;
 mod extractors;
 mod forwarding;
 mod gangs;
+mod group_prefixes;
 mod history;
 mod http;
 mod identity;

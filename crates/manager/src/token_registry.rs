@@ -4,8 +4,10 @@
 //! the same name, or a change at another manager. No other code has to close them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::pending;
 
 use dayfly_store::{Bearer, BearerKind};
+use futures_util::FutureExt;
 use tokio::sync::watch;
 
 /// Prefix of the names of tokens for tenants of another manager. They are removed when they have expired.
@@ -31,16 +33,38 @@ struct Entry {
     alive: watch::Sender<()>,
 }
 
-/// A signal that lives as long as a token is valid.
+/// A signal that lives as long as a token is valid, and the session of a browser that uses it.
 #[derive(Debug, Clone)]
-pub struct Validity(watch::Receiver<()>);
+pub struct Validity {
+    token: watch::Receiver<()>,
+    session: Option<watch::Receiver<()>>,
+}
 
 impl Validity {
-    /// Returns when the token was revoked, was replaced or has expired. Cancel safe.
-    pub async fn ended(&mut self) {
-        // Nothing is ever sent: `changed` returns an error once the sender is dropped.
-        while self.0.changed().await.is_ok() {}
+    /// Returns a signal that also ends with a session.
+    pub fn within(self, session: Self) -> Self {
+        Self {
+            session: Some(session.token),
+            ..self
+        }
     }
+
+    /// Returns when the token was revoked, was replaced or has expired, or when the session has ended. Cancel safe.
+    pub async fn ended(&mut self) {
+        let session = self
+            .session
+            .as_mut()
+            .map_or_else(|| pending().boxed(), |session| closed(session).boxed());
+        tokio::select! {
+            () = closed(&mut self.token) => (),
+            () = session => (),
+        }
+    }
+}
+
+/// Returns once the sender is dropped. Nothing is ever sent.
+async fn closed(alive: &mut watch::Receiver<()>) {
+    while alive.changed().await.is_ok() {}
 }
 
 impl TokenRegistry {
@@ -58,7 +82,10 @@ impl TokenRegistry {
 
     /// Returns a signal for the end of this token, or `None` if it is not valid.
     pub fn validity(&self, hash: &TokenHash) -> Option<Validity> {
-        self.by_hash.get(hash).map(|entry| Validity(entry.alive.subscribe()))
+        self.by_hash.get(hash).map(|entry| Validity {
+            token: entry.alive.subscribe(),
+            session: None,
+        })
     }
 
     /// Iterates over all tokens.
@@ -74,7 +101,7 @@ impl TokenRegistry {
                 other.kind.is_same_kind(bearer.kind) && (other.tenant, &other.name) == (bearer.tenant, &bearer.name)
             }
             BearerKind::Node => other.kind == BearerKind::Node && other.node == bearer.node,
-            BearerKind::Join => false,
+            BearerKind::Join | BearerKind::Session => false,
         };
         let replaced = self
             .values()

@@ -16,6 +16,7 @@ use crate::audit::token_id;
 use crate::cluster::{Cluster, millis};
 use crate::control::Control;
 use crate::extractors::{Caller, bearer_token};
+use crate::http::session::session_cookie;
 use crate::leases::run_to_completion;
 use crate::logins::LOGIN;
 use crate::tenants::{check_name, no_such_tenant};
@@ -98,9 +99,14 @@ impl Control {
         self.revoke_token(caller, &id, RevokedLeases::Keep).await.map(drop)
     }
 
-    /// Returns a signal for the end of the token in these headers, or `None` if they have no valid one.
+    /// Returns a signal for the end of the token in these headers, and of the session that it comes from, if any.
+    /// Returns `None` if they have no valid token.
     pub fn validity_of_request(&self, headers: &HeaderMap) -> Option<Validity> {
-        self.validity(&hash(bearer_token(headers)?))
+        let validity = self.validity(&hash(bearer_token(headers)?))?;
+        match session_cookie(headers).and_then(|cookie| self.validity_of_session(cookie)) {
+            Some(session) => Some(validity.within(session)),
+            None => Some(validity),
+        }
     }
 
     /// Returns a signal for the end of this token, or `None` if it is not valid.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::blob::Blob;
-use crate::ids::ContentHash;
+use crate::ids::{ContentHash, TaskId};
 
 /// Dayfly's own programs send arguments and results of more bytes than this by reference.
 pub const INLINE_BYTES: usize = 128 << 10;
@@ -26,6 +26,26 @@ pub struct ContentUsage {
     pub bytes: u64,
     /// Limit in bytes. The manager refuses an upload that would exceed it.
     pub most_bytes: u64,
+}
+
+/// One of a tenant's contents, in the list of `GET /v1/contents/list`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ContentStatus {
+    /// BLAKE3 hash of the bytes.
+    pub hash: ContentHash,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// When it was stored first, in milliseconds since the Unix epoch; 0 if that is not known.
+    pub since_ms: u64,
+    /// When it was last stored, read or submitted with a task.
+    pub used_at_ms: u64,
+    /// Number of tasks whose arguments it is; 1,000 stands for more too.
+    pub arguments_of: u32,
+    /// Number of tasks whose result it is; 1,000 stands for more too.
+    pub results_of: u32,
+    /// One of these tasks. A content without a task is deleted an hour after its last use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskId>,
 }
 
 /// Arguments or result of a function.
@@ -56,6 +76,14 @@ impl Payload {
         match self {
             Self::Inline(bytes) => bytes.len(),
             Self::Stored(_) => 0,
+        }
+    }
+
+    /// Length in bytes, inline or not.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Inline(bytes) => bytes.len() as u64,
+            Self::Stored(content) => content.bytes,
         }
     }
 

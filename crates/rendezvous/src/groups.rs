@@ -383,9 +383,10 @@ impl Groups {
         }
     }
 
-    /// Describes groups, in the order of their names; at most `most`.
-    pub fn list(&self, most: usize) -> Vec<GroupSummary> {
-        let mut keys: Vec<&Key> = self.groups.keys().collect();
+    /// Describes groups whose names begin so, in the order of their names; at most `most`.
+    pub fn list(&self, prefix: &str, most: usize) -> Vec<GroupSummary> {
+        let named = self.groups.keys().filter(|(name, _)| name.starts_with(prefix));
+        let mut keys: Vec<&Key> = named.collect();
         keys.sort();
         let described = keys.into_iter().take(most).filter_map(|key| {
             let group = self.groups.get(key)?;

@@ -64,7 +64,7 @@ fn list_describes_groups_in_order() {
     let mut state = formed("b");
     seat(&mut state, 7, &join("early", "", 3, Some(1))).unwrap();
     state.lose(1, "its host burnt down");
-    let [early, job] = &*state.list(9) else {
+    let [early, job] = &*state.list("", 9) else {
         panic!("two groups are listed")
     };
     assert_eq!(
@@ -76,7 +76,9 @@ fn list_describes_groups_in_order() {
         ("job", "b", &[0][..], true)
     );
     assert_eq!(job.lost, Some((1, "its host burnt down".into())));
-    assert_eq!(state.list(1).len(), 1);
+    assert_eq!(state.list("", 1).len(), 1);
+    assert_eq!(state.list("jo", 9).len(), 1);
+    assert!(state.list("ob", 9).is_empty());
 }
 
 #[test]

@@ -113,9 +113,9 @@ impl Shared {
 pub struct GroupList(Arc<Shared>);
 
 impl GroupList {
-    /// Describes groups, in the order of their names; at most `most`.
-    pub fn groups(&self, most: usize) -> Vec<GroupSummary> {
-        self.0.registry().groups.list(most)
+    /// Describes groups whose names begin so, in the order of their names; at most `most`.
+    pub fn groups(&self, prefix: &str, most: usize) -> Vec<GroupSummary> {
+        self.0.registry().groups.list(prefix, most)
     }
 }
 

@@ -16,6 +16,9 @@ pub enum BearerKind {
     Node,
     /// The dispatcher of the endpoint whose id is the bearer's name.
     Endpoint,
+    /// A session of a browser. It is no token: the hash is that of a cookie, and the name is a token that only the
+    /// cookie decrypts.
+    Session,
 }
 
 impl BearerKind {
@@ -36,6 +39,7 @@ impl BearerKind {
             Self::Join => "join",
             Self::Node => "node",
             Self::Endpoint => "endpoint",
+            Self::Session => "session",
         }
     }
 
@@ -44,6 +48,7 @@ impl BearerKind {
         match name {
             "join" => Self::Join,
             "endpoint" => Self::Endpoint,
+            "session" => Self::Session,
             other => Role::from_name(other).map_or(Self::Node, Self::Client),
         }
     }

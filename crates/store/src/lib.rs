@@ -13,6 +13,7 @@
 mod audit;
 mod bearers;
 mod commit_mark;
+mod content_list;
 mod error;
 pub mod flows;
 mod leases;
@@ -23,6 +24,7 @@ mod postgres;
 mod sqlite;
 pub mod system;
 mod task_loans;
+mod task_output;
 pub mod tasks;
 pub mod teams;
 pub mod triggers;

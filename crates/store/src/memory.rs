@@ -7,6 +7,7 @@ use dayfly_protocol::api::{Capacity, Metered, NodeAddress};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use dayfly_protocol::tenancy::{AuditEntry, Prices, TenantSpec};
 
+use super::system::now_ms;
 use super::{
     AUDIT_ENTRY_BYTES, AuditPage, AuditTrim, Bearer, BearerKind, BillQuery, BookingResult, ChangeResult, LeaseRecord,
     LeaseWriter, NodeRecord, NodeRegistration, OwnedChange, Pending, RevokedLeases, Snapshot, Store, TenantRecord,
@@ -173,6 +174,11 @@ impl Store for MemoryStore {
         for hash in replaced.map(|other| other.hash).collect::<Vec<_>>() {
             state.bearers.remove(&hash);
             state.rebind(hash, Some(bearer.hash));
+        }
+        if bearer.kind == BearerKind::Session {
+            let now_ms = now_ms();
+            let is_kept = |other: &Bearer| other.kind != BearerKind::Session || other.expires_at_ms > now_ms;
+            state.bearers.retain(|_, other| is_kept(other));
         }
         state.bearers.insert(bearer.hash, bearer);
         Pending::ready(Ok(()))

@@ -42,7 +42,7 @@ use self::listener::NOTIFY;
 use self::reader::Reader;
 use self::rows::{json, node_columns, signed, tenant_columns};
 use self::writer::{Action, Write, WriteKind};
-use crate::system::random;
+use crate::system::{now_ms, random};
 use crate::{
     AUDIT_ENTRY_BYTES, AdoptedNodes, AuditPage, AuditTrim, Bearer, BearerKind, BillQuery, BookingResult, ChangeResult,
     LeaseRecord, LeaseWriter, NodeRegistration, OwnedChange, Peer, PeerUpdate, Pending, Presence, RevokedLeases,
@@ -262,7 +262,7 @@ impl Store for PostgresStore {
             let bearer = bearer.clone();
             async move {
                 if bearer.kind.is_named() {
-                    let sql = "DELETE FROM bearers WHERE tenant = $1 AND name = $2 AND role NOT IN ('join', 'node')
+                    let sql = "DELETE FROM bearers WHERE tenant = $1 AND name = $2 AND role NOT IN ('join', 'node', 'session')
                                AND (role = 'endpoint') = $3 RETURNING hash";
                     let of_endpoint = bearer.kind == BearerKind::Endpoint;
                     let replaced = session
@@ -274,6 +274,10 @@ impl Store for PostgresStore {
                             .execute(rows::REBIND_LEASES, &[&from.as_slice(), &bearer.hash.as_slice()])
                             .await?;
                     }
+                }
+                if bearer.kind == BearerKind::Session {
+                    let sql = "DELETE FROM bearers WHERE role = 'session' AND expires_at_ms <= $1";
+                    session.execute(sql, &[&signed(now_ms())]).await?;
                 }
                 keep(session, &bearer).await?;
                 publish(session, me, &[PeerUpdate::Bearer(bearer)]).await

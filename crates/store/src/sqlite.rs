@@ -22,6 +22,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use self::rows::{LEASE, TENANT, json, lease_of, parsed, signed, tenant_of, unsigned};
 use self::writer::Writer;
+use crate::system::now_ms;
 use crate::{
     AUDIT_ENTRY_BYTES, AuditPage, AuditTrim, Bearer, BearerKind, BillQuery, BookingResult, ChangeResult, LeaseRecord,
     LeaseWriter, NodeRecord, NodeRegistration, OwnedChange, Pending, RevokedLeases, Snapshot, Store, StoreError,
@@ -162,7 +163,7 @@ impl Store for SqliteStore {
             if bearer.kind.is_named() {
                 let replaced: Vec<[u8; 32]> = transaction
                     .prepare_cached(
-                        "DELETE FROM bearers WHERE tenant = ?1 AND name = ?2 AND role NOT IN ('join', 'node')
+                        "DELETE FROM bearers WHERE tenant = ?1 AND name = ?2 AND role NOT IN ('join', 'node', 'session')
                          AND (role = 'endpoint') = ?3 RETURNING hash",
                     )?
                     .query_map(
@@ -173,6 +174,12 @@ impl Store for SqliteStore {
                 for hash in replaced {
                     leases::rebind(transaction, hash, Some(bearer.hash))?;
                 }
+            }
+            if bearer.kind == BearerKind::Session {
+                transaction.execute(
+                    "DELETE FROM bearers WHERE role = 'session' AND expires_at_ms <= ?1",
+                    [signed(now_ms())],
+                )?;
             }
             keep(transaction, &bearer)
         })

@@ -13,15 +13,17 @@ use dayfly_protocol::tasks::{OutputPiece, ResultOrigin, TaskCounts, TaskOutcome}
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
+pub use super::content_list::{ListedContent, MAX_COUNTED_USES};
 use super::flows::FlowStore;
 pub use super::task_loans::StoredLoans;
+pub use super::task_output::StoredOutput;
 use super::teams::{TeamStore, Usage, UsageKey};
 use super::triggers::TriggerStore;
 
 /// Target size of one page of outcomes in bytes. A single larger outcome is still returned.
 pub const PAGE_BYTES: usize = 8 << 20;
-/// Bytes of a failed task's inline arguments that are kept. Longer ones would have to count in its tenant's quota.
-pub const MAX_KEPT_ARGUMENTS: usize = 4 << 10;
+/// Bytes of a failed task's inline arguments that are kept in any case. Longer ones count in its tenant's quota.
+pub const MAX_SHORT_ARGUMENTS: usize = 4 << 10;
 /// Tasks that one step of a list examines.
 pub const LIST_STEP: u32 = 10_000;
 /// Tasks that one step of counting examines. It is smaller because the store reads a task's times after its result,
@@ -214,6 +216,8 @@ pub struct EndedTask {
     pub started_at_ms: u64,
     /// When it ended.
     pub ended_at_ms: u64,
+    /// Whether arguments that are not [short](MAX_SHORT_ARGUMENTS) are kept if it failed.
+    pub keeps_arguments: bool,
 }
 
 /// A stored task, without arguments and result.
@@ -233,8 +237,10 @@ pub struct TaskRecord {
     pub started_at_ms: u64,
     /// When it ended; 0 while it is unfinished.
     pub ended_at_ms: u64,
-    /// Bytes of its inline arguments.
+    /// Bytes of its inline arguments, if they are still stored.
     pub inline_bytes: u64,
+    /// Bytes of the arguments that it was submitted with; `None` if an earlier release stored it.
+    pub argument_bytes: Option<u64>,
 }
 
 /// Selects tasks, latest first.
@@ -269,32 +275,6 @@ pub struct IdQuery {
     pub before: TaskId,
 }
 
-/// The last part of a task's output.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoredOutput {
-    /// Id of the task.
-    pub task: TaskId,
-    /// The endpoint that ran it.
-    pub endpoint: EndpointId,
-    /// Offset of the first byte.
-    pub first: u64,
-    /// The output.
-    pub pieces: Vec<OutputPiece>,
-}
-
-impl StoredOutput {
-    /// Returns the pieces encoded for one column.
-    pub(crate) fn packed(&self) -> Vec<u8> {
-        // MessagePack can encode any bytes.
-        rmp_serde::to_vec_named(&self.pieces).unwrap_or_default()
-    }
-
-    /// Decodes [`StoredOutput::packed`]. Returns nothing if it is malformed.
-    pub(crate) fn unpacked(column: &[u8]) -> Vec<OutputPiece> {
-        rmp_serde::from_slice(column).unwrap_or_default()
-    }
-}
-
 /// Result of one step of deleting old tasks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpiryStep {
@@ -302,8 +282,8 @@ pub struct ExpiryStep {
     pub next: Option<TaskId>,
     /// Functions of all examined tasks, each once.
     pub functions: Vec<FunctionId>,
-    /// Bytes of deleted output, by tenant.
-    pub output_bytes: Vec<(TenantId, u64)>,
+    /// Bytes of deleted output and kept arguments, by tenant.
+    pub freed_bytes: Vec<(TenantId, u64)>,
 }
 
 /// A task that was deleted at its owner's request.
@@ -314,8 +294,8 @@ pub struct DeletedTask {
     pub tag: String,
     /// See [`TaskSpec::memo`].
     pub memo: Option<[u8; 32]>,
-    /// Bytes of deleted output.
-    pub output_bytes: u64,
+    /// Bytes of deleted output and kept arguments.
+    pub freed_bytes: u64,
 }
 
 /// A result that other tasks may use.
@@ -326,6 +306,15 @@ pub struct Memoized {
     pub answer: Payload,
     /// When its task ended, in milliseconds since the Unix epoch.
     pub ended_at_ms: u64,
+}
+
+/// Returns how many bytes of a failed task's inline arguments count in its tenant's quota.
+pub fn counted_bytes(inline_bytes: u64) -> u64 {
+    if inline_bytes > MAX_SHORT_ARGUMENTS as u64 {
+        inline_bytes
+    } else {
+        0
+    }
 }
 
 /// Outcomes that a query selects.
@@ -365,8 +354,8 @@ pub struct TaskSnapshot {
     pub endings: Vec<(TaskId, Option<Failure>)>,
     /// Bytes in the content store, by tenant.
     pub contents: Vec<(TenantId, u64)>,
-    /// Bytes of stored output, by tenant.
-    pub output_bytes: Vec<(TenantId, u64)>,
+    /// Bytes of stored output, and of kept arguments that are not short, by tenant. A tenant may occur twice.
+    pub kept_bytes: Vec<(TenantId, u64)>,
     /// Total cost of tasks in billionths, by tenant.
     pub costs: Vec<(TenantId, u64)>,
 }
@@ -413,12 +402,12 @@ pub trait TaskStore: TriggerStore + FlowStore + TeamStore + Send + Sync + 'stati
     /// Returns how tasks ended; `None` for unfinished and unknown ones.
     fn endings(&self, tasks: Vec<TaskId>) -> Pending<Vec<Option<Ending>>>;
 
-    /// Stores outcomes and the usage since the last call. Deletes the arguments, except [short](MAX_KEPT_ARGUMENTS) ones
-    /// of failed tasks.
+    /// Stores outcomes and the usage since the last call. Deletes the arguments, except those of failed tasks that are
+    /// [short](MAX_SHORT_ARGUMENTS) or [kept](EndedTask::keeps_arguments).
     fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()>;
 
     /// Returns the kept arguments of a failed task.
-    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Blob>>;
+    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Payload>>;
 
     /// Stores the output of ended tasks and replaces earlier output. Ignores tasks of other endpoints than the one
     /// named, and those of the tenants in `full`, which have too much output. Returns the change in stored bytes by
@@ -464,6 +453,9 @@ pub trait TaskStore: TriggerStore + FlowStore + TeamStore + Send + Sync + 'stati
     /// Returns contents that no task refers to and that were not used since this time, a limited number at a time. From
     /// now on they are unknown, and are returned again until they are [dropped](Self::drop_contents).
     fn unused_contents(&self, unused_since_ms: u64) -> Pending<Vec<(TenantId, Content)>>;
+
+    /// Returns the tenant's contents with hashes after this one, in the order of their hashes.
+    fn list_contents(&self, tenant: TenantId, after: Option<ContentHash>, limit: u32) -> Pending<Vec<ListedContent>>;
 
     /// Deletes unused contents.
     fn drop_contents(&self, contents: Vec<(TenantId, Content)>) -> Pending<()>;

@@ -10,7 +10,7 @@ use dayfly_client::{
     CallError, CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Outcome, OutputReader, Pool, WorkerIndex,
     WorkerOutput,
 };
-use dayfly_protocol::api::RendezvousAddress;
+use dayfly_protocol::api::MeetingPlace;
 use dayfly_protocol::dispatch::{Attempt, FromDispatcher, Program, TaskOutput};
 use dayfly_protocol::encoding::{CALL_OF_RANK, join};
 use dayfly_protocol::ids::{self, NodeId};
@@ -91,7 +91,7 @@ pub struct GangDriver {
     parts: Vec<GangPart>,
     /// Part and worker of each rank.
     ranks: Vec<(usize, WorkerIndex)>,
-    rendezvous: RendezvousAddress,
+    place: MeetingPlace,
     state: Mutex<GangState>,
     retired: AtomicBool,
     /// Whether its channels were closed, even with running calls.
@@ -100,7 +100,7 @@ pub struct GangDriver {
 
 impl GangDriver {
     /// Opens a channel to each rank.
-    pub fn open(leases: Vec<Lease>, rendezvous: RendezvousAddress) -> Result<Self, Error> {
+    pub fn open(leases: Vec<Lease>, place: MeetingPlace) -> Result<Self, Error> {
         let part = |lease: Lease| {
             let pool = channels(&lease)?;
             let printed = Mutex::new(Some(lease.output()?));
@@ -116,7 +116,7 @@ impl GangDriver {
         Ok(Self {
             ranks: ranks.collect(),
             parts,
-            rendezvous,
+            place,
             state: Mutex::new(state),
             retired: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -183,10 +183,10 @@ impl GangDriver {
         };
         let attempt = task.assigned.attempt;
         Ok(Invitation(json!({
-            "rendezvous": self.rendezvous.address,
-            "key": self.rendezvous.key,
-            "voucher": self.rendezvous.voucher,
-            "name": format!("task-{}-{}", attempt.task, attempt.number),
+            "rendezvous": self.place.rendezvous.address,
+            "key": self.place.rendezvous.key,
+            "voucher": self.place.rendezvous.voucher,
+            "name": format!("{}task-{}-{}", self.place.group_prefix, attempt.task, attempt.number),
             "secret": secret.map(|byte| format!("{byte:02x}")).concat(),
             "size": self.ranks.len(),
             "spin_us": SPIN_US,

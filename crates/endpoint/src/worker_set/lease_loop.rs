@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_client::{Error, LeaseOptions, Mode, Sandbox};
-use dayfly_protocol::api::RendezvousAddress;
+use dayfly_protocol::api::MeetingPlace;
 use dayfly_protocol::dispatch::{Ended, FromDispatcher};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::NodeId;
@@ -165,8 +165,8 @@ impl WorkerSet {
         let leases = self
             .client
             .gang_among(self.lease_options(ranks), self.key.placement, among)?;
-        let rendezvous: RendezvousAddress = self.client.get("/v1/rendezvous")?;
-        Ok(Arc::new(GangDriver::open(leases, rendezvous)?))
+        let place: MeetingPlace = self.client.get("/v1/rendezvous")?;
+        Ok(Arc::new(GangDriver::open(leases, place)?))
     }
 
     fn lease_options(&self, workers: u16) -> LeaseOptions {

@@ -11,16 +11,21 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use dayfly_protocol::api::ErrorBody;
-use dayfly_protocol::contents::{Content, ContentUsage};
+use dayfly_protocol::contents::{Content, ContentStatus, ContentUsage};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{ContentHash, TaskId, TenantId};
 use dayfly_protocol::tasks::MAX_BODY_BYTES;
+use dayfly_store::tasks::ListedContent;
 use futures_util::StreamExt;
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::Api;
 use crate::control::Control;
-use crate::extractors::{Call, EndpointBearer, PathOf, Read, Refusal, ResponseFormat, Write, refuse};
+use crate::extractors::{Call, EndpointBearer, PathOf, QueryOf, Read, Refusal, ResponseFormat, Write, refuse};
 
+/// Contents of one list.
+const MAX_LISTED: u32 = 1_000;
 /// Bytes that are read of the body of a refused request.
 const MAX_REFUSED_BYTES: usize = 256 << 20;
 /// Time limit for that.
@@ -37,6 +42,7 @@ pub fn routes() -> Router<Api> {
         // The tenant's quota bounds them.
         .layer(DefaultBodyLimit::disable())
         .route("/v1/contents", get(show_usage).post(store_unnamed))
+        .route("/v1/contents/list", get(list_contents))
         .layer(from_fn(respond_when_read))
 }
 
@@ -80,6 +86,43 @@ pub(crate) async fn show_usage(call: Call<Read>) -> Result<Response, Refusal> {
         ..
     } = call;
     Ok(format.respond(control.tasks()?.contents.usage(caller.bearer.tenant)))
+}
+
+/// Query of a list of contents.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(default)]
+pub struct Listing {
+    /// Only contents with greater hashes: the last one of the previous page.
+    after: Option<ContentHash>,
+    /// Number of contents. Default: 100, maximum: 1,000.
+    limit: Option<u32>,
+}
+
+/// Lists the contents of the caller's tenant, in the order of their hashes.
+#[utoipa::path(get, path = "/v1/contents/list", params(Listing), security(("bearer" = [])),
+    responses((status = 200, body = [ContentStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_contents(call: Call<Read, (), QueryOf<Listing>>) -> Result<Response, Refusal> {
+    let Call {
+        caller,
+        control,
+        query: QueryOf(query),
+        format,
+        ..
+    } = call;
+    let limit = query.limit.unwrap_or(100).clamp(1, MAX_LISTED);
+    let contents = &control.tasks()?.contents;
+    let found = contents.list(caller.bearer.tenant, query.after, limit).await?;
+    let status = |one: ListedContent| ContentStatus {
+        hash: one.content.hash,
+        bytes: one.content.bytes,
+        since_ms: one.since_ms,
+        used_at_ms: one.used_at_ms,
+        arguments_of: one.arguments_of,
+        results_of: one.results_of,
+        task: one.task,
+    };
+    Ok(format.respond(found.into_iter().map(status).collect::<Vec<_>>()))
 }
 
 /// Stores bytes under their BLAKE3 hash, for an hour or as long as a task refers to them.

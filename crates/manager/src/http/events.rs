@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::extract::State as Shared;
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use dayfly_protocol::api::{ErrorBody, Event};
 use dayfly_protocol::tenancy::Role;
@@ -27,12 +28,13 @@ const SEND_LIMIT: Duration = Duration::from_secs(5);
         (status = "default", body = ErrorBody)))]
 pub(crate) async fn watch_events(
     caller: Caller,
+    headers: HeaderMap,
     Shared(control): Shared<Api>,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response, Refusal> {
     // Subscribe before the response, so that no later event is missed.
     let events = control.events().subscribe();
-    let validity = control.validity(&caller.bearer.hash).ok_or_else(validity::ended)?;
+    let validity = control.validity_of_request(&headers).ok_or_else(validity::ended)?;
     // Watchers send only pongs and a close.
     let upgrade = upgrade
         .max_message_size(1024)

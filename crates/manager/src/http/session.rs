@@ -1,7 +1,7 @@
-//! Sessions of browsers: a token in a cookie that scripts cannot read, and the ways to get it.
+//! Sessions of browsers: a cookie that scripts cannot read and that stands for a token, and the ways to get it.
 //!
 //! The cookie is `HttpOnly`, `Secure` and `SameSite=Strict`. [`authorize`] turns it into the header of any other client,
-//! so that no other code knows of it. It refuses requests that another page sent: the browser must call a request one of
+//! so that little other code knows of it. It refuses requests that another page sent: the browser must call a request one of
 //! the same origin, and a change needs a header that only a script of that origin can set.
 
 use std::time::Duration;
@@ -48,18 +48,21 @@ pub fn routes() -> Router<Api> {
         .route("/v1/session/callback", get(end_login))
 }
 
-/// Gives a request with the session's cookie, and without a token of its own, the header of any other client.
-pub async fn authorize(mut request: Request, next: Next) -> Response {
+/// Gives a request with the session's cookie, and without a token of its own, the header of any other client. A cookie
+/// without a session stands for nothing.
+pub async fn authorize(Shared(control): Shared<Api>, mut request: Request, next: Next) -> Response {
     if request.headers().contains_key(AUTHORIZATION) {
         return next.run(request).await;
     }
-    let Some(token) = cookie(request.headers(), SESSION) else {
+    let Some(secret) = session_cookie(request.headers()) else {
         return next.run(request).await;
     };
     if let Err(refusal) = check_sender(request.method(), request.headers()) {
         return refusal.into_response();
     }
-    if let Ok(value) = HeaderValue::from_str(&format!("Bearer {token}")) {
+    if let Some(token) = control.token_of_session(secret)
+        && let Ok(value) = HeaderValue::from_str(&format!("Bearer {token}"))
+    {
         request.headers_mut().insert(AUTHORIZATION, value);
     }
     let mut response = next.run(request).await;
@@ -116,6 +119,11 @@ fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
     *method == Method::GET && mode == Some("navigate")
 }
 
+/// Returns the secret in the session's cookie.
+pub fn session_cookie(headers: &HeaderMap) -> Option<&str> {
+    cookie(headers, SESSION)
+}
+
 /// Returns the value of a cookie.
 fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let all = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
@@ -133,10 +141,14 @@ fn set_cookie(name: &str, value: &str, life: Duration, same_site: &str) -> (axum
     (SET_COOKIE, text)
 }
 
-/// Returns the cookie of a session with this token.
-fn session_cookie(token: &str, status: &TokenStatus) -> (axum::http::HeaderName, String) {
-    let life = Duration::from_millis(status.expires_at_ms.saturating_sub(now_ms()));
-    set_cookie(SESSION, token, life, "Strict")
+/// Opens a session with this token. Returns its cookie.
+async fn begin_session(
+    control: &Api,
+    token: &str,
+    status: &TokenStatus,
+) -> Result<(axum::http::HeaderName, String), Failure> {
+    let (secret, life) = control.begin_session(token, status).await?;
+    Ok(set_cookie(SESSION, &secret, life, "Strict"))
 }
 
 /// Opens a session of a browser with a token or a ticket: a cookie that stands for the token. Needs no token.
@@ -165,7 +177,7 @@ pub(crate) async fn open_session(
         let text = "this token is unknown, has expired, or belongs to a node or an endpoint; use another one";
         refuse(Code::Unauthorized, text)
     })?;
-    let cookies = AppendHeaders([session_cookie(&token, &status)]);
+    let cookies = AppendHeaders([begin_session(&control, &token, &status).await?]);
     Ok((cookies, Json(status)).into_response())
 }
 
@@ -176,10 +188,13 @@ pub(crate) async fn show_session(call: Call<Read>) -> Result<Json<TokenStatus>, 
     Ok(Json(call.control.status_of_token(&call.caller.bearer)?))
 }
 
-/// Ends a session: removes the cookie. Also revokes a token that was made for this session; its leases continue.
+/// Ends a session: its cookie is void from now on. Also revokes a token that was made for this session; its leases continue.
 #[utoipa::path(delete, path = "/v1/session", security(("bearer" = [])),
     responses((status = 204), (status = "default", body = ErrorBody)))]
 pub(crate) async fn end_session(call: Call<Read>) -> Result<Response, Refusal> {
+    if let Some(secret) = session_cookie(&call.headers) {
+        call.control.forget_session(secret).await?;
+    }
     call.control.end_session(&call.caller).await?;
     let cookies = AppendHeaders([set_cookie(SESSION, "", Duration::ZERO, "Strict")]);
     Ok((StatusCode::NO_CONTENT, cookies).into_response())
@@ -270,7 +285,7 @@ async fn log_in(
     let back = callback_of(headers).map_err(Failure::from)?;
     let id_token = control.provider()?.exchange(&begun, &returned.code, &back).await?;
     let new = control.log_in(&id_token, Some(&begun.nonce)).await?;
-    Ok(session_cookie(&new.token, &new.status))
+    begin_session(control, &new.token, &new.status).await
 }
 
 #[cfg(test)]

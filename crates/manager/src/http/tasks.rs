@@ -288,7 +288,8 @@ pub(crate) async fn show_task(call: Call<Read, PathOf<String>>) -> Result<Respon
 }
 
 /// Submits a failed task of the caller again: a new task with the same function, arguments, tag and options, and without
-/// retries. Arguments of at most 4 KiB are kept for that.
+/// retries. Its arguments are kept for that as long as its outcome: those of more than 4 KiB only if half of the tenant's
+/// quota of contents was free when it ended.
 #[utoipa::path(post, path = "/v1/tasks/{id}/retry", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$")), security(("bearer" = [])),
     responses((status = 201, body = AcceptedTasks), (status = "default", body = ErrorBody)))]
 pub(crate) async fn retry_task(call: Call<Write, PathOf<String>>) -> Result<Response, Refusal> {

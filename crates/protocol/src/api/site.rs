@@ -125,7 +125,7 @@ impl Connection {
     }
 }
 
-/// Response to `GET /v1/rendezvous`: where the ranks of groups meet.
+/// A server where the ranks of groups meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RendezvousAddress {
     /// Address as `host:port`.
@@ -138,11 +138,25 @@ pub struct RendezvousAddress {
     pub voucher: String,
 }
 
+/// Response to `GET /v1/rendezvous`: where the ranks of groups meet, and how the caller names its groups.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MeetingPlace {
+    /// The server.
+    #[serde(flatten)]
+    pub rendezvous: RendezvousAddress,
+    /// With what the names of the tenant's groups begin. The list of groups shows a tenant those with its own prefix.
+    #[serde(default)]
+    pub group_prefix: String,
+}
+
 /// A group of ranks that meets here, in the list of `GET /v1/groups`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GroupStatus {
-    /// Name of the group.
+    /// Name of the group, without the prefix of its tenant.
     pub name: String,
+    /// The tenant whose prefix its name begins with; `None` for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// The run; empty if its starter names none.
     pub run: String,
     /// Number of ranks.

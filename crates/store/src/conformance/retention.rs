@@ -9,7 +9,9 @@ use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::tasks::{OutputPiece, TaskOutcome};
 
 use super::tasks::{ENDPOINT, FUNCTION, TENANT, ended, task};
-use crate::tasks::{DeletedTask, EndedTask, NewTask, StoredLoans, StoredOutput, TaskQuery, TaskStore, Tries};
+use crate::tasks::{
+    DeletedTask, EndedTask, ListedContent, NewTask, StoredLoans, StoredOutput, TaskQuery, TaskStore, Tries,
+};
 
 pub async fn output_is_stored_until_its_task_is_deleted(store: &dyn TaskStore) {
     store
@@ -48,7 +50,7 @@ pub async fn output_is_stored_until_its_task_is_deleted(store: &dyn TaskStore) {
     let refused = vec![output(1, ENDPOINT, "later still")];
     assert_eq!(store.keep_output(refused, vec![TENANT]).wait().await, Ok(Vec::new()));
     let all = (packed(1, "late\0!") + packed(2, "two")) as u64;
-    assert_eq!(store.load().wait().await.unwrap().output_bytes, [(TENANT, all)]);
+    assert_eq!(store.load().wait().await.unwrap().kept_bytes, [(TENANT, all)]);
     let read = async |id: u8| store.output(TaskId([id; 16])).wait().await.unwrap();
     let kept = |id: u8, text: &str| Some((7, output(id, ENDPOINT, text).pieces));
     assert_eq!([read(1).await, read(2).await], [kept(1, "late\0!"), kept(2, "two")]);
@@ -58,12 +60,12 @@ pub async fn output_is_stored_until_its_task_is_deleted(store: &dyn TaskStore) {
         .wait()
         .await
         .unwrap();
-    assert_eq!((gone.len(), gone[0].output_bytes as usize), (1, packed(1, "late\0!")));
+    assert_eq!((gone.len(), gone[0].freed_bytes as usize), (1, packed(1, "late\0!")));
     assert_eq!([read(1).await, read(2).await], [None, kept(2, "two")]);
     let step = store.delete_expired(14, TaskId([0; 16])).wait().await.unwrap();
-    assert_eq!(step.output_bytes, [(TENANT, packed(2, "two") as u64)]);
+    assert_eq!(step.freed_bytes, [(TENANT, packed(2, "two") as u64)]);
     assert_eq!(read(2).await, None);
-    assert_eq!(store.load().wait().await.unwrap().output_bytes, []);
+    assert_eq!(store.load().wait().await.unwrap().kept_bytes, []);
 }
 
 pub async fn loans_are_stored_until_their_task_is_deleted(store: &dyn TaskStore) {
@@ -189,12 +191,68 @@ pub async fn owner_deletes_ended_tasks_only(store: &dyn TaskStore) {
         id: id(task),
         tag: "a".into(),
         memo,
-        output_bytes: 0,
+        freed_bytes: 0,
     };
     assert_eq!(gone, [was(1, None), was(2, Some([7; 32]))]);
     for (task, there) in [(1, false), (2, false), (3, true), (4, true), (5, true), (6, true)] {
         assert_eq!(store.task(id(task)).wait().await.unwrap().is_some(), there, "{task}");
     }
+}
+
+pub async fn contents_are_listed_with_their_uses(store: &dyn TaskStore) {
+    let content = |id: u8| Content {
+        hash: ContentHash([id; 32]),
+        bytes: u64::from(id),
+    };
+    let other = TenantId([8; 16]);
+    for (tenant, id, at_ms) in [(TENANT, 3, 10), (TENANT, 1, 20), (TENANT, 2, 30), (other, 4, 40)] {
+        store.keep_content(tenant, content(id), at_ms).wait().await.unwrap();
+    }
+    store.keep_content(TENANT, content(3), 50).wait().await.unwrap();
+    let given = |id: u8| NewTask {
+        arguments: Payload::Stored(content(1)),
+        ..task(id, "a")
+    };
+    store
+        .enqueue(vec![given(1), given(2), task(3, "a")])
+        .wait()
+        .await
+        .unwrap();
+    let answered = EndedTask {
+        outcome: TaskOutcome {
+            answer: Blob::default(),
+            content: Some(content(2)),
+            ..ended(3, 1, None).outcome
+        },
+        ..ended(3, 1, None)
+    };
+    store.end(vec![answered], Vec::new()).wait().await.unwrap();
+    let all = store.list_contents(TENANT, None, 9).wait().await.unwrap();
+    let listed = |one: &ListedContent| {
+        (
+            one.content,
+            one.since_ms,
+            one.used_at_ms,
+            one.arguments_of,
+            one.results_of,
+        )
+    };
+    assert_eq!(
+        all.iter().map(listed).collect::<Vec<_>>(),
+        [
+            (content(1), 20, 20, 2, 0),
+            (content(2), 30, 30, 0, 1),
+            (content(3), 10, 50, 0, 0)
+        ]
+    );
+    assert!([1, 2].contains(&all[0].task.unwrap().0[0]));
+    assert_eq!((all[1].task, all[2].task), (Some(TaskId([3; 16])), None));
+    let rest = store.list_contents(TENANT, Some(content(1).hash), 1).wait().await;
+    assert_eq!(rest.unwrap(), [all[1]]);
+    assert_eq!(store.list_contents(other, None, 9).wait().await.unwrap().len(), 1);
+    // One that is being deleted is unknown.
+    assert_eq!(store.unused_contents(60).wait().await.unwrap().len(), 2);
+    assert_eq!(store.list_contents(TENANT, None, 9).wait().await.unwrap().len(), 2);
 }
 
 pub async fn content_is_known_until_it_is_unused(store: &dyn TaskStore) {
@@ -255,6 +313,7 @@ macro_rules! store_tests_of_retention {
             loans_are_stored_until_their_task_is_deleted,
             expired_tasks_are_deleted_and_waiting_ones_kept,
             owner_deletes_ended_tasks_only,
+            contents_are_listed_with_their_uses,
             content_is_known_until_it_is_unused
         );
     };

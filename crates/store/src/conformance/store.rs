@@ -332,6 +332,24 @@ pub async fn client_token_replaces_earlier_one_of_same_name(store: &dyn Store) {
     assert_eq!(left, vec![new, stranger, node]);
 }
 
+pub async fn expired_session_is_deleted_by_the_next(store: &dyn Store) {
+    let session = |hash, expires_at_ms| Bearer {
+        name: "laptop".into(),
+        expires_at_ms,
+        ..bearer(hash, BearerKind::Session, None)
+    };
+    let far = 1 << 50;
+    for bearer in [client(1, "laptop"), session(2, 1), session(3, far), session(4, far)] {
+        store.keep(bearer).wait().await.unwrap();
+    }
+    let mut left = load(store).await.bearers;
+    left.sort_by_key(|bearer| bearer.hash);
+    assert_eq!(left, vec![client(1, "laptop"), session(3, far), session(4, far)]);
+    // Neither replaces the other.
+    store.keep(client(5, "laptop")).wait().await.unwrap();
+    assert_eq!(load(store).await.bearers.len(), 3);
+}
+
 pub async fn lease_is_rebound_when_its_token_is_replaced(store: &dyn Store) {
     let kept = LeaseRecord {
         lease: LeaseId([6; 16]),
@@ -374,6 +392,7 @@ macro_rules! store_tests_of_store {
             old_ended_leases_are_not_loaded,
             join_token_admits_one_node,
             client_token_replaces_earlier_one_of_same_name,
+            expired_session_is_deleted_by_the_next,
             lease_is_rebound_when_its_token_is_replaced
         );
     };

@@ -1,16 +1,16 @@
 //! Properties of every store of tasks.
 
 use dayfly_protocol::api::Runtime;
-use dayfly_protocol::contents::Payload;
+use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::exception::Exception;
 use dayfly_protocol::executor::Form;
 use dayfly_protocol::functions::Resources;
-use dayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
+use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
 use dayfly_protocol::tasks::{ResultOrigin, TaskOutcome};
 
 use crate::tasks::{
-    EndedTask, FunctionRecord, FunctionSpec, MAX_KEPT_ARGUMENTS, NewTask, TaskInputs, TaskQuery, TaskSpec, TaskStore,
+    EndedTask, FunctionRecord, FunctionSpec, MAX_SHORT_ARGUMENTS, NewTask, TaskInputs, TaskQuery, TaskSpec, TaskStore,
     Tries,
 };
 
@@ -93,6 +93,7 @@ pub(crate) fn ended(id: u8, number: u64, error: Option<Failure>) -> EndedTask {
         environment_at_ms: 11,
         started_at_ms: 12,
         ended_at_ms: 13,
+        keeps_arguments: false,
     }
 }
 
@@ -121,29 +122,69 @@ pub async fn repeated_task_is_stored_once_with_one_outcome(store: &dyn TaskStore
     );
 }
 
-pub async fn short_arguments_of_failed_tasks_are_kept(store: &dyn TaskStore) {
-    let long = NewTask {
-        arguments: Payload::Inline(vec![3; MAX_KEPT_ARGUMENTS + 1].into()),
-        ..task(3, "a")
+pub async fn arguments_of_failed_tasks_are_kept(store: &dyn TaskStore) {
+    let content = Content {
+        hash: ContentHash([9; 32]),
+        bytes: 1 << 40,
     };
-    store
-        .enqueue(vec![task(1, "a"), task(2, "a"), long])
-        .wait()
-        .await
-        .unwrap();
+    store.keep_content(TENANT, content, 1).wait().await.unwrap();
+    let given = |id: u8, arguments: Payload| NewTask {
+        arguments,
+        ..task(id, "a")
+    };
+    let long = Payload::Inline(vec![3; MAX_SHORT_ARGUMENTS + 1].into());
+    let stored = Payload::Stored(content);
+    let tasks = vec![
+        task(1, "a"),
+        task(2, "a"),
+        given(3, long.clone()),
+        given(4, long.clone()),
+        given(5, stored.clone()),
+        given(6, stored.clone()),
+        given(7, long.clone()),
+    ];
+    store.enqueue(tasks).wait().await.unwrap();
     let kept = |id: u8| store.kept_arguments(TaskId([id; 16])).wait();
     assert_eq!(kept(2).await, Ok(None), "it has not ended");
     let failure = Some(Failure::new(Code::FunctionError, "oh"));
-    let ends = vec![ended(1, 1, None), ended(2, 2, failure.clone()), ended(3, 3, failure)];
+    let keeping = |id: u8, error: Option<Failure>| EndedTask {
+        keeps_arguments: true,
+        ..ended(id, u64::from(id), error)
+    };
+    let ends = vec![
+        keeping(1, None),
+        ended(2, 2, failure.clone()),
+        ended(3, 3, failure.clone()),
+        keeping(4, failure.clone()),
+        ended(5, 5, failure.clone()),
+        keeping(6, failure.clone()),
+        keeping(7, None),
+    ];
     store.end(ends, Vec::new()).wait().await.unwrap();
-    assert_eq!(kept(1).await, Ok(None));
-    assert_eq!(kept(2).await, Ok(Some(vec![2; 3].into())));
-    assert_eq!(kept(3).await, Ok(None));
-    assert_eq!(kept(9).await, Ok(None));
-    assert_eq!(
-        store.task(TaskId([2; 16])).wait().await.unwrap().unwrap().inline_bytes,
-        3
-    );
+    let short = Payload::Inline(vec![2; 3].into());
+    let wanted = [None, Some(short), None, Some(long), None, Some(stored), None, None];
+    for (id, wanted) in (1..).zip(wanted) {
+        assert_eq!(kept(id).await, Ok(wanted), "{id}");
+    }
+    let record = |id: u8| store.task(TaskId([id; 16])).wait();
+    let sizes = [3, 3, 4097, 4097, 1 << 40, 1 << 40, 4097];
+    for (id, bytes) in (1..).zip(sizes) {
+        assert_eq!(record(id).await.unwrap().unwrap().argument_bytes, Some(bytes), "{id}");
+    }
+    assert_eq!(record(2).await.unwrap().unwrap().inline_bytes, 3);
+    // The short ones do not count.
+    assert_eq!(store.load().wait().await.unwrap().kept_bytes, [(TENANT, 4097)]);
+    // A task refers to the content until it is deleted.
+    assert_eq!(store.unused_contents(20).wait().await, Ok(vec![]));
+    let gone = store
+        .delete_tasks(TENANT, vec![TaskId([4; 16])], 9, Vec::new())
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(gone[0].freed_bytes, 4097);
+    let step = store.delete_expired(20, TaskId([0; 16])).wait().await.unwrap();
+    assert_eq!(step.freed_bytes, []);
+    assert_eq!(store.unused_contents(20).wait().await, Ok(vec![(TENANT, content)]));
 }
 
 pub async fn exception_is_stored_and_omitted_from_lists(store: &dyn TaskStore) {
@@ -228,7 +269,7 @@ macro_rules! store_tests_of_tasks {
             $open,
             tasks,
             repeated_task_is_stored_once_with_one_outcome,
-            short_arguments_of_failed_tasks_are_kept,
+            arguments_of_failed_tasks_are_kept,
             exception_is_stored_and_omitted_from_lists,
             begun_execution_is_stored_and_returns_requested_inputs,
             task_receives_results_of_dependencies_in_order

@@ -7,7 +7,7 @@ use super::{commit_mark, tasks};
 use crate::StoreError;
 
 /// Version of these tables.
-pub const SCHEMA: i64 = 16;
+pub const SCHEMA: i64 = 17;
 
 /// Schema of the tables when this program had another name.
 const FORMER_SCHEMA: &str = "mayfly";
@@ -18,7 +18,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS dayfly;
 CREATE TABLE dayfly.version (version BIGINT NOT NULL);
-INSERT INTO dayfly.version VALUES (16);
+INSERT INTO dayfly.version VALUES (17);
 CREATE TABLE dayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -63,7 +63,7 @@ CREATE TABLE dayfly.audit (
 ";
 
 /// Statements that upgrade tables from each version to the next, beginning with the first.
-const UPGRADES: [&str; 15] = [
+const UPGRADES: [&str; 16] = [
     "ALTER TABLE dayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE dayfly.version SET version = 2;",
     concat!(tasks::schema::tables!(), "UPDATE dayfly.version SET version = 3;"),
     "ALTER TABLE dayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE dayfly.version SET version = 4;",
@@ -91,6 +91,7 @@ const UPGRADES: [&str; 15] = [
     UPDATE dayfly.tenants SET milli_cores = 1000 * milli_cores;
     UPDATE dayfly.version SET version = 15;",
     concat!(tasks::schema::loans!(), "UPDATE dayfly.version SET version = 16;"),
+    concat!(tasks::schema::sizes!(), "UPDATE dayfly.version SET version = 17;"),
 ];
 
 /// Creates missing tables and upgrades those of an earlier release. Does not change those of a later one.
@@ -120,6 +121,7 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
                 tasks::schema::exceptions!(),
                 tasks::schema::output!(),
                 tasks::schema::loans!(),
+                tasks::schema::sizes!(),
             ]
             .concat();
             client.batch_execute(&tables).await.map_err(Fault::from)

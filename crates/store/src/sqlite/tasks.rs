@@ -20,7 +20,7 @@ use std::path::Path;
 
 use dayfly_protocol::api::LoanSeries;
 use dayfly_protocol::blob::Blob;
-use dayfly_protocol::contents::Content;
+use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{ContentHash, EndpointId, FunctionId, TaskId, TenantId};
 use dayfly_protocol::tasks::{OutputPiece, TaskCounts, TaskOutcome};
@@ -34,8 +34,8 @@ use self::task_rows::{
 use crate::sqlite::rows::{json, signed, unsigned};
 use crate::sqlite::writer::{MEMORY, Writer};
 use crate::tasks::{
-    DeletedTask, EndedTask, Ending, EndpointRecord, ExpiryStep, FunctionRecord, FunctionSpec, IdQuery,
-    MAX_KEPT_ARGUMENTS, Memoized, NewTask, PAGE_BYTES, StoredLoans, StoredOutput, TaskInputs, TaskPage, TaskQuery,
+    DeletedTask, EndedTask, Ending, EndpointRecord, ExpiryStep, FunctionRecord, FunctionSpec, IdQuery, ListedContent,
+    MAX_SHORT_ARGUMENTS, Memoized, NewTask, PAGE_BYTES, StoredLoans, StoredOutput, TaskInputs, TaskPage, TaskQuery,
     TaskRecord, TaskSnapshot, TaskStore, Tries,
 };
 use crate::teams::{Usage, UsageKey};
@@ -172,8 +172,8 @@ impl TaskStore for SqliteTasks {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
                  submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers,
-                 retry_wait_ms, memo)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)
+                 retry_wait_ms, memo, argument_bytes)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
                  ON CONFLICT (id) DO NOTHING",
             )?;
             let keep = |NewTask { spec, tries, arguments }: &NewTask| {
@@ -198,7 +198,8 @@ impl TaskStore for SqliteTasks {
                     after,
                     spec.with_answers,
                     spec.retry_wait_ms,
-                    spec.memo
+                    spec.memo,
+                    signed(arguments.bytes())
                 ])?;
                 Ok(kept > 0)
             };
@@ -232,7 +233,8 @@ impl TaskStore for SqliteTasks {
             let mut end = transaction.prepare_cached(
                 "UPDATE tasks SET number = ?2, attempts = ?3, started_at_ms = ?4, ended_at_ms = ?5, code = ?6, message = ?7,
                  raised = ?8, answer = ?9, answer_content = ?10, arguments = CASE WHEN ?6 IS NOT NULL
-                 AND arguments_content IS NULL AND length(arguments) <= ?14 THEN arguments END, arguments_content = NULL,
+                 AND arguments_content IS NULL AND (?15 OR length(arguments) <= ?14) THEN arguments END,
+                 arguments_content = CASE WHEN ?6 IS NOT NULL AND ?15 THEN arguments_content END,
                  waiting_at_ms = ?11, environment_at_ms = ?12, exception = ?13
                  WHERE id = ?1 AND number IS NULL",
             )?;
@@ -255,7 +257,8 @@ impl TaskStore for SqliteTasks {
                     signed(task.waiting_at_ms),
                     signed(task.environment_at_ms),
                     outcome.error.as_ref().and_then(Failure::exception_json),
-                    MAX_KEPT_ARGUMENTS
+                    MAX_SHORT_ARGUMENTS,
+                    task.keeps_arguments
                 ])?;
             }
             // Usage is counted together with the first write of the outcomes, so a repetition adds none.
@@ -266,7 +269,7 @@ impl TaskStore for SqliteTasks {
         })
     }
 
-    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Blob>> {
+    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Payload>> {
         self.0.read(move |connection| kept_arguments(connection, task))
     }
 
@@ -406,6 +409,11 @@ impl TaskStore for SqliteTasks {
         self.0.write(true, contents::UNUSED_STEP as usize, move |transaction| {
             contents::unused(transaction, unused_since_ms)
         })
+    }
+
+    fn list_contents(&self, tenant: TenantId, after: Option<ContentHash>, limit: u32) -> Pending<Vec<ListedContent>> {
+        self.0
+            .read(move |connection| contents::list(connection, tenant, after, limit))
     }
 
     fn drop_contents(&self, contents: Vec<(TenantId, Content)>) -> Pending<()> {

@@ -178,8 +178,8 @@ def group_settings(
 def invitation_to(client: LeaseClient, size: int) -> dict[str, Any]:
     """Returns the invitation to a new group, without the number of the rank."""
     place = client.rendezvous()
-    # Other groups use the same rendezvous, so the name must be unique.
-    name = f"run-{secrets.token_hex(8)}"
+    # Other groups use the same rendezvous, so the name must be unique. By the prefix, the manager knows the tenant.
+    name = f"{place.get('group_prefix', '')}run-{secrets.token_hex(8)}"
     return {
         "rendezvous": place["address"],
         "key": place["key"],

@@ -1,6 +1,7 @@
-//! The size of a task's arguments, for display.
+//! The size of a task's arguments: for display, and in the tenant's quota.
 
 use dayfly_protocol::contents::Payload;
+use dayfly_store::tasks::counted_bytes;
 
 use super::LiveTask;
 use crate::contents::Inline;
@@ -12,6 +13,15 @@ impl LiveTask {
             (Some(Payload::Stored(content)), _) => Some(content.bytes),
             (Some(arguments), _) => Some(arguments.inline_bytes() as u64),
             (None, inline) => inline.as_ref().map(Inline::bytes),
+        }
+    }
+
+    /// Lets its inline arguments count in the tenant's quota after its end, as far as the store's copy counts.
+    pub fn keep_arguments(&mut self) {
+        if let Some(inline) = self.inline.take()
+            && counted_bytes(inline.bytes()) > 0
+        {
+            inline.keep();
         }
     }
 }

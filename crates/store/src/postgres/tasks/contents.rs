@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use dayfly_protocol::contents::Content;
-use dayfly_protocol::ids::{ContentHash, TenantId};
+use dayfly_protocol::ids::{ContentHash, TaskId, TenantId};
 
 use crate::postgres::connect::Session;
 use crate::postgres::faults::Fault;
-use crate::postgres::rows::{self, signed};
+use crate::postgres::rows::{self, signed, small};
+use crate::tasks::{ListedContent, MAX_COUNTED_USES};
 
 /// Unused contents processed in one step.
 const UNUSED_STEP: i64 = 500;
@@ -19,7 +20,7 @@ pub async fn keep(session: &Session, tenant: TenantId, content: Content, now_ms:
     if session.execute(sql, &[&tenant, &hash, &now_ms]).await? > 0 {
         return Ok(false);
     }
-    let sql = "INSERT INTO contents (tenant, content, bytes, used_at_ms) VALUES ($1, $2, $3, $4)";
+    let sql = "INSERT INTO contents (tenant, content, bytes, used_at_ms, since_ms) VALUES ($1, $2, $3, $4, $4)";
     session
         .execute(sql, &[&tenant, &hash, &signed(content.bytes), &now_ms])
         .await?;
@@ -64,6 +65,43 @@ pub async fn unused(session: &Session, since_ms: u64) -> Result<Vec<(TenantId, C
             bytes: rows::unsigned(row, 2)?,
         };
         Ok((TenantId(rows::bytes(row, 0)?), content))
+    };
+    found.iter().map(one).collect()
+}
+
+/// Returns a tenant's contents with hashes after this one.
+pub async fn list(
+    session: &Session,
+    tenant: TenantId,
+    after: Option<ContentHash>,
+    limit: u32,
+) -> Result<Vec<ListedContent>, Fault> {
+    const LIST: &str = "SELECT content, bytes, since_ms, used_at_ms,
+        (SELECT count(*) FROM (SELECT FROM tasks WHERE tasks.tenant = c.tenant AND arguments_content = c.content
+         LIMIT $4) AS uses),
+        (SELECT count(*) FROM (SELECT FROM tasks WHERE tasks.tenant = c.tenant AND answer_content = c.content
+         LIMIT $4) AS uses),
+        coalesce((SELECT id FROM tasks WHERE tasks.tenant = c.tenant AND arguments_content = c.content LIMIT 1),
+         (SELECT id FROM tasks WHERE tasks.tenant = c.tenant AND answer_content = c.content LIMIT 1))
+        FROM contents AS c WHERE tenant = $1 AND content > $2 AND NOT going ORDER BY content LIMIT $3";
+    let after = after.as_ref().map_or(&[][..], |hash| &hash.0);
+    let (limit, most_uses) = (i64::from(limit), i64::from(MAX_COUNTED_USES));
+    let found = session
+        .query(LIST, &[&tenant.0.as_slice(), &after, &limit, &most_uses])
+        .await?;
+    let one = |row: &tokio_postgres::Row| {
+        let task: Option<&[u8]> = row.try_get(6)?;
+        Ok(ListedContent {
+            content: Content {
+                hash: ContentHash(rows::bytes(row, 0)?),
+                bytes: rows::unsigned(row, 1)?,
+            },
+            since_ms: rows::unsigned(row, 2)?,
+            used_at_ms: rows::unsigned(row, 3)?,
+            arguments_of: small(row, 4)?,
+            results_of: small(row, 5)?,
+            task: task.map(|_| rows::bytes(row, 6)).transpose()?.map(TaskId),
+        })
     };
     found.iter().map(one).collect()
 }

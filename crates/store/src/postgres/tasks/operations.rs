@@ -19,7 +19,7 @@ use crate::postgres::connect::Session;
 use crate::postgres::faults::Fault;
 use crate::postgres::rows::{self, json, signed, small};
 use crate::tasks::{
-    EndedTask, Ending, FunctionRecord, MAX_KEPT_ARGUMENTS, NewTask, StoredOutput, TaskInputs, TaskSnapshot, Tries,
+    EndedTask, Ending, FunctionRecord, MAX_SHORT_ARGUMENTS, NewTask, StoredOutput, TaskInputs, TaskSnapshot, Tries,
 };
 use crate::teams::{Usage, UsageKey};
 
@@ -51,8 +51,10 @@ pub async fn load(session: &Session) -> Result<TaskSnapshot, Fault> {
     let endings = endings(session, &Vec::from_iter(before)).await?;
     let sql = "SELECT tenant, sum(bytes)::BIGINT FROM contents GROUP BY tenant";
     let contents = session.query(sql, &[]).await?;
-    let sql = "SELECT tenant, sum(octet_length(pieces))::BIGINT FROM printed JOIN tasks ON id = task GROUP BY tenant";
-    let output_bytes = session.query(sql, &[]).await?;
+    let sql = "SELECT tenant, sum(octet_length(arguments))::BIGINT FROM tasks
+        WHERE code IS NOT NULL AND octet_length(arguments) > $1 GROUP BY tenant
+        UNION ALL SELECT tenant, sum(octet_length(pieces))::BIGINT FROM printed JOIN tasks ON id = task GROUP BY tenant";
+    let kept_bytes = session.query(sql, &[&(MAX_SHORT_ARGUMENTS as i32)]).await?;
     let costs = session.query("SELECT tenant, total FROM costs", &[]).await?;
     let used = |row: &Row| Ok((TenantId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
     Ok(TaskSnapshot {
@@ -66,7 +68,7 @@ pub async fn load(session: &Session) -> Result<TaskSnapshot, Fault> {
             .map(|(task, (_, failure))| (task, failure))
             .collect(),
         contents: contents.iter().map(used).collect::<Result<_, Fault>>()?,
-        output_bytes: output_bytes.iter().map(used).collect::<Result<_, Fault>>()?,
+        kept_bytes: kept_bytes.iter().map(used).collect::<Result<_, Fault>>()?,
         costs: costs.iter().map(used).collect::<Result<_, Fault>>()?,
     })
 }
@@ -111,10 +113,10 @@ pub async fn enqueue(session: &Session, tasks: &[NewTask]) -> Result<Vec<bool>, 
     const INSERT: &str =
         "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
         submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers,
-        retry_wait_ms, memo)
+        retry_wait_ms, memo, argument_bytes)
         SELECT * FROM unnest($1::BYTEA[], $2::BYTEA[], $3::BYTEA[], $4::BYTEA[], $5::BYTEA[], $6::BIGINT[], $7::BIGINT[],
         $8::BOOLEAN[], $9::BIGINT[], $10::BIGINT[], $11::BIGINT[], $12::BIGINT[], $13::BIGINT[], $14::BYTEA[], $15::BYTEA[],
-        $16::BYTEA[], $17::BOOLEAN[], $18::BIGINT[], $19::BYTEA[]) ON CONFLICT (id) DO NOTHING RETURNING id";
+        $16::BYTEA[], $17::BOOLEAN[], $18::BIGINT[], $19::BYTEA[], $20::BIGINT[]) ON CONFLICT (id) DO NOTHING RETURNING id";
     let tags: Vec<&[u8]> = tasks.iter().map(|task| task.spec.tag.as_bytes()).collect();
     let payloads: Vec<_> = tasks.iter().map(|task| columns(&task.arguments)).collect();
     let here: Vec<&[u8]> = payloads.iter().map(|(here, _)| *here).collect();
@@ -148,6 +150,7 @@ pub async fn enqueue(session: &Session, tasks: &[NewTask]) -> Result<Vec<bool>, 
                 &with_answers,
                 &numbers(tasks, |task| task.spec.retry_wait_ms),
                 &memo,
+                &numbers(tasks, |task| signed(task.arguments.bytes())),
             ],
         )
         .await?;
@@ -247,12 +250,13 @@ pub async fn end(session: &Session, tasks: &[EndedTask], usage: &[(UsageKey, Usa
         "UPDATE tasks SET number = new.number, attempts = new.attempts, started_at_ms = new.started_at_ms,
         ended_at_ms = new.ended_at_ms, code = new.code, message = new.message, raised = new.raised, answer = new.answer,
         answer_content = new.answer_content, arguments = CASE WHEN new.code IS NOT NULL AND arguments_content IS NULL
-        AND octet_length(arguments) <= $14 THEN arguments END, arguments_content = NULL,
+        AND (new.keeps OR octet_length(arguments) <= $14) THEN arguments END,
+        arguments_content = CASE WHEN new.code IS NOT NULL AND new.keeps THEN arguments_content END,
         waiting_at_ms = new.waiting_at_ms, environment_at_ms = new.environment_at_ms, exception = new.exception
         FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BIGINT[], $4::BIGINT[], $5::BIGINT[], $6::BIGINT[], $7::BYTEA[],
-        $8::BOOLEAN[], $9::BYTEA[], $10::BYTEA[], $11::BIGINT[], $12::BIGINT[], $13::TEXT[])
+        $8::BOOLEAN[], $9::BYTEA[], $10::BYTEA[], $11::BIGINT[], $12::BIGINT[], $13::TEXT[], $15::BOOLEAN[])
         AS new (id, number, attempts, started_at_ms, ended_at_ms, code, message, raised, answer, answer_content,
-        waiting_at_ms, environment_at_ms, exception)
+        waiting_at_ms, environment_at_ms, exception, keeps)
         WHERE tasks.id = new.id AND tasks.number IS NULL";
     let outcomes: Vec<&TaskOutcome> = tasks.iter().map(|task| &task.outcome).collect();
     let answers: Vec<Payload> = outcomes.iter().map(|outcome| outcome.payload()).collect();
@@ -268,6 +272,7 @@ pub async fn end(session: &Session, tasks: &[EndedTask], usage: &[(UsageKey, Usa
     let exception = |error: &Option<Failure>| error.as_ref().and_then(Failure::exception_json);
     let exceptions: Vec<Option<String>> = errors.iter().map(exception).collect();
     let raised: Vec<bool> = outcomes.iter().map(|outcome| outcome.raised).collect();
+    let keeps: Vec<bool> = tasks.iter().map(|task| task.keeps_arguments).collect();
     let ended = match tasks.is_empty() {
         true => 0,
         false => {
@@ -288,7 +293,8 @@ pub async fn end(session: &Session, tasks: &[EndedTask], usage: &[(UsageKey, Usa
                         &numbers(tasks, |task| signed(task.waiting_at_ms)),
                         &numbers(tasks, |task| signed(task.environment_at_ms)),
                         &exceptions,
-                        &(MAX_KEPT_ARGUMENTS as i32),
+                        &(MAX_SHORT_ARGUMENTS as i32),
+                        &keeps,
                     ],
                 )
                 .await?

@@ -10,7 +10,7 @@ use super::{optional, text};
 use crate::postgres::connect::Session;
 use crate::postgres::faults::Fault;
 use crate::postgres::rows::{self, signed};
-use crate::tasks::{DeletedTask, ExpiryStep};
+use crate::tasks::{DeletedTask, ExpiryStep, counted_bytes};
 
 /// Tasks that one step examines.
 const STEP: usize = 2_000;
@@ -31,20 +31,26 @@ pub async fn delete_expired(session: &Session, before_ms: u64, from: TaskId) -> 
         .query(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
         .await?;
     let bytes_of = |row: &Row| Ok((TenantId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
-    let output_bytes = output_bytes.iter().map(bytes_of).collect::<Result<_, Fault>>()?;
+    let mut freed_bytes = output_bytes.iter().map(bytes_of).collect::<Result<Vec<_>, Fault>>()?;
     let sql = "DELETE FROM task_loans USING tasks WHERE task = id AND id > $1 AND id <= $2 AND number IS NOT NULL
         AND ended_at_ms < $3";
     session
         .execute(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
         .await?;
-    let sql = "DELETE FROM tasks WHERE id > $1 AND id <= $2 AND number IS NOT NULL AND ended_at_ms < $3";
-    session
-        .execute(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
+    let sql = "DELETE FROM tasks WHERE id > $1 AND id <= $2 AND number IS NOT NULL AND ended_at_ms < $3
+        RETURNING tenant, coalesce(octet_length(arguments), 0)::BIGINT";
+    let deleted = session
+        .query(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
         .await?;
+    for (tenant, bytes) in deleted.iter().map(bytes_of).collect::<Result<Vec<_>, Fault>>()? {
+        if counted_bytes(bytes) > 0 {
+            freed_bytes.push((tenant, bytes));
+        }
+    }
     Ok(ExpiryStep {
         next: (found.len() == STEP).then_some(last),
         functions: functions.into_iter().collect(),
-        output_bytes,
+        freed_bytes,
     })
 }
 
@@ -75,7 +81,7 @@ pub async fn delete_tasks(
     but: &[String],
 ) -> Result<Vec<DeletedTask>, Fault> {
     let sql = "DELETE FROM tasks WHERE id = ANY($1) AND tenant = $2 AND number IS NOT NULL AND number <= $3
-        AND NOT tag = ANY($4) RETURNING id, tag, memo";
+        AND NOT tag = ANY($4) RETURNING id, tag, memo, coalesce(octet_length(arguments), 0)::BIGINT";
     let but: Vec<&[u8]> = but.iter().map(String::as_bytes).collect();
     let gone = session
         .query(
@@ -88,7 +94,7 @@ pub async fn delete_tasks(
             id: TaskId(rows::bytes(row, 0)?),
             tag: text(row, 1)?,
             memo: optional(row, 2)?,
-            output_bytes: 0,
+            freed_bytes: counted_bytes(rows::unsigned(row, 3)?),
         })
     };
     let mut gone = gone.iter().map(one).collect::<Result<Vec<_>, Fault>>()?;
@@ -102,7 +108,7 @@ pub async fn delete_tasks(
         .map(bytes_of)
         .collect::<Result<HashMap<_, _>, Fault>>()?;
     for one in &mut gone {
-        one.output_bytes = output_bytes.get(&one.id).copied().unwrap_or_default();
+        one.freed_bytes += output_bytes.get(&one.id).copied().unwrap_or_default();
     }
     Ok(gone)
 }

@@ -132,3 +132,14 @@ macro_rules! loans {
     };
 }
 pub(in crate::postgres) use loans;
+
+/// Upgrade: adds the sizes of arguments, and when contents were stored.
+macro_rules! sizes {
+    () => {
+        "
+ALTER TABLE dayfly.tasks ADD COLUMN argument_bytes BIGINT;
+ALTER TABLE dayfly.contents ADD COLUMN since_ms BIGINT NOT NULL DEFAULT 0;
+"
+    };
+}
+pub(in crate::postgres) use sizes;

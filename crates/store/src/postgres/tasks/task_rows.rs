@@ -17,7 +17,8 @@ macro_rules! task {
         concat!(
             "SELECT id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
              attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
-             waiting_at_ms, environment_at_ms, retry_wait_ms, memo, coalesce(octet_length(arguments), 0)::BIGINT FROM tasks ",
+             waiting_at_ms, environment_at_ms, retry_wait_ms, memo, coalesce(octet_length(arguments), 0)::BIGINT,
+             argument_bytes FROM tasks ",
             $($which),+
         )
     };
@@ -106,6 +107,7 @@ pub fn task_of(row: &Row) -> Result<TaskRecord, Fault> {
         started_at_ms: rows::unsigned(row, 16)?,
         ended_at_ms: rows::unsigned(row, 17)?,
         inline_bytes: rows::unsigned(row, 24)?,
+        argument_bytes: row.try_get::<_, Option<i64>>(25)?.map(i64::unsigned_abs),
     })
 }
 

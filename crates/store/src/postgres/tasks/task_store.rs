@@ -2,7 +2,7 @@
 
 use dayfly_protocol::api::LoanSeries;
 use dayfly_protocol::blob::Blob;
-use dayfly_protocol::contents::Content;
+use dayfly_protocol::contents::{Content, Payload};
 use dayfly_protocol::ids::{ContentHash, EndpointId, FunctionId, TaskId, TenantId};
 use dayfly_protocol::tasks::{OutputPiece, TaskCounts, TaskOutcome};
 use futures_util::FutureExt;
@@ -14,9 +14,9 @@ use super::{PostgresTasks, contents, loans, missing, operations, queries, retent
 use crate::Pending;
 use crate::postgres::rows::{self, json, signed};
 use crate::tasks::{
-    DeletedTask, EndedTask, Ending, EndpointRecord, ExpiryStep, FunctionRecord, FunctionSpec, IdQuery, Memoized,
-    NewTask, PAGE_BYTES, StoredLoans, StoredOutput, TaskInputs, TaskPage, TaskQuery, TaskRecord, TaskSnapshot,
-    TaskStore, Tries,
+    DeletedTask, EndedTask, Ending, EndpointRecord, ExpiryStep, FunctionRecord, FunctionSpec, IdQuery, ListedContent,
+    Memoized, NewTask, PAGE_BYTES, StoredLoans, StoredOutput, TaskInputs, TaskPage, TaskQuery, TaskRecord,
+    TaskSnapshot, TaskStore, Tries,
 };
 use crate::teams::{Usage, UsageKey};
 
@@ -70,12 +70,14 @@ impl TaskStore for PostgresTasks {
         })
     }
 
-    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Blob>> {
+    fn kept_arguments(&self, task: TaskId) -> Pending<Option<Payload>> {
         self.read(task, |session, task| {
             async {
-                let sql = "SELECT arguments FROM tasks WHERE id = $1 AND code IS NOT NULL AND arguments IS NOT NULL";
+                let sql = "SELECT arguments, arguments_content, bytes FROM tasks LEFT JOIN contents
+                    ON contents.tenant = tasks.tenant AND contents.content = arguments_content
+                    WHERE id = $1 AND code IS NOT NULL AND (arguments IS NOT NULL OR bytes IS NOT NULL)";
                 let found = session.query(sql, &[&task.0.as_slice()]).await?;
-                found.first().map(|row| blob(row, 0)).transpose()
+                found.first().map(|row| payload(row, 0)).transpose()
             }
             .boxed()
         })
@@ -252,6 +254,12 @@ impl TaskStore for PostgresTasks {
     fn unused_contents(&self, unused_since_ms: u64) -> Pending<Vec<(TenantId, Content)>> {
         self.write(unused_since_ms, |session, since_ms| {
             contents::unused(session, *since_ms).boxed()
+        })
+    }
+
+    fn list_contents(&self, tenant: TenantId, after: Option<ContentHash>, limit: u32) -> Pending<Vec<ListedContent>> {
+        self.read((tenant, after, limit), |session, (tenant, after, limit)| {
+            contents::list(session, *tenant, *after, *limit).boxed()
         })
     }
 

@@ -1,10 +1,11 @@
 //! The contents of the content store.
 
 use dayfly_protocol::contents::Content;
-use dayfly_protocol::ids::{ContentHash, TenantId};
-use rusqlite::{OptionalExtension, Transaction, params};
+use dayfly_protocol::ids::{ContentHash, TaskId, TenantId};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use crate::sqlite::rows::{signed, unsigned};
+use crate::tasks::{ListedContent, MAX_COUNTED_USES};
 
 /// Unused contents processed in one step.
 pub const UNUSED_STEP: u32 = 500;
@@ -18,7 +19,9 @@ pub fn keep(transaction: &Transaction<'_>, tenant: TenantId, content: Content, n
         return Ok(false);
     }
     transaction
-        .prepare_cached("INSERT INTO contents (tenant, content, bytes, used_at_ms) VALUES (?1, ?2, ?3, ?4)")?
+        .prepare_cached(
+            "INSERT INTO contents (tenant, content, bytes, used_at_ms, since_ms) VALUES (?1, ?2, ?3, ?4, ?4)",
+        )?
         .execute(params![tenant.0, content.hash.0, signed(content.bytes), signed(now_ms)])?;
     Ok(true)
 }
@@ -58,6 +61,44 @@ pub fn unused(transaction: &Transaction<'_>, unused_since_ms: u64) -> rusqlite::
             };
             Ok((TenantId(row.get(0)?), content))
         })?
+        .collect()
+}
+
+/// Returns a tenant's contents with hashes after this one.
+pub fn list(
+    connection: &Connection,
+    tenant: TenantId,
+    after: Option<ContentHash>,
+    limit: u32,
+) -> rusqlite::Result<Vec<ListedContent>> {
+    let uses = |column: &str| {
+        let those = format!("FROM tasks WHERE tasks.tenant = c.tenant AND {column} = c.content");
+        format!("(SELECT count(*) FROM (SELECT 1 {those} LIMIT {MAX_COUNTED_USES})), (SELECT id {those} LIMIT 1)")
+    };
+    let (arguments, answers) = (uses("arguments_content"), uses("answer_content"));
+    connection
+        .prepare_cached(&format!(
+            "SELECT content, bytes, since_ms, used_at_ms, {arguments}, {answers} FROM contents AS c
+             WHERE tenant = ?1 AND content > ?2 AND NOT going ORDER BY content LIMIT ?3"
+        ))?
+        .query_map(
+            params![tenant.0, after.as_ref().map_or(&[][..], |hash| &hash.0), limit],
+            |row| {
+                let task: Option<[u8; 16]> = row.get(5)?;
+                let other: Option<[u8; 16]> = row.get(7)?;
+                Ok(ListedContent {
+                    content: Content {
+                        hash: ContentHash(row.get(0)?),
+                        bytes: unsigned(row, 1)?,
+                    },
+                    since_ms: unsigned(row, 2)?,
+                    used_at_ms: unsigned(row, 3)?,
+                    arguments_of: row.get(4)?,
+                    results_of: row.get(6)?,
+                    task: task.or(other).map(TaskId),
+                })
+            },
+        )?
         .collect()
 }
 

@@ -1,11 +1,11 @@
 //! What is read of a task and its dependencies: inputs, endings and exceptions.
 
-use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::Payload;
 use dayfly_protocol::exception::Exception;
 use dayfly_protocol::ids::{TaskId, TenantId};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::task_rows::{OUTCOME, after, blob, failure, payload, ran};
+use super::task_rows::{OUTCOME, after, failure, payload, ran};
 use crate::tasks::{Ending, TaskInputs};
 
 const ARGUMENTS: &str = "SELECT arguments, arguments_content, bytes, after, with_answers FROM tasks LEFT JOIN contents
@@ -47,10 +47,12 @@ pub fn task_inputs(connection: &Connection, task: TaskId) -> rusqlite::Result<Ta
 }
 
 /// Returns the kept arguments of a failed task.
-pub fn kept_arguments(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<Blob>> {
+pub fn kept_arguments(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<Payload>> {
     connection
-        .prepare_cached("SELECT arguments FROM tasks WHERE id = ?1 AND code IS NOT NULL AND arguments IS NOT NULL")?
-        .query_row([task.0], |row| blob(row, 0))
+        .prepare_cached(&format!(
+            "{ARGUMENTS} AND code IS NOT NULL AND (arguments IS NOT NULL OR bytes IS NOT NULL)"
+        ))?
+        .query_row([task.0], |row| payload(row, 0))
         .optional()
 }
 

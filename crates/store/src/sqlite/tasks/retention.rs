@@ -6,7 +6,7 @@ use dayfly_protocol::ids::{FunctionId, TaskId, TenantId};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use crate::sqlite::rows::{signed, unsigned};
-use crate::tasks::{DeletedTask, ExpiryStep};
+use crate::tasks::{DeletedTask, ExpiryStep, counted_bytes};
 
 /// Ended tasks that one step of deleting examines.
 pub const STEP: u32 = 2_000;
@@ -26,7 +26,7 @@ pub fn delete_expired(
     let Some((last, _)) = found.last().copied() else {
         return Ok(ExpiryStep::default());
     };
-    let output_bytes = transaction
+    let mut freed_bytes = transaction
         .prepare_cached(
             "DELETE FROM printed WHERE task IN (SELECT id FROM tasks WHERE id > ?1 AND id <= ?2
              AND number IS NOT NULL AND ended_at_ms < ?3)
@@ -42,14 +42,22 @@ pub fn delete_expired(
              AND number IS NOT NULL AND ended_at_ms < ?3)",
         )?
         .execute(params![from.0, last.0, signed(ended_before_ms)])?;
-    transaction
-        .prepare_cached("DELETE FROM tasks WHERE id > ?1 AND id <= ?2 AND number IS NOT NULL AND ended_at_ms < ?3")?
-        .execute(params![from.0, last.0, signed(ended_before_ms)])?;
+    let mut delete = transaction.prepare_cached(
+        "DELETE FROM tasks WHERE id > ?1 AND id <= ?2 AND number IS NOT NULL AND ended_at_ms < ?3
+         RETURNING tenant, coalesce(length(arguments), 0)",
+    )?;
+    let mut deleted = delete.query(params![from.0, last.0, signed(ended_before_ms)])?;
+    while let Some(row) = deleted.next()? {
+        let bytes = counted_bytes(unsigned(row, 1)?);
+        if bytes > 0 {
+            freed_bytes.push((TenantId(row.get(0)?), bytes));
+        }
+    }
     let functions: HashSet<FunctionId> = found.iter().map(|(_, function)| *function).collect();
     Ok(ExpiryStep {
         next: (found.len() == STEP as usize).then_some(last),
         functions: functions.into_iter().collect(),
-        output_bytes,
+        freed_bytes,
     })
 }
 
@@ -83,7 +91,7 @@ pub fn delete_tasks(
     but: &[String],
 ) -> rusqlite::Result<Vec<DeletedTask>> {
     let mut find = transaction.prepare_cached(
-        "SELECT tag, memo FROM tasks WHERE id = ?1 AND tenant = ?2 AND number IS NOT NULL AND number <= ?3",
+        "SELECT tag, memo, coalesce(length(arguments), 0) FROM tasks WHERE id = ?1 AND tenant = ?2 AND number IS NOT NULL AND number <= ?3",
     )?;
     let mut delete = transaction.prepare_cached("DELETE FROM tasks WHERE id = ?1")?;
     let mut delete_output =
@@ -96,14 +104,14 @@ pub fn delete_tasks(
                 id: *id,
                 tag: row.get(0)?,
                 memo: row.get(1)?,
-                output_bytes: 0,
+                freed_bytes: counted_bytes(unsigned(row, 2)?),
             })
         });
         if let Some(mut found) = found.optional()?.filter(|found| !but.contains(&found.tag)) {
             delete.execute([id.0])?;
             delete_loans.execute([id.0])?;
             let bytes = delete_output.query_row([id.0], |row| unsigned(row, 0)).optional()?;
-            found.output_bytes = bytes.unwrap_or_default();
+            found.freed_bytes += bytes.unwrap_or_default();
             gone.push(found);
         }
     }

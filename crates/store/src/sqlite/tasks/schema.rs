@@ -22,7 +22,7 @@ CREATE TABLE tasks (
     code INTEGER, message TEXT, raised INTEGER NOT NULL DEFAULT 0, arguments BLOB, answer BLOB,
     arguments_content BLOB, answer_content BLOB, after BLOB, with_answers INTEGER NOT NULL DEFAULT 0,
     waiting_at_ms INTEGER NOT NULL DEFAULT 0, environment_at_ms INTEGER NOT NULL DEFAULT 0,
-    retry_wait_ms INTEGER NOT NULL DEFAULT 0, memo BLOB, exception TEXT
+    retry_wait_ms INTEGER NOT NULL DEFAULT 0, memo BLOB, exception TEXT, argument_bytes INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE printed (task BLOB PRIMARY KEY, first INTEGER NOT NULL, pieces BLOB NOT NULL);
 CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number IS NOT NULL;
@@ -32,7 +32,7 @@ CREATE INDEX tasks_by_arguments ON tasks (tenant, arguments_content) WHERE argum
 CREATE INDEX tasks_by_answer ON tasks (tenant, answer_content) WHERE answer_content IS NOT NULL;
 CREATE TABLE contents (
     tenant BLOB NOT NULL, content BLOB NOT NULL, bytes INTEGER NOT NULL, used_at_ms INTEGER NOT NULL,
-    going INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
+    going INTEGER NOT NULL DEFAULT 0, since_ms INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
 ) WITHOUT ROWID;
 CREATE INDEX contents_by_use ON contents (used_at_ms)", triggers::TABLES, flows::TABLES, teams::TABLES, teams::COSTS,
         loans::TABLE],
@@ -64,5 +64,7 @@ CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number I
         "ALTER TABLE tasks ADD COLUMN exception TEXT",
         "CREATE TABLE printed (task BLOB PRIMARY KEY, first INTEGER NOT NULL, pieces BLOB NOT NULL)",
         loans::TABLE,
+        "ALTER TABLE tasks ADD COLUMN argument_bytes INTEGER;
+ALTER TABLE contents ADD COLUMN since_ms INTEGER NOT NULL DEFAULT 0",
     ],
 };

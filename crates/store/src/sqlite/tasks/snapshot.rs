@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use super::inputs::ending;
 use super::task_rows::{ENDPOINT, FUNCTION, TASK, endpoint_of, function_of, task_of};
 use crate::sqlite::rows::unsigned;
-use crate::tasks::{TaskRecord, TaskSnapshot};
+use crate::tasks::{MAX_SHORT_ARGUMENTS, TaskRecord, TaskSnapshot};
 
 /// Reads all but ended tasks.
 pub fn of(connection: &Connection) -> rusqlite::Result<TaskSnapshot> {
@@ -40,9 +40,16 @@ pub fn of(connection: &Connection) -> rusqlite::Result<TaskSnapshot> {
         .prepare("SELECT tenant, sum(bytes) FROM contents GROUP BY tenant")?
         .query_map([], |row| Ok((TenantId(row.get(0)?), unsigned(row, 1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    let output_bytes = connection
-        .prepare("SELECT tenant, sum(length(pieces)) FROM printed JOIN tasks ON id = task GROUP BY tenant")?
-        .query_map([], |row| Ok((TenantId(row.get(0)?), unsigned(row, 1)?)))?
+    // The first scan is over the index of failed tasks.
+    let kept_bytes = connection
+        .prepare(
+            "SELECT tenant, sum(length(arguments)) FROM tasks WHERE code IS NOT NULL AND length(arguments) > ?1
+             GROUP BY tenant
+             UNION ALL SELECT tenant, sum(length(pieces)) FROM printed JOIN tasks ON id = task GROUP BY tenant",
+        )?
+        .query_map([MAX_SHORT_ARGUMENTS], |row| {
+            Ok((TenantId(row.get(0)?), unsigned(row, 1)?))
+        })?
         .collect::<rusqlite::Result<_>>()?;
     let costs = connection
         .prepare("SELECT tenant, total FROM costs")?
@@ -56,7 +63,7 @@ pub fn of(connection: &Connection) -> rusqlite::Result<TaskSnapshot> {
         last_number,
         endings,
         contents,
-        output_bytes,
+        kept_bytes,
         costs,
     })
 }

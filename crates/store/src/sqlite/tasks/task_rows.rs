@@ -40,7 +40,7 @@ pub fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
 pub const TASK: &str =
     "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
     attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
-    waiting_at_ms, environment_at_ms, retry_wait_ms, memo, coalesce(length(arguments), 0)";
+    waiting_at_ms, environment_at_ms, retry_wait_ms, memo, coalesce(length(arguments), 0), argument_bytes";
 
 /// Decodes [`TASK`].
 pub fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
@@ -74,6 +74,7 @@ pub fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
         started_at_ms: unsigned(row, 16)?,
         ended_at_ms: unsigned(row, 17)?,
         inline_bytes: unsigned(row, 24)?,
+        argument_bytes: row.get::<_, Option<i64>>(25)?.map(i64::unsigned_abs),
     })
 }
 

@@ -16,8 +16,8 @@ from dayfly._leases.defaults import Placement
 from dayfly._leases.gang import Gang
 
 from dayfly_frames import _frames
-from dayfly_frames._rank import serve
 from dayfly_frames._progress import Progress, query_of
+from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
 
 T = TypeVar("T")

@@ -37,8 +37,15 @@ class Work(NamedTuple):
         """Returns this with one more task."""
         if done is None:
             return self._replace(tasks=self.tasks + 1)
-        sums = (own + more for own, more in zip(self[2:], done, strict=True))
-        return Work(self.tasks + 1, self.ended + 1, *sums)
+        rows, received, spilled, seconds = done
+        return Work(
+            self.tasks + 1,
+            self.ended + 1,
+            self.rows + rows,
+            self.received_bytes + received,
+            self.spilled_bytes + spilled,
+            self.core_seconds + seconds,
+        )
 
 
 class Query(NamedTuple):
@@ -52,26 +59,40 @@ class Query(NamedTuple):
     ranks: dict[int, Work]
 
 
-def by(place: int, tasks: Iterable[NativeTask]) -> dict[int, Work]:
-    """Returns what tasks have done, by their stages (0) or by their ranks (1)."""
+def by_stage(tasks: Iterable[NativeTask]) -> dict[int, Work]:
+    """Returns what tasks have done, by their stages."""
+    return _by((stage, done) for stage, _, done in tasks)
+
+
+def by_rank(tasks: Iterable[NativeTask]) -> dict[int, Work]:
+    """Returns what tasks have done, by their ranks."""
+    return _by((rank, done) for _, rank, done in tasks)
+
+
+def _by(tasks: Iterable[tuple[int, tuple[int, int, int, float] | None]]) -> dict[int, Work]:
     works: dict[int, Work] = {}
-    for task in tasks:
-        works[task[place]] = works.get(task[place], Work()).and_task(task[2])
+    for place, done in tasks:
+        works[place] = works.get(place, Work()).and_task(done)
     return dict(sorted(works.items()))
 
 
 def query_of(seconds: float, tasks: list[NativeTask]) -> Query:
     """Returns what the native module knows of a query."""
-    return Query(seconds, by(0, tasks), by(1, tasks))
+    return Query(seconds, by_stage(tasks), by_rank(tasks))
 
 
 def line(query: Query) -> str:
     """Returns a line of text about a query."""
-    tasks, ended = (sum(work[place] for work in query.stages.values()) for place in (0, 1))
-    ended_stages = sum(work.ended == work.tasks for work in query.stages.values())
-    rows, received, spilled = (sum(work[place] for work in query.stages.values()) for place in (2, 3, 4))
-    text = f"{ended_stages}/{len(query.stages)} stages, {ended}/{tasks} tasks, {rows:,} rows, {received / 1e6:,.1f} MB"
-    return f"{text} exchanged{f', {spilled / 1e6:,.1f} MB spilled' if spilled else ''}, {query.seconds:.1f} s"
+    works = query.stages.values()
+    ended_stages = sum(work.ended == work.tasks for work in works)
+    ended, tasks = sum(work.ended for work in works), sum(work.tasks for work in works)
+    rows, received = sum(work.rows for work in works), sum(work.received_bytes for work in works)
+    text = (
+        f"{ended_stages}/{len(works)} stages, {ended}/{tasks} tasks, {rows:,} rows, {received / 1e6:,.1f} MB exchanged"
+    )
+    if spilled := sum(work.spilled_bytes for work in works):
+        text += f", {spilled / 1e6:,.1f} MB spilled"
+    return f"{text}, {query.seconds:.1f} s"
 
 
 def table(query: Query) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dayfly_frames import _frames
-from dayfly_frames._progress import Work, by
+from dayfly_frames._progress import Work, by_rank
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +78,7 @@ class Table:
         if found is None:
             return None
         seconds, tasks, core_seconds, exchanged_bytes, spilled_bytes = found
-        return Usage(seconds, len(tasks), core_seconds, exchanged_bytes, spilled_bytes, by(1, tasks))
+        return Usage(seconds, len(tasks), core_seconds, exchanged_bytes, spilled_bytes, by_rank(tasks))
 
     def to_pyarrow(self) -> pa.Table:
         """Returns a PyArrow table. Needs ``pyarrow``."""

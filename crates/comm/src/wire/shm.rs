@@ -488,3 +488,6 @@ impl ShmTransport {
         empty() && self.hung_up() && empty()
     }
 }
+
+#[cfg(test)]
+mod tests;

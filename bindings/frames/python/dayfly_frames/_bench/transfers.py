@@ -173,7 +173,7 @@ def exchange_shm(place: Place) -> list[dict[str, Any]]:
 
 @contextmanager
 def flight(path: Path, cores: list[int]) -> Iterator[Callable[[], Any]]:
-    """Serves the batches of files by Flight on loopback, from a process on these cores. Yields what begins to fetch them."""
+    """Serves the batches of files by Flight on loopback, from a process on these cores. Yields what opens a stream."""
     import pyarrow.flight as fl
 
     context = multiprocessing.get_context("spawn")

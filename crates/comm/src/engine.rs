@@ -14,7 +14,7 @@ use dayfly_fabric::libfabric::Choice;
 use dayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
-use crate::matching::{ANY_SOURCE, Body, MatchKey, Matching, Request, RequestId, State, Status};
+use crate::matching::{ANY_SOURCE, Body, Match, MatchKey, Matching, Request, RequestId, State, Status, Unexpected};
 use crate::options::Options;
 use crate::wire::envelope::{Envelope, Offer, kind};
 use crate::wire::{Outgoing, Payload, PeerTransport};
@@ -270,6 +270,52 @@ impl Engine {
         self.send_later(peer, envelope, start, length)
     }
 
+    /// Starts a send that completes only when a receive has matched it.
+    ///
+    /// # Safety
+    /// As [`Engine::send`].
+    pub unsafe fn send_synchronously(
+        &mut self,
+        peer: u32,
+        key: MatchKey,
+        start: *const u8,
+        length: usize,
+    ) -> Result<Started, Failure> {
+        self.check_progress();
+        if self.has_failures {
+            self.check(peer, &key)?;
+        }
+        let MatchKey { context, tag, call } = key;
+        let envelope = Envelope {
+            sequence: 0,
+            kind: kind::EAGER,
+            context,
+            tag,
+            length: length as u64,
+            call,
+        };
+        let id = self.matching.add_send(peer, &envelope, start, length)?;
+        if let Some(request) = self.matching.get_mut(id) {
+            request.synchronous = true;
+        }
+        if peer == self.rank {
+            match self.matching.match_arrival(peer, &envelope) {
+                Match::Receive(receive) => self.matching.fill_from_own(receive, id),
+                Match::Unexpected => self.matching.keep(peer, envelope, Body::Own(id)),
+                Match::Refused => {}
+            }
+        } else if self.has_transport(peer) {
+            self.send_as(id, peer, envelope, start, length)?;
+        } else {
+            self.queue_until_connected(id, peer, envelope, start, length)?;
+        }
+        Ok(Started::Pending(id))
+    }
+
+    fn has_transport(&self, peer: u32) -> bool {
+        matches!(self.transports.get(peer as usize), Some(Some(_)))
+    }
+
     /// Checks for arrivals and failures, as a waiting rank does all the time. A rank that only sends never waits, and
     /// would go on long after the loss of a rank.
     #[cold]
@@ -304,7 +350,8 @@ impl Engine {
         let Some(Some(transport)) = self.transports.get_mut(peer as usize) else {
             return Err(self.no_connection(peer));
         };
-        let message = if length <= transport.eager_bytes() {
+        let synchronous = self.matching.get(id).is_some_and(|request| request.synchronous);
+        let message = if length <= transport.eager_bytes() && !synchronous {
             Outgoing {
                 envelope,
                 payload: Payload::Borrowed(start, length),
@@ -368,20 +415,37 @@ impl Engine {
         Ok(Started::Pending(id))
     }
 
+    /// Starts the receive of a message that a matching probe took.
+    ///
+    /// # Safety
+    /// As [`Engine::receive`].
+    pub unsafe fn receive_matched(
+        &mut self,
+        source: u32,
+        message: Unexpected,
+        start: *mut u8,
+        length: usize,
+    ) -> Result<Started, Failure> {
+        let key = MatchKey {
+            context: message.envelope.context,
+            tag: message.envelope.tag,
+            call: message.envelope.call,
+        };
+        let id = self.matching.post(source, key, start, length)?;
+        self.take_waiting(id, source, message)?;
+        Ok(Started::Pending(id))
+    }
+
     /// Passes a waiting message to the receive that was just posted for it.
     #[cold]
-    fn take_waiting(
-        &mut self,
-        id: RequestId,
-        source: u32,
-        message: crate::matching::Unexpected,
-    ) -> Result<(), Failure> {
+    fn take_waiting(&mut self, id: RequestId, source: u32, message: Unexpected) -> Result<(), Failure> {
         if !self.matching.match_with(id, source, &message.envelope) {
             self.handle_events();
             return Ok(());
         }
         match message.body {
             Body::Bytes(bytes) => self.matching.fill(id, &bytes),
+            Body::Own(send) => self.matching.fill_from_own(id, send),
             Body::Offer(offer) => {
                 let Some(Some(transport)) = self.transports.get_mut(source as usize) else {
                     return Err(self.no_connection(source));
@@ -405,6 +469,9 @@ impl Engine {
             && let Some(Some(transport)) = self.transports.get_mut(peer as usize)
         {
             transport.cancel(id, &self.matching);
+        }
+        if concerned == Some(self.rank) {
+            self.matching.withdraw_own(self.rank, id);
         }
         self.take_back(id);
         self.matching.forget(id);

@@ -210,6 +210,66 @@ impl<'a> Turn<'a> {
         }
     }
 
+    /// As [`Communicator::take_message`], for a caller that has the engine. It moves no bytes.
+    ///
+    /// # Errors
+    /// As [`Communicator::take_message`].
+    pub fn take_message(&mut self, comm: &Communicator, from: u32, tag: u32) -> Result<Option<Matched>, Failure> {
+        let (from, key) = comm.receive_key(from, tag)?;
+        let engine = self.guard.engine();
+        match engine.matching.take_unexpected(from, key.context, key.tag) {
+            Some((source, message)) => Ok(Some(Matched { source, message })),
+            None => engine.check_can_arrive(from, key).map(|()| None),
+        }
+    }
+
+    /// The first message that such a receive would match, if it has arrived; its sender is a rank of the whole group.
+    ///
+    /// # Errors
+    /// As [`Communicator::take_message`].
+    pub fn probe(&mut self, comm: &Communicator, from: u32, tag: u32) -> Result<Option<Status>, Failure> {
+        let (from, key) = comm.receive_key(from, tag)?;
+        let engine = self.guard.engine();
+        match engine.matching.probe(from, key.context, key.tag) {
+            Some(status) => Ok(Some(status)),
+            None => engine.check_can_arrive(from, key).map(|()| None),
+        }
+    }
+
+    /// As [`Communicator::start_matched`], for a caller that has the engine.
+    ///
+    /// # Safety
+    /// As [`Communicator::start_receive`].
+    pub unsafe fn start_matched(
+        &mut self,
+        message: Matched,
+        start: *mut u8,
+        length: usize,
+    ) -> Result<Detached, Failure> {
+        let Matched { source, message } = message;
+        // SAFETY: required of the caller.
+        let started = unsafe { self.guard.engine().receive_matched(source, message, start, length) };
+        started.map(Detached::new)
+    }
+
+    /// As [`Communicator::start_send`], of a standard send, for a caller that has the engine.
+    ///
+    /// # Safety
+    /// As [`Communicator::start_send`].
+    pub unsafe fn start_send(
+        &mut self,
+        comm: &Communicator,
+        start: *const u8,
+        length: usize,
+        to: u32,
+        tag: u32,
+    ) -> Result<Detached, Failure> {
+        let (to, key) = comm.send_key(to, tag)?;
+        // SAFETY: required of the caller.
+        let started = unsafe { self.guard.engine().send(to, key, start, length) };
+        started.map(Detached::new)
+    }
+
     /// Whether [`Turn::take`] would return an outcome.
     pub fn is_complete(&mut self, operation: &Detached) -> bool {
         match operation.0 {

@@ -1,0 +1,80 @@
+"""Unmodified MPI programs with Dayfly's MPI library: C, and the real mpi4py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.mpi_ranks import SONAME, environment, library_directory, run_ranks
+from harness.programs import ROOT, run
+
+PROGRAMS = ROOT / "tests" / "mpi"
+
+
+def symbols(library: Path, *, defined: bool) -> set[str]:
+    """Returns the names that a library defines, or that it needs and does not get elsewhere."""
+    lines = run("nm", "-D", library).stdout.splitlines()
+    kinds = "TDBR" if defined else "U"
+    return {line.split()[-1] for line in lines if line.split()[-2] in kinds}
+
+
+@pytest.fixture(scope="module")
+def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("mpi") / "program"
+    library = library_directory() / SONAME
+    run(os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread",
+        PROGRAMS / "program.c", "-o", output, library)
+    return output
+
+
+def test_library_has_the_name_of_mpich() -> None:
+    assert f"[{SONAME}]" in run("readelf", "-d", library_directory() / SONAME).stdout
+
+
+def test_library_exports_interface_symbols_only() -> None:
+    names = symbols(library_directory() / SONAME, defined=True)
+    functions = {name for name in names if name.startswith(("MPI_", "MPIX_"))}
+    data = {"MPI_UNWEIGHTED", "MPI_WEIGHTS_EMPTY"}
+    assert names - functions - {f"P{name}" for name in functions} == {"MPIR_Dup_fn"}
+    assert {f"P{name}" for name in functions - data} <= names
+
+
+def test_mpi4py_finds_every_symbol() -> None:
+    import mpi4py
+
+    extension = next(Path(mpi4py.__file__).parent.glob("MPI.mpich*.so"))
+    needed = {name for name in symbols(extension, defined=False) if name.startswith("MPI")}
+    assert len(needed) > 300
+    assert needed <= symbols(library_directory() / SONAME, defined=True)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_c_program_runs_on_ranks(rendezvous: dict[str, Any], c_program: Path, ranks: int) -> None:
+    done = run_ranks(rendezvous, [c_program], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+    assert done[1][1] == f"rank 1 of {ranks} is done\n"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_mpi4py_program_runs_on_ranks(rendezvous: dict[str, Any], ranks: int) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "mpi4py_program.py"], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+
+
+def test_program_without_invitation_is_alone() -> None:
+    alone = environment({}) | {"DAYFLY_GROUP": ""}
+    code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size, MPI.Get_library_version().split()[0])"
+    done = subprocess.run([sys.executable, "-c", code], env=alone, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1 Dayfly\n", done.stderr
+
+
+def test_fatal_error_names_call_and_rank(rendezvous: dict[str, Any]) -> None:
+    code = "import mpi4py.rc; mpi4py.rc.errors = 'fatal'; from mpi4py import MPI; MPI.COMM_WORLD.Send(b'', 9)"
+    (status, output), *_ = run_ranks(rendezvous, [sys.executable, "-c", code], 1)
+    assert status == 6
+    assert "MPI_Send failed on rank 0: MPI_ERR_RANK" in output or "MPI_Send_c failed on rank 0: MPI_ERR_RANK" in output

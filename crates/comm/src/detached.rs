@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dayfly_protocol::error::{Code, Failure};
 
 use crate::collective::Hosts;
-use crate::engine::{CommunicatorRecord, EngineGuard, Started, WaitState};
+use crate::engine::{CommunicatorRecord, Engine, EngineGuard, Started, WaitState};
 use crate::group::Communicator;
 use crate::matching::{ANY_SOURCE, RequestId, State, Status, Unexpected};
 
@@ -143,8 +143,11 @@ impl Communicator {
     /// # Errors
     /// [`Code::InvalidRequest`] when a rank does not exist, or the context was not proposed.
     pub fn with_members(&self, context: u32, members: Vec<u32>) -> Result<Self, Failure> {
-        let mut guard = self.engine.lock();
-        let engine = guard.engine();
+        self.turn().with_members(self, context, members)
+    }
+
+    /// As [`Communicator::with_members`]; the engine is this communicator's.
+    fn part_of_all(&self, engine: &mut Engine, context: u32, members: Vec<u32>) -> Result<Self, Failure> {
         if context >= 1 << 29 || members.iter().any(|member| *member >= engine.size) {
             return Err(Failure::new(
                 Code::InvalidRequest,
@@ -268,6 +271,19 @@ impl<'a> Turn<'a> {
         // SAFETY: required of the caller.
         let started = unsafe { self.guard.engine().send(to, key, start, length) };
         started.map(Detached::new)
+    }
+
+    /// As [`Communicator::with_members`], for a caller that has the engine.
+    ///
+    /// # Errors
+    /// As [`Communicator::with_members`].
+    pub fn with_members(
+        &mut self,
+        comm: &Communicator,
+        context: u32,
+        members: Vec<u32>,
+    ) -> Result<Communicator, Failure> {
+        comm.part_of_all(self.guard.engine(), context, members)
     }
 
     /// Whether [`Turn::take`] would return an outcome.

@@ -23,8 +23,7 @@ use crate::error::{Error, Result, class};
 use crate::handle::Count;
 use crate::point::Data;
 use crate::pointer::Buffer;
-use crate::request::{Active, Collective};
-use crate::status::Completion;
+use crate::request::{Active, Collective, Finish, Start};
 
 /// What a collective in the background uses besides the program's memory.
 #[derive(Default)]
@@ -44,6 +43,15 @@ pub fn launch(
     begin: impl FnOnce(&Scope<'static>, &'static mut Kept) -> std::result::Result<ScopeRequest, Failure>,
     finish: impl FnOnce(&Kept) -> Result<()> + Send + 'static,
 ) -> Result<Active> {
+    launch_then(comm, kept, begin, Box::new(|kept, _| finish(kept)))
+}
+
+fn launch_then(
+    comm: Arc<CommObject>,
+    kept: Kept,
+    begin: impl FnOnce(&Scope<'static>, &'static mut Kept) -> std::result::Result<ScopeRequest, Failure>,
+    finish: Finish,
+) -> Result<Active> {
     let mut kept = Box::new(kept);
     let local: *const Communicator = comm.merged()?;
     // SAFETY: the request has the communicator and the box for longer than the scope, which it drops first.
@@ -52,7 +60,7 @@ pub fn launch(
     Ok(Active::Collective(Collective {
         scope,
         request,
-        finish: Some(Box::new(finish)),
+        finish: Some(finish),
         kept,
         comm,
     }))
@@ -63,10 +71,10 @@ pub fn nothing(_: &Kept) -> Result<()> {
     Ok(())
 }
 
-/// Agrees in the background on a context for a new communicator of all ranks.
+/// Makes a communicator of all ranks in the background.
 pub fn start_agreement(
     comm: Arc<CommObject>,
-    finish: impl FnOnce(&Communicator, u32) -> Result<()> + Send + 'static,
+    finish: impl FnOnce(Communicator) -> Result<()> + Send + 'static,
 ) -> Result<Active> {
     let proposal = u64::from(comm.local()?.propose_context());
     let kept = Kept {
@@ -76,24 +84,21 @@ pub fn start_agreement(
         ..Kept::default()
     };
     let own = comm.clone();
-    launch(
+    launch_then(
         comm,
         kept,
         |scope, kept| {
             let operation = kept.operation.as_ref().unwrap_or(&Operation::Max);
             scope.iallreduce(&kept.send, &mut kept.receive, Element::U64, operation)
         },
-        move |kept| {
+        Box::new(move |kept, turn| {
             let mut word = [0; 8];
             word.copy_from_slice(&kept.receive);
-            finish(own.local()?, u64::from_ne_bytes(word) as u32)
-        },
+            let local = own.local()?;
+            let context = u64::from_ne_bytes(word) as u32;
+            finish(turn.with_members(local, context, local.members().to_vec())?)
+        }),
     )
-}
-
-/// A collective of no ranks' bytes.
-pub fn over() -> Active {
-    Active::Over(Completion::empty())
 }
 
 /// `count` elements at `buffer`.
@@ -199,20 +204,25 @@ pub fn is_root(comm: &CommObject, root: c_int) -> Result<bool> {
     }
 }
 
-/// Collectives with all their forms: the body starts one.
+/// What starts a collective as often as it is wanted; its arguments were checked and copied.
+pub fn plan(start: impl Fn() -> Result<Active> + Send + Sync + 'static) -> Result<Start> {
+    Ok(Box::new(start))
+}
+
+/// Collectives with all their forms: the body plans one.
 macro_rules! collectives {
     ($(
         fn $blocking:ident $blocking_c:ident $start:ident $start_c:ident $init:ident $init_c:ident
         ( $($argument:ident : $type:ty),* $(,)? ) [$comm:ident] $body:block
     )*) => { $crate::face::mpi! { $(
         fn $blocking / $blocking_c ( $($argument: $type,)* ) [$comm] {
-            let active: $crate::request::Active = (|| $body)()?;
-            $crate::request::finish(active, stringify!($blocking)).map(|_| ())
+            let start: $crate::request::Start = (|| $body)()?;
+            $crate::request::finish(start()?, stringify!($blocking)).map(|_| ())
         }
 
         fn $start / $start_c ( $($argument: $type,)* request: $crate::pointer::Out<$crate::handle::Request> ) [$comm] {
-            let active: $crate::request::Active = (|| $body)()?;
-            request.check()?.set($crate::request::make(active));
+            let start: $crate::request::Start = (|| $body)()?;
+            request.check()?.set($crate::request::make(start()?));
             Ok(())
         }
 
@@ -220,8 +230,8 @@ macro_rules! collectives {
             $($argument: $type,)* info: $crate::handle::Info, request: $crate::pointer::Out<$crate::handle::Request>
         ) [$comm] {
             $crate::info::optional(info)?;
-            $crate::communicator::get($comm)?;
-            request.check()?.set($crate::request::make_persistent(Box::new(move || $body)));
+            let start: $crate::request::Start = (|| $body)()?;
+            request.check()?.set($crate::request::make_persistent(start));
             Ok(())
         }
     )* } };

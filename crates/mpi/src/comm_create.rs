@@ -167,8 +167,8 @@ fn idup(comm: Comm, given: Option<Info>, new: Out<Comm>, request: Out<Request>) 
     };
     *copy.info() = pairs;
     let handle = Comm(COMMUNICATORS.insert(copy.clone()));
-    let started = crate::collective::start_agreement(object, move |local, context| {
-        copy.complete(local.with_members(context, local.members().to_vec())?);
+    let started = crate::collective::start_agreement(object, move |local| {
+        copy.complete(local);
         Ok(())
     })?;
     new.check()?.set(handle);

@@ -19,6 +19,8 @@ use crate::pointer::Buffer;
 pub use predefined::Kind;
 use predefined::{FIRST_PAIR, INT, PAIRS, PREDEFINED};
 
+/// Combiner of predefined datatypes.
+const NAMED: c_int = 1;
 /// More runs than this are not kept, but computed whenever they are needed.
 const MAX_RUNS: usize = 1 << 14;
 
@@ -101,7 +103,11 @@ fn predefined() -> &'static Predefined {
                         .clone()
                         .unwrap_or_else(|| unreachable!("the table has it")),
                 };
-                let mut object = TypeObject::of(vec![part(0, *value), part(*offset, INT)], Recipe::default());
+                let recipe = Recipe {
+                    combiner: NAMED,
+                    ..Recipe::default()
+                };
+                let mut object = TypeObject::of(vec![part(0, *value), part(*offset, INT)], recipe);
                 object.pad();
                 object.predefined = Some((Datatype(handle as c_int), *kind));
                 *object.name() = (*name).into();
@@ -176,7 +182,7 @@ impl TypeObject {
             parts: Vec::new(),
             runs: Some([(0, size)].into()),
             recipe: Recipe {
-                combiner: 1,
+                combiner: NAMED,
                 ..Recipe::default()
             },
             committed: AtomicBool::new(true),

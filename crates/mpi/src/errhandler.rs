@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use crate::communicator;
 use crate::error::{Error, Result, class, text_of};
 use crate::face::mpi;
-use crate::handle::{Comm, Errhandler, File, Table, Win};
+use crate::handle::{Comm, Errhandler, File, Session, Table, Win};
 use crate::pointer::Out;
 use crate::state;
 
@@ -21,6 +21,7 @@ pub enum Handler {
     Comm(Function),
     Win(Function),
     File(FileFunction),
+    Session(Function),
 }
 
 pub static HANDLERS: Table<Handler> = Table::new(5);
@@ -32,6 +33,7 @@ pub enum Place {
     Comm(Comm),
     Win(Win),
     File(File),
+    Session(Session),
 }
 
 impl From<()> for Place {
@@ -49,6 +51,12 @@ impl From<Comm> for Place {
 impl From<Win> for Place {
     fn from(win: Win) -> Self {
         Self::Win(win)
+    }
+}
+
+impl From<Session> for Place {
+    fn from(session: Session) -> Self {
+        Self::Session(session)
     }
 }
 
@@ -73,6 +81,7 @@ impl Place {
                 Ok(window) => Errhandler(window.handler.load(Ordering::Acquire)),
                 Err(_) => communicator::get(Comm::SELF).map_or(Errhandler::FATAL, |comm| comm.handler()),
             },
+            Self::Session(session) => crate::session::handler(*session).unwrap_or(Errhandler::FATAL),
             Self::File(file) => match crate::file::get(*file) {
                 Ok(file) => Errhandler(file.handler.load(Ordering::Acquire)),
                 Err(_) => Errhandler(FILE_HANDLER.load(Ordering::Acquire)),
@@ -98,6 +107,9 @@ pub fn raise(name: &str, place: Place, error: Error) -> c_int {
                 match (&*handler, place) {
                     (Handler::Comm(function), Place::Comm(mut comm)) => function(&raw mut comm.0, &raw mut code),
                     (Handler::Win(function), Place::Win(mut win)) => function(&raw mut win.0, &raw mut code),
+                    (Handler::Session(function), Place::Session(mut session)) => {
+                        function(&raw mut session.0, &raw mut code)
+                    }
                     (Handler::File(function), Place::File(mut file)) => function(&raw mut file.0, &raw mut code),
                     _ => {}
                 }
@@ -122,6 +134,12 @@ pub fn check(handler: Errhandler) -> Result<Errhandler> {
         other if HANDLERS.get(other.0).is_some() => Ok(other),
         _ => Err(Error::new(class::ERRHANDLER, "the handle is no error handler")),
     }
+}
+
+/// Makes a handler of sessions.
+pub fn create_for_session(function: Option<Function>, handle: Out<Errhandler>) -> Result<()> {
+    let function = function.ok_or_else(|| Error::new(class::ARG, "the handler's function is NULL"))?;
+    create(Handler::Session(function), handle)
 }
 
 fn create(handler: Handler, handle: Out<Errhandler>) -> Result<()> {

@@ -17,13 +17,14 @@ pub mod class {
 
     macro_rules! classes {
         ($($name:ident = $number:literal: $text:literal)*) => {
-            $(pub const $name: c_int = $number;)*
+            $(#[allow(dead_code)] pub const $name: c_int = $number;)*
 
             /// Names of the classes in MPI, and what they mean.
             pub const TEXTS: &[(c_int, &str, &str)] = &[$(($number, stringify!($name), $text)),*];
         };
     }
 
+    // Programs see all of them; not all occur in this library.
     classes! {
         BUFFER = 1: "invalid buffer"
         COUNT = 2: "invalid count"
@@ -236,6 +237,24 @@ fn invalid_code(code: c_int) -> Error {
     Error::new(class::ARG, format!("{code} is no error code"))
 }
 
+/// Removes a program's class or code, which nothing may use any more.
+fn remove(code: c_int, is_class: bool) -> Result<()> {
+    let of = own(code, |own| own.class).ok_or_else(|| invalid_code(code))?;
+    let text = own(code, |own| own.text.clone()).unwrap_or_default();
+    let mut others = lock(&OWN)
+        .iter()
+        .filter(|own| !own.removed && own.class == code)
+        .count();
+    others = others.saturating_sub(1);
+    if (of == code) != is_class || !text.is_empty() || (is_class && others > 0) {
+        return Err(Error::new(
+            class::OTHER,
+            format!("{code} is still in use, or not of this kind"),
+        ));
+    }
+    own(code, |own| own.removed = true).ok_or_else(|| invalid_code(code))
+}
+
 const MAX_ERROR_STRING: usize = 512;
 
 mpi! {
@@ -267,11 +286,11 @@ mpi! {
     }
 
     fn MPI_Remove_error_class(class: c_int) [()] {
-        own(class, |own| own.removed = true).ok_or_else(|| invalid_code(class))
+        remove(class, true)
     }
 
     fn MPI_Remove_error_code(code: c_int) [()] {
-        own(code, |own| own.removed = true).ok_or_else(|| invalid_code(code))
+        remove(code, false)
     }
 
     fn MPI_Remove_error_string(code: c_int) [()] {

@@ -67,18 +67,7 @@ impl<T: Copy> Out<T> {
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
-// SAFETY: an address; a persistent operation reads its arrays whenever it starts, and MPI obliges the program to keep
-// them unchanged for that long.
-unsafe impl<T> Send for In<T> {}
-// SAFETY: as above.
-unsafe impl<T> Sync for In<T> {}
-
 impl<T: Copy> In<T> {
-    /// Whether it is NULL, or a value that stands for no array.
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
-    }
-
     /// The array, for as long as the call lasts.
     pub fn slice<'a>(self, length: usize) -> Result<&'a [T]> {
         if length == 0 {

@@ -48,11 +48,14 @@ pub struct Message {
     pub unpack: Option<(Arc<TypeObject>, Buffer, usize)>,
 }
 
+/// What is done when a collective has ended.
+pub type Finish = Box<dyn FnOnce(&Kept, &mut Turn<'_>) -> Result<()> + Send>;
+
 /// A collective in the background. Its scope is dropped before what the scope borrows.
 pub struct Collective {
     pub scope: Scope<'static>,
     pub request: ScopeRequest,
-    pub finish: Option<Box<dyn FnOnce(&Kept) -> Result<()> + Send>>,
+    pub finish: Option<Finish>,
     pub kept: Box<Kept>,
     pub comm: Arc<CommObject>,
 }
@@ -128,7 +131,7 @@ impl Active {
                 };
                 let finish = collective.finish.take();
                 let ended = outcome.map_err(Error::from).and_then(|_| match finish {
-                    Some(finish) => finish(&collective.kept),
+                    Some(finish) => finish(&collective.kept, turn),
                     None => Ok(()),
                 });
                 Completion {

@@ -30,6 +30,13 @@ fn get(session: Session) -> Result<Arc<SessionObject>> {
         .ok_or_else(|| Error::new(class::SESSION, "the handle is no session"))
 }
 
+/// The error handler of a session, if that exists.
+pub fn handler(session: Session) -> Option<Errhandler> {
+    get(session)
+        .ok()
+        .map(|session| Errhandler(session.handler.load(Ordering::Acquire)))
+}
+
 /// The ranks of a set of processes.
 fn members(set: &str) -> Result<group::Members> {
     let instance = state::instance()?;
@@ -108,6 +115,16 @@ mpi! {
         let made = comm_create::from_group(&group::get(given)?, &tag.get()?, errhandler::check(handler)?)?;
         *crate::communicator::get(made)?.info() = pairs;
         new.check()?.set(made);
+        Ok(())
+    }
+
+    fn MPI_Session_create_errhandler (function: Option<errhandler::Function>, handler: Out<Errhandler>) [()] {
+        errhandler::create_for_session(function, handler)
+    }
+
+    fn MPI_Session_call_errhandler (session: Session, code: c_int) [()] {
+        get(session)?;
+        errhandler::raise("MPI_Session_call_errhandler", session.into(), Error::new(code, ""));
         Ok(())
     }
 

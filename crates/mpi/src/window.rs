@@ -39,8 +39,8 @@ pub struct Memory {
     pub base: usize,
     pub size: usize,
     pub unit: usize,
-    /// Memory that the library allocated.
-    pub owned: Owned,
+    /// Memory that the library allocated, which goes with the window.
+    pub _owned: Owned,
 }
 
 /// What is released with a window.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::collective::blocks::{Blocks, Number};
-use crate::collective::{Kept, Side, collectives, inter, launch};
+use crate::collective::{Kept, Side, collectives, inter, launch, plan};
 use crate::communicator::{self, CommObject};
 use crate::error::{Error, Result, class};
 use crate::handle::{Comm, Count, Datatype};
@@ -143,7 +143,7 @@ collectives! {
             true => None,
             false => Some(Blocks::equal(&object, buffer, count as Count, datatype)?),
         };
-        exchange(sent, received, comm)
+        plan(move || exchange(sent.clone(), received.clone(), comm))
     }
 
     fn MPI_Alltoallv MPI_Alltoallv_c MPI_Ialltoallv MPI_Ialltoallv_c MPI_Alltoallv_init MPI_Alltoallv_init_c (
@@ -156,7 +156,7 @@ collectives! {
             true => None,
             false => Some(Blocks::of(&object, buffer, counts, places, datatype)?),
         };
-        exchange(sent, received, comm)
+        plan(move || exchange(sent.clone(), received.clone(), comm))
     }
 
     fn MPI_Alltoallw MPI_Alltoallw_c MPI_Ialltoallw MPI_Ialltoallw_c MPI_Alltoallw_init MPI_Alltoallw_init_c (
@@ -172,8 +172,9 @@ collectives! {
         };
         if object.is_inter() {
             let sent = sent.ok_or_else(in_place)?;
-            return inter::exchange(object, sent.into_iter().enumerate(), received.into_iter().enumerate());
+            let ranked = |sides: &[Side]| sides.to_vec().into_iter().enumerate();
+            return plan(move || inter::exchange(object.clone(), ranked(&sent), ranked(&received)));
         }
-        exchange_pieces(sent.map(Pieces::each), Pieces::each(received), comm)
+        plan(move || exchange_pieces(sent.clone().map(Pieces::each), Pieces::each(received.clone()), comm))
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::collective::blocks::Number;
 use crate::collective::exchange::{Pieces, exchange_pieces, sides};
-use crate::collective::{Side, collectives};
+use crate::collective::{Side, collectives, plan};
 use crate::communicator;
 use crate::error::Result;
 use crate::handle::{Aint, Comm, Count, Datatype, PROC_NULL};
@@ -59,7 +59,8 @@ collectives! {
     ) [comm] {
         let (ins, outs) = degrees(comm)?;
         let own = Side::new(buffer, count as Count, datatype)?;
-        exchange(vec![own; outs], row(into, room as Count, of, ins)?, comm)
+        let (sent, received) = (vec![own; outs], row(into, room as Count, of, ins)?);
+        plan(move || exchange(sent.clone(), received.clone(), comm))
     }
 
     fn MPI_Neighbor_allgatherv MPI_Neighbor_allgatherv_c MPI_Ineighbor_allgatherv MPI_Ineighbor_allgatherv_c
@@ -69,7 +70,8 @@ collectives! {
     ) [comm] {
         let (ins, outs) = degrees(comm)?;
         let own = Side::new(buffer, count as Count, datatype)?;
-        exchange(vec![own; outs], scattered(into, counts, places, of, ins)?, comm)
+        let (sent, received) = (vec![own; outs], scattered(into, counts, places, of, ins)?);
+        plan(move || exchange(sent.clone(), received.clone(), comm))
     }
 
     fn MPI_Neighbor_alltoall MPI_Neighbor_alltoall_c MPI_Ineighbor_alltoall MPI_Ineighbor_alltoall_c
@@ -77,7 +79,8 @@ collectives! {
         buffer: Buffer, count: N, datatype: Datatype, into: Buffer, room: N, of: Datatype, comm: Comm
     ) [comm] {
         let (ins, outs) = degrees(comm)?;
-        exchange(row(buffer, count as Count, datatype, outs)?, row(into, room as Count, of, ins)?, comm)
+        let (sent, received) = (row(buffer, count as Count, datatype, outs)?, row(into, room as Count, of, ins)?);
+        plan(move || exchange(sent.clone(), received.clone(), comm))
     }
 
     fn MPI_Neighbor_alltoallv MPI_Neighbor_alltoallv_c MPI_Ineighbor_alltoallv MPI_Ineighbor_alltoallv_c
@@ -87,7 +90,8 @@ collectives! {
     ) [comm] {
         let (ins, outs) = degrees(comm)?;
         let sent = scattered(buffer, counts, places, datatype, outs)?;
-        exchange(sent, scattered(into, rooms, into_places, of, ins)?, comm)
+        let (sent, received) = (sent, scattered(into, rooms, into_places, of, ins)?);
+        plan(move || exchange(sent.clone(), received.clone(), comm))
     }
 
     fn MPI_Neighbor_alltoallw MPI_Neighbor_alltoallw_c MPI_Ineighbor_alltoallw MPI_Ineighbor_alltoallw_c
@@ -96,6 +100,7 @@ collectives! {
         into: Buffer, rooms: In<N>, into_places: In<Aint>, of: In<Datatype>, comm: Comm
     ) [comm] {
         let (ins, outs) = degrees(comm)?;
-        exchange(sides(outs, buffer, counts, places, types)?, sides(ins, into, rooms, into_places, of)?, comm)
+        let (sent, received) = (sides(outs, buffer, counts, places, types)?, sides(ins, into, rooms, into_places, of)?);
+        plan(move || exchange(sent.clone(), received.clone(), comm))
     }
 }

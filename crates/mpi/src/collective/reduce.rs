@@ -8,7 +8,7 @@ use dayfly_protocol::error::Failure;
 
 use crate::collective::exchange::in_place;
 use crate::collective::inter::{self, Part, Values};
-use crate::collective::{Kept, Side, collectives, is_root, launch};
+use crate::collective::{Kept, Side, collectives, is_root, launch, plan};
 use crate::communicator::{self, CommObject};
 use crate::datatype::count_of;
 use crate::error::{Error, Result, class};
@@ -221,18 +221,9 @@ fn exscan((terms, by): (Terms, Operation), comm: Comm) -> Result<Active> {
     )
 }
 
-fn reduce_scatter(
-    from: Buffer,
-    into: Buffer,
-    counts: &[usize],
-    datatype: Datatype,
-    op: Op,
-    comm: Comm,
-) -> Result<Active> {
+fn reduce_scatter((terms, by): (Terms, Operation), counts: &[usize], comm: Comm) -> Result<Active> {
     let object = communicator::get(comm)?;
-    let all: usize = counts.iter().sum();
     let own = counts[object.rank() as usize];
-    let (terms, by) = Terms::new(from, into, all as Count, datatype, op)?;
     if object.is_inter() {
         return reduce_scatter_between((terms, by), counts, object);
     }
@@ -266,7 +257,8 @@ collectives! {
     fn MPI_Allreduce MPI_Allreduce_c MPI_Iallreduce MPI_Iallreduce_c MPI_Allreduce_init MPI_Allreduce_init_c (
         from: Buffer, into: Buffer, count: N, datatype: Datatype, op: Op, comm: Comm
     ) [comm] {
-        allreduce(Terms::new(from, into, count as Count, datatype, op)?, comm)
+        let terms = Terms::new(from, into, count as Count, datatype, op)?;
+        plan(move || allreduce(terms.clone(), comm))
     }
 
     fn MPI_Reduce MPI_Reduce_c MPI_Ireduce MPI_Ireduce_c MPI_Reduce_init MPI_Reduce_init_c (
@@ -275,28 +267,33 @@ collectives! {
         let object = communicator::get(comm)?;
         // Where a rank has no part, its arguments mean nothing.
         if object.is_inter() && root == PROC_NULL {
-            return inter::exchange(object, [], []);
+            return plan(move || inter::exchange(object.clone(), [], []));
         }
         let from = if object.is_inter() && root == ROOT { into } else { from };
         let terms = Terms::new(from, into, count as Count, datatype, op)?;
         if object.is_inter() {
-            return reduce_between(terms, object, root);
+            return plan(move || reduce_between(terms.clone(), object.clone(), root));
         }
         let is_root = is_root(&object, root)?;
-        within(comm, terms, is_root, move |scope, buffer, element, by| scope.ireduce(buffer, element, by, root as u32))
+        plan(move || {
+            within(comm, terms.clone(), is_root, move |scope, buffer, element, by| {
+                scope.ireduce(buffer, element, by, root as u32)
+            })
+        })
     }
 
     fn MPI_Scan MPI_Scan_c MPI_Iscan MPI_Iscan_c MPI_Scan_init MPI_Scan_init_c (
         from: Buffer, into: Buffer, count: N, datatype: Datatype, op: Op, comm: Comm
     ) [comm] {
         let terms = Terms::new(from, into, count as Count, datatype, op)?;
-        within(comm, terms, true, |scope, buffer, element, by| scope.iscan(buffer, element, by))
+        plan(move || within(comm, terms.clone(), true, |scope, buffer, element, by| scope.iscan(buffer, element, by)))
     }
 
     fn MPI_Exscan MPI_Exscan_c MPI_Iexscan MPI_Iexscan_c MPI_Exscan_init MPI_Exscan_init_c (
         from: Buffer, into: Buffer, count: N, datatype: Datatype, op: Op, comm: Comm
     ) [comm] {
-        exscan(Terms::new(from, into, count as Count, datatype, op)?, comm)
+        let terms = Terms::new(from, into, count as Count, datatype, op)?;
+        plan(move || exscan(terms.clone(), comm))
     }
 
     fn MPI_Reduce_scatter MPI_Reduce_scatter_c MPI_Ireduce_scatter MPI_Ireduce_scatter_c
@@ -305,13 +302,17 @@ collectives! {
     ) [comm] {
         let counts: Result<Vec<usize>> =
             counts.slice(size(comm)?)?.iter().map(|count| count_of(*count as Count)).collect();
-        reduce_scatter(from, into, &counts?, datatype, op, comm)
+        let counts = counts?;
+        let terms = Terms::new(from, into, counts.iter().sum::<usize>() as Count, datatype, op)?;
+        plan(move || reduce_scatter(terms.clone(), &counts, comm))
     }
 
     fn MPI_Reduce_scatter_block MPI_Reduce_scatter_block_c MPI_Ireduce_scatter_block MPI_Ireduce_scatter_block_c
         MPI_Reduce_scatter_block_init MPI_Reduce_scatter_block_init_c (
         from: Buffer, into: Buffer, count: N, datatype: Datatype, op: Op, comm: Comm
     ) [comm] {
-        reduce_scatter(from, into, &vec![count_of(count as Count)?; size(comm)?], datatype, op, comm)
+        let counts = vec![count_of(count as Count)?; size(comm)?];
+        let terms = Terms::new(from, into, counts.iter().sum::<usize>() as Count, datatype, op)?;
+        plan(move || reduce_scatter(terms.clone(), &counts, comm))
     }
 }

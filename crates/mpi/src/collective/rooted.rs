@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::collective::blocks::Blocks;
 use crate::collective::exchange::in_place;
-use crate::collective::{Kept, Side, collectives, inter, is_root, launch, nothing};
+use crate::collective::{Kept, Side, collectives, inter, is_root, launch, nothing, plan};
 use crate::communicator::{self, CommObject};
 use crate::error::Result;
 use crate::face::mpi;
@@ -19,9 +19,8 @@ pub fn barrier(comm: Arc<CommObject>) -> Result<Active> {
     launch(comm, Kept::default(), |scope, _| scope.ibarrier(), nothing)
 }
 
-fn bcast(buffer: Buffer, count: Count, datatype: Datatype, root: c_int, comm: Comm) -> Result<Active> {
+fn bcast(side: Side, root: c_int, comm: Comm) -> Result<Active> {
     let comm = communicator::get(comm)?;
-    let side = Side::new(buffer, count, datatype)?;
     if comm.is_inter() {
         return inter::bcast(comm, side, root);
     }
@@ -179,14 +178,16 @@ collectives! {
     fn MPI_Bcast MPI_Bcast_c MPI_Ibcast MPI_Ibcast_c MPI_Bcast_init MPI_Bcast_init_c (
         buffer: Buffer, count: N, datatype: Datatype, root: c_int, comm: Comm
     ) [comm] {
-        bcast(buffer, count as Count, datatype, root, comm)
+        let side = Side::new(buffer, count as Count, datatype)?;
+        plan(move || bcast(side.clone(), root, comm))
     }
 
     fn MPI_Gather MPI_Gather_c MPI_Igather MPI_Igather_c MPI_Gather_init MPI_Gather_init_c (
         buffer: Buffer, count: N, datatype: Datatype, into: Buffer, room: N, of: Datatype, root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::equal(object, into, room as Count, of))?;
-        gather(side(buffer, count as Count, datatype)?, all, root, comm)
+        let own = side(buffer, count as Count, datatype)?;
+        plan(move || gather(own.clone(), all.clone(), root, comm))
     }
 
     fn MPI_Gatherv MPI_Gatherv_c MPI_Igatherv MPI_Igatherv_c MPI_Gatherv_init MPI_Gatherv_init_c (
@@ -194,14 +195,16 @@ collectives! {
         root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::of(object, into, counts, places, of))?;
-        gather(side(buffer, count as Count, datatype)?, all, root, comm)
+        let own = side(buffer, count as Count, datatype)?;
+        plan(move || gather(own.clone(), all.clone(), root, comm))
     }
 
     fn MPI_Scatter MPI_Scatter_c MPI_Iscatter MPI_Iscatter_c MPI_Scatter_init MPI_Scatter_init_c (
         buffer: Buffer, count: N, datatype: Datatype, into: Buffer, room: N, of: Datatype, root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::equal(object, buffer, count as Count, datatype))?;
-        scatter(all, side(into, room as Count, of)?, root, comm)
+        let own = side(into, room as Count, of)?;
+        plan(move || scatter(all.clone(), own.clone(), root, comm))
     }
 
     fn MPI_Scatterv MPI_Scatterv_c MPI_Iscatterv MPI_Iscatterv_c MPI_Scatterv_init MPI_Scatterv_init_c (
@@ -209,14 +212,16 @@ collectives! {
         root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::of(object, buffer, counts, places, datatype))?;
-        scatter(all, side(into, room as Count, of)?, root, comm)
+        let own = side(into, room as Count, of)?;
+        plan(move || scatter(all.clone(), own.clone(), root, comm))
     }
 
     fn MPI_Allgather MPI_Allgather_c MPI_Iallgather MPI_Iallgather_c MPI_Allgather_init MPI_Allgather_init_c (
         buffer: Buffer, count: N, datatype: Datatype, into: Buffer, room: N, of: Datatype, comm: Comm
     ) [comm] {
         let all = Blocks::equal(&*communicator::get(comm)?, into, room as Count, of)?;
-        allgather(side(buffer, count as Count, datatype)?, all, comm)
+        let own = side(buffer, count as Count, datatype)?;
+        plan(move || allgather(own.clone(), all.clone(), comm))
     }
 
     fn MPI_Allgatherv MPI_Allgatherv_c MPI_Iallgatherv MPI_Iallgatherv_c MPI_Allgatherv_init MPI_Allgatherv_init_c (
@@ -224,7 +229,8 @@ collectives! {
         comm: Comm
     ) [comm] {
         let all = Blocks::of(&*communicator::get(comm)?, into, counts, places, of)?;
-        allgather(side(buffer, count as Count, datatype)?, all, comm)
+        let own = side(buffer, count as Count, datatype)?;
+        plan(move || allgather(own.clone(), all.clone(), comm))
     }
 }
 

@@ -2,15 +2,13 @@
 
 use std::ffi::c_int;
 
-use super::{TypeObject, get, handle_of};
+use super::{NAMED, TypeObject, get, handle_of};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Aint, Count, Datatype, UNDEFINED};
 use crate::pointer::{Out, Text, TextOut};
 
 const MAX_OBJECT_NAME: usize = 128;
-
-const NAMED: c_int = 1;
 
 fn fit(value: usize) -> c_int {
     c_int::try_from(value).unwrap_or(UNDEFINED)

@@ -67,7 +67,7 @@ fn create(buffer: Buffer, size: i64, unit: i64, given: Info, comm: Comm, win: Ou
         base: buffer.address(),
         size: length_of(size)?,
         unit: unit_of(unit)?,
-        owned: Owned::Nothing,
+        _owned: Owned::Nothing,
     };
     make(own(comm)?, memory, Vec::new(), CREATE, given, win)
 }
@@ -87,7 +87,7 @@ fn allocate(size: i64, unit: i64, given: Info, comm: Comm, base: Out<usize>, win
         base: start,
         size,
         unit: unit_of(unit)?,
-        owned: Owned::Bytes { _memory: words },
+        _owned: Owned::Bytes { _memory: words },
     };
     base.check()?.set(start);
     make(own(comm)?, memory, Vec::new(), ALLOCATE, given, win)
@@ -176,7 +176,7 @@ fn allocate_shared(size: i64, unit: i64, given: Info, comm: Comm, base: Out<usiz
         base: mine.start,
         size,
         unit,
-        owned: Owned::Mapping { start, length },
+        _owned: Owned::Mapping { start, length },
     };
     make(comm, memory, parts, SHARED, given, win)
 }
@@ -245,7 +245,7 @@ mpi! {
     }
 
     fn MPI_Win_create_dynamic (given: Info, comm: Comm, win: Out<Win>) [comm] {
-        let memory = Memory { base: 0, size: 0, unit: 1, owned: Owned::Nothing };
+        let memory = Memory { base: 0, size: 0, unit: 1, _owned: Owned::Nothing };
         make(own(comm)?, memory, Vec::new(), DYNAMIC, given, win)
     }
 

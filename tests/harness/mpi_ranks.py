@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.programs import clean_environment, program
 from harness.leaks import die_with_parent
+from harness.programs import clean_environment, program
 
 #: Name by which programs of MPICH's family ask for their library.
 SONAME = "libmpi.so.12"

@@ -1,4 +1,4 @@
-"""Uses the real mpi4py: hello, ring, reductions, derived datatypes, sparse exchange, and exchanges that must not hang."""
+"""Uses the real mpi4py: ring, reductions, derived datatypes, sparse exchange, and exchanges that must not hang."""
 
 from __future__ import annotations
 

@@ -4,17 +4,19 @@ mod driver;
 mod failures;
 mod lazy_connect;
 mod shared;
+mod synchronous;
 mod wait;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use dayfly_fabric::libfabric::Choice;
 use dayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
-use crate::matching::{ANY_SOURCE, Body, Match, MatchKey, Matching, Request, RequestId, State, Status, Unexpected};
+use crate::matching::{ANY_SOURCE, Body, MatchKey, Matching, Request, RequestId, State, Status, Unexpected};
 use crate::options::Options;
 use crate::wire::envelope::{Envelope, Offer, kind};
 use crate::wire::{Outgoing, Payload, PeerTransport};
@@ -24,6 +26,7 @@ pub use failures::CommunicatorRecord;
 use lazy_connect::LazyConnections;
 pub use shared::{EngineGuard, SharedEngine};
 pub use wait::WaitState;
+use wait::online_cores;
 
 /// How long a leaving rank waits for its sent bytes to be taken.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
@@ -34,7 +37,7 @@ const MAX_UNFLUSHED_SLEEP: Duration = Duration::from_millis(1);
 /// Events that are read at a time.
 const EVENTS: usize = 64;
 
-/// Result of starting an operation: complete, or pending.
+/// Result of starting an operation.
 #[derive(Debug)]
 pub enum Started {
     Done(Status),
@@ -270,52 +273,6 @@ impl Engine {
         self.send_later(peer, envelope, start, length)
     }
 
-    /// Starts a send that completes only when a receive has matched it.
-    ///
-    /// # Safety
-    /// As [`Engine::send`].
-    pub unsafe fn send_synchronously(
-        &mut self,
-        peer: u32,
-        key: MatchKey,
-        start: *const u8,
-        length: usize,
-    ) -> Result<Started, Failure> {
-        self.check_progress();
-        if self.has_failures {
-            self.check(peer, &key)?;
-        }
-        let MatchKey { context, tag, call } = key;
-        let envelope = Envelope {
-            sequence: 0,
-            kind: kind::EAGER,
-            context,
-            tag,
-            length: length as u64,
-            call,
-        };
-        let id = self.matching.add_send(peer, &envelope, start, length)?;
-        if let Some(request) = self.matching.get_mut(id) {
-            request.synchronous = true;
-        }
-        if peer == self.rank {
-            match self.matching.match_arrival(peer, &envelope) {
-                Match::Receive(receive) => self.matching.fill_from_own(receive, id),
-                Match::Unexpected => self.matching.keep(peer, envelope, Body::Own(id)),
-                Match::Refused => {}
-            }
-        } else if self.has_transport(peer) {
-            self.send_as(id, peer, envelope, start, length)?;
-        } else {
-            self.queue_until_connected(id, peer, envelope, start, length)?;
-        }
-        Ok(Started::Pending(id))
-    }
-
-    fn has_transport(&self, peer: u32) -> bool {
-        matches!(self.transports.get(peer as usize), Some(Some(_)))
-    }
-
     /// Checks for arrivals and failures, as a waiting rank does all the time. A rank that only sends never waits, and
     /// would go on long after the loss of a rank.
     #[cold]
@@ -415,27 +372,6 @@ impl Engine {
         Ok(Started::Pending(id))
     }
 
-    /// Starts the receive of a message that a matching probe took.
-    ///
-    /// # Safety
-    /// As [`Engine::receive`].
-    pub unsafe fn receive_matched(
-        &mut self,
-        source: u32,
-        message: Unexpected,
-        start: *mut u8,
-        length: usize,
-    ) -> Result<Started, Failure> {
-        let key = MatchKey {
-            context: message.envelope.context,
-            tag: message.envelope.tag,
-            call: message.envelope.call,
-        };
-        let id = self.matching.post(source, key, start, length)?;
-        self.take_waiting(id, source, message)?;
-        Ok(Started::Pending(id))
-    }
-
     /// Passes a waiting message to the receive that was just posted for it.
     #[cold]
     fn take_waiting(&mut self, id: RequestId, source: u32, message: Unexpected) -> Result<(), Failure> {
@@ -503,7 +439,11 @@ impl Engine {
 
     /// Adds the record of a new communicator. Returns its index.
     pub fn add_record(&mut self, record: CommunicatorRecord) -> usize {
-        match self.communicators.iter().position(|record| !record.open) {
+        match self
+            .communicators
+            .iter()
+            .position(|record| !record.open.load(Ordering::Acquire))
+        {
             Some(at) => {
                 self.communicators[at] = record;
                 at
@@ -555,9 +495,4 @@ impl Engine {
             }
         }
     }
-}
-
-fn online_cores() -> usize {
-    // SAFETY: sysconf reads no memory of this process.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }

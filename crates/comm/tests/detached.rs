@@ -220,3 +220,15 @@ fn chosen_ranks_form_a_communicator() {
         comm.barrier().unwrap();
     });
 }
+
+#[test]
+fn communicator_is_dropped_while_the_engine_is_held() {
+    group(2, Net::Shm, options(), |comm| {
+        let part = comm.dup().unwrap();
+        let mut turn = comm.turn();
+        drop(part);
+        turn.progress();
+        drop(turn);
+        comm.dup().unwrap().barrier().unwrap();
+    });
+}

@@ -62,7 +62,7 @@ fn launch_then(
         request,
         finish: Some(finish),
         kept,
-        comm,
+        _comm: comm,
     }))
 }
 

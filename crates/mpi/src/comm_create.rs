@@ -7,12 +7,13 @@ use dayfly_comm::{Communicator, Datatype as Element, Operation};
 
 use crate::attribute::{self, Holder};
 use crate::communicator::{self, COMMUNICATORS, CommObject, Peer, Sides, make};
+use crate::errhandler;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::group;
 use crate::handle::{Comm, Errhandler, Group, Info, Request, UNDEFINED};
 use crate::info;
-use crate::pointer::Out;
+use crate::pointer::{Out, Text};
 use crate::request;
 use crate::state;
 
@@ -60,11 +61,13 @@ fn of_ranks(members: &[u32], tag: u32) -> Result<Communicator> {
 
 /// A communicator of a group outside of any other one; `text` tells calls of the same ranks apart.
 pub fn from_group(members: &[u32], text: &str, handler: Errhandler) -> Result<Comm> {
-    // A sum over the bytes: the same on all ranks, and rarely the same for two texts.
-    let tag = text
-        .bytes()
-        .fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-    Ok(make(CommObject::new(Some(of_ranks(members, tag)?), handler)))
+    Ok(make(CommObject::new(Some(of_ranks(members, tag_of(text))?), handler)))
+}
+
+/// A sum over the bytes of a text: the same on all ranks, and rarely the same for two texts.
+fn tag_of(text: &str) -> u32 {
+    let add = |sum: u32, byte: u8| sum.wrapping_mul(31).wrapping_add(byte.into());
+    text.bytes().fold(0, add)
 }
 
 /// Exchanges bytes between the leaders of two groups, and tells the other's to all ranks of this group.
@@ -261,6 +264,17 @@ fn host() -> Result<c_int> {
     Ok(hosts.get(own).map_or(0, |host| *host as c_int))
 }
 
+/// Whether an info asks for parts that share memory, the only resource that is known.
+fn names_shared_memory(given: Info) -> Result<bool> {
+    let Some(given) = info::optional(given)? else {
+        return Ok(false);
+    };
+    let pairs = given.pairs();
+    Ok(pairs
+        .iter()
+        .any(|(key, value)| key == "mpi_hw_resource_type" && value == "mpi_shared_memory"))
+}
+
 mpi! {
     fn MPI_Comm_dup(comm: Comm, new: Out<Comm>) [comm] {
         new.check()?.set(dup(comm, None)?);
@@ -287,9 +301,10 @@ mpi! {
 
     fn MPI_Comm_split_type(comm: Comm, kind: c_int, key: c_int, info: Info, new: Out<Comm>) [comm] {
         info::optional(info)?;
-        let object = communicator::get_intra(comm)?;
+        let object = communicator::get(comm)?;
         let color = match kind {
             COMM_TYPE_SHARED => host()?,
+            COMM_TYPE_HW_GUIDED if names_shared_memory(info)? => host()?,
             COMM_TYPE_HW_GUIDED | COMM_TYPE_HW_UNGUIDED | UNDEFINED => UNDEFINED,
             _ => return Err(Error::new(class::ARG, format!("there is no type {kind} of parts"))),
         };
@@ -336,6 +351,23 @@ mpi! {
         }
         let sides = between(local, leader, u32::from_ne_bytes(other), tag)?;
         new.check()?.set(make(CommObject::between(sides, object.handler())));
+        Ok(())
+    }
+
+    fn MPI_Intercomm_create_from_groups (
+        local: Group, leader: c_int, remote: Group, remote_leader: c_int, text: Text, pairs: Info, handler: Errhandler,
+        new: Out<Comm>
+    ) [()] {
+        let pairs = info::optional(pairs)?.map(|info| info.pairs().clone()).unwrap_or_default();
+        let (local, remote, tag) = (group::get(local)?, group::get(remote)?, tag_of(&text.get()?));
+        let rank = |members: &[u32], at: c_int| usize::try_from(at).ok().and_then(|at| members.get(at).copied());
+        let (Some(_), Some(other)) = (rank(&local, leader), rank(&remote, remote_leader)) else {
+            return Err(Error::new(class::RANK, "a leader is no rank of its group"));
+        };
+        let sides = between(&of_ranks(&local, tag)?, leader as u32, other, tag)?;
+        let object = CommObject::between(sides, errhandler::check(handler)?);
+        *object.info() = pairs;
+        new.check()?.set(make(object));
         Ok(())
     }
 

@@ -128,7 +128,7 @@ fn received(
     data: Data,
     count: usize,
 ) -> Active {
-    let unpack = packed.is_some().then(|| (of, data.buffer, count));
+    let unpack = packed.is_some().then_some((of, data.buffer, count));
     Active::Message(request::Message {
         operation,
         comm,
@@ -157,22 +157,6 @@ fn detach() -> Result<(usize, Count)> {
     request::wait_for_orphans()?;
     let attached = ATTACHED.lock().unwrap_or_else(PoisonError::into_inner).take();
     Ok(attached.unwrap_or((0, 0)))
-}
-
-fn send_and_receive(
-    sent: Data,
-    to: c_int,
-    send_tag: c_int,
-    received: Data,
-    from: c_int,
-    receive_tag: c_int,
-    comm: Comm,
-    status: StatusOut,
-) -> Result<()> {
-    let receiving = receive(received, from, receive_tag, comm)?;
-    let sending = send(sent, to, send_tag, comm, Mode::Standard)?;
-    status.set(&finish(receiving, "MPI_Sendrecv")?);
-    finish(sending, "MPI_Sendrecv").map(|_| ())
 }
 
 /// Sends the contents of a buffer and receives into it.
@@ -211,7 +195,9 @@ macro_rules! sends {
         ) [comm] {
             let data = Data { buffer, count: count as Count, datatype };
             let object = communicator::get(comm)?;
-            (object.receiver(to)?, send_tag(tag)?, data.check()?);
+            object.receiver(to)?;
+            send_tag(tag)?;
+            data.check()?;
             let start = move || send(data, to, tag, comm, Mode::$mode);
             request.check()?.set(make_persistent(Box::new(start)));
             Ok(())
@@ -254,7 +240,9 @@ mpi! {
     ) [comm] {
         let data = Data { buffer, count: count as Count, datatype };
         let object = communicator::get(comm)?;
-        (object.sender(from)?, receive_tag(tag)?, data.check()?);
+        object.sender(from)?;
+        receive_tag(tag)?;
+        data.check()?;
         let start = move || receive(data, from, tag, comm);
         request.check()?.set(make_persistent(Box::new(start)));
         Ok(())
@@ -266,7 +254,10 @@ mpi! {
     ) [comm] {
         let sent = Data { buffer, count: count as Count, datatype };
         let received = Data { buffer: into, count: room as Count, datatype: of };
-        send_and_receive(sent, to, tag, received, from, receive_tag, comm, status)
+        let receiving = receive(received, from, receive_tag, comm)?;
+        let sending = send(sent, to, tag, comm, Mode::Standard)?;
+        status.set(&finish(receiving, "MPI_Sendrecv")?);
+        finish(sending, "MPI_Sendrecv").map(|_| ())
     }
 
     fn MPI_Sendrecv_replace / MPI_Sendrecv_replace_c (

@@ -47,10 +47,6 @@ impl<T: Copy> Out<T> {
         }
     }
 
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
-    }
-
     /// The array, for as long as the call lasts.
     pub fn slice<'a>(self, length: usize) -> Result<&'a mut [T]> {
         if length == 0 {

@@ -11,6 +11,8 @@ use crate::handle::{Comm, Count, Datatype};
 use crate::pointer::{Buffer, In};
 use crate::request::Active;
 
+type Ranges = Vec<Range<usize>>;
+
 /// Pieces that are packed into one block for each rank; a rank may have any number of them.
 pub struct Pieces {
     pub all: Vec<Side>,
@@ -28,7 +30,7 @@ impl Pieces {
     }
 
     /// Pieces with their places in the packed bytes, and the ranges of the ranks.
-    fn layout(&self, size: usize) -> Result<(Vec<Range<usize>>, Vec<Range<usize>>)> {
+    fn layout(&self, size: usize) -> Result<(Ranges, Ranges)> {
         let mut lengths = vec![0; size];
         for (piece, rank) in self.all.iter().zip(&self.ranks) {
             lengths[*rank] += piece.bytes()?;
@@ -172,7 +174,7 @@ collectives! {
         };
         if object.is_inter() {
             let sent = sent.ok_or_else(in_place)?;
-            let ranked = |sides: &[Side]| sides.to_vec().into_iter().enumerate();
+            let ranked = |sides: &[Side]| sides.iter().cloned().enumerate().collect::<Vec<_>>();
             return plan(move || inter::exchange(object.clone(), ranked(&sent), ranked(&received)));
         }
         plan(move || exchange_pieces(sent.clone().map(Pieces::each), Pieces::each(received.clone()), comm))

@@ -129,12 +129,17 @@ fn allgather(own: Option<Side>, all: Blocks, comm: Comm) -> Result<Active> {
     if comm.is_inter() {
         return inter::allgather(comm, own.ok_or_else(in_place)?, all);
     }
-    let mut kept = Kept::default();
-    kept.send = match &own {
+    let send = match &own {
         Some(own) => own.source_copy()?,
         None => all.block(comm.rank() as usize).packed()?,
     };
-    (kept.received, kept.receive) = all.to_receive();
+    let (received, receive) = all.to_receive();
+    let kept = Kept {
+        send,
+        receive,
+        received,
+        ..Kept::default()
+    };
     let target = all.clone();
     launch(
         comm,

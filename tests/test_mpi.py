@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.daemons import Daemon
 from harness.mpi_ranks import SONAME, environment, library_directory, run_ranks
-from harness.programs import ROOT, run
+from harness.programs import ROOT, program, run
 
 PROGRAMS = ROOT / "tests" / "mpi"
 
@@ -64,6 +67,13 @@ def test_mpi4py_finds_every_symbol() -> None:
     assert needed <= symbols(library_directory() / SONAME, defined=True)
 
 
+def test_refused_functions_stand_in_the_document() -> None:
+    source = (ROOT / "crates" / "mpi" / "src" / "unsupported.rs").read_text()
+    document = (ROOT / "docs" / "internals" / "mpi.md").read_text()
+    refused = re.findall(r"^    (MPI_\w+)$", source, re.MULTILINE)
+    assert refused == re.findall(r"^- `(MPI_\w+)`$", document, re.MULTILINE)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_c_program_runs_on_ranks(rendezvous: dict[str, Any], c_program: Path, ranks: int) -> None:
     done = run_ranks(rendezvous, [c_program], ranks)
@@ -75,6 +85,15 @@ def test_c_program_runs_on_ranks(rendezvous: dict[str, Any], c_program: Path, ra
 def test_mpi4py_program_runs_on_ranks(rendezvous: dict[str, Any], ranks: int) -> None:
     done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "mpi4py_program.py"], ranks)
     assert [status for status, _ in done] == [0] * ranks, done
+
+
+def test_dayfly_run_starts_unmodified_programs(start: Callable[..., Daemon], c_program: Path, tmp_path: Path) -> None:
+    site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
+    variables = site.client_environment() | {"DAYFLY_PYTHON": sys.executable}
+    for target in (c_program, PROGRAMS / "mpi4py_program.py"):
+        done = run(program(), "run", "-n", "2", target, env=variables, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sorted(done.stdout.splitlines()) == [f"[{rank}] rank {rank} of 2 is done" for rank in range(2)]
 
 
 def test_program_without_invitation_is_alone() -> None:

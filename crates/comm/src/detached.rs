@@ -24,6 +24,15 @@ enum Progress {
 }
 
 impl Detached {
+    /// Its status, if it was complete at once.
+    #[inline]
+    pub fn status(&self) -> Option<Status> {
+        match self.0 {
+            Progress::Done(status) => Some(status),
+            Progress::Pending(_) => None,
+        }
+    }
+
     fn new(started: Started) -> Self {
         Self(match started {
             Started::Done(status) => Progress::Done(status),

@@ -14,8 +14,9 @@ use crate::group;
 use crate::handle::{Comm, Errhandler, Group, Info, Request, UNDEFINED};
 use crate::info;
 use crate::pointer::{Out, Text};
-use crate::request;
+use crate::request::{self, Active};
 use crate::state;
+use crate::status::Completion;
 
 /// Tags of the messages by which ranks agree on a communicator: above them the caller's tag.
 const OF_GROUP: u32 = 1 << 16;
@@ -160,7 +161,13 @@ fn dup(comm: Comm, given: Option<Info>) -> Result<Comm> {
 }
 
 fn idup(comm: Comm, given: Option<Info>, new: Out<Comm>, request: Out<Request>) -> Result<()> {
-    let object = communicator::get_intra(comm)?;
+    let object = communicator::get(comm)?;
+    if object.is_inter() {
+        // The groups agree at once: all ranks of both must call it without waiting for each other in between.
+        new.check()?.set(dup(comm, given)?);
+        request.check()?.set(request::make(Active::Over(Completion::empty())));
+        return Ok(());
+    }
     let copy = Arc::new(inherit(comm, &object, CommObject::new(None, object.handler()))?);
     let pairs = match given {
         Some(given) => info::optional(given)?

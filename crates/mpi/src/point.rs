@@ -72,6 +72,9 @@ pub fn send(data: Data, to: c_int, tag: c_int, comm: Comm, mode: Mode) -> Result
         comm.peers()?
             .start_send(start, length, to, tag, mode == Mode::Synchronous)
     }?;
+    if operation.status().is_some() {
+        return Ok(Active::Over(Completion::empty()));
+    }
     let active = Active::Message(request::Message {
         operation,
         comm,
@@ -128,6 +131,14 @@ fn received(
     data: Data,
     count: usize,
 ) -> Active {
+    if let (Some(status), None) = (operation.status(), &packed) {
+        return Active::Over(Completion {
+            source: comm.peer_of_world(status.source),
+            tag: status.tag as c_int,
+            bytes: status.length,
+            ..Completion::empty()
+        });
+    }
     let unpack = packed.is_some().then_some((of, data.buffer, count));
     Active::Message(request::Message {
         operation,

@@ -24,6 +24,5 @@ refused! {
     MPI_Lookup_name
     MPI_Open_port
     MPI_Publish_name
-    MPI_Register_datarep
     MPI_Unpublish_name
 }

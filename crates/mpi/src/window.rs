@@ -263,6 +263,8 @@ impl WindowObject {
     fn wait(&self, what: &'static str, mut done: impl FnMut(&mut State) -> bool) -> Result<()> {
         let instance = state::instance()?;
         let mut turn = instance.control.turn();
+        // A program that polls its own memory calls a flush, so that the accesses of others arrive.
+        turn.progress();
         loop {
             serve(&mut turn);
             {

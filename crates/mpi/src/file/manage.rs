@@ -16,7 +16,7 @@ use crate::face::mpi;
 use crate::group;
 use crate::handle::{Aint, Comm, Count, Datatype, Errhandler, File, Group, Info, Offset};
 use crate::info;
-use crate::pointer::{Out, Text, TextOut};
+use crate::pointer::{Buffer, Out, Text, TextOut};
 
 /// Modes, as in MPICH's `mpi.h`.
 mod mode {
@@ -190,6 +190,21 @@ fn set_view(
     Ok(())
 }
 
+/// Names of the data representations of programs. Views refuse them: they would need to be converted.
+static REPRESENTATIONS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn register(name: String) -> Result<()> {
+    let mut names = lock(&REPRESENTATIONS);
+    if names.contains(&name) || matches!(name.as_str(), "native" | "internal" | "external32") {
+        return Err(Error::new(
+            class::DUP_DATAREP,
+            format!("a representation {name} exists"),
+        ));
+    }
+    names.push(name);
+    Ok(())
+}
+
 fn size_of_file(size: Offset) -> Result<u64> {
     u64::try_from(size).map_err(|_| Error::new(class::ARG, format!("a file cannot have {size} bytes")))
 }
@@ -213,6 +228,18 @@ mpi! {
         handle.set(File(0));
         object.comm.local()?.barrier()?;
         Ok(())
+    }
+
+    fn MPI_Register_datarep (
+        name: Text, _read: Buffer, _write: Buffer, _extent: Buffer, _state: Buffer
+    ) [File(0)] {
+        register(name.get()?)
+    }
+
+    fn MPI_Register_datarep_c (
+        name: Text, _read: Buffer, _write: Buffer, _extent: Buffer, _state: Buffer
+    ) [File(0)] {
+        register(name.get()?)
     }
 
     fn MPI_File_delete (name: Text, _info: Info) [File(0)] {

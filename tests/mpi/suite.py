@@ -88,7 +88,7 @@ def main() -> int:
                     if "," not in cells[-1]:
                         print(done[0][1][-1500:])
             print(name, *cells, sep=" | ", flush=True)
-            rows.append(f"| `{name.removesuffix('.py')}` | {' | '.join(cells)} |\n")
+            rows.append(f"| {name.removeprefix('test_').removesuffix('.py')} | {' | '.join(cells)} |\n")
     if options.write:
         columns = " | ".join(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in options.ranks)
         head = f"| file: passed, failed, skipped | {columns} |\n|---|{'---|' * len(options.ranks)}\n"

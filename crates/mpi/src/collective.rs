@@ -23,7 +23,7 @@ use crate::error::{Error, Result, class};
 use crate::handle::Count;
 use crate::point::Data;
 use crate::pointer::Buffer;
-use crate::request::{Active, Collective, Finish, Start};
+use crate::request::{Active, Collective, Finish, Start, finish};
 
 /// What a collective in the background uses besides the program's memory.
 #[derive(Default)]
@@ -69,6 +69,30 @@ fn launch_then(
 /// Nothing to do when a collective has ended.
 pub fn nothing(_: &Kept) -> Result<()> {
     Ok(())
+}
+
+/// Gathers bytes of one length from all ranks. Windows are served meanwhile, as in every wait.
+pub fn gathered(comm: &Arc<CommObject>, own: &[u8]) -> Result<Vec<u8>> {
+    let kept = Kept {
+        send: own.to_vec(),
+        receive: vec![0; own.len() * comm.merged()?.size() as usize],
+        ..Kept::default()
+    };
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let active = launch(
+        comm.clone(),
+        kept,
+        |scope, kept| scope.iallgather(&kept.send, &mut kept.receive),
+        move |kept| {
+            // The receiver waits below.
+            let _ = sender.send(kept.receive.clone());
+            Ok(())
+        },
+    )?;
+    finish(active, "a communicator's agreement")?;
+    receiver
+        .try_recv()
+        .map_err(|_| Error::new(class::INTERN, "an agreement has no result"))
 }
 
 /// Makes a communicator of all ranks in the background.

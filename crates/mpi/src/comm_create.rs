@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dayfly_comm::{Communicator, Datatype as Element, Operation};
 
 use crate::attribute::{self, Holder};
+use crate::collective::gathered;
 use crate::communicator::{self, COMMUNICATORS, CommObject, Peer, Sides, make};
 use crate::errhandler;
 use crate::error::{Error, Result, class};
@@ -130,11 +131,49 @@ fn between(local: &Communicator, leader: u32, remote_leader: u32, tag: u32) -> R
     sides(local, members.to_vec(), proposal.max(*context))
 }
 
+/// A communicator of the same ranks with its own messages.
+pub fn duplicate_local(object: &Arc<CommObject>) -> Result<Communicator> {
+    let own = object.intra()?.propose_context();
+    let all = words(&gathered(object, &own.to_ne_bytes())?);
+    let local = object.local()?;
+    let context = all.into_iter().max().unwrap_or(own);
+    Ok(local.with_members(context, local.members().to_vec())?)
+}
+
+/// The ranks of a communicator with the same color, in the order of their keys.
+pub fn split_local(object: &Arc<CommObject>, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+    let local = object.intra()?;
+    let context = local.propose_context();
+    let own = [
+        u32::from(color.is_some()),
+        color.unwrap_or(0),
+        context,
+        key as u32,
+        (key >> 32) as u32,
+    ];
+    let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let all = words(&gathered(object, &bytes)?);
+    let entries = all.as_chunks::<5>().0;
+    let context = entries.iter().map(|entry| entry[2]).max().unwrap_or(context);
+    let Some(color) = color else {
+        return Ok(None);
+    };
+    let mut chosen: Vec<(i64, usize)> = entries
+        .iter()
+        .enumerate()
+        .filter(|(_, entry)| entry[0] == 1 && entry[1] == color)
+        .map(|(rank, entry)| (i64::from(entry[3]) | i64::from(entry[4]) << 32, rank))
+        .collect();
+    chosen.sort_unstable();
+    let members = chosen.into_iter().map(|(_, rank)| local.members()[rank]).collect();
+    Ok(Some(local.with_members(context, members)?))
+}
+
 /// A duplicate with its own messages.
-fn duplicate(object: &CommObject) -> Result<CommObject> {
+fn duplicate(object: &Arc<CommObject>) -> Result<CommObject> {
     let local = object.local()?;
     if !object.is_inter() {
-        return Ok(CommObject::new(Some(local.dup()?), object.handler()));
+        return Ok(CommObject::new(Some(duplicate_local(object)?), object.handler()));
     }
     let sides = between(local, 0, object.remote_members()?[0], 0)?;
     Ok(CommObject::between(sides, object.handler()))
@@ -186,7 +225,7 @@ fn idup(comm: Comm, given: Option<Info>, new: Out<Comm>, request: Out<Request>) 
     Ok(())
 }
 
-fn split(object: &CommObject, color: c_int, key: c_int) -> Result<Comm> {
+fn split(object: &Arc<CommObject>, color: c_int, key: c_int) -> Result<Comm> {
     if color < 0 && color != UNDEFINED {
         return Err(Error::new(class::ARG, format!("the color {color} is negative")));
     }
@@ -194,7 +233,7 @@ fn split(object: &CommObject, color: c_int, key: c_int) -> Result<Comm> {
     if object.is_inter() {
         return split_between(object, color, key);
     }
-    let part = object.local()?.split(color, key.into())?;
+    let part = split_local(object, color, key.into())?;
     Ok(part.map_or(Comm::NULL, |part| make(CommObject::new(Some(part), object.handler()))))
 }
 
@@ -233,7 +272,7 @@ fn split_between(object: &CommObject, color: Option<u32>, key: c_int) -> Result<
 }
 
 /// A communicator of a group of ranks of this one; all ranks call it.
-fn create(object: &CommObject, chosen: &[u32]) -> Result<Comm> {
+fn create(object: &Arc<CommObject>, chosen: &[u32]) -> Result<Comm> {
     let members = object.members()?;
     if chosen.iter().any(|member| !members.contains(member)) {
         return Err(Error::new(
@@ -302,7 +341,7 @@ mpi! {
     }
 
     fn MPI_Comm_split(comm: Comm, color: c_int, key: c_int, new: Out<Comm>) [comm] {
-        new.check()?.set(split(&*communicator::get(comm)?, color, key)?);
+        new.check()?.set(split(&communicator::get(comm)?, color, key)?);
         Ok(())
     }
 

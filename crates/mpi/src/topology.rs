@@ -3,8 +3,9 @@
 mod functions;
 
 use std::ffi::c_int;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use crate::comm_create;
 use crate::communicator::{self, CommObject, get_intra, make};
 use crate::error::{Error, Result, class};
 use crate::handle::{Comm, PROC_NULL, UNDEFINED};
@@ -109,7 +110,7 @@ fn no_topology() -> Error {
     wrong(class::TOPOLOGY, "the communicator has no such topology")
 }
 
-fn grid(comm: Comm) -> Result<(std::sync::Arc<CommObject>, Grid)> {
+fn grid(comm: Comm) -> Result<(Arc<CommObject>, Grid)> {
     let object = communicator::get(comm)?;
     match object.topology.get() {
         Some(Topology::Grid(grid)) => Ok((object.clone(), grid.clone())),
@@ -118,7 +119,7 @@ fn grid(comm: Comm) -> Result<(std::sync::Arc<CommObject>, Grid)> {
 }
 
 /// A communicator of the first ranks with a topology.
-fn with_topology(object: &CommObject, ranks: c_int, topology: Topology) -> Result<Comm> {
+fn with_topology(object: &Arc<CommObject>, ranks: c_int, topology: Topology) -> Result<Comm> {
     let size = object.size() as c_int;
     if ranks > size {
         return Err(wrong(
@@ -128,7 +129,7 @@ fn with_topology(object: &CommObject, ranks: c_int, topology: Topology) -> Resul
     }
     let own = object.rank();
     let color = ((own as c_int) < ranks).then_some(0);
-    let Some(part) = object.local()?.split(color, own.into())? else {
+    let Some(part) = comm_create::split_local(object, color, own.into())? else {
         return Ok(Comm::NULL);
     };
     let mut new = CommObject::new(Some(part), object.handler());

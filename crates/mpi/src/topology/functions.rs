@@ -7,6 +7,7 @@ use super::{
     Grid, Topology, adjacent, balance, check_ranks, grid, is_unweighted, no_topology, of_node, place, spread,
     weights_of, with_topology, wrong,
 };
+use crate::comm_create;
 use crate::communicator::{self, CommObject, get_intra, make};
 use crate::datatype::count_of;
 use crate::error::{Result, class};
@@ -102,7 +103,7 @@ mpi! {
                 part.wraps.push(grid.wraps[at]);
             }
         }
-        let Some(local) = object.local()?.split(Some(color as u32), key)? else {
+        let Some(local) = comm_create::split_local(&object, Some(color as u32), key)? else {
             return Ok(());
         };
         let mut object = CommObject::new(Some(local), object.handler());

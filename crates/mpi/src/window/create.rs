@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use super::access::DYNAMIC;
 use super::{Memory, Owned, SharedPart, WINDOWS, WindowObject, get, register, unregister};
 use crate::attribute;
+use crate::comm_create;
 use crate::communicator::{self, CommObject};
 use crate::errhandler;
 use crate::error::{Error, Result, class};
@@ -28,7 +29,7 @@ const PAGE: usize = 4096;
 fn own(comm: Comm) -> Result<Arc<CommObject>> {
     let object = communicator::get_intra(comm)?;
     Ok(Arc::new(CommObject::new(
-        Some(object.local()?.dup()?),
+        Some(comm_create::duplicate_local(&object)?),
         object.handler(),
     )))
 }

@@ -105,6 +105,18 @@ def test_program_without_invitation_is_alone() -> None:
     assert done.stdout == "1 Dayfly\n", done.stderr
 
 
+def test_killed_rank_is_named_to_all_ranks(rendezvous: dict[str, Any]) -> None:
+    code = (
+        "import os; from mpi4py import MPI; comm = MPI.COMM_WORLD; comm.Barrier()\n"
+        "if comm.rank == 1: os.kill(os.getpid(), 9)\n"
+        "try: comm.recv(source=1)\n"
+        "except MPI.Exception as error: print(error)"
+    )
+    done = run_ranks(rendezvous, [sys.executable, "-c", code], 3)
+    assert [status for status, _ in done] == [0, -9, 0], done
+    assert all("MPIX_ERR_PROC_FAILED: a process has failed: rank 1 is lost" in done[rank][1] for rank in (0, 2)), done
+
+
 def test_fatal_error_names_call_and_rank(rendezvous: dict[str, Any]) -> None:
     code = "import mpi4py.rc; mpi4py.rc.errors = 'fatal'; from mpi4py import MPI; MPI.COMM_WORLD.Send(b'', 9)"
     (status, output), *_ = run_ranks(rendezvous, [sys.executable, "-c", code], 1)

@@ -4,17 +4,19 @@ mod driver;
 mod failures;
 mod lazy_connect;
 mod shared;
+mod synchronous;
 mod wait;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use dayfly_fabric::libfabric::Choice;
 use dayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
-use crate::matching::{ANY_SOURCE, Body, MatchKey, Matching, Request, RequestId, State, Status};
+use crate::matching::{ANY_SOURCE, Body, MatchKey, Matching, Request, RequestId, State, Status, Unexpected};
 use crate::options::Options;
 use crate::wire::envelope::{Envelope, Offer, kind};
 use crate::wire::{Outgoing, Payload, PeerTransport};
@@ -24,6 +26,7 @@ pub use failures::CommunicatorRecord;
 use lazy_connect::LazyConnections;
 pub use shared::{EngineGuard, SharedEngine};
 pub use wait::WaitState;
+use wait::online_cores;
 
 /// How long a leaving rank waits for its sent bytes to be taken.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
@@ -34,7 +37,7 @@ const MAX_UNFLUSHED_SLEEP: Duration = Duration::from_millis(1);
 /// Events that are read at a time.
 const EVENTS: usize = 64;
 
-/// Result of starting an operation: complete, or pending.
+/// Result of starting an operation.
 #[derive(Debug)]
 pub enum Started {
     Done(Status),
@@ -304,7 +307,8 @@ impl Engine {
         let Some(Some(transport)) = self.transports.get_mut(peer as usize) else {
             return Err(self.no_connection(peer));
         };
-        let message = if length <= transport.eager_bytes() {
+        let synchronous = self.matching.get(id).is_some_and(|request| request.synchronous);
+        let message = if length <= transport.eager_bytes() && !synchronous {
             Outgoing {
                 envelope,
                 payload: Payload::Borrowed(start, length),
@@ -370,18 +374,14 @@ impl Engine {
 
     /// Passes a waiting message to the receive that was just posted for it.
     #[cold]
-    fn take_waiting(
-        &mut self,
-        id: RequestId,
-        source: u32,
-        message: crate::matching::Unexpected,
-    ) -> Result<(), Failure> {
+    fn take_waiting(&mut self, id: RequestId, source: u32, message: Unexpected) -> Result<(), Failure> {
         if !self.matching.match_with(id, source, &message.envelope) {
             self.handle_events();
             return Ok(());
         }
         match message.body {
             Body::Bytes(bytes) => self.matching.fill(id, &bytes),
+            Body::Own(send) => self.matching.fill_from_own(id, send),
             Body::Offer(offer) => {
                 let Some(Some(transport)) = self.transports.get_mut(source as usize) else {
                     return Err(self.no_connection(source));
@@ -405,6 +405,9 @@ impl Engine {
             && let Some(Some(transport)) = self.transports.get_mut(peer as usize)
         {
             transport.cancel(id, &self.matching);
+        }
+        if concerned == Some(self.rank) {
+            self.matching.withdraw_own(self.rank, id);
         }
         self.take_back(id);
         self.matching.forget(id);
@@ -436,7 +439,11 @@ impl Engine {
 
     /// Adds the record of a new communicator. Returns its index.
     pub fn add_record(&mut self, record: CommunicatorRecord) -> usize {
-        match self.communicators.iter().position(|record| !record.open) {
+        match self
+            .communicators
+            .iter()
+            .position(|record| !record.open.load(Ordering::Acquire))
+        {
             Some(at) => {
                 self.communicators[at] = record;
                 at
@@ -488,9 +495,4 @@ impl Engine {
             }
         }
     }
-}
-
-fn online_cores() -> usize {
-    // SAFETY: sysconf reads no memory of this process.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }

@@ -1,6 +1,7 @@
 //! Communicators: groups of ranks whose messages are separate from those of other groups.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use dayfly_fabric::libfabric::Choice;
@@ -22,6 +23,8 @@ pub struct Communicator {
     pub(crate) engine: Arc<SharedEngine>,
     /// Index of its record in the engine.
     pub(crate) record: usize,
+    /// The record's flag.
+    pub(crate) open: Arc<AtomicBool>,
     pub(crate) context: u32,
     pub(crate) rank: u32,
     /// The ranks, as ranks of the whole group.
@@ -110,10 +113,11 @@ impl Communicator {
         let hosts_of_all: Arc<[u32]> = engine.options.hosts.as_slice().into();
         let context = engine.next_context;
         engine.next_context += 1;
-        engine
-            .communicators
-            .push(CommunicatorRecord::new(context, members.clone()));
+        let record = CommunicatorRecord::new(context, members.clone());
+        let open = record.open.clone();
+        engine.communicators.push(record);
         Self {
+            open,
             record: 0,
             context,
             rank: engine.rank,
@@ -211,9 +215,6 @@ fn over_fabric(transports: &mut [Option<PeerTransport>], remote: &[u32], fabric:
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let mut guard = self.engine.lock();
-        if let Some(record) = guard.engine().communicators.get_mut(self.record) {
-            record.open = false;
-        }
+        self.open.store(false, Ordering::Release);
     }
 }

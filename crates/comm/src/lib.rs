@@ -63,6 +63,7 @@ mod collective;
 pub mod connect_queue;
 mod copy;
 pub mod datatype;
+pub mod detached;
 mod engine;
 mod group;
 mod matching;

@@ -363,6 +363,20 @@ impl Matching {
         }
     }
 
+    /// Passes a synchronous send of this rank to the receive of this rank that matched it, and completes both.
+    pub fn fill_from_own(&mut self, id: RequestId, send: RequestId) {
+        let Some((start, length)) = self.get(send).map(|request| (request.start, request.length)) else {
+            return;
+        };
+        if length > 0 {
+            // SAFETY: the creator of the send keeps `length` bytes readable until it is complete or cancelled.
+            self.fill(id, unsafe { std::slice::from_raw_parts(start, length) });
+        } else {
+            self.fill(id, &[]);
+        }
+        self.complete(send);
+    }
+
     /// Copies a complete message to its receive and completes it.
     #[inline]
     pub fn fill(&mut self, id: RequestId, bytes: &[u8]) {

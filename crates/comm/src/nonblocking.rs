@@ -13,6 +13,7 @@ use dayfly_protocol::error::{Code, Failure};
 
 use crate::collective::{Algorithm, Plan, Run};
 use crate::datatype::Datatype;
+use crate::detached::Turn;
 use crate::engine::{EngineGuard, Started, WaitState};
 use crate::group::Communicator;
 use crate::matching::{RequestId, Status};
@@ -366,6 +367,11 @@ impl<'env> Scope<'env> {
         self.take(&mut guard, request).transpose()
     }
 
+    /// The outcome of an operation, once; `None` if it has not ended. For a caller that drives the engine itself.
+    pub fn take_in(&self, turn: &mut Turn<'_>, request: Request) -> Option<Result<Status, Failure>> {
+        self.take(turn.guard(), request)
+    }
+
     /// Waits for an operation.
     pub fn wait(&self, request: Request) -> Result<Status, Failure> {
         let mut guard = self.comm.engine.lock();
@@ -405,11 +411,10 @@ impl<'env> Scope<'env> {
 
     /// Cancels an operation. The contents of its memory are undefined afterwards.
     pub fn cancel(&self, request: Request) {
-        let mut guard = self.comm.engine.lock();
         let handle = self.handles.borrow_mut().get_mut(request.0).and_then(Option::take);
         match handle {
-            Some(Handle::Message(id)) => guard.engine().cancel(id),
-            Some(Handle::Task(at)) => guard.background().cancel(at),
+            Some(Handle::Message(id)) => self.comm.engine.lock().engine().cancel(id),
+            Some(Handle::Task(at)) => self.comm.engine.lock().background().cancel(at),
             Some(Handle::Over(_)) | None => {}
         }
     }

@@ -3,6 +3,7 @@
 mod kernels;
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use dayfly_protocol::error::{Code, Failure};
@@ -34,6 +35,8 @@ pub enum Operation {
         combine: Arc<Combine>,
         /// Whether values may be combined in any order of the ranks.
         commutative: bool,
+        /// Bytes of one element, if that is not the size of the datatype.
+        element: Option<NonZeroUsize>,
     },
 }
 
@@ -70,6 +73,30 @@ impl Operation {
         Self::User {
             combine: Arc::new(combine),
             commutative,
+            element: None,
+        }
+    }
+
+    /// As [`Operation::user`], for elements of this many bytes, which no datatype describes.
+    pub fn user_of(
+        combine: impl Fn(&[u8], &mut [u8], Datatype) + Send + Sync + 'static,
+        commutative: bool,
+        element: usize,
+    ) -> Self {
+        Self::User {
+            combine: Arc::new(combine),
+            commutative,
+            element: NonZeroUsize::new(element),
+        }
+    }
+
+    /// Bytes of one element of a reduction.
+    pub(crate) fn element_bytes(&self, datatype: Datatype) -> usize {
+        match self {
+            Self::User {
+                element: Some(bytes), ..
+            } => bytes.get(),
+            _ => datatype.bytes(),
         }
     }
 

@@ -77,8 +77,11 @@ impl Communicator {
             ));
         };
         let members: Arc<[u32]> = members.into();
-        let record = engine.add_record(CommunicatorRecord::new(context, members.clone()));
+        let record = CommunicatorRecord::new(context, members.clone());
+        let open = record.open.clone();
+        let record = engine.add_record(record);
         Ok(Self {
+            open,
             engine: self.engine.clone(),
             record,
             context,

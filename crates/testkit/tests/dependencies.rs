@@ -29,6 +29,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("dayfly-manager", 4),
     ("dayfly-node", 4),
     ("dayfly-frame", 4),
+    ("dayfly-mpi", 4),
     ("dayfly-frames-python", 5),
     ("dayfly-bench", 4),
     ("dayfly-cli", 5),

@@ -26,6 +26,7 @@ from typing import IO, Any, NamedTuple
 import dayfly
 from dayfly import MPI
 from dayfly._groups import storage
+from dayfly._groups.mpi_library import mpi_variables
 from dayfly._groups.run import group_settings, invitation_to, kill_all, rank_variables, run_with_restarts
 from dayfly._native import Communicator, Objects
 from dayfly._text import shown
@@ -122,7 +123,7 @@ def _rank(group: str, console: str, program: Program) -> int:
         process = subprocess.Popen(
             [*interpreter, os.path.join(place, program.name), *program.arguments],
             cwd=program.directory if os.path.isdir(program.directory) else place,
-            env=os.environ | {MPI.GROUP_VARIABLE: group} | program.environment,
+            env=os.environ | mpi_variables(os.environ) | {MPI.GROUP_VARIABLE: group} | program.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

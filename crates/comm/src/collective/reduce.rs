@@ -30,9 +30,13 @@ impl Reduction<'_> {
         }
     }
 
+    fn element(&self) -> usize {
+        self.operation.element_bytes(self.datatype)
+    }
+
     /// `piece` rounded down to whole elements, at least one.
     fn step(&self) -> usize {
-        let element = self.datatype.bytes();
+        let element = self.element();
         (self.piece / element).max(1) * element
     }
 
@@ -170,7 +174,7 @@ async fn rabenseifner(
 ) -> Result<(), Failure> {
     let length = buffer.len();
     let shares = |from: usize, count: usize| {
-        let of = |number| share(number, power, length, by.datatype.bytes());
+        let of = |number| share(number, power, length, by.element());
         of(from).start..of(from + count - 1).end
     };
     // This rank owns `count` shares from `from` on.
@@ -206,7 +210,7 @@ async fn swap(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) ->
 /// Two ranks, a long buffer: each combines one half and receives the other.
 async fn halve(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) -> Result<(), Failure> {
     let peer = 1 - run.rank;
-    let half = |rank| share(rank, 2, own.len(), by.datatype.bytes());
+    let half = |rank| share(rank, 2, own.len(), by.element());
     let (mine, theirs) = (half(run.rank), half(peer));
     combine_half(
         &run,

@@ -82,11 +82,11 @@ impl Communicator {
         operation: &'a Operation,
     ) -> Result<Reduction<'a>, Failure> {
         operation.check(datatype)?;
-        if !bytes.is_multiple_of(datatype.bytes()) {
+        let element = operation.element_bytes(datatype);
+        if !bytes.is_multiple_of(element) {
             return Err(invalid(format!(
-                "{bytes} bytes are no whole number of {}, which have {} each",
+                "{bytes} bytes are no whole number of {}, which have {element} each",
                 datatype.name(),
-                datatype.bytes()
             )));
         }
         Ok(Reduction {

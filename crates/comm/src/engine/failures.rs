@@ -1,6 +1,7 @@
 //! Failures: ranks that are lost or have left, and collectives that do not match.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::error::{Code, Failure};
@@ -32,7 +33,9 @@ pub struct CommunicatorRecord {
     stalled: Option<(u32, Instant)>,
     announced: u32,
     agreements: u32,
-    pub open: bool,
+    /// Whether its communicator exists. A flag that is shared, since a communicator may be dropped by a thread that has
+    /// the engine.
+    pub open: Arc<AtomicBool>,
 }
 
 impl CommunicatorRecord {
@@ -47,7 +50,7 @@ impl CommunicatorRecord {
             stalled: None,
             announced: 0,
             agreements: 0,
-            open: true,
+            open: Arc::new(AtomicBool::new(true)),
         }
     }
 
@@ -208,7 +211,7 @@ impl Engine {
         let context = context & !COLLECTIVE;
         self.communicators
             .iter()
-            .position(|record| record.open && record.context == context)
+            .position(|record| record.open.load(Ordering::Acquire) && record.context == context)
     }
 
     /// Returns an error if collective `tag` of a communicator cannot succeed.

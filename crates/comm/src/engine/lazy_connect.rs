@@ -86,13 +86,30 @@ impl Engine {
             return Err(self.no_connection(peer));
         }
         let id = self.matching.add_send(peer, &envelope, start, length)?;
+        self.queue_until_connected(id, peer, envelope, start, length)?;
+        Ok(Started::Pending(id))
+    }
+
+    /// Queues a send that has a request.
+    pub(super) fn queue_until_connected(
+        &mut self,
+        id: RequestId,
+        peer: u32,
+        envelope: Envelope,
+        start: *const u8,
+        length: usize,
+    ) -> Result<(), Failure> {
+        if self.lazy.is_none() || peer >= self.size {
+            self.matching.forget(id);
+            return Err(self.no_connection(peer));
+        }
         let message = Outgoing {
             envelope,
             payload: Payload::Borrowed(start, length),
             request: Some(id),
         };
         self.wait_for(peer, message);
-        Ok(Started::Pending(id))
+        Ok(())
     }
 
     /// Queues a control message until the connection to its rank exists.

@@ -127,3 +127,9 @@ impl Engine {
         }
     }
 }
+
+/// Cores of the machine that are online.
+pub(super) fn online_cores() -> usize {
+    // SAFETY: sysconf reads no memory of this process.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
+}

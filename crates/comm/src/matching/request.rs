@@ -95,6 +95,8 @@ pub struct Request {
     pub length: usize,
     pub status: Status,
     pub failure: Option<Failure>,
+    /// Whether a send completes only when a receive has matched it.
+    pub synchronous: bool,
     /// Bytes received so far, of a message in several parts.
     pub filled: usize,
     /// Number of the request in the order of posting.
@@ -117,6 +119,7 @@ impl Request {
             length,
             status: Status::default(),
             failure: None,
+            synchronous: false,
             filled: 0,
             post,
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{ANY_SOURCE, ANY_TAG, Matching, Status};
+use super::{ANY_SOURCE, ANY_TAG, Matching, RequestId, Status};
 use crate::wire::envelope::{Envelope, Offer};
 
 /// A message without a matching receive.
@@ -26,6 +26,8 @@ pub enum Waiting {
 pub enum Body {
     Bytes(Vec<u8>),
     Offer(Offer),
+    /// A synchronous send of this rank to itself, which waits for its receive.
+    Own(RequestId),
 }
 
 impl Matching {
@@ -95,12 +97,12 @@ impl Matching {
     pub fn take_arrived(&mut self, source: u32, context: u32, tag: u32) -> Option<Waiting> {
         let (source, at) = self.find_unexpected(source, context, tag)?;
         let waiting = &self.unexpected[source as usize][at];
-        if let Body::Offer(_) = waiting.body {
+        if let Body::Offer(_) | Body::Own(_) = waiting.body {
             return Some(Waiting::Offered(waiting.envelope.length));
         }
         match self.take_unexpected(source, context, tag)?.1.body {
             Body::Bytes(bytes) => Some(Waiting::Bytes(bytes)),
-            Body::Offer(_) => None,
+            Body::Offer(_) | Body::Own(_) => None,
         }
     }
 
@@ -108,6 +110,11 @@ impl Matching {
     pub fn withdraw(&mut self, source: u32, token: u64) {
         self.unexpected[source as usize]
             .retain(|waiting| !matches!(waiting.body, Body::Offer(offer) if offer.token == token));
+    }
+
+    /// Removes a synchronous send of this rank to itself that no receive has matched.
+    pub fn withdraw_own(&mut self, own: u32, send: RequestId) {
+        self.unexpected[own as usize].retain(|waiting| !matches!(waiting.body, Body::Own(id) if id == send));
     }
 
     /// Drops the waiting messages of a context, and those that arrive later. Nothing may use it any more.
@@ -124,13 +131,13 @@ impl Matching {
         let queues = self.unexpected.iter().flatten();
         let bytes = queues.map(|waiting| match &waiting.body {
             Body::Bytes(bytes) => bytes.len() + size_of::<Unexpected>(),
-            Body::Offer(_) => 0,
+            Body::Offer(_) | Body::Own(_) => 0,
         });
         self.waiting_bytes = bytes.sum();
     }
 
     /// Drops the offers of a lost rank, which cannot be accepted any more.
     pub fn withdraw_all(&mut self, source: u32) {
-        self.unexpected[source as usize].retain(|waiting| matches!(waiting.body, Body::Bytes(_)));
+        self.unexpected[source as usize].retain(|waiting| !matches!(waiting.body, Body::Offer(_)));
     }
 }

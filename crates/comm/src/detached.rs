@@ -1,0 +1,333 @@
+//! Operations whose memory no scope keeps: for bindings that own their requests, such as MPI's.
+//!
+//! The ranks of a [`Detached`] operation's status are ranks of the whole group. All communicators of a rank share one
+//! engine, so one [`Turn`] drives and completes the operations of any of them.
+
+use std::sync::Arc;
+
+use dayfly_protocol::error::{Code, Failure};
+
+use crate::collective::Hosts;
+use crate::engine::{CommunicatorRecord, Engine, EngineGuard, Started, WaitState};
+use crate::group::Communicator;
+use crate::matching::{ANY_SOURCE, RequestId, State, Status, Unexpected};
+
+/// A send or a receive that was started. Complete or cancel it through a [`Turn`].
+#[derive(Debug)]
+#[must_use = "its memory is in use until it is taken or cancelled"]
+pub struct Detached(Progress);
+
+#[derive(Debug, Clone, Copy)]
+enum Progress {
+    Done(Status),
+    Pending(RequestId),
+}
+
+impl Detached {
+    /// Its status, if it was complete at once.
+    #[inline]
+    pub fn status(&self) -> Option<Status> {
+        match self.0 {
+            Progress::Done(status) => Some(status),
+            Progress::Pending(_) => None,
+        }
+    }
+
+    fn new(started: Started) -> Self {
+        Self(match started {
+            Started::Done(status) => Progress::Done(status),
+            Started::Pending(id) => Progress::Pending(id),
+        })
+    }
+}
+
+/// A message that a matching probe took: only [`Communicator::start_matched`] can receive it.
+#[derive(Debug)]
+pub struct Matched {
+    source: u32,
+    message: Unexpected,
+}
+
+impl Matched {
+    /// The message's sender in the whole group, its tag and its length.
+    pub fn status(&self) -> Status {
+        Status {
+            source: self.source,
+            tag: self.message.envelope.tag,
+            length: self.message.envelope.length,
+        }
+    }
+}
+
+impl Communicator {
+    /// Starts a send. A synchronous one completes only when a receive has matched it.
+    ///
+    /// # Safety
+    /// `length` bytes at `start` must be readable and unchanged until the operation was taken or cancelled.
+    pub unsafe fn start_send(
+        &self,
+        start: *const u8,
+        length: usize,
+        to: u32,
+        tag: u32,
+        synchronous: bool,
+    ) -> Result<Detached, Failure> {
+        let (to, key) = self.send_key(to, tag)?;
+        let mut guard = self.engine.lock();
+        // SAFETY: required of the caller.
+        let started = unsafe {
+            match synchronous {
+                false => guard.engine().send(to, key, start, length),
+                true => guard.engine().send_synchronously(to, key, start, length),
+            }
+        };
+        started.map(Detached::new)
+    }
+
+    /// Starts a receive.
+    ///
+    /// # Safety
+    /// `length` bytes at `start` must be writable and used by no one else until the operation was taken or cancelled.
+    pub unsafe fn start_receive(
+        &self,
+        start: *mut u8,
+        length: usize,
+        from: u32,
+        tag: u32,
+    ) -> Result<Detached, Failure> {
+        let (from, key) = self.receive_key(from, tag)?;
+        let mut guard = self.engine.lock();
+        // SAFETY: required of the caller.
+        let started = unsafe { guard.engine().receive(from, key, start, length) };
+        started.map(Detached::new)
+    }
+
+    /// Starts the receive of a message that [`Communicator::take_message`] took.
+    ///
+    /// # Safety
+    /// As [`Communicator::start_receive`].
+    pub unsafe fn start_matched(&self, message: Matched, start: *mut u8, length: usize) -> Result<Detached, Failure> {
+        let mut guard = self.engine.lock();
+        let Matched { source, message } = message;
+        // SAFETY: required of the caller.
+        let started = unsafe { guard.engine().receive_matched(source, message, start, length) };
+        started.map(Detached::new)
+    }
+
+    /// Takes the first message that such a receive would match, so that no other receive can; `None` if none has
+    /// arrived.
+    ///
+    /// # Errors
+    /// [`Code::RankLost`] when the message cannot arrive any more.
+    pub fn take_message(&self, from: u32, tag: u32) -> Result<Option<Matched>, Failure> {
+        let (from, key) = self.receive_key(from, tag)?;
+        let mut guard = self.engine.lock();
+        guard.progress();
+        let found = guard.engine().matching.take_unexpected(from, key.context, key.tag);
+        if found.is_none() {
+            guard.engine().check_can_arrive(from, key)?;
+        }
+        Ok(found.map(|(source, message)| Matched { source, message }))
+    }
+
+    /// The engine, to drive operations of any communicator of this rank.
+    pub fn turn(&self) -> Turn<'_> {
+        Turn {
+            guard: self.engine.lock(),
+            wait_state: None,
+        }
+    }
+
+    /// A context that this rank does not use yet, for [`Communicator::with_members`]: propose it, agree on the greatest.
+    pub fn propose_context(&self) -> u32 {
+        let mut guard = self.engine.lock();
+        let engine = guard.engine();
+        engine.next_context += 1;
+        engine.next_context - 1
+    }
+
+    /// A communicator of these ranks of the whole group, in a context on which all of them have agreed. This rank need
+    /// not be among them; it can then exchange messages with them, and not take part in collectives.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] when a rank does not exist, or the context was not proposed.
+    pub fn with_members(&self, context: u32, members: Vec<u32>) -> Result<Self, Failure> {
+        self.turn().with_members(self, context, members)
+    }
+
+    /// As [`Communicator::with_members`]; the engine is this communicator's.
+    fn part_of_all(&self, engine: &mut Engine, context: u32, members: Vec<u32>) -> Result<Self, Failure> {
+        if context >= 1 << 29 || members.iter().any(|member| *member >= engine.size) {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                "a communicator has ranks of the group, and a context that its ranks agreed on",
+            ));
+        }
+        engine.next_context = engine.next_context.max(context + 1);
+        let own = engine.rank;
+        let rank = members.iter().position(|member| *member == own);
+        let members: Arc<[u32]> = members.into();
+        let record = CommunicatorRecord::new(context, members.clone());
+        let open = record.open.clone();
+        let record = engine.add_record(record);
+        Ok(Self {
+            open,
+            engine: self.engine.clone(),
+            record,
+            context,
+            rank: rank.map_or(ANY_SOURCE, |rank| rank as u32),
+            hosts: Hosts::of(&members, &self.hosts_of_all).map(Arc::new),
+            hosts_of_all: self.hosts_of_all.clone(),
+            members,
+            table: self.table,
+        })
+    }
+
+    /// For each rank of the whole group the lowest rank on its host; empty if unknown.
+    pub fn hosts_of_all(&self) -> &[u32] {
+        &self.hosts_of_all
+    }
+}
+
+/// Exclusive use of a rank's engine.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    guard: EngineGuard<'a>,
+    wait_state: Option<WaitState>,
+}
+
+impl<'a> Turn<'a> {
+    pub(crate) fn guard(&mut self) -> &mut EngineGuard<'a> {
+        &mut self.guard
+    }
+
+    /// Moves bytes. Returns whether any moved.
+    pub fn progress(&mut self) -> bool {
+        self.guard.progress()
+    }
+
+    /// Moves bytes; without any, waits a little. `what` is the operation that waits, for the error after the deadline.
+    ///
+    /// # Errors
+    /// [`Code::TimedOut`] after the deadline of the group.
+    #[inline]
+    pub fn step(&mut self, what: &'static str) -> Result<(), Failure> {
+        let wait_state = self.wait_state.get_or_insert_with(|| WaitState::new(what));
+        self.guard.step(wait_state)
+    }
+
+    /// The outcome of an operation, once; `None` if it is not complete.
+    #[inline]
+    pub fn take(&mut self, operation: &Detached) -> Option<Result<Status, Failure>> {
+        match operation.0 {
+            Progress::Done(status) => Some(Ok(status)),
+            Progress::Pending(id) => self.guard.engine().matching.take(id),
+        }
+    }
+
+    /// As [`Communicator::take_message`], for a caller that has the engine. It moves no bytes.
+    ///
+    /// # Errors
+    /// As [`Communicator::take_message`].
+    pub fn take_message(&mut self, comm: &Communicator, from: u32, tag: u32) -> Result<Option<Matched>, Failure> {
+        let (from, key) = comm.receive_key(from, tag)?;
+        let engine = self.guard.engine();
+        match engine.matching.take_unexpected(from, key.context, key.tag) {
+            Some((source, message)) => Ok(Some(Matched { source, message })),
+            None => engine.check_can_arrive(from, key).map(|()| None),
+        }
+    }
+
+    /// The first message that such a receive would match, if it has arrived; its sender is a rank of the whole group.
+    ///
+    /// # Errors
+    /// As [`Communicator::take_message`].
+    pub fn probe(&mut self, comm: &Communicator, from: u32, tag: u32) -> Result<Option<Status>, Failure> {
+        let (from, key) = comm.receive_key(from, tag)?;
+        let engine = self.guard.engine();
+        match engine.matching.probe(from, key.context, key.tag) {
+            Some(status) => Ok(Some(status)),
+            None => engine.check_can_arrive(from, key).map(|()| None),
+        }
+    }
+
+    /// As [`Communicator::start_matched`], for a caller that has the engine.
+    ///
+    /// # Safety
+    /// As [`Communicator::start_receive`].
+    pub unsafe fn start_matched(
+        &mut self,
+        message: Matched,
+        start: *mut u8,
+        length: usize,
+    ) -> Result<Detached, Failure> {
+        let Matched { source, message } = message;
+        // SAFETY: required of the caller.
+        let started = unsafe { self.guard.engine().receive_matched(source, message, start, length) };
+        started.map(Detached::new)
+    }
+
+    /// As [`Communicator::start_send`], of a standard send, for a caller that has the engine.
+    ///
+    /// # Safety
+    /// As [`Communicator::start_send`].
+    pub unsafe fn start_send(
+        &mut self,
+        comm: &Communicator,
+        start: *const u8,
+        length: usize,
+        to: u32,
+        tag: u32,
+    ) -> Result<Detached, Failure> {
+        let (to, key) = comm.send_key(to, tag)?;
+        // SAFETY: required of the caller.
+        let started = unsafe { self.guard.engine().send(to, key, start, length) };
+        started.map(Detached::new)
+    }
+
+    /// As [`Communicator::with_members`], for a caller that has the engine.
+    ///
+    /// # Errors
+    /// As [`Communicator::with_members`].
+    pub fn with_members(
+        &mut self,
+        comm: &Communicator,
+        context: u32,
+        members: Vec<u32>,
+    ) -> Result<Communicator, Failure> {
+        comm.part_of_all(self.guard.engine(), context, members)
+    }
+
+    /// Whether [`Turn::take`] would return an outcome.
+    pub fn is_complete(&mut self, operation: &Detached) -> bool {
+        match operation.0 {
+            Progress::Done(_) => true,
+            Progress::Pending(id) => {
+                let request = self.guard.engine().matching.get(id);
+                request.is_none_or(|request| request.state == State::Done)
+            }
+        }
+    }
+
+    /// Cancels a receive that no message has matched, or a send that is not complete. Returns whether it did; then the
+    /// operation has ended.
+    pub fn cancel(&mut self, operation: &Detached) -> bool {
+        let Progress::Pending(id) = operation.0 else {
+            return false;
+        };
+        let engine = self.guard.engine();
+        let state = engine.matching.get(id).map(|request| request.state);
+        if matches!(state, Some(State::Posted | State::Sending)) {
+            engine.cancel(id);
+            return true;
+        }
+        false
+    }
+
+    /// Ends an operation, complete or not, and releases its memory.
+    pub fn abandon(&mut self, operation: &Detached) {
+        if let Progress::Pending(id) = operation.0 {
+            self.guard.engine().cancel(id);
+        }
+    }
+}

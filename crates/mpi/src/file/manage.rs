@@ -1,0 +1,415 @@
+//! Opening and closing, views, sizes and positions.
+
+use std::ffi::c_int;
+use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::shared::SharedPointer;
+use super::{FILES, FileObject, View, get, lock};
+use crate::communicator::{self, CommObject};
+use crate::datatype;
+use crate::errhandler::{self, FILE_HANDLER};
+use crate::error::{Error, Result, class};
+use crate::face::mpi;
+use crate::group;
+use crate::handle::{Aint, Comm, Count, Datatype, Errhandler, File, Group, Info, Offset};
+use crate::info;
+use crate::pointer::{Buffer, Out, Text, TextOut};
+
+/// Modes, as in MPICH's `mpi.h`.
+mod mode {
+    use std::ffi::c_int;
+
+    pub const CREATE: c_int = 1;
+    pub const READ_ONLY: c_int = 2;
+    pub const WRITE_ONLY: c_int = 4;
+    pub const READ_WRITE: c_int = 8;
+    pub const DELETE_ON_CLOSE: c_int = 16;
+    pub const EXCLUSIVE: c_int = 64;
+    pub const APPEND: c_int = 128;
+    pub const SEQUENTIAL: c_int = 256;
+}
+
+const SEEK_SET: c_int = 600;
+const SEEK_CUR: c_int = 602;
+const SEEK_END: c_int = 604;
+const BYTE: Datatype = Datatype(0x4c00_010d);
+/// `MPI_DISPLACEMENT_CURRENT`.
+const CURRENT: Offset = -54_278_278;
+const MAX_REPRESENTATION: usize = 128;
+
+fn check_mode(given: c_int) -> Result<()> {
+    let has = |flag| given & flag != 0;
+    let accesses = [mode::READ_ONLY, mode::WRITE_ONLY, mode::READ_WRITE];
+    let wrong = accesses.iter().filter(|flag| has(**flag)).count() != 1
+        || (has(mode::READ_ONLY) && (has(mode::CREATE) || has(mode::EXCLUSIVE)))
+        || (has(mode::READ_WRITE) && has(mode::SEQUENTIAL));
+    match wrong {
+        true => Err(Error::new(
+            class::AMODE,
+            format!("the access mode {given} contradicts itself"),
+        )),
+        false => Ok(()),
+    }
+}
+
+fn open_here(name: &str, given: c_int, creates: bool) -> Result<std::fs::File> {
+    let has = |flag| given & flag != 0;
+    let mut options = OpenOptions::new();
+    options.read(!has(mode::WRITE_ONLY)).write(!has(mode::READ_ONLY));
+    if creates && has(mode::CREATE) {
+        match has(mode::EXCLUSIVE) {
+            true => options.create_new(true),
+            false => options.create(true),
+        };
+    }
+    Ok(options.open(name)?)
+}
+
+/// Tells all ranks a number of the first one.
+fn told(comm: &CommObject, number: u64) -> Result<u64> {
+    let mut word = number.to_ne_bytes();
+    comm.local()?.bcast(&mut word, 0)?;
+    Ok(u64::from_ne_bytes(word))
+}
+
+fn open(comm: Comm, name: Text, given: c_int, given_info: Info, handle: Out<File>) -> Result<()> {
+    check_mode(given)?;
+    let name = name.get()?;
+    let name = name
+        .strip_prefix("file:")
+        .or(name.strip_prefix("ufs:"))
+        .unwrap_or(&name)
+        .to_owned();
+    let object = communicator::get_intra(comm)?;
+    let own = Arc::new(CommObject::new(Some(object.local()?.dup()?), object.handler()));
+    // The first rank creates the file, so that only one does.
+    let first = (own.rank() == 0).then(|| open_here(&name, given, true));
+    let failed = match &first {
+        Some(Err(error)) => error.code as u64,
+        _ => 0,
+    };
+    let code = told(&own, failed)?;
+    let file = match first {
+        Some(file) => file?,
+        None if code != 0 => return Err(Error::new(code as c_int, format!("{name} could not be opened"))),
+        None => open_here(&name, given, false)?,
+    };
+    let mut random = [0; 8];
+    // SAFETY: the room is as long as it is said to be. Without random bytes the key is zero, which is a key too.
+    unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+    let key = told(&own, u64::from_ne_bytes(random))?;
+    let pairs = info::optional(given_info)?
+        .map(|info| info.pairs().clone())
+        .unwrap_or_default();
+    let position = if given & mode::APPEND != 0 {
+        file.metadata()?.len() as Offset
+    } else {
+        0
+    };
+    let opened = FileObject {
+        shared: SharedPointer::new(&name, key),
+        file,
+        comm: own,
+        mode: given,
+        name,
+        info: Mutex::new(pairs),
+        view: Mutex::new(View::bytes(datatype::get(BYTE)?)),
+        position: Mutex::new(position),
+        is_atomic: AtomicBool::new(false),
+        handler: AtomicI32::new(FILE_HANDLER.load(Ordering::Acquire)),
+        begun: Mutex::new(None),
+    };
+    if position > 0 && opened.comm.rank() == 0 {
+        opened.shared.change(|_| position)?;
+    }
+    handle
+        .check()?
+        .set(File(FILES.insert(Arc::new(opened)) as u32 as usize));
+    Ok(())
+}
+
+/// An offset by the rules of seeking, in elements of the view.
+fn sought(file: &FileObject, offset: Offset, from: c_int, current: Offset) -> Result<Offset> {
+    let base = match from {
+        SEEK_SET => 0,
+        SEEK_CUR => current,
+        SEEK_END => {
+            let view = file.view();
+            let bytes = view.bytes_within(file.file.metadata()?.len());
+            (bytes / view.element.size.max(1) as u64) as Offset
+        }
+        _ => return Err(Error::new(class::ARG, "the origin of a seek is none of MPI's")),
+    };
+    let place = base + offset;
+    match place < 0 {
+        true => Err(Error::new(class::ARG, "a seek goes before the start of the view")),
+        false => Ok(place),
+    }
+}
+
+fn set_view(
+    file: &FileObject,
+    start: Offset,
+    element: Datatype,
+    pattern: Datatype,
+    representation: &str,
+) -> Result<()> {
+    let (element, pattern) = (datatype::get(element)?, datatype::get(pattern)?);
+    if !matches!(representation, "native" | "internal") {
+        return Err(Error::new(
+            class::UNSUPPORTED_DATAREP,
+            format!("the representation {representation} is not supported"),
+        ));
+    }
+    let start = if start == CURRENT {
+        lock(&file.view).start
+    } else {
+        start
+    };
+    if start < 0 || element.size == 0 || !pattern.size.is_multiple_of(element.size) {
+        return Err(Error::new(
+            class::ARG,
+            "the view begins before the file, or is not made of its elements",
+        ));
+    }
+    *lock(&file.view) = View {
+        start,
+        element,
+        pattern,
+        representation: representation.into(),
+    };
+    *lock(&file.position) = 0;
+    file.comm.local()?.barrier()?;
+    if file.comm.rank() == 0 && (file.mode & mode::READ_ONLY == 0) {
+        file.shared.remove();
+    }
+    file.comm.local()?.barrier()?;
+    Ok(())
+}
+
+/// Names of the data representations of programs. Views refuse them: they would need to be converted.
+static REPRESENTATIONS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn register(name: String) -> Result<()> {
+    let mut names = lock(&REPRESENTATIONS);
+    if names.contains(&name) || matches!(name.as_str(), "native" | "internal" | "external32") {
+        return Err(Error::new(
+            class::DUP_DATAREP,
+            format!("a representation {name} exists"),
+        ));
+    }
+    names.push(name);
+    Ok(())
+}
+
+fn size_of_file(size: Offset) -> Result<u64> {
+    u64::try_from(size).map_err(|_| Error::new(class::ARG, format!("a file cannot have {size} bytes")))
+}
+
+mpi! {
+    fn MPI_File_open (comm: Comm, name: Text, given: c_int, given_info: Info, handle: Out<File>) [File(0)] {
+        open(comm, name, given, given_info, handle)
+    }
+
+    fn MPI_File_close (handle: Out<File>) [File(0)] {
+        let file = handle.get()?;
+        let object = get(file)?;
+        object.comm.local()?.barrier()?;
+        if object.comm.rank() == 0 {
+            object.shared.remove();
+            if object.mode & mode::DELETE_ON_CLOSE != 0 {
+                std::fs::remove_file(&object.name)?;
+            }
+        }
+        FILES.remove(file.0 as u32 as c_int);
+        handle.set(File(0));
+        object.comm.local()?.barrier()?;
+        Ok(())
+    }
+
+    fn MPI_Register_datarep (
+        name: Text, _read: Buffer, _write: Buffer, _extent: Buffer, _state: Buffer
+    ) [File(0)] {
+        register(name.get()?)
+    }
+
+    fn MPI_Register_datarep_c (
+        name: Text, _read: Buffer, _write: Buffer, _extent: Buffer, _state: Buffer
+    ) [File(0)] {
+        register(name.get()?)
+    }
+
+    fn MPI_File_delete (name: Text, _info: Info) [File(0)] {
+        Ok(std::fs::remove_file(name.get()?)?)
+    }
+
+    fn MPI_File_set_size (file: File, size: Offset) [file] {
+        let object = get(file)?;
+        let size = size_of_file(size)?;
+        object.comm.local()?.barrier()?;
+        if object.comm.rank() == 0 {
+            object.file.set_len(size)?;
+        }
+        object.comm.local()?.barrier()?;
+        Ok(())
+    }
+
+    fn MPI_File_preallocate (file: File, size: Offset) [file] {
+        let object = get(file)?;
+        let size = size_of_file(size)?;
+        if object.comm.rank() == 0 && object.file.metadata()?.len() < size {
+            object.file.set_len(size)?;
+        }
+        object.comm.local()?.barrier()?;
+        Ok(())
+    }
+
+    fn MPI_File_get_size (file: File, size: Out<Offset>) [file] {
+        size.check()?.set(get(file)?.file.metadata()?.len() as Offset);
+        Ok(())
+    }
+
+    fn MPI_File_get_group (file: File, result: Out<Group>) [file] {
+        let members: group::Members = get(file)?.comm.members()?.into();
+        result.check()?.set(group::make(members));
+        Ok(())
+    }
+
+    fn MPI_File_get_amode (file: File, mode: Out<c_int>) [file] {
+        mode.check()?.set(get(file)?.mode);
+        Ok(())
+    }
+
+    fn MPI_File_set_info (file: File, given: Info) [file] {
+        let pairs = info::get(given)?.pairs().clone();
+        *lock(&get(file)?.info) = pairs;
+        Ok(())
+    }
+
+    fn MPI_File_get_info (file: File, result: Out<Info>) [file] {
+        let pairs = lock(&get(file)?.info).clone();
+        result.check()?.set(info::make(pairs));
+        Ok(())
+    }
+
+    fn MPI_File_set_view (
+        file: File, start: Offset, element: Datatype, pattern: Datatype, representation: Text, given: Info
+    ) [file] {
+        let object = get(file)?;
+        info::optional(given)?;
+        set_view(&object, start, element, pattern, &representation.get()?)
+    }
+
+    fn MPI_File_get_view (
+        file: File, start: Out<Offset>, element: Out<Datatype>, pattern: Out<Datatype>, representation: TextOut
+    ) [file] {
+        let view = get(file)?.view();
+        start.set(view.start);
+        element.set(datatype::handle_of(&view.element));
+        pattern.set(datatype::handle_of(&view.pattern));
+        representation.set(&view.representation, MAX_REPRESENTATION)?;
+        Ok(())
+    }
+
+    fn MPI_File_seek (file: File, offset: Offset, from: c_int) [file] {
+        let object = get(file)?;
+        let current = *lock(&object.position);
+        let place = sought(&object, offset, from, current)?;
+        *lock(&object.position) = place;
+        Ok(())
+    }
+
+    fn MPI_File_get_position (file: File, offset: Out<Offset>) [file] {
+        offset.check()?.set(*lock(&get(file)?.position));
+        Ok(())
+    }
+
+    fn MPI_File_seek_shared (file: File, offset: Offset, from: c_int) [file] {
+        let object = get(file)?;
+        object.comm.local()?.barrier()?;
+        let mut outcome = Ok(());
+        if object.comm.rank() == 0 {
+            object.shared.change(|current| match sought(&object, offset, from, current) {
+                Ok(place) => place,
+                Err(error) => {
+                    outcome = Err(error);
+                    current
+                }
+            })?;
+        }
+        object.comm.local()?.barrier()?;
+        outcome
+    }
+
+    fn MPI_File_get_position_shared (file: File, offset: Out<Offset>) [file] {
+        offset.check()?.set(get(file)?.shared.change(|current| current)?);
+        Ok(())
+    }
+
+    fn MPI_File_get_byte_offset (file: File, offset: Offset, place: Out<Offset>) [file] {
+        let view = get(file)?.view();
+        let first = u64::try_from(offset).map_err(|_| Error::new(class::ARG, "the offset is negative"))?;
+        place.check()?.set(view.place(first * view.element.size as u64)? as Offset);
+        Ok(())
+    }
+
+    fn MPI_File_get_type_extent (file: File, of: Datatype, extent: Out<Aint>) [file] {
+        get(file)?;
+        extent.check()?.set(datatype::get(of)?.extent);
+        Ok(())
+    }
+
+    fn MPI_File_get_type_extent_c (file: File, of: Datatype, extent: Out<Count>) [file] {
+        get(file)?;
+        extent.check()?.set(datatype::get(of)?.extent as Count);
+        Ok(())
+    }
+
+    fn MPI_File_set_atomicity (file: File, flag: c_int) [file] {
+        let object = get(file)?;
+        object.is_atomic.store(flag != 0, Ordering::Release);
+        object.comm.local()?.barrier()?;
+        Ok(())
+    }
+
+    fn MPI_File_get_atomicity (file: File, flag: Out<c_int>) [file] {
+        flag.check()?.set(get(file)?.is_atomic.load(Ordering::Acquire).into());
+        Ok(())
+    }
+
+    fn MPI_File_sync (file: File) [file] {
+        let object = get(file)?;
+        // SAFETY: the descriptor is open.
+        if object.mode & mode::READ_ONLY == 0 && unsafe { libc::fsync(object.file.as_raw_fd()) } != 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        object.comm.local()?.barrier()?;
+        Ok(())
+    }
+
+    fn MPI_File_set_errhandler (file: File, handler: Errhandler) [file] {
+        let handler = errhandler::check(handler)?;
+        match file.0 {
+            0 => FILE_HANDLER.store(handler.0, Ordering::Release),
+            _ => get(file)?.handler.store(handler.0, Ordering::Release),
+        }
+        Ok(())
+    }
+
+    fn MPI_File_get_errhandler (file: File, handler: Out<Errhandler>) [file] {
+        let found = match file.0 {
+            0 => FILE_HANDLER.load(Ordering::Acquire),
+            _ => get(file)?.handler.load(Ordering::Acquire),
+        };
+        handler.check()?.set(Errhandler(found));
+        Ok(())
+    }
+
+    fn MPI_File_call_errhandler (file: File, code: c_int) [file] {
+        errhandler::raise("MPI_File_call_errhandler", file.into(), Error::new(code, ""));
+        Ok(())
+    }
+}

@@ -1,0 +1,254 @@
+//! Requests: operations that are under way.
+//!
+//! One thread at a time drives the engine (`Turn`), and then polls all requests that it waits for. Locks are taken in
+//! this order: engine, request.
+
+mod complete;
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dayfly_comm::detached::{Detached, Turn};
+use dayfly_comm::{Request as ScopeRequest, Scope};
+
+use crate::collective::Kept;
+use crate::communicator::CommObject;
+use crate::datatype::TypeObject;
+use crate::error::{Error, Result};
+use crate::handle::{Request, Table};
+use crate::pointer::Buffer;
+use crate::state;
+use crate::status::{Completion, Status};
+use crate::window;
+
+pub static REQUESTS: Table<RequestObject> = Table::new(11);
+
+/// Freed requests and buffered sends that are still under way.
+static ORPHANS: Mutex<Vec<Arc<RequestObject>>> = Mutex::new(Vec::new());
+
+/// An operation that was started.
+pub enum Active {
+    /// It has ended.
+    Over(Completion),
+    Message(Message),
+    Collective(Collective),
+    Generalized(Generalized),
+    Window(window::Pending),
+    /// A receive and a send that are one operation, with the status of the receive.
+    Both(Box<(Self, Self)>),
+}
+
+/// A send or a receive.
+pub struct Message {
+    pub operation: Detached,
+    pub comm: Arc<CommObject>,
+    pub is_receive: bool,
+    /// Its bytes, if the datatype is not dense, or the send is buffered.
+    pub packed: Option<Vec<u8>>,
+    /// Where the bytes of a receive are unpacked.
+    pub unpack: Option<(Arc<TypeObject>, Buffer, usize)>,
+}
+
+/// What is done when a collective has ended.
+pub type Finish = Box<dyn FnOnce(&Kept, &mut Turn<'_>) -> Result<()> + Send>;
+
+/// A collective in the background. Its scope is dropped before what the scope borrows.
+pub struct Collective {
+    pub scope: Scope<'static>,
+    pub request: ScopeRequest,
+    pub finish: Option<Finish>,
+    pub kept: Box<Kept>,
+    /// Only kept: the scope borrows from it.
+    pub _comm: Arc<CommObject>,
+}
+
+/// A request that the program completes itself.
+pub struct Generalized {
+    query: extern "C" fn(*mut c_void, *mut Status) -> c_int,
+    free: extern "C" fn(*mut c_void) -> c_int,
+    cancel: extern "C" fn(*mut c_void, c_int) -> c_int,
+    state: Buffer,
+    is_complete: bool,
+}
+
+/// What starts a persistent operation.
+pub type Start = Box<dyn Fn() -> Result<Active> + Send + Sync>;
+
+/// A request.
+pub struct RequestObject {
+    start: Option<Start>,
+    /// `None` between the runs of a persistent operation.
+    active: Mutex<Option<Active>>,
+}
+
+impl Message {
+    fn end(
+        &mut self,
+        outcome: std::result::Result<dayfly_comm::Status, dayfly_protocol::error::Failure>,
+    ) -> Completion {
+        let mut completion = Completion::empty();
+        match outcome {
+            Ok(status) if self.is_receive => {
+                completion.source = self.comm.peer_of_world(status.source);
+                completion.tag = status.tag as c_int;
+                completion.bytes = status.length;
+                if let (Some(packed), Some((of, buffer, count))) = (&self.packed, &self.unpack) {
+                    let length = packed.len().min(status.length as usize);
+                    of.unpack(&packed[..length], *buffer, *count);
+                }
+            }
+            Ok(_) => {}
+            Err(failure) => completion.error = Some(failure.into()),
+        }
+        completion
+    }
+}
+
+impl Active {
+    /// Ends the operation if it can. The engine is `turn`'s.
+    fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
+        let completion = match self {
+            Self::Over(_) => return true,
+            Self::Generalized(request) => return request.is_complete,
+            Self::Both(both) => {
+                let (received, sent) = (both.0.poll(turn), both.1.poll(turn));
+                if !received || !sent {
+                    return false;
+                }
+                let mut completion = both.0.completion();
+                completion.error = completion.error.or(both.1.completion().error);
+                completion
+            }
+            Self::Window(pending) => match pending.poll(turn) {
+                true => Completion::empty(),
+                false => return false,
+            },
+            Self::Message(message) => match turn.take(&message.operation) {
+                Some(outcome) => message.end(outcome),
+                None => return false,
+            },
+            Self::Collective(collective) => {
+                let Some(outcome) = collective.scope.take_in(turn, collective.request) else {
+                    return false;
+                };
+                let finish = collective.finish.take();
+                let ended = outcome.map_err(Error::from).and_then(|_| match finish {
+                    Some(finish) => finish(&collective.kept, turn),
+                    None => Ok(()),
+                });
+                Completion {
+                    error: ended.err(),
+                    ..Completion::empty()
+                }
+            }
+        };
+        *self = Self::Over(completion);
+        true
+    }
+
+    /// The completion of an operation that has ended.
+    fn completion(&self) -> Completion {
+        match self {
+            Self::Over(completion) => completion.clone(),
+            Self::Generalized(request) => {
+                let mut status = Status::empty();
+                let code = (request.query)(request.state.start().cast(), &raw mut status);
+                Completion {
+                    error: (code != 0).then(|| Error::new(code, "")),
+                    ..status.completion()
+                }
+            }
+            _ => Completion::empty(),
+        }
+    }
+
+    /// Releases the memory of the operation.
+    fn abandon(&mut self, turn: &mut Turn<'_>) {
+        match self {
+            Self::Message(message) => turn.abandon(&message.operation),
+            Self::Both(both) => {
+                both.0.abandon(turn);
+                both.1.abandon(turn);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl RequestObject {
+    fn active(&self) -> MutexGuard<'_, Option<Active>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the operation has ended, or is not under way.
+    fn poll(&self, turn: &mut Turn<'_>) -> bool {
+        self.active().as_mut().is_none_or(|active| active.poll(turn))
+    }
+
+    fn is_active(&self) -> bool {
+        self.active().is_some()
+    }
+}
+
+/// A handle for an operation that was started.
+pub fn make(active: Active) -> Request {
+    Request(REQUESTS.insert(Arc::new(RequestObject {
+        start: None,
+        active: Mutex::new(Some(active)),
+    })))
+}
+
+/// A handle for a persistent operation.
+pub fn make_persistent(start: Start) -> Request {
+    Request(REQUESTS.insert(Arc::new(RequestObject {
+        start: Some(start),
+        active: Mutex::new(None),
+    })))
+}
+
+/// Lets an operation end by itself.
+pub fn make_orphan(active: Active) {
+    let object = Arc::new(RequestObject {
+        start: None,
+        active: Mutex::new(Some(active)),
+    });
+    orphans().push(object);
+}
+
+fn orphans() -> MutexGuard<'static, Vec<Arc<RequestObject>>> {
+    ORPHANS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends orphans that can end. Returns whether there are any left.
+fn poll_orphans(turn: &mut Turn<'_>) -> bool {
+    let mut all = orphans();
+    all.retain(|orphan| !orphan.poll(turn));
+    !all.is_empty()
+}
+
+/// Waits until all buffered sends have left.
+pub fn wait_for_orphans() -> Result<()> {
+    let instance = state::instance()?;
+    let mut turn = instance.control.turn();
+    while poll_orphans(&mut turn) {
+        turn.step("MPI_Buffer_detach")?;
+    }
+    Ok(())
+}
+
+/// Waits for an operation that has no handle.
+pub fn finish(mut active: Active, what: &'static str) -> Result<Completion> {
+    if !matches!(active, Active::Over(_)) {
+        let instance = state::instance()?;
+        let mut turn = instance.control.turn();
+        while !active.poll(&mut turn) {
+            window::serve(&mut turn);
+            if let Err(failure) = turn.step(what) {
+                active.abandon(&mut turn);
+                drop(turn);
+                return Err(failure.into());
+            }
+        }
+    }
+    active.completion().check()
+}

@@ -1,0 +1,262 @@
+//! Initialisation and the end; the world of this process.
+
+use std::ffi::{c_char, c_int};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use dayfly_comm::membership::Membership;
+use dayfly_comm::{Communicator, Invitation, LostRanks, Options, World};
+
+use crate::attribute;
+use crate::communicator::{self, Communicators};
+use crate::errhandler;
+use crate::error::{Error, Result, class};
+use crate::face::{mpi, mpi_value};
+use crate::handle::Comm;
+use crate::pointer::{Buffer, Out, TextOut};
+
+/// Context of `MPI_COMM_SELF`, and of the messages by which ranks agree on new communicators. Equal on all ranks, since
+/// the world's is 0.
+const SELF_CONTEXT: u32 = 1;
+const CONTROL_CONTEXT: u32 = 2;
+
+/// What lives from initialisation to the end.
+pub struct Instance {
+    /// For the messages of this library itself.
+    pub control: Communicator,
+    pub communicators: Communicators,
+    // Declared last: a rank closes its connections before it leaves the group.
+    _membership: Option<Membership>,
+}
+
+static INSTANCE: RwLock<Option<Arc<Instance>>> = RwLock::new(None);
+static INITIALIZED: AtomicBool = AtomicBool::new(false);
+static FINALIZED: AtomicBool = AtomicBool::new(false);
+static LEVEL: AtomicI32 = AtomicI32::new(0);
+static MAIN: Mutex<Option<ThreadId>> = Mutex::new(None);
+
+const THREAD_MULTIPLE: c_int = 3;
+
+/// The instance, between initialisation and the end.
+pub fn instance() -> Result<Arc<Instance>> {
+    let guard = INSTANCE.read().unwrap_or_else(PoisonError::into_inner);
+    guard.clone().ok_or_else(|| {
+        Error::new(
+            class::OTHER,
+            match FINALIZED.load(Ordering::Acquire) {
+                true => "MPI_Finalize was called already",
+                false => "MPI_Init was not called yet",
+            },
+        )
+    })
+}
+
+/// This process's rank in the world; `None` outside of initialisation and the end.
+pub fn own_rank() -> Option<u32> {
+    instance().ok().map(|instance| instance.control.rank())
+}
+
+fn initialize(required: c_int) -> Result<c_int> {
+    if INITIALIZED.swap(true, Ordering::AcqRel) {
+        return Err(Error::new(class::OTHER, "MPI_Init was called already"));
+    }
+    begin_session()?;
+    let level = required.clamp(0, THREAD_MULTIPLE);
+    LEVEL.store(level, Ordering::Release);
+    *MAIN.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
+    Ok(level)
+}
+
+/// Sessions that are open; `MPI_Init` opens one too.
+static SESSIONS: Mutex<usize> = Mutex::new(0);
+
+/// Joins the group for the first session.
+pub fn begin_session() -> Result<()> {
+    let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if *sessions == 0 {
+        join()?;
+    }
+    *sessions += 1;
+    Ok(())
+}
+
+/// Leaves the group after the last session.
+pub fn end_session() -> Result<()> {
+    let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    *sessions = sessions.saturating_sub(1);
+    if *sessions > 0 {
+        return Ok(());
+    }
+    let instance = instance()?;
+    // A rank that leaves early would take messages with it that others still want.
+    let _ = instance.communicators.world.local()?.barrier();
+    *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = None;
+    crate::request::REQUESTS.clear();
+    communicator::COMMUNICATORS.clear();
+    Ok(())
+}
+
+fn join() -> Result<()> {
+    if FINALIZED.load(Ordering::Acquire) {
+        return Err(Error::new(
+            class::OTHER,
+            "MPI cannot be initialised again after its end",
+        ));
+    }
+    let (world, membership) = match Invitation::from_environment()? {
+        Some(invitation) => {
+            let World {
+                communicator,
+                membership,
+                ..
+            } = invitation.accept()?;
+            (communicator, Some(membership))
+        }
+        None => {
+            let lost = Arc::new(LostRanks::default());
+            (Communicator::form(0, 1, vec![None], lost, Options::default())?, None)
+        }
+    };
+    let own = world.rank();
+    let all = world.members().to_vec();
+    let alone = world.with_members(SELF_CONTEXT, vec![own])?;
+    let control = world.with_members(CONTROL_CONTEXT, all)?;
+    let communicators = Communicators::new(world, alone);
+    *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Instance {
+        control,
+        communicators,
+        _membership: membership,
+    }));
+    Ok(())
+}
+
+fn finalize() -> Result<()> {
+    let instance = instance()?;
+    attribute::delete_all(&*instance.communicators.alone, Comm::SELF)?;
+    attribute::delete_all(&*instance.communicators.world, Comm::WORLD)?;
+    FINALIZED.store(true, Ordering::Release);
+    drop(instance);
+    end_session()
+}
+
+fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}
+
+const MAX_PROCESSOR_NAME: usize = 128;
+const MAX_LIBRARY_VERSION_STRING: usize = 8192;
+
+/// Ends the process.
+pub fn abort(code: c_int) -> ! {
+    // Output of the C library that the program has written must not be lost. SAFETY: flushes all streams.
+    unsafe { libc::fflush(std::ptr::null_mut()) };
+    let code = if code & 0xff == 0 && code != 0 { 1 } else { code };
+    // SAFETY: ends the process, without the handlers of a program that is in an unknown state.
+    unsafe { libc::_exit(code) }
+}
+
+mpi! {
+    fn MPI_Init(_argc: Out<c_int>, _argv: Out<*mut *mut c_char>) [()] {
+        start();
+        initialize(0).map(|_| ())
+    }
+
+    fn MPI_Init_thread(_argc: Out<c_int>, _argv: Out<*mut *mut c_char>, required: c_int, provided: Out<c_int>) [()] {
+        start();
+        provided.set(initialize(required)?);
+        Ok(())
+    }
+
+    fn MPI_Finalize() [()] {
+        finalize()
+    }
+
+    fn MPI_Initialized(flag: Out<c_int>) [()] {
+        flag.set(INITIALIZED.load(Ordering::Acquire).into());
+        Ok(())
+    }
+
+    fn MPI_Finalized(flag: Out<c_int>) [()] {
+        flag.set(FINALIZED.load(Ordering::Acquire).into());
+        Ok(())
+    }
+
+    fn MPI_Query_thread(provided: Out<c_int>) [()] {
+        provided.set(LEVEL.load(Ordering::Acquire));
+        Ok(())
+    }
+
+    fn MPI_Is_thread_main(flag: Out<c_int>) [()] {
+        let main = *MAIN.lock().unwrap_or_else(PoisonError::into_inner);
+        flag.set((main == Some(std::thread::current().id())).into());
+        Ok(())
+    }
+
+    fn MPI_Abort(_comm: Comm, code: c_int) [()] {
+        let rank = own_rank().map_or_else(|| "a process outside of MPI".into(), |rank| format!("rank {rank}"));
+        errhandler::print(&format!("MPI_Abort: {rank} ends the program with status {code}"));
+        abort(code)
+    }
+
+    fn MPI_Get_version(version: Out<c_int>, subversion: Out<c_int>) [()] {
+        version.set(4);
+        subversion.set(0);
+        Ok(())
+    }
+
+    fn MPI_Get_library_version(text: TextOut, length: Out<c_int>) [()] {
+        let version = concat!("Dayfly ", env!("CARGO_PKG_VERSION"), ", with the binary interface of MPICH");
+        length.set(text.set(version, MAX_LIBRARY_VERSION_STRING)?);
+        Ok(())
+    }
+
+    fn MPI_Abi_get_version(major: Out<c_int>, minor: Out<c_int>) [()] {
+        // This face is not the standard's binary interface.
+        major.set(-1);
+        minor.set(-1);
+        Ok(())
+    }
+
+    fn MPI_Get_processor_name(name: TextOut, length: Out<c_int>) [()] {
+        let mut host = [0u8; MAX_PROCESSOR_NAME];
+        // SAFETY: the room is as long as it is said to be.
+        unsafe { libc::gethostname(host.as_mut_ptr().cast(), host.len() - 1) };
+        let end = host.iter().position(|byte| *byte == 0).unwrap_or(0);
+        length.set(name.set(&String::from_utf8_lossy(&host[..end]), MAX_PROCESSOR_NAME)?);
+        Ok(())
+    }
+
+    fn MPI_Get_address(location: Buffer, address: Out<isize>) [()] {
+        address.check()?.set(location.address() as isize);
+        Ok(())
+    }
+
+    fn MPI_Pcontrol(_level: c_int) [()] {
+        Ok(())
+    }
+}
+
+mpi_value! {
+    fn MPI_Wtime() -> f64 {
+        // Every process counts from the same moment, as far as the clocks of the hosts agree.
+        static BASE: OnceLock<(Instant, Duration)> = OnceLock::new();
+        let (since, then) =
+            *BASE.get_or_init(|| (start(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()));
+        then.as_secs_f64() + since.elapsed().as_secs_f64()
+    }
+
+    fn MPI_Wtick() -> f64 {
+        1e-9
+    }
+
+    fn MPI_Aint_add(base: isize, displacement: isize) -> isize {
+        base.wrapping_add(displacement)
+    }
+
+    fn MPI_Aint_diff(one: isize, other: isize) -> isize {
+        one.wrapping_sub(other)
+    }
+}

@@ -1,0 +1,301 @@
+//! Windows: memory that other ranks read and write.
+//!
+//! An access is a message to the rank that has the memory, which applies it whenever it waits in this library and
+//! responds. So accesses work over every transport, and all accesses to a window are atomic with each other.
+
+mod access;
+mod create;
+mod sync;
+mod wire;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dayfly_comm::detached::{Detached, Turn};
+
+use crate::attribute::{Attributes, Holder};
+use crate::communicator::CommObject;
+use crate::datatype::TypeObject;
+use crate::error::{Error, Result, class};
+use crate::handle::{Table, Win};
+use crate::pointer::Buffer;
+use crate::state;
+
+pub use access::Pending;
+use wire::{Request, Response};
+
+pub static WINDOWS: Table<WindowObject> = Table::new(8);
+/// Windows that must be served.
+static OPEN: Mutex<Vec<Arc<WindowObject>>> = Mutex::new(Vec::new());
+static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Tags of the messages of a window.
+const REQUESTS: u32 = 1;
+const RESPONSES: u32 = 2;
+
+/// The memory of a rank in a window.
+pub struct Memory {
+    pub base: usize,
+    pub size: usize,
+    pub unit: usize,
+    /// Memory that the library allocated, which goes with the window.
+    pub _owned: Owned,
+}
+
+/// What is released with a window.
+pub enum Owned {
+    Nothing,
+    Bytes { _memory: Vec<u64> },
+    Mapping { start: usize, length: usize },
+}
+
+/// A part of a shared window: where it lies for this process, its size and its unit.
+#[derive(Clone, Copy)]
+pub struct SharedPart {
+    pub start: usize,
+    pub size: usize,
+    pub unit: usize,
+}
+
+/// A window.
+pub struct WindowObject {
+    pub comm: Arc<CommObject>,
+    pub memory: Memory,
+    pub shared: Vec<SharedPart>,
+    pub flavor: i32,
+    /// Values of the predefined attributes, to whose addresses programs get pointers.
+    pub values: [i64; 4],
+    pub handler: AtomicI32,
+    pub name: Mutex<String>,
+    pub info: Mutex<Vec<(String, String)>>,
+    attributes: Attributes,
+    state: Mutex<State>,
+}
+
+/// A lock that a rank wants or has.
+#[derive(Clone, Copy)]
+struct Claim {
+    rank: usize,
+    id: u64,
+    is_exclusive: bool,
+}
+
+/// Where the bytes of a response go.
+struct Waiting {
+    target: usize,
+    into: Option<(Buffer, usize, Arc<TypeObject>)>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    waiting: HashMap<u64, Waiting>,
+    /// Messages that arrive, in their order, until all their bytes are there.
+    incoming: VecDeque<(usize, Vec<u8>, Option<Detached>)>,
+    responses: Vec<(Vec<u8>, Detached)>,
+    outgoing: Vec<(Vec<u8>, Detached)>,
+    /// Locks of this rank's memory.
+    holders: Vec<Claim>,
+    queue: VecDeque<Claim>,
+    /// Exposures and ends of accesses that other ranks have announced.
+    posts: HashMap<usize, usize>,
+    completes: HashMap<usize, usize>,
+    /// Memory of a dynamic window: start and length.
+    attached: BTreeMap<usize, usize>,
+    /// The ranks of the exposure and of the access that this rank has begun.
+    exposed_to: Option<Vec<usize>>,
+    accesses: Option<Vec<usize>>,
+    failure: Option<Error>,
+}
+
+impl Holder for WindowObject {
+    fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if let Self::Mapping { start, length } = self {
+            // SAFETY: the window mapped it, and goes with it.
+            unsafe { libc::munmap(*start as *mut libc::c_void, *length) };
+        }
+    }
+}
+
+pub fn get(window: Win) -> Result<Arc<WindowObject>> {
+    WINDOWS
+        .get(window.0)
+        .ok_or_else(|| Error::new(class::WIN, "the handle is no window"))
+}
+
+fn open() -> MutexGuard<'static, Vec<Arc<WindowObject>>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Registers a window, so that it is served.
+fn register(window: &Arc<WindowObject>) {
+    open().push(window.clone());
+    OPEN_COUNT.fetch_add(1, Ordering::AcqRel);
+}
+
+fn unregister(window: &Arc<WindowObject>) {
+    open().retain(|other| !Arc::ptr_eq(other, window));
+    OPEN_COUNT.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// Serves all windows. Every wait calls it.
+#[inline]
+pub fn serve(turn: &mut Turn<'_>) {
+    if OPEN_COUNT.load(Ordering::Relaxed) > 0 {
+        serve_all(turn);
+    }
+}
+
+#[cold]
+fn serve_all(turn: &mut Turn<'_>) {
+    let all = open().clone();
+    for window in all {
+        let mut state = window.state();
+        if let Err(error) = window.serve(&mut state, turn) {
+            state.failure.get_or_insert(error);
+        }
+    }
+}
+
+impl WindowObject {
+    pub fn new(comm: Arc<CommObject>, memory: Memory, shared: Vec<SharedPart>, flavor: i32) -> Self {
+        const UNIFIED: i64 = 2;
+        let values = [memory.size as i64, memory.unit as i64, flavor.into(), UNIFIED];
+        let handler = AtomicI32::new(crate::handle::Errhandler::FATAL.0);
+        handler.store(comm.handler().0, Ordering::Release);
+        Self {
+            comm,
+            memory,
+            shared,
+            flavor,
+            values,
+            handler,
+            name: Mutex::default(),
+            info: Mutex::default(),
+            attributes: Attributes::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn rank(&self) -> usize {
+        self.comm.rank() as usize
+    }
+
+    /// Sends a message of the window. The engine is `turn`'s.
+    fn send(&self, state: &mut State, turn: &mut Turn<'_>, to: usize, tag: u32, bytes: Vec<u8>) -> Result<()> {
+        let local = self.comm.local()?;
+        // SAFETY: the bytes are kept until the send is complete; moving the vector does not move them.
+        let sent = unsafe { turn.start_send(local, bytes.as_ptr(), bytes.len(), to as u32, tag) }?;
+        state.outgoing.push((bytes, sent));
+        Ok(())
+    }
+
+    /// Sends a request, or applies it to this rank's own memory.
+    fn request(&self, state: &mut State, turn: &mut Turn<'_>, to: usize, request: &Request) -> Result<()> {
+        match to == self.rank() {
+            true => self.apply(state, turn, to, request),
+            false => self.send(state, turn, to, REQUESTS, request.to_bytes()),
+        }
+    }
+
+    fn respond(&self, state: &mut State, turn: &mut Turn<'_>, to: usize, response: Response) -> Result<()> {
+        match to == self.rank() {
+            true => {
+                state.accept(response);
+                Ok(())
+            }
+            false => self.send(state, turn, to, RESPONSES, response.to_bytes()),
+        }
+    }
+
+    /// Takes arrived messages, applies requests and accepts responses.
+    fn serve(&self, state: &mut State, turn: &mut Turn<'_>) -> Result<()> {
+        let local = self.comm.local()?;
+        for tag in [REQUESTS, RESPONSES] {
+            while let Some(message) = turn.take_message(local, dayfly_comm::ANY_SOURCE, tag)? {
+                let status = message.status();
+                let source = self.comm.peer_of_world(status.source) as usize;
+                let mut bytes = vec![0; status.length as usize];
+                // SAFETY: the bytes are kept until the receive is complete; moving the vector does not move them.
+                let received = unsafe { turn.start_matched(message, bytes.as_mut_ptr(), bytes.len()) }?;
+                match tag {
+                    REQUESTS => state.incoming.push_back((source, bytes, Some(received))),
+                    _ => state.responses.push((bytes, received)),
+                }
+            }
+        }
+        state.outgoing.retain(|(_, sent)| turn.take(sent).is_none());
+        let mut at = 0;
+        while at < state.responses.len() {
+            match turn.take(&state.responses[at].1) {
+                Some(outcome) => {
+                    outcome?;
+                    let (bytes, _) = state.responses.swap_remove(at);
+                    state.accept(Response::from_bytes(&bytes)?);
+                }
+                None => at += 1,
+            }
+        }
+        while let Some((source, bytes, received)) = state.incoming.front() {
+            let Some(outcome) = received.as_ref().and_then(|received| turn.take(received)) else {
+                break;
+            };
+            outcome?;
+            let (source, request) = (*source, Request::from_bytes(bytes)?);
+            state.incoming.pop_front();
+            self.apply(state, turn, source, &request)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until something is true of the window's state.
+    fn wait(&self, what: &'static str, mut done: impl FnMut(&mut State) -> bool) -> Result<()> {
+        let instance = state::instance()?;
+        let mut turn = instance.control.turn();
+        // A program that polls its own memory calls a flush, so that the accesses of others arrive.
+        turn.progress();
+        loop {
+            serve(&mut turn);
+            {
+                let mut state = self.state();
+                if let Some(error) = state.failure.take() {
+                    return Err(error);
+                }
+                if done(&mut state) {
+                    return Ok(());
+                }
+            }
+            turn.step(what)?;
+        }
+    }
+}
+
+impl State {
+    fn id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Ends the operation that a response names.
+    fn accept(&mut self, response: Response) {
+        let Some(waiting) = self.waiting.remove(&response.id) else {
+            return;
+        };
+        if let Some(error) = response.error {
+            self.failure.get_or_insert(error);
+        } else if let Some((buffer, count, of)) = waiting.into {
+            of.unpack_elements(&response.bytes, buffer, count);
+        }
+    }
+}

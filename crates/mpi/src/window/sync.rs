@@ -1,0 +1,234 @@
+//! Synchronisation of windows.
+
+use std::ffi::c_int;
+
+use super::wire::{Kind, Request};
+use super::{Waiting, WindowObject, get};
+use crate::error::{Error, Result, class};
+use crate::face::mpi;
+use crate::group;
+use crate::handle::{Group, PROC_NULL, Win};
+use crate::pointer::Out;
+use crate::state;
+
+const EXCLUSIVE: c_int = 234;
+const SHARED: c_int = 235;
+
+impl WindowObject {
+    /// Waits until accesses to one rank, or to all, have ended.
+    pub(super) fn flush(&self, target: Option<usize>) -> Result<()> {
+        self.wait("a window's accesses", |state| {
+            let concerns = |waiting: &Waiting| target.is_none_or(|target| waiting.target == target);
+            !state.waiting.values().any(concerns)
+        })
+    }
+
+    /// Sends requests without data to some ranks, and waits for the responses if there are any.
+    fn ask(&self, targets: &[usize], kind: Kind, has_response: bool) -> Result<()> {
+        let mut ids = Vec::new();
+        {
+            let instance = state::instance()?;
+            let mut turn = instance.control.turn();
+            let mut state = self.state();
+            for target in targets {
+                let id = state.id();
+                if has_response {
+                    state.waiting.insert(
+                        id,
+                        Waiting {
+                            target: *target,
+                            into: None,
+                        },
+                    );
+                    ids.push(id);
+                }
+                self.request(&mut state, &mut turn, *target, &Request::new(kind, id))?;
+            }
+        }
+        match has_response {
+            true => self.wait("a window's lock", |state| {
+                !ids.iter().any(|id| state.waiting.contains_key(id))
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// A barrier during which the window is served.
+    pub(super) fn barrier(&self) -> Result<()> {
+        let active = crate::collective::barrier(self.comm.clone())?;
+        crate::request::finish(active, "MPI_Win_fence").map(|_| ())
+    }
+
+    fn targets(&self, rank: c_int) -> Result<Option<usize>> {
+        match rank {
+            PROC_NULL => Ok(None),
+            rank if (0..self.comm.size() as c_int).contains(&rank) => Ok(Some(rank as usize)),
+            rank => Err(Error::new(class::RANK, format!("the window has no rank {rank}"))),
+        }
+    }
+
+    fn all(&self) -> Vec<usize> {
+        (0..self.comm.size() as usize).collect()
+    }
+
+    /// The ranks of a group, as ranks of the window.
+    fn ranks_of(&self, group: Group) -> Result<Vec<usize>> {
+        let members = self.comm.members()?;
+        let find = |world: &u32| {
+            let found = members.iter().position(|member| member == world);
+            found.ok_or_else(|| Error::new(class::GROUP, "the group has ranks that the window has not"))
+        };
+        group::get(group)?.iter().map(find).collect()
+    }
+}
+
+fn no_epoch() -> Error {
+    Error::new(class::RMA_SYNC, "no such epoch of the window has begun")
+}
+
+mpi! {
+    fn MPI_Win_fence (_assert: c_int, win: Win) [win] {
+        let window = get(win)?;
+        window.flush(None)?;
+        window.barrier()
+    }
+
+    fn MPI_Win_lock (kind: c_int, rank: c_int, _assert: c_int, win: Win) [win] {
+        let window = get(win)?;
+        let kind = match kind {
+            EXCLUSIVE => Kind::LockExclusive,
+            SHARED => Kind::Lock,
+            _ => return Err(Error::new(class::LOCKTYPE, "the lock is neither shared nor exclusive")),
+        };
+        match window.targets(rank)? {
+            Some(target) => window.ask(&[target], kind, true),
+            None => Ok(()),
+        }
+    }
+
+    fn MPI_Win_unlock (rank: c_int, win: Win) [win] {
+        let window = get(win)?;
+        let Some(target) = window.targets(rank)? else {
+            return Ok(());
+        };
+        window.flush(Some(target))?;
+        window.ask(&[target], Kind::Unlock, true)
+    }
+
+    fn MPI_Win_lock_all (_assert: c_int, win: Win) [win] {
+        let window = get(win)?;
+        window.ask(&window.all(), Kind::Lock, true)
+    }
+
+    fn MPI_Win_unlock_all (win: Win) [win] {
+        let window = get(win)?;
+        window.flush(None)?;
+        window.ask(&window.all(), Kind::Unlock, true)
+    }
+
+    fn MPI_Win_flush (rank: c_int, win: Win) [win] {
+        let window = get(win)?;
+        match window.targets(rank)? {
+            Some(target) => window.flush(Some(target)),
+            None => Ok(()),
+        }
+    }
+
+    fn MPI_Win_flush_all (win: Win) [win] {
+        get(win)?.flush(None)
+    }
+
+    fn MPI_Win_flush_local (rank: c_int, win: Win) [win] {
+        let window = get(win)?;
+        match window.targets(rank)? {
+            Some(target) => window.flush(Some(target)),
+            None => Ok(()),
+        }
+    }
+
+    fn MPI_Win_flush_local_all (win: Win) [win] {
+        get(win)?.flush(None)
+    }
+
+    fn MPI_Win_sync (win: Win) [win] {
+        get(win)?;
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn MPI_Win_post (group: Group, _assert: c_int, win: Win) [win] {
+        let window = get(win)?;
+        let ranks = window.ranks_of(group)?;
+        window.state().exposed_to = Some(ranks.clone());
+        window.ask(&ranks, Kind::Post, false)
+    }
+
+    fn MPI_Win_start (group: Group, _assert: c_int, win: Win) [win] {
+        let window = get(win)?;
+        let ranks = window.ranks_of(group)?;
+        window.wait("MPI_Win_start", |state| {
+            ranks.iter().all(|rank| state.posts.get(rank).is_some_and(|count| *count > 0))
+        })?;
+        let mut state = window.state();
+        for rank in &ranks {
+            if let Some(count) = state.posts.get_mut(rank) {
+                *count -= 1;
+            }
+        }
+        state.accesses = Some(ranks);
+        Ok(())
+    }
+
+    fn MPI_Win_complete (win: Win) [win] {
+        let window = get(win)?;
+        window.flush(None)?;
+        let ranks = window.state().accesses.take().ok_or_else(no_epoch)?;
+        window.ask(&ranks, Kind::Complete, false)
+    }
+
+    fn MPI_Win_wait (win: Win) [win] {
+        let window = get(win)?;
+        window.wait("MPI_Win_wait", |state| !state.is_exposed())?;
+        match window.state().end_exposure() {
+            true => Ok(()),
+            false => Err(no_epoch()),
+        }
+    }
+
+    fn MPI_Win_test (win: Win, flag: Out<c_int>) [win] {
+        let window = get(win)?;
+        let instance = state::instance()?;
+        let mut turn = instance.control.turn();
+        turn.progress();
+        super::serve(&mut turn);
+        let mut state = window.state();
+        let ended = !state.is_exposed();
+        flag.check()?.set(ended.into());
+        if ended && !state.end_exposure() {
+            return Err(no_epoch());
+        }
+        Ok(())
+    }
+}
+
+impl super::State {
+    /// Whether a rank has not ended its accesses in the exposure.
+    fn is_exposed(&self) -> bool {
+        let ranks = self.exposed_to.iter().flatten();
+        let ended = |rank: &usize| self.completes.get(rank).is_some_and(|count| *count > 0);
+        ranks.into_iter().any(|rank| !ended(rank))
+    }
+
+    /// Ends the exposure. Returns whether there was one.
+    fn end_exposure(&mut self) -> bool {
+        let Some(ranks) = self.exposed_to.take() else {
+            return false;
+        };
+        for rank in ranks {
+            if let Some(count) = self.completes.get_mut(&rank) {
+                *count -= 1;
+            }
+        }
+        true
+    }
+}

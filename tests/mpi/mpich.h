@@ -1,0 +1,75 @@
+/* Facts of MPICH's binary interface that the C programs here need: handles, constants, layouts. */
+#ifndef MPICH_FACTS_H
+#define MPICH_FACTS_H
+
+typedef int MPI_Comm;
+typedef int MPI_Datatype;
+typedef int MPI_Op;
+typedef int MPI_Request;
+typedef int MPI_Errhandler;
+typedef long MPI_Aint;
+
+typedef struct {
+    int count_lo;
+    int count_hi_and_cancelled;
+    int MPI_SOURCE;
+    int MPI_TAG;
+    int MPI_ERROR;
+} MPI_Status;
+
+#define MPI_COMM_WORLD ((MPI_Comm)0x44000000)
+#define MPI_COMM_SELF ((MPI_Comm)0x44000001)
+#define MPI_INT ((MPI_Datatype)0x4c000405)
+#define MPI_DOUBLE ((MPI_Datatype)0x4c00080b)
+#define MPI_BYTE ((MPI_Datatype)0x4c00010d)
+#define MPI_SUM ((MPI_Op)0x58000003)
+#define MPI_MAX ((MPI_Op)0x58000001)
+#define MPI_ERRORS_RETURN ((MPI_Errhandler)0x54000001)
+#define MPI_ANY_SOURCE (-2)
+#define MPI_ANY_TAG (-1)
+#define MPI_PROC_NULL (-1)
+#define MPI_IN_PLACE ((void *)-1)
+#define MPI_STATUS_IGNORE ((MPI_Status *)1)
+#define MPI_STATUSES_IGNORE ((MPI_Status *)1)
+#define MPI_SUCCESS 0
+#define MPI_ERR_RANK 6
+#define MPI_ERR_TRUNCATE 14
+#define MPI_THREAD_MULTIPLE 3
+#define MPI_MAX_ERROR_STRING 512
+
+int MPI_Init(int *, char ***);
+int MPI_Init_thread(int *, char ***, int, int *);
+int MPI_Finalize(void);
+int MPI_Comm_rank(MPI_Comm, int *);
+int MPI_Comm_size(MPI_Comm, int *);
+int MPI_Comm_dup(MPI_Comm, MPI_Comm *);
+int MPI_Comm_split(MPI_Comm, int, int, MPI_Comm *);
+int MPI_Comm_free(MPI_Comm *);
+int MPI_Comm_set_errhandler(MPI_Comm, MPI_Errhandler);
+int MPI_Error_class(int, int *);
+int MPI_Error_string(int, char *, int *);
+int MPI_Send(const void *, int, MPI_Datatype, int, int, MPI_Comm);
+int PMPI_Send(const void *, int, MPI_Datatype, int, int, MPI_Comm);
+int MPI_Ssend(const void *, int, MPI_Datatype, int, int, MPI_Comm);
+int MPI_Bsend(const void *, int, MPI_Datatype, int, int, MPI_Comm);
+int MPI_Recv(void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Status *);
+int MPI_Isend(const void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request *);
+int MPI_Issend(const void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request *);
+int MPI_Irecv(void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request *);
+int MPI_Wait(MPI_Request *, MPI_Status *);
+int MPI_Waitall(int, MPI_Request *, MPI_Status *);
+int MPI_Test(MPI_Request *, int *, MPI_Status *);
+int MPI_Iprobe(int, int, MPI_Comm, int *, MPI_Status *);
+int MPI_Get_count(const MPI_Status *, MPI_Datatype, int *);
+int MPI_Ibarrier(MPI_Comm, MPI_Request *);
+int MPI_Barrier(MPI_Comm);
+int MPI_Bcast(void *, int, MPI_Datatype, int, MPI_Comm);
+int MPI_Allreduce(const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm);
+int MPI_Type_vector(int, int, int, MPI_Datatype, MPI_Datatype *);
+int MPI_Type_commit(MPI_Datatype *);
+int MPI_Type_free(MPI_Datatype *);
+int MPI_Buffer_attach(void *, int);
+int MPI_Buffer_detach(void *, int *);
+double MPI_Wtime(void);
+
+#endif

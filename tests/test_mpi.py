@@ -1,0 +1,124 @@
+"""Unmodified MPI programs with Dayfly's MPI library: C, and the real mpi4py."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.daemons import Daemon
+from harness.mpi_ranks import SONAME, environment, library_directory, run_ranks
+from harness.programs import ROOT, program, run
+
+PROGRAMS = ROOT / "tests" / "mpi"
+
+
+def symbols(library: Path, *, defined: bool) -> set[str]:
+    """Returns the names that a library defines, or that it needs and does not get elsewhere."""
+    lines = run("nm", "-D", library).stdout.splitlines()
+    kinds = "TDBR" if defined else "U"
+    return {line.split()[-1] for line in lines if line.split()[-2] in kinds}
+
+
+@pytest.fixture(scope="module")
+def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("mpi") / "program"
+    library = library_directory() / SONAME
+    run(
+        os.environ.get("CC", "cc"),
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-O1",
+        "-pthread",
+        PROGRAMS / "program.c",
+        "-o",
+        output,
+        library,
+    )
+    return output
+
+
+def test_library_has_the_name_of_mpich() -> None:
+    assert f"[{SONAME}]" in run("readelf", "-d", library_directory() / SONAME).stdout
+
+
+def test_library_exports_interface_symbols_only() -> None:
+    names = symbols(library_directory() / SONAME, defined=True)
+    functions = {name for name in names if name.startswith(("MPI_", "MPIX_"))}
+    data = {"MPI_UNWEIGHTED", "MPI_WEIGHTS_EMPTY"}
+    assert names - functions - {f"P{name}" for name in functions} == {"MPIR_Dup_fn"}
+    assert {f"P{name}" for name in functions - data} <= names
+
+
+def test_mpi4py_finds_every_symbol() -> None:
+    import mpi4py
+
+    extension = next(Path(mpi4py.__file__).parent.glob("MPI.mpich*.so"))
+    needed = {name for name in symbols(extension, defined=False) if name.startswith("MPI")}
+    assert len(needed) > 300
+    assert needed <= symbols(library_directory() / SONAME, defined=True)
+
+
+def test_refused_functions_stand_in_the_document() -> None:
+    source = (ROOT / "crates" / "mpi" / "src" / "unsupported.rs").read_text()
+    document = (ROOT / "docs" / "internals" / "mpi.md").read_text()
+    refused = re.findall(r"^    (MPI_\w+)$", source, re.MULTILINE)
+    assert refused == re.findall(r"^- `(MPI_\w+)`$", document, re.MULTILINE)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_c_program_runs_on_ranks(rendezvous: dict[str, Any], c_program: Path, ranks: int) -> None:
+    done = run_ranks(rendezvous, [c_program], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+    assert done[1][1] == f"rank 1 of {ranks} is done\n"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_mpi4py_program_runs_on_ranks(rendezvous: dict[str, Any], ranks: int) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "mpi4py_program.py"], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+
+
+def test_dayfly_run_starts_unmodified_programs(start: Callable[..., Daemon], c_program: Path, tmp_path: Path) -> None:
+    site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
+    variables = site.client_environment() | {"DAYFLY_PYTHON": sys.executable}
+    for target in (c_program, PROGRAMS / "mpi4py_program.py"):
+        done = run(program(), "run", "-n", "2", target, env=variables, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sorted(done.stdout.splitlines()) == [f"[{rank}] rank {rank} of 2 is done" for rank in range(2)]
+
+
+def test_program_without_invitation_is_alone() -> None:
+    alone = environment({}) | {"DAYFLY_GROUP": ""}
+    code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size, MPI.Get_library_version().split()[0])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, env=alone, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "1 Dayfly\n", done.stderr
+
+
+def test_killed_rank_is_named_to_all_ranks(rendezvous: dict[str, Any]) -> None:
+    code = (
+        "import os; from mpi4py import MPI; comm = MPI.COMM_WORLD; comm.Barrier()\n"
+        "if comm.rank == 1: os.kill(os.getpid(), 9)\n"
+        "try: comm.recv(source=1)\n"
+        "except MPI.Exception as error: print(error)"
+    )
+    done = run_ranks(rendezvous, [sys.executable, "-c", code], 3)
+    assert [status for status, _ in done] == [0, -9, 0], done
+    assert all("MPIX_ERR_PROC_FAILED: a process has failed: rank 1 is lost" in done[rank][1] for rank in (0, 2)), done
+
+
+def test_fatal_error_names_call_and_rank(rendezvous: dict[str, Any]) -> None:
+    code = "import mpi4py.rc; mpi4py.rc.errors = 'fatal'; from mpi4py import MPI; MPI.COMM_WORLD.Send(b'', 9)"
+    (status, output), *_ = run_ranks(rendezvous, [sys.executable, "-c", code], 1)
+    assert status == 6
+    assert "MPI_Send failed on rank 0: MPI_ERR_RANK" in output or "MPI_Send_c failed on rank 0: MPI_ERR_RANK" in output

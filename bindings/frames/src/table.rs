@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use crate::arrow::{export_schema, export_stream, import_schema};
 use crate::errors::ForPython;
 use crate::session::Shared;
-use crate::tasks::{Task, task_of};
+use crate::tasks::{Took, task_of};
 use crate::types::type_name;
 use crate::wait::wait;
 
@@ -116,8 +116,8 @@ impl Table {
         self.batches.iter().map(RecordBatch::num_rows).sum()
     }
 
-    /// What the query took: seconds, tasks, seconds of computing, bytes exchanged and bytes spilled.
-    fn usage(&self, py: Python<'_>) -> PyResult<Option<(f64, Vec<Task>, f64, u64, u64)>> {
+    /// What the query took.
+    fn usage(&self, py: Python<'_>) -> PyResult<Option<Took>> {
         let Some((usage, runtime)) = &self.usage else {
             return Ok(None);
         };

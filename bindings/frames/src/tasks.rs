@@ -5,6 +5,9 @@ type Work = (u64, u64, u64, f64);
 /// Stage and rank, and what was done, once it is known.
 pub type Task = (usize, u32, Option<Work>);
 
+/// What a query took: seconds, tasks, seconds of computing, bytes exchanged and bytes spilled.
+pub type Took = (f64, Vec<Task>, f64, u64, u64);
+
 /// A task for Python.
 pub fn task_of(task: &dayfly_frame::Task) -> Task {
     let work = task.work.map(|work| {

@@ -32,7 +32,11 @@ ROWS = [
     "cancel-close",
     "result-1gib",
     "exchange-shm",
+    "exchange-shm-uncached",
     "exchange-shm-flight",
+    "beyond-memory-sort",
+    "beyond-memory-group",
+    "beyond-memory-join",
 ]
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no second core")
 

@@ -21,8 +21,8 @@ from dayfly_frames._bench.rows import Run, WrongAnswerError, in_turns, row
 from dayfly_frames._session import Session
 
 RANKS = 2
-#: Bytes of the table for each byte of memory of the ranks.
-TIMES = 4
+#: How much more memory the ranks of the baseline have.
+MORE = 16
 #: Columns of the table, of 8 bytes each.
 COLUMNS = 4
 #: Seconds within which a node starts.
@@ -52,7 +52,7 @@ def spilling_client(place: Place) -> Iterator[dayfly.Client]:
         state = Path(disk) / "state"
         spill = Path(disk) / "spill"
         spill.mkdir()
-        command = [binary() or "dayfly", "up", "--state", state, "--listen", "127.0.0.1:0", "--spill", spill]
+        command = [binary() or "dayfly", "up", "--state-dir", state, "--listen", "127.0.0.1:0", "--spill", spill]
         node = subprocess.Popen(
             [*map(str, command), "--python", sys.executable], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
@@ -89,19 +89,19 @@ def _session(place: Place, client: dayfly.Client, memory: int) -> Iterator[tuple
 
 
 def beyond_memory(place: Place) -> list[dict[str, Any]]:
-    """A sort, a group by and a join of four times the memory of their ranks, beside ranks that have enough."""
-    size = place.scale.spilled_bytes
+    """A sort, a group by and a join of more rows than their ranks have memory for, beside ranks that have enough."""
+    size, memory = place.scale.spilled_bytes, place.scale.spilled_memory
     path = data.write_parquet(table_of(size // 8 // COLUMNS), place.directory / "spilled", files=8)
     with (
         spilling_client(place) as client,
-        _session(place, client, size // TIMES) as (small, ranks),
-        _session(place, client, size * TIMES) as (large, _),
+        _session(place, client, memory) as (small, ranks),
+        _session(place, client, memory * MORE) as (large, _),
     ):
         found = []
         for name, run in (("sort", _sorted), ("group", _summed(GROUP)), ("join", _summed(JOIN))):
             sides: dict[str, Run] = {
-                f"{size // TIMES >> 20} MiB for both ranks": _run(run, small, path),
-                f"{size * TIMES >> 20} MiB": _run(run, large, path),
+                f"{memory >> 20} MiB for both ranks": _run(run, small, path),
+                f"{memory * MORE >> 20} MiB": _run(run, large, path),
             }
             seconds = in_turns(f"beyond-memory-{name}", sides, place.scale.spilled_runs)
             (own, times), (other, others) = seconds.items()

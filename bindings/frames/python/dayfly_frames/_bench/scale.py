@@ -27,8 +27,9 @@ class Scale:
     memory: int = 5 << 30
     #: Bytes of a large result.
     result_bytes: int = 1 << 30
-    #: Bytes of a table that does not fit into its ranks, and the turns of each query over it.
+    #: Bytes of a table that does not fit into its ranks, memory of these, and the turns of each query over it.
     spilled_bytes: int = 2 << 30
+    spilled_memory: int = 512 << 20
     spilled_runs: int = 1
     #: Queries, or sessions, one after the other.
     queries: int = 300
@@ -50,7 +51,7 @@ QUICK = Scale(
     partition_bytes=1 << 14,
     memory=0,
     result_bytes=1 << 22,
-    spilled_bytes=1 << 28,
+    spilled_bytes=1 << 22,
     queries=5,
     sessions=1,
     cancels=1,

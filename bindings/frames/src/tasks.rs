@@ -2,7 +2,7 @@
 
 /// Rows, bytes received, bytes spilled and seconds of computing.
 type Work = (u64, u64, u64, f64);
-/// Stage and rank, and what was done, once it is known.
+/// Stage and rank, and the work done, once it is known.
 pub type Task = (usize, u32, Option<Work>);
 
 /// What a query took: seconds, tasks, seconds of computing, bytes exchanged and bytes spilled.

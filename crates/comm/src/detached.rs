@@ -3,12 +3,9 @@
 //! The ranks of a [`Detached`] operation's status are ranks of the whole group. All communicators of a rank share one
 //! engine, so one [`Turn`] drives and completes the operations of any of them.
 
-use std::sync::Arc;
-
 use dayfly_protocol::error::{Code, Failure};
 
-use crate::collective::Hosts;
-use crate::engine::{CommunicatorRecord, Engine, EngineGuard, Started, WaitState};
+use crate::engine::{Engine, EngineGuard, Started, WaitState};
 use crate::group::Communicator;
 use crate::matching::{ANY_SOURCE, RequestId, State, Status, Unexpected};
 
@@ -166,21 +163,7 @@ impl Communicator {
         engine.next_context = engine.next_context.max(context + 1);
         let own = engine.rank;
         let rank = members.iter().position(|member| *member == own);
-        let members: Arc<[u32]> = members.into();
-        let record = CommunicatorRecord::new(context, members.clone());
-        let open = record.open.clone();
-        let record = engine.add_record(record);
-        Ok(Self {
-            open,
-            engine: self.engine.clone(),
-            record,
-            context,
-            rank: rank.map_or(ANY_SOURCE, |rank| rank as u32),
-            hosts: Hosts::of(&members, &self.hosts_of_all).map(Arc::new),
-            hosts_of_all: self.hosts_of_all.clone(),
-            members,
-            table: self.table,
-        })
+        Ok(self.among(engine, context, members, rank.map_or(ANY_SOURCE, |rank| rank as u32)))
     }
 
     /// For each rank of the whole group the lowest rank on its host; empty if unknown.

@@ -76,21 +76,26 @@ impl Communicator {
                 "the other ranks take this one for lost and have gone on without it; start it anew",
             ));
         };
+        Ok(self.among(engine, context, members, rank as u32))
+    }
+
+    /// A communicator of these members, in which this rank has this number.
+    pub(crate) fn among(&self, engine: &mut Engine, context: u32, members: Vec<u32>, rank: u32) -> Self {
         let members: Arc<[u32]> = members.into();
         let record = CommunicatorRecord::new(context, members.clone());
         let open = record.open.clone();
         let record = engine.add_record(record);
-        Ok(Self {
+        Self {
             open,
             engine: self.engine.clone(),
             record,
             context,
-            rank: rank as u32,
+            rank,
             hosts: Hosts::of(&members, &self.hosts_of_all).map(Arc::new),
             hosts_of_all: self.hosts_of_all.clone(),
             members,
             table: self.table,
-        })
+        }
     }
 
     /// Splits the communicator. Ranks with the same color form a new communicator, in the order of their keys, then of

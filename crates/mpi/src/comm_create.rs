@@ -99,7 +99,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
         .collect()
 }
 
-/// Proposes a context of which the next one is free too.
+/// Proposes a context that is free, as is the next one.
 fn propose_two(comm: &Communicator) -> u32 {
     let first = comm.propose_context();
     comm.propose_context();
@@ -115,7 +115,7 @@ fn sides(local: Communicator, remote: Vec<u32>, context: u32) -> Result<Sides> {
     Ok(Sides { local, remote, merged })
 }
 
-/// An intercommunicator between a group and another one, of which the leader is known.
+/// An intercommunicator between a group and another one, whose leader is known.
 fn between(local: &Communicator, leader: u32, remote_leader: u32, tag: u32) -> Result<Sides> {
     let local = local.dup()?;
     let proposal = greatest(&local, propose_two(&local))?;

@@ -7,7 +7,7 @@ use crate::datatype::Kind;
 /// Combines the first array into the second.
 pub type Kernel = fn(&[u8], &mut [u8]);
 
-/// Bytes of a `long double`, of which ten are the number.
+/// Bytes of a `long double`. The number has ten of them.
 const BYTES: usize = 16;
 
 /// The kernel of an operation; `None` if there is none.

@@ -86,7 +86,7 @@ impl<T: Copy> In<T> {
 #[repr(transparent)]
 pub struct Buffer(*mut c_void);
 
-// SAFETY: a number; whoever reads or writes through it says why that holds.
+// SAFETY: a number. The code that reads or writes through it states why that holds.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}

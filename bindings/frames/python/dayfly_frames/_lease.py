@@ -16,7 +16,7 @@ from dayfly._leases.defaults import Placement
 from dayfly._leases.gang import Gang
 
 from dayfly_frames import _frames
-from dayfly_frames._progress import Progress, query_of
+from dayfly_frames._progress import Progress
 from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
 
@@ -149,7 +149,7 @@ def open_session(
         native.on_loss(renew)
     session = Session(native, end)
     if progress:
-        native.set_progress(Progress(lambda: [query_of(*found) for found in native.running()]))
+        native.set_progress(Progress(session.running))
     return session
 
 

@@ -110,7 +110,7 @@ class Display(Protocol):
     """Where progress is shown."""
 
     def show(self, query: Query) -> None:
-        """Shows a query, in place of what was shown before."""
+        """Shows a query, in place of the one before."""
 
     def end(self) -> None:
         """Shows nothing more."""

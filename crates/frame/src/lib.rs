@@ -25,6 +25,7 @@ mod progress;
 mod rank;
 mod repartition;
 mod session;
+mod skew;
 mod sorted_join;
 mod source;
 mod stores;

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::common::Result as QueryResult;
+use datafusion::execution::SessionState;
 use datafusion::execution::context::QueryPlanner;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
-use datafusion_distributed::DistributedExec;
+use datafusion_distributed::{DistributedExec, DistributedExt};
 
 use self::checker::Refusal;
 use self::one_rank::{on_one_rank, with_last_stage_on_a_rank};
@@ -22,6 +23,7 @@ use crate::functions::MapCall;
 use crate::kept::Keep;
 use crate::operation::planner;
 use crate::repartition::Repartition;
+use crate::skew;
 use crate::sorted_join::SortedJoin;
 use crate::write::Target;
 pub use text::{analyze, explain};
@@ -51,8 +53,39 @@ impl QueryPlanner for LocalPlanner {
 /// Plans as the distributed planner, if the [checker] finds nothing wrong. Other plans run on one rank: so do those that
 /// the distributed planner leaves in this process, and last stages, if they read files or call functions. Only the ranks
 /// have to see these, and they have the memory and the cores for them.
+///
+/// A plan that exchanges rows by the keys of a join is made again if a key has too many of them (see [`skew`]).
 #[derive(Debug)]
-pub struct RankPlanner(pub Arc<dyn QueryPlanner + Send + Sync>);
+pub struct RankPlanner {
+    /// The distributed planner.
+    pub distributed: Arc<dyn QueryPlanner + Send + Sync>,
+    /// Number of ranks.
+    pub ranks: u32,
+}
+
+impl RankPlanner {
+    async fn distributed(&self, query: &LogicalPlan, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>, Refusal> {
+        let plan = self.distributed.create_physical_plan(query, session).await;
+        let plan = plan.map_err(|error| Refusal::failed(&error))?;
+        checker::check(&plan).map(|()| plan)
+    }
+
+    /// The plan of a query whose joins have heavy keys; `None` if there are none, or no plan that is better.
+    async fn spread(&self, query: &LogicalPlan, session: &dyn Session) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
+        let Some(query) = skew::spread(query, session, self.ranks).await? else {
+            return Ok(None);
+        };
+        let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
+            return Ok(None);
+        };
+        // All ranks have a part of both joins.
+        let mut state = state.clone();
+        state.set_distributed_children_isolator_unions(false)?;
+        let plan = self.distributed(&query, &state).await;
+        eprintln!("DEBUG {:?}", plan.as_ref().map(|_|()));
+        Ok(plan.ok())
+    }
+}
 
 #[async_trait]
 impl QueryPlanner for RankPlanner {
@@ -61,11 +94,16 @@ impl QueryPlanner for RankPlanner {
         query: &LogicalPlan,
         session: &dyn Session,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
-        let distributed = self.0.create_physical_plan(query, session).await;
-        let checked = distributed
-            .map_err(|error| Refusal::failed(&error))
-            .and_then(|plan| checker::check(&plan).map(|()| plan));
-        match checked {
+        let mut planned = self.distributed(query, session).await;
+        if let Ok(plan) = &mut planned
+            && self.ranks > 1
+            && skew::has_exchanged_join(plan)
+            && {eprintln!("DEBUG exchanged"); true}
+            && let Some(spread) = self.spread(query, session).await?
+        {
+            *plan = spread;
+        }
+        match planned {
             Ok(plan) if is_for_ranks(&plan) => with_last_stage_on_a_rank(plan, session),
             Ok(plan) => on_one_rank(plan, None, session),
             Err(refusal) => {

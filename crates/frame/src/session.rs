@@ -303,7 +303,10 @@ fn context(
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
         .with_distributed_metrics_collection(true)?
         .build();
-    let planner = RankPlanner(Arc::clone(state.query_planner()));
+    let planner = RankPlanner {
+        distributed: Arc::clone(state.query_planner()),
+        ranks: exchange.workers(),
+    };
     let state = SessionStateBuilder::new_from_existing(state)
         .with_query_planner(Arc::new(planner))
         .build();

@@ -26,6 +26,8 @@ ROWS = [
     "paper-join-weak",
     "paper-speedup",
     "paper-weak",
+    "skewed-join-ranks",
+    "skewed-join",
     "session-4",
     "small-query",
     "cancel-limit",

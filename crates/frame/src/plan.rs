@@ -18,13 +18,15 @@ use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion_distributed::{DistributedExec, DistributedExt};
 
 use self::checker::Refusal;
-use self::one_rank::{on_one_rank, with_last_stage_on_a_rank};
+pub use self::one_rank::on_one_rank;
+use self::one_rank::with_last_stage_on_a_rank;
 use crate::functions::MapCall;
 use crate::kept::Keep;
 use crate::operation::planner;
 use crate::repartition::Repartition;
 use crate::skew;
 use crate::sorted_join::SortedJoin;
+use crate::source::files_of;
 use crate::write::Target;
 pub use text::{analyze, explain};
 
@@ -70,8 +72,14 @@ impl RankPlanner {
         checker::check(&plan).map(|()| plan)
     }
 
-    /// The plan of a query whose joins have heavy keys; `None` if there are none, or no plan that is better.
-    async fn spread(&self, query: &LogicalPlan, session: &dyn Session) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
+    /// The plan of a query whose joins have heavy keys; `None` if there are none, or no plan that is better. It replaces
+    /// one that was made before rows were read for it.
+    async fn spread(
+        &self,
+        query: &LogicalPlan,
+        session: &dyn Session,
+        before: &Arc<dyn ExecutionPlan>,
+    ) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
         let Some(query) = skew::spread(query, session, self.ranks).await? else {
             return Ok(None);
         };
@@ -81,9 +89,9 @@ impl RankPlanner {
         // All ranks have a part of both joins.
         let mut state = state.clone();
         state.set_distributed_children_isolator_unions(false)?;
-        let plan = self.distributed(&query, &state).await;
-        eprintln!("DEBUG {:?}", plan.as_ref().map(|_|()));
-        Ok(plan.ok())
+        let plan = self.distributed(&query, &state).await.ok();
+        // The rows of a file that has changed meanwhile would mix with those that were read.
+        Ok(plan.filter(|plan| files_of(plan) == files_of(before)))
     }
 }
 
@@ -98,8 +106,7 @@ impl QueryPlanner for RankPlanner {
         if let Ok(plan) = &mut planned
             && self.ranks > 1
             && skew::has_exchanged_join(plan)
-            && {eprintln!("DEBUG exchanged"); true}
-            && let Some(spread) = self.spread(query, session).await?
+            && let Some(spread) = self.spread(query, session, plan).await?
         {
             *plan = spread;
         }

@@ -5,8 +5,10 @@
 //! go to all ranks. A union of both joins is the join, since no row of one key has a match under another: this holds for
 //! every kind of join.
 //!
-//! A key is suspected because of the first rows of the files, and then counted. The rows of the other side are read when
-//! the query is planned.
+//! A key is suspected because of a sample of the rows, and then counted. The rows of the other side are read when the
+//! query is planned.
+
+mod sample;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,14 +28,13 @@ use datafusion::logical_expr::{
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, collect};
-use datafusion_distributed::NetworkBoundaryExt;
+use datafusion_distributed::{NetworkBoundaryExt, Stage};
 
 use crate::plan::LocalPlanner;
 
 /// Fewest rows of a side whose heavy keys are looked for.
 const MIN_ROWS: usize = 1_000_000;
-/// Rows in which keys are suspected, and the fewest that say anything.
-const SAMPLE_ROWS: usize = 16_384;
+/// Fewest rows of a sample that say anything.
 const MIN_SAMPLE_ROWS: usize = 1_024;
 /// Rows of a heavy key, in shares of what each rank would have without it. With this many ranks have at most 1.4 times
 /// the mean because of one key.
@@ -43,12 +44,20 @@ const MAX_KEYS: usize = 16;
 /// Most rows of the other side that go to all ranks.
 const MAX_SPREAD_ROWS: usize = 100_000;
 
-/// Whether a distributed plan exchanges rows by the keys of a join.
+/// Whether a distributed plan exchanges many rows by the keys of a join.
 pub fn has_exchanged_join(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let is_exchanged = |join: &HashJoinExec| {
-        join.mode == PartitionMode::Partitioned && join.children().into_iter().any(|side| side.is_network_boundary())
+        join.mode == PartitionMode::Partitioned && join.children().into_iter().any(exchanges_many_rows)
     };
     plan.downcast_ref::<HashJoinExec>().is_some_and(is_exchanged) || plan.children().into_iter().any(has_exchanged_join)
+}
+
+fn exchanges_many_rows(side: &Arc<dyn ExecutionPlan>) -> bool {
+    let exchange = side.as_network_boundary().map(|boundary| boundary.input_stage());
+    let Some(Stage::Local(stage)) = exchange else {
+        return false;
+    };
+    known_rows(&stage.plan).is_ok_and(|rows| rows.is_some_and(|rows| rows >= MIN_ROWS))
 }
 
 /// The plan with the rows of heavy keys joined apart; `None` if no join has such keys.
@@ -140,15 +149,20 @@ fn is_repeatable(plan: &LogicalPlan) -> QueryResult<bool> {
 
 /// The keys of a side that have so many rows that a rank would have too many.
 async fn heavy_keys(side: &LogicalPlan, key: &Column, session: &dyn Session, ranks: u32) -> QueryResult<Vec<Expr>> {
+    let Some(all) =
+        known_rows(&LocalPlanner.create_physical_plan(side, session).await?)?.filter(|all| *all >= MIN_ROWS)
+    else {
+        return Ok(Vec::new());
+    };
     let kind = side.schema().field_from_column(key)?.data_type();
     let is_text = matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
     if !kind.is_integer() && !is_text {
         return Ok(Vec::new());
     }
     let column = Expr::Column(key.clone());
-    let sample = LogicalPlanBuilder::from(side.clone()).project([column.clone()])?;
-    let sample = sample.limit(0, Some(SAMPLE_ROWS))?.build()?;
-    let sample = counted(&rows_of(sample, session).await?)?;
+    let sampled = LogicalPlanBuilder::from(side.clone()).project([column.clone()])?;
+    let sampled = sample::sample(sampled.build()?, session).await?;
+    let sample = counted(&sampled)?;
     let (seen, share) = (sample.values().sum::<usize>(), HEAVY_SHARES / f64::from(ranks));
     let is_heavy = |rows: usize, all: usize| rows as f64 >= share * all as f64;
     let suspects = sample
@@ -158,13 +172,6 @@ async fn heavy_keys(side: &LogicalPlan, key: &Column, session: &dyn Session, ran
     if seen < MIN_SAMPLE_ROWS || suspects.is_empty() {
         return Ok(Vec::new());
     }
-    let all = LocalPlanner.create_physical_plan(side, session).await?;
-    let all = StatisticsContext::new()
-        .compute(all.as_ref(), &StatisticsArgs::new())?
-        .num_rows;
-    let Some(all) = all.get_value().copied().filter(|all| *all >= MIN_ROWS) else {
-        return Ok(Vec::new());
-    };
     let of_suspects = LogicalPlanBuilder::from(filtered(side, among(key, &suspects))?);
     let of_suspects = of_suspects.aggregate([column], [count(lit(1))])?.build()?;
     let mut heavy = Vec::new();
@@ -177,6 +184,12 @@ async fn heavy_keys(side: &LogicalPlan, key: &Column, session: &dyn Session, ran
         }
     }
     Ok(heavy)
+}
+
+/// Number of rows of a plan, if its statistics have it.
+fn known_rows(plan: &Arc<dyn ExecutionPlan>) -> QueryResult<Option<usize>> {
+    let statistics = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new())?;
+    Ok(statistics.num_rows.get_value().copied())
 }
 
 /// How often each value of the first column is there.

@@ -6,16 +6,19 @@ mod paths;
 pub mod whole;
 mod written;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use datafusion::common::Result as QueryResult;
 use datafusion::datasource::file_format::options::{
     ArrowReadOptions, CsvReadOptions, JsonReadOptions, ParquetReadOptions,
 };
-use datafusion::datasource::physical_plan::FileScanConfig;
+use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig};
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{DataFrame, SessionContext};
+use datafusion_distributed::DistributedLeafExec;
+use object_store::path::Path;
 
 use self::paths::Paths;
 use crate::write::{Format, read_manifest};
@@ -23,6 +26,20 @@ use crate::write::{Format, read_manifest};
 /// The files that a leaf reads; `None` if it is no scan of files.
 pub fn scan_of(plan: &Arc<dyn ExecutionPlan>) -> Option<&FileScanConfig> {
     plan.downcast_ref::<DataSourceExec>()?.data_source().downcast_ref()
+}
+
+/// Every file that a plan reads, as it was when the query was planned: its path, when it was changed, in
+/// microseconds, and its bytes.
+pub fn files_of(plan: &Arc<dyn ExecutionPlan>) -> BTreeSet<(Path, i64, u64)> {
+    let leaf = plan
+        .downcast_ref::<DistributedLeafExec>()
+        .map_or(plan, |leaf| leaf.original());
+    let groups = scan_of(leaf).map_or(&[][..], |scan| &scan.file_groups);
+    let files = groups.iter().flat_map(FileGroup::files).map(|file| {
+        let file = &file.object_meta;
+        (file.location.clone(), file.last_modified.timestamp_micros(), file.size)
+    });
+    files.chain(plan.children().into_iter().flat_map(files_of)).collect()
 }
 
 /// Files, and how they are read.

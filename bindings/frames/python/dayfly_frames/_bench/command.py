@@ -9,7 +9,7 @@ from typing import Any
 
 from dayfly import Client
 
-from dayfly_frames._bench import data, joins, memory, sessions, tpch, transfers
+from dayfly_frames._bench import data, joins, memory, sessions, skew, tpch, transfers
 from dayfly_frames._bench.engines import has
 from dayfly_frames._bench.joins import Place
 from dayfly_frames._bench.rows import WrongAnswerError, note
@@ -23,6 +23,7 @@ MEASUREMENTS: dict[str, Measure] = {
     "paper-join-weak": joins.paper_join_weak,
     "paper-speedup": joins.speedup,
     "paper-weak": joins.weak,
+    "skewed-join": skew.skewed_join,
     "tpch-sf1": lambda place: tpch.tpch(place, "tpch-sf1", place.scale.tpch["tpch-sf1"]),
     "tpch-sf10": lambda place: tpch.tpch(place, "tpch-sf10", place.scale.tpch["tpch-sf10"]),
     "session-4": sessions.session_4,

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar
 
 from dayfly import Client
 from dayfly._groups.run import invitation_to, kill_all
+from dayfly._groups.storage import channel_settings, store_cleanup
+from dayfly._groups.storage import settings as store_variables
 from dayfly._leases.defaults import Placement
 from dayfly._leases.gang import Gang
 
@@ -36,13 +38,24 @@ class Ranks:
     """The workers of a session, each of which serves as a rank."""
 
     def __init__(
-        self, client: Client, ranks: int, placement: Placement, lease: dict[str, Any], stores: dict[str, str]
+        self,
+        client: Client,
+        ranks: int,
+        placement: Placement,
+        lease: dict[str, Any],
+        stores: dict[str, str],
+        *,
+        store: str | None,
+        channel: str,
     ) -> None:
         self._client = client
         self._ranks = ranks
         self._placement = placement
         self._lease = {"mode": "warm"} | lease
         self._stores = stores
+        self._channel = channel_settings(store, channel)
+        self._variables = store_variables(store)
+        self._left = contextlib.ExitStack()
         self._gang: Gang | None = None
         self._serving: list[Any] = []
 
@@ -59,11 +72,11 @@ class Ranks:
         """
         gang = self._client.gang(self._ranks, placement=self._placement, **(self._lease | lease))
         try:
-            group = invitation_to(self._client, self._ranks + 1) | {"spin_us": SPIN_US}
+            group = invitation_to(self._client, self._ranks + 1) | {"spin_us": SPIN_US} | self._channel
             invitations = [json.dumps(group | {"rank": rank}) for rank in range(self._ranks + 1)]
             memory = [held.grant["memory_bytes"] // held.workers for held in gang.leases for _ in range(held.workers)]
             serving = [
-                gang.rank(rank).submit(serve, invitations[rank], memory[rank], self._stores)
+                gang.rank(rank).submit(serve, invitations[rank], memory[rank], self._stores, self._variables)
                 for rank in range(self._ranks)
             ]
             joined = _joined(lambda: join(invitations[-1]), serving)
@@ -71,6 +84,7 @@ class Ranks:
             gang.shutdown(wait=False, cancel_futures=True)
             raise
         self._gang, self._serving = gang, serving
+        self._left.enter_context(store_cleanup(group))
         return joined
 
     def join_again(self, join: Callable[[str], T]) -> T:
@@ -87,6 +101,7 @@ class Ranks:
         kill_all(future for future in self._serving if not future.done())
         with contextlib.suppress(cf.CancelledError):
             gang.shutdown(wait=True, cancel_futures=True)
+        self._left.close()
 
 
 def store_options(options: StorageOptions) -> dict[str, str]:
@@ -115,11 +130,14 @@ def open_session(
     partition_bytes: int,
     storage_options: StorageOptions,
     progress: bool,
+    store: str | None,
+    channel: Literal["direct", "stored"],
 ) -> Session:
     """Leases workers, starts a rank on each, and joins them.
 
     Raises:
-        ValueError: if there is to be no rank, no such recovery, or no byte for a partition.
+        ValueError: if there is to be no rank, no such recovery, no byte for a partition, or no store to exchange
+            rows through.
         dayfly.Error: if the workers cannot be leased, or a rank does not start.
     """
     if ranks < 1:
@@ -129,7 +147,7 @@ def open_session(
     if partition_bytes < 1:
         raise ValueError(f"partition_bytes={partition_bytes}: a partition has at least one byte")
     stores = store_options(storage_options)
-    workers = Ranks(client, ranks, placement, lease, stores)
+    workers = Ranks(client, ranks, placement, lease, stores, store=store, channel=channel)
     partitions = workers.partitions
     native = workers.join(lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes, stores))
     renewing = threading.Lock()

@@ -15,8 +15,9 @@ SMALL_BYTES = 1 << 30
 KEPT_BYTES, RETURNED_BYTES, ARENAS = 1 << 20, 256 << 10, 2
 
 
-def serve(invitation: str, memory_bytes: int, stores: dict[str, str]) -> None:
-    """Executes tasks of a session until it closes."""
+def serve(invitation: str, memory_bytes: int, stores: dict[str, str], variables: dict[str, str]) -> None:
+    """Executes tasks of a session until it closes. The variables name the account of a store between the ranks."""
+    os.environ.update(variables)
     if 0 < memory_bytes < SMALL_BYTES:
         return_memory()
     directory, spill_bytes = spill_of_node()

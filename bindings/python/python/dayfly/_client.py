@@ -72,6 +72,8 @@ class Client(LeaseClient, TaskClient, FlowClient):
         partition_bytes: int = 1 << 20,
         storage_options: Mapping[str, str] | Literal["env"] | None = None,
         progress: bool = False,
+        store: str | None = None,
+        channel: Literal["direct", "stored"] = "direct",
         **lease: Any,
     ) -> Session:
         """Leases workers for data frames and SQL. Needs the package ``dayfly-frames``.
@@ -92,6 +94,10 @@ class Client(LeaseClient, TaskClient, FlowClient):
                 variables of this process, such as ``AWS_REGION``. They go to the workers: name keys with few rights.
             progress: whether queries that take longer show their stages, tasks, rows and bytes: as a line on standard
                 error, in a notebook as a table. ``Session.running`` has the same.
+            store: URL of a store for ranks that cannot connect to each other: ``s3://bucket/prefix``,
+                ``redis://host:port``, ``rediss://`` or ``file:///directory``. For ``s3://``, this process's ``AWS_...``
+                variables go to the workers.
+            channel: ``stored`` to exchange rows through the store only; ``direct`` otherwise.
             lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
 
         Returns:
@@ -99,6 +105,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
 
         Raises:
             ImportError: if the package is not installed.
+            ValueError: for ``channel="stored"`` without a store, and other arguments that cannot be.
             dayfly.Error: if the workers cannot be leased, or a rank does not start.
         """
         from dayfly.frames import open_session
@@ -112,6 +119,8 @@ class Client(LeaseClient, TaskClient, FlowClient):
             partition_bytes=partition_bytes,
             storage_options=storage_options,
             progress=progress,
+            store=store,
+            channel=channel,
         )
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:

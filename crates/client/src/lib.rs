@@ -28,13 +28,15 @@
 //! # }
 //! ```
 //!
-//! # Pool, channel or tasks
+//! # Pool, fleet, channel or tasks
 //!
 //! - [`Pool`] is the usual choice. It spreads calls over all workers of a lease and is used from any thread. The thread
 //!   that waits for a call polls the rings, so no other thread has to wake up. A call that did not run because its
 //!   worker died is retried on another worker.
 //! - [`Channel`] is one channel to one worker, for one thread at a time. It has the lowest latency: it shares and
 //!   allocates nothing. The caller chooses the worker and handles its death.
+//! - [`Fleet`] is a pool over many nodes. It leases workers while calls wait and gives them back when they are idle, and
+//!   calls that did not run move from a lost node to another one.
 //! - [`Tasks`] submits durable tasks to the manager. A task survives the end of this process and has exactly one
 //!   outcome.
 //!
@@ -58,6 +60,7 @@ mod delegation;
 mod discovery;
 mod embedded_manager;
 mod error;
+mod fleet;
 pub mod former_name;
 mod keepalive;
 mod lease;
@@ -89,6 +92,7 @@ pub use dayfly_protocol::text::encoded;
 pub use delegation::Delegation;
 pub use discovery::{MANAGER_VARIABLE, default_state_dir, find_manager};
 pub use error::{CallError, Error};
+pub use fleet::{Fleet, FleetOptions, FleetStatus};
 pub use lease::{Lease, LeaseOptions};
 pub use pool::{CallId, CallOptions, FunctionId, Input, Outcome, Output, Pool, PoolOptions};
 pub use tasks::{Tasks, TasksOptions};

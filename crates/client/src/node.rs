@@ -278,6 +278,12 @@ impl Control {
         &self.end
     }
 
+    /// Lets each response take `wait` longer than the node's usual limit.
+    pub fn wait_longer(&self, wait: Duration) -> Result<(), Error> {
+        let set = self.socket.set_limit(VERDICT_LIMIT + wait);
+        set.map_err(|error| unreachable(&self.node, error))
+    }
+
     fn write(&mut self, request: &Request) -> Result<(), Error> {
         self.send(&frame(request)?)
     }

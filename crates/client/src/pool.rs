@@ -7,6 +7,7 @@
 mod call;
 mod delegation;
 mod dispatch;
+mod members;
 mod repair;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,6 +25,8 @@ use crate::{ChannelOptions, Lease};
 use dispatch::Dispatch;
 
 pub use call::{CallId, CallOptions, FunctionId, Input, Outcome, Output};
+pub(crate) use dispatch::Place;
+pub(crate) use members::{Backlog, Occupancy};
 
 /// Retries, depth and channels of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +52,7 @@ impl Default for PoolOptions {
     }
 }
 
-/// Spreads calls over the workers of a lease. Usable from any thread.
+/// Spreads calls over the workers of a lease, or of a [`Fleet`](crate::Fleet). Usable from any thread.
 pub struct Pool {
     inner: Arc<Inner>,
 }
@@ -74,8 +77,8 @@ struct State {
 
 /// Longest sleep of a driver without a wake-up; also the time to notice a channel that was opened meanwhile.
 const SLEEP_LIMIT: Duration = Duration::from_millis(50);
-/// Longest sleep of a driver while a channel is being repaired.
-const REPAIR_LOOK: Duration = Duration::from_millis(2);
+/// Longest sleep of a driver while a channel is being opened or repaired.
+const CHANGE_LOOK: Duration = Duration::from_millis(2);
 /// Polls of all workers between two reads of the clock and checks for threads that want the lock.
 const ROUNDS_PER_LOOK: u32 = 64;
 
@@ -141,7 +144,7 @@ impl Inner {
             if enough(&state.dispatch) {
                 break;
             }
-            if state.dispatch.waits_for_repair() {
+            if state.dispatch.waits_for_workers() {
                 let left = limit.saturating_sub(since.elapsed());
                 if left.is_zero() {
                     break;
@@ -179,11 +182,11 @@ impl Inner {
             if self.spin.is_some_and(|spin| idle_since.elapsed() >= spin)
                 && let Some(sleepers) = state.dispatch.prepare_sleep()
             {
-                let (repairing, patience) = (state.dispatch.is_repairing(), state.dispatch.patience());
+                let (changing, patience) = (state.dispatch.is_changing(), state.dispatch.patience());
                 drop(state);
                 let left = limit.saturating_sub(since.elapsed());
                 // The next poll of that link returns the error again.
-                let nap = if repairing { REPAIR_LOOK } else { SLEEP_LIMIT };
+                let nap = if changing { CHANGE_LOOK } else { SLEEP_LIMIT };
                 let _ = sleep_any(&sleepers, left.min(nap).min(patience));
                 drop(sleepers);
                 state = self.lock();
@@ -206,9 +209,13 @@ impl Drop for Pool {
 
 impl Pool {
     pub(crate) fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
+        Ok(Self::over(Dispatch::open(lease, options)?, options))
+    }
+
+    fn over(dispatch: Dispatch, options: PoolOptions) -> Self {
         let inner = Inner {
             state: Mutex::new(State {
-                dispatch: Dispatch::open(lease, options)?,
+                dispatch,
                 is_driven: false,
                 waiting: 0,
                 nodes_checked_at: Instant::now(),
@@ -217,7 +224,7 @@ impl Pool {
             lock_waiters: AtomicUsize::new(0),
             spin: options.channel.spin,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
     }
 
     /// Registers a function whose code the node has ([`Lease::put_code`]). Workers load it at its first call.

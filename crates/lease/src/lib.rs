@@ -11,6 +11,7 @@
 //! - [`state`]: the states of one lease, by its node's monotonic clock;
 //! - [`ledger`]: the resources of one node and the leases that hold them;
 //! - [`placement`]: the choice of nodes for a lease; [`gang`] divides a gang among nodes;
+//! - [`fleet`]: growth and shrinkage of leases on many nodes;
 //! - [`health`]: suspension of nodes that fail repeatedly;
 //! - [`billing`]: metered usage and its cost;
 //! - [`quantity`]: amounts in messages about limits;
@@ -22,6 +23,7 @@ pub mod admission;
 pub mod allowance;
 pub mod billing;
 pub mod delegation;
+pub mod fleet;
 pub mod gang;
 pub mod health;
 pub mod key;

@@ -273,6 +273,12 @@ async fn serve_lease_request(node: &Arc<Node>, token: &Token, request: Request) 
             let lease = node.lease(token)?;
             lease.take_back(&token.holder, &holder).map(|()| Response::Done)
         }
+        Request::AwaitRecall { wait_ms } => {
+            let lease = node.live_or_recent_lease(token)?;
+            let limit = MAX_WAIT.min(Duration::from_millis(wait_ms.into()));
+            let is_recalled = lease.wait_until_recalled(limit).await;
+            Ok(Response::Recall { is_recalled })
+        }
         Request::NodeSocket => {
             let lease = lease_of_holder(node, token)?;
             let shown = node.open_sandbox_socket(&lease).map_err(|error| {

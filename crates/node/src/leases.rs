@@ -238,6 +238,18 @@ impl NodeLease {
         self.wake.notify_one();
     }
 
+    /// Waits at most `limit` until the lease starts no more calls. Returns whether that is so.
+    pub async fn wait_until_recalled(&self, limit: Duration) -> bool {
+        let mut changed = self.changed.subscribe();
+        let is_recalled = || {
+            let state = self.lock();
+            state.life.is_draining() || !state.life.state().is_live()
+        };
+        let recalled = async { while !is_recalled() && changed.changed().await.is_ok() {} };
+        let _ = tokio::time::timeout(limit, recalled).await;
+        is_recalled()
+    }
+
     pub fn state(&self) -> LeaseState {
         self.lock().life.state()
     }

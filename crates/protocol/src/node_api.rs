@@ -90,6 +90,12 @@ pub enum Request {
     },
     /// Does nothing. The response shows that the node is reachable.
     Ping,
+    /// Waits until the lease starts no more calls, because it was recalled or its time is over. The response then has
+    /// `is_recalled`.
+    AwaitRecall {
+        /// Longest wait in milliseconds. The node has a limit of its own.
+        wait_ms: u32,
+    },
 }
 
 /// An output stream.
@@ -183,6 +189,11 @@ pub enum Response {
         /// What measured calls that have ended lent and borrowed, if it was asked for.
         #[serde(default, skip_serializing_if = "EndedLoans::is_empty")]
         loans: EndedLoans,
+    },
+    /// To `AwaitRecall`.
+    Recall {
+        /// Whether the lease starts no more calls.
+        is_recalled: bool,
     },
     /// To any request: why it failed.
     Failed(Failure),

@@ -18,7 +18,7 @@ impl Pool {
     ) -> Result<Delegation, Error> {
         let (lease, range) = {
             let mut state = self.inner.lock();
-            (state.dispatch.lease().clone(), state.dispatch.set_aside(workers)?)
+            (state.dispatch.lease()?, state.dispatch.set_aside(workers)?)
         };
         self.inner.changed.notify_all();
         let delegated = self
@@ -47,7 +47,7 @@ impl Pool {
                     "this pool has no such delegation, or has taken it back already",
                 )
             })?;
-            (state.dispatch.lease().clone(), range)
+            (state.dispatch.lease()?, range)
         };
         let taken = lease.take_back(delegation);
         self.reclaim(&range);

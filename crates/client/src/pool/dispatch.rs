@@ -1,6 +1,7 @@
 //! Assignment of calls to workers, under the pool's lock.
 
 mod call_table;
+mod members;
 mod outcomes;
 mod requests;
 mod worker;
@@ -25,9 +26,11 @@ use crate::error::{CallError, Error};
 use crate::lease::Lease;
 use crate::open_request::OpenRequest;
 use call_table::{CallTable, PendingCall};
+use members::Members;
 use worker::{LoadState, Worker};
 
-pub use worker::{InFlight, SentCall};
+pub use members::Member;
+pub use worker::{InFlight, Place, SentCall};
 
 /// Work to queue at a worker, in nanoseconds: enough to bridge the caller's pauses, and so little that no worker idles
 /// while another has a queue.
@@ -44,7 +47,10 @@ const MIN_DEPTH: usize = 2;
 
 /// The calls, workers and functions of a pool.
 pub struct Dispatch {
-    lease: Lease,
+    /// The only lease of the pool; `None` in a fleet's.
+    lease: Option<Lease>,
+    /// The leases of a fleet; `None` in a pool of one lease.
+    members: Option<Members>,
     options: PoolOptions,
     workers: Vec<Worker>,
     functions: Vec<(CodeHash, Form)>,
@@ -62,11 +68,20 @@ pub struct Dispatch {
 impl Dispatch {
     /// Opens a channel to every worker of the lease.
     pub fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
-        let open = |index| lease.channel(WorkerIndex(index), &options.channel).map(Worker::new);
+        let open = |index| {
+            let place = Place {
+                lease: lease.clone(),
+                index,
+                key: 0,
+            };
+            let channel = lease.channel(WorkerIndex(index), &options.channel)?;
+            Ok(Worker::new(place, channel))
+        };
         Ok(Self {
-            lease: lease.clone(),
+            lease: Some(lease.clone()),
+            members: None,
             options,
-            workers: (0..lease.workers()).map(open).collect::<Result<_, _>>()?,
+            workers: (0..lease.workers()).map(open).collect::<Result<_, Error>>()?,
             functions: Vec::new(),
             calls: CallTable::default(),
             repairs: Vec::new(),
@@ -103,6 +118,13 @@ impl Dispatch {
                 "register the function with this pool first",
             ));
         }
+        if self.members.is_some() && (options.worker.is_some() || options.incarnation.is_some()) {
+            return Err(Error::new(
+                Code::InvalidRequest,
+                "a fleet chooses the worker of each call, and its workers come and go; use a lease for calls that need a certain \
+                 worker or its state",
+            ));
+        }
         if options
             .worker
             .is_some_and(|worker| worker.0 as usize >= self.workers.len())
@@ -126,6 +148,9 @@ impl Dispatch {
             self.assign(worker, id, call);
         } else {
             self.calls.push_back(id, call);
+            if let Some(members) = &self.members {
+                members.report_backlog();
+            }
             // The submitter polls: ended calls make room for queued ones.
             if !self.poll() && self.has_no_worker_for(&options) {
                 // No completion would ever trigger another attempt.
@@ -141,7 +166,12 @@ impl Dispatch {
             0 => (QUEUED_WORK_NS / worker.pace_ns.max(1.0)) as usize,
             fixed => fixed as usize,
         };
-        depth.clamp(MIN_DEPTH.min(slots), slots)
+        let least = match self.members {
+            // A call behind a long one could not move to another node.
+            Some(_) => 1,
+            None => MIN_DEPTH,
+        };
+        depth.clamp(least.min(slots), slots)
     }
 
     /// The worker with the fewest calls that may take this one. A resting worker gets only calls that must run or that
@@ -153,6 +183,7 @@ impl Dispatch {
             .filter(|(index, worker)| {
                 worker.channel.is_some()
                     && !worker.is_delegated
+                    && !worker.is_retiring
                     && options.worker.is_none_or(|wanted| wanted.0 as usize == *index)
                     && worker.load() < self.depth(worker)
                     && (must_run || worker.rests_until.is_none() || options.worker.is_some())
@@ -232,44 +263,55 @@ impl Dispatch {
             },
         };
         let place = room.as_mut().map(|buffer| channel.link().room(buffer));
-        if self.is_rejectable {
+        if self.is_rejectable && worker.is_warm {
             let leaves = matches!(input, Input::Buffer(..)) && (!inline || place.is_some()) && !options.idempotent;
             let elsewhere = !leaves && options.worker.is_none() && options.incarnation.is_none();
             channel.link().set_rejectable(elsewhere && !must_run(first_rejection));
         }
-        let (sent, kept) = match input {
-            Input::Buffer(buffer, length) if !inline || place.is_some() => {
-                // A call that may be retried keeps its input; the buffer itself goes with the first try.
-                let copy = options
-                    .idempotent
-                    .then(|| Input::Bytes(buffer.as_slice()[..length].to_vec()));
-                let payload = Payload::Owned(buffer, length);
-                (
-                    channel
+        let (sent, kept) = 'sent: {
+            match input {
+                Input::Buffer(buffer, length) if !inline || place.is_some() => {
+                    // A call that may be retried keeps its input; the buffer itself goes with the first try.
+                    let copy = options
+                        .idempotent
+                        .then(|| Input::Bytes(buffer.as_slice()[..length].to_vec()));
+                    if self.members.is_some() && copy.is_none() {
+                        // Kept, so that the call can move to another node.
+                        let buffer = Arc::new(buffer);
+                        let payload = Payload::Buffer(&buffer, length);
+                        let sent = channel
+                            .link()
+                            .post_bulk(function.0, options.deadline_ms, payload, place);
+                        break 'sent (sent.map_err(CallError::from), Some(Input::Shared(buffer, length)));
+                    }
+                    let payload = Payload::Owned(buffer, length);
+                    (
+                        channel
+                            .link()
+                            .post_bulk(function.0, options.deadline_ms, payload, place)
+                            .map_err(CallError::from),
+                        copy,
+                    )
+                }
+                Input::Shared(buffer, length) if !inline || place.is_some() => {
+                    let payload = Payload::Buffer(&buffer, length);
+                    let sent = channel
                         .link()
-                        .post_bulk(function.0, options.deadline_ms, payload, place)
-                        .map_err(CallError::from),
-                    copy,
-                )
+                        .post_bulk(function.0, options.deadline_ms, payload, place);
+                    (sent.map_err(CallError::from), Some(Input::Shared(buffer, length)))
+                }
+                input if place.is_some() => {
+                    let payload = Payload::Bytes(input.as_slice());
+                    let sent = channel
+                        .link()
+                        .post_bulk(function.0, options.deadline_ms, payload, place);
+                    (sent.map_err(CallError::from), Some(input))
+                }
+                input => (
+                    channel.submit_uncounted(function, input.as_slice(), options.deadline_ms),
+                    Some(input),
+                ),
             }
-            Input::Shared(buffer, length) if !inline || place.is_some() => {
-                let payload = Payload::Buffer(&buffer, length);
-                let sent = channel
-                    .link()
-                    .post_bulk(function.0, options.deadline_ms, payload, place);
-                (sent.map_err(CallError::from), Some(Input::Shared(buffer, length)))
-            }
-            input if place.is_some() => {
-                let payload = Payload::Bytes(input.as_slice());
-                let sent = channel
-                    .link()
-                    .post_bulk(function.0, options.deadline_ms, payload, place);
-                (sent.map_err(CallError::from), Some(input))
-            }
-            input => (
-                channel.submit_uncounted(function, input.as_slice(), options.deadline_ms),
-                Some(input),
-            ),
         };
         match sent {
             Ok(sequence) => {
@@ -398,6 +440,9 @@ impl Dispatch {
 
     /// Whether no worker will ever be able to run a call with these options.
     fn has_no_worker_for(&self, options: &CallOptions) -> bool {
+        if self.members.as_ref().is_some_and(Members::is_open) {
+            return false;
+        }
         let mut able = self
             .workers
             .iter()

@@ -13,10 +13,9 @@ use dayfly_protocol::ids::WorkerIndex;
 use dayfly_protocol::node_api::{ChannelStatus, End};
 
 use super::CallId;
-use super::dispatch::InFlight;
+use super::dispatch::{InFlight, Place};
 use crate::channel::{Channel, ChannelOptions, verdict_on};
 use crate::error::{CallError, Error};
-use crate::lease::Lease;
 use crate::open_request::OpenRequest;
 
 /// How long to wait for a worker that is still in a call, after its node was cut off or a delegation was taken back.
@@ -43,7 +42,9 @@ pub struct Repair {
     pub index: usize,
     /// The broken channel; `None` for a worker that returns from a delegation.
     pub channel: Option<Channel>,
-    pub lease: Lease,
+    pub place: Place,
+    /// Whether a node that cannot be reached is given up: a fleet has others.
+    pub gives_up: bool,
     pub options: ChannelOptions,
     pub open_request: Arc<OpenRequest>,
 }
@@ -58,11 +59,12 @@ impl Repair {
     /// Asks for the fate of the old channel, passes it to `report`, and opens a new channel.
     pub fn run(self, report: impl FnOnce(&Result<ChannelStatus, Error>)) -> Result<Channel, CallError> {
         let Self {
-            index,
             channel,
-            lease,
+            place: Place { lease, index, .. },
+            gives_up,
             options,
             open_request,
+            ..
         } = self;
         let mut wait_limit = OLD_CALL_LIMIT;
         if let Some(channel) = channel {
@@ -70,6 +72,11 @@ impl Repair {
             let (id, lost) = (channel.id(), channel.check_lost());
             drop(channel);
             report(&fate);
+            if let Err(unknown) = &fate
+                && gives_up
+            {
+                return Err(unknown.clone().into());
+            }
             if lost.is_err() {
                 // The node may be back, and may not have noticed that the old channel ended.
                 lease.inner.close(id).map_err(CallError::from)?;
@@ -82,7 +89,7 @@ impl Repair {
         }
         let until = Instant::now() + wait_limit;
         loop {
-            match Channel::open(&lease, WorkerIndex(index as u16), &options, &open_request) {
+            match Channel::open(&lease, WorkerIndex(index), &options, &open_request) {
                 Err(error) if error.code() == Code::WorkerBusy && Instant::now() < until => {
                     std::thread::sleep(OLD_CALL_RETRY);
                 }
@@ -108,6 +115,11 @@ fn lease_end_error(end: End) -> Option<CallError> {
         _ => return None,
     };
     Some(CallError::new(code, text))
+}
+
+/// Whether a worker ended because its lease did, or its node took it back: whatever it ran is not the cause.
+pub fn is_end_of_lease(end: End) -> bool {
+    lease_end_error(end).is_some() || matches!(end, End::ExecutorDied | End::ClientGone)
 }
 
 /// The error of a call that was outstanding when its channel broke.

@@ -67,7 +67,10 @@ impl NodeLease {
         }
         match life.tick(now, busy) {
             Some(dayfly_lease::Step::End(_)) => return Tick::Over,
-            Some(dayfly_lease::Step::Drain { .. }) => self.begin_draining(&mut state),
+            Some(dayfly_lease::Step::Drain { .. }) => {
+                self.begin_draining(&mut state);
+                self.notify_changed();
+            }
             None => {}
         }
         if state.life.is_draining() {

@@ -1,5 +1,8 @@
 //! The part of [`Dispatch`] that ends calls: outputs, rejections, and broken channels with their repair.
 
+use dayfly_protocol::slot::has_begun;
+
+use super::super::repair::is_end_of_lease;
 use super::*;
 
 impl Dispatch {
@@ -154,7 +157,9 @@ impl Dispatch {
     /// Marks a channel as broken. Its calls wait for the verdict of a [`Repair`], which the pool runs.
     pub(super) fn on_broken(&mut self, index: usize, error: LinkError) {
         let worker = &mut self.workers[index];
-        let Some(channel) = worker.channel.take() else { return };
+        let (Some(place), Some(channel)) = (worker.place.clone(), worker.channel.take()) else {
+            return;
+        };
         worker.loaded.clear();
         worker.rooms.clear();
         let open_request = Arc::<OpenRequest>::default();
@@ -167,7 +172,8 @@ impl Dispatch {
         self.repairs.push(Repair {
             index,
             channel: Some(channel),
-            lease: self.lease.clone(),
+            place,
+            gives_up: self.members.is_some(),
             options: self.options.channel,
             open_request,
         });
@@ -190,10 +196,14 @@ impl Dispatch {
         );
         let judged: Vec<_> = in_flight
             .into_iter()
-            .map(|(sequence, message)| (verdict(fate, sequence, &broken.error), message))
+            .map(|(sequence, message)| (sequence, verdict(fate, sequence, &broken.error), message))
             .collect();
-        for (failure, message) in judged.into_iter().rev() {
+        for (sequence, failure, message) in judged.into_iter().rev() {
             let InFlight::Call(sent) = message else { continue };
+            if self.moves(fate, sequence, &sent.options) {
+                self.requeue(sent, failure);
+                continue;
+            }
             let again = match failure.code().retry() {
                 Retry::Elsewhere => true,
                 Retry::IfIdempotent => {
@@ -213,6 +223,19 @@ impl Dispatch {
         self.assign_queued();
     }
 
+    /// Whether a fleet sends a call of a broken channel to another node without counting it as a retry: its end is no
+    /// fault of the call.
+    fn moves(&self, fate: &Result<ChannelStatus, Error>, sequence: u32, options: &CallOptions) -> bool {
+        if !self.members.as_ref().is_some_and(Members::is_open) {
+            return false;
+        }
+        match fate {
+            Ok(fate) if !has_begun(fate.started, sequence) => true,
+            Ok(fate) => options.idempotent && fate.end.is_some_and(is_end_of_lease),
+            Err(_) => options.idempotent,
+        }
+    }
+
     /// Takes the worker back with its new channel, or records why it is lost.
     pub fn on_repaired(&mut self, index: usize, opened: Result<Channel, CallError>) {
         let worker = &mut self.workers[index];
@@ -221,8 +244,8 @@ impl Dispatch {
             return;
         }
         match opened {
-            // Delegated meanwhile: dropping the channel frees the worker for the delegation's holder.
-            Ok(_) if worker.is_delegated => {}
+            // Delegated or given back meanwhile: dropping the channel frees the worker for the delegation's holder.
+            Ok(_) if worker.is_delegated || worker.is_retiring => {}
             Ok(channel) => {
                 // Sequence numbers begin again.
                 worker.recent.clear();
@@ -238,8 +261,9 @@ impl Dispatch {
         self.workers.iter().any(|worker| worker.broken.is_some())
     }
 
-    /// Whether no worker has a channel and at least one is being repaired.
-    pub fn waits_for_repair(&self) -> bool {
-        self.workers.iter().all(|worker| worker.channel.is_none()) && self.is_repairing()
+    /// Whether no worker has a channel, and some may get one.
+    pub fn waits_for_workers(&self) -> bool {
+        self.workers.iter().all(|worker| worker.channel.is_none())
+            && (self.is_repairing() || self.members.as_ref().is_some_and(Members::is_open))
     }
 }

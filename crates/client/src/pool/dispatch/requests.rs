@@ -47,6 +47,9 @@ impl Dispatch {
             worker.parked.clear();
             worker.broken = None;
         }
+        if let Some(members) = &mut self.members {
+            members.close();
+        }
         self.repairs.clear();
         self.calls.clear_queue();
         for call in self.calls.all_unfinished() {
@@ -129,7 +132,7 @@ impl Dispatch {
         match worker {
             Some((index, _, channel)) => Ok((channel.allocator(), WorkerIndex(index as u16))),
             // The worker then copies the buffer, which is better than waiting.
-            None if self.is_repairing() => Ok((
+            None if self.waits_for_workers() => Ok((
                 Allocator::heap(self.options.channel.geometry.bulk_bytes),
                 WorkerIndex(0),
             )),
@@ -143,7 +146,10 @@ impl Dispatch {
 
     pub fn transport(&self) -> crate::Transport {
         let open = self.workers.iter().find_map(|worker| worker.channel.as_ref());
-        open.map_or_else(|| self.lease.best_transport(), Channel::transport)
+        open.map_or_else(
+            || self.lease.as_ref().map_or(crate::Transport::Tls, Lease::best_transport),
+            Channel::transport,
+        )
     }
 
     /// Returns the incarnation of each worker; 0 without a channel.
@@ -152,8 +158,14 @@ impl Dispatch {
         self.workers.iter().map(of).collect()
     }
 
-    pub fn lease(&self) -> &Lease {
-        &self.lease
+    /// The lease of the pool. Returns an error for a fleet, which has many.
+    pub fn lease(&self) -> Result<Lease, Error> {
+        self.lease.clone().ok_or_else(|| {
+            Error::new(
+                Code::InvalidRequest,
+                "a fleet's workers cannot be delegated, because they come and go; delegate workers of a lease",
+            )
+        })
     }
 
     /// Records a delegation of these workers.
@@ -222,6 +234,7 @@ impl Dispatch {
             if worker.channel.is_some() || worker.broken.is_some() || worker.final_error.is_some() {
                 continue;
             }
+            let Some(place) = worker.place.clone() else { continue };
             let open_request = Arc::<OpenRequest>::default();
             worker.broken = Some(BrokenChannel {
                 error: LinkError::PeerGone,
@@ -232,7 +245,8 @@ impl Dispatch {
             self.repairs.push(Repair {
                 index,
                 channel: None,
-                lease: self.lease.clone(),
+                place,
+                gives_up: false,
                 options: self.options.channel,
                 open_request,
             });

@@ -11,6 +11,16 @@ use super::super::{CallId, CallOptions, FunctionId, Input};
 use super::QUEUED_WORK_NS;
 use crate::channel::Channel;
 use crate::error::CallError;
+use crate::lease::Lease;
+
+/// Where a worker is: its lease, and its index there.
+#[derive(Clone)]
+pub struct Place {
+    pub lease: Lease,
+    pub index: u16,
+    /// The fleet's number of the lease; 0 in a pool of one lease.
+    pub key: u64,
+}
 
 /// An outstanding message to a worker.
 pub enum InFlight {
@@ -37,6 +47,12 @@ pub(super) enum LoadState {
 }
 
 pub(super) struct Worker {
+    /// `None` after its lease was given back; another worker may take its number.
+    pub(super) place: Option<Place>,
+    /// Whether it belongs to a lease that is about to be given back: it gets no more calls.
+    pub(super) is_retiring: bool,
+    /// Whether it may reject calls for want of a core.
+    pub(super) is_warm: bool,
     pub(super) channel: Option<Channel>,
     pub(super) in_flight: VecDeque<(u32, InFlight)>,
     /// The last calls on its channel, if the pool remembers them.
@@ -63,8 +79,11 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(channel: Channel) -> Self {
+    pub(super) fn new(place: Place, channel: Channel) -> Self {
         Self {
+            is_warm: !place.lease.is_hot(),
+            place: Some(place),
+            is_retiring: false,
             channel: Some(channel),
             in_flight: VecDeque::new(),
             recent: VecDeque::new(),
@@ -81,14 +100,19 @@ impl Worker {
         }
     }
 
+    /// Whether it is of the lease with this key.
+    pub(super) fn is_of(&self, key: u64) -> bool {
+        self.place.as_ref().is_some_and(|place| place.key == key)
+    }
+
     /// Number of calls that were assigned to it and have not ended.
     pub(super) fn load(&self) -> usize {
         self.in_flight.len() + self.parked.len()
     }
 
-    /// Whether it belongs to the pool: it is neither delegated nor lost for good.
+    /// Whether it belongs to the pool: it is neither delegated, nor given back, nor lost for good.
     pub(super) fn is_available(&self) -> bool {
-        !self.is_delegated && self.final_error.is_none()
+        !self.is_delegated && !self.is_retiring && self.final_error.is_none()
     }
 
     /// Whether it has no outstanding calls and needs no repair.

@@ -150,7 +150,7 @@ impl Driver {
             return;
         };
         // A larger request may be too large where a smaller one is not.
-        let is_final = refusal.retry() == Retry::Never && self.planner.requested() == 0;
+        let is_final = is_final(refusal.code()) && self.planner.requested() == 0;
         if is_final || since.elapsed() >= self.shared.options.wait {
             let text = format!("the fleet has no worker, and can lease none: {refusal}");
             self.shared.pool.fail_queued(&CallError::new(refusal.code(), text));
@@ -198,4 +198,10 @@ impl Driver {
             self.shared.begin_renewal(key, lease);
         }
     }
+}
+
+/// Whether another request will be refused for the same reason. A lease that ended while its workers were being started
+/// is no such reason.
+fn is_final(code: Code) -> bool {
+    code.retry() == Retry::Never && !matches!(code, Code::LeaseEnded | Code::LeaseExpired | Code::NotFound)
 }

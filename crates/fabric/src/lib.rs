@@ -419,7 +419,7 @@ pub fn sleep_any(sleepers: &[Sleeper], limit: Duration) -> Result<(), LinkError>
         (_, true) => futex::wait_any(&words, limit),
         (true, false) => stream::wait_any(&sockets, limit)?,
         (false, false) => {
-            // Links of both kinds never share a lease today. If they do, check the words every millisecond.
+            // Only a fleet has links of both kinds. Check the words every millisecond.
             stream::wait_any(&sockets, limit.min(Duration::from_millis(1)))?;
         }
     }

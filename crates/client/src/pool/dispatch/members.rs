@@ -58,9 +58,9 @@ impl Dispatch {
     }
 
     /// Adds a worker, which takes queued calls at once. Returns the channel if the pool is closed.
-    pub fn add_worker(&mut self, place: Place, channel: Channel) -> Result<(), Channel> {
+    pub fn add_worker(&mut self, place: Place, channel: Channel) -> Option<Channel> {
         if !self.members.as_ref().is_some_and(Members::is_open) {
-            return Err(channel);
+            return Some(channel);
         }
         let mut worker = Worker::new(place, channel);
         worker.last_completion = Some(Instant::now());
@@ -70,7 +70,7 @@ impl Dispatch {
         }
         self.on_members_changed();
         self.assign_queued();
-        Ok(())
+        None
     }
 
     /// Sends the workers of a lease no more calls.

@@ -1,13 +1,11 @@
 //! Clients and leases.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dayfly_client::{
-    AllowanceOptions, Borrow, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath,
-    Lease as InnerLease, LeaseOptions, LoanTerms, MilliCores, Mode, OutputReader, Placement, PoolOptions, Runtime,
-    Sandbox, Stream, TasksOptions, Transport, WorkerOutput,
+    AllowanceOptions, Client as Inner, Connection, Delegation, Lease as InnerLease, Mode, OutputReader, Stream,
+    TasksOptions, WorkerOutput,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -16,79 +14,16 @@ use pyo3::types::PyBytes;
 use serde::Serialize;
 
 use crate::errors::from_error;
+use crate::fleet::Fleet;
 use crate::guard::Guarded;
 use crate::pool::Pool;
 use crate::tasks::Tasks;
+use crate::terms::{Bounds, Channels, Wanted, level, milli_cores, place, seconds};
 
 /// A client of a manager, or of one node.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Client {
     inner: Guarded<Inner>,
-}
-
-/// Lease options as Python passes them.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-struct Wanted {
-    workers: u16,
-    cores: f64,
-    memory: u64,
-    gpus: u16,
-    duration: f64,
-    mode: String,
-    hot_for: Option<f64>,
-    /// JSON, or empty for a lease that runs only shared libraries.
-    runtime: String,
-    idle_release: f64,
-    node: Option<String>,
-    sandbox: Option<String>,
-    image: Option<String>,
-    network: bool,
-    lend: bool,
-    borrow: String,
-    /// Paths, and whether they are writable.
-    files: Vec<(String, bool)>,
-    wait: f64,
-    traceparent: Option<String>,
-}
-
-impl Wanted {
-    fn options(self) -> PyResult<LeaseOptions> {
-        let node = self.node.map(|node| {
-            node.parse()
-                .map_err(|_| PyValueError::new_err(format!("{node} is not a node's id")))
-        });
-        Ok(LeaseOptions {
-            workers: self.workers,
-            cores_per_worker: worker_cores(self.cores)?,
-            memory_bytes: self.memory,
-            gpus_per_worker: self.gpus,
-            duration: seconds(self.duration, "duration")?,
-            mode: parse(&self.mode)?,
-            hot_for: self.hot_for.map(|length| seconds(length, "hot_for")).transpose()?,
-            runtime: match self.runtime.as_str() {
-                "" => Runtime::Native,
-                text => serde_json::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?,
-            },
-            idle_release: seconds(self.idle_release, "idle_release")?,
-            node: node.transpose()?,
-            sandbox: self.sandbox.as_deref().map(level).transpose()?,
-            image: self.image,
-            network: self.network,
-            output_by_call: false,
-            loans: LoanTerms {
-                lend: self.lend,
-                borrow: borrow(&self.borrow)?,
-            },
-            wait: seconds(self.wait, "wait")?,
-            traceparent: self.traceparent,
-            files: self
-                .files
-                .into_iter()
-                .map(|(path, writable)| HostPath { path, writable })
-                .collect(),
-        })
-    }
 }
 
 fn json(value: &impl Serialize) -> PyResult<String> {
@@ -204,6 +139,17 @@ impl Client {
             .map_err(|error| from_error(py, &error))
     }
 
+    /// Opens a fleet of `bounds` workers, in leases of at most as many as `wanted` has.
+    fn fleet(&self, py: Python<'_>, wanted: Wanted, bounds: Bounds, channels: Channels) -> PyResult<Fleet> {
+        let inner = self.inner.get(py)?;
+        let options = bounds.options(wanted.options()?, channels.options()?)?;
+        let is_hot = options.lease.mode == Mode::Hot;
+        let fleet = py
+            .detach(|| inner.fleet(options))
+            .map_err(|error| from_error(py, &error))?;
+        Ok(Fleet::new(fleet, is_hot))
+    }
+
     /// Returns the durable tasks with this tag.
     #[pyo3(signature = (tag = None, endpoint = None))]
     fn tasks(&self, py: Python<'_>, tag: Option<String>, endpoint: Option<String>) -> PyResult<Tasks> {
@@ -253,61 +199,6 @@ impl Client {
     }
 }
 
-pub fn seconds(length: f64, name: &str) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(length)
-        .map_err(|_| PyValueError::new_err(format!("{name}={length}: ask for a number of seconds, zero or more")))
-}
-
-fn milli_cores(cores: f64) -> PyResult<MilliCores> {
-    MilliCores::try_from(cores).map_err(|error| PyValueError::new_err(format!("cores={cores}: {error}")))
-}
-
-/// Returns what a worker owns.
-fn worker_cores(cores: f64) -> PyResult<MilliCores> {
-    let own = milli_cores(cores)?.for_worker();
-    own.map_err(|error| PyValueError::new_err(format!("cores={cores}: {error}")))
-}
-
-/// Raises ValueError unless a worker can own so many cores.
-#[pyfunction]
-pub fn check_cores(cores: f64) -> PyResult<()> {
-    worker_cores(cores).map(drop)
-}
-
-fn level(name: &str) -> PyResult<Sandbox> {
-    Sandbox::from_name(name).ok_or_else(|| {
-        PyValueError::new_err(format!(
-            "sandbox={name:?}: ask for \"process\", \"isolated\" or \"container\""
-        ))
-    })
-}
-
-fn place(name: &str) -> PyResult<Placement> {
-    Placement::from_name(name).ok_or_else(|| {
-        PyValueError::new_err(format!(
-            "placement={name:?}: ask for \"packed\", \"spread\" or \"together\""
-        ))
-    })
-}
-
-fn borrow(what: &str) -> PyResult<Borrow> {
-    Borrow::from_name(what)
-        .ok_or_else(|| PyValueError::new_err(format!("borrow={what:?}: ask for \"none\", \"cpu\" or \"cpu,memory\"")))
-}
-
-fn parse(mode: &str) -> PyResult<Mode> {
-    Ok(match mode {
-        "auto" => Mode::Auto,
-        "hot" => Mode::Hot,
-        "warm" => Mode::Warm,
-        _ => {
-            return Err(PyValueError::new_err(format!(
-                "mode={mode:?}: ask for \"auto\", \"hot\" or \"warm\""
-            )));
-        }
-    })
-}
-
 /// The right to some workers.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Lease {
@@ -349,49 +240,16 @@ impl Lease {
         Ok(hash.to_string())
     }
 
-    #[allow(clippy::too_many_arguments)] // Python names them
     /// Opens a channel to every worker. `foreign` names the other tenants that own the workers; their results are not
     /// trusted.
-    #[pyo3(signature = (*, transport = None, slots, stride, bulk, spin, depth = 0, retries = 3, foreign = Vec::new()))]
-    fn pool(
-        &self,
-        py: Python<'_>,
-        transport: Option<&str>,
-        slots: u16,
-        stride: u32,
-        bulk: u64,
-        spin: Option<f64>,
-        depth: u16,
-        retries: u8,
-        foreign: Vec<String>,
-    ) -> PyResult<Pool> {
+    #[pyo3(signature = (channels, foreign = Vec::new()))]
+    fn pool(&self, py: Python<'_>, channels: Channels, foreign: Vec<String>) -> PyResult<Pool> {
         let inner = self.inner.get(py)?;
-        let transport = match transport {
-            None | Some("auto") => None,
-            Some(other) => Some(
-                other
-                    .parse::<Transport>()
-                    .map_err(|error| PyValueError::new_err(error.to_string()))?,
-            ),
-        };
-        let options = PoolOptions {
-            channel: ChannelOptions {
-                transport,
-                geometry: Geometry {
-                    slots,
-                    stride_bytes: stride,
-                    bulk_bytes: bulk,
-                },
-                spin: spin.map(|length| seconds(length, "spin")).transpose()?,
-            },
-            retries,
-            depth,
-            remembers: false,
-        };
+        let options = channels.options()?;
         let pool = py
             .detach(|| inner.pool(options))
             .map_err(|error| from_error(py, &error))?;
-        Pool::new(py, pool, foreign, inner.is_hot())
+        Pool::new(py, Arc::new(pool), foreign, inner.is_hot())
     }
 
     /// Sets the remaining duration of the lease, in seconds from now.

@@ -5,6 +5,7 @@ mod client;
 mod codec;
 mod comm;
 mod errors;
+mod fleet;
 mod foreign;
 mod guard;
 mod memory;
@@ -15,6 +16,7 @@ mod shared;
 mod sizes;
 mod storage;
 mod tasks;
+mod terms;
 
 use dayfly_executor::ExecutorError;
 use pyo3::exceptions::PyRuntimeError;
@@ -36,11 +38,13 @@ mod _native {
     #[pymodule_export]
     use super::block::Block;
     #[pymodule_export]
-    use super::client::{Client, Lease, Printed, check_cores};
+    use super::client::{Client, Lease, Printed};
     #[pymodule_export]
     use super::comm::{Communicator, Op, Request};
     #[pymodule_export]
     use super::executor_main;
+    #[pymodule_export]
+    use super::fleet::Fleet;
     #[pymodule_export]
     use super::foreign::Foreign;
     #[pymodule_export]
@@ -55,6 +59,8 @@ mod _native {
     use super::storage::{Objects, clear_store};
     #[pymodule_export]
     use super::tasks::{Task, TaskOptions, Tasks};
+    #[pymodule_export]
+    use super::terms::check_cores;
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -18,12 +18,13 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 pub use call::{Call, Failure};
 pub use helper::Shared;
 
-use crate::client::{Lease, seconds};
+use crate::client::Lease;
 use crate::codec::{Arguments, Codec, Encoded, Stated, form};
 use crate::errors::{from_call, from_error, raise, unreadable};
 use crate::foreign::{raised, untrusted};
 use crate::guard::Guarded;
 use crate::shared::SharedMemory;
+use crate::terms::seconds;
 
 /// Maximum wait before control returns to the interpreter, so that it handles signals such as Ctrl-C.
 pub const SLICE: Duration = Duration::from_millis(100);
@@ -59,7 +60,7 @@ impl Options {
     }
 }
 
-/// Calls distributed over the workers of a lease.
+/// Calls distributed over the workers of a lease or a fleet.
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Pool {
     shared: Guarded<Arc<Shared>>,
@@ -71,7 +72,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    pub fn new(py: Python<'_>, pool: ClientPool, foreign: Vec<String>, is_hot: bool) -> PyResult<Self> {
+    pub fn new(py: Python<'_>, pool: Arc<ClientPool>, foreign: Vec<String>, is_hot: bool) -> PyResult<Self> {
         Ok(Self {
             shared: Guarded::new(Arc::new(Shared::new(pool))),
             codec: match foreign.is_empty() {

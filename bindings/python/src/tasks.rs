@@ -15,12 +15,12 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
-use crate::client::seconds;
 use crate::codec::{Arguments, Codec, Stated, form};
 use crate::errors::{from_call, from_error, unreadable};
 use crate::foreign::Foreign;
 use crate::guard::Guarded;
 use crate::pool::{Failure, SLICE, deadline, with_bytes};
+use crate::terms::seconds;
 
 /// Options of tasks.
 #[pyclass(frozen, module = "dayfly._native")]

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from dayfly._groups.checkpoint import Checkpoint
     from dayfly._groups.mpirun import MPICommand
     from dayfly._groups.run import run
-    from dayfly._leases.calls import Calls
+    from dayfly._leases.calls import Calls, Function
+    from dayfly._leases.fleet import Fleet
     from dayfly._leases.gang import Gang
-    from dayfly._leases.lease import Delegation, Function, Lease
+    from dayfly._leases.lease import Delegation, Lease
     from dayfly._leases.library import Library, NativeFunction
     from dayfly._pool_errors import InitializerFailed, WorkerDied
     from dayfly._tasks.batch import Batch
@@ -76,6 +77,7 @@ __all__ = [
     "Environment",
     "Error",
     "Executor",
+    "Fleet",
     "Flow",
     "Forked",
     "Function",
@@ -120,9 +122,10 @@ _WHERE = {
     "_groups.checkpoint": ("Checkpoint",),
     "_groups.mpirun": ("MPICommand",),
     "_groups.run": ("run",),
-    "_leases.calls": ("Calls",),
+    "_leases.calls": ("Calls", "Function"),
+    "_leases.fleet": ("Fleet",),
     "_leases.gang": ("Gang",),
-    "_leases.lease": ("Delegation", "Function", "Lease"),
+    "_leases.lease": ("Delegation", "Lease"),
     "_leases.library": ("Library", "NativeFunction"),
     "_tasks.batch": ("Batch",),
     "_tasks.decorator": ("Durable", "durable"),

@@ -1,7 +1,7 @@
 //! The helper thread of a pool, which progresses calls that no thread waits for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use dayfly_client::{CallId, Pool as ClientPool};
@@ -14,7 +14,7 @@ const LINGER: Duration = Duration::from_millis(100);
 
 /// State that all calls of a pool share.
 pub struct Shared {
-    pub pool: ClientPool,
+    pub pool: Arc<ClientPool>,
     pub inline_bytes: usize,
     closed: AtomicBool,
     /// Whether the helper sleeps until it is woken.
@@ -24,7 +24,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(pool: ClientPool) -> Self {
+    pub fn new(pool: Arc<ClientPool>) -> Self {
         Self {
             inline_bytes: pool.inline_bytes(),
             pool,

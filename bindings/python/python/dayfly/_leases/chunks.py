@@ -38,7 +38,7 @@ class Chunks:
         submit: Callable[[list[Any], bool], Call],
         iterables: tuple[Iterable[Any], ...],
         *,
-        workers: int,
+        width: Callable[[], int],
         chunksize: int | None,
         progress: Progress | None,
     ) -> None:
@@ -49,7 +49,9 @@ class Chunks:
         self.items: Iterator[Any] = zip(*iterables, strict=False) if self.star else iter(iterables[0])
         self.size = chunksize or 1
         self.fixed = chunksize is not None
-        self.window = WINDOW * workers
+        #: Number of workers to keep busy. That of a fleet changes.
+        self.width = width
+        self.window = WINDOW * width()
         self.sent: deque[tuple[Call, int]] = deque()
         self.progress = progress
         self.exhausted = False
@@ -66,7 +68,8 @@ class Chunks:
             self.sent.append((self.submit(chunk, self.star), len(chunk)))
 
     def learn(self, cost_ns: int, items: int) -> None:
-        """Adapts the size of the next chunk to the measured cost of the last one."""
+        """Adapts the size of the next chunk to the measured cost of the last one, and the window to the workers."""
+        self.window = WINDOW * self.width()
         if self.fixed:
             return
         each = max(cost_ns / items, 1.0)

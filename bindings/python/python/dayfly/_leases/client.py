@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from dayfly._connection import Connection
 from dayfly._functions.environment import EnvironmentLike, environment_of
 from dayfly._functions.runtime import runtime
-from dayfly._leases.defaults import BULK, DAY, SLOTS, STRIDE, Borrow, Placement
+from dayfly._leases.defaults import BULK, DAY, MAX_LEASE_WORKERS, SLOTS, STRIDE, Borrow, Placement
 from dayfly._leases.gang import run_parallel
 from dayfly._trace import traceparent
 
 if TYPE_CHECKING:
+    from dayfly._leases.fleet import Fleet
     from dayfly._leases.gang import Gang
     from dayfly._leases.lease import Lease
 
@@ -139,10 +140,74 @@ class LeaseClient(Connection):
         del wanted["self"]
         return Gang(self._lease(wanted, placement))
 
+    def fleet(
+        self,
+        *,
+        min: int = 0,
+        max: int,
+        lease_workers: int = 4,
+        patience: float = 0.01,
+        idle: float = 10.0,
+        wait: float = 60.0,
+        memory: int = 0,
+        **lease: Any,
+    ) -> Fleet:
+        """Opens a fleet: workers on many nodes behind one queue. Returns at once.
+
+        The fleet leases from any node with capacity, also a part of what it asks for, and from an `allowance` without
+        asking the manager. The first worker serves while others are started.
+
+        Args:
+            min: number of workers that the fleet holds also without calls.
+            max: maximum number of workers.
+            lease_workers: maximum number of workers of one lease. Leases are given back as a whole, so smaller ones
+                follow the demand more closely.
+            patience: seconds that calls must have waited before the fleet grows. It grows at most by doubling.
+            idle: seconds without calls after which a lease is given back.
+            wait: seconds that calls wait while the fleet cannot lease any worker. Then they raise the reason.
+            memory: bytes for each worker; 0 for the node's default share.
+            lease: further arguments of `lease`, except ``workers``, ``wait`` and ``echo``.
+
+        Raises:
+            ValueError: if the bounds exclude each other, or for arguments of `lease` that cannot be.
+            TypeError: for arguments that fleets do not take.
+        """
+        from dayfly._leases.fleet import Fleet
+
+        if not 0 <= min <= max or max < 1:
+            raise ValueError(f"min={min}, max={max}: ask for at least one worker, and not for fewer than the minimum")
+        if not 1 <= lease_workers <= MAX_LEASE_WORKERS:
+            raise ValueError(f"lease_workers={lease_workers}: ask for 1 to {MAX_LEASE_WORKERS} workers")
+        refused = [name for name in ("workers", "wait", "echo") if name in lease]
+        if refused:
+            raise TypeError(f"a fleet takes no {refused[0]}= of its leases")
+        size = lease_workers if lease_workers < max else max
+        bound = inspect.signature(LeaseClient.lease).bind(self, size, memory=memory * size, **lease)
+        bound.apply_defaults()
+        wanted = dict(bound.arguments)
+        del wanted["self"]
+        wanted, channels, _ = self._terms(wanted)
+        bounds = {"min": min, "max": max, "patience": patience, "idle": idle, "wait": wait}
+        native = self._native.fleet(wanted, bounds, channels)
+        fleet = Fleet(native, native.pool(self._foreign), self, max)
+        with self._lock:
+            self._leases.add(fleet)
+        return fleet
+
     def _lease(self, wanted: dict[str, Any], placement: str | None) -> list[Lease]:
         """Leases according to the arguments of `lease`, and opens the channels."""
         from dayfly._leases.lease import Lease
 
+        wanted, channels, echo = self._terms(wanted)
+        natives = self._native.lease(wanted, placement)
+        pools = run_parallel([functools.partial(native.pool, channels, self._foreign) for native in natives])
+        leases = [Lease(native, pool, self, echo=echo) for native, pool in zip(natives, pools, strict=True)]
+        with self._lock:
+            self._leases.update(leases)
+        return leases
+
+    def _terms(self, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool]:
+        """Splits the arguments of `lease`: terms of the lease, options of its channels, and whether to print output."""
         files = [(path, False) for path in wanted.pop("readable")] + [(path, True) for path in wanted.pop("writable")]
         wanted["files"] = [(os.path.abspath(path), writable) for path, writable in files]
         environment = environment_of(wanted.pop("environment"))
@@ -153,15 +218,8 @@ class LeaseClient(Connection):
         wanted["image"] = None if wanted["image"] is None else os.fspath(wanted["image"])
         # An embedded manager already writes the workers' output to this terminal.
         echo = wanted.pop("echo") and not (self._native.is_embedded() and sys.stdout is sys.__stdout__)
-        channels = {
-            name: wanted.pop(name) for name in ("transport", "slots", "stride", "bulk", "spin", "depth", "retries")
-        }
-        natives = self._native.lease(wanted, placement)
-        pools = run_parallel([functools.partial(native.pool, foreign=self._foreign, **channels) for native in natives])
-        leases = [Lease(native, pool, self, echo=echo) for native, pool in zip(natives, pools, strict=True)]
-        with self._lock:
-            self._leases.update(leases)
-        return leases
+        names = ("transport", "slots", "stride", "bulk", "spin", "depth", "retries")
+        return wanted, {name: wanted.pop(name) for name in names}, echo
 
     def allowance(
         self,

@@ -17,3 +17,5 @@ SLOTS = 64
 STRIDE = 2048
 #: Bytes of address space for large values, in each direction and for each worker.
 BULK = 8 << 30
+#: Maximum number of workers of one lease: they are numbered in 16 bits.
+MAX_LEASE_WORKERS = 0xFFFF

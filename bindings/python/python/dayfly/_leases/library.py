@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dayfly._futures.future import Future
-from dayfly._leases.calls import CallTarget
 from dayfly._native import Options
+
+if TYPE_CHECKING:
+    from dayfly._leases.call_target import CallTarget
 
 
 class NativeFunction:
@@ -60,7 +62,7 @@ class NativeFunction:
 
 
 class Library:
-    """A shared library on the workers of a lease. Created by `Lease.library`.
+    """A shared library on leased workers. Created by `Lease.library` and `Fleet.library`.
 
     ``library.name`` is a function ``uint32_t name(void *in, uint32_t size, void *out)``. ``library.checked("name")`` is
     a function of the checked form of ``dayfly_function.h``, which receives the capacity of its output.

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "bindings/python/python/dayfly"
 ROOMS = [
     ("_native", "_text", "_trace", "_progress", "_errors"),
     ("_pool_errors", "_command", "_modules", "_program", "_providers"),
-    ("_failures", "_output", "_worker"),
+    ("_failures", "_output", "_worker", "_worker_streams"),
     ("_mpi", "MPI", "executor"),
     ("_codec",),
     ("_connection", "_futures", "_functions"),

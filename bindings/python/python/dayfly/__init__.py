@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     from dayfly._groups.checkpoint import Checkpoint
     from dayfly._groups.mpirun import MPICommand
     from dayfly._groups.run import run
-    from dayfly._leases.calls import Calls, Function
+    from dayfly._leases.calls import Calls
     from dayfly._leases.fleet import Fleet
     from dayfly._leases.gang import Gang
     from dayfly._leases.lease import Delegation, Lease
+    from dayfly._leases.leased_executor import Function
     from dayfly._leases.library import Library, NativeFunction
+    from dayfly._leases.stream import Stream
     from dayfly._pool_errors import InitializerFailed, WorkerDied
     from dayfly._tasks.batch import Batch
     from dayfly._tasks.decorator import Durable, durable
@@ -99,6 +101,7 @@ __all__ = [
     "ResultUnreadable",
     "StateLost",
     "Step",
+    "Stream",
     "Symbol",
     "TagInUse",
     "Trigger",
@@ -122,11 +125,13 @@ _WHERE = {
     "_groups.checkpoint": ("Checkpoint",),
     "_groups.mpirun": ("MPICommand",),
     "_groups.run": ("run",),
-    "_leases.calls": ("Calls", "Function"),
+    "_leases.calls": ("Calls",),
     "_leases.fleet": ("Fleet",),
     "_leases.gang": ("Gang",),
     "_leases.lease": ("Delegation", "Lease"),
+    "_leases.leased_executor": ("Function",),
     "_leases.library": ("Library", "NativeFunction"),
+    "_leases.stream": ("Stream",),
     "_tasks.batch": ("Batch",),
     "_tasks.decorator": ("Durable", "durable"),
     "_tasks.executor": ("Executor",),

@@ -1,21 +1,145 @@
-"""Ways to call functions on leased workers: calls with options, and handles of functions."""
+"""Calls on leased workers: what `Lease` and `Fleet` do below their interface, and `Calls`, which have options."""
 
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dayfly import _native
+import cloudpickle
+
+from dayfly import _native, _worker
 from dayfly._errors import Error
-from dayfly._futures.future import Future, failed_future
-from dayfly._leases.chunks import results
+from dayfly._functions.captures import Functions
+from dayfly._functions.kinds import PickledFunction, name_of
+from dayfly._functions.runtime import PYTHON
+from dayfly._futures.future import Future, FutureOwner, complete_futures, failed_future
+from dayfly._leases.chunks import Chunks, length_of, results
+from dayfly._progress import Progress
 
 if TYPE_CHECKING:
-    from dayfly._leases.call_target import CallTarget
+    from dayfly._connection import Connection
+    from dayfly._output import Echo
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: Maximum number of combinations of options that are kept for later calls.
+MAX_OPTIONS = 1000
+
+
+class CallTarget(FutureOwner):
+    """The base of leases and fleets: leased workers, and the functions that are registered with them."""
+
+    def __init__(self, native: _native.Lease | _native.Fleet, pool: _native.Pool, client: Connection | None) -> None:
+        self._native: Any = native
+        self._pool = pool
+        self._client = client
+        # Not a method: a reference cycle would keep the channels open until garbage collection.
+        self._register = functools.partial(_register, native, pool)
+        self._functions = Functions(self._register)
+        #: Wraps functions whose executor has an initializer.
+        self._wrap: Callable[[Any], Any] | None = None
+        self._shut = False
+        self._lock = threading.Lock()
+        self._watched = {}
+        self._maps: weakref.WeakSet[Chunks] = weakref.WeakSet()
+        self._options: dict[tuple[Any, ...], _native.Options] = {}
+        self._echo: Echo | None = None
+        # Dropping a lease without a shutdown closes the pool, which ends the helper and releases the workers.
+        weakref.finalize(self, pool.close).atexit = False
+        self._helper = threading.Thread(
+            target=complete_futures, args=(weakref.ref(self), pool), name="dayfly helper", daemon=True
+        )
+        self._helper.start()
+
+    def _width(self) -> int:
+        """Returns the number of workers that a map keeps busy."""
+        raise NotImplementedError
+
+    def _chunks(
+        self,
+        fn: Callable[..., Any],
+        iterables: tuple[Iterable[Any], ...],
+        chunksize: int | None,
+        progress: bool,
+        options: _native.Options | None,
+    ) -> Chunks:
+        if self._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if chunksize is not None and chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if not iterables:
+            raise TypeError("map() takes at least one iterable")
+        number = self._functions.number(fn)
+        pool = self._pool
+        if number is None:
+            pickled = cloudpickle.dumps(self._carried(fn), protocol=5)
+            mapper = self._mapper
+
+            def submit(items: list[Any], star: bool) -> _native.Call:
+                return pool.submit(mapper, (pickled, items, star), None, options)
+
+        else:
+
+            def submit(items: list[Any], star: bool) -> _native.Call:
+                return pool.submit_map(number, items, star, options)
+
+        bar = Progress(length_of(iterables)) if progress else None
+        chunks = Chunks(self, pool, submit, iterables, width=self._width, chunksize=chunksize, progress=bar)
+        chunks.fill()
+        self._maps.add(chunks)
+        return chunks
+
+    def _initialize_with(self, wrap: Callable[[Any], Any]) -> None:
+        """Wraps all functions called from now on, for an initializer."""
+        register = self._register
+        self._wrap = wrap
+        self._functions = Functions(lambda fn: register(wrap(fn)))
+
+    def _carried(self, fn: Any) -> Any:
+        """Returns a function in the form that travels with its arguments."""
+        return fn if self._wrap is None else self._wrap(fn)
+
+    @property
+    def _applier(self) -> int:
+        return self._functions.fixed(_worker.apply)
+
+    @property
+    def _mapper(self) -> int:
+        return self._functions.fixed(_worker.apply_map)
+
+    @staticmethod
+    def _milliseconds(deadline: float | None) -> int:
+        if deadline is None:
+            return 0
+        if deadline <= 0:
+            raise ValueError(f"deadline={deadline}: ask for a positive number of seconds")
+        return max(1, min(round(deadline * 1000), 0xFFFFFFFF))
+
+    def _check_open(self) -> None:
+        if self._shut:
+            raise RuntimeError("cannot use workers after the shutdown of their lease or fleet")
+
+    def _with_options(
+        self, deadline: float | None, idempotent: bool, worker: int | None, incarnation: int | None
+    ) -> Calls:
+        key = (deadline, idempotent, worker, incarnation)
+        made = self._options.get(key)
+        if made is None:
+            made = _native.Options(
+                deadline_ms=self._milliseconds(deadline), idempotent=idempotent, worker=worker, incarnation=incarnation
+            )
+            if len(self._options) < MAX_OPTIONS:
+                self._options[key] = made
+        return Calls(self, made)
+
+
+def _register(native: _native.Lease | _native.Fleet, pool: _native.Pool, fn: Callable[..., Any]) -> int:
+    code = native.put_code(PickledFunction(fn).code)
+    return pool.register_python(code, PYTHON, cloudpickle.__version__, name_of(fn))
 
 
 class Calls:
@@ -66,24 +190,3 @@ class Calls:
     ) -> Iterator[T]:
         """As `Lease.map`. The deadline applies to each invocation."""
         return results(self._lease._chunks(fn, iterables, chunksize, progress, self._options), timeout)
-
-
-class Function(Generic[P, T]):
-    """A function that runs on leased workers. Created by `Lease.function` and `Fleet.function`."""
-
-    def __init__(self, lease: CallTarget, fn: Callable[P, T]) -> None:
-        functools.update_wrapper(self, fn)
-        self._lease = lease
-        self._fn = fn
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls the function on a worker and returns its result."""
-        return self._lease.call(self._fn, *args, **kwargs)
-
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As `Lease.submit`."""
-        return self._lease.submit(self._fn, *args, **kwargs)
-
-    def map(self, *iterables: Iterable[Any], **options: Any) -> Iterator[T]:
-        """As `Lease.map`."""
-        return self._lease.map(self._fn, *iterables, **options)

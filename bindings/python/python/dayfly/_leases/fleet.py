@@ -6,8 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dayfly._errors import Error
-from dayfly._leases.call_target import CallTarget
 from dayfly._leases.calls import Calls
+from dayfly._leases.leased_executor import LeasedExecutor
 
 if TYPE_CHECKING:
     from dayfly import _native
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_INITIAL_WIDTH = 4
 
 
-class Fleet(CallTarget):
+class Fleet(LeasedExecutor):
     """Workers on many nodes behind one queue. Created by `Client.fleet`.
 
     A fleet is a `concurrent.futures.Executor`. It leases workers while calls wait, and gives leases back that are idle:

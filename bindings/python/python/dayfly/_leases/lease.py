@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from dayfly import _native, _output
 from dayfly._connection import Connection
-from dayfly._errors import Error
-from dayfly._leases.call_target import CallTarget
+from dayfly._errors import Error, LeaseError
 from dayfly._leases.calls import Calls
 from dayfly._leases.defaults import BULK, DAY, SLOTS, STRIDE
+from dayfly._leases.leased_executor import LeasedExecutor
+from dayfly._leases.stream import MAX_ITEMS, Stream
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class Lease(CallTarget):
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Lease(LeasedExecutor):
     """Leased workers, until the lease ends. Created by `Client.lease`.
 
     A lease is a `concurrent.futures.Executor`:
@@ -36,6 +42,8 @@ class Lease(CallTarget):
         super().__init__(native, pool, client)
         self._grant: dict[str, Any] = json.loads(native.grant())
         self._echo = _output.Echo(native) if echo else None
+        #: Number of streams so far.
+        self._streams = 0
 
     def _width(self) -> int:
         return self.workers
@@ -111,6 +119,34 @@ class Lease(CallTarget):
             ValueError: if ``deadline`` is not positive.
         """
         return self._with_options(deadline, idempotent, worker, incarnation)
+
+    # Streams
+
+    def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]:
+        """Calls a function that yields, and returns an iterator over its items, which come while the function runs.
+
+        >>> def lines(path):
+        ...     with open(path) as file:
+        ...         yield from file
+        >>> for line in lease.stream(lines, "/data/log"):  # doctest: +SKIP
+        ...     print(line)
+
+        The function runs only as far ahead as the caller needs: see `Stream`. Its state is in one worker, which serves
+        other calls between the items.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+            dayfly.StateLost: from the iterator, if the worker was lost.
+        """
+        self._check_open()
+        alive = [(number, incarnation) for number, incarnation in enumerate(self.incarnations()) if incarnation]
+        if not alive:
+            raise LeaseError("all workers of this lease are lost: lease others", "lease_ended")
+        worker, incarnation = alive[self._streams % len(alive)]
+        self._streams += 1
+        stream: Stream[T] = Stream(self, worker, self.options(worker=worker, incarnation=incarnation), MAX_ITEMS)
+        stream._start(fn, args, kwargs)
+        return stream
 
     # Shared memory
 

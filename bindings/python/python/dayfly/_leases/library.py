@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dayfly._futures.future import Future
+from dayfly._leases.calls import CallTarget
 from dayfly._native import Options
-
-if TYPE_CHECKING:
-    from dayfly._leases.call_target import CallTarget
 
 
 class NativeFunction:

@@ -6,37 +6,22 @@ import concurrent.futures as cf
 import functools
 import sys
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-import cloudpickle
-
-from dayfly import _native, _worker
 from dayfly._errors import ConnectionFailed, Error
-from dayfly._functions.captures import Functions
-from dayfly._functions.kinds import PickledFunction, name_of
-from dayfly._functions.runtime import PYTHON
-from dayfly._futures.future import Future, FutureOwner, complete_futures, failed_future
-from dayfly._leases.calls import Calls, Function
-from dayfly._leases.chunks import Chunks, async_results, length_of, results
+from dayfly._futures.future import Future, failed_future
+from dayfly._leases.calls import CallTarget
+from dayfly._leases.chunks import async_results, results
 from dayfly._leases.library import Library
-from dayfly._progress import Progress
-
-if TYPE_CHECKING:
-    from dayfly._connection import Connection
-    from dayfly._output import Echo
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Maximum number of combinations of options that are kept for later calls.
-MAX_OPTIONS = 1000
 
-
-class CallTarget(FutureOwner, cf.Executor):
-    """The base of `Lease` and `Fleet`: leased workers, and the functions that are registered with them."""
+class LeasedExecutor(CallTarget, cf.Executor):
+    """The calls and the end of `Lease` and `Fleet`."""
 
     # Calls
 
@@ -206,112 +191,23 @@ class CallTarget(FutureOwner, cf.Executor):
         self.shutdown(wait=True)
         return None
 
-    # Below the interface
 
-    def __init__(self, native: _native.Lease | _native.Fleet, pool: _native.Pool, client: Connection | None) -> None:
-        self._native: Any = native
-        self._pool = pool
-        self._client = client
-        # Not a method: a reference cycle would keep the channels open until garbage collection.
-        self._register = functools.partial(_register, native, pool)
-        self._functions = Functions(self._register)
-        #: Wraps functions whose executor has an initializer.
-        self._wrap: Callable[[Any], Any] | None = None
-        self._shut = False
-        self._lock = threading.Lock()
-        self._watched = {}
-        self._maps: weakref.WeakSet[Chunks] = weakref.WeakSet()
-        self._options: dict[tuple[Any, ...], _native.Options] = {}
-        self._echo: Echo | None = None
-        # Dropping a lease without a shutdown closes the pool, which ends the helper and releases the workers.
-        weakref.finalize(self, pool.close).atexit = False
-        self._helper = threading.Thread(
-            target=complete_futures, args=(weakref.ref(self), pool), name="dayfly helper", daemon=True
-        )
-        self._helper.start()
+class Function(Generic[P, T]):
+    """A function that runs on leased workers. Created by `Lease.function` and `Fleet.function`."""
 
-    def _width(self) -> int:
-        """Returns the number of workers that a map keeps busy."""
-        raise NotImplementedError
+    def __init__(self, lease: LeasedExecutor, fn: Callable[P, T]) -> None:
+        functools.update_wrapper(self, fn)
+        self._lease = lease
+        self._fn = fn
 
-    def _chunks(
-        self,
-        fn: Callable[..., Any],
-        iterables: tuple[Iterable[Any], ...],
-        chunksize: int | None,
-        progress: bool,
-        options: _native.Options | None,
-    ) -> Chunks:
-        if self._shut:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        if chunksize is not None and chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")
-        if not iterables:
-            raise TypeError("map() takes at least one iterable")
-        number = self._functions.number(fn)
-        pool = self._pool
-        if number is None:
-            pickled = cloudpickle.dumps(self._carried(fn), protocol=5)
-            mapper = self._mapper
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls the function on a worker and returns its result."""
+        return self._lease.call(self._fn, *args, **kwargs)
 
-            def submit(items: list[Any], star: bool) -> _native.Call:
-                return pool.submit(mapper, (pickled, items, star), None, options)
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As `Lease.submit`."""
+        return self._lease.submit(self._fn, *args, **kwargs)
 
-        else:
-
-            def submit(items: list[Any], star: bool) -> _native.Call:
-                return pool.submit_map(number, items, star, options)
-
-        bar = Progress(length_of(iterables)) if progress else None
-        chunks = Chunks(self, pool, submit, iterables, width=self._width, chunksize=chunksize, progress=bar)
-        chunks.fill()
-        self._maps.add(chunks)
-        return chunks
-
-    def _initialize_with(self, wrap: Callable[[Any], Any]) -> None:
-        """Wraps all functions called from now on, for an initializer."""
-        register = self._register
-        self._wrap = wrap
-        self._functions = Functions(lambda fn: register(wrap(fn)))
-
-    def _carried(self, fn: Any) -> Any:
-        """Returns a function in the form that travels with its arguments."""
-        return fn if self._wrap is None else self._wrap(fn)
-
-    @property
-    def _applier(self) -> int:
-        return self._functions.fixed(_worker.apply)
-
-    @property
-    def _mapper(self) -> int:
-        return self._functions.fixed(_worker.apply_map)
-
-    @staticmethod
-    def _milliseconds(deadline: float | None) -> int:
-        if deadline is None:
-            return 0
-        if deadline <= 0:
-            raise ValueError(f"deadline={deadline}: ask for a positive number of seconds")
-        return max(1, min(round(deadline * 1000), 0xFFFFFFFF))
-
-    def _check_open(self) -> None:
-        if self._shut:
-            raise RuntimeError("cannot use workers after the shutdown of their lease or fleet")
-
-    def _with_options(
-        self, deadline: float | None, idempotent: bool, worker: int | None, incarnation: int | None
-    ) -> Calls:
-        key = (deadline, idempotent, worker, incarnation)
-        made = self._options.get(key)
-        if made is None:
-            made = _native.Options(
-                deadline_ms=self._milliseconds(deadline), idempotent=idempotent, worker=worker, incarnation=incarnation
-            )
-            if len(self._options) < MAX_OPTIONS:
-                self._options[key] = made
-        return Calls(self, made)
-
-
-def _register(native: _native.Lease | _native.Fleet, pool: _native.Pool, fn: Callable[..., Any]) -> int:
-    code = native.put_code(PickledFunction(fn).code)
-    return pool.register_python(code, PYTHON, cloudpickle.__version__, name_of(fn))
+    def map(self, *iterables: Iterable[Any], **options: Any) -> Iterator[T]:
+        """As `Lease.map`."""
+        return self._lease.map(self._fn, *iterables, **options)

@@ -392,6 +392,8 @@ export interface Prices {
   allocation_per_gib_s: number;
   computing_per_s: number;
   polling_per_s: number;
+  core_per_s?: number;
+  gpu_per_s?: number;
   borrowed_core_per_s?: number;
   borrowed_per_gib_s?: number;
 }

@@ -259,7 +259,7 @@ fn gather_functions(lines: &[BillLine]) -> Vec<Line> {
                 computing_us: function.computing_us,
                 ..Usage::default()
             };
-            let cost = Cost::of(&line.prices, &used, 0, line.workers, line.cores_per_worker);
+            let cost = Cost::of(&line.prices, &used, 0, line.workers, line.cores_per_worker, 0);
             let cost = cost.computing.min(rest.computing);
             let part = Line {
                 granted_at_ms: line.granted_at_ms,

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use dayfly_client::Client;
 use dayfly_command::Global;
 use dayfly_node::{ManagerLink, Node};
-use dayfly_protocol::api::{HarvestMode, JoinToken, NodeState, Sandbox};
+use dayfly_protocol::api::{Capacity, HarvestMode, JoinToken, NodeResize, NodeState, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{NodeId, TenantId};
 use serde::{Deserialize, Serialize};
@@ -82,6 +82,8 @@ enum What {
     Reclaim(Reclaim),
     /// Offer a reclaimed or suspended node to leases again
     Resume(Resume),
+    /// Change how much of a node is offered to leases
+    Resize(Resize),
     /// Switch what a node does with resources that calls own and do not use
     Harvest(Harvest),
 }
@@ -113,6 +115,38 @@ struct Resume {
     /// Name of the node, if it is unique, or its id
     #[arg(value_name = "NAME_OR_ID")]
     node: String,
+}
+
+/// Change how much of a node is offered to leases, for example while a batch job has the rest.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dayfly node resize rack3-07 --cores 3 --memory 8G --grace 2s     a job gets the other cores and memory
+  dayfly node resize rack3-07 --cores 0 --gpus 0                   what is parked stays warm in memory
+  dayfly node resize rack3-07 --cores 15 --memory 48G --gpus 4     all again
+
+A node offers at most what it was started with. Free resources leave at once. Then idle leases end, and others when
+their calls have ended or the grace is over. Returns when no lease holds more than the node offers. A batch system can
+do the same with the request PATCH /v1/nodes/ID?grace=SECONDS.")]
+#[group(id = "amounts", required = true, multiple = true, args = ["cores", "memory", "workers", "gpus"])]
+struct Resize {
+    /// Name of the node, if it is unique, or its id
+    #[arg(value_name = "NAME_OR_ID")]
+    node: String,
+    /// Cores of hot workers
+    #[arg(long, value_name = "N")]
+    cores: Option<u16>,
+    /// Memory of all leases
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    memory: Option<u64>,
+    /// Most warm workers of one core; follows --cores in proportion if it is not given
+    #[arg(long, value_name = "N")]
+    workers: Option<u16>,
+    /// Number of GPUs
+    #[arg(long, value_name = "N")]
+    gpus: Option<u16>,
+    /// How long running calls may continue
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
+    grace: Duration,
 }
 
 /// Switch what a node does with resources that calls own and do not use, until the node ends.
@@ -176,6 +210,24 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
             });
             Ok(())
         }
+        Some(What::Resize(wanted)) => {
+            let client = connect::manager(global)?;
+            let node = named(&client, &wanted.node)?;
+            let change = NodeResize {
+                cores: wanted.cores,
+                memory_bytes: wanted.memory,
+                workers: wanted.workers,
+                gpus: wanted.gpus,
+            };
+            let status = client
+                .resize_node(node, &change, wanted.grace)
+                .map_err(|error| error.0)?;
+            output::line(&match global.json {
+                true => output::json(&status)?,
+                false => format!("The node {} offers {}.", status.address.name, offered(&status.capacity)),
+            });
+            Ok(())
+        }
         Some(What::Resume(wanted)) => {
             let client = connect::manager(global)?;
             let node = named(&client, &wanted.node)?;
@@ -187,6 +239,21 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
             Ok(())
         }
     }
+}
+
+fn offered(capacity: &Capacity) -> String {
+    let mut parts = vec![
+        output::count(capacity.cores.into(), "core"),
+        format!(
+            "{} for warm workers",
+            output::count(capacity.workers.whole_part().into(), "place")
+        ),
+        output::size(capacity.memory_bytes),
+    ];
+    if capacity.gpus > 0 {
+        parts.push(output::count(capacity.gpus.into(), "GPU"));
+    }
+    parts.join(", ")
 }
 
 /// Returns the node with this name or id. Nodes that left only count if no other has the name.

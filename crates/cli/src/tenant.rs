@@ -61,7 +61,7 @@ struct Set {
     #[command(flatten)]
     prices: PriceArguments,
     /// Use the site's prices
-    #[arg(long, conflicts_with_all = ["allocation", "computing", "polling", "borrowed_core", "borrowed_memory"])]
+    #[arg(long, conflicts_with_all = ["allocation", "core", "gpu", "computing", "polling", "borrowed_core", "borrowed_memory"])]
     no_prices: bool,
     /// Suspend it: it gets no leases, and loses those it has
     #[arg(long)]
@@ -77,6 +77,12 @@ struct PriceArguments {
     /// Price of one GiB held for one second
     #[arg(long = "price-allocation", id = "allocation", value_name = "AMOUNT", value_parser = values::amount)]
     allocation: Option<u64>,
+    /// Price of one core that a worker owns for one second
+    #[arg(long = "price-core", id = "core", value_name = "AMOUNT", value_parser = values::amount)]
+    core: Option<u64>,
+    /// Price of one GPU that a worker owns for one second
+    #[arg(long = "price-gpu", id = "gpu", value_name = "AMOUNT", value_parser = values::amount)]
+    gpu: Option<u64>,
     /// Price of one second inside functions, for each core of the worker
     #[arg(long = "price-computing", id = "computing", value_name = "AMOUNT", value_parser = values::amount)]
     computing: Option<u64>,
@@ -95,6 +101,8 @@ impl PriceArguments {
     fn named(&self) -> bool {
         let given = [
             self.allocation,
+            self.core,
+            self.gpu,
             self.computing,
             self.polling,
             self.borrowed_core,
@@ -106,6 +114,8 @@ impl PriceArguments {
     fn over(&self, prices: Prices) -> Prices {
         Prices {
             allocation_per_gib_s: self.allocation.unwrap_or(prices.allocation_per_gib_s),
+            core_per_s: self.core.unwrap_or(prices.core_per_s),
+            gpu_per_s: self.gpu.unwrap_or(prices.gpu_per_s),
             computing_per_s: self.computing.unwrap_or(prices.computing_per_s),
             polling_per_s: self.polling.unwrap_or(prices.polling_per_s),
             borrowed_core_per_s: self.borrowed_core.unwrap_or(prices.borrowed_core_per_s),
@@ -236,9 +246,11 @@ pub fn prices(arguments: &PricesArguments, global: &Global) -> Result<(), Failur
         output::json(&prices)?
     } else {
         format!(
-            "allocation  {} for one GiB held for one second\ncomputing   {} for one second inside functions, for each core\n\
+            "allocation  {} for one GiB, {} for one core, {} for one GPU, held for one second\ncomputing   {} for one second inside functions, for each core\n\
              polling     {} for one second of polling, for each core\nborrowing   {} for one core, {} for one GiB, for one second",
             output::amount(prices.allocation_per_gib_s),
+            output::amount(prices.core_per_s),
+            output::amount(prices.gpu_per_s),
             output::amount(prices.computing_per_s),
             output::amount(prices.polling_per_s),
             output::amount(prices.borrowed_core_per_s),

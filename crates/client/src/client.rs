@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{
-    Connection, GangRequest, Grant, HarvestMode, LeaseRequest, LeaseStatus, MAX_WAIT_MS, NodeAddress, NodeStatus,
-    Placement, Reclaimed,
+    Connection, GangRequest, Grant, HarvestMode, LeaseRequest, LeaseStatus, MAX_WAIT_MS, NodeAddress, NodeResize,
+    NodeStatus, Placement, Reclaimed,
 };
 use dayfly_protocol::contents::Content;
 use dayfly_protocol::error::Code;
@@ -334,6 +334,12 @@ impl Client {
     /// the node is empty and its last usage is booked.
     pub fn reclaim_node(&self, node: NodeId, grace: Duration) -> Result<Reclaimed, Error> {
         self.manager()?.reclaim_node(node, grace)
+    }
+
+    /// Changes what a node offers to leases, within what it was started with. Running calls of leases that have to end may
+    /// go on for `grace`. Returns when no lease holds more than the node offers.
+    pub fn resize_node(&self, node: NodeId, change: &NodeResize, grace: Duration) -> Result<NodeStatus, Error> {
+        self.manager()?.resize_node(node, change, grace)
     }
 
     /// Opens a reclaimed node to leases again.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dayfly_protocol::api::{
     Allowance, AllowanceRequest, Connection, GangRequest, Grant, HarvestMode, HarvestSwitch, LeaseRequest, LeaseStatus,
-    ManagerAddress, ManagerStatus, NodeStatus, Reclaimed, RenewRequest,
+    ManagerAddress, ManagerStatus, NodeResize, NodeStatus, Reclaimed, RenewRequest,
 };
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
@@ -291,6 +291,11 @@ impl ManagerClient {
 
     pub fn reclaim_node(&self, node: NodeId, grace: Duration) -> Result<Reclaimed, Error> {
         self.delete(&format!("/v1/nodes/{node}?grace={}", grace.as_secs_f64()), grace)
+    }
+
+    pub fn resize_node(&self, node: NodeId, change: &NodeResize, grace: Duration) -> Result<NodeStatus, Error> {
+        let path = format!("/v1/nodes/{node}?grace={}", grace.as_secs_f64());
+        self.ask(Format::Json, Method::PATCH, &path, Some(json(change)?), grace)
     }
 
     pub fn resume_node(&self, node: NodeId) -> Result<NodeStatus, Error> {

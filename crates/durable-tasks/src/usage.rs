@@ -109,7 +109,7 @@ impl Charges {
             ..api::Usage::default()
         };
         let memory_bytes = resources.memory_bytes.saturating_mul(workers.into());
-        Cost::of(&prices, &used, memory_bytes, workers, resources.cores).total()
+        Cost::of(&prices, &used, memory_bytes, workers, resources.cores, resources.gpus).total()
     }
 }
 

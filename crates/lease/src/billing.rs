@@ -62,7 +62,7 @@ pub fn merge(a: Usage, b: Usage) -> Usage {
 /// Cost of a lease, in billionths of the site's unit of account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// Cost of memory: Ca ta.
+    /// Cost of memory, cores and GPUs that the lease holds: Ca ta.
     pub allocation: u64,
     /// Cost of computing: Cc tc, for each core of a worker.
     pub computing: u64,
@@ -76,7 +76,14 @@ impl Cost {
     /// Returns the cost of `usage` at these prices. `ta` is the product of allocation time and memory. `allocated_us`
     /// counts the time once for each worker and `memory_bytes` is for the whole lease, hence the division by `workers`.
     /// The time of a worker counts as often as it owns cores, so half a core costs half. More usage never costs less.
-    pub fn of(prices: &Prices, usage: &Usage, memory_bytes: u64, workers: u16, cores_per_worker: MilliCores) -> Self {
+    pub fn of(
+        prices: &Prices,
+        usage: &Usage,
+        memory_bytes: u64,
+        workers: u16,
+        cores_per_worker: MilliCores,
+        gpus_per_worker: u16,
+    ) -> Self {
         const US_PER_S: u128 = 1_000_000;
         let whole = |billionths: u128| u64::try_from(billionths).unwrap_or(u64::MAX);
         let core_s = |us: u64, price: u64| {
@@ -85,9 +92,12 @@ impl Cost {
         };
         let byte_us = u128::from(usage.allocated_us) * u128::from(memory_bytes) / u128::from(workers.max(1));
         // Divide the bytes first: 2^64 us of 2^64 bytes would leave no room for the price.
-        let allocation = (byte_us >> 30).saturating_mul(prices.allocation_per_gib_s.into()) / US_PER_S;
+        let memory = (byte_us >> 30).saturating_mul(prices.allocation_per_gib_s.into()) / US_PER_S;
+        let gpu_us = u128::from(usage.allocated_us) * u128::from(gpus_per_worker);
+        let gpus = gpu_us.saturating_mul(prices.gpu_per_s.into()) / US_PER_S;
+        let cores = core_s(usage.allocated_us, prices.core_per_s);
         Self {
-            allocation: whole(allocation),
+            allocation: whole(memory).saturating_add(cores).saturating_add(whole(gpus)),
             computing: core_s(usage.computing_us, prices.computing_per_s),
             polling: core_s(usage.polling_us, prices.polling_per_s),
             borrowing: 0,
@@ -180,7 +190,7 @@ mod tests {
         };
         // 4 workers for 10 s with 2 GiB in total: 20 GiB s.
         assert_eq!(
-            Cost::of(&prices, &usage, 2 << 30, 4, MilliCores::ONE).total(),
+            Cost::of(&prices, &usage, 2 << 30, 4, MilliCores::ONE, 0).total(),
             2 * 20 + 1_000 * 3 + 100 * 5
         );
     }
@@ -193,13 +203,31 @@ mod tests {
             ..Prices::default()
         };
         let usage = used(3_000_000, 5_000_000, 1);
-        let total = |thousandths| Cost::of(&prices, &usage, 0, 1, MilliCores::new(thousandths)).total();
+        let total = |thousandths| Cost::of(&prices, &usage, 0, 1, MilliCores::new(thousandths), 0).total();
         assert_eq!([500, 1_000, 2_000].map(total), [1_750, 3_500, 7_000]);
         assert_eq!(
             (1..=100).map(|_| total(10)).sum::<u64>(),
             total(1_000),
             "nothing is lost"
         );
+    }
+
+    #[test]
+    fn held_cores_and_gpus_cost_while_no_call_runs() {
+        let prices = Prices {
+            core_per_s: 10,
+            gpu_per_s: 1_000,
+            ..Prices::default()
+        };
+        // Two workers for five seconds.
+        let usage = Usage {
+            allocated_us: 10_000_000,
+            ..Usage::default()
+        };
+        let total = |cores, gpus| Cost::of(&prices, &usage, 0, 2, MilliCores::from(cores), gpus).total();
+        assert_eq!(total(1_u16, 0), 100);
+        assert_eq!(total(16, 0), 1_600, "a worker of 16 cores pays for 16");
+        assert_eq!(total(1, 2), 100 + 20_000);
     }
 
     #[test]
@@ -269,17 +297,17 @@ mod tests {
         }
 
         #[test]
-        fn more_usage_never_costs_less(a in any_usage(), b in any_usage(), memory in any::<u64>(), workers in any::<u16>(), cores in any::<u64>(), price in any::<u64>()) {
-            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price, ..Prices::default() };
-            let less = Cost::of(&prices, &a, memory, workers, MilliCores::new(cores));
-            let more = Cost::of(&prices, &merge(a, b), memory, workers, MilliCores::new(cores));
+        fn more_usage_never_costs_less(a in any_usage(), b in any_usage(), memory in any::<u64>(), workers in any::<u16>(), cores in any::<u64>(), gpus in any::<u16>(), price in any::<u64>()) {
+            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price, core_per_s: price, gpu_per_s: price, ..Prices::default() };
+            let less = Cost::of(&prices, &a, memory, workers, MilliCores::new(cores), gpus);
+            let more = Cost::of(&prices, &merge(a, b), memory, workers, MilliCores::new(cores), gpus);
             prop_assert!(more.total() >= less.total());
         }
 
         #[test]
-        fn no_usage_overflows_the_bill(usage in any_usage(), memory in any::<u64>(), workers in any::<u16>(), cores in any::<u64>(), price in any::<u64>()) {
-            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price, ..Prices::default() };
-            Cost::of(&prices, &usage, memory, workers, MilliCores::new(cores)).total();
+        fn no_usage_overflows_the_bill(usage in any_usage(), memory in any::<u64>(), workers in any::<u16>(), cores in any::<u64>(), gpus in any::<u16>(), price in any::<u64>()) {
+            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price, core_per_s: price, gpu_per_s: price, ..Prices::default() };
+            Cost::of(&prices, &usage, memory, workers, MilliCores::new(cores), gpus).total();
         }
     }
 }

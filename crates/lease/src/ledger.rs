@@ -2,7 +2,10 @@
 //!
 //! Hot workers own numbered cores. Warm workers own none: they share the remaining cores. At least
 //! [`Resources::kept_cores`] cores are never leased, so that clients and daemons always have cores to run on. A warm
-//! worker takes as many places as it owns cores, in thousandths: two workers of half a core take one.
+//! worker takes as many places as it owns cores, in thousandths: two workers of half a core take one. Leases get only
+//! what the node [offers](Offer), which may be a part of its resources.
+
+mod offer;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +15,8 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::LeaseId;
 
 use crate::quantity::Quantity;
+
+pub use offer::{Offer, OfferChange, Shortfall};
 
 /// Most warm workers of a node with fewer places. Workers of a part of a core may outnumber the places.
 const MAX_SMALL_WORKERS: u32 = 1_024;
@@ -100,6 +105,16 @@ pub enum LedgerError {
         /// The node's total.
         total: Quantity,
     },
+    /// An offer exceeds the node's total resources.
+    #[error("the node cannot offer {asked} {what}: it was started with {total}; ask for less")]
+    BeyondNode {
+        /// Name of the resource.
+        what: &'static str,
+        /// Requested amount.
+        asked: u64,
+        /// The node's total.
+        total: u64,
+    },
     /// The request is malformed or contradicts itself.
     #[error("{0}")]
     Invalid(String),
@@ -109,7 +124,7 @@ impl LedgerError {
     /// The error code that a peer receives.
     pub fn code(&self) -> Code {
         match self {
-            Self::TooLarge { .. } => Code::TooLarge,
+            Self::TooLarge { .. } | Self::BeyondNode { .. } => Code::TooLarge,
             Self::NoCapacity { .. } => Code::NoCapacity,
             Self::Invalid(_) => Code::InvalidRequest,
         }
@@ -170,52 +185,79 @@ fn fraction_of_hot_worker(cores: MilliCores) -> LedgerError {
 #[derive(Debug, Clone)]
 pub struct Ledger {
     resources: Resources,
+    offer: Offer,
     free_cores: BTreeSet<u16>,
+    /// Cores that are neither offered nor leased.
+    withdrawn_cores: BTreeSet<u16>,
     kept: BTreeSet<u16>,
-    free_memory_bytes: u64,
-    /// Free places of warm workers.
-    free_places: MilliCores,
+    held_memory_bytes: u64,
+    /// Places of the warm workers of all leases.
+    held_places: MilliCores,
     /// Warm workers of all leases.
     warm_workers: u32,
     free_gpus: BTreeSet<u16>,
+    /// GPUs that are neither offered nor leased.
+    withdrawn_gpus: BTreeSet<u16>,
     held: BTreeMap<LeaseId, Reservation>,
 }
 
 impl Ledger {
-    /// Returns the ledger of a node without leases.
+    /// Returns the ledger of a node without leases, which offers all of its resources.
     pub fn new(resources: Resources) -> Self {
         let all: BTreeSet<u16> = resources.cores.iter().copied().collect();
         let kept: BTreeSet<u16> = all.iter().copied().take(resources.kept_cores.max(1).into()).collect();
+        let free_cores: BTreeSet<u16> = all.difference(&kept).copied().collect();
         Self {
-            free_cores: all.difference(&kept).copied().collect(),
+            offer: Offer {
+                cores: count(&free_cores),
+                memory_bytes: resources.memory_bytes,
+                workers: resources.workers,
+                gpus: count(&resources.gpus),
+            },
+            free_cores,
+            withdrawn_cores: BTreeSet::new(),
             kept,
-            free_memory_bytes: resources.memory_bytes,
-            free_places: resources.workers.into(),
+            held_memory_bytes: 0,
+            held_places: MilliCores::ZERO,
             warm_workers: 0,
             free_gpus: (0..count(&resources.gpus)).collect(),
+            withdrawn_gpus: BTreeSet::new(),
             held: BTreeMap::new(),
             resources,
         }
     }
 
-    /// Resources of the node when no lease holds any.
+    /// Resources that leases may hold together.
     pub fn capacity(&self) -> Capacity {
         Capacity {
-            cores: self.leasable_cores(),
-            memory_bytes: self.resources.memory_bytes,
-            workers: self.resources.workers.into(),
-            gpus: count(&self.resources.gpus),
+            cores: self.offer.cores,
+            memory_bytes: self.offer.memory_bytes,
+            workers: self.offer.workers.into(),
+            gpus: self.offer.gpus,
         }
     }
 
     /// Resources that are free now.
     pub fn free(&self) -> Capacity {
         Capacity {
-            cores: self.free_cores.len() as u16,
-            memory_bytes: self.free_memory_bytes,
-            workers: self.free_places,
+            cores: count(&self.free_cores),
+            memory_bytes: self.free_memory_bytes(),
+            workers: self.free_places(),
             gpus: count(&self.free_gpus),
         }
+    }
+
+    fn free_memory_bytes(&self) -> u64 {
+        self.offer.memory_bytes.saturating_sub(self.held_memory_bytes)
+    }
+
+    fn free_places(&self) -> MilliCores {
+        MilliCores::from(self.offer.workers).minus(self.held_places)
+    }
+
+    /// Whether the node has GPUs, offered or not.
+    pub fn has_gpus(&self) -> bool {
+        !self.resources.gpus.is_empty()
     }
 
     /// Cores that warm workers, executors' parents and daemons may use: all that no hot lease owns.
@@ -252,11 +294,11 @@ impl Ledger {
         if mode == Mode::Hot {
             self.check_cores(request)?;
         } else {
-            let total = MilliCores::from(self.resources.workers);
+            let total = MilliCores::from(self.offer.workers);
             check(
                 "places of warm workers",
                 places_of(request),
-                self.free_places,
+                self.free_places(),
                 total,
                 "",
             )?;
@@ -266,7 +308,7 @@ impl Ledger {
             "GPUs",
             gpus_of(request),
             self.free_gpus.len() as u64,
-            self.resources.gpus.len() as u64,
+            u64::from(self.offer.gpus),
             "",
         )?;
         let memory_bytes = self.memory_for(request, mode)?;
@@ -280,14 +322,14 @@ impl Ledger {
             }
         } else {
             places = places_of(request);
-            self.free_places = self.free_places.minus(places);
+            self.held_places = self.held_places.plus(places);
             self.warm_workers += u32::from(request.workers);
         }
         let taken = (0..gpus_of(request)).filter_map(|_| self.free_gpus.pop_first());
         let gpus = taken
             .filter_map(|gpu| self.resources.gpus.get(usize::from(gpu)).cloned())
             .collect();
-        self.free_memory_bytes -= memory_bytes;
+        self.held_memory_bytes += memory_bytes;
         let reservation = Reservation {
             mode,
             workers: request.workers,
@@ -303,19 +345,16 @@ impl Ledger {
     pub fn release(&mut self, lease: &LeaseId) -> Option<Reservation> {
         let reservation = self.held.remove(lease)?;
         self.free_cores.extend(&reservation.cores);
-        self.free_memory_bytes += reservation.memory_bytes;
-        self.free_places = self.free_places.plus(reservation.places);
+        self.held_memory_bytes -= reservation.memory_bytes;
+        self.held_places = self.held_places.minus(reservation.places);
         if reservation.mode != Mode::Hot {
             self.warm_workers -= u32::from(reservation.workers);
         }
         let named = |gpu: &String| self.resources.gpus.iter().position(|one| one == gpu);
         let given = reservation.gpus.iter().filter_map(named);
         self.free_gpus.extend(given.filter_map(|at| u16::try_from(at).ok()));
+        self.settle();
         Some(reservation)
-    }
-
-    fn leasable_cores(&self) -> u16 {
-        (self.resources.cores.iter().collect::<BTreeSet<_>>().len() - self.kept.len()) as u16
     }
 
     fn check_cores(&self, request: &LeaseRequest) -> Result<(), LedgerError> {
@@ -323,14 +362,14 @@ impl Ledger {
             return Err(fraction_of_hot_worker(request.cores_per_worker));
         }
         let free = MilliCores::from(self.free_cores.len() as u32);
-        let total = MilliCores::from(self.leasable_cores());
+        let total = MilliCores::from(self.offer.cores);
         let hint = " or for mode warm, which shares cores";
         check("cores", places_of(request), free, total, hint)
     }
 
     /// Bounds the processes of workers that own a part of a core.
     fn check_warm_workers(&self, request: &LeaseRequest) -> Result<(), LedgerError> {
-        let total = MAX_SMALL_WORKERS.max(self.resources.workers.into());
+        let total = MAX_SMALL_WORKERS.max(self.offer.workers.into());
         let free = total.saturating_sub(self.warm_workers);
         check("warm workers", u32::from(request.workers), free, total, "")
     }
@@ -360,22 +399,16 @@ impl Ledger {
     }
 
     fn memory_for(&self, request: &LeaseRequest, mode: Mode) -> Result<u64, LedgerError> {
-        let total = self.resources.memory_bytes;
+        let (total, free) = (self.offer.memory_bytes, self.free_memory_bytes());
         if request.memory_bytes > 0 {
-            check(
-                "bytes of memory",
-                request.memory_bytes,
-                self.free_memory_bytes,
-                total,
-                "",
-            )?;
+            check("bytes of memory", request.memory_bytes, free, total, "")?;
             return Ok(request.memory_bytes);
         }
         let least = MIN_WORKER_BYTES * u64::from(request.workers);
-        check("bytes of memory", least, self.free_memory_bytes, total, "")?;
-        let all_cores = MilliCores::from(self.resources.cores.len() as u32);
-        let share = share(request, mode, total, all_cores, self.resources.workers.into());
-        Ok(share.clamp(least, self.free_memory_bytes))
+        check("bytes of memory", least, free, total, "")?;
+        let all_cores = MilliCores::from(u32::from(self.offer.cores) + u32::from(count(&self.kept)));
+        let share = share(request, mode, total, all_cores, self.offer.workers.into());
+        Ok(share.clamp(least, free))
     }
 }
 

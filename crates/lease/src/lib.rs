@@ -9,7 +9,8 @@
 //! - [`delegation`]: parts of a lease that are delegated to other keys;
 //! - [`allowance`]: leasing from nodes directly under an allowance;
 //! - [`state`]: the states of one lease, by its node's monotonic clock;
-//! - [`ledger`]: the resources of one node and the leases that hold them;
+//! - [`ledger`]: the resources of one node and the leases that hold them; [`shrink`] chooses the leases that end when it
+//!   offers less;
 //! - [`placement`]: the choice of nodes for a lease; [`gang`] divides a gang among nodes;
 //! - [`fleet`]: growth and shrinkage of leases on many nodes;
 //! - [`health`]: suspension of nodes that fail repeatedly;
@@ -33,6 +34,7 @@ pub mod quantity;
 pub mod quota;
 pub mod rendezvous;
 pub mod replay;
+pub mod shrink;
 pub mod state;
 pub mod token;
 

@@ -446,7 +446,8 @@ async fn forward(control: &Api, client: ClientAuthorization, resource: &Resource
     };
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     // A request that waits for running calls has its own time limit.
-    let waits = path.contains("/revoke") || (parts.method == Method::DELETE && path.starts_with("/v1/nodes/"));
+    let waits = path.contains("/revoke")
+        || (matches!(parts.method, Method::DELETE | Method::PATCH) && path.starts_with("/v1/nodes/"));
     let forwarded = PeerRequest {
         method: parts.method.clone(),
         path,

@@ -81,7 +81,12 @@ pub fn router(control: Api) -> Router {
             get(allowances::watch_allowance).delete(allowances::end_allowance),
         )
         .route("/v1/nodes", get(nodes::list_nodes))
-        .route("/v1/nodes/{id}", put(nodes::resume_node).delete(nodes::reclaim_node))
+        .route(
+            "/v1/nodes/{id}",
+            put(nodes::resume_node)
+                .patch(nodes::resize_node)
+                .delete(nodes::reclaim_node),
+        )
         .route("/v1/nodes/{id}/harvest", put(nodes::switch_harvest))
         .route("/v1/nodes/join-tokens", post(nodes::create_join_token))
         .route("/v1/nodes/connect", get(nodes::connect_node))
@@ -177,7 +182,7 @@ pub(crate) async fn list_managers(call: Call<Read>) -> Json<Vec<ManagerStatus>> 
 async fn limit_time(request: Request, next: Next) -> Response {
     // Revoking a lease or reclaiming a node waits for running calls, with its own limit.
     let path = request.uri().path();
-    let takes_node = request.method() == Method::DELETE && path.starts_with("/v1/nodes/");
+    let takes_node = matches!(*request.method(), Method::DELETE | Method::PATCH) && path.starts_with("/v1/nodes/");
     if takes_node || path.ends_with("/revoke") {
         return next.run(request).await;
     }

@@ -40,6 +40,7 @@ impl Modify for BearerScheme {
         http::nodes::list_nodes,
         http::nodes::reclaim_node,
         http::nodes::resume_node,
+        http::nodes::resize_node,
         http::nodes::switch_harvest,
         http::nodes::create_join_token,
         http::nodes::connect_node,

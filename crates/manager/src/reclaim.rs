@@ -1,9 +1,9 @@
-//! Nodes that operators reclaim for their owners and put into service again (`impl Control`).
+//! Nodes that operators reclaim for their owners, resize, and put into service again (`impl Control`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_protocol::api::{Event, HarvestMode, NodeStatus, Reclaimed};
+use dayfly_protocol::api::{Event, HarvestMode, NodeResize, NodeStatus, Reclaimed};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::NodeId;
 use dayfly_protocol::node_messages::ManagerMessage;
@@ -83,6 +83,35 @@ impl Control {
             self.publish(Event::NodeUp { node: id });
         }
         self.node_status(id)
+    }
+
+    /// Has a node offer more or fewer resources. Returns when no lease holds more than it offers. Continues if the caller
+    /// disconnects.
+    pub async fn resize(
+        self: &Arc<Self>,
+        id: NodeId,
+        change: NodeResize,
+        grace: Duration,
+    ) -> Result<NodeStatus, Failure> {
+        if change.is_empty() {
+            let text = "the request changes nothing; name cores, memory_bytes, workers or gpus";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        if self.cluster().nodes_mut().get_mut(&id).is_none() {
+            return Err(no_such_node(id));
+        }
+        let control = Arc::clone(self);
+        run_to_completion(async move {
+            let message = |request, _| ManagerMessage::Resize {
+                request,
+                change,
+                grace_ms: millis(grace),
+                traceparent: traceparent(),
+            };
+            control.long_request(id, grace + EMPTY_LIMIT, message).await?;
+            control.node_status(id)
+        })
+        .await
     }
 
     /// Switches harvesting on a node. Returns when the node has switched; its next heartbeat reports what it can do.

@@ -116,6 +116,11 @@ impl Control {
                     tracing::warn!(node = %id, skew_ms, "the node's clock differs from the manager's; synchronise them");
                 }
             }
+            NodeMessage::Capacity { capacity, free } => {
+                node.on_capacity(capacity, free);
+                drop(cluster);
+                self.publish(Event::NodeResized { node: id, capacity });
+            }
             NodeMessage::Durations { calls } => cluster.on_durations(id, calls),
             NodeMessage::Answer {
                 request,

@@ -40,6 +40,8 @@ fn check_prices(prices: &Prices) -> Result<(), Failure> {
         prices.allocation_per_gib_s,
         prices.computing_per_s,
         prices.polling_per_s,
+        prices.core_per_s,
+        prices.gpu_per_s,
         prices.borrowed_core_per_s,
         prices.borrowed_per_gib_s,
     ];

@@ -28,7 +28,7 @@ use dayfly_executor::meter::{Meter, meters_length};
 use dayfly_fabric::memory::{Mapping, sealed_memory};
 use dayfly_fabric::shm::ChannelMemory;
 use dayfly_lease::quota::Held;
-use dayfly_lease::{Delegations, Lease, SigningKey, billing};
+use dayfly_lease::{Delegations, Lease, SigningKey, billing, shrink};
 use dayfly_protocol::api::{FunctionUsage, LeaseState, Metered, Mode, Sandbox, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::ToExecutor;
@@ -61,6 +61,8 @@ pub struct NodeLease {
     executor_key: OnceLock<SigningKey>,
     pub meters_file: OwnedFd,
     disconnects: Arc<DisconnectWatch>,
+    /// When the node took the lease, in milliseconds of its clock.
+    taken_at_ms: u64,
     meters: Vec<Meter>,
     state: Mutex<LeaseData>,
     /// What its last measured calls had over time.
@@ -94,6 +96,8 @@ struct LeaseData {
     loans: LoanSums,
     /// Usage that was journaled last.
     journaled: Metered,
+    /// When the supervisor last saw a running call, in milliseconds of the node's clock.
+    busy_at_ms: u64,
 }
 
 /// A channel that was begun.
@@ -116,6 +120,7 @@ impl NodeLease {
             executor_key: OnceLock::new(),
             meters_file,
             disconnects,
+            taken_at_ms: clock::now_ms(),
             meters: (0..workers).map(|index| Meter::new(mapping.clone(), index)).collect(),
             state: Mutex::new(LeaseData {
                 life,
@@ -129,6 +134,7 @@ impl NodeLease {
                 lost: BTreeMap::new(),
                 loans: LoanSums::default(),
                 journaled: Metered::default(),
+                busy_at_ms: clock::now_ms(),
             }),
             ended_loans: EndedCalls::default(),
             changed: watch::channel(0).0,
@@ -236,6 +242,20 @@ impl NodeLease {
         drop(state);
         self.notify_changed();
         self.wake.notify_one();
+    }
+
+    /// The lease as the choice of leases to end sees it.
+    pub fn shrink_candidate(&self) -> shrink::Candidate {
+        let now_ms = clock::now_ms();
+        let state = self.lock();
+        let is_busy = self.meters.iter().any(|meter| meter.read().is_running());
+        shrink::Candidate {
+            id: self.id(),
+            held: self.granted.reservation.clone(),
+            idle_ms: (!is_busy).then(|| now_ms.saturating_sub(state.busy_at_ms)),
+            age_ms: now_ms.saturating_sub(self.taken_at_ms),
+            is_ending: state.life.is_draining() || !state.life.state().is_live(),
+        }
     }
 
     /// Waits at most `limit` until the lease starts no more calls. Returns whether that is so.

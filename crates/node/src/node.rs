@@ -7,6 +7,7 @@ mod grants;
 mod incidents;
 mod lease_table;
 mod manager_leases;
+mod resizing;
 mod state_dir;
 mod task_group;
 mod trusted_keys;
@@ -213,6 +214,7 @@ impl Node {
             address,
             options,
         });
+        node.restore_offer();
         node.set_core_slots();
         if node.options.manager.is_none() {
             node.write_allowance()?;
@@ -273,9 +275,9 @@ impl Node {
         }
     }
 
-    /// Whether it has GPUs to lease. Workers without GPUs then see none.
+    /// Whether it has GPUs, also if it does not offer them now. Workers without GPUs then see none.
     pub(crate) fn has_gpus(&self) -> bool {
-        self.leases.capacity().gpus > 0
+        self.leases.has_gpus()
     }
 
     /// Records a verified hello. Returns an error if it was accepted before, or its lease has sent too many.

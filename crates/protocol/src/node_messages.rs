@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{
     Capacity, HarvestMode, HarvestStatus, LearntProfile, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode,
-    NodeAddress, NodeSandboxes, Sandbox,
+    NodeAddress, NodeResize, NodeSandboxes, Sandbox,
 };
 use crate::call_samples::CallSample;
 use crate::error::Failure;
@@ -42,6 +42,13 @@ pub enum NodeMessage {
         /// What the node could lend now; absent while it lends nothing.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pools: Option<Box<LendablePools>>,
+    },
+    /// The node offers more or fewer resources than it registered with.
+    Capacity {
+        /// Total resources.
+        capacity: Capacity,
+        /// Free resources.
+        free: Capacity,
     },
     /// Calls by duration since the node started, in the buckets of [`crate::durations::duration_bucket`].
     Durations {
@@ -244,6 +251,19 @@ pub enum ManagerMessage {
     Reclaim {
         /// Number of the request; the response repeats it.
         request: u64,
+        /// Milliseconds that running calls may still take.
+        grace_ms: u64,
+        /// W3C `traceparent` of the calling span.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
+    },
+    /// Offers more or fewer resources. What is absent stays as it is, except that the places of warm workers follow the
+    /// cores. The node responds when no lease holds more than it offers, with [`NodeMessage::Capacity`] before that.
+    Resize {
+        /// Number of the request; the response repeats it.
+        request: u64,
+        /// The change.
+        change: NodeResize,
         /// Milliseconds that running calls may still take.
         grace_ms: u64,
         /// W3C `traceparent` of the calling span.

@@ -22,7 +22,8 @@ named_enum! {
     }
 }
 
-/// Prices of a site: the constants of C = Ca ta + Cc tc + Ch th, and the prices of loans. Lending has no price: what a
+/// Prices of a site: the constants of C = Ca ta + Cc tc + Ch th, and the prices of loans. Ca has a price for each resource
+/// that a lease holds. Lending has no price: what a
 /// tenant has spent never falls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Prices {
@@ -35,6 +36,14 @@ pub struct Prices {
     /// Ch: price of one second of polling, for each core that the worker owns.
     #[schema(maximum = 9_223_372_036_854_u64)]
     pub polling_per_s: u64,
+    /// Price of one core that a worker owns for one second, whether a call runs or not.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[schema(maximum = 9_223_372_036_854_u64)]
+    pub core_per_s: u64,
+    /// Price of one GPU that a worker owns for one second, whether a call runs or not.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[schema(maximum = 9_223_372_036_854_u64)]
+    pub gpu_per_s: u64,
     /// Price of one borrowed core for one second.
     #[serde(default, skip_serializing_if = "is_default")]
     #[schema(maximum = 9_223_372_036_854_u64)]

@@ -85,6 +85,7 @@ impl LeaseRecord {
             self.memory_bytes,
             self.workers,
             self.cores_per_worker,
+            self.gpus_per_worker,
         )
         .with_loans(&self.prices, &self.loans)
     }

@@ -13,6 +13,8 @@ import { useRights } from "../../lib/session";
 
 const NAMES: [keyof Prices, string][] = [
   ["allocation_per_gib_s", "Allocated memory, per GiB and second"],
+  ["core_per_s", "Core that a worker owns, per second"],
+  ["gpu_per_s", "GPU that a worker owns, per second"],
   ["computing_per_s", "Computing, per second"],
   ["polling_per_s", "Polling, per second"],
   ["borrowed_core_per_s", "Borrowed core, per second"],

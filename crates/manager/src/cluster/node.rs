@@ -182,6 +182,12 @@ impl Node {
         self.capacity
     }
 
+    /// Notes what it offers now.
+    pub fn on_capacity(&mut self, capacity: Capacity, free: Capacity) {
+        self.capacity = capacity;
+        self.free = free;
+    }
+
     /// Its free resources, as far as known.
     pub fn free(&self) -> Capacity {
         self.free

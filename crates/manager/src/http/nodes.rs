@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State as Shared;
 use axum::http::StatusCode;
 use axum::response::Response;
-use dayfly_protocol::api::{ErrorBody, HarvestSwitch, JoinToken, JoinTokenRequest, NodeStatus, Reclaimed};
+use dayfly_protocol::api::{ErrorBody, HarvestSwitch, JoinToken, JoinTokenRequest, NodeResize, NodeStatus, Reclaimed};
 use dayfly_protocol::ids::NodeId;
 use dayfly_protocol::tenancy::Role;
 
@@ -72,6 +72,29 @@ pub(crate) async fn resume_node(call: Call<OperatorWrite, PathOf<NodeId>>) -> Re
     let node = path;
     control.audit().record(&caller, "node.resume", node, &()).await?;
     Ok(Json(control.resume(node).await?))
+}
+
+/// Changes what a node offers to leases, within what it was started with, for example while a batch job has the rest.
+/// Free resources leave at once. If leases hold more than the new offer, idle ones end first, and running calls may
+/// continue for `grace` seconds. Returns when no lease holds more than the node offers. The node keeps the offer over
+/// restarts.
+#[utoipa::path(patch, path = "/v1/nodes/{id}", params(("id" = NodeId, Path), Grace), request_body = NodeResize,
+    security(("bearer" = [])),
+    responses((status = 200, body = NodeStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn resize_node(
+    call: Call<OperatorWrite, PathOf<NodeId>, QueryOf<Grace>, JsonBody<NodeResize>>,
+) -> Result<Json<NodeStatus>, Refusal> {
+    let Call {
+        caller,
+        control,
+        path: PathOf(node),
+        query: QueryOf(query),
+        body: JsonBody(change),
+        ..
+    } = call;
+    let grace = query.duration()?;
+    control.audit().record(&caller, "node.resize", node, &change).await?;
+    Ok(Json(control.resize(node, change, grace).await?))
 }
 
 /// Switches what a node does with resources that calls own and do not use, until the node ends.

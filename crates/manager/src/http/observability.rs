@@ -102,7 +102,7 @@ pub(crate) async fn count(Shared(control): Shared<Api>, request: Request, next: 
     let path = path.as_ref().map_or("none", MatchedPath::as_str);
     // Clients must not be able to add counters with invented methods.
     let method = match method.as_str() {
-        known @ ("GET" | "POST" | "PUT" | "DELETE") => known,
+        known @ ("GET" | "POST" | "PUT" | "PATCH" | "DELETE") => known,
         _ => "other",
     };
     control.metrics().requested(method, path, response.status().as_u16());

@@ -84,7 +84,7 @@ impl CapacityWait {
         let freed = async {
             loop {
                 match self.events.recv().await.map(|published| published.event) {
-                    Ok(Event::NodeUp { .. }) | Err(RecvError::Lagged(_)) => return true,
+                    Ok(Event::NodeUp { .. } | Event::NodeResized { .. }) | Err(RecvError::Lagged(_)) => return true,
                     Ok(Event::Lease { lease, state, .. }) if !state.is_live() && !self.own.remove(&lease) => {
                         return true;
                     }

@@ -12,6 +12,8 @@ const PRICES: Prices = Prices {
     allocation_per_gib_s: 0,
     computing_per_s: 1_000_000,
     polling_per_s: 0,
+    core_per_s: 0,
+    gpu_per_s: 0,
     borrowed_core_per_s: 0,
     borrowed_per_gib_s: 0,
 };

@@ -46,7 +46,11 @@ impl NodeLease {
         let mut state = self.lock();
         Self::expire_delegations(&mut state, now);
         let LeaseData {
-            life, slots, control, ..
+            life,
+            slots,
+            control,
+            busy_at_ms,
+            ..
         } = &mut *state;
         let (mut busy, mut awake, mut stuck) = (false, false, false);
         for (index, slot) in slots.iter_mut().enumerate() {
@@ -64,6 +68,9 @@ impl NodeLease {
                 slot.kill(control.as_ref(), index, end);
             }
             stuck |= slot.is_kill_overdue(KILL_DEADLINE);
+        }
+        if busy {
+            *busy_at_ms = now;
         }
         match life.tick(now, busy) {
             Some(dayfly_lease::Step::End(_)) => return Tick::Over,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dayfly_lease::ledger::OfferChange;
 use dayfly_protocol::api::LeaseState;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::LeaseId;
@@ -126,6 +127,32 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
                 let _ = responses.send(reclaimed).await;
             };
             node.tasks.spawn(reclaim.instrument(step));
+        }
+        ManagerMessage::Resize {
+            request,
+            change,
+            grace_ms,
+            traceparent,
+        } => {
+            let step = telemetry::span!("resize", "otel.kind" = "server", "dayfly.node.id" = %node.address.id);
+            telemetry::follow(&step, traceparent.as_deref());
+            let change = OfferChange {
+                cores: change.cores,
+                memory_bytes: change.memory_bytes,
+                workers: change.workers,
+                gpus: change.gpus,
+            };
+            let changed = node.clone();
+            let resize = async move {
+                let resized = changed.change_offer(change, Duration::from_millis(grace_ms)).await;
+                let now = NodeMessage::Capacity {
+                    capacity: changed.leases.capacity(),
+                    free: changed.leases.free(),
+                };
+                let _ = responses.send(now).await;
+                let _ = responses.send(answer(request, resized.err(), None)).await;
+            };
+            node.tasks.spawn(resize.instrument(step));
         }
         ManagerMessage::Resume { request } => {
             node.resume();

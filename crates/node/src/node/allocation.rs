@@ -283,7 +283,7 @@ impl Node {
 
     /// Keeps processes without own cores off the cores of hot leases, if one began or ended: warm workers, and the
     /// node's own threads. Sets how many calls of warm workers run at once.
-    fn repin(&self) {
+    pub(super) fn repin(&self) {
         self.set_core_slots();
         let Some((shared, warm)) = self.leases.changed_shared_cores() else {
             return;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_lease::allowance::within_cap;
-use dayfly_lease::ledger::Resources;
+use dayfly_lease::ledger::{Offer, OfferChange, Resources};
 use dayfly_lease::quota::Held;
-use dayfly_lease::{Lease, Ledger, Reservation, billing};
+use dayfly_lease::{Lease, Ledger, Reservation, billing, shrink};
 use dayfly_protocol::api::{Capacity, LeaseRequest, LeaseState, Mode, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{AllowanceId, LeaseId, TenantId};
@@ -240,6 +240,41 @@ impl LeaseTable {
     /// Permits leases again.
     pub fn resume(&self) {
         self.state().is_reclaimed = false;
+    }
+
+    /// Whether the node is reclaimed.
+    pub fn is_reclaimed(&self) -> bool {
+        self.state().is_reclaimed
+    }
+
+    /// Whether the node has GPUs, offered or not.
+    pub fn has_gpus(&self) -> bool {
+        self.state().ledger.has_gpus()
+    }
+
+    /// Changes what the node offers, and returns it.
+    pub fn change_offer(&self, change: OfferChange) -> Result<Offer, Failure> {
+        let mut state = self.state();
+        state.ledger.change_offer(change)?;
+        Ok(state.ledger.offer())
+    }
+
+    /// The leases that end already although the node still lacks what they hold, and those that have to end too.
+    pub fn to_end(&self) -> (Vec<Arc<NodeLease>>, Vec<Arc<NodeLease>>) {
+        let state = self.state();
+        let shortfall = state.ledger.shortfall();
+        if shortfall.is_none() {
+            return Default::default();
+        }
+        let candidates: Vec<_> = state.live.values().map(|lease| lease.shrink_candidate()).collect();
+        let chosen = shrink::to_end(shortfall, &candidates);
+        let ending = candidates.iter().filter(|candidate| candidate.is_ending);
+        let live = |id: &LeaseId| state.live.get(id).cloned();
+        let helps = ending.filter(|candidate| shortfall.is_helped_by(&candidate.held));
+        (
+            helps.filter_map(|candidate| live(&candidate.id)).collect(),
+            chosen.iter().filter_map(live).collect(),
+        )
     }
 
     /// Number of calls by duration since the node started.

@@ -209,6 +209,32 @@ impl NodeSandboxes {
     }
 }
 
+/// `PATCH /v1/nodes/{id}`: what the node offers to leases from now on, at most what it was started with. What is absent
+/// stays as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeResize {
+    /// Cores of hot workers, beside those that the node always keeps shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u16>,
+    /// Memory in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Most warm workers of one core. If absent, it follows `cores` in proportion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u16>,
+    /// GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<u16>,
+}
+
+impl NodeResize {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Response to `DELETE /v1/nodes/{id}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reclaimed {

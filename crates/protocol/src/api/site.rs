@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::LeaseState;
+use super::{Capacity, LeaseState};
 use crate::error::Failure;
 use crate::ids::{LeaseId, NodeId, PublicKey};
 use crate::named::named_enum;
@@ -31,6 +31,13 @@ pub enum Event {
     NodeReclaimed {
         /// Id of the node.
         node: NodeId,
+    },
+    /// A node offers more or fewer resources to leases.
+    NodeResized {
+        /// Id of the node.
+        node: NodeId,
+        /// What it offers now.
+        capacity: Capacity,
     },
     /// A node failed repeatedly and gets no leases for a while.
     NodeSuspended {

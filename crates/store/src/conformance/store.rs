@@ -20,6 +20,8 @@ pub(crate) const PRICES: Prices = Prices {
     polling_per_s: 0,
     borrowed_core_per_s: 1_000_000,
     borrowed_per_gib_s: 3,
+    core_per_s: 4,
+    gpu_per_s: 5,
 };
 /// Capacity of [`NODE`].
 pub(crate) const CAPACITY: Capacity = Capacity {

@@ -20,7 +20,7 @@ macro_rules! lease_columns {
         "id, tenant, node, holder, state, workers, milli_cores_per_worker, hot, memory_bytes, duration_ms, granted_at_ms, \
          expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox, \
          allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer, loans, \
-         borrowed_core_price, borrowed_memory_price"
+         borrowed_core_price, borrowed_memory_price, core_price, gpu_price"
     };
 }
 pub(super) use lease_columns;
@@ -37,7 +37,7 @@ pub(super) use node_columns;
 pub const INSERT_LEASE: &str = concat!(
     "INSERT INTO leases (",
     lease_columns!(),
-    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29)"
+    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)"
 );
 
 /// Updates the columns of a lease that may change, from [`lease_changes`].
@@ -121,6 +121,8 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
             polling_per_s: unsigned(row, 21)?,
             borrowed_core_per_s: unsigned(row, 27)?,
             borrowed_per_gib_s: unsigned(row, 28)?,
+            core_per_s: unsigned(row, 29)?,
+            gpu_per_s: unsigned(row, 30)?,
         },
         image: row.try_get(22)?,
         functions: parsed(row, 23)?,
@@ -182,6 +184,8 @@ pub fn lease_parameters(record: &LeaseRecord) -> Params {
         Box::new(json(&record.loans)),
         number(record.prices.borrowed_core_per_s),
         number(record.prices.borrowed_per_gib_s),
+        number(record.prices.core_per_s),
+        number(record.prices.gpu_per_s),
     ]);
     parameters
 }

@@ -7,7 +7,7 @@ use super::{commit_mark, tasks};
 use crate::StoreError;
 
 /// Version of these tables.
-pub const SCHEMA: i64 = 17;
+pub const SCHEMA: i64 = 18;
 
 /// Schema of the tables when this program had another name.
 const FORMER_SCHEMA: &str = "mayfly";
@@ -37,7 +37,8 @@ CREATE TABLE dayfly.leases (
     allocation_price BIGINT NOT NULL, computing_price BIGINT NOT NULL, polling_price BIGINT NOT NULL,
     image TEXT, functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker BIGINT NOT NULL DEFAULT 0,
     bearer BYTEA, loans TEXT NOT NULL DEFAULT '{}', borrowed_core_price BIGINT NOT NULL DEFAULT 0,
-    borrowed_memory_price BIGINT NOT NULL DEFAULT 0
+    borrowed_memory_price BIGINT NOT NULL DEFAULT 0, core_price BIGINT NOT NULL DEFAULT 0,
+    gpu_price BIGINT NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
 CREATE INDEX leases_by_node ON dayfly.leases (node, ended_at_ms);
 CREATE INDEX leases_by_end ON dayfly.leases (ended_at_ms);
@@ -92,6 +93,8 @@ const UPGRADES: [&str; 16] = [
     UPDATE dayfly.version SET version = 15;",
     concat!(tasks::schema::loans!(), "UPDATE dayfly.version SET version = 16;"),
     concat!(tasks::schema::sizes!(), "UPDATE dayfly.version SET version = 17;"),
+    "ALTER TABLE dayfly.leases ADD COLUMN core_price BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN gpu_price BIGINT NOT NULL DEFAULT 0; UPDATE dayfly.version SET version = 18;",
 ];
 
 /// Creates missing tables and upgrades those of an earlier release. Does not change those of a later one.

@@ -65,7 +65,8 @@ async fn earlier_tables_are_upgraded_once_and_keep_rows() {
     drop(store);
     let earlier = "ALTER TABLE dayfly.leases DROP COLUMN functions; ALTER TABLE dayfly.leases DROP COLUMN bearer;
         ALTER TABLE dayfly.leases DROP COLUMN gpus_per_worker; ALTER TABLE dayfly.leases DROP COLUMN loans;
-        ALTER TABLE dayfly.leases DROP COLUMN borrowed_core_price; ALTER TABLE dayfly.leases DROP COLUMN borrowed_memory_price; DROP TABLE dayfly.tasks_owner, dayfly.functions,
+        ALTER TABLE dayfly.leases DROP COLUMN borrowed_core_price; ALTER TABLE dayfly.leases DROP COLUMN borrowed_memory_price;
+        ALTER TABLE dayfly.leases DROP COLUMN core_price; ALTER TABLE dayfly.leases DROP COLUMN gpu_price; DROP TABLE dayfly.tasks_owner, dayfly.functions,
         dayfly.endpoints, dayfly.tasks, dayfly.contents, dayfly.triggers, dayfly.events, dayfly.flows, dayfly.teams, dayfly.usage, dayfly.costs,
         dayfly.mark, dayfly.printed, dayfly.task_loans;
         ALTER TABLE dayfly.leases RENAME COLUMN milli_cores_per_worker TO cores_per_worker;
@@ -73,7 +74,7 @@ async fn earlier_tables_are_upgraded_once_and_keep_rows() {
         ALTER TABLE dayfly.tenants DROP COLUMN spent_on_tasks; UPDATE dayfly.version SET version = 1;";
     database.execute(earlier).await;
     let (one, other) = tokio::join!(database.store(1), database.store(2));
-    // Earlier releases had no GPUs, and no prices of loans.
+    // Earlier releases had no GPUs, and no prices of loans, cores and GPUs.
     let kept = LeaseRecord {
         cores_per_worker: dayfly_protocol::cores::MilliCores::new(2_000),
         gpus_per_worker: 0,
@@ -81,6 +82,8 @@ async fn earlier_tables_are_upgraded_once_and_keep_rows() {
         prices: dayfly_protocol::tenancy::Prices {
             borrowed_core_per_s: 0,
             borrowed_per_gib_s: 0,
+            core_per_s: 0,
+            gpu_per_s: 0,
             ..record().prices
         },
         ..record()

@@ -22,9 +22,10 @@ pub fn apply(transaction: &Transaction<'_>, owned: &OwnedChange) -> rusqlite::Re
             .prepare_cached(
                 "INSERT INTO leases (id, tenant, node, holder, state, workers, milli_cores_per_worker, hot, memory_bytes,
                  duration_ms, granted_at_ms, expires_at_ms, sandbox, allocation_price, computing_price, polling_price,
-                 gpus_per_worker, bearer, borrowed_core_price, borrowed_memory_price)
+                 gpus_per_worker, bearer, borrowed_core_price, borrowed_memory_price, core_price,
+                 gpu_price)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
-                 ?19, ?20)
+                 ?19, ?20, ?21, ?22)
                  ON CONFLICT (id) DO NOTHING",
             )?
             .execute(params![
@@ -47,7 +48,9 @@ pub fn apply(transaction: &Transaction<'_>, owned: &OwnedChange) -> rusqlite::Re
                 record.gpus_per_worker,
                 record.bearer,
                 signed(record.prices.borrowed_core_per_s),
-                signed(record.prices.borrowed_per_gib_s)
+                signed(record.prices.borrowed_per_gib_s),
+                signed(record.prices.core_per_s),
+                signed(record.prices.gpu_per_s)
             ])?,
         Change::Taken {
             lease,

@@ -26,7 +26,7 @@ pub fn tenant_of(row: &Row<'_>) -> rusqlite::Result<TenantRecord> {
 pub const LEASE: &str = "id, tenant, node, holder, state, workers, milli_cores_per_worker, hot, memory_bytes,
     duration_ms, granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
     allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer, loans,
-    borrowed_core_price, borrowed_memory_price";
+    borrowed_core_price, borrowed_memory_price, core_price, gpu_price";
 
 /// Decodes [`LEASE`].
 pub fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
@@ -59,6 +59,8 @@ pub fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
             polling_per_s: unsigned(row, 21)?,
             borrowed_core_per_s: unsigned(row, 27)?,
             borrowed_per_gib_s: unsigned(row, 28)?,
+            core_per_s: unsigned(row, 29)?,
+            gpu_per_s: unsigned(row, 30)?,
         },
         image: row.get(22)?,
         functions: parsed(row, 23)?,

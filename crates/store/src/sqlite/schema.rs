@@ -25,7 +25,8 @@ CREATE TABLE leases (
     computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0, image TEXT,
     functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker INTEGER NOT NULL DEFAULT 0, bearer BLOB,
     loans TEXT NOT NULL DEFAULT '{}', borrowed_core_price INTEGER NOT NULL DEFAULT 0,
-    borrowed_memory_price INTEGER NOT NULL DEFAULT 0
+    borrowed_memory_price INTEGER NOT NULL DEFAULT 0, core_price INTEGER NOT NULL DEFAULT 0,
+    gpu_price INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX leases_by_end ON leases (ended_at_ms);
 CREATE INDEX leases_by_grant ON leases (granted_at_ms, id);
@@ -76,4 +77,6 @@ const UPGRADES: [&str; 9] = [
     ALTER TABLE leases ADD COLUMN borrowed_memory_price INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE leases RENAME COLUMN cores_per_worker TO milli_cores_per_worker;
     UPDATE leases SET milli_cores_per_worker = 1000 * milli_cores_per_worker",
+    "ALTER TABLE leases ADD COLUMN core_price INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE leases ADD COLUMN gpu_price INTEGER NOT NULL DEFAULT 0",
 ];

@@ -87,7 +87,7 @@ async fn earlier_file_is_upgraded_and_keeps_rows() {
         ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
         ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
         ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN loans; ALTER TABLE leases DROP COLUMN borrowed_core_price;
-        ALTER TABLE leases DROP COLUMN borrowed_memory_price; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; UPDATE leases SET milli_cores_per_worker = 2; ALTER TABLE leases RENAME COLUMN milli_cores_per_worker TO cores_per_worker;
+        ALTER TABLE leases DROP COLUMN core_price; ALTER TABLE leases DROP COLUMN gpu_price; ALTER TABLE leases DROP COLUMN borrowed_memory_price; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; UPDATE leases SET milli_cores_per_worker = 2; ALTER TABLE leases RENAME COLUMN milli_cores_per_worker TO cores_per_worker;
         PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);

@@ -482,6 +482,13 @@ def test_node_is_taken_back_and_given(console: Console) -> None:
     page.click("Give back")
     page.confirm("Give back")
     page.sees("is in service again")
+    page.click("Resize")
+    page.fill("Memory", "0.5")
+    page.fill("Seconds", "0")
+    page.confirm("Offer")
+    page.sees("512 MiB")
+    (node,) = json.loads(console.manager.ask("GET", "/v1/nodes")[1])
+    assert node["capacity"]["memory_bytes"] == 1 << 29
     page.click("Let a node join")
     page.click("Make a token")
     page.sees("It is shown once.")

@@ -144,6 +144,8 @@ export const api = {
 
   nodes: () => get<T.Node[]>("/v1/nodes"),
   reclaimNode: (id: string, grace: number) => del<{ leases: number; empty_ms: number }>(`/v1/nodes/${part(id)}`, { grace }),
+  resizeNode: (id: string, change: T.NodeResize, grace: number) =>
+    json<T.Node>("PATCH", `/v1/nodes/${part(id)}`, { query: { grace }, body: change, limitMs: LIMIT_MS + 1000 * grace }),
   resumeNode: (id: string) => put<T.Node>(`/v1/nodes/${part(id)}`),
   harvestNode: (id: string, mode: string) => put<T.Node>(`/v1/nodes/${part(id)}/harvest`, { mode }),
   joinToken: (valid_for_ms: number) => post<{ token: string; manager: string }>("/v1/nodes/join-tokens", { valid_for_ms }),

@@ -388,6 +388,13 @@ export interface Sample {
   used: Usage;
 }
 
+export interface NodeResize {
+  cores?: number;
+  memory_bytes?: number;
+  workers?: number;
+  gpus?: number;
+}
+
 export interface Prices {
   allocation_per_gib_s: number;
   computing_per_s: number;

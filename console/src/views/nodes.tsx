@@ -14,6 +14,9 @@ import { useLive } from "../lib/live";
 import { link } from "../lib/router";
 import { useRights } from "../lib/session";
 
+/** Bytes of one GiB. */
+const GIB = 1 << 30;
+
 function harvestText({ harvest }: Node): string {
   if (!harvest || harvest.mode === "off") return "off";
   const { now } = harvest;
@@ -63,6 +66,12 @@ export function Nodes({ query }: { query: Record<string, string> }): JSX.Element
 function Actions({ node, reload }: { node: Node; reload: () => void }): JSX.Element | null {
   const [grace, setGrace] = useState("30");
   const [mode, setMode] = useState<string>(node.harvest?.mode ?? "off");
+  const [offer, setOffer] = useState({
+    cores: String(node.capacity.cores),
+    workers: String(Math.floor(node.capacity.workers)),
+    gib: String(node.capacity.memory_bytes / GIB),
+    gpus: String(node.capacity.gpus ?? 0),
+  });
   const { id, name } = node.address;
   const named = line(name, 60);
   if (node.state === "left" || node.state === "lost") return null;
@@ -82,6 +91,23 @@ function Actions({ node, reload }: { node: Node; reload: () => void }): JSX.Elem
           <Field label="Seconds for running calls"><Input type="number" min="0" value={grace} set={setGrace} required /></Field>
         </ActionButton>
       )}
+      <ActionButton small title={`What ${named} offers`} label="Resize" action="Offer" act={async () => {
+        const { capacity } = await api.resizeNode(id, {
+          cores: Number(offer.cores),
+          workers: Number(offer.workers),
+          memory_bytes: Math.round(Number(offer.gib) * GIB),
+          gpus: Number(offer.gpus),
+        }, Number(grace));
+        reload();
+        return `${name} offers ${count(capacity.cores)} cores and ${bytes(capacity.memory_bytes)}.`;
+      }}>
+        <p>A node offers at most what it was started with. Idle leases end first, others after their calls or the given seconds.</p>
+        <Field label="Hot cores"><Input type="number" min="0" value={offer.cores} set={(cores) => setOffer({ ...offer, cores })} required /></Field>
+        <Field label="Places for warm workers"><Input type="number" min="0" value={offer.workers} set={(workers) => setOffer({ ...offer, workers })} required /></Field>
+        <Field label="Memory in GiB"><Input type="number" min="0" step="any" value={offer.gib} set={(gib) => setOffer({ ...offer, gib })} required /></Field>
+        <Field label="GPUs"><Input type="number" min="0" value={offer.gpus} set={(gpus) => setOffer({ ...offer, gpus })} required /></Field>
+        <Field label="Seconds for running calls"><Input type="number" min="0" value={grace} set={setGrace} required /></Field>
+      </ActionButton>
       <ActionButton small title={`Harvesting of ${named}`} label="Harvesting" action="Set" act={async () => { await api.harvestNode(id, mode); reload(); return `Harvesting of ${name} is ${mode}.`; }}>
         <Field label="Mode" hint="It holds until the node ends."><Select value={mode} set={setMode} options={[["off", "Off"], ["watch", "Watch only"], ["on", "On"]]} /></Field>
       </ActionButton>

@@ -13,6 +13,7 @@ pub mod cold;
 pub mod comm;
 pub mod control;
 pub mod error;
+pub mod fleet;
 pub mod invoke;
 pub mod machine;
 pub mod picture;

@@ -127,7 +127,6 @@ struct Resume {
 A node offers at most what it was started with. Free resources leave at once. Then idle leases end, and others when
 their calls have ended or the grace is over. Returns when no lease holds more than the node offers. A batch system can
 do the same with the request PATCH /v1/nodes/ID?grace=SECONDS.")]
-#[group(id = "amounts", required = true, multiple = true, args = ["cores", "memory", "workers", "gpus"])]
 struct Resize {
     /// Name of the node, if it is unique, or its id
     #[arg(value_name = "NAME_OR_ID")]

@@ -20,6 +20,7 @@ use crate::values::{self, Level};
   dayfly bench cold --language c --sandbox process     from lease to first result
   dayfly bench reclaim                                 a node given back to its owner, and given again
   dayfly bench reject                                  a warm call that finds no core
+  dayfly bench fleet                                   what a fleet adds to a call of one lease
   dayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
   dayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
   dayfly bench frames --only paper-join-2              a join across ranks, beside other engines
@@ -45,6 +46,8 @@ pub enum What {
     Reclaim(ReclaimArguments),
     /// The time until a caller learns that a warm worker found no core
     Reject(RejectArguments),
+    /// What a fleet adds to a call, beside the pool of one lease
+    Fleet(FleetArguments),
     /// Leases granted per second with thousands of registered simulated nodes, and the cost of their heartbeats
     Control(ControlArguments),
     /// Durable tasks, from submission to result and per second, beside those of Parsl
@@ -171,6 +174,19 @@ pub struct RejectArguments {
     /// Sandbox of the workers
     #[arg(long, value_enum, default_value = "process")]
     pub sandbox: Level,
+    /// Report even if the machine was busy
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct FleetArguments {
+    /// Calls of each kind
+    #[arg(long, default_value_t = 1_000_000)]
+    pub calls: usize,
+    /// Bytes of input and output
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(..=1024))]
+    pub size: u16,
     /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,

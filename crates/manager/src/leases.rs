@@ -147,6 +147,14 @@ impl Control {
                      available again, or start another (`dayfly status` shows the reasons)",
                 ));
             }
+            (Err(error @ PlacementError::TooLarge { .. }), _) | (_, Err(error @ PlacementError::TooLarge { .. }))
+                if choose(&request, &self.cluster().nodes().full_views(request.node), spin).is_ok() =>
+            {
+                return Err(Failure::new(
+                    Code::NoCapacity,
+                    format!("{error}, as long as their owners use the rest"),
+                ));
+            }
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
         };
         let mut asked = HashSet::new();

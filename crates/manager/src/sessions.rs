@@ -116,8 +116,8 @@ impl Control {
                     tracing::warn!(node = %id, skew_ms, "the node's clock differs from the manager's; synchronise them");
                 }
             }
-            NodeMessage::Capacity { capacity, free } => {
-                node.on_capacity(capacity, free);
+            NodeMessage::Capacity { capacity, free, most } => {
+                node.on_capacity(capacity, free, most);
                 drop(cluster);
                 self.publish(Event::NodeResized { node: id, capacity });
             }

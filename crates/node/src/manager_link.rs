@@ -217,6 +217,9 @@ async fn session(
     *registered = true;
     node.connection.send_replace(LinkState::Up);
     tracing::info!(manager = managers.current().manager, epoch, "registered");
+    if node.leases.capacity() != node.leases.full_capacity() {
+        send(&mut socket, &messages::capacity(node)).await?;
+    }
     let (responses, mut to_send) = mpsc::channel(MAX_RESPONSES);
     let mut heartbeats = tokio::time::interval(heartbeat);
     heartbeats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -43,12 +43,15 @@ pub enum NodeMessage {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pools: Option<Box<LendablePools>>,
     },
-    /// The node offers more or fewer resources than it registered with.
+    /// What the node offers has changed, or is less than what it could offer. In the second case it follows the
+    /// registration.
     Capacity {
         /// Total resources.
         capacity: Capacity,
         /// Free resources.
         free: Capacity,
+        /// What the node could offer.
+        most: Capacity,
     },
     /// Calls by duration since the node started, in the buckets of [`crate::durations::duration_bucket`].
     Durations {

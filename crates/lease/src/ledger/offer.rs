@@ -1,6 +1,6 @@
 //! What a node offers to leases: all of its resources, or a part while its owner uses the rest.
 
-use dayfly_protocol::api::Mode;
+use dayfly_protocol::api::{Capacity, Mode};
 use dayfly_protocol::cores::MilliCores;
 use serde::{Deserialize, Serialize};
 
@@ -114,6 +114,17 @@ impl Ledger {
             memory_bytes: self.held_memory_bytes.saturating_sub(self.offer.memory_bytes),
             places: self.held_places.minus(self.offer.workers.into()),
             gpus: (gpus as u64).saturating_sub(self.offer.gpus.into()) as u16,
+        }
+    }
+
+    /// What the node could offer.
+    pub fn full_capacity(&self) -> Capacity {
+        let most = self.most();
+        Capacity {
+            cores: most.cores,
+            memory_bytes: most.memory_bytes,
+            workers: most.workers.into(),
+            gpus: most.gpus,
         }
     }
 

@@ -60,6 +60,8 @@ struct Session {
 pub struct Node {
     address: NodeAddress,
     capacity: Capacity,
+    /// What it could offer, if it has said so.
+    most: Option<Capacity>,
     /// Current epoch; every change of the node's leases names it.
     epoch: u64,
     /// The other manager that owns the node. Its connection and leases are at that manager.
@@ -115,6 +117,7 @@ impl Node {
         Self {
             address: record.address,
             capacity: record.capacity,
+            most: None,
             epoch: record.epoch,
             owner: record.manager,
             free: Capacity::default(),
@@ -182,10 +185,21 @@ impl Node {
         self.capacity
     }
 
-    /// Notes what it offers now.
-    pub fn on_capacity(&mut self, capacity: Capacity, free: Capacity) {
+    /// Notes what it offers now, and what it could offer.
+    pub fn on_capacity(&mut self, capacity: Capacity, free: Capacity, most: Capacity) {
         self.capacity = capacity;
         self.free = free;
+        self.most = Some(most);
+    }
+
+    /// The node as if it offered all that it has, and nothing of it were leased.
+    pub fn full_view(&self) -> View {
+        let most = self.most.unwrap_or(self.capacity);
+        View {
+            capacity: most,
+            free: most,
+            ..self.view(None)
+        }
     }
 
     /// Its free resources, as far as known.

@@ -102,6 +102,14 @@ impl Nodes {
         }
     }
 
+    /// Returns the views of all nodes, or of the one that is named, as if they offered all that they have.
+    pub fn full_views(&self, only: Option<NodeId>) -> Vec<View> {
+        match only {
+            Some(id) => self.by_id.get(&id).map(Node::full_view).into_iter().collect(),
+            None => self.in_order().map(|(_, node)| node.full_view()).collect(),
+        }
+    }
+
     /// Returns the nodes of each fabric.
     pub fn fabrics(&self) -> Vec<Vec<NodeId>> {
         let mut fabrics: BTreeMap<&str, Vec<NodeId>> = BTreeMap::new();

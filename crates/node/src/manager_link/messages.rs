@@ -21,6 +21,15 @@ const END_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a reclaimed node waits until its last usage is booked before it reports that it is empty.
 const BOOKED_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What the node offers now.
+pub fn capacity(node: &Node) -> NodeMessage {
+    NodeMessage::Capacity {
+        capacity: node.leases.capacity(),
+        free: node.leases.free(),
+        most: node.leases.full_capacity(),
+    }
+}
+
 /// Handles a message of the manager in this epoch. Responses go to `responses`, now or later.
 pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, responses: &mpsc::Sender<NodeMessage>) {
     let answer = |request, refused: Option<Failure>, mode| NodeMessage::Answer {
@@ -144,12 +153,14 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
             };
             let changed = node.clone();
             let resize = async move {
-                let resized = changed.change_offer(change, Duration::from_millis(grace_ms)).await;
-                let now = NodeMessage::Capacity {
-                    capacity: changed.leases.capacity(),
-                    free: changed.leases.free(),
+                let resized = async {
+                    let offer = changed.change_offer(change)?;
+                    // No lease is granted for what the node no longer offers.
+                    let _ = responses.send(capacity(&changed)).await;
+                    changed.end_excess(&offer, Duration::from_millis(grace_ms)).await
                 };
-                let _ = responses.send(now).await;
+                let resized = resized.await;
+                let _ = responses.send(capacity(&changed)).await;
                 let _ = responses.send(answer(request, resized.err(), None)).await;
             };
             node.tasks.spawn(resize.instrument(step));

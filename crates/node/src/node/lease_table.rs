@@ -102,6 +102,11 @@ impl LeaseTable {
         self.state().ledger.capacity()
     }
 
+    /// Resources that the node could offer.
+    pub fn full_capacity(&self) -> Capacity {
+        self.state().ledger.full_capacity()
+    }
+
     /// Free resources.
     pub fn free(&self) -> Capacity {
         self.state().ledger.free()

@@ -10,17 +10,19 @@ const OFFER: &str = "offer.json";
 const END_LIMIT: Duration = SHUTDOWN_DEADLINE;
 
 impl Node {
-    /// Changes what the node offers to leases. Returns the number of leases that ended for it, once nothing of them is
-    /// left.
-    ///
-    /// Free resources leave at once. If leases hold more than the new offer, the idle ones end first, and others have
-    /// `grace` for their running calls. Parked executors stay, so that a node without cores keeps warm what it has
-    /// memory for; they end if it offers no memory either.
-    pub(crate) async fn change_offer(self: &Arc<Self>, change: OfferChange, grace: Duration) -> Result<u32, Failure> {
+    /// Changes what the node offers to leases. Free resources leave at once. [`Node::end_excess`] must follow.
+    pub(crate) fn change_offer(&self, change: OfferChange) -> Result<Offer, Failure> {
         let offer = self.leases.change_offer(change)?;
         self.save_offer(&offer)?;
         self.repin();
-        self.report_due.notify_one();
+        Ok(offer)
+    }
+
+    /// Ends leases until none holds more than the node offers. Returns how many, once nothing of them is left.
+    ///
+    /// The idle ones end first, and others have `grace` for their running calls. Parked executors stay, so that a node
+    /// without cores keeps warm what it has memory for; they end if it offers no memory either.
+    pub(crate) async fn end_excess(self: &Arc<Self>, offer: &Offer, grace: Duration) -> Result<u32, Failure> {
         let mut ended = 0;
         let until = tokio::time::Instant::now() + grace + END_LIMIT;
         loop {
@@ -29,19 +31,18 @@ impl Node {
                 lease.recall(grace);
                 ended += 1;
             }
+            // Each end may change what else has to end, because clients release leases too.
             let Some(lease) = ending.iter().chain(&more).next() else {
                 break;
             };
-            // Each may change what else has to end, because a client may release its lease too.
-            lease
-                .wait_until_over(END_LIMIT.min(until - tokio::time::Instant::now()))
-                .await;
-            if tokio::time::Instant::now() >= until {
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            if left.is_zero() {
                 return Err(Failure::new(
                     Code::TimedOut,
                     "leases have not ended in time, and still hold what the node no longer offers; look at its log",
                 ));
             }
+            lease.wait_until_over(left).await;
         }
         if offer.memory_bytes == 0 {
             self.pool.close().await;

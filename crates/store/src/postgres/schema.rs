@@ -64,7 +64,7 @@ CREATE TABLE dayfly.audit (
 ";
 
 /// Statements that upgrade tables from each version to the next, beginning with the first.
-const UPGRADES: [&str; 16] = [
+const UPGRADES: [&str; 17] = [
     "ALTER TABLE dayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE dayfly.version SET version = 2;",
     concat!(tasks::schema::tables!(), "UPDATE dayfly.version SET version = 3;"),
     "ALTER TABLE dayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE dayfly.version SET version = 4;",

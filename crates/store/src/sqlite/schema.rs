@@ -46,7 +46,7 @@ CREATE TABLE audit (
 );
 ";
 
-const UPGRADES: [&str; 9] = [
+const UPGRADES: [&str; 10] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0",
     // The bearer of the former single token becomes one tenant of several, and the administrator.

@@ -48,6 +48,8 @@ class CallTarget(FutureOwner):
         self._maps: weakref.WeakSet[Chunks] = weakref.WeakSet()
         self._options: dict[tuple[Any, ...], _native.Options] = {}
         self._echo: Echo | None = None
+        #: Divides the loops of `share`.
+        self._planner: _native.OffloadPlanner | None = None
         # Dropping a lease without a shutdown closes the pool, which ends the helper and releases the workers.
         weakref.finalize(self, pool.close).atexit = False
         self._helper = threading.Thread(
@@ -57,6 +59,10 @@ class CallTarget(FutureOwner):
 
     def _width(self) -> int:
         """Returns the number of workers that a map keeps busy."""
+        raise NotImplementedError
+
+    def _ready_workers(self) -> int:
+        """Returns the number of workers that have a channel now."""
         raise NotImplementedError
 
     def _chunks(
@@ -73,25 +79,24 @@ class CallTarget(FutureOwner):
             raise ValueError("chunksize must be >= 1.")
         if not iterables:
             raise TypeError("map() takes at least one iterable")
-        number = self._functions.number(fn)
-        pool = self._pool
-        if number is None:
-            pickled = cloudpickle.dumps(self._carried(fn), protocol=5)
-            mapper = self._mapper
-
-            def submit(items: list[Any], star: bool) -> _native.Call:
-                return pool.submit(mapper, (pickled, items, star), None, options)
-
-        else:
-
-            def submit(items: list[Any], star: bool) -> _native.Call:
-                return pool.submit_map(number, items, star, options)
-
+        submit = self._chunk_submitter(fn, options)
         bar = Progress(length_of(iterables)) if progress else None
-        chunks = Chunks(self, pool, submit, iterables, width=self._width, chunksize=chunksize, progress=bar)
+        chunks = Chunks(self, self._pool, submit, iterables, width=self._width, chunksize=chunksize, progress=bar)
         chunks.fill()
         self._maps.add(chunks)
         return chunks
+
+    def _chunk_submitter(
+        self, fn: Callable[..., Any], options: _native.Options | None
+    ) -> Callable[[list[Any], bool], _native.Call]:
+        """Returns a function that sends one invocation for a list of items."""
+        number = self._functions.number(fn)
+        pool = self._pool
+        if number is not None:
+            return lambda items, star: pool.submit_map(number, items, star, options)
+        pickled = cloudpickle.dumps(self._carried(fn), protocol=5)
+        mapper = self._mapper
+        return lambda items, star: pool.submit(mapper, (pickled, items, star), None, options)
 
     def _initialize_with(self, wrap: Callable[[Any], Any]) -> None:
         """Wraps all functions called from now on, for an initializer."""

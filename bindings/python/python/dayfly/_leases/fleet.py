@@ -87,6 +87,10 @@ class Fleet(LeasedExecutor):
     def _width(self) -> int:
         return max(self.workers, min(self._most, MAX_INITIAL_WIDTH))
 
+    def _ready_workers(self) -> int:
+        # A call that waits makes an empty fleet grow.
+        return max(self.workers, 1)
+
     def __repr__(self) -> str:
         state = "shut down" if self._shut else f"{self.workers} of at most {self._most} workers"
         with contextlib.suppress(Error):

@@ -48,6 +48,9 @@ class Lease(LeasedExecutor):
     def _width(self) -> int:
         return self.workers
 
+    def _ready_workers(self) -> int:
+        return sum(incarnation > 0 for incarnation in self.incarnations())
+
     # Properties
 
     @property

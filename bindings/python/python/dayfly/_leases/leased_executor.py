@@ -15,6 +15,8 @@ from dayfly._futures.future import Future, failed_future
 from dayfly._leases.calls import CallTarget
 from dayfly._leases.chunks import async_results, results
 from dayfly._leases.library import Library
+from dayfly._leases.share import share
+from dayfly._native import OffloadPlanner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,6 +95,39 @@ class LeasedExecutor(CallTarget, cf.Executor):
             TimeoutError: from the iterator, if a result is not there in time.
         """
         return results(self._chunks(fn, iterables, chunksize, progress, None), timeout)
+
+    def share(self, fn: Callable[[Any], T], items: Iterable[Any], *, idempotent: bool = False) -> list[T]:
+        """Calls ``fn`` on every item, partly in this thread and partly on the workers. Returns the results in order.
+
+        Use it for a loop that this program would compute itself, each time again. As many items leave as the workers
+        return before this thread has computed the rest: by the measured times of ``fn`` here and there, and by latency
+        and bandwidth of the connection. Each loop refines them. Items that no worker has begun when this thread has
+        finished, or that were lost before they ran, are computed here.
+
+        >>> for step in range(1000):  # doctest: +SKIP
+        ...     forces = fleet.share(force_on, particles)
+
+        Args:
+            fn: the function. It takes one item.
+            items: the items. They are all kept in memory.
+            idempotent: whether an item may be computed here again if it was lost while a worker computed it.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+            dayfly.Error: if a worker was lost with an item, and the loop is not idempotent. Exceptions of the function
+                keep their own types, and end the loop.
+        """
+        if self._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if self._planner is None:
+            self._planner = OffloadPlanner()
+        options = self._with_options(None, True, None, None) if idempotent else None
+        submit = self._chunk_submitter(fn, options)
+        number = self._functions.number(fn)
+        # A function that travels with its arguments has no number of its own.
+        key = hash(getattr(fn, "__code__", fn)) & 0xFFFF_FFFF if number is None else number
+        workers = self._ready_workers()
+        return share(self._pool, self._planner, key, workers, fn, list(items), submit, idempotent)
 
     # asyncio
 

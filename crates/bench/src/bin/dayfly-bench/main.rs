@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use dayfly_bench::subject::How;
-use dayfly_bench::{control, invoke, reclaim, reject};
+use dayfly_bench::{control, fleet, invoke, reclaim, reject};
 use dayfly_command::bench::{Arguments, Form, InvokeArguments, Language, Mode, What};
 use dayfly_command::logging::{self, Telling};
 use dayfly_command::{Global, exit};
@@ -119,6 +119,18 @@ fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             };
             print(
                 &reject::run(&client, &mine, options).map_err(|error| failure(&error))?,
+                json,
+            )
+        }
+        What::Fleet(options) => {
+            let (client, mine) = own_manager(1)?;
+            let options = fleet::Options {
+                calls: options.calls,
+                size: options.size.into(),
+                force: options.force,
+            };
+            print(
+                &fleet::run(&client, &mine, options).map_err(|error| failure(&error))?,
                 json,
             )
         }

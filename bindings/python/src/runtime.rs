@@ -202,7 +202,7 @@ impl PythonRuntime {
         let done = self.call_on(py, function, asked);
         // End this process here if the function forked it: only the worker itself belongs to the group.
         fork_guard::exit_if_forked();
-        worker.call_method0(intern!(py, "leave_group"))?;
+        worker.call_method1(intern!(py, "leave_group"), (done.is_ok(),))?;
         done
     }
 

@@ -22,17 +22,66 @@ MIXED = 3
 GROUP_VARIABLE = "DAYFLY_GROUP"
 
 
+class _Group:
+    """The group that this process is in."""
+
+    #: The process that entered it. A child that a function has forked must not leave it.
+    process: int | None = None
+    #: Earlier values of the variables by which programs find the MPI library.
+    replaced: ClassVar[dict[str, str | None]] = {}
+
+
 def enter_group(invitation: str) -> None:
-    """Makes a group ``MPI.COMM_WORLD``, for this process and for programs that the function starts."""
+    """Makes a group ``MPI.COMM_WORLD``, for this process and for programs that the function starts.
+
+    That holds for mpi4py, for ``dayfly.MPI`` and for programs that were linked with MPICH.
+    """
     leave_group()
+    from dayfly._groups.mpi_library import mpi_variables
+
+    variables = mpi_variables(os.environ)
+    _Group.process = os.getpid()
+    _Group.replaced = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     os.environ[GROUP_VARIABLE] = invitation
 
 
-def leave_group() -> None:
-    """Leaves the group of a previous call, also one that a function created itself."""
+def leave_group(succeeded: bool = False) -> None:
+    """Leaves the group of a previous call, also one that a function created itself.
+
+    After a success, MPI waits for the other ranks. Otherwise it leaves at once, so that they see that this rank is lost.
+    """
+    if _Group.process not in (None, os.getpid()):
+        return
     os.environ.pop(GROUP_VARIABLE, None)
+    if "mpi4py.MPI" in sys.modules:
+        _leave_mpi_world(succeeded)
     if "dayfly.MPI" in sys.modules:
         sys.modules["dayfly.MPI"]._leave()
+    for name, value in _Group.replaced.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _Group.process, _Group.replaced = None, {}
+
+
+def environment_outside_group() -> dict[str, str]:
+    """Returns the environment without what `enter_group` has set."""
+    kept = {name: value for name, value in os.environ.items() if name not in (GROUP_VARIABLE, *_Group.replaced)}
+    return kept | {name: value for name, value in _Group.replaced.items() if value is not None}
+
+
+def _leave_mpi_world(succeeded: bool) -> None:
+    """Ends ``MPI_COMM_WORLD`` of the MPI library in this process. Its next call joins the group of the next task."""
+    import ctypes
+
+    try:
+        # Only a library that is loaded, and only Dayfly's: mpi4py may use another one.
+        leave = ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD).MPIX_Dayfly_leave
+    except (OSError, AttributeError):
+        return
+    leave(int(succeeded))
 
 
 class FailedItem:

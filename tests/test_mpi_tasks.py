@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -22,10 +22,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture
-def client(start: Callable[..., Daemon]) -> Iterator[dayfly.Client]:
-    manager, _ = several_nodes(start, nodes=1, workers=2)
-    with dayfly.connect(manager.state) as client:
-        yield client
+def manager(start: Callable[..., Daemon]) -> Daemon:
+    """A manager with a node of two warm workers."""
+    return several_nodes(start, nodes=1, workers=2)[0]
 
 
 def results_of(
@@ -50,8 +49,8 @@ def describe() -> tuple[int, int, int, str]:
     return os.getpid(), comm.rank, other, MPI.Get_library_version().split()[0]
 
 
-def test_warm_workers_serve_tasks_with_other_ranks(client: dayfly.Client) -> None:
-    with client.gang(2, mode="warm") as gang:
+def test_warm_workers_serve_tasks_with_other_ranks(manager: Daemon) -> None:
+    with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
         first = results_of(client, gang, describe)
         second = results_of(client, gang, describe)
         third = results_of(client, gang, describe, ranks=(1, 0))
@@ -99,8 +98,8 @@ def use_kept() -> tuple[list[int], str, int]:
     return classes, world.Get_name(), datatype.Get_size()
 
 
-def test_objects_of_earlier_tasks_are_invalid(client: dayfly.Client) -> None:
-    with client.gang(2, mode="warm") as gang:
+def test_objects_of_earlier_tasks_are_invalid(manager: Daemon) -> None:
+    with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
         assert results_of(client, gang, keep) == [None, None]
         for classes, name, size in results_of(client, gang, use_kept):
             assert (classes, name, size) == ([5, 45, 5], "MPI_COMM_WORLD", 8)
@@ -123,8 +122,8 @@ def fail_on_rank_1(how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
-def test_task_after_a_failed_one_has_a_fresh_world(client: dayfly.Client, how: str) -> None:
-    with client.gang(2, mode="warm") as gang:
+def test_task_after_a_failed_one_has_a_fresh_world(manager: Daemon, how: str) -> None:
+    with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
         first = results_of(client, gang, describe)
         survivor, failed = results_of(client, gang, fail_on_rank_1, how)
         assert "rank 1" in survivor
@@ -149,8 +148,8 @@ def size_alone() -> tuple[int, bool]:
     return MPI.COMM_WORLD.size, "MPI4PY_LIBMPI" in os.environ
 
 
-def test_functions_may_finalize_or_be_alone(client: dayfly.Client) -> None:
-    with client.gang(2, mode="warm") as gang:
+def test_functions_may_finalize_or_be_alone(manager: Daemon) -> None:
+    with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
         assert results_of(client, gang, finalize_itself) == [2, 2]
         assert gang.rank(0).call(size_alone) == (1, False)
         assert results_of(client, gang, finalize_itself) == [2, 2]
@@ -163,8 +162,9 @@ def join_twice() -> tuple[int, int]:
     return OWN.COMM_WORLD.allreduce(OWN.COMM_WORLD.rank), MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank)
 
 
-def test_function_uses_mpi4py_and_own_groups(client: dayfly.Client) -> None:
-    assert dayfly.run(join_twice, ranks=2, client=client) == [(1, 1), (1, 1)]
+def test_function_uses_mpi4py_and_own_groups(manager: Daemon) -> None:
+    with dayfly.connect(manager.state) as client:
+        assert dayfly.run(join_twice, ranks=2, client=client) == [(1, 1), (1, 1)]
 
 
 def test_mpi4py_runs_in_isolated_sandboxes(start: Callable[..., Daemon]) -> None:

@@ -133,6 +133,31 @@ def test_task_after_a_failed_one_has_a_fresh_world(manager: Daemon, how: str) ->
     assert after[0][0] == first[0][0]
 
 
+def fail_alone(how: str) -> None:
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    if how == "misuse":
+        comm.send(None, dest=5)
+    if comm.rank == 1:
+        raise ValueError("for a reason")
+    comm.recv(source=1)
+
+
+def test_exceptions_of_mpi4py_reach_the_caller(manager: Daemon) -> None:
+    with dayfly.connect(manager.state) as client:
+        with client.gang(2, mode="warm") as gang:
+            lost, failed = results_of(client, gang, fail_alone, "raise")
+            misused, _ = results_of(client, gang, fail_alone, "misuse")
+        assert isinstance(lost, dayfly.GroupError)
+        assert lost.code == "rank_lost"
+        assert isinstance(failed, ValueError)
+        assert isinstance(misused, dayfly.RemoteError)
+        assert "MPI_ERR_RANK" in str(misused)
+        with pytest.raises(ValueError, match="for a reason"):
+            dayfly.run(fail_alone, ranks=2, args=("raise",), client=client)
+
+
 def finalize_itself() -> int:
     from mpi4py import MPI
 

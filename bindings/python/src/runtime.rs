@@ -202,6 +202,13 @@ impl PythonRuntime {
         let done = self.call_on(py, function, asked);
         // End this process here if the function forked it: only the worker itself belongs to the group.
         fork_guard::exit_if_forked();
+        let done = done.map_err(|fault| match fault {
+            Fault::Raised(error) => {
+                let told = worker.call_method1(intern!(py, "rank_exception"), (error.value(py),));
+                Fault::Raised(told.map_or(error, PyErr::from_value))
+            }
+            other => other,
+        });
         worker.call_method1(intern!(py, "leave_group"), (done.is_ok(),))?;
         done
     }

@@ -22,6 +22,10 @@ MIXED = 3
 GROUP_VARIABLE = "DAYFLY_GROUP"
 
 
+#: Classes of MPI's errors by which it reports a lost rank: ``MPIX_ERR_PROC_FAILED`` and its form for requests.
+LOST_RANK_CLASSES = (101, 102)
+
+
 class _Group:
     """The group that this process is in."""
 
@@ -64,6 +68,21 @@ def leave_group(succeeded: bool = False) -> None:
         else:
             os.environ[name] = value
     _Group.process, _Group.replaced = None, {}
+
+
+def rank_exception(error: BaseException) -> BaseException:
+    """Returns a rank's exception for the caller: `GroupError` if mpi4py reports that another rank is lost."""
+    if not _is_of_mpi4py(error) or error.Get_error_class() not in LOST_RANK_CLASSES:  # type: ignore[attr-defined]
+        return error
+    from dayfly._errors import GroupError
+
+    made = GroupError(_text(error), "rank_lost")
+    made.__cause__ = error
+    return made.with_traceback(error.__traceback__)
+
+
+def _is_of_mpi4py(error: BaseException) -> bool:
+    return "mpi4py.MPI" in sys.modules and isinstance(error, sys.modules["mpi4py.MPI"].Exception)
 
 
 def environment_outside_group() -> dict[str, str]:
@@ -287,6 +306,9 @@ def pack_exception(error: BaseException) -> bytes:
     kind = type(error)
     # Include the name, because the caller may not have the class.
     about = (kind.__module__, kind.__qualname__, _text(error)), describe_exception(error)
+    if _is_of_mpi4py(error):
+        # It holds a number that only this process can explain, and would make the caller initialize MPI.
+        return pickle.dumps((None, *about), 5)
     for dumps in (_dumps_exception, cloudpickle.dumps):
         try:
             pickled: bytes = dumps(error, 5)

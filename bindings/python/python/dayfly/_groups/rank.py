@@ -7,7 +7,7 @@ from typing import Any
 import cloudpickle
 
 from dayfly._groups.storage import environment_variables
-from dayfly._worker import enter_group, leave_group
+from dayfly._worker import enter_group, leave_group, rank_exception
 
 
 def run_rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
@@ -23,5 +23,10 @@ def run_rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
             result = fn(*args, **kwargs)
             succeeded = True
             return result
+        except BaseException as error:
+            raised = rank_exception(error)
+            if raised is error:
+                raise
+            raise raised from error
         finally:
             leave_group(succeeded)

@@ -122,7 +122,7 @@ def fail_on_rank_1(how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
-def test_task_after_a_failed_one_has_a_fresh_world(manager: Daemon, how: str) -> None:
+def test_failed_task_leaves_next_a_fresh_world(manager: Daemon, how: str) -> None:
     with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
         first = results_of(client, gang, describe)
         survivor, failed = results_of(client, gang, fail_on_rank_1, how)

@@ -181,7 +181,9 @@ def test_rpm_is_installed_and_removed(packages: Path, root: CleanRoot) -> None:
     rpm = ("rpm", "--root", root.path, "--dbpath", "/var/lib/rpm")
     run(*rpm, "--nodeps", "--install", path, timeout=120)
     assert run(*rpm, "--verify", "--nodeps", "dayfly").stdout == ""
-    assert "dayfly 0" in root.run(f"dayfly version; getent passwd dayfly; test -e /usr/lib64/libdayfly.so; test -e {MPI}")
+    assert "dayfly 0" in root.run(
+        f"dayfly version; getent passwd dayfly; test -e /usr/lib64/libdayfly.so; test -e {MPI}"
+    )
     run(*rpm, "--nodeps", "--erase", "dayfly")
     assert not (root.path / "usr/bin/dayfly").exists()
 
@@ -253,9 +255,7 @@ def test_mpi_library_for_a_later_glibc_is_refused() -> None:
     assert re.search(r"libmpi.so needs glibc 2\.[0-9.]+, and may need 2\.3", done.stderr)
 
 
-def test_wheel_runs_mpi4py_in_fresh_environment(
-    packages: Path, start: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_wheel_runs_mpi4py_in_fresh_environment(packages: Path, start: Callable[..., Daemon], tmp_path: Path) -> None:
     mpi4py = pytest.importorskip("mpi4py", reason="mpi4py is not installed: scripts/bootstrap tests")
     installed = Path(mpi4py.__file__).parent
     venv = tmp_path / "venv"

@@ -1,4 +1,5 @@
-//! The executor's side: runs Python functions for [`dayfly_executor::Runtime`].
+//! The executor's side: runs Python functions for [`dayfly_executor::Runtime`]. One subject: a call, from its input to its
+//! result.
 //!
 //! The interpreter's main thread runs the executor's loop without the interpreter lock, and holds the lock only between
 //! the arrival of an invocation and its reply.

@@ -41,7 +41,7 @@ def enter_group(invitation: str) -> None:
     That holds for mpi4py, for ``dayfly.MPI`` and for programs that were linked with MPICH.
     """
     leave_group()
-    from dayfly._groups.mpi_library import mpi_variables
+    from dayfly._mpi_library import mpi_variables
 
     variables = mpi_variables(os.environ)
     _Group.process = os.getpid()
@@ -53,7 +53,7 @@ def enter_group(invitation: str) -> None:
 def leave_group(succeeded: bool = False) -> None:
     """Leaves the group of a previous call, also one that a function created itself.
 
-    After a success, MPI waits for the other ranks. Otherwise it leaves at once, so that they see that this rank is lost.
+    After a success, MPI waits for the other ranks. Otherwise it leaves at once, and they see that this rank is lost.
     """
     if _Group.process not in (None, os.getpid()):
         return

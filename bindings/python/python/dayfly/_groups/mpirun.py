@@ -90,7 +90,7 @@ class MPICommand(Command):
                 return self._run(f"{LAUNCHER.format(**ranks)} {line}", agents.variables())
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        # The program must not join this task's group, whose ranks all exist already. Its launcher has an MPI of its own.
+        # The program must not join this task's group, whose ranks all exist. Its launcher has an MPI of its own.
         given = environment_outside_group()
         if self.launcher is None:
             given = {name: value for name, value in given.items() if not name.startswith(BATCH)}
@@ -207,7 +207,10 @@ def _serve(comm: Any) -> None:
                     return
                 number, command = asked
                 running[number] = subprocess.Popen(
-                    [SHELL, "-c", command], env=environment_outside_group(), stdin=subprocess.DEVNULL, start_new_session=True
+                    [SHELL, "-c", command],
+                    env=environment_outside_group(),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
                 )
             for number in [number for number, process in running.items() if process.poll() is not None]:
                 status = running.pop(number).returncode

@@ -13,7 +13,7 @@ SONAME = "libmpi.so.12"
 
 def _directories() -> Iterator[Path]:
     """Returns where the library may be: in this package, in an installed one of the system, or in a build."""
-    yield Path(__file__).parents[1] / "native" / "mpi"
+    yield Path(__file__).parent / "native" / "mpi"
     program = shutil.which("dayfly")
     if program is not None:
         directory = Path(program).resolve().parent

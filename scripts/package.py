@@ -26,6 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
 PROGRAMS = ("dayfly", "dayfly-bench", "dayfly-executor")
+#: The name by which programs of MPICH's family ask for the MPI library. It is in a directory of its own, so that no
+#: program finds it that does not look for it.
+MPI_LIBRARY = "libmpi.so.12"
 #: Architectures by the names of Python, Debian and Red Hat.
 ARCHITECTURES = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 FORMATS = ("tar", "deb", "rpm")
@@ -93,6 +96,7 @@ def fill_wheel(programs: Path) -> None:
         copy(programs / name, part, 0o755)
         part.rename(PACKAGE / "bin" / name)
     put_development_files(programs, PACKAGE / "native", "lib", archive=False)
+    copy(programs / "libmpi.so", PACKAGE / "native" / "mpi" / MPI_LIBRARY, 0o755)
 
 
 def stage(programs: Path, wheels: list[Path], root: Path, library: str) -> None:
@@ -102,6 +106,8 @@ def stage(programs: Path, wheels: list[Path], root: Path, library: str) -> None:
         copy(programs / name, usr / "bin" / name, 0o755)
         run("strip", "--strip-unneeded", usr / "bin" / name)
     put_development_files(programs, usr, library, archive=True)
+    copy(programs / "libmpi.so", usr / "lib" / "dayfly" / "mpi" / MPI_LIBRARY, 0o755)
+    run("strip", "--strip-unneeded", usr / "lib" / "dayfly" / "mpi" / MPI_LIBRARY)
     dayfly = programs / "dayfly"
     manual = usr / "share" / "man" / "man1"
     manual.mkdir(parents=True)

@@ -87,6 +87,12 @@ def test_mpi4py_program_runs_on_ranks(rendezvous: dict[str, Any], ranks: int) ->
     assert [status for status, _ in done] == [0] * ranks, done
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_threads_make_communicators_at_once(rendezvous: dict[str, Any], ranks: int) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "threads_program.py"], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+
+
 def test_dayfly_run_starts_unmodified_programs(start: Callable[..., Daemon], c_program: Path, tmp_path: Path) -> None:
     site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
     variables = site.client_environment() | {"DAYFLY_PYTHON": sys.executable}

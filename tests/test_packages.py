@@ -9,18 +9,21 @@ import re
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness.daemons import Daemon
 from harness.images import Podman, archive, debian
-from harness.programs import ROOT, bin_dir, cache_dir, clean_environment, run
+from harness.programs import ROOT, bin_dir, cache_dir, clean_environment, program, run
 from harness.roots import CleanRoot
 
 PACK = ROOT / "scripts" / "package.py"
 #: The wheel of `make build`, and that of another project. Data frames have the same format, and would only take longer.
 WHEELS = [*(Path(sys.prefix) / "wheels").glob("*.whl"), *(cache_dir() / "wheels").glob("*.whl")]
 UNITS = ROOT / "packaging" / "systemd"
+#: The MPI library of a package.
+MPI = "/usr/lib/dayfly/mpi/libmpi.so.12"
 #: Tasks whose results outlive an upgrade.
 PROGRAM = """
 import sys, dayfly
@@ -83,13 +86,14 @@ def test_debian_package_leads_to_a_result(packages: Path, root: CleanRoot) -> No
     root.put("packages", *packages.glob("*.deb"))
     (root.path / "ten.py").write_text(ten_lines())
     output = root.run(
-        """
+        f"""
         dpkg --install /packages/*.deb
         dayfly doctor
         python3 -m venv /opt/dayfly
         /opt/dayfly/bin/pip install --quiet --no-index --find-links /usr/share/dayfly/wheels dayfly
         /opt/dayfly/bin/python /ten.py
         test -f /usr/share/man/man1/dayfly-node.1.gz
+        test -x {MPI}
         grep -q dayfly /usr/share/bash-completion/completions/dayfly
         """
     )
@@ -161,6 +165,7 @@ def test_archive_runs_from_any_directory(packages: Path, root: CleanRoot) -> Non
             python3 -m venv here
             here/bin/pip install --quiet --no-index --find-links /opt/tools/share/dayfly/wheels dayfly
             here/bin/python /ten.py
+            test -x /opt/tools/lib/dayfly/mpi/libmpi.so.12
 END
         setpriv --reuid user --regid user --clear-groups sh -e /srv/user/script
         """
@@ -176,7 +181,9 @@ def test_rpm_is_installed_and_removed(packages: Path, root: CleanRoot) -> None:
     rpm = ("rpm", "--root", root.path, "--dbpath", "/var/lib/rpm")
     run(*rpm, "--nodeps", "--install", path, timeout=120)
     assert run(*rpm, "--verify", "--nodeps", "dayfly").stdout == ""
-    assert "dayfly 0" in root.run("dayfly version; getent passwd dayfly; test -e /usr/lib64/libdayfly.so")
+    assert "dayfly 0" in root.run(
+        f"dayfly version; getent passwd dayfly; test -e /usr/lib64/libdayfly.so; test -e {MPI}"
+    )
     run(*rpm, "--nodeps", "--erase", "dayfly")
     assert not (root.path / "usr/bin/dayfly").exists()
 
@@ -239,6 +246,34 @@ def test_programs_for_a_later_glibc_are_refused(tmp_path: Path) -> None:
     done = packed(tmp_path, "--glibc", "2.3", check=False)
     assert done.returncode != 0
     assert re.search(r"needs glibc 2\.[0-9.]+, and may need 2\.3", done.stderr)
+
+
+def test_mpi_library_for_a_later_glibc_is_refused() -> None:
+    library = program("libmpi.so")
+    check = f"import package; from pathlib import Path; package.check_links(Path({str(library)!r}), '2.3')"
+    done = run(sys.executable, "-c", check, cwd=PACK.parent, check=False)
+    assert re.search(r"libmpi.so needs glibc 2\.[0-9.]+, and may need 2\.3", done.stderr)
+
+
+def test_wheel_runs_mpi4py_in_fresh_environment(packages: Path, start: Callable[..., Daemon], tmp_path: Path) -> None:
+    mpi4py = pytest.importorskip("mpi4py", reason="mpi4py is not installed: scripts/bootstrap tests")
+    installed = Path(mpi4py.__file__).parent
+    venv = tmp_path / "venv"
+    python = venv / "bin" / "python"
+    run(sys.executable, "-m", "venv", venv)
+    find = [option for wheel in WHEELS for option in ("--find-links", wheel.parent)]
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", *find, *packages.glob("dayfly-*.whl"), timeout=120)
+    shutil.copytree(installed, next(venv.glob("lib/python*/site-packages")) / installed.name)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom mpi4py import MPI\n"
+        "print(MPI.COMM_WORLD.allreduce(1), MPI.Get_library_version().split()[0], os.environ['MPI4PY_LIBMPI'])"
+    )
+    site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process", "--python", python)
+    variables = site.client_environment() | {"DAYFLY_PYTHON": str(python)}
+    done = run(venv / "bin" / "dayfly", "run", "--ranks", "2", script, env=variables, cwd=tmp_path)
+    library = next(venv.glob("lib/python*/site-packages")) / "dayfly/native/mpi/libmpi.so.12"
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 2 Dayfly {library}" for rank in range(2)]
 
 
 def test_checksums_and_bill_name_everything(packages: Path) -> None:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "bindings/python/python/dayfly"
 #: The rooms from the lowest to the highest. Each has a module, a package with all its modules, or several of these.
 ROOMS = [
     ("_native", "_text", "_trace", "_progress", "_errors"),
-    ("_pool_errors", "_command", "_modules", "_program", "_providers"),
+    ("_pool_errors", "_command", "_modules", "_mpi_library", "_program", "_providers"),
     ("_failures", "_output", "_worker", "_worker_streams"),
     ("_mpi", "MPI", "executor"),
     ("_codec",),

@@ -1,4 +1,5 @@
-//! The executor's side: runs Python functions for [`dayfly_executor::Runtime`].
+//! The executor's side: runs Python functions for [`dayfly_executor::Runtime`]. One subject: a call, from its input to its
+//! result.
 //!
 //! The interpreter's main thread runs the executor's loop without the interpreter lock, and holds the lock only between
 //! the arrival of an invocation and its reply.
@@ -202,7 +203,14 @@ impl PythonRuntime {
         let done = self.call_on(py, function, asked);
         // End this process here if the function forked it: only the worker itself belongs to the group.
         fork_guard::exit_if_forked();
-        worker.call_method0(intern!(py, "leave_group"))?;
+        let done = done.map_err(|fault| match fault {
+            Fault::Raised(error) => {
+                let told = worker.call_method1(intern!(py, "rank_exception"), (error.value(py),));
+                Fault::Raised(told.map_or(error, PyErr::from_value))
+            }
+            other => other,
+        });
+        worker.call_method1(intern!(py, "leave_group"), (done.is_ok(),))?;
         done
     }
 

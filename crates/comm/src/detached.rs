@@ -135,12 +135,10 @@ impl Communicator {
         }
     }
 
-    /// A context that this rank does not use yet, for [`Communicator::with_members`]: propose it, agree on the greatest.
+    /// A context for [`Communicator::with_members`] that no other rank proposes: propose it, and agree on the greatest.
+    /// The next greater number is free too, for a second communicator.
     pub fn propose_context(&self) -> u32 {
-        let mut guard = self.engine.lock();
-        let engine = guard.engine();
-        engine.next_context += 1;
-        engine.next_context - 1
+        self.engine.lock().engine().propose_context()
     }
 
     /// A communicator of these ranks of the whole group, in a context on which all of them have agreed. This rank need
@@ -160,7 +158,7 @@ impl Communicator {
                 "a communicator has ranks of the group, and a context that its ranks agreed on",
             ));
         }
-        engine.next_context = engine.next_context.max(context + 1);
+        engine.note_context(context);
         let own = engine.rank;
         let rank = members.iter().position(|member| *member == own);
         Ok(self.among(engine, context, members, rank.map_or(ANY_SOURCE, |rank| rank as u32)))

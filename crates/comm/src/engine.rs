@@ -1,5 +1,6 @@
 //! The engine: transports, requests, and the state of the ranks.
 
+mod contexts;
 mod driver;
 mod failures;
 mod lazy_connect;
@@ -53,7 +54,7 @@ pub struct Engine {
     pub matching: Matching,
     pub communicators: Vec<CommunicatorRecord>,
     /// Contexts below this one are, or were, in use.
-    pub next_context: u32,
+    next_context: u32,
     transports: Vec<Option<PeerTransport>>,
     routes: Vec<Option<Route>>,
     /// Connections on demand, if ranks connect on demand.

@@ -111,8 +111,8 @@ impl Communicator {
     fn over(mut engine: Engine) -> Self {
         let members: Arc<[u32]> = (0..engine.size).collect();
         let hosts_of_all: Arc<[u32]> = engine.options.hosts.as_slice().into();
-        let context = engine.next_context;
-        engine.next_context += 1;
+        let context = 0;
+        engine.note_context(context);
         let record = CommunicatorRecord::new(context, members.clone());
         let open = record.open.clone();
         engine.communicators.push(record);

@@ -68,7 +68,7 @@ impl ShrinkMessage {
 impl Communicator {
     /// A communicator of some ranks of this one.
     fn part(&self, engine: &mut Engine, context: u32, members: Vec<u32>) -> Result<Self, Failure> {
-        engine.next_context = engine.next_context.max(context + 1);
+        engine.note_context(context);
         let own = self.members[self.rank as usize];
         let Some(rank) = members.iter().position(|member| *member == own) else {
             return Err(Failure::new(
@@ -104,12 +104,7 @@ impl Communicator {
     /// # Errors
     /// As every collective.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>, Failure> {
-        let context = {
-            let mut guard = self.engine.lock();
-            let engine = guard.engine();
-            engine.next_context += 1;
-            engine.next_context - 1
-        };
+        let context = self.propose_context();
         let own = SplitRequest {
             key,
             color: color.unwrap_or(0),
@@ -126,7 +121,7 @@ impl Communicator {
         let context = all.iter().map(|wish| wish.context).max().unwrap_or(context);
         let mut guard = self.engine.lock();
         let engine = guard.engine();
-        engine.next_context = engine.next_context.max(context + 1);
+        engine.note_context(context);
         let Some(color) = color else {
             return Ok(None);
         };
@@ -169,8 +164,7 @@ impl Communicator {
         let mut guard = self.engine.lock();
         let own = self.members[self.rank as usize];
         let tag = guard.engine().begin_agreement(self.record);
-        let mut context = guard.engine().next_context;
-        guard.engine().next_context += 1;
+        let mut context = guard.engine().propose_context();
         let mut reported: BTreeSet<u32> = BTreeSet::from([own]);
         let mut lost: BTreeSet<u32> = BTreeSet::new();
         let mut reported_to = None;

@@ -222,6 +222,30 @@ fn chosen_ranks_form_a_communicator() {
 }
 
 #[test]
+fn interleaved_agreements_have_different_contexts() {
+    group(3, Net::Shm, options(), |comm| {
+        // As two threads do it on each rank, which make a communicator each at the same time.
+        let mut proposals = [comm.propose_context(), comm.propose_context()];
+        if comm.rank() == 1 {
+            proposals.reverse();
+        }
+        let contexts = proposals.map(|own| {
+            let mut greatest = [0; 8];
+            let own = u64::from(own).to_ne_bytes();
+            comm.allreduce(
+                &own,
+                &mut greatest,
+                dayfly_comm::Datatype::U64,
+                &dayfly_comm::Operation::Max,
+            )
+            .unwrap();
+            u64::from_ne_bytes(greatest)
+        });
+        assert!(contexts[0].abs_diff(contexts[1]) > 1, "{contexts:?}");
+    });
+}
+
+#[test]
 fn communicator_is_dropped_while_the_engine_is_held() {
     group(2, Net::Shm, options(), |comm| {
         let part = comm.dup().unwrap();

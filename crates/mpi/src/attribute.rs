@@ -1,10 +1,10 @@
 //! Attributes: values that programs attach to communicators, datatypes and windows.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::communicator::{self, CommObject};
+use crate::communicator;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Datatype, Keyval, Table, Win};
@@ -170,22 +170,28 @@ struct Predefined {
     host: c_int,
     io: c_int,
     wtime_is_global: c_int,
-    universe_size: c_int,
     last_used_code: AtomicUsize,
     appnum: c_int,
+}
+
+/// Value of `MPI_UNIVERSE_SIZE`: the number of ranks of the world.
+static UNIVERSE_SIZE: AtomicI32 = AtomicI32::new(1);
+
+/// Sets the number of ranks of the world.
+pub fn set_universe_size(size: u32) {
+    UNIVERSE_SIZE.store(size as c_int, Ordering::Release);
 }
 
 /// The greatest tag.
 pub const MAX_TAG: c_int = i32::MAX;
 
-fn predefined(key: Keyval, comm: &CommObject) -> Option<usize> {
+fn predefined(key: Keyval) -> Option<usize> {
     static VALUES: OnceLock<Predefined> = OnceLock::new();
     let values = VALUES.get_or_init(|| Predefined {
         tag_ub: MAX_TAG,
         host: crate::handle::PROC_NULL,
         io: crate::handle::ANY_SOURCE,
         wtime_is_global: 0,
-        universe_size: comm.size() as c_int,
         last_used_code: AtomicUsize::new(0),
         appnum: 0,
     });
@@ -195,7 +201,7 @@ fn predefined(key: Keyval, comm: &CommObject) -> Option<usize> {
         0x6440_0003 => address(&values.host),
         0x6440_0005 => address(&values.io),
         0x6440_0007 => address(&values.wtime_is_global),
-        0x6440_0009 => address(&values.universe_size),
+        0x6440_0009 => UNIVERSE_SIZE.as_ptr() as usize,
         0x6440_000b => {
             let last = crate::error::last_used_code() as usize;
             values.last_used_code.store(last, Ordering::Release);
@@ -223,7 +229,7 @@ mpi! {
 
     fn MPI_Comm_get_attr(comm: Comm, key: Keyval, value: Out<usize>, flag: Out<c_int>) [comm] {
         let object = communicator::get(comm)?;
-        match predefined(key, &object) {
+        match predefined(key) {
             Some(address) => {
                 value.set(address);
                 flag.set(1);

@@ -16,13 +16,13 @@ use crate::handle::{Comm, Errhandler, Group, Info, Request, UNDEFINED};
 use crate::info;
 use crate::pointer::{Out, Text};
 use crate::request::{self, Active};
-use crate::state;
+use crate::state::{self, Instance};
 use crate::status::Completion;
 
-/// Tags of the messages by which ranks agree on a communicator: above them the caller's tag.
-const OF_GROUP: u32 = 1 << 16;
-const OF_LEADERS: u32 = 2 << 16;
-const MAX_KEPT_TAG: u32 = (1 << 16) - 1;
+/// In the tags of messages by which the leaders of two groups agree on an intercommunicator. The rest is the caller's tag.
+const OF_LEADERS: u32 = 1 << 31;
+/// Number of the callers' tags that are told apart. With one more, the greatest would be `ANY_TAG` for leaders.
+const KEPT_TAGS: u32 = OF_LEADERS - 1;
 
 const COMM_TYPE_SHARED: c_int = 1;
 const COMM_TYPE_HW_GUIDED: c_int = 2;
@@ -39,7 +39,7 @@ fn greatest(comm: &Communicator, number: u32) -> Result<u32> {
 fn of_ranks(members: &[u32], tag: u32) -> Result<Communicator> {
     let instance = state::instance()?;
     let control = &instance.control;
-    let tag = OF_GROUP + (tag & MAX_KEPT_TAG);
+    let tag = tag % KEPT_TAGS;
     let mut context = control.propose_context();
     let mut word = [0; 4];
     let (leader, others) = members
@@ -72,17 +72,42 @@ fn tag_of(text: &str) -> u32 {
     text.bytes().fold(0, add)
 }
 
-/// Exchanges bytes between the leaders of two groups, and tells the other's to all ranks of this group.
-fn across(local: &Communicator, leader: u32, remote_leader: u32, tag: u32, own: &[u8]) -> Result<Vec<u8>> {
+/// How the leaders of two groups exchange messages.
+struct Link<'a> {
+    comm: &'a Communicator,
+    /// The other leader's rank in it. Only the own leader needs it.
+    other: u32,
+    tag: u32,
+}
+
+/// The link of the first ranks on both sides of an intercommunicator, apart from the messages of programs.
+fn link_of(object: &CommObject) -> Result<Link<'_>> {
+    Ok(Link {
+        comm: object.merged()?,
+        other: object.merged_rank(0)? as u32,
+        tag: 0,
+    })
+}
+
+/// The link of the leaders of two groups without a communicator in common; `other` is a rank of the world.
+fn link_of_leaders(instance: &Instance, other: u32, tag: u32) -> Link<'_> {
+    Link {
+        comm: &instance.control,
+        other,
+        tag: OF_LEADERS + tag % KEPT_TAGS,
+    }
+}
+
+/// Exchanges bytes between the leaders of two groups. Returns the other leader's on all ranks of this group.
+fn across(local: &Communicator, leader: u32, link: &Link<'_>, own: &[u8]) -> Result<Vec<u8>> {
     let mut length = [0; 8];
     let mut theirs = Vec::new();
     if local.rank() == leader {
-        let instance = state::instance()?;
-        let (control, tag) = (&instance.control, OF_LEADERS + (tag & MAX_KEPT_TAG));
+        let Link { comm, other, tag } = *link;
         let count = (own.len() as u64).to_ne_bytes();
-        control.sendrecv(&count, remote_leader, tag, &mut length, remote_leader, tag)?;
+        comm.sendrecv(&count, other, tag, &mut length, other, tag)?;
         theirs.resize(u64::from_ne_bytes(length) as usize, 0);
-        control.sendrecv(own, remote_leader, tag, &mut theirs, remote_leader, tag)?;
+        comm.sendrecv(own, other, tag, &mut theirs, other, tag)?;
     }
     local.bcast(&mut length, leader)?;
     theirs.resize(u64::from_ne_bytes(length) as usize, 0);
@@ -99,13 +124,6 @@ fn words(bytes: &[u8]) -> Vec<u32> {
         .collect()
 }
 
-/// Proposes a context that is free, as is the next one.
-fn propose_two(comm: &Communicator) -> u32 {
-    let first = comm.propose_context();
-    comm.propose_context();
-    first
-}
-
 /// The sides of an intercommunicator in a context and the next one.
 fn sides(local: Communicator, remote: Vec<u32>, context: u32) -> Result<Sides> {
     let mut both = [local.members(), &remote].concat();
@@ -116,12 +134,12 @@ fn sides(local: Communicator, remote: Vec<u32>, context: u32) -> Result<Sides> {
 }
 
 /// An intercommunicator between a group and another one, whose leader is known.
-fn between(local: &Communicator, leader: u32, remote_leader: u32, tag: u32) -> Result<Sides> {
+fn between(local: &Communicator, leader: u32, link: &Link<'_>) -> Result<Sides> {
     let local = local.dup()?;
-    let proposal = greatest(&local, propose_two(&local))?;
+    let proposal = greatest(&local, local.propose_context())?;
     let mut own = proposal.to_ne_bytes().to_vec();
     own.extend(local.members().iter().flat_map(|member| member.to_ne_bytes()));
-    let theirs = words(&across(&local, leader, remote_leader, tag, &own)?);
+    let theirs = words(&across(&local, leader, link, &own)?);
     let (context, members) = theirs
         .split_first()
         .ok_or_else(|| Error::new(class::INTERN, "the other group sent nothing"))?;
@@ -175,7 +193,7 @@ fn duplicate(object: &Arc<CommObject>) -> Result<CommObject> {
     if !object.is_inter() {
         return Ok(CommObject::new(Some(duplicate_local(object)?), object.handler()));
     }
-    let sides = between(local, 0, object.remote_members()?[0], 0)?;
+    let sides = between(local, 0, &link_of(object)?)?;
     Ok(CommObject::between(sides, object.handler()))
 }
 
@@ -241,7 +259,7 @@ fn split_between(object: &CommObject, color: Option<u32>, key: c_int) -> Result<
     let local = object.local()?;
     let part = local.split(color, key.into())?;
     // Both sides learn the other's colors and the order of its ranks, and a context for each pair of parts.
-    let context = greatest(local, propose_two(local))?;
+    let context = greatest(local, local.propose_context())?;
     let mut mine = [0u32; 3];
     if let (Some(color), Some(part)) = (color, &part) {
         mine = [1, color, part.rank()];
@@ -250,7 +268,7 @@ fn split_between(object: &CommObject, color: Option<u32>, key: c_int) -> Result<
     let mut all = vec![0; own.len() * local.size() as usize];
     local.allgather(&own, &mut all)?;
     all.extend(context.to_ne_bytes());
-    let theirs = words(&across(local, 0, object.remote_members()?[0], 0, &all)?);
+    let theirs = words(&across(local, 0, &link_of(object)?, &all)?);
     let (context_theirs, entries) = theirs
         .split_last()
         .ok_or_else(|| Error::new(class::INTERN, "the other group sent nothing"))?;
@@ -386,16 +404,17 @@ mpi! {
             return Err(Error::new(class::RANK, "the leader is no rank"));
         };
         let tag = communicator::send_tag(tag)?;
+        let instance = state::instance()?;
         // Only the leader's argument counts.
-        let mut other = [0; 4];
+        let mut other = 0;
         if local.rank() == leader {
             let peers = communicator::get(peers)?;
             let Peer::Rank(rank) = peers.receiver(remote_leader)? else {
                 return Err(Error::new(class::RANK, "the other leader is no rank"));
             };
-            other = peers.peers()?.members()[rank as usize].to_ne_bytes();
+            other = peers.peers()?.members()[rank as usize];
         }
-        let sides = between(local, leader, u32::from_ne_bytes(other), tag)?;
+        let sides = between(local, leader, &link_of_leaders(&instance, other, tag))?;
         new.check()?.set(make(CommObject::between(sides, object.handler())));
         Ok(())
     }
@@ -410,7 +429,8 @@ mpi! {
         let (Some(_), Some(other)) = (rank(&local, leader), rank(&remote, remote_leader)) else {
             return Err(Error::new(class::RANK, "a leader is no rank of its group"));
         };
-        let sides = between(&of_ranks(&local, tag)?, leader as u32, other, tag)?;
+        let instance = state::instance()?;
+        let sides = between(&of_ranks(&local, tag)?, leader as u32, &link_of_leaders(&instance, other, tag))?;
         let object = CommObject::between(sides, errhandler::check(handler)?);
         *object.info() = pairs;
         new.check()?.set(make(object));
@@ -423,7 +443,7 @@ mpi! {
         let context = greatest(local, local.propose_context())?;
         let mut own = context.to_ne_bytes().to_vec();
         own.extend(u32::from(high != 0).to_ne_bytes());
-        let theirs = words(&across(local, 0, others[0], 0, &own)?);
+        let theirs = words(&across(local, 0, &link_of(&object)?, &own)?);
         let [context_theirs, high_theirs] = theirs[..] else {
             return Err(Error::new(class::INTERN, "the other group sent nothing"));
         };

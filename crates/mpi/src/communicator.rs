@@ -43,16 +43,22 @@ pub struct Communicators {
 }
 
 impl Communicators {
-    pub fn new(world: Communicator, alone: Communicator) -> Self {
-        let named = |communicator, name: &str| {
-            let object = CommObject::new(Some(communicator), Errhandler::FATAL);
+    /// Those of a world and of this process alone, with these error handlers.
+    pub fn new(world: Communicator, alone: Communicator, [of_world, of_self]: [Errhandler; 2]) -> Self {
+        let named = |communicator, handler, name: &str| {
+            let object = CommObject::new(Some(communicator), handler);
             *object.name() = name.into();
             Arc::new(object)
         };
         Self {
-            world: named(world, "MPI_COMM_WORLD"),
-            alone: named(alone, "MPI_COMM_SELF"),
+            world: named(world, of_world, "MPI_COMM_WORLD"),
+            alone: named(alone, of_self, "MPI_COMM_SELF"),
         }
+    }
+
+    /// The error handlers of `MPI_COMM_WORLD` and `MPI_COMM_SELF`.
+    pub fn handlers(&self) -> [Errhandler; 2] {
+        [self.world.handler(), self.alone.handler()]
     }
 }
 

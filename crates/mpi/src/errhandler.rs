@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::communicator;
+use crate::communicator::{self, COMMUNICATORS};
 use crate::error::{Error, Result, class, text_of};
 use crate::face::mpi;
 use crate::handle::{Comm, Errhandler, File, Session, Table, Win};
@@ -73,13 +73,13 @@ pub fn print(line: &str) {
 
 impl Place {
     fn handler(&self) -> Errhandler {
+        let [of_world, of_self] = state::handlers();
         match self {
-            Self::Comm(comm) => communicator::get(*comm)
-                .or_else(|_| communicator::get(Comm::SELF))
-                .map_or(Errhandler::FATAL, |comm| comm.handler()),
+            Self::Comm(Comm::WORLD) => of_world,
+            Self::Comm(comm) => COMMUNICATORS.get(comm.0).map_or(of_self, |comm| comm.handler()),
             Self::Win(window) => match crate::window::get(*window) {
                 Ok(window) => Errhandler(window.handler.load(Ordering::Acquire)),
-                Err(_) => communicator::get(Comm::SELF).map_or(Errhandler::FATAL, |comm| comm.handler()),
+                Err(_) => of_self,
             },
             Self::Session(session) => crate::session::handler(*session).unwrap_or(Errhandler::FATAL),
             Self::File(file) => match crate::file::get(*file) {

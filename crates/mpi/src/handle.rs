@@ -103,6 +103,8 @@ pub struct Table<T: ?Sized> {
 }
 
 struct Slots<T: ?Sized> {
+    /// Number of the first slot. Numbers below this one are those of objects that are gone.
+    start: usize,
     all: Vec<Option<Arc<T>>>,
     free: VecDeque<usize>,
 }
@@ -119,6 +121,7 @@ impl<T: ?Sized> Table<T> {
             base: 0x8000_0000 | kind << 26,
             first,
             slots: RwLock::new(Slots {
+                start: first,
                 all: Vec::new(),
                 free: VecDeque::new(),
             }),
@@ -141,33 +144,41 @@ impl<T: ?Sized> Table<T> {
                 slots.all.len() - 1
             }
         };
-        (self.base | (number + self.first) as u32) as c_int
+        (self.base | (slots.start + number) as u32) as c_int
     }
 
-    fn number(&self, handle: c_int) -> Option<usize> {
+    /// The slot of a handle.
+    fn number(&self, slots: &Slots<T>, handle: c_int) -> Option<usize> {
         match handle & !NUMBER == self.base as c_int {
-            true => ((handle & NUMBER) as usize).checked_sub(self.first),
+            true => ((handle & NUMBER) as usize).checked_sub(slots.start),
             false => None,
         }
     }
 
     pub fn get(&self, handle: c_int) -> Option<Arc<T>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots.all.get(self.number(handle)?)?.clone()
+        slots.all.get(self.number(&slots, handle)?)?.clone()
     }
 
     pub fn remove(&self, handle: c_int) -> Option<Arc<T>> {
-        let number = self.number(handle)?;
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let number = self.number(&slots, handle)?;
         let object = slots.all.get_mut(number)?.take()?;
         slots.free.push_back(number);
         Some(object)
     }
 
-    /// Removes all objects, and returns them.
-    pub fn clear(&self) -> Vec<Arc<T>> {
+    /// Removes all objects. Their numbers are not used again before half of all numbers were.
+    pub fn clear(&self) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         slots.free.clear();
-        std::mem::take(&mut slots.all).into_iter().flatten().collect()
+        let removed = std::mem::take(&mut slots.all);
+        slots.start += removed.len();
+        if slots.start > NUMBER as usize / 2 {
+            slots.start = self.first;
+        }
+        drop(slots);
+        // An object that goes may use the table.
+        drop(removed);
     }
 }

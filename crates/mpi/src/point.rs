@@ -170,6 +170,11 @@ fn detach() -> Result<(usize, Count)> {
     Ok(attached.unwrap_or((0, 0)))
 }
 
+/// Detaches the program's buffer.
+pub fn forget_buffer() {
+    *ATTACHED.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
 /// Sends the contents of a buffer and receives into it.
 fn replace(
     data: Data,

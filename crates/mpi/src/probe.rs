@@ -26,6 +26,11 @@ struct MessageObject {
 
 static MESSAGES: Table<MessageObject> = Table::new(11);
 
+/// Drops messages that were never received.
+pub fn clear() {
+    MESSAGES.clear();
+}
+
 fn completion(comm: &CommObject, status: dayfly_comm::Status) -> Completion {
     Completion {
         source: comm.peer_of_world(status.source),

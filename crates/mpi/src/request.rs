@@ -219,6 +219,13 @@ fn orphans() -> MutexGuard<'static, Vec<Arc<RequestObject>>> {
     ORPHANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Drops all requests and orphans.
+pub fn clear() {
+    REQUESTS.clear();
+    let all = std::mem::take(&mut *orphans());
+    drop(all);
+}
+
 /// Ends orphans that can end. Returns whether there are any left.
 fn poll_orphans(turn: &mut Turn<'_>) -> bool {
     let mut all = orphans();

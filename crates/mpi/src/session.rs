@@ -21,6 +21,11 @@ struct SessionObject {
 
 static SESSIONS: Table<SessionObject> = Table::new(14);
 
+/// Drops all sessions.
+pub fn clear() {
+    SESSIONS.clear();
+}
+
 /// Names of the sets of processes.
 const SETS: [&str; 2] = ["mpi://WORLD", "mpi://SELF"];
 

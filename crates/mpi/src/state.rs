@@ -1,4 +1,8 @@
 //! Initialisation and the end; the world of this process.
+//!
+//! A worker of Dayfly serves one task after another, each with a group of its own, and a program like mpi4py initialises
+//! only when it is loaded. So the worker leaves the world of a task by `MPIX_Dayfly_leave`, and the next call joins the
+//! group of the invitation that the environment holds then. `MPI_COMM_WORLD` is that group.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -9,18 +13,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use dayfly_comm::membership::Membership;
 use dayfly_comm::{Communicator, Invitation, LostRanks, Options, World};
 
-use crate::attribute;
 use crate::communicator::{self, Communicators};
-use crate::errhandler;
 use crate::error::{Error, Result, class};
 use crate::face::{mpi, mpi_value};
-use crate::handle::Comm;
+use crate::handle::{Comm, Errhandler};
 use crate::pointer::{Buffer, Out, TextOut};
+use crate::{attribute, errhandler, file, point, probe, request, session, window};
 
 /// Context of `MPI_COMM_SELF`, and of the messages by which ranks agree on new communicators. Equal on all ranks, since
 /// the world's is 0.
 const SELF_CONTEXT: u32 = 1;
 const CONTROL_CONTEXT: u32 = 2;
+/// Run of the invitation's group that MPI joins. A process may join the group itself too: `dayfly.MPI` does.
+const RUN: &str = "mpi";
 
 /// What lives from initialisation to the end.
 pub struct Instance {
@@ -34,15 +39,24 @@ pub struct Instance {
 static INSTANCE: RwLock<Option<Arc<Instance>>> = RwLock::new(None);
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 static FINALIZED: AtomicBool = AtomicBool::new(false);
+/// Whether the next call joins a group: a worker has left the world of its last task.
+static RESUMES: AtomicBool = AtomicBool::new(false);
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 static MAIN: Mutex<Option<ThreadId>> = Mutex::new(None);
+/// Error handlers of `MPI_COMM_WORLD` and `MPI_COMM_SELF` while there is no instance: those that they had at the end.
+static HANDLERS: Mutex<[Errhandler; 2]> = Mutex::new([Errhandler::FATAL; 2]);
 
 const THREAD_MULTIPLE: c_int = 3;
 
 /// The instance, between initialisation and the end.
 pub fn instance() -> Result<Arc<Instance>> {
-    let guard = INSTANCE.read().unwrap_or_else(PoisonError::into_inner);
-    guard.clone().ok_or_else(|| {
+    if let Some(instance) = current() {
+        return Ok(instance);
+    }
+    if RESUMES.load(Ordering::Acquire) {
+        resume()?;
+    }
+    current().ok_or_else(|| {
         Error::new(
             class::OTHER,
             match FINALIZED.load(Ordering::Acquire) {
@@ -53,16 +67,32 @@ pub fn instance() -> Result<Arc<Instance>> {
     })
 }
 
+/// As [`instance`], but never joins a group.
+fn current() -> Option<Arc<Instance>> {
+    INSTANCE.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
 /// This process's rank in the world; `None` outside of initialisation and the end.
 pub fn own_rank() -> Option<u32> {
-    instance().ok().map(|instance| instance.control.rank())
+    current().map(|instance| instance.control.rank())
+}
+
+/// The error handlers of `MPI_COMM_WORLD` and `MPI_COMM_SELF`. Never joins a group: joining may be what failed.
+pub fn handlers() -> [Errhandler; 2] {
+    match current() {
+        Some(instance) => instance.communicators.handlers(),
+        None => *HANDLERS.lock().unwrap_or_else(PoisonError::into_inner),
+    }
 }
 
 fn initialize(required: c_int) -> Result<c_int> {
-    if INITIALIZED.swap(true, Ordering::AcqRel) {
+    if !INITIALIZED.swap(true, Ordering::AcqRel) {
+        begin_session().inspect_err(|_| INITIALIZED.store(false, Ordering::Release))?;
+    } else if current().is_none() && RESUMES.load(Ordering::Acquire) {
+        resume()?;
+    } else {
         return Err(Error::new(class::OTHER, "MPI_Init was called already"));
     }
-    begin_session()?;
     let level = required.clamp(0, THREAD_MULTIPLE);
     LEVEL.store(level, Ordering::Release);
     *MAIN.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
@@ -74,6 +104,9 @@ static SESSIONS: Mutex<usize> = Mutex::new(0);
 
 /// Joins the group for the first session.
 pub fn begin_session() -> Result<()> {
+    if RESUMES.load(Ordering::Acquire) {
+        resume()?;
+    }
     let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
     if *sessions == 0 {
         join()?;
@@ -82,19 +115,27 @@ pub fn begin_session() -> Result<()> {
     Ok(())
 }
 
+/// Joins the group of a worker's next task, if no other thread has done so.
+fn resume() -> Result<()> {
+    let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if RESUMES.load(Ordering::Acquire) {
+        join()?;
+        *MAIN.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
+        *sessions = 1;
+        RESUMES.store(false, Ordering::Release);
+    }
+    Ok(())
+}
+
 /// Leaves the group after the last session.
 pub fn end_session() -> Result<()> {
     let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
     *sessions = sessions.saturating_sub(1);
-    if *sessions > 0 {
-        return Ok(());
+    if *sessions == 0
+        && let Some(instance) = current()
+    {
+        close(instance, true)?;
     }
-    let instance = instance()?;
-    // A rank that leaves early would take messages with it that others still want.
-    let _ = instance.communicators.world.local()?.barrier();
-    *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = None;
-    crate::request::REQUESTS.clear();
-    communicator::COMMUNICATORS.clear();
     Ok(())
 }
 
@@ -106,7 +147,8 @@ fn join() -> Result<()> {
         ));
     }
     let (world, membership) = match Invitation::from_environment()? {
-        Some(invitation) => {
+        Some(mut invitation) => {
+            invitation.run.push_str(RUN);
             let World {
                 communicator,
                 membership,
@@ -123,7 +165,8 @@ fn join() -> Result<()> {
     let all = world.members().to_vec();
     let alone = world.with_members(SELF_CONTEXT, vec![own])?;
     let control = world.with_members(CONTROL_CONTEXT, all)?;
-    let communicators = Communicators::new(world, alone);
+    attribute::set_universe_size(world.size());
+    let communicators = Communicators::new(world, alone, handlers());
     *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Instance {
         control,
         communicators,
@@ -132,13 +175,57 @@ fn join() -> Result<()> {
     Ok(())
 }
 
-fn finalize() -> Result<()> {
-    let instance = instance()?;
+/// Leaves the group. Handles of its objects are invalid after that.
+fn close(instance: Arc<Instance>, waits: bool) -> Result<()> {
+    if waits {
+        // A rank that leaves early would take messages with it that others still want.
+        let _ = instance.communicators.world.local()?.barrier();
+    }
+    *HANDLERS.lock().unwrap_or_else(PoisonError::into_inner) = instance.communicators.handlers();
+    *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = None;
+    // What has connections goes before the membership, which the instance has.
+    request::clear();
+    probe::clear();
+    window::clear();
+    file::FILES.clear();
+    point::forget_buffer();
+    communicator::COMMUNICATORS.clear();
+    Ok(())
+}
+
+/// Calls the program's functions for the attributes of the predefined communicators.
+fn delete_attributes(instance: &Instance) -> Result<()> {
     attribute::delete_all(&*instance.communicators.alone, Comm::SELF)?;
-    attribute::delete_all(&*instance.communicators.world, Comm::WORLD)?;
+    attribute::delete_all(&*instance.communicators.world, Comm::WORLD)
+}
+
+fn finalize() -> Result<()> {
+    // A worker between two tasks has nothing to leave.
+    if RESUMES.swap(false, Ordering::AcqRel) {
+        FINALIZED.store(true, Ordering::Release);
+        return Ok(());
+    }
+    let instance = instance()?;
+    delete_attributes(&instance)?;
     FINALIZED.store(true, Ordering::Release);
     drop(instance);
     end_session()
+}
+
+/// Leaves the world of a worker's task: waits for the other ranks if the task has succeeded. Otherwise it leaves at once,
+/// so that they see that this rank is lost.
+fn leave(has_succeeded: bool) -> Result<()> {
+    let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(instance) = current() {
+        // A function that fails must not keep the next task from its group.
+        let _ = delete_attributes(&instance);
+        close(instance, has_succeeded)?;
+    }
+    session::clear();
+    *sessions = 0;
+    FINALIZED.store(false, Ordering::Release);
+    RESUMES.store(INITIALIZED.load(Ordering::Acquire), Ordering::Release);
+    Ok(())
 }
 
 fn start() -> Instant {
@@ -172,6 +259,11 @@ mpi! {
 
     fn MPI_Finalize() [()] {
         finalize()
+    }
+
+    /// For workers, between two tasks: see the top of this module.
+    fn MPIX_Dayfly_leave(has_succeeded: c_int) [()] {
+        leave(has_succeeded != 0)
     }
 
     fn MPI_Initialized(flag: Out<c_int>) [()] {

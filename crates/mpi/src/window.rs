@@ -145,6 +145,14 @@ fn unregister(window: &Arc<WindowObject>) {
     OPEN_COUNT.fetch_sub(1, Ordering::AcqRel);
 }
 
+/// Drops all windows.
+pub fn clear() {
+    WINDOWS.clear();
+    let all = std::mem::take(&mut *open());
+    OPEN_COUNT.store(0, Ordering::Release);
+    drop(all);
+}
+
 /// Serves all windows. Every wait calls it.
 #[inline]
 pub fn serve(turn: &mut Turn<'_>) {

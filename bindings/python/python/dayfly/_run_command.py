@@ -26,8 +26,8 @@ from typing import IO, Any, NamedTuple
 import dayfly
 from dayfly import MPI
 from dayfly._groups import storage
-from dayfly._groups.mpi_library import mpi_variables
 from dayfly._groups.run import group_settings, invitation_to, kill_all, rank_variables, run_with_restarts
+from dayfly._mpi_library import mpi_variables
 from dayfly._native import Communicator, Objects
 from dayfly._text import shown
 

@@ -22,17 +22,85 @@ MIXED = 3
 GROUP_VARIABLE = "DAYFLY_GROUP"
 
 
+#: Classes of MPI's errors by which it reports a lost rank: ``MPIX_ERR_PROC_FAILED`` and its form for requests.
+LOST_RANK_CLASSES = (101, 102)
+
+
+class _Group:
+    """The group that this process is in."""
+
+    #: The process that entered it. A child that a function has forked must not leave it.
+    process: int | None = None
+    #: Earlier values of the variables by which programs find the MPI library.
+    replaced: ClassVar[dict[str, str | None]] = {}
+
+
 def enter_group(invitation: str) -> None:
-    """Makes a group ``MPI.COMM_WORLD``, for this process and for programs that the function starts."""
+    """Makes a group ``MPI.COMM_WORLD``, for this process and for programs that the function starts.
+
+    That holds for mpi4py, for ``dayfly.MPI`` and for programs that were linked with MPICH.
+    """
     leave_group()
+    from dayfly._mpi_library import mpi_variables
+
+    variables = mpi_variables(os.environ)
+    _Group.process = os.getpid()
+    _Group.replaced = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     os.environ[GROUP_VARIABLE] = invitation
 
 
-def leave_group() -> None:
-    """Leaves the group of a previous call, also one that a function created itself."""
+def leave_group(succeeded: bool = False) -> None:
+    """Leaves the group of a previous call, also one that a function created itself.
+
+    After a success, MPI waits for the other ranks. Otherwise it leaves at once, and they see that this rank is lost.
+    """
+    if _Group.process not in (None, os.getpid()):
+        return
     os.environ.pop(GROUP_VARIABLE, None)
+    if "mpi4py.MPI" in sys.modules:
+        _leave_mpi_world(succeeded)
     if "dayfly.MPI" in sys.modules:
         sys.modules["dayfly.MPI"]._leave()
+    for name, value in _Group.replaced.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _Group.process, _Group.replaced = None, {}
+
+
+def rank_exception(error: BaseException) -> BaseException:
+    """Returns a rank's exception for the caller: `GroupError` if mpi4py reports that another rank is lost."""
+    if not _is_of_mpi4py(error) or error.Get_error_class() not in LOST_RANK_CLASSES:  # type: ignore[attr-defined]
+        return error
+    from dayfly._errors import GroupError
+
+    made = GroupError(_text(error), "rank_lost")
+    made.__cause__ = error
+    return made.with_traceback(error.__traceback__)
+
+
+def _is_of_mpi4py(error: BaseException) -> bool:
+    return "mpi4py.MPI" in sys.modules and isinstance(error, sys.modules["mpi4py.MPI"].Exception)
+
+
+def environment_outside_group() -> dict[str, str]:
+    """Returns the environment without what `enter_group` has set."""
+    kept = {name: value for name, value in os.environ.items() if name not in (GROUP_VARIABLE, *_Group.replaced)}
+    return kept | {name: value for name, value in _Group.replaced.items() if value is not None}
+
+
+def _leave_mpi_world(succeeded: bool) -> None:
+    """Ends ``MPI_COMM_WORLD`` of the MPI library in this process. Its next call joins the group of the next task."""
+    import ctypes
+
+    try:
+        # Only a library that is loaded, and only Dayfly's: mpi4py may use another one.
+        leave = ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD).MPIX_Dayfly_leave
+    except (OSError, AttributeError):
+        return
+    leave(int(succeeded))
 
 
 class FailedItem:
@@ -238,6 +306,9 @@ def pack_exception(error: BaseException) -> bytes:
     kind = type(error)
     # Include the name, because the caller may not have the class.
     about = (kind.__module__, kind.__qualname__, _text(error)), describe_exception(error)
+    if _is_of_mpi4py(error):
+        # It holds a number that only this process can explain, and would make the caller initialize MPI.
+        return pickle.dumps((None, *about), 5)
     for dumps in (_dumps_exception, cloudpickle.dumps):
         try:
             pickled: bytes = dumps(error, 5)

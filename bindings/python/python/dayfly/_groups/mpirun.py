@@ -21,7 +21,7 @@ from typing import Any
 
 from dayfly._command import SHELL, Command
 from dayfly._groups import mpi_agent
-from dayfly._worker import GROUP_VARIABLE
+from dayfly._worker import environment_outside_group
 
 #: Default command that starts a program on all ranks.
 LAUNCHER = "mpirun -n {ranks}"
@@ -90,8 +90,8 @@ class MPICommand(Command):
                 return self._run(f"{LAUNCHER.format(**ranks)} {line}", agents.variables())
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        # The program must not join this task's group, whose ranks all exist already.
-        given = {name: value for name, value in os.environ.items() if name != GROUP_VARIABLE}
+        # The program must not join this task's group, whose ranks all exist. Its launcher has an MPI of its own.
+        given = environment_outside_group()
         if self.launcher is None:
             given = {name: value for name, value in given.items() if not name.startswith(BATCH)}
         return {**given, **more, **self.variables}
@@ -206,9 +206,11 @@ def _serve(comm: Any) -> None:
                 if asked is None:
                     return
                 number, command = asked
-                environment = {name: value for name, value in os.environ.items() if name != GROUP_VARIABLE}
                 running[number] = subprocess.Popen(
-                    [SHELL, "-c", command], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+                    [SHELL, "-c", command],
+                    env=environment_outside_group(),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
                 )
             for number in [number for number, process in running.items() if process.poll() is not None]:
                 status = running.pop(number).returncode

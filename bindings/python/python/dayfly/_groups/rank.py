@@ -7,6 +7,7 @@ from typing import Any
 import cloudpickle
 
 from dayfly._groups.storage import environment_variables
+from dayfly._worker import enter_group, leave_group, rank_exception
 
 
 def run_rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
@@ -14,9 +15,18 @@ def run_rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
     from dayfly import MPI
 
     with environment_variables(environment):
-        MPI._join(group)
+        enter_group(group)
+        succeeded = False
         try:
+            MPI._join(group)
             fn, args, kwargs = cloudpickle.loads(work)
-            return fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
+            succeeded = True
+            return result
+        except BaseException as error:
+            raised = rank_exception(error)
+            if raised is error:
+                raise
+            raise raised from error
         finally:
-            MPI._leave()
+            leave_group(succeeded)

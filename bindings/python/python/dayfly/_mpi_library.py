@@ -12,11 +12,13 @@ SONAME = "libmpi.so.12"
 
 
 def _directories() -> Iterator[Path]:
-    """Returns where the library may be: in this package, or beside the program ``dayfly``."""
-    yield Path(__file__).parents[1] / "bin" / "mpi"
+    """Returns where the library may be: in this package, in an installed one of the system, or in a build."""
+    yield Path(__file__).parent / "native" / "mpi"
     program = shutil.which("dayfly")
     if program is not None:
-        yield Path(program).resolve().parent / "mpi"
+        directory = Path(program).resolve().parent
+        yield directory.parent / "lib" / "dayfly" / "mpi"
+        yield directory / "mpi"
 
 
 def mpi_variables(environment: Mapping[str, str]) -> dict[str, str]:

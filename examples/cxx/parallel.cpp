@@ -5,7 +5,6 @@
  *         -L "$LIB" -Wl,-rpath,"$LIB" -ldayfly -pthread
  *     ./parallel ./libsquare.so */
 #include <cstdio>
-#include <future>
 #include <dayfly/dayfly.hpp>
 #include <vector>
 
@@ -15,7 +14,7 @@ int main(int argc, char **argv) try {
     invoker.allocate(argc > 1 ? argv[1] : "./libsquare.so", sizeof(double), dayfly::invoker::ALWAYS_WARM, 2);
 
     std::vector<double> out(calls);
-    std::vector<std::future<std::size_t>> futures;
+    std::vector<dayfly::future<std::size_t>> futures;
     for (std::size_t i = 0; i < calls; i++) {
         double x = static_cast<double>(i);
         futures.push_back(invoker.submit("square", &x, sizeof x, &out[i], sizeof x));

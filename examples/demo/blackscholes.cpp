@@ -36,7 +36,7 @@ int main(int argc, char **argv) try {
     invoker.call("blackscholes", options.data(), sizeof(option), prices.data(), sizeof(double)); // loads the function
 
     const auto start = std::chrono::steady_clock::now();
-    std::vector<std::future<std::size_t>> futures;
+    std::vector<dayfly::future<std::size_t>> futures;
     for (std::size_t at = 0; at < options.size(); at += chunk) {
         const std::size_t count = std::min(chunk, options.size() - at);
         futures.push_back(invoker.submit<double>("blackscholes", &options[at], count * sizeof(option), &prices[at],

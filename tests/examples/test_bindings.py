@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 from harness.compilers import compile_source, linked
-from harness.programs import ROOT, program, run
+from harness.leaks import die_with_parent
+from harness.programs import ROOT, clean_environment, program, run
+from harness.sites import several_nodes
 
 PROGRAMS = {"c": "bindings/c/tests/calls.c", "cxx": "bindings/cxx/tests/calls.cpp"}
+FLEETS = {"c": "bindings/c/tests/fleets.c", "cxx": "bindings/cxx/tests/fleets.cpp"}
 
 
 @pytest.mark.parametrize("language", PROGRAMS)
 def test_promises_hold(language, library, tmp_path, leakless):
     program = compile_source(ROOT / PROGRAMS[language], tmp_path / "calls")
     assert run(program, library("bindings/c/tests/functions.c"), timeout=100).stdout == "all held\n"
+
+
+def test_calls_in_place_copy_nothing(library, tmp_path, leakless):
+    program = compile_source(ROOT / "bindings/c/tests/in_place.c", tmp_path / "in_place")
+    assert run(program, library("bindings/c/tests/functions.c"), tmp_path, timeout=100).stdout == "all held\n"
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_futures_compose(standard, library, tmp_path, leakless):
+    program = compile_source(ROOT / "bindings/cxx/tests/futures.cpp", tmp_path / "futures", f"-std={standard}")
+    held = "coroutines held\nall held\n" if standard == "c++20" else "all held\n"
+    assert run(program, library("bindings/c/tests/functions.c"), timeout=100).stdout == held
+
+
+@pytest.mark.parametrize("language", FLEETS)
+def test_fleet_survives_loss_of_a_node(language, library, tmp_path, start):
+    source = compile_source(ROOT / FLEETS[language], tmp_path / "fleets")
+    manager, nodes = several_nodes(start, 2, 2)
+    child = subprocess.Popen(
+        [source, library("bindings/c/tests/functions.c"), manager.state],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+    )
+    try:
+        assert child.stdout.readline() == "half\n"
+        nodes[0].kill()
+        assert child.communicate("go on\n", timeout=60)[0] == "all held\n"
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_c_function_calls_functions_on_delegated_workers(library, tmp_path, leakless):

@@ -341,6 +341,10 @@ typedef struct dfly_client dfly_client;
 // The right to use some workers of a lease, for the holder of this handle or of its text.
 typedef struct dfly_delegation dfly_delegation;
 
+// Workers on many nodes behind one queue. Thread-safe. Calls move from nodes that are lost or taken back to others, if
+// they have not begun or are idempotent.
+typedef struct dfly_fleet dfly_fleet;
+
 // A group of ranks that exchange messages, as one of them sees it. Thread-safe: threads take turns. Counts are numbers
 // of elements of a datatype (DFLY_F64 and so on).
 //
@@ -480,12 +484,41 @@ typedef struct dfly_call_options {
     uint32_t idempotent;
     // The only worker that may run the call. Default: DFLY_ANY_WORKER.
     uint32_t worker;
+    // The incarnation of that worker whose state the call needs, from `dfly_pool_incarnation`. If the worker has been
+    // replaced, the call is not executed and ends with DFLY_STATE_LOST. Default: 0, any.
+    uint32_t incarnation;
+    // Bytes to reserve for the output. A checked function receives the number as its capacity. Default: 0, the worker
+    // chooses.
+    size_t room;
 } dfly_call_options;
 
 // Called when a call ends, with its status, the text of its error (or ""), and its output. All are valid during the
 // callback only. It runs in the thread that called `dfly_pool_drive` or `dfly_pool_free`. It may use the pool but must
 // not free it, and must not throw.
 typedef void (*dfly_callback)(void *user, dfly_status status, const char *message, const void *output, size_t length);
+
+// Options of a fleet. Initialise with `dfly_fleet_options_init`, then set fields.
+typedef struct dfly_fleet_options {
+    // Set by `dfly_fleet_options_init`.
+    size_t size;
+    // Terms of each lease. Its `workers` is the maximum of one lease, by default 4, and its `memory_bytes` is for that
+    // many.
+    struct dfly_lease_options lease;
+    // Options of the fleet's pool.
+    struct dfly_pool_options pool;
+    // Workers that the fleet holds also without calls. Default: 0.
+    uint32_t min;
+    // Maximum number of workers. Default: 16.
+    uint32_t max;
+    // How long calls must have waited before the fleet grows, in milliseconds. Default: 10.
+    uint64_t patience_ms;
+    // How long the workers of a lease must have been idle before the fleet gives it back, in milliseconds. Default: 10
+    // seconds.
+    uint64_t idle_ms;
+    // How long calls wait while the fleet cannot lease any worker, in milliseconds. Then they end with the reason.
+    // Default: one minute.
+    uint64_t wait_ms;
+} dfly_fleet_options;
 
 // How a process that `dayfly run` did not start finds its group. Initialise with `dfly_group_options_init`, then set
 // `rendezvous`, `name`, `secret` and `ranks`. The other fields have defaults.
@@ -671,7 +704,7 @@ dfly_status dfly_client_allowance(const struct dfly_client *client,
 dfly_status dfly_buffer_alloc(struct dfly_channel *channel, size_t length, struct dfly_buffer **buffer);
 
 // Returns the address of a buffer's first byte; NULL if `buffer` is NULL. The address is valid and constant until the
-// buffer is freed or submitted.
+// buffer is freed or given away to `dfly_channel_submit_buffer` or `dfly_pool_submit_buffer`.
 void *dfly_buffer_data(const struct dfly_buffer *buffer);
 
 // Returns the length of a buffer in bytes; 0 if `buffer` is NULL.
@@ -680,7 +713,8 @@ size_t dfly_buffer_length(const struct dfly_buffer *buffer);
 // Returns the capacity of a buffer in bytes; 0 if `buffer` is NULL.
 size_t dfly_buffer_capacity(const struct dfly_buffer *buffer);
 
-// Changes the length of a buffer, in bytes, up to its capacity. Errors: DFLY_INVALID_REQUEST beyond the capacity.
+// Changes the length of a buffer, in bytes, up to its capacity. Errors: DFLY_INVALID_REQUEST beyond the capacity, or
+// while a call uses the buffer.
 dfly_status dfly_buffer_resize(struct dfly_buffer *buffer, size_t length);
 
 // Frees a buffer. NULL is a no-op.
@@ -791,6 +825,16 @@ dfly_status dfly_pool_options_init(struct dfly_pool_options *options);
 // Sets every option to its default. `options` must not be NULL.
 dfly_status dfly_call_options_init(struct dfly_call_options *options);
 
+// Returns the address of an output's bytes, valid until the output is freed, or in the buffer that the
+// call was given; NULL if `output` is NULL.
+const void *dfly_output_data(const struct dfly_output *output);
+
+// Returns the length of an output in bytes; 0 if `output` is NULL.
+size_t dfly_output_length(const struct dfly_output *output);
+
+// Frees an output. NULL is a no-op.
+void dfly_output_free(struct dfly_output *output);
+
 // Opens a channel to every worker of a lease. `options` may be NULL for the defaults. `pool` receives the pool; free
 // it with `dfly_pool_free`.
 dfly_status dfly_pool_open(const struct dfly_lease *lease,
@@ -837,6 +881,24 @@ dfly_status dfly_pool_submit_callback(const struct dfly_pool *pool,
                                       void *user,
                                       uint64_t *call);
 
+// As `dfly_pool_submit`, with buffers of `dfly_pool_buffer_alloc` or `dfly_pool_buffer_alloc_for` that the caller
+// keeps. The function reads the first `input_length` bytes of `input` and writes `output` in place: they are not copied
+// if both buffers were allocated for one worker, except an output that fits in a slot. The call goes to that worker,
+// unless it is so busy that a copy for another one costs less. `input` may be NULL if `input_length` is 0, and `output`
+// may be NULL; the output is then as of `dfly_pool_submit`. Until its outcome was taken or discarded, the caller must
+// not write the input or use the output; another call may use the input. If `callback` is not NULL, it runs as in
+// `dfly_pool_submit_callback` and `call` may be NULL; otherwise take the outcome with `dfly_pool_wait`. Errors:
+// DFLY_INVALID_REQUEST if a call uses a buffer; DFLY_OUTPUT_OVERFLOW as the status of a call whose output does not fit.
+dfly_status dfly_pool_submit_into(const struct dfly_pool *pool,
+                                  uint32_t function,
+                                  const struct dfly_buffer *input,
+                                  size_t input_length,
+                                  const struct dfly_buffer *output,
+                                  const struct dfly_call_options *options,
+                                  dfly_callback callback,
+                                  void *user,
+                                  uint64_t *call);
+
 // Progresses all calls until calls with a callback end, at most `timeout_ms` milliseconds, and runs their callbacks.
 // `ended` receives their number, 0 after the timeout, and may be NULL.
 dfly_status dfly_pool_drive(const struct dfly_pool *pool, uint32_t timeout_ms, size_t *ended);
@@ -878,6 +940,14 @@ dfly_status dfly_pool_forget(const struct dfly_pool *pool, uint64_t call);
 // Returns the number of calls that have not ended; 0 if `pool` is NULL.
 size_t dfly_pool_pending(const struct dfly_pool *pool);
 
+// Returns how many times worker number `worker` has been started: the incarnation that holds its state, for
+// `dfly_call_options`. Returns 0 if `pool` is NULL, or if the worker has no channel now.
+uint32_t dfly_pool_incarnation(const struct dfly_pool *pool, uint32_t worker);
+
+// Closes and frees a pool. Pending callbacks are called with DFLY_CANCELLED. Outputs and buffers remain usable. NULL
+// is a no-op, and so is the pool of a fleet.
+void dfly_pool_free(struct dfly_pool *pool);
+
 // Allocates a buffer of `length` bytes for an input, for the worker with the fewest outstanding calls. `worker`
 // receives that worker's number, for `dfly_call_options`, and may be NULL. `buffer` receives the buffer; submit it, or
 // free it with `dfly_buffer_free`.
@@ -886,18 +956,50 @@ dfly_status dfly_pool_buffer_alloc(const struct dfly_pool *pool,
                                    struct dfly_buffer **buffer,
                                    uint32_t *worker);
 
-// Returns the address of an output's bytes, valid until the output is freed; NULL if `output` is NULL.
-const void *dfly_output_data(const struct dfly_output *output);
+// Allocates a buffer as `dfly_pool_buffer_alloc`, for worker number `worker`, counted from 0.
+dfly_status dfly_pool_buffer_alloc_for(const struct dfly_pool *pool,
+                                       uint32_t worker,
+                                       size_t length,
+                                       struct dfly_buffer **buffer);
 
-// Returns the length of an output in bytes; 0 if `output` is NULL.
-size_t dfly_output_length(const struct dfly_output *output);
+// Reports how many bytes of inputs and outputs of this pool did not travel in place, but were copied. Either may be
+// NULL.
+dfly_status dfly_pool_copied(const struct dfly_pool *pool, uint64_t *input, uint64_t *output);
 
-// Frees an output. NULL is a no-op.
-void dfly_output_free(struct dfly_output *output);
+// Sets every option to its default. `options` must not be NULL.
+dfly_status dfly_fleet_options_init(struct dfly_fleet_options *options);
 
-// Closes and frees a pool. Pending callbacks are called with DFLY_CANCELLED. Outputs and buffers remain usable. NULL
-// is a no-op.
-void dfly_pool_free(struct dfly_pool *pool);
+// Opens a fleet and returns at once; the first worker serves calls while others are started. `options` may be NULL for
+// the defaults. `fleet` receives the fleet; free it with `dfly_fleet_free`.
+dfly_status dfly_fleet_open(const struct dfly_client *client,
+                            const struct dfly_fleet_options *options,
+                            struct dfly_fleet **fleet);
+
+// Returns the pool of a fleet, for the functions of pools; NULL if `fleet` is NULL. The fleet owns the pool, and frees
+// it. Options of a call that name a worker or an incarnation are refused with DFLY_INVALID_REQUEST, because the workers
+// come and go; `dfly_pool_buffer_alloc_for` and `dfly_pool_delegate` are, too.
+const struct dfly_pool *dfly_fleet_pool(const struct dfly_fleet *fleet);
+
+// Sends a shared library to all nodes of a fleet, also to those that join later. `code` receives its identity. Errors:
+// DFLY_NOT_FOUND if the file cannot be read.
+dfly_status dfly_fleet_load_library(const struct dfly_fleet *fleet, const char *path, struct dfly_code *code);
+
+// Returns the number of workers that serve calls of a fleet or are being repaired; 0 if `fleet` is NULL.
+uint32_t dfly_fleet_workers(const struct dfly_fleet *fleet);
+
+// Returns the number of nodes on which a fleet has leases; 0 if `fleet` is NULL.
+uint32_t dfly_fleet_nodes(const struct dfly_fleet *fleet);
+
+// Waits up to `timeout_ms` milliseconds until a fleet has at least `workers` workers. Errors: DFLY_TIMED_OUT, with the
+// reason of the last refused lease in the message.
+dfly_status dfly_fleet_wait(const struct dfly_fleet *fleet, uint32_t workers, uint32_t timeout_ms);
+
+// Releases all workers of a fleet now. Calls that have not ended end with DFLY_LEASE_ENDED.
+dfly_status dfly_fleet_close(const struct dfly_fleet *fleet);
+
+// Closes and frees a fleet and its pool. Pending callbacks are called with DFLY_CANCELLED. Outputs and buffers remain
+// usable. NULL is a no-op.
+void dfly_fleet_free(struct dfly_fleet *fleet);
 
 // Delegates `workers` of a pool's workers for at most `duration_ms` milliseconds. Waits up to `limit_ms` milliseconds
 // until the calls on them have ended. The pool does not use these workers until `dfly_pool_take_back`. `users` is the

@@ -221,15 +221,15 @@ pub unsafe extern "C" fn dfly_channel_call_into(
         if std::ptr::eq(input, output) {
             return Err(misuse("input and output are one buffer").into());
         }
-        // SAFETY: as the caller promises, and the buffers are distinct.
-        let (channel, input, output) = unsafe { (get_mut(channel)?, get(input)?, get_mut(output)?) };
+        // SAFETY: as the caller promises, the buffers are distinct, and this thread alone uses them.
+        let (channel, input, output) = unsafe { (get_mut(channel)?, get_mut(input.cast_mut())?, get_mut(output)?) };
         input.check(input_length)?;
         channel.free_last_slot();
         let function = FunctionIndex(function);
-        let output = &mut output.buffer;
+        let output = output.own()?;
         let length = channel
             .channel
-            .call_into(function, &input.buffer, input_length, output, deadline_ms)?;
+            .call_into(function, input.own()?, input_length, output, deadline_ms)?;
         // SAFETY: as the caller promises.
         unsafe { put(output_length, length) };
         Ok(())
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn dfly_channel_submit_buffer(
         let function = FunctionIndex(function);
         let number = channel
             .channel
-            .submit_buffer(function, input.buffer, input_length, deadline_ms)?;
+            .submit_buffer(function, input.into_own()?, input_length, deadline_ms)?;
         // SAFETY: as the caller promises.
         unsafe { put(sequence, number) };
         Ok(())

@@ -1,6 +1,7 @@
 //! Leases, and the code that their workers run.
 
 use std::ffi::{c_char, c_void};
+use std::path::Path;
 use std::time::Duration;
 
 use dayfly_client::{
@@ -130,7 +131,7 @@ fn worker_cores(whole: u32, thousandths: u32) -> Result<MilliCores, Error> {
 
 /// # Safety
 /// The image is a C string, unless it is null.
-unsafe fn lease_options(options: dfly_lease_options) -> Result<LeaseOptions, Error> {
+pub(crate) unsafe fn lease_options(options: dfly_lease_options) -> Result<LeaseOptions, Error> {
     // SAFETY: as the caller promises.
     let image = unsafe { optional_text(options.image, "the image") }?;
     let mode = match options.mode {
@@ -189,6 +190,12 @@ pub(crate) fn transport_number(transport: Transport) -> u32 {
     }
 }
 
+pub(crate) fn read_library(path: Option<&Path>) -> Result<Vec<u8>, Error> {
+    let path = path.ok_or_else(|| misuse("the library's path is NULL"))?;
+    std::fs::read(path)
+        .map_err(|error| Error::new(Code::NotFound, format!("{} cannot be read: {error}", path.display())))
+}
+
 /// # Safety
 /// `code` points to a code and `symbol` to a C string, unless they are null.
 pub(crate) unsafe fn function(
@@ -212,13 +219,8 @@ pub(crate) unsafe fn function(
     Ok((CodeHash(code.hash), form))
 }
 
-/// Sets every option to its default. `options` must not be NULL.
-///
-/// # Safety
-/// `options` is NULL or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_lease_options_init(options: *mut dfly_lease_options) -> dfly_status {
-    let defaults = dfly_lease_options {
+pub(crate) fn default_lease_options() -> dfly_lease_options {
+    dfly_lease_options {
         size: size_of::<dfly_lease_options>(),
         workers: 1,
         cores_per_worker: 1,
@@ -231,9 +233,17 @@ pub unsafe extern "C" fn dfly_lease_options_init(options: *mut dfly_lease_option
         sandbox: DFLY_SANDBOX_SITE,
         hot_for_ms: DFLY_FOR_EVER,
         image: std::ptr::null(),
-    };
+    }
+}
+
+/// Sets every option to its default. `options` must not be NULL.
+///
+/// # Safety
+/// `options` is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dfly_lease_options_init(options: *mut dfly_lease_options) -> dfly_status {
     // SAFETY: as the caller promises.
-    guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
+    guard(|| Ok(unsafe { put_required(options, "the place for options", default_lease_options()) }?))
 }
 
 /// Leases workers. `options` may be NULL for the defaults: one worker for one hour. `lease` receives the lease; free it
@@ -277,10 +287,7 @@ pub unsafe extern "C" fn dfly_lease_load_library(
     guard(|| {
         // SAFETY: as the caller promises.
         let (lease, path) = unsafe { (get(lease)?, optional_path(path, "the library's path")?) };
-        let path = path.ok_or_else(|| misuse("the library's path is NULL"))?;
-        let content = std::fs::read(path)
-            .map_err(|error| Error::new(Code::NotFound, format!("{} cannot be read: {error}", path.display())))?;
-        let hash = lease.lease.put_code(&content)?.0;
+        let hash = lease.lease.put_code(&read_library(path)?)?.0;
         // SAFETY: as the caller promises.
         Ok(unsafe { put_required(code, "the place for the code", dfly_code { hash }) }?)
     })

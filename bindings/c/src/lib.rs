@@ -12,6 +12,7 @@ mod channel_options;
 mod client;
 mod collective;
 mod delegation;
+mod fleet;
 mod group;
 mod handle;
 mod lease;

@@ -1,68 +1,33 @@
 //! Pools: calls distributed over all workers of a lease.
 
+pub mod memory;
+pub mod outcome;
+
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_void};
-use std::sync::{Mutex, MutexGuard};
+use std::ffi::{c_char, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use dayfly_client::{CallId, CallOptions, FunctionId, Outcome, Output, Pool, PoolOptions};
+use dayfly_client::{CallId, CallOptions, Error, FunctionId, Input, Output, Pool};
 
 use crate::buffer::dfly_buffer;
 use crate::channel::deliver;
-use crate::channel_options::channel_options;
-use crate::handle::{Birth, Handle, bytes, get, give, options, put, put_required, take};
+use crate::handle::{Birth, Handle, bytes, get, give, put, put_required, take};
 use crate::lease::{dfly_code, dfly_lease, function};
-use crate::pool_options::{call_options, dfly_call_options, dfly_pool_options, small};
+use crate::pool_options::{call_options, dfly_call_options, dfly_pool_options, pool_options};
 use crate::status::{dfly_status, guard, misuse, value};
-
-/// Called when a call ends, with its status, the text of its error (or ""), and its output. All are valid during the
-/// callback only. It runs in the thread that called `dfly_pool_drive` or `dfly_pool_free`. It may use the pool but must
-/// not free it, and must not throw.
-pub type dfly_callback = Option<
-    unsafe extern "C" fn(
-        user: *mut c_void,
-        status: dfly_status,
-        message: *const c_char,
-        output: *const c_void,
-        length: usize,
-    ),
->;
-
-struct Callback {
-    function: unsafe extern "C" fn(*mut c_void, dfly_status, *const c_char, *const c_void, usize),
-    user: *mut c_void,
-}
-
-// SAFETY: by contract any thread may run the callback, and this library never dereferences `user`.
-unsafe impl Send for Callback {}
-
-impl Callback {
-    fn run(self, outcome: Outcome) {
-        let (status, message, output) = match &outcome {
-            Ok(output) => (dfly_status::DFLY_OK, CString::default(), output.as_slice()),
-            Err(error) => {
-                let text: Vec<u8> = error.failure.message.bytes().filter(|byte| *byte != 0).collect();
-                (error.code().into(), CString::new(text).unwrap_or_default(), &[][..])
-            }
-        };
-        // SAFETY: a function of the caller with this signature; its arguments are valid until it returns.
-        unsafe {
-            (self.function)(
-                self.user,
-                status,
-                message.as_ptr(),
-                output.as_ptr().cast(),
-                output.len(),
-            )
-        };
-    }
-}
+use outcome::{Callback, Delivered, dfly_callback, dfly_output};
 
 /// Channels to all workers of a lease. Thread-safe. A thread that waits progresses the calls of all threads.
 pub struct dfly_pool {
     birth: Birth,
-    pub(crate) pool: Pool,
+    pub(crate) pool: Arc<Pool>,
+    /// Whether a fleet owns it.
+    is_of_fleet: bool,
     callbacks: Mutex<HashMap<CallId, Callback>>,
+    /// Bytes of outputs that this library copied although the pool did not.
+    copied_output: AtomicU64,
 }
 
 impl Handle for dfly_pool {
@@ -73,21 +38,46 @@ impl Handle for dfly_pool {
 }
 
 impl dfly_pool {
+    fn new(pool: Arc<Pool>, is_of_fleet: bool) -> Self {
+        Self {
+            birth: Birth::now(),
+            pool,
+            is_of_fleet,
+            callbacks: Mutex::default(),
+            copied_output: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn of_fleet(pool: Arc<Pool>) -> Self {
+        Self::new(pool, true)
+    }
+
+    /// Closes all channels, and runs the callbacks of calls that have not ended.
+    pub(crate) fn close(&self) {
+        // Calls return the buffers that they use before their callbacks run.
+        self.pool.disconnect();
+        let callbacks = std::mem::take(&mut *self.callbacks());
+        for callback in callbacks.into_values() {
+            let closed = dayfly_client::CallError::new(dayfly_client::Code::Cancelled, "the pool was closed");
+            callback.run(Err(closed));
+        }
+    }
+
     fn callbacks(&self) -> MutexGuard<'_, HashMap<CallId, Callback>> {
         self.callbacks.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
-}
 
-/// The output of a call. One thread at a time may use it. It may outlive its pool.
-pub struct dfly_output {
-    birth: Birth,
-    output: Output,
-}
-
-impl Handle for dfly_output {
-    const NAME: &'static str = "output";
-    fn birth(&self) -> Birth {
-        self.birth
+    /// Submits a call with a callback.
+    fn submit_callback(
+        &self,
+        callback: Callback,
+        submit: impl FnOnce() -> Result<CallId, Error>,
+    ) -> Result<CallId, Error> {
+        // Locked until the callback is inserted, so that no driver looks for it before.
+        let mut callbacks = self.callbacks();
+        let id = submit()?;
+        callbacks.insert(id, callback);
+        Ok(id)
     }
 }
 
@@ -107,20 +97,8 @@ pub unsafe extern "C" fn dfly_pool_open(
         unsafe {
             give(pool, || {
                 let lease = get(lease)?;
-                let options = match self::options(options, "dfly_pool_options")? {
-                    None => PoolOptions::default(),
-                    Some(given) => PoolOptions {
-                        channel: channel_options(self::options(&given.channel, "dfly_channel_options")?)?,
-                        retries: u8::try_from(given.retries).unwrap_or(u8::MAX),
-                        depth: small(given.depth, "calls outstanding")?,
-                        remembers: false,
-                    },
-                };
-                Ok(dfly_pool {
-                    birth: Birth::now(),
-                    pool: lease.lease.pool(options)?,
-                    callbacks: Mutex::default(),
-                })
+                let options = pool_options(options)?;
+                Ok(dfly_pool::new(Arc::new(lease.lease.pool(options)?), false))
             })
         }?;
         Ok(())
@@ -201,7 +179,7 @@ pub unsafe extern "C" fn dfly_pool_submit_buffer(
         if call.is_null() {
             return Err(misuse("the place for the call's number is NULL").into());
         }
-        let input = dayfly_client::Input::Buffer(input.buffer, input_length);
+        let input = Input::Buffer(input.into_own()?, input_length);
         let id = pool.pool.submit(FunctionId(function), input, options)?;
         // SAFETY: as the caller promises.
         unsafe { put(call, id.0) };
@@ -230,20 +208,74 @@ pub unsafe extern "C" fn dfly_pool_submit_callback(
         // SAFETY: as the caller promises.
         let (pool, input, options) = unsafe { (get(pool)?, bytes(input, input_length)?, call_options(options)?) };
         let function_of_caller = callback.ok_or_else(|| misuse("the callback is NULL"))?;
-        let notify = CallOptions {
+        let options = CallOptions {
             notify: true,
             ..options
         };
-        // Locked until the callback is inserted, so that no driver looks for it before.
-        let mut callbacks = pool.callbacks();
-        let id = pool.pool.submit(FunctionId(function), input, notify)?;
-        callbacks.insert(
-            id,
-            Callback {
-                function: function_of_caller,
-                user,
-            },
-        );
+        let callback = Callback {
+            function: function_of_caller,
+            user,
+        };
+        let id = pool.submit_callback(callback, || pool.pool.submit(FunctionId(function), input, options))?;
+        // SAFETY: as the caller promises.
+        unsafe { put(call, id.0) };
+        Ok(())
+    })
+}
+
+/// As `dfly_pool_submit`, with buffers of `dfly_pool_buffer_alloc` or `dfly_pool_buffer_alloc_for` that the caller
+/// keeps. The function reads the first `input_length` bytes of `input` and writes `output` in place: they are not copied
+/// if both buffers were allocated for one worker, except an output that fits in a slot. The call goes to that worker,
+/// unless it is so busy that a copy for another one costs less. `input` may be NULL if `input_length` is 0, and `output`
+/// may be NULL; the output is then as of `dfly_pool_submit`. Until its outcome was taken or discarded, the caller must
+/// not write the input or use the output; another call may use the input. If `callback` is not NULL, it runs as in
+/// `dfly_pool_submit_callback` and `call` may be NULL; otherwise take the outcome with `dfly_pool_wait`. Errors:
+/// DFLY_INVALID_REQUEST if a call uses a buffer; DFLY_OUTPUT_OVERFLOW as the status of a call whose output does not fit.
+///
+/// # Safety
+/// `pool` is a pool, `input` and `output` are two buffers or NULL, `options` is NULL or options, `callback` is NULL or
+/// a function of its type that any thread may call with `user`, `call` is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dfly_pool_submit_into(
+    pool: *const dfly_pool,
+    function: u32,
+    input: *const dfly_buffer,
+    input_length: usize,
+    output: *const dfly_buffer,
+    options: *const dfly_call_options,
+    callback: dfly_callback,
+    user: *mut c_void,
+    call: *mut u64,
+) -> dfly_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let (pool, mut options) = unsafe { (get(pool)?, call_options(options)?) };
+        let payload = if input.is_null() && input_length == 0 {
+            Input::Bytes(Vec::new())
+        } else {
+            // SAFETY: as the caller promises.
+            let input = unsafe { get(input) }?;
+            input.check(input_length)?;
+            Input::Shared(input.share()?, input_length)
+        };
+        let place = if output.is_null() {
+            None
+        } else {
+            // SAFETY: as the caller promises.
+            Some(unsafe { get(output) }?.lend()?)
+        };
+        if callback.is_none() && call.is_null() {
+            return Err(misuse("the place for the call's number is NULL, and there is no callback").into());
+        }
+        options.notify = callback.is_some();
+        let submit = || match place {
+            Some(place) => pool.pool.submit_into(FunctionId(function), payload, place, options),
+            None => pool.pool.submit(FunctionId(function), payload, options),
+        };
+        let id = match callback {
+            Some(function) => pool.submit_callback(Callback { function, user }, submit)?,
+            None => submit()?,
+        };
         // SAFETY: as the caller promises.
         unsafe { put(call, id.0) };
         Ok(())
@@ -266,7 +298,7 @@ pub unsafe extern "C" fn dfly_pool_drive(pool: *const dfly_pool, timeout_ms: u32
         for call in calls {
             let callback = pool.callbacks().remove(&call);
             match callback {
-                Some(callback) => callback.run(pool.pool.wait(call, Some(Duration::ZERO))),
+                Some(callback) => callback.run(pool.pool.wait(call, Some(Duration::ZERO)).map(Delivered::new)),
                 None => pool.pool.forget(call),
             }
         }
@@ -293,7 +325,7 @@ pub unsafe extern "C" fn dfly_pool_wait(
             give(output, || {
                 let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
                 Ok(dfly_output {
-                    output: get(pool)?.pool.wait(CallId(call), limit)?,
+                    output: Delivered::new(get(pool)?.pool.wait(CallId(call), limit)?),
                     birth: Birth::now(),
                 })
             })
@@ -324,6 +356,10 @@ pub unsafe extern "C" fn dfly_pool_call(
         // SAFETY: as the caller promises.
         let (pool, input, options) = unsafe { (get(pool)?, bytes(input, input_length)?, call_options(options)?) };
         let reply = pool.pool.call(FunctionId(function), input, options)?;
+        if !matches!(reply, Output::Small(_)) {
+            pool.copied_output
+                .fetch_add(reply.as_slice().len() as u64, Ordering::Relaxed);
+        }
         // SAFETY: as the caller promises.
         Ok(unsafe { deliver(reply.as_slice(), output, output_capacity, output_length) }?)
     })
@@ -389,69 +425,22 @@ pub unsafe extern "C" fn dfly_pool_pending(pool: *const dfly_pool) -> usize {
     value(0, || Ok(unsafe { get(pool) }?.pool.pending()))
 }
 
-/// Allocates a buffer of `length` bytes for an input, for the worker with the fewest outstanding calls. `worker`
-/// receives that worker's number, for `dfly_call_options`, and may be NULL. `buffer` receives the buffer; submit it, or
-/// free it with `dfly_buffer_free`.
+/// Returns how many times worker number `worker` has been started: the incarnation that holds its state, for
+/// `dfly_call_options`. Returns 0 if `pool` is NULL, or if the worker has no channel now.
 ///
 /// # Safety
-/// `pool` is a pool, `buffer` writable, `worker` NULL or writable.
+/// `pool` is NULL or a pool.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_pool_buffer_alloc(
-    pool: *const dfly_pool,
-    length: usize,
-    buffer: *mut *mut dfly_buffer,
-    worker: *mut u32,
-) -> dfly_status {
-    guard(|| {
+pub unsafe extern "C" fn dfly_pool_incarnation(pool: *const dfly_pool, worker: u32) -> u32 {
+    value(0, || {
         // SAFETY: as the caller promises.
-        unsafe {
-            give(buffer, || {
-                let (memory, of) = get(pool)?.pool.allocate(length)?;
-                put(worker, of.0.into());
-                Ok(dfly_buffer::new(memory))
-            })
-        }?;
-        Ok(())
+        let incarnations = unsafe { get(pool) }?.pool.incarnations();
+        Ok(incarnations.get(worker as usize).copied().unwrap_or(0))
     })
-}
-
-/// Returns the address of an output's bytes, valid until the output is freed; NULL if `output` is NULL.
-///
-/// # Safety
-/// `output` is NULL or an output.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_output_data(output: *const dfly_output) -> *const c_void {
-    value(std::ptr::null(), || {
-        // SAFETY: as the caller promises.
-        Ok(unsafe { get(output) }?.output.as_slice().as_ptr().cast())
-    })
-}
-
-/// Returns the length of an output in bytes; 0 if `output` is NULL.
-///
-/// # Safety
-/// `output` is NULL or an output.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_output_length(output: *const dfly_output) -> usize {
-    // SAFETY: as the caller promises.
-    value(0, || Ok(unsafe { get(output) }?.output.as_slice().len()))
-}
-
-/// Frees an output. NULL is a no-op.
-///
-/// # Safety
-/// `output` is NULL or an output that is never used again.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dfly_output_free(output: *mut dfly_output) {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        drop(unsafe { take(output) });
-        Ok(())
-    });
 }
 
 /// Closes and frees a pool. Pending callbacks are called with DFLY_CANCELLED. Outputs and buffers remain usable. NULL
-/// is a no-op.
+/// is a no-op, and so is the pool of a fleet.
 ///
 /// # Safety
 /// `pool` is NULL or a pool that is never used again.
@@ -459,13 +448,13 @@ pub unsafe extern "C" fn dfly_output_free(output: *mut dfly_output) {
 pub unsafe extern "C" fn dfly_pool_free(pool: *mut dfly_pool) {
     guard(|| {
         // SAFETY: as the caller promises.
-        let Some(pool) = (unsafe { take(pool) }) else {
-            return Ok(());
-        };
-        let callbacks = std::mem::take(&mut *pool.callbacks());
-        for callback in callbacks.into_values() {
-            let closed = dayfly_client::CallError::new(dayfly_client::Code::Cancelled, "the pool was closed");
-            callback.run(Err(closed));
+        match unsafe { get(pool) } {
+            Ok(pool) if pool.is_of_fleet => return Err(misuse("the pool of a fleet is freed with its fleet").into()),
+            _ => {}
+        }
+        // SAFETY: as the caller promises.
+        if let Some(pool) = unsafe { take(pool) } {
+            pool.close();
         }
         Ok(())
     });

@@ -2,7 +2,7 @@
 
 use dayfly_client::{CallOptions, Error, PoolOptions, WorkerIndex};
 
-use crate::channel_options::{default_channel_options, dfly_channel_options};
+use crate::channel_options::{channel_options, default_channel_options, dfly_channel_options};
 use crate::handle::{options, put_required};
 use crate::status::{dfly_status, guard, misuse};
 
@@ -35,10 +35,43 @@ pub struct dfly_call_options {
     pub idempotent: u32,
     /// The only worker that may run the call. Default: DFLY_ANY_WORKER.
     pub worker: u32,
+    /// The incarnation of that worker whose state the call needs, from `dfly_pool_incarnation`. If the worker has been
+    /// replaced, the call is not executed and ends with DFLY_STATE_LOST. Default: 0, any.
+    pub incarnation: u32,
+    /// Bytes to reserve for the output. A checked function receives the number as its capacity. Default: 0, the worker
+    /// chooses.
+    pub room: usize,
 }
 
 pub(crate) fn small(number: u32, what: &str) -> Result<u16, Error> {
     u16::try_from(number).map_err(|_| misuse(format!("{number} {what}: at most {}", u16::MAX)))
+}
+
+/// # Safety
+/// `options` points to options or memory of that size, unless it is null.
+pub(crate) unsafe fn pool_options(options: *const dfly_pool_options) -> Result<PoolOptions, Error> {
+    // SAFETY: as the caller promises.
+    let Some(given) = unsafe { self::options(options, "dfly_pool_options") }? else {
+        return Ok(PoolOptions::default());
+    };
+    // SAFETY: a field of initialised options.
+    let channel = unsafe { self::options(&given.channel, "dfly_channel_options") }?;
+    Ok(PoolOptions {
+        channel: channel_options(channel)?,
+        retries: u8::try_from(given.retries).unwrap_or(u8::MAX),
+        depth: small(given.depth, "calls outstanding")?,
+        remembers: false,
+    })
+}
+
+pub(crate) fn default_pool_options() -> dfly_pool_options {
+    let defaults = PoolOptions::default();
+    dfly_pool_options {
+        size: size_of::<dfly_pool_options>(),
+        channel: default_channel_options(),
+        retries: defaults.retries.into(),
+        depth: defaults.depth.into(),
+    }
 }
 
 /// # Safety
@@ -52,11 +85,16 @@ pub(crate) unsafe fn call_options(options: *const dfly_call_options) -> Result<C
         DFLY_ANY_WORKER => None,
         number => Some(WorkerIndex(small(number, "as the number of a worker")?)),
     };
+    if options.incarnation != 0 && worker.is_none() {
+        return Err(misuse("an incarnation without the number of its worker"));
+    }
     Ok(CallOptions {
         deadline_ms: options.deadline_ms,
         idempotent: options.idempotent != 0,
         worker,
-        ..CallOptions::default()
+        incarnation: (options.incarnation != 0).then_some(options.incarnation),
+        room: options.room,
+        notify: false,
     })
 }
 
@@ -66,15 +104,8 @@ pub(crate) unsafe fn call_options(options: *const dfly_call_options) -> Result<C
 /// `options` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dfly_pool_options_init(options: *mut dfly_pool_options) -> dfly_status {
-    let defaults = PoolOptions::default();
-    let defaults = dfly_pool_options {
-        size: size_of::<dfly_pool_options>(),
-        channel: default_channel_options(),
-        retries: defaults.retries.into(),
-        depth: defaults.depth.into(),
-    };
     // SAFETY: as the caller promises.
-    guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
+    guard(|| Ok(unsafe { put_required(options, "the place for options", default_pool_options()) }?))
 }
 
 /// Sets every option to its default. `options` must not be NULL.
@@ -88,6 +119,8 @@ pub unsafe extern "C" fn dfly_call_options_init(options: *mut dfly_call_options)
         deadline_ms: 0,
         idempotent: 0,
         worker: DFLY_ANY_WORKER,
+        incarnation: 0,
+        room: 0,
     };
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))

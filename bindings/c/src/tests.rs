@@ -12,10 +12,13 @@ use crate::buffer::*;
 use crate::channel::*;
 use crate::client::*;
 use crate::collective::*;
+use crate::fleet::*;
 use crate::group::*;
 use crate::lease::*;
 use crate::message::*;
 use crate::operation::*;
+use crate::pool::memory::*;
+use crate::pool::outcome::*;
 use crate::pool::*;
 use crate::pool_options::*;
 use crate::printed::*;
@@ -49,7 +52,10 @@ fn header() -> String {
         "channel_options",
         "channel",
         "pool_options",
+        "pool/outcome",
         "pool",
+        "pool/memory",
+        "fleet",
         "delegation",
         "group",
         "operation",
@@ -145,6 +151,7 @@ fn null_handle_or_result_is_an_error() {
     let mut lease = null_mut();
     let mut channel = null_mut();
     let mut pool = null_mut();
+    let mut fleet = null_mut();
     let mut buffer = null_mut();
     let mut output = null_mut();
     let mut code = dfly_code { hash: [0; 32] };
@@ -222,6 +229,12 @@ fn null_handle_or_result_is_an_error() {
         refused(dfly_pool_wait(null(), 1, 0, &mut output), "pool is NULL");
         refused(dfly_pool_cancel(null(), 1, &mut came), "pool is NULL");
         refused(dfly_pool_buffer_alloc(null(), 1, &mut buffer, &mut id), "pool is NULL");
+        refused(dfly_pool_buffer_alloc_for(null(), 0, 1, &mut buffer), "pool is NULL");
+        refused(dfly_pool_copied(null(), null_mut(), null_mut()), "pool is NULL");
+        refused(dfly_fleet_open(null(), null(), &mut fleet), "client is NULL");
+        refused(dfly_fleet_wait(null(), 1, 0), "fleet is NULL");
+        refused(dfly_fleet_close(null()), "fleet is NULL");
+        assert!(fleet.is_null() && dfly_fleet_pool(null()).is_null());
         assert!(dfly_buffer_data(null()).is_null());
         assert_eq!(dfly_lease_workers(null()), 0);
         assert!(dfly_output_data(null()).is_null());
@@ -231,6 +244,7 @@ fn null_handle_or_result_is_an_error() {
         dfly_channel_free(null_mut());
         dfly_buffer_free(null_mut());
         dfly_pool_free(null_mut());
+        dfly_fleet_free(null_mut());
         dfly_output_free(null_mut());
     }
     let handles: [*mut c_void; 4] = [client.cast(), lease.cast(), channel.cast(), pool.cast()];

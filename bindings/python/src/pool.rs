@@ -380,14 +380,14 @@ impl Pool {
             Err(error) if !self.foreign.is_empty() && error.status == Some(Status::PythonException) => {
                 Err(raised(py, &error.payload))
             }
-            Ok(Output::Small(bytes)) => self
-                .codec
-                .decode_small(py, &bytes)
-                .map_err(|error| unreadable(py, error)),
             Ok(Output::Large(received)) => {
                 let decoded = self.codec.decode_received(py, received);
                 decoded.map_err(|error| unreadable(py, error))
             }
+            Ok(output) => self
+                .codec
+                .decode_small(py, output.as_slice())
+                .map_err(|error| unreadable(py, error)),
             Err(error) => Err(from_call(py, &error)),
         }
     }

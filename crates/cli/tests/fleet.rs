@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use dayfly_client::{
-    AllowanceOptions, CallId, CallOptions, Client, Code, Fleet, FleetOptions, Form, FunctionId, LeaseOptions, Mode,
-    Outcome,
+    AllowanceOptions, CallId, CallOptions, Client, Code, Fleet, FleetOptions, Form, FunctionId, Input, LeaseOptions,
+    Mode, Outcome, OutputBuffer, WorkerIndex,
 };
 use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::ids::NodeId;
@@ -306,7 +306,7 @@ fn large_input_moves_to_another_node() {
         .map(|_| {
             let (mut buffer, _) = fleet.pool().allocate(input.len()).unwrap();
             buffer.as_mut_slice()[..input.len()].copy_from_slice(&input);
-            let input = dayfly_client::Input::Buffer(buffer, input.len());
+            let input = Input::Buffer(buffer, input.len());
             fleet.pool().submit(echo, input, IDEMPOTENT).unwrap()
         })
         .collect();
@@ -314,6 +314,34 @@ fn large_input_moves_to_another_node() {
     for outcome in outcomes(&fleet, &calls) {
         assert_eq!(outcome.unwrap().as_slice(), input);
     }
+}
+
+#[test]
+fn output_buffers_move_to_another_node() {
+    let mut cluster = Cluster::start(&[1, 1]);
+    let fleet = cluster.client.fleet(options(2, 2)).unwrap();
+    assert!(fleet.wait_for_workers(2, LIMIT));
+    let echo = function(&fleet, "echo");
+    let input = vec![7; 1 << 20];
+    let mut returned = Vec::new();
+    let calls: Vec<_> = (0..60)
+        .map(|_| {
+            let (mut from, _) = fleet.pool().allocate(input.len()).unwrap();
+            from.as_mut_slice().copy_from_slice(&input);
+            let (into, place) = OutputBuffer::new(fleet.pool().allocate(input.len()).unwrap().0);
+            returned.push(place);
+            let input = Input::Shared(from.into(), input.len());
+            fleet.pool().submit_into(echo, input, into, IDEMPOTENT).unwrap()
+        })
+        .collect();
+    cluster.nodes[1].kill();
+    for (outcome, place) in outcomes(&fleet, &calls).into_iter().zip(&returned) {
+        assert!(place.take().is_none(), "the outcome has the buffer");
+        drop(outcome.unwrap());
+        assert_eq!(place.take().unwrap().as_slice(), input);
+    }
+    let refused = fleet.pool().allocate_for(WorkerIndex(0), 1).unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidRequest);
 }
 
 #[test]
@@ -329,7 +357,7 @@ fn impossible_terms_end_waiting_calls() {
         assert_eq!(error.code(), Code::TooLarge, "{error}");
     }
     let named = CallOptions {
-        worker: Some(dayfly_client::WorkerIndex(0)),
+        worker: Some(WorkerIndex(0)),
         ..CallOptions::default()
     };
     let refused = fleet.pool().submit(function(&fleet, "echo"), &b"x"[..], named);

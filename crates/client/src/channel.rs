@@ -149,6 +149,10 @@ impl Channel {
         &mut self.link
     }
 
+    pub(crate) fn link_ref(&self) -> &AnyLink {
+        &self.link
+    }
+
     /// Resolves a function whose code the node has ([`Lease::put_code`]), and returns its index on this channel.
     pub fn load(&mut self, hash: CodeHash, form: &Form) -> Result<FunctionIndex, CallError> {
         let reply = self.call(FunctionIndex::LOAD, &load_request(hash, form)?)?;

@@ -94,6 +94,9 @@ pub use discovery::{MANAGER_VARIABLE, default_state_dir, find_manager};
 pub use error::{CallError, Error};
 pub use fleet::{Fleet, FleetOptions, FleetStatus};
 pub use lease::{Lease, LeaseOptions};
-pub use pool::{CallId, CallOptions, FunctionId, Input, Outcome, Output, Pool, PoolOptions};
+pub use pool::{
+    CallId, CallOptions, CopiedBytes, FunctionId, Input, Outcome, Output, OutputBuffer, Pool, PoolOptions,
+    ReturnedBuffer,
+};
 pub use tasks::{Tasks, TasksOptions};
 pub use worker_output::{OutputReader, WorkerOutput};

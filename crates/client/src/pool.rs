@@ -8,6 +8,7 @@ mod call;
 mod delegation;
 mod dispatch;
 mod members;
+mod memory;
 mod repair;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,6 +28,7 @@ use dispatch::Dispatch;
 pub use call::{CallId, CallOptions, FunctionId, Input, Outcome, Output};
 pub(crate) use dispatch::Place;
 pub(crate) use members::{Backlog, Occupancy};
+pub use memory::{CopiedBytes, OutputBuffer, ReturnedBuffer};
 
 /// Retries, depth and channels of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -234,8 +236,31 @@ impl Pool {
 
     /// Sends a call, or queues it until a worker has room. Returns without waiting for the call.
     pub fn submit(&self, function: FunctionId, input: impl Into<Input>, options: CallOptions) -> Result<CallId, Error> {
+        self.submit_with(function, input.into(), None, options)
+    }
+
+    /// As [`Pool::submit`], with memory for the output, which the outcome then is in. The call goes to the worker that
+    /// shares the memory of its buffers, unless that worker is so busy that a copy for another one costs less.
+    /// [`CallOptions::room`] is ignored.
+    pub fn submit_into(
+        &self,
+        function: FunctionId,
+        input: impl Into<Input>,
+        output: OutputBuffer,
+        options: CallOptions,
+    ) -> Result<CallId, Error> {
+        self.submit_with(function, input.into(), Some(output), options)
+    }
+
+    fn submit_with(
+        &self,
+        function: FunctionId,
+        input: Input,
+        output: Option<OutputBuffer>,
+        options: CallOptions,
+    ) -> Result<CallId, Error> {
         let mut state = self.inner.lock();
-        let id = state.dispatch.submit(function, input.into(), options)?;
+        let id = state.dispatch.submit(function, input, output, options)?;
         self.inner.begin_repairs(&mut state);
         if !state.is_driven && state.dispatch.calls_mut().take_ended() > 0 && state.waiting > 0 {
             self.inner.changed.notify_all();
@@ -395,8 +420,9 @@ impl Pool {
         self.inner.lock().dispatch.calls().pending()
     }
 
-    /// Allocates a buffer of `length` bytes that travels without a copy to the returned worker; name that worker in
-    /// [`CallOptions::worker`]. Any other worker accepts the buffer at the cost of a copy.
+    /// Allocates a buffer of `length` bytes in the memory of the worker with the fewest calls, and returns that worker.
+    /// Calls with the buffer go there without a copy, unless the worker is so busy that a copy for another one costs
+    /// less; [`CallOptions::worker`] forbids that.
     pub fn allocate(&self, length: usize) -> Result<(Buffer, WorkerIndex), Error> {
         let (allocator, worker) = self.allocator()?;
         Ok((allocator.allocate(length)?, worker))
@@ -405,6 +431,17 @@ impl Pool {
     /// Allocator of the worker with the fewest calls, and that worker.
     pub fn allocator(&self) -> Result<(Allocator, WorkerIndex), Error> {
         self.inner.lock().dispatch.allocator()
+    }
+
+    /// Allocates a buffer as [`Pool::allocate`], in the memory of one worker.
+    pub fn allocate_for(&self, worker: WorkerIndex, length: usize) -> Result<Buffer, Error> {
+        let allocator = self.inner.lock().dispatch.allocator_of(worker)?;
+        Ok(allocator.allocate(length)?)
+    }
+
+    /// Bytes that this pool copied.
+    pub fn copied(&self) -> CopiedBytes {
+        self.inner.lock().dispatch.copied()
     }
 
     /// Largest input that fits in a slot, in bytes.

@@ -387,6 +387,20 @@ impl AnyLink {
         }
     }
 
+    /// Whether a buffer lies in memory that this link shares with its peer.
+    pub fn is_home_of(&self, buffer: &Buffer) -> bool {
+        match self {
+            Self::Mapped(link) => link.is_home_of(buffer),
+            Self::Stream(_) => false,
+            Self::Fabric(link) => link.is_home_of(buffer),
+        }
+    }
+
+    /// Whether a large payload from other memory is copied before it is sent. A stream sends from any memory.
+    pub fn copies_foreign_memory(&self) -> bool {
+        !matches!(self, Self::Stream(_))
+    }
+
     /// Announces that the caller will block in [`sleep_any`]. Returns `None` if there is already something to poll.
     pub fn prepare_sleep(&mut self) -> Option<Sleeper> {
         match self {

@@ -458,6 +458,10 @@ impl Drop for MappedSleeper {
 }
 
 impl MappedLink {
+    pub(crate) fn is_home_of(&self, buffer: &Buffer) -> bool {
+        buffer.offset_in(&self.arena).is_some()
+    }
+
     pub(crate) fn prepare_sleep(&mut self) -> Option<MappedSleeper> {
         let slot = self.slot(self.incoming, self.next_in);
         let asleep = self.memory.word(self.own_asleep);

@@ -4,8 +4,8 @@
 //     invoker.allocate("./libtask.so");                 // leases a worker and sends it the library
 //     auto alloc = invoker.allocator<double>();
 //     dayfly::buffer<double> in = alloc.input(n), out = alloc.output(n);
-//     std::future<std::size_t> f = invoker.submit("task", in, n, out);
-//     f.get();                                          // number of doubles written to `out`
+//     dayfly::future<std::size_t> f = invoker.submit("task", in, n, out);
+//     f.get();                                          // number of doubles written to `out`, which was not copied
 //     invoker.deallocate();
 //
 // `invoker` distributes calls over all workers of a lease, from any thread. `channel` connects to one worker directly:
@@ -14,11 +14,15 @@
 #ifndef DAYFLY_DAYFLY_HPP
 #define DAYFLY_DAYFLY_HPP
 
+#include "call_options.hpp"
 #include "channel.hpp"
 #include "client.hpp"
 #include "error.hpp"
+#include "fleet.hpp"
+#include "future.hpp"
 #include "group.hpp"
 #include "invoker.hpp"
 #include "memory.hpp"
+#include "result.hpp"
 
 #endif

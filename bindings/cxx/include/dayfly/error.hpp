@@ -39,7 +39,9 @@ struct closer {
     void operator()(dfly_printed *handle) const noexcept { dfly_printed_free(handle); }
     void operator()(dfly_channel *handle) const noexcept { dfly_channel_free(handle); }
     void operator()(dfly_pool *handle) const noexcept { dfly_pool_free(handle); }
+    void operator()(dfly_output *handle) const noexcept { dfly_output_free(handle); }
     void operator()(dfly_buffer *handle) const noexcept { dfly_buffer_free(handle); }
+    void operator()(dfly_fleet *handle) const noexcept { dfly_fleet_free(handle); }
     void operator()(dfly_delegation *handle) const noexcept { dfly_delegation_free(handle); }
     void operator()(dfly_group *handle) const noexcept { dfly_group_free(handle); }
     void operator()(dfly_request *handle) const noexcept { dfly_request_free(handle); }

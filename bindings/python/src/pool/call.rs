@@ -99,8 +99,9 @@ impl Call {
 /// Returns the output of a C function: bytes if it is small, else a view of the received memory.
 fn raw_output(py: Python<'_>, output: Output) -> PyResult<Bound<'_, PyAny>> {
     match output {
-        Output::Small(bytes) => Ok(PyBytes::new(py, &bytes).into_any()),
+        Output::Small(ref bytes) => Ok(PyBytes::new(py, bytes).into_any()),
         Output::Large(received) => Ok(Bound::new(py, Block::new(Memory::Landed(received)))?.into_any()),
+        Output::InPlace(..) => Ok(PyBytes::new(py, output.as_slice()).into_any()),
     }
 }
 

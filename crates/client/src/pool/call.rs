@@ -6,6 +6,7 @@ use dayfly_fabric::{Buffer, Received};
 use dayfly_protocol::blob::Blob;
 use dayfly_protocol::ids::WorkerIndex;
 
+use super::memory::OutputBuffer;
 use crate::error::CallError;
 
 /// Identifies a call of one pool.
@@ -77,6 +78,8 @@ pub enum Output {
     Small(Vec<u8>),
     /// Still in the memory that it was received in.
     Large(Received),
+    /// In the first bytes of the buffer that the caller gave.
+    InPlace(OutputBuffer, usize),
 }
 
 impl Output {
@@ -85,6 +88,7 @@ impl Output {
         match self {
             Self::Small(bytes) => bytes,
             Self::Large(received) => received.as_slice(),
+            Self::InPlace(buffer, length) => &buffer.as_slice()[..*length],
         }
     }
 
@@ -92,7 +96,7 @@ impl Output {
     pub fn into_bytes(self) -> Vec<u8> {
         match self {
             Self::Small(bytes) => bytes,
-            Self::Large(received) => received.as_slice().to_vec(),
+            other => other.as_slice().to_vec(),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Assignment of calls to workers, under the pool's lock.
 
 mod call_table;
+mod choice;
 mod members;
 mod outcomes;
 mod requests;
+mod transmission;
 mod worker;
 
 use std::collections::VecDeque;
@@ -11,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_fabric::{Allocator, Link, LinkError, Payload, Received, Sleeper};
+use dayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleeper};
 use dayfly_protocol::error::{Code, Retry};
 use dayfly_protocol::executor::Form;
 use dayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
@@ -19,31 +21,23 @@ use dayfly_protocol::node_api::ChannelStatus;
 use dayfly_protocol::slot::Status;
 
 use super::repair::{BrokenChannel, Repair, verdict};
-use super::{CallId, CallOptions, FunctionId, Input, Output, PoolOptions};
+use super::{CallId, CallOptions, CopiedBytes, FunctionId, Input, Outcome, Output, OutputBuffer, PoolOptions};
 use crate::channel::{Channel, Completion, load_request, read_index};
 use crate::delegation::Delegation;
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
 use crate::open_request::OpenRequest;
 use call_table::{CallTable, PendingCall};
+use choice::must_run;
 use members::Members;
 use worker::{LoadState, Worker};
 
 pub use members::Member;
 pub use worker::{InFlight, Place, SentCall};
 
-/// Work to queue at a worker, in nanoseconds: enough to bridge the caller's pauses, and so little that no worker idles
-/// while another has a queue.
-const QUEUED_WORK_NS: f64 = 200_000.0;
-/// How long a call that was rejected for want of a core is tried on other workers; then it runs and shares a core.
-const MAX_REJECTED_TIME: Duration = Duration::from_millis(1);
 /// First rest of a worker that rejected a call; each further rejection doubles it.
 const FIRST_REST: Duration = Duration::from_micros(100);
 const MAX_DOUBLINGS: u32 = 7;
-/// Calls that are remembered for each worker: more than may be outstanding, to include calls that ended.
-const REMEMBERED: usize = 256;
-/// A worker with long calls has one more waiting, so that it does not idle between two.
-const MIN_DEPTH: usize = 2;
 
 /// The calls, workers and functions of a pool.
 pub struct Dispatch {
@@ -63,6 +57,7 @@ pub struct Dispatch {
     is_rejectable: bool,
     /// When the first rest of a worker ends.
     first_rest_end: Option<Instant>,
+    copied: CopiedBytes,
 }
 
 impl Dispatch {
@@ -88,6 +83,7 @@ impl Dispatch {
             delegations: Vec::new(),
             is_rejectable: !lease.is_hot() && lease.workers() > 1,
             first_rest_end: None,
+            copied: CopiedBytes::default(),
         })
     }
 
@@ -111,7 +107,17 @@ impl Dispatch {
         Ok(FunctionId(self.functions.len() as u32 - 1))
     }
 
-    pub fn submit(&mut self, function: FunctionId, input: Input, options: CallOptions) -> Result<CallId, Error> {
+    pub fn copied(&self) -> CopiedBytes {
+        self.copied
+    }
+
+    pub fn submit(
+        &mut self,
+        function: FunctionId,
+        input: Input,
+        output: Option<OutputBuffer>,
+        options: CallOptions,
+    ) -> Result<CallId, Error> {
         if function.0 as usize >= self.functions.len() {
             return Err(Error::new(
                 Code::UnknownFunction,
@@ -138,12 +144,13 @@ impl Dispatch {
         let call = Box::new(PendingCall {
             function,
             input,
+            output,
             options,
             retries: 0,
             first_rejection: None,
         });
         if self.calls.is_queue_empty()
-            && let Some(worker) = self.choose(&options, false)
+            && let Some(worker) = self.choose(&call, false)
         {
             self.assign(worker, id, call);
         } else {
@@ -158,186 +165,6 @@ impl Dispatch {
             }
         }
         Ok(id)
-    }
-
-    fn depth(&self, worker: &Worker) -> usize {
-        let slots = self.options.channel.geometry.slots as usize;
-        let depth = match self.options.depth {
-            0 => (QUEUED_WORK_NS / worker.pace_ns.max(1.0)) as usize,
-            fixed => fixed as usize,
-        };
-        let least = match self.members {
-            // A call behind a long one could not move to another node.
-            Some(_) => 1,
-            None => MIN_DEPTH,
-        };
-        depth.clamp(least.min(slots), slots)
-    }
-
-    /// The worker with the fewest calls that may take this one. A resting worker gets only calls that must run or that
-    /// name it.
-    fn choose(&self, options: &CallOptions, must_run: bool) -> Option<usize> {
-        self.workers
-            .iter()
-            .enumerate()
-            .filter(|(index, worker)| {
-                worker.channel.is_some()
-                    && !worker.is_delegated
-                    && !worker.is_retiring
-                    && options.worker.is_none_or(|wanted| wanted.0 as usize == *index)
-                    && worker.load() < self.depth(worker)
-                    && (must_run || worker.rests_until.is_none() || options.worker.is_some())
-            })
-            .min_by_key(|(_, worker)| (worker.rests_until.is_some(), worker.load()))
-            .map(|(index, _)| index)
-    }
-
-    /// Gives a call to a worker: sends it, or parks it until the worker has loaded its function.
-    fn assign(&mut self, index: usize, id: CallId, call: Box<PendingCall>) {
-        let worker = &mut self.workers[index];
-        if let (Some(wanted), Some(channel)) = (call.options.incarnation, &worker.channel)
-            && channel.incarnation().0 != wanted
-        {
-            let found = channel.incarnation().0;
-            let text = format!(
-                "the call depends on incarnation {wanted} of worker {index}, which has been replaced by {found}"
-            );
-            return self.calls.end(id, Err(CallError::new(Code::StateLost, text)));
-        }
-        match worker.loaded.get(&call.function) {
-            Some(LoadState::Ready(function)) => {
-                let function = *function;
-                self.send(index, id, function, call);
-            }
-            Some(LoadState::Failed(error)) => {
-                let error = error.clone();
-                self.calls.end(id, Err(error));
-            }
-            Some(LoadState::Requested) => {
-                worker.parked.push_back(id);
-                self.calls.park(id, call);
-            }
-            None => {
-                let function = call.function;
-                worker.parked.push_back(id);
-                self.calls.park(id, call);
-                self.request_load(index, function);
-            }
-        }
-    }
-
-    fn request_load(&mut self, index: usize, function: FunctionId) {
-        let (hash, form) = &self.functions[function.0 as usize];
-        let worker = &mut self.workers[index];
-        let Some(channel) = &mut worker.channel else { return };
-        worker.loaded.insert(function, LoadState::Requested);
-        channel.link().set_rejectable(false);
-        let sent = load_request(*hash, form).and_then(|request| channel.submit(FunctionIndex::LOAD, &request, 0));
-        match sent {
-            Ok(sequence) => worker.in_flight.push_back((sequence, InFlight::Load(function))),
-            Err(error) => self.on_loaded(index, function, Err(error)),
-        }
-    }
-
-    fn send(&mut self, index: usize, id: CallId, function: FunctionIndex, call: Box<PendingCall>) {
-        let worker = &mut self.workers[index];
-        let Some(channel) = &mut worker.channel else {
-            return self.calls.push_front(id, call);
-        };
-        let PendingCall {
-            function: function_id,
-            input,
-            options,
-            retries,
-            first_rejection,
-        } = *call;
-        if worker.in_flight.is_empty() {
-            worker.last_completion = Some(Instant::now());
-        }
-        let inline = input.as_slice().len() <= channel.inline_bytes();
-        let mut room = match options.room {
-            0 => None,
-            length => match channel.allocate(length) {
-                Ok(buffer) => Some(buffer),
-                Err(error) => return self.calls.end(id, Err(error.into())),
-            },
-        };
-        let place = room.as_mut().map(|buffer| channel.link().room(buffer));
-        if self.is_rejectable && worker.is_warm {
-            let leaves = matches!(input, Input::Buffer(..)) && (!inline || place.is_some()) && !options.idempotent;
-            let elsewhere = !leaves && options.worker.is_none() && options.incarnation.is_none();
-            channel.link().set_rejectable(elsewhere && !must_run(first_rejection));
-        }
-        let (sent, kept) = 'sent: {
-            match input {
-                Input::Buffer(buffer, length) if !inline || place.is_some() => {
-                    // A call that may be retried keeps its input; the buffer itself goes with the first try.
-                    let copy = options
-                        .idempotent
-                        .then(|| Input::Bytes(buffer.as_slice()[..length].to_vec()));
-                    if self.members.is_some() && copy.is_none() {
-                        // Kept, so that the call can move to another node.
-                        let buffer = Arc::new(buffer);
-                        let payload = Payload::Buffer(&buffer, length);
-                        let sent = channel
-                            .link()
-                            .post_bulk(function.0, options.deadline_ms, payload, place);
-                        break 'sent (sent.map_err(CallError::from), Some(Input::Shared(buffer, length)));
-                    }
-                    let payload = Payload::Owned(buffer, length);
-                    (
-                        channel
-                            .link()
-                            .post_bulk(function.0, options.deadline_ms, payload, place)
-                            .map_err(CallError::from),
-                        copy,
-                    )
-                }
-                Input::Shared(buffer, length) if !inline || place.is_some() => {
-                    let payload = Payload::Buffer(&buffer, length);
-                    let sent = channel
-                        .link()
-                        .post_bulk(function.0, options.deadline_ms, payload, place);
-                    (sent.map_err(CallError::from), Some(Input::Shared(buffer, length)))
-                }
-                input if place.is_some() => {
-                    let payload = Payload::Bytes(input.as_slice());
-                    let sent = channel
-                        .link()
-                        .post_bulk(function.0, options.deadline_ms, payload, place);
-                    (sent.map_err(CallError::from), Some(input))
-                }
-                input => (
-                    channel.submit_uncounted(function, input.as_slice(), options.deadline_ms),
-                    Some(input),
-                ),
-            }
-        };
-        match sent {
-            Ok(sequence) => {
-                channel.count_sent();
-                if self.options.remembers {
-                    worker.recent.truncate(REMEMBERED - 1);
-                    worker.recent.push_front((sequence, id));
-                }
-                if let Some(room) = room {
-                    worker.rooms.push_back((sequence, room));
-                }
-                worker.in_flight.push_back((
-                    sequence,
-                    InFlight::Call(SentCall {
-                        id,
-                        function: function_id,
-                        input: kept,
-                        options,
-                        retries,
-                        first_rejection,
-                    }),
-                ));
-                self.calls.sent(id, index);
-            }
-            Err(error) => self.calls.end(id, Err(error)),
-        }
     }
 
     /// Takes in completions from every worker and sends queued calls. Returns whether there were completions.
@@ -409,7 +236,7 @@ impl Dispatch {
                 continue;
             };
             let options = call.options;
-            match self.choose(&options, must_run(call.first_rejection)) {
+            match self.choose(call, must_run(call.first_rejection)) {
                 Some(worker) => {
                     if let Some(call) = self.calls.take_waiting(id) {
                         self.assign(worker, id, call);
@@ -460,9 +287,4 @@ impl Dispatch {
         };
         error.unwrap_or_else(|| CallError::new(Code::Unreachable, "no worker is left"))
     }
-}
-
-/// Whether a call that was first rejected at this time must no longer be rejected.
-fn must_run(first_rejection: Option<Instant>) -> bool {
-    first_rejection.is_some_and(|first| first.elapsed() >= MAX_REJECTED_TIME)
 }

@@ -152,6 +152,10 @@ impl FabricLink {
         self.endpoint.wait_descriptor().is_some()
     }
 
+    pub(crate) fn is_home_of(&self, buffer: &Buffer) -> bool {
+        buffer.offset_in(&self.outgoing.arena).is_some()
+    }
+
     /// Returns the control connection, for a caller that must end the link from another thread.
     pub fn socket(&self) -> &Arc<OwnedFd> {
         self.control.socket()

@@ -3,12 +3,14 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
-use super::super::{CallId, CallOptions, FunctionId, Input, Outcome};
+use super::super::{CallId, CallOptions, FunctionId, Input, Outcome, OutputBuffer};
 
 /// A call that waits for a worker.
 pub struct PendingCall {
     pub function: FunctionId,
     pub input: Input,
+    /// The caller's memory for the output.
+    pub output: Option<OutputBuffer>,
     pub options: CallOptions,
     pub retries: u8,
     /// When it was first rejected for want of a core.

@@ -54,6 +54,7 @@ impl Dispatch {
             delegations: Vec::new(),
             is_rejectable: false,
             first_rest_end: None,
+            copied: CopiedBytes::default(),
         }
     }
 

@@ -28,7 +28,7 @@ impl Dispatch {
             worker.pace_ns += ((now - last).as_nanos() as f64 - worker.pace_ns) / 8.0;
             worker.last_completion = Some(now);
         }
-        let Some((expected, in_flight)) = worker.in_flight.pop_front() else {
+        let Some((expected, mut in_flight)) = worker.in_flight.pop_front() else {
             return;
         };
         debug_assert_eq!(expected, sequence);
@@ -43,9 +43,21 @@ impl Dispatch {
                     buffer.resize(length);
                     Output::Large(Received::Own(buffer))
                 }
+                (Some(length), None)
+                    if let InFlight::Call(SentCall { output, .. }) = &mut in_flight
+                        && let Some(buffer) = output.take() =>
+                {
+                    Output::InPlace(buffer, length)
+                }
                 _ => match channel.take_output() {
                     Some(received) => Output::Large(received),
-                    None => Output::Small(channel.output().to_vec()),
+                    None => {
+                        let bytes = channel.output();
+                        if matches!(in_flight, InFlight::Call(_)) {
+                            self.copied.output += bytes.len() as u64;
+                        }
+                        Output::Small(bytes.to_vec())
+                    }
                 },
             })
         } else {
@@ -60,11 +72,32 @@ impl Dispatch {
                     outcome.and_then(|output| read_index(output.as_slice())),
                 );
             }
-            InFlight::Call(sent) => match outcome {
+            InFlight::Call(mut sent) => match outcome {
                 Err(error) if error.code().retry() == Retry::Elsewhere => self.retry(sent, error),
-                outcome => self.calls.end(sent.id, outcome),
+                outcome => {
+                    let outcome = match (sent.output.take(), outcome) {
+                        (Some(place), Ok(output)) => self.copy_into_place(&output, place),
+                        (_, outcome) => outcome,
+                    };
+                    self.calls.end(sent.id, outcome);
+                }
             },
         }
+    }
+
+    /// Copies an output that arrived elsewhere into the caller's memory.
+    fn copy_into_place(&mut self, output: &Output, mut place: OutputBuffer) -> Outcome {
+        let bytes = output.as_slice();
+        let room = place.buffer().map_or(&mut [][..], Buffer::as_mut_slice);
+        if bytes.len() > room.len() {
+            let text = format!("an output of {} bytes for a buffer of {}", bytes.len(), room.len());
+            return Err(CallError::new(Code::OutputOverflow, text));
+        }
+        room[..bytes.len()].copy_from_slice(bytes);
+        if !matches!(output, Output::Small(_)) {
+            self.copied.output += bytes.len() as u64;
+        }
+        Ok(Output::InPlace(place, bytes.len()))
     }
 
     /// Handles a call for which the worker found no core: another worker gets it.
@@ -130,6 +163,7 @@ impl Dispatch {
             id,
             function,
             input: Some(input),
+            output,
             options,
             retries,
             first_rejection,
@@ -147,6 +181,7 @@ impl Dispatch {
         let call = PendingCall {
             function,
             input,
+            output,
             options,
             retries,
             first_rejection,

@@ -140,6 +140,26 @@ impl Dispatch {
         }
     }
 
+    /// Returns an allocator of one worker, without a copy only for calls that it runs.
+    pub fn allocator_of(&self, worker: WorkerIndex) -> Result<Allocator, Error> {
+        if self.members.is_some() {
+            return Err(Error::new(
+                Code::InvalidRequest,
+                "a fleet's workers come and go, so that their numbers name none of them; allocate without a number",
+            ));
+        }
+        let Some(found) = self.workers.get(usize::from(worker.0)) else {
+            return Err(Error::new(
+                Code::InvalidRequest,
+                format!("this lease has {} workers", self.workers.len()),
+            ));
+        };
+        Ok(found.channel.as_ref().map_or_else(
+            || Allocator::heap(self.options.channel.geometry.bulk_bytes),
+            Channel::allocator,
+        ))
+    }
+
     pub fn inline_bytes(&self) -> usize {
         self.options.channel.geometry.inline_bytes()
     }

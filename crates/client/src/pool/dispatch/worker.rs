@@ -7,8 +7,8 @@ use dayfly_fabric::Buffer;
 use dayfly_protocol::ids::FunctionIndex;
 
 use super::super::repair::BrokenChannel;
-use super::super::{CallId, CallOptions, FunctionId, Input};
-use super::QUEUED_WORK_NS;
+use super::super::{CallId, CallOptions, FunctionId, Input, OutputBuffer};
+use super::choice::QUEUED_WORK_NS;
 use crate::channel::Channel;
 use crate::error::CallError;
 use crate::lease::Lease;
@@ -34,6 +34,8 @@ pub struct SentCall {
     pub(super) function: FunctionId,
     /// Kept if the call may be retried and the input is bytes.
     pub(super) input: Option<Input>,
+    /// The caller's memory for the output.
+    pub(super) output: Option<OutputBuffer>,
     pub(super) options: CallOptions,
     pub(super) retries: u8,
     pub(super) first_rejection: Option<Instant>,
@@ -58,7 +60,7 @@ pub(super) struct Worker {
     /// The last calls on its channel, if the pool remembers them.
     pub(super) recent: VecDeque<(u32, CallId)>,
     pub(super) loaded: HashMap<FunctionId, LoadState>,
-    /// Buffers for the outputs of outstanding calls, by sequence number.
+    /// This pool's own buffers for the outputs of outstanding calls, by sequence number.
     pub(super) rooms: VecDeque<(u32, Buffer)>,
     /// Calls that wait until this worker has loaded their function.
     pub(super) parked: VecDeque<CallId>,
@@ -105,7 +107,18 @@ impl Worker {
         self.place.as_ref().is_some_and(|place| place.key == key)
     }
 
+    /// Expected time until it begins a call that is sent now, in nanoseconds. A call that has run for longer than most
+    /// is expected to go on for as long again.
+    pub(super) fn delay_ns(&self) -> f64 {
+        let running_ns = match self.last_completion {
+            Some(since) if !self.in_flight.is_empty() => since.elapsed().as_nanos() as f64,
+            _ => 0.0,
+        };
+        self.load() as f64 * self.pace_ns.max(running_ns)
+    }
+
     /// Number of calls that were assigned to it and have not ended.
+    #[inline]
     pub(super) fn load(&self) -> usize {
         self.in_flight.len() + self.parked.len()
     }
@@ -113,6 +126,12 @@ impl Worker {
     /// Whether it belongs to the pool: it is neither delegated, nor given back, nor lost for good.
     pub(super) fn is_available(&self) -> bool {
         !self.is_delegated && !self.is_retiring && self.final_error.is_none()
+    }
+
+    /// Whether it takes calls now.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.channel.is_some() && !self.is_delegated && !self.is_retiring
     }
 
     /// Whether it has no outstanding calls and needs no repair.

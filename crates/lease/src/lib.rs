@@ -12,6 +12,7 @@
 //! - [`ledger`]: the resources of one node and the leases that hold them;
 //! - [`placement`]: the choice of nodes for a lease; [`gang`] divides a gang among nodes;
 //! - [`fleet`]: growth and shrinkage of leases on many nodes;
+//! - [`offload`]: division of calls between a program and leased workers;
 //! - [`health`]: suspension of nodes that fail repeatedly;
 //! - [`billing`]: metered usage and its cost;
 //! - [`quantity`]: amounts in messages about limits;
@@ -28,6 +29,7 @@ pub mod gang;
 pub mod health;
 pub mod key;
 pub mod ledger;
+pub mod offload;
 pub mod placement;
 pub mod quantity;
 pub mod quota;

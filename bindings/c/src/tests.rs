@@ -50,6 +50,7 @@ fn header() -> String {
         "channel",
         "pool_options",
         "pool",
+        "offload",
         "delegation",
         "group",
         "operation",

@@ -15,6 +15,7 @@ pub mod control;
 pub mod error;
 pub mod invoke;
 pub mod machine;
+pub mod offload;
 pub mod picture;
 pub mod proc;
 pub mod reclaim;

@@ -20,6 +20,7 @@ use crate::values::{self, Level};
   dayfly bench cold --language c --sandbox process     from lease to first result
   dayfly bench reclaim                                 a node given back to its owner, and given again
   dayfly bench reject                                  a warm call that finds no core
+  dayfly bench offload --explain                       a loop shared with a leased worker
   dayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
   dayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
   dayfly bench frames --only paper-join-2              a join across ranks, beside other engines
@@ -45,6 +46,8 @@ pub enum What {
     Reclaim(ReclaimArguments),
     /// The time until a caller learns that a warm worker found no core
     Reject(RejectArguments),
+    /// A loop shared between this program and leased workers, beside the same loop without them
+    Offload(OffloadArguments),
     /// Leases granted per second with thousands of registered simulated nodes, and the cost of their heartbeats
     Control(ControlArguments),
     /// Durable tasks, from submission to result and per second, beside those of Parsl
@@ -171,6 +174,34 @@ pub struct RejectArguments {
     /// Sandbox of the workers
     #[arg(long, value_enum, default_value = "process")]
     pub sandbox: Level,
+    /// Report even if the machine was busy
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct OffloadArguments {
+    /// Calls of each step of the loop
+    #[arg(long, default_value_t = 200)]
+    pub calls: usize,
+    /// Computing time of a call, in microseconds
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub work_us: u32,
+    /// Bytes of a call's input
+    #[arg(long, default_value_t = 1024)]
+    pub size: usize,
+    /// Steps with and without workers, in turns
+    #[arg(long, default_value_t = 100)]
+    pub steps: usize,
+    /// Leased workers
+    #[arg(long, default_value_t = 1)]
+    pub workers: u16,
+    /// Whether workers poll or sleep
+    #[arg(long, value_enum, default_value = "hot")]
+    pub mode: Mode,
+    /// Also print the measured times of the network and of the function, and why the calls are divided as they are
+    #[arg(long)]
+    pub explain: bool,
     /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,

@@ -20,5 +20,6 @@
 #include "group.hpp"
 #include "invoker.hpp"
 #include "memory.hpp"
+#include "offload.hpp"
 
 #endif

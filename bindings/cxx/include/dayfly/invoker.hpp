@@ -180,6 +180,10 @@ public:
     }
 
     std::uint32_t workers() const noexcept { return lease_ ? lease_->workers() : 0; }
+    // Workers that take calls, now or after their repair.
+    std::uint32_t remaining() const noexcept {
+        return pool_ ? static_cast<std::uint32_t>(dfly_pool_remaining_workers(pool_.get())) : 0;
+    }
 
 private:
     void use(lease leased, const std::string &library, std::size_t bytes) {

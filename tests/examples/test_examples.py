@@ -81,6 +81,12 @@ def test_openmp_example_shares_its_loop_with_a_worker(library, tmp_path, leakles
     assert int(found[1]) > 0
 
 
+def test_prefix_scan_with_a_worker_is_correct(library, tmp_path, leakless):
+    compiled = compile_source(EXAMPLES / "cxx/prefix_scan.cpp", tmp_path / "prefix_scan")
+    printed = run(compiled, library("scan"), "30", "3").stdout
+    assert re.match(r"30 matrices, the same results: \d+\.\d\d ms alone", printed), printed
+
+
 def test_every_language_has_every_short_example():
     names = {"c": ".c", "cxx": ".cpp", "rust": ".rs", "python": ".py"}
     for language, suffix in names.items():

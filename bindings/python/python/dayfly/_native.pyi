@@ -309,7 +309,7 @@ class Communicator:
 class OffloadPlanner:
     """Learns how long calls take here and on workers, and divides loops so that the program does not wait.
 
-    ``function`` is any number below 2**64, and ``size`` the bytes of input and output of one call. Times are in seconds.
+    ``function`` is any number below 2**64, ``size`` the bytes of input and output of one call. Times are in seconds.
     """
 
     def __init__(self, workers: int = 0) -> None: ...

@@ -306,24 +306,27 @@ impl Planner {
         split
     }
 
-    /// Sends calls to channels of which nothing is known.
+    /// Sends calls to channels of which nothing is known: two to each, because the second one shows what a call costs
+    /// after another.
     fn probe_unknown(&self, split: &mut Split, unknown: &[u32]) {
         if unknown.is_empty() || split.local < 2 {
             return;
         }
-        let most = (split.local / CALLS_PER_PROBE).max(1).min(unknown.len() as u64);
+        let most = (split.local / CALLS_PER_PROBE).max(1).min(2 * unknown.len() as u64);
         // Each split begins with another channel, so that all get their turn.
         let first = self.ticks as usize % unknown.len();
-        let turns = unknown[first..].iter().chain(&unknown[..first]);
-        split
-            .remote
-            .extend(turns.take(most as usize).map(|channel| (*channel, 1)));
+        let turns = unknown[first..].iter().chain(&unknown[..first]).cycle();
+        let mut counts = BTreeMap::new();
+        for channel in turns.take(most as usize) {
+            *counts.entry(*channel).or_insert(0) += 1;
+        }
+        split.remote.extend(counts);
         split.remote.sort_unstable();
         split.local -= most;
         split.probes += most;
     }
 
-    /// Sends a call to a channel that probably does not win, when the time for it has been saved up.
+    /// Sends calls to a channel that probably does not win, when the time for it has been saved up.
     fn probe_losing(&mut self, split: &mut Split, key: Key, numbers: &[u32], routes: &[Route]) {
         let local_seconds = split.local_seconds;
         let times = self.times(key);
@@ -336,14 +339,15 @@ impl Planner {
             .zip(routes)
             .min_by(|one, other| one.1.finish(1).total_cmp(&other.1.finish(1)));
         let Some((number, route)) = best else { return };
-        let loss = (route.finish(1) - local_seconds).max(0.0);
+        let calls = if split.local < 2 * CALLS_PER_PROBE { 1 } else { 2 };
+        let loss = (route.finish(calls) - local_seconds).max(0.0);
         if loss > times.allowance || times.allowance <= 0.0 {
             return;
         }
         times.allowance = 0.0;
-        split.remote.push((*number, 1));
-        split.local -= 1;
-        split.probes += 1;
+        split.remote.push((*number, calls));
+        split.local -= calls;
+        split.probes += calls;
     }
 
     /// What is known of a channel for these calls; `None` before its network is known.

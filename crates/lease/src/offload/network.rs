@@ -98,7 +98,8 @@ impl Network {
         }
         points.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
         let (per_byte, fixed) = line(&points)?;
-        let overhead = self.overhead.median().unwrap_or(0.0).min(fixed / 2.0);
+        // The first call after a pause may have to wake a thread. That is part of its round trip, and not of each call.
+        let overhead = self.overhead.min().unwrap_or(0.0).min(fixed / 2.0);
         Some(LogGp {
             latency: (fixed / 2.0 - overhead).max(0.0),
             overhead,
